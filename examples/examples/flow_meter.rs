@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use headworks::connect;
+use headworks::net::{Interrupt, Listener, dial_wait};
 use headworks::ring::{RingConfig, SendError, Sender};
-use headworks::stage::{Interrupt, Listener, dial_by};
 use headworks_examples::pcap::{self, Flow, Packet};
 use headworks_examples::shell::{self, Failure, Outcome, Watch, soon, whenever};
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt) -> Outcome {
     let device = headworks::open(&"soft:tap".parse()?)?;
     let fabric = headworks::fabric()?;
-    let mut line = dial_by(&fabric, name, soon(interrupt))?;
+    let mut line = dial_wait(&fabric, name, soon(interrupt))?;
     let mut sender = connect::sender(&device, &ring(), &mut line, soon(interrupt))?;
     let mut watch = Watch::new(interrupt);
     let (mut sequence, mut digest) = (0u64, 0u64);
@@ -69,8 +69,8 @@ fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt
         watch.idle(&mut line)?;
     }
     // The end is said beside the ring, with what must have come through it.
-    line.send_small(&[sequence.to_le_bytes(), digest.to_le_bytes()].concat())?;
-    match &*line.recv_small_by(whenever(interrupt))? {
+    line.send_control(&[sequence.to_le_bytes(), digest.to_le_bytes()].concat())?;
+    match &*line.recv_control_wait(whenever(interrupt))? {
         b"right" => Ok(()),
         _ => Err(Failure::Failed(
             "the other side counted otherwise".to_owned(),
@@ -130,12 +130,12 @@ fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
         sum.wrapping_add(hash(flow).wrapping_mul(*bytes))
     };
     if told != Some([packets, flows.iter().fold(0, sum)]) {
-        line.send_small(b"wrong")?;
+        line.send_control(b"wrong")?;
         return Err(Failure::Failed(
             "the flows are not those that were sent".to_owned(),
         ));
     }
-    line.send_small(b"right")?;
+    line.send_control(b"right")?;
     let rate = packets as f64 / seconds / 1e6;
     let count = flows.len();
     let mut text = format!("{packets} packets of {count} flows in {seconds:.2} s: {rate:.2} M/s\n");

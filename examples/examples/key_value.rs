@@ -12,8 +12,8 @@ use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use headworks::net::Interrupt;
 use headworks::ring::RingConfig;
-use headworks::stage::Interrupt;
 use headworks_examples::crossing::{Crossing, Rings};
 use headworks_examples::shell::{self, Failure, Outcome};
 

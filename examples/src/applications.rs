@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::thread::ScopedJoinHandle;
 
+use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::service::{Listener, Reader, Service, ServiceError, Stream};
-use headworks::stage::{Interrupt, Waiter, Woken, clock};
 use headworks::verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
@@ -197,7 +197,7 @@ pub fn connect(service: &Service, to: SocketAddr, interrupt: &Interrupt) -> Outc
         ];
         let woken = Waiter::default().wait_polling(&mut fds, Some(until), &mut |_| false)?;
         go_on(interrupt)?;
-        if woken == Woken::Deadline {
+        if woken == WakeReason::Deadline {
             return Err(Failure::Failed(format!("{to} does not answer")));
         }
     }

@@ -5,8 +5,8 @@
 //! no room, or nothing to receive, steps it and says that it will wait.
 
 use headworks::connect;
+use headworks::net::{Interrupt, Line, Listener, dial_wait};
 use headworks::ring::{Group, Receiver, RingConfig, RingId, SendError, Sender};
-use headworks::stage::{Interrupt, Line, Listener, dial_by};
 
 use crate::shell::{self, Outcome, Watch, soon, whenever};
 
@@ -54,9 +54,9 @@ impl<'a> Crossing<'a> {
     pub fn call(name: &str, rings: &Rings, interrupt: &'a Interrupt) -> Outcome<Self> {
         let fabric = headworks::fabric()?;
         let device = headworks::open(&"soft:client".parse()?)?;
-        let mut first = dial_by(&fabric, name, soon(interrupt))?;
+        let mut first = dial_wait(&fabric, name, soon(interrupt))?;
         let sender = connect::sender(&device, &rings.there, &mut first, soon(interrupt))?;
-        let mut line = dial_by(&fabric, name, soon(interrupt))?;
+        let mut line = dial_wait(&fabric, name, soon(interrupt))?;
         if line.peer_pid() != first.peer_pid() {
             return Err(shell::gone());
         }
@@ -117,13 +117,13 @@ impl<'a> Crossing<'a> {
 
     /// Says goodbye, and waits until the other side does; whoever goes without is taken for dead.
     pub fn goodbye(mut self) -> Outcome {
-        self.line.send_small(b"goodbye")?;
-        self.line.recv_small_by(soon(self.interrupt))?;
+        self.line.send_control(b"goodbye")?;
+        self.line.recv_control_wait(soon(self.interrupt))?;
         Ok(())
     }
 
     /// Says goodbye to who has said it already.
     pub fn goodbye_too(mut self) -> Outcome {
-        Ok(self.line.send_small(b"goodbye")?)
+        Ok(self.line.send_control(b"goodbye")?)
     }
 }

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headworks::daemon::Identity;
 use headworks::daemon::config::Config;
 use headworks::daemon::shell::{Shell, ShellConfig};
+use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::service::Service;
-use headworks::stage::{Interrupt, Waiter, Woken, clock};
 use headworks::verbs::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
@@ -159,7 +159,7 @@ impl Helper {
             let mut byte = [0];
             match woken {
                 _ if interrupt.is_raised() => return Err(Failure::Interrupted),
-                Woken::Deadline => return Err(failed("says nothing")),
+                WakeReason::Deadline => return Err(failed("says nothing")),
                 _ if said.read(&mut byte)? == 0 => return Err(failed("ended")),
                 _ => line.extend(byte),
             }
@@ -183,8 +183,8 @@ impl Helper {
             loop {
                 let woken = Waiter::default().wait(&[said.as_fd()], Some(until), |_| false);
                 match woken {
-                    Ok(Woken::Fd) if said.read(&mut [0; 1024])? > 0 => {}
-                    Ok(Woken::Fd) => break,
+                    Ok(WakeReason::Fd) if said.read(&mut [0; 1024])? > 0 => {}
+                    Ok(WakeReason::Fd) => break,
                     // It hangs.
                     _ => {
                         self.0.kill()?;

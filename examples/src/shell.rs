@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 use std::thread::yield_now;
 
 use headworks::connect::ConnectError;
+use headworks::net::signals::EXIT_INTERRUPTED;
+use headworks::net::{Interrupt, Line, NetError, WaitLimit, clock};
 use headworks::ring::{Broken, RingError, SendError};
 use headworks::service::{Refusal, ServiceError};
-use headworks::stage::signals::EXIT_INTERRUPTED;
-use headworks::stage::{ExchangeError, Interrupt, Line, Until, clock};
 use headworks::verbs::{Duration, Instant};
 
 /// Why a program ends early.
@@ -35,10 +35,10 @@ impl<E: Error + 'static> From<E> for Failure {
 
 fn of(error: &(dyn Error + 'static)) -> Failure {
     match error.downcast_ref() {
-        Some(ExchangeError::Interrupted) => return Failure::Interrupted,
-        Some(ExchangeError::PeerGone) => return gone(),
+        Some(NetError::Interrupted) => return Failure::Interrupted,
+        Some(NetError::PeerGone) => return gone(),
         // The name is not legal, or somebody listens under it.
-        Some(ExchangeError::Fabric(error)) => return Failure::BadInput(error.to_string()),
+        Some(NetError::Fabric(error)) => return Failure::BadInput(error.to_string()),
         _ => {}
     }
     match error.downcast_ref() {
@@ -156,17 +156,17 @@ impl Drop for Process {
 
 /// How long to wait for somebody who may never come: for ever, but for Ctrl-C. Where [`both`] started this
 /// side, for as long as whoever is to come lives: Ctrl-C reaches that one too.
-pub fn whenever(interrupt: &Interrupt) -> Until<'_> {
+pub fn whenever(interrupt: &Interrupt) -> WaitLimit<'_> {
     if std::env::var_os(STARTED).is_some() {
         static STARTER: LazyLock<Stdin> = LazyLock::new(std::io::stdin);
-        return Until::deadline(Instant::FAR_FUTURE).or_readable(&*STARTER);
+        return WaitLimit::deadline(Instant::FAR_FUTURE).or_readable(&*STARTER);
     }
-    Until::deadline(Instant::FAR_FUTURE).or_readable(interrupt)
+    WaitLimit::deadline(Instant::FAR_FUTURE).or_readable(interrupt)
 }
 
 /// How long to wait for somebody who should be there by now.
-pub fn soon(interrupt: &Interrupt) -> Until<'_> {
-    Until::deadline(clock::now() + Duration::from_secs(10)).or_readable(interrupt)
+pub fn soon(interrupt: &Interrupt) -> WaitLimit<'_> {
+    WaitLimit::deadline(clock::now() + Duration::from_secs(10)).or_readable(interrupt)
 }
 
 /// For loops that poll: what to do when there is nothing to do.
@@ -198,7 +198,7 @@ impl<'a> Watch<'a> {
         self.looks = self.looks.wrapping_add(1);
         self.check()?;
         if self.looks.is_multiple_of(256) {
-            return Ok(line.recv_small()?);
+            return Ok(line.recv_control()?);
         }
         yield_now();
         Ok(None)

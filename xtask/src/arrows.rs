@@ -15,12 +15,18 @@ use serde::Deserialize;
 pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-verbs", &[]),
     ("headworks-shm", &[]),
-    ("headworks-stage", &["headworks-verbs", "headworks-shm"]),
+    ("headworks-net", &["headworks-verbs", "headworks-shm"]),
+    ("headworks-runtime", &["headworks-net", "headworks-verbs"]),
     ("headworks-softnic", &["headworks-verbs", "headworks-shm"]),
     ("headworks-ibverbs", &["headworks-verbs", "headworks-shm"]),
     (
         "headworks-simnic",
-        &["headworks-verbs", "headworks-shm", "headworks-stage"],
+        &[
+            "headworks-verbs",
+            "headworks-shm",
+            "headworks-net",
+            "headworks-runtime",
+        ],
     ),
     ("headworks-ring", &["headworks-verbs", "headworks-shm"]),
     ("headworks-pacing", &["headworks-verbs", "headworks-shm"]),
@@ -29,7 +35,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         "headworks-daemon",
         &[
             "headworks-client",
-            "headworks-stage",
+            "headworks-net",
+            "headworks-runtime",
             "headworks-ring",
             "headworks-pacing",
             "headworks-verbs",
@@ -42,14 +49,15 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "headworks-conformance",
-        &["headworks-stage", "headworks-verbs"],
+        &["headworks-net", "headworks-runtime", "headworks-verbs"],
     ),
     (
         "headworks",
         &[
             "headworks-verbs",
             "headworks-shm",
-            "headworks-stage",
+            "headworks-net",
+            "headworks-runtime",
             "headworks-softnic",
             "headworks-ibverbs",
             "headworks-simnic",
@@ -64,22 +72,22 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "headworks",
             "headworks-baselines",
-            "headworks-stage",
+            "headworks-runtime",
             "headworks-workloads",
         ],
     ),
     (
         "headworks-workloads",
-        &["headworks", "headworks-baselines", "headworks-stage"],
+        &[
+            "headworks",
+            "headworks-baselines",
+            "headworks-net",
+            "headworks-runtime",
+        ],
     ),
     (
         "headworks-cli",
-        &[
-            "headworks",
-            "headworks-experiments",
-            "headworks-soak",
-            "headworks-stage",
-        ],
+        &["headworks", "headworks-experiments", "headworks-soak"],
     ),
     ("headworks-soak", &["headworks"]),
     ("headworks-capi", &["headworks"]),
@@ -89,7 +97,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "headworks-verbs",
             "headworks-shm",
-            "headworks-stage",
+            "headworks-net",
+            "headworks-runtime",
             "headworks-softnic",
             "headworks-ring",
             "headworks-client",

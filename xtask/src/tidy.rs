@@ -13,7 +13,7 @@ const UNSAFE: &[&str] = &[
     "crates/capi/src/exports.rs",
     "crates/capi/src/raw.rs",
     "crates/headworks/src/service/memory.rs",
-    "crates/verbs/src/memory.rs",
+    "crates/verbs/src/memory_region.rs",
     "crates/shm/",
     "crates/softnic/src/arena.rs",
     "crates/softnic/src/copy.rs",
@@ -35,7 +35,7 @@ const UNSAFE: &[&str] = &[
     "crates/ibverbs/src/poll.rs",
     "crates/ibverbs/src/raw.rs",
     "crates/ibverbs/src/raw/",
-    "crates/stage/src/exchange/stream/memory.rs",
+    "crates/net/src/qp_stream/region_copy.rs",
     "crates/ring/src/model.rs",
     "crates/ring/src/slots.rs",
     "crates/baselines/src/bare.rs",
@@ -223,7 +223,7 @@ mod tests {
         let code = "fn f() {\n    unsafe { g() }\n}\n";
         assert_eq!(found("crates/ring/src/sender.rs", code).len(), 1);
         assert_eq!(found("crates/ring/src/slots.rs", code).len(), 0);
-        assert_eq!(found("crates/shm/src/slots/claims.rs", code).len(), 0);
+        assert_eq!(found("crates/shm/src/slot_queue/claims.rs", code).len(), 0);
         let words = "#![deny(unsafe_code)] // unsafe is not here\n";
         assert_eq!(found("crates/ring/src/sender.rs", words).len(), 0);
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use headworks_ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks_shm::cursor::{Consumer, Cursor, Producer};
-use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View, open_of};
+use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View, open_fd_of};
 
 /// Bytes in front of the arrays: tail and head.
 const LINES: usize = 128;
@@ -88,7 +88,7 @@ impl BareSegment {
 
     /// The ring whose memory process `pid` offers as `fd`, made for as many slots of this size.
     pub fn join(pid: u32, fd: i32, slots: usize, slot_size: usize) -> Result<Self, SegmentError> {
-        let fd = open_of(pid, fd).map_err(|source| SegmentError::Os {
+        let fd = open_fd_of(pid, fd).map_err(|source| SegmentError::Os {
             step: "opening the other process's bare ring",
             source,
         })?;

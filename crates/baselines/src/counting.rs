@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, RemoteAddr, SendOp, SendWr};
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +65,10 @@ counts! {
 /// `device`, counted, and where.
 pub fn counted(device: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Tally>) {
     let tally = Arc::new(Tally::default());
-    (Arc::new(Around::new(device, tally.clone())), tally)
+    (
+        Arc::new(InterposedDevice::new(device, tally.clone())),
+        tally,
+    )
 }
 
 /// Only a sum: nothing is ordered by it.
@@ -73,8 +76,8 @@ fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-impl Watch for Tally {
-    fn sends(&self, posted: &[SendWr<'_>]) {
+impl Interposer for Tally {
+    fn on_send_posted(&self, posted: &[SendWr<'_>]) {
         add(&self.doorbells, 1);
         for wr in posted {
             let to = match wr.op {
@@ -95,11 +98,11 @@ impl Watch for Tally {
         }
     }
 
-    fn receives(&self, posted: usize) {
+    fn on_receives_posted(&self, posted: usize) {
         add(&self.receives, posted as u64);
     }
 
-    fn polled(&self, count: usize) {
+    fn on_polled(&self, count: usize) {
         add(&self.completions, count as u64);
     }
 }

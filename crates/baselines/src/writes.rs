@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use headworks_verbs::bringup::{BringUpError, Tuning};
+use headworks_verbs::bringup::{BringUpError, ConnectionParams};
 use headworks_verbs::{
     BringUp, Completion, Device, Payload, PollError, PostError, QpCaps, SendFlags, SendOp, SendWr,
     Status,
@@ -147,10 +147,11 @@ impl Writes {
             .iter_mut()
             .zip(&mut far.end.queue_pairs);
         for (ours, theirs) in pairs {
-            let start =
-                |at: usize, qp| BringUp::start(&infos[at], qp, Tuning::default(), 1, vec![]);
+            let start = |at: usize, qp| {
+                BringUp::start(&infos[at], qp, ConnectionParams::default(), 1, vec![])
+            };
             let (mut one, mut two) = (start(0, &mut **ours)?, start(1, &mut **theirs)?);
-            one.meet(&mut **ours, &mut two, &mut **theirs)?;
+            one.connect_both(&mut **ours, &mut two, &mut **theirs)?;
         }
         Ok(Self {
             which: queue_pairs.next_power_of_two().trailing_zeros(),
@@ -288,7 +289,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use headworks_shm::FabricDir;
+    use headworks_shm::Registry;
     use headworks_softnic::SoftProvider;
     use headworks_verbs::Provider;
 
@@ -300,7 +301,7 @@ mod tests {
 
     fn with<R>(window: Window, then: impl FnOnce(Result<Writes, WritesError>) -> R) -> R {
         let dir = tempfile::tempdir().unwrap();
-        let provider = SoftProvider::on(FabricDir::at(dir.path().join("fabric")).unwrap());
+        let provider = SoftProvider::on(Registry::open_at(dir.path().join("fabric")).unwrap());
         let open = |name: &str| provider.open(&name.parse().unwrap()).unwrap();
         then(Writes::connect([open("soft:h1"), open("soft:h2")], window))
     }

@@ -13,8 +13,8 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use headworks::net::clock;
 use headworks::service::{Operating, Rights, ServiceError, Stream, Transfer};
-use headworks::stage::clock;
 use headworks::verbs::Duration;
 use libc::{size_t, sockaddr, socklen_t, ssize_t};
 

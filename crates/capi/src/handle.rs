@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use headworks::net::{Waiter, WakeReason, clock};
 use headworks::service::ServiceError;
-use headworks::stage::{Waiter, Woken, clock};
 use headworks::verbs::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
@@ -205,7 +205,7 @@ impl Handle {
             if let Some(found) = found {
                 return found;
             }
-            if woken.map_err(system("waiting"))? == Woken::Deadline
+            if woken.map_err(system("waiting"))? == WakeReason::Deadline
                 && clock::now() >= self.deadline()
             {
                 return Err(ServiceError::Deadline.into());

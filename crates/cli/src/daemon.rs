@@ -14,8 +14,8 @@ use headworks::daemon::auth::Secret;
 use headworks::daemon::settings::{self, Log, Metrics, Settings, Users};
 use headworks::daemon::shell::notify::Notify;
 use headworks::daemon::shell::{Ended, MetricsAt, Shell, ShellConfig};
+use headworks::net::Interrupt;
 use headworks::service;
-use headworks::stage::Interrupt;
 use headworks::verbs::{Device, DeviceName, Duration};
 
 use crate::args::device;

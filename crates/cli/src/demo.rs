@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
-use headworks::stage::{Interrupt, Waiter, Woken, clock};
+use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::verbs::{DeviceName, Duration};
 
 use crate::fail::{self, interrupted};
@@ -208,7 +208,7 @@ impl Demo {
         let woken = woken.context("waiting for the other process")?;
         self.go_on()?;
         match woken {
-            Woken::Deadline => Err(anyhow!("the other process said nothing for {PATIENCE}")),
+            WakeReason::Deadline => Err(anyhow!("the other process said nothing for {PATIENCE}")),
             _ => Ok(()),
         }
     }

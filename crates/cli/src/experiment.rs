@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use headworks::net::Interrupt;
+use headworks::runtime::{Processes, World};
 use headworks::sim::trace::ENTRIES;
 use headworks::sim::{Setting, Tracer, is_simulated};
-use headworks::stage::{Interrupt, Processes, World};
 use headworks_experiments::files::Replacement;
 use headworks_experiments::simulated::Simulated;
 use headworks_experiments::{Options, registry};

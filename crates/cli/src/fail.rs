@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use headworks::devices::is_bad_input;
+use headworks::net::signals::EXIT_INTERRUPTED;
 use headworks::pipe::PipeError;
 use headworks::sim::is_simulated;
-use headworks::stage::signals::EXIT_INTERRUPTED;
 use headworks::verbs::{DeviceName, OpenError};
 
 /// Failed, or the peer died.

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::daemon::seldom::Seldom;
-use headworks::stage::clock;
+use headworks::net::clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::callsite::Identifier;
 use tracing::{Level, Metadata};

@@ -19,14 +19,14 @@ mod top;
 use std::process::ExitCode;
 
 use clap::Parser;
-use headworks::stage::{Cast, child_entry};
+use headworks::runtime::{ActorRegistry, child_entry};
 use tracing_subscriber::fmt::MakeWriter;
 
 use args::{Args, Command};
 
 fn main() -> ExitCode {
     // This program is also the processes of its own experiments.
-    let mut cast = Cast::new();
+    let mut cast = ActorRegistry::new();
     headworks_experiments::register(&mut cast, None);
     let opener = headworks::opener();
     if let Some(code) = headworks_experiments::child_main(&opener) {

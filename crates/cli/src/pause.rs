@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use headworks::stage::Interrupt;
+use headworks::net::Interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Sleeps; says whether a signal ended it.

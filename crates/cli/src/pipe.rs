@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 
 use anyhow::Context;
+use headworks::net::{Interrupt, clock};
 use headworks::pipe::{Direction, Patience, Pipe, usual_device};
-use headworks::stage::{Interrupt, clock};
 use headworks::verbs::Duration;
 
 use rustix::fs::OFlags;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headworks::census::{self, Census};
-use headworks::stage::Interrupt;
+use headworks::net::Interrupt;
 
 use crate::args::Top;
 use crate::fail::{bad_input, interrupted, print};

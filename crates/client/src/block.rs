@@ -20,7 +20,7 @@
 use std::sync::atomic::Ordering;
 
 use headworks_shm::view::{CursorRef, WordRef};
-use headworks_shm::{Bell, View};
+use headworks_shm::{EventCount, View};
 
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
@@ -83,7 +83,7 @@ impl Block {
     #[inline]
     pub fn expect(&self) {
         for offset in (EGRESS_TAIL..INGRESS_PLACES).step_by(64) {
-            self.view.expect(offset);
+            self.view.prefetch(offset);
         }
     }
 
@@ -131,13 +131,13 @@ impl Block {
 
     /// What waits at the application's end for something to come is woken by: armed before it sleeps, rung after
     /// something has, or after the status has changed.
-    pub fn bell(&self) -> &Bell {
-        self.view.bell(BELL).expect("in a block")
+    pub fn bell(&self) -> &EventCount {
+        self.view.event_count(BELL).expect("in a block")
     }
 
     /// The same of what waits for room, in the egress ring or in the next one.
-    pub fn room_bell(&self) -> &Bell {
-        self.view.bell(ROOM_BELL).expect("in a block")
+    pub fn room_bell(&self) -> &EventCount {
+        self.view.event_count(ROOM_BELL).expect("in a block")
     }
 
     /// What the daemon says of the connection as a whole.

@@ -1,6 +1,6 @@
 //! The board of a session: which connections the application touched, and the bell of its daemon.
 
-use headworks_shm::{Bell, Marks, View};
+use headworks_shm::{DirtySet, EventCount, View};
 
 use crate::error::ContractError;
 use crate::memory::{Extent, Slabs};
@@ -17,7 +17,7 @@ pub struct Board {
 impl Board {
     /// Bytes of a board for so many handles.
     pub const fn bytes(handles: usize) -> usize {
-        MARKS + Marks::words(handles) * 8
+        MARKS + DirtySet::word_count(handles) * 8
     }
 
     /// The board at `extent`, for so many handles.
@@ -27,23 +27,23 @@ impl Board {
     /// [`ContractError::Extent`], [`ContractError::Block`].
     pub fn at(slabs: &Slabs, extent: Extent, handles: usize) -> Result<Self, ContractError> {
         let view = slabs.view(extent)?;
-        let words = view.words(MARKS, Marks::words(handles));
+        let words = view.words(MARKS, DirtySet::word_count(handles));
         words.map_err(|_| ContractError::Block)?;
-        view.bell(0).map_err(|_| ContractError::Block)?;
+        view.event_count(0).map_err(|_| ContractError::Block)?;
         Ok(Self { view, handles })
     }
 
-    fn marks(&self) -> Marks<'_> {
-        let words = self.view.words(MARKS, Marks::words(self.handles));
+    fn marks(&self) -> DirtySet<'_> {
+        let words = self.view.words(MARKS, DirtySet::word_count(self.handles));
         let marks = words
             .ok()
-            .and_then(|words| Marks::over(words, self.handles));
+            .and_then(|words| DirtySet::from_words(words, self.handles));
         marks.expect("checked when made")
     }
 
     /// What the daemon is woken by.
-    pub fn bell(&self) -> &Bell {
-        self.view.bell(0).expect("checked when made")
+    pub fn bell(&self) -> &EventCount {
+        self.view.event_count(0).expect("checked when made")
     }
 
     /// For the application: something of this connection changed. Says whether the daemon sleeps and is to be
@@ -51,14 +51,14 @@ impl Board {
     #[inline]
     #[must_use = "a daemon that sleeps must be woken"]
     pub fn touch(&self, handle: u32) -> bool {
-        self.marks().set(handle as usize);
-        self.bell().ring(false)
+        self.marks().insert(handle as usize);
+        self.bell().notify(false)
     }
 
     /// For the daemon: the handles that were touched; any numbers, if the application likes.
     #[inline]
     pub fn touched(&self, mut each: impl FnMut(u32)) {
-        self.marks().take(|handle| each(handle as u32));
+        self.marks().drain(|handle| each(handle as u32));
     }
 
     /// For the daemon, before it sleeps: whether nothing was touched since the bell was armed.

@@ -160,8 +160,8 @@ impl ByteRing {
     #[inline]
     pub fn expect(&self, at: u64) {
         let offset = self.offset(at);
-        self.view.expect(offset);
-        self.view.expect(offset + 64);
+        self.view.prefetch(offset);
+        self.view.prefetch(offset + 64);
     }
 
     /// How many of `len` bytes from `at` on lie before the ring's end.

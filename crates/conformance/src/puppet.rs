@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_stage::Opener;
+use headworks_runtime::DeviceOpener;
 use headworks_verbs::{
     AddressHandle, BringUp, Buffer, CompletionChannel, CompletionQueue, Device, DeviceName,
     ProtectionDomain, QueuePair, Region, SharedReceiveQueue,
@@ -27,7 +27,7 @@ pub type Names = BTreeMap<End, DeviceName>;
 
 /// A host's hands.
 pub struct Puppet {
-    opener: Opener,
+    opener: DeviceOpener,
     names: Names,
     /// Times that a post is tried again where there was no room.
     refusals: u32,
@@ -86,7 +86,7 @@ macro_rules! getter {
 impl Puppet {
     /// A puppet that opens the devices that `names` says stand at the ends, by `opener`. `manners` is
     /// how they behave, `time` how it passes.
-    pub fn new(opener: Opener, names: Names, manners: Manners, time: Arc<dyn Time>) -> Self {
+    pub fn new(opener: DeviceOpener, names: Names, manners: Manners, time: Arc<dyn Time>) -> Self {
         Self {
             opener,
             names,

@@ -1,6 +1,6 @@
 //! Runs cases in a world and prints how they went.
 
-use headworks_stage::testing;
+use headworks_runtime::testing;
 
 use crate::{Bench, Case, World};
 
@@ -43,7 +43,7 @@ pub fn run<W: World>(
     let mut tally = Tally::default();
     let skip = |tally: &mut Tally, case: String, why: &str| {
         println!("{name}: {case} skipped: {why}");
-        if testing::required(&case) {
+        if testing::is_required(&case) {
             tally.failed.push(case.clone());
         }
         tally.skipped.push(case);

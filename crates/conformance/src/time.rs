@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use headworks_stage::clock;
+use headworks_net::clock;
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

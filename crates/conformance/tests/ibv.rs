@@ -5,7 +5,7 @@
 
 use headworks_conformance::worlds::{Apart, Layout, Local, apart};
 use headworks_conformance::{World, cases, run};
-use headworks_stage::{Cast, Processes, child_entry_in_test, no_devices};
+use headworks_runtime::{ActorRegistry, Processes, child_entry_in_test, no_device_opener};
 
 #[path = "shared/devices.rs"]
 mod shared;
@@ -14,10 +14,10 @@ use shared::{PLAIN, devices, knowledge, opener};
 
 /// Runs only in the processes that the tests below start.
 #[test]
-fn plays_a_part() {
-    let mut cast = Cast::new();
+fn child_process_entry() {
+    let mut cast = ActorRegistry::new();
     apart::register(&mut cast, |_| opener());
-    child_entry_in_test(&cast, no_devices());
+    child_entry_in_test(&cast, no_device_opener());
 }
 
 fn run_in<W: World>(name: &str, world: impl Fn() -> W) {
@@ -58,6 +58,10 @@ fn between_processes() {
     let Some(names) = devices() else { return };
     let layout = layout(&names);
     run_in("processes", || {
-        Apart::new(Processes::of_this_test("plays_a_part"), "", layout.clone())
+        Apart::new(
+            Processes::of_this_test("child_process_entry"),
+            "",
+            layout.clone(),
+        )
     });
 }

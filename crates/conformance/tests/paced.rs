@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use headworks_conformance::worlds::{Layout, Local};
 use headworks_conformance::{Case, Manners, cases, run};
+use headworks_net::clock;
 use headworks_pacing::share::BYTES;
 use headworks_pacing::{Clock, Config, PacedDevice, Pacing, Share};
+use headworks_runtime::DeviceOpener;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
-use headworks_stage::{Opener, clock};
 use headworks_verbs::{Device, Gid, Provider};
 
 #[path = "shared/fabric.rs"]
@@ -21,7 +22,7 @@ use fabric::soft;
 use network::{Network, SIM};
 
 /// Every device paced, with these constants; those of one host share.
-fn paced(inner: Opener, config: &Config, is_real: bool) -> Opener {
+fn paced(inner: DeviceOpener, config: &Config, is_real: bool) -> DeviceOpener {
     let shares: Mutex<BTreeMap<[u8; 16], Share>> = Mutex::default();
     let config = Arc::new(config.clone());
     Arc::new(move |name| {
@@ -170,7 +171,7 @@ fn on_sim(name: &str, config: &Config, not: &[&str]) {
     let world = || {
         let network = Arc::new(Network::default());
         let there = network.clone();
-        let opener: Opener = Arc::new(move |name| there.0.open(name));
+        let opener: DeviceOpener = Arc::new(move |name| there.0.open(name));
         Local::new(paced(opener, config, false), layout.clone()).in_time(network)
     };
     let is_asked = |case: &Case| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headworks_conformance::worlds::{Layout, Local};
 use headworks_conformance::{cases, run};
-use headworks_stage::Opener;
+use headworks_runtime::DeviceOpener;
 use headworks_verbs::Provider;
 
 #[path = "shared/network.rs"]
@@ -15,7 +15,7 @@ use network::{Network, SIM};
 fn world(layout: &Layout) -> Local {
     let network = Arc::new(Network::default());
     let there = network.clone();
-    let opener: Opener = Arc::new(move |name| there.0.open(name));
+    let opener: DeviceOpener = Arc::new(move |name| there.0.open(name));
     Local::new(opener, layout.clone()).in_time(network)
 }
 

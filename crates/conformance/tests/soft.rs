@@ -6,7 +6,7 @@ use std::path::Path;
 use headworks_conformance::run::Tally;
 use headworks_conformance::worlds::{Apart, Layout, Local, apart};
 use headworks_conformance::{Bench, Call, End, Manners, Reply, World, cases, run};
-use headworks_stage::{Cast, Processes, child_entry_in_test, no_devices};
+use headworks_runtime::{ActorRegistry, Processes, child_entry_in_test, no_device_opener};
 use headworks_verbs::Duration;
 
 #[path = "shared/fabric.rs"]
@@ -16,10 +16,10 @@ use fabric::soft as opener;
 
 /// Runs only in the processes that the tests below start.
 #[test]
-fn plays_a_part() {
-    let mut cast = Cast::new();
+fn child_process_entry() {
+    let mut cast = ActorRegistry::new();
     apart::register(&mut cast, |fabric| opener(Path::new(fabric)));
-    child_entry_in_test(&cast, no_devices());
+    child_entry_in_test(&cast, no_device_opener());
 }
 
 /// Runs the cases in worlds of a fabric of their own, which must be gone after each.
@@ -117,7 +117,7 @@ fn between_hostile_hosts_that_promise_little() {
 }
 
 fn in_processes(path: &Path, layout: Layout) -> Apart {
-    let processes = Processes::of_this_test("plays_a_part");
+    let processes = Processes::of_this_test("child_process_entry");
     Apart::new(processes, path.to_string_lossy(), layout)
 }
 

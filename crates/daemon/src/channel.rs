@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    use headworks_shm::FabricDir;
+    use headworks_shm::Registry;
     use headworks_softnic::SoftProvider;
     use headworks_verbs::{ModifyError, Provider, QpAttr, QpCaps, QpState, RecvWr};
 
@@ -274,7 +274,7 @@ mod tests {
 
     fn channel(says: &Arc<Mutex<Says>>) -> Channel {
         let directory = tempfile::tempdir().unwrap();
-        let fabric = FabricDir::at(directory.path().join("fabric")).unwrap();
+        let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
         let name = "soft:h1".parse().unwrap();
         let device = SoftProvider::on(fabric).open(&name).unwrap();
         let pd = device.alloc_pd().unwrap();

@@ -109,7 +109,7 @@ impl Connection {
         }
     }
 
-    /// Hints that it will be looked after soon: see [`expect_all`](headworks_shm::place::expect_all), which comes before.
+    /// Hints that it will be looked after soon: see [`prefetch_object`](headworks_shm::ordered_copy::prefetch_object), which comes before.
     #[inline]
     pub(crate) fn expect(&self) {
         self.block.expect();
@@ -164,8 +164,8 @@ impl Connection {
             || now.operations != before.operations
             || has_ended;
         (
-            has_more && self.block.bell().ring(false),
-            has_room && self.block.room_bell().ring(false),
+            has_more && self.block.bell().notify(false),
+            has_room && self.block.room_bell().notify(false),
         )
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use headworks_client::message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
 use headworks_verbs::{AsyncEvent, Buffer, Device, Instant};
 use slab::Slab;
 
@@ -290,7 +290,7 @@ impl Daemon {
 
     /// Does a bounded amount of work; says whether there was any. A domain whose queues have failed is lost with
     /// its sessions, and the others go on.
-    pub fn step(&mut self, cx: &mut Cx<'_>) -> bool {
+    pub fn step(&mut self, cx: &mut ActorContext<'_>) -> bool {
         let mut was_busy = false;
         self.now = cx.now();
         self.steps = self.steps.wrapping_add(1);

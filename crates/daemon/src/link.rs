@@ -139,7 +139,7 @@ impl Link {
                 }
                 Which::Bulk => Vec::new(),
             };
-            let tuning = headworks_verbs::bringup::Tuning {
+            let tuning = headworks_verbs::bringup::ConnectionParams {
                 access: headworks_verbs::Access::ALL,
                 ..Default::default()
             };

@@ -9,7 +9,7 @@ use headworks_client::block::Transfer;
 use headworks_client::{
     ContractError, EgressReader, Extent, Operation, Outcome, Outcomes, Vqpn, What,
 };
-use headworks_shm::place::expect_read;
+use headworks_shm::ordered_copy::prefetch_read;
 use headworks_verbs::RemoteAddr;
 
 use crate::channel::Then;
@@ -171,7 +171,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn expect(&self) {
         self.egress.expect();
-        expect_read(self.flights.as_slices().0.as_ptr().cast());
+        prefetch_read(self.flights.as_slices().0.as_ptr().cast());
     }
 
     /// The other end was heard of.

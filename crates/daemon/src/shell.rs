@@ -1,7 +1,7 @@
 //! The daemon as a program: its sockets, its clock, its sleep. Everything that is decided is decided by [`Daemon`].
 //!
 //! One thread steps the daemon for as long as there is something to do, yields for a while when there is not
-//! ([`stage::waiting`](headworks_stage::waiting)), then has everything armed that can wake it, and sleeps. Calls to
+//! ([`net::waiting`](headworks_net::waiting)), then has everything armed that can wake it, and sleeps. Calls to
 //! other daemons are made by a thread each, as they may take as long as the network likes; whoever asks for
 //! [`metrics`] is answered by another, since he may be slow.
 //!
@@ -19,10 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use headworks_stage::packets::PacketListener;
-use headworks_stage::{
-    Alone, Cx, ExchangeError, Interrupt, Line, Listener, Phase, Waiter, Woken, clock,
-};
+use headworks_net::packets::PacketListener;
+use headworks_net::{Interrupt, Line, Listener, NetError, WaitPhase, Waiter, WakeReason, clock};
+use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
@@ -104,7 +103,7 @@ pub enum ShellError {
     },
     /// Other daemons cannot call there.
     #[error(transparent)]
-    Listen(#[from] ExchangeError),
+    Listen(#[from] NetError),
     /// Nobody can ask for metrics there.
     #[error("metrics cannot be had at {at}: {}", reason(.source, "somebody listens there already"))]
     Metrics {
@@ -175,7 +174,7 @@ impl Token {
 }
 
 /// What the daemon steps with.
-const ALONE: Alone = Alone {
+const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: clock::now,
 };
@@ -256,7 +255,7 @@ impl Shell {
             source,
         })?;
         let listen = SocketAddr::new(config.identity.address, config.port);
-        let daemons = Listener::at(&listen.to_string())?;
+        let daemons = Listener::bind_tcp(&listen.to_string())?;
         // Where any port was asked for.
         let port = daemons.address().map_or(config.port, |at| at.port());
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
@@ -382,12 +381,12 @@ impl Shell {
                 what: "waiting",
                 source,
             })?;
-            let has_events = woken == Woken::Fd && fds[0].revents().contains(PollFlags::IN);
+            let has_events = woken == WakeReason::Fd && fds[0].revents().contains(PollFlags::IN);
             turns = turns.wrapping_add(1);
-            if woken == Woken::Ready
+            if woken == WakeReason::Ready
                 && (self.inner.daemon.is_idle() || turns.is_multiple_of(OFFERED_EVERY))
             {
-                waiter.pass();
+                waiter.spin_once();
             }
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
                 self.inner.look_at_sockets()?;
@@ -443,13 +442,13 @@ impl Inner {
     }
 
     /// One turn; says whether there was something to do.
-    fn turn(&mut self, phase: Phase) -> bool {
-        if phase == Phase::Arm {
+    fn turn(&mut self, phase: WaitPhase) -> bool {
+        if phase == WaitPhase::Arm {
             self.sleeps += 1;
             self.daemon.arm();
             self.is_armed = true;
         }
-        let stepped = self.daemon.step(&mut Cx::new(&mut { ALONE }));
+        let stepped = self.daemon.step(&mut ActorContext::new(&mut { ALONE }));
         let was_busy = self.obey() | self.hear_rest() | stepped || !self.daemon.is_idle();
         if was_busy && self.is_armed {
             self.daemon.disarm();

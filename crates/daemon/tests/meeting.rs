@@ -15,13 +15,13 @@ use headworks_daemon::config::Config;
 use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
-use headworks_shm::{FabricDir, View};
+use headworks_runtime::{ActorContext, StandaloneContext};
+use headworks_shm::{Registry, View};
 use headworks_softnic::SoftProvider;
-use headworks_stage::{Alone, Cx};
 use headworks_verbs::{Access, Buffer, Device, Instant, Provider};
 
 /// No time passes.
-const ALONE: Alone = Alone {
+const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: || Instant::ZERO,
 };
@@ -56,7 +56,7 @@ fn address(host: usize) -> IpAddr {
 impl Pair {
     fn new(identities: [Identity; 2]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let fabric = FabricDir::at(directory.path().join("fabric")).expect("a fabric");
+        let fabric = Registry::open_at(directory.path().join("fabric")).expect("a fabric");
         let provider = SoftProvider::on(fabric);
         let mut number = 0;
         let hosts = identities.map(|identity| {
@@ -111,7 +111,8 @@ impl Pair {
         let mut did = false;
         for own in 0..2 {
             let host = &mut self.hosts[own];
-            did |= host.daemon.step(&mut Cx::new(&mut { ALONE })) || !host.daemon.is_idle();
+            did |=
+                host.daemon.step(&mut ActorContext::new(&mut { ALONE })) || !host.daemon.is_idle();
             while let Some(packet) = host.application.output() {
                 did = true;
                 host.daemon

@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use application::{Flow, Script};
 use headworks_daemon::config::{Bulk, Config};
-use headworks_shm::FabricDir;
+use headworks_runtime::{
+    Actor, ActorOutcome, ActorRegistry, ActorSpec, DeviceOpener, InProcess, RunningScenario,
+    Scenario, World, testing,
+};
+use headworks_shm::Registry;
 use headworks_simnic::faults::{Rules, rules};
 use headworks_simnic::{Preset, SimWorld};
 use headworks_softnic::SoftProvider;
-use headworks_stage::{
-    Actor, Cast, InProcess, Opener, Outcome, PartSpec, Play, Running, World, testing,
-};
 use headworks_verbs::{Duration, Instant, Provider};
 use host::{Host, HostPlan, Ledger, address, role};
 use plan::Plan;
@@ -53,10 +54,10 @@ fn play_on_soft_hosts(
     device: impl Fn(usize) -> String,
 ) -> Result<Ledger, String> {
     let directory = tempfile::tempdir().expect("a directory");
-    let fabric = FabricDir::at(directory.path().join("fabric")).expect("a fabric");
+    let fabric = Registry::open_at(directory.path().join("fabric")).expect("a fabric");
     let provider = Arc::new(SoftProvider::on(fabric));
     let (cast, play, ledger) = cast(plans, device);
-    let opener: Opener = Arc::new(move |name| provider.open(name));
+    let opener: DeviceOpener = Arc::new(move |name| provider.open(name));
     let world = InProcess::new(cast, opener);
     let running = world.start(&play).expect("starts");
     ended(running, testing::limit(), &ledger)
@@ -64,13 +65,13 @@ fn play_on_soft_hosts(
 
 type Told = Arc<Mutex<Ledger>>;
 
-fn cast(plans: Vec<HostPlan>, device: impl Fn(usize) -> String) -> (Cast, Play, Told) {
+fn cast(plans: Vec<HostPlan>, device: impl Fn(usize) -> String) -> (ActorRegistry, Scenario, Told) {
     let hosts = plans.len();
     let ledger = Arc::new(Mutex::new(Ledger {
         hosts,
         ..Ledger::default()
     }));
-    let mut cast = Cast::new();
+    let mut cast = ActorRegistry::new();
     let mut parts = Vec::new();
     for (number, plan) in plans.into_iter().enumerate() {
         let ledger = ledger.clone();
@@ -79,17 +80,21 @@ fn cast(plans: Vec<HostPlan>, device: impl Fn(usize) -> String) -> (Cast, Play, 
             Ok(Box::new(host) as Box<dyn Actor>)
         });
         let device = device(number).parse().expect("a name");
-        parts.push(PartSpec::new(role(number), format!("host{number}")).on(device));
+        parts.push(ActorSpec::new(role(number), format!("host{number}")).on(device));
     }
-    (cast, Play::of(parts), ledger)
+    (cast, Scenario::of(parts), ledger)
 }
 
-fn ended(running: Box<dyn Running>, limit: Duration, ledger: &Told) -> Result<Ledger, String> {
+fn ended(
+    running: Box<dyn RunningScenario>,
+    limit: Duration,
+    ledger: &Told,
+) -> Result<Ledger, String> {
     let deadline = running.now() + limit;
     let endings = running.finish(deadline);
     let ledger = std::mem::take(&mut *ledger.lock().unwrap_or_else(PoisonError::into_inner));
     for ending in &endings {
-        if !matches!(ending.outcome, Outcome::Done) {
+        if !matches!(ending.outcome, ActorOutcome::Done) {
             return Err(format!("{} {:?}: {ledger:#?}", ending.role, ending.outcome));
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks::sim::Usage;
-use headworks_stage::World;
+use headworks_runtime::World;
 
 use crate::about::Options;
 use crate::busy;

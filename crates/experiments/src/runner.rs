@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use headworks::sim::is_simulated;
-use headworks_stage::World;
+use headworks_runtime::World;
 
 use crate::about::{About, Options, RunsOn};
 use crate::apps::flows::Capture;

@@ -14,7 +14,7 @@
 //! use headworks::blocking::BlockingError;
 //! use headworks::connect;
 //! use headworks::ring::{Mode, RingConfig};
-//! use headworks::stage::{Line, clock};
+//! use headworks::net::{Line, clock};
 //! use headworks::verbs::Duration;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +23,7 @@
 //! let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
 //! runtime.block_on(async {
 //!     let config = RingConfig { mode: Mode::Notify, ..RingConfig::variable(128, 256) };
-//!     // Two processes have a line each by `stage::exchange`, and this task one end of the ring.
+//!     // Two processes have a line each by `net::line`, and this task one end of the ring.
 //!     let (mut here, mut there) = Line::pair()?;
 //!     // Meeting and connecting wait for the other side: once, and not on a thread of tasks.
 //!     let deadline = clock::now() + Duration::from_secs(10);
@@ -109,10 +109,10 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 use futures_sink::Sink;
+use headworks_net::Line;
 #[cfg(doc)]
 use headworks_ring::Mode;
 use headworks_ring::{Held, Receiver, Reservation, SendError, Sender};
-use headworks_stage::Line;
 use tokio::task::coop::poll_proceed;
 
 use crate::blocking::{BlockingError, Received};

@@ -10,10 +10,10 @@ mod watch;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 
+use headworks_net::{Line, NetError, WaitPhase};
 use headworks_ring::{
     Held, LengthError, Mode, Receiver, Reservation, RingError, SendError, Sender,
 };
-use headworks_stage::{ExchangeError, Line, Phase};
 use headworks_verbs::Instant;
 
 pub(crate) use watch::{Watch, system};
@@ -42,7 +42,7 @@ pub enum BlockingError {
     Length(LengthError),
     /// The line to the other end failed.
     #[error(transparent)]
-    Line(ExchangeError),
+    Line(NetError),
     /// The other end talks on over the line, where nobody listens while the ring is in use.
     #[error(
         "the other end sent more than {limit} messages over the line, which nobody reads while the ring is in use"
@@ -85,12 +85,12 @@ impl From<SendError> for BlockingError {
     }
 }
 
-impl From<ExchangeError> for BlockingError {
-    fn from(error: ExchangeError) -> Self {
+impl From<NetError> for BlockingError {
+    fn from(error: NetError) -> Self {
         match error {
-            ExchangeError::PeerGone => Self::PeerGone,
-            ExchangeError::Interrupted => Self::Interrupted,
-            ExchangeError::Deadline { .. } => Self::Deadline,
+            NetError::PeerGone => Self::PeerGone,
+            NetError::Interrupted => Self::Interrupted,
+            NetError::Deadline { .. } => Self::Deadline,
             error => Self::Line(error),
         }
     }
@@ -151,7 +151,7 @@ impl BlockingSender {
         while !self.sender.flush()? {
             let sender = &mut self.sender;
             self.watch.wait(|phase| {
-                if phase == Phase::Arm {
+                if phase == WaitPhase::Arm {
                     sender.arm();
                 }
                 !matches!(sender.flush(), Ok(false))
@@ -171,7 +171,7 @@ impl BlockingSender {
         while !self.sender.is_drained() {
             let sender = &mut self.sender;
             self.watch.wait(|phase| {
-                if phase == Phase::Arm {
+                if phase == WaitPhase::Arm {
                     sender.arm();
                 }
                 sender.step().is_err() || sender.is_drained()
@@ -200,7 +200,7 @@ impl BlockingSender {
     pub(crate) fn listen(&mut self) -> Result<(), BlockingError> {
         let sender = &mut self.sender;
         self.watch.wait(|phase| {
-            if phase == Phase::Arm {
+            if phase == WaitPhase::Arm {
                 sender.arm();
             }
             sender.step().is_err()
@@ -222,7 +222,7 @@ impl BlockingSender {
             }
             let sender = &mut self.sender;
             self.watch.wait(|phase| {
-                if phase == Phase::Arm {
+                if phase == WaitPhase::Arm {
                     sender.arm();
                 }
                 sender.step().is_err() || !matches!(sender.try_reserve(len), Err(SendError::Full))
@@ -289,7 +289,7 @@ impl BlockingReceiver {
             }
             let receiver = &mut self.receiver;
             self.watch.wait(|phase| {
-                if phase == Phase::Arm {
+                if phase == WaitPhase::Arm {
                     receiver.arm();
                     // Who waits keeps no space back; what fails here, the step reports.
                     let _ = receiver.push_head();

@@ -5,7 +5,7 @@ pub use headworks_softnic::census::{
     SharedReceiveQueueCensus, Unreadable,
 };
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_verbs::OpenError;
 
 use crate::devices::DEFAULT_DEVICE;
@@ -13,11 +13,11 @@ use crate::devices::DEFAULT_DEVICE;
 /// Looks at the processes of the user's own fabric that have devices of `host`, or any, open. Joins
 /// nothing and makes no registry: where there is none, nobody is there.
 pub fn look(host: Option<&str>) -> Result<Census, OpenError> {
-    let failed = |error: headworks_shm::FabricError| OpenError::Provider {
+    let failed = |error: headworks_shm::RegistryError| OpenError::Provider {
         what: DEFAULT_DEVICE.to_owned(),
         source: error.into(),
     };
-    match FabricDir::existing_default().map_err(failed)? {
+    match Registry::open_existing_default().map_err(failed)? {
         None => Ok(Census::default()),
         Some(fabric) => headworks_softnic::census::look(&fabric, host).map_err(failed),
     }

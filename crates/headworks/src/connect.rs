@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
+use headworks_net::{Line, NetError, WaitLimit};
 use headworks_ring::ends::meet;
 use headworks_ring::{
     Group, Receiver, ReceiverSetup, RingConfig, RingId, Sender, SenderSetup, SetupError,
 };
-use headworks_stage::{ExchangeError, Line, Until};
 use headworks_verbs::Device;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -23,7 +23,7 @@ pub enum ConnectError {
     Setup(#[from] SetupError),
     /// The other side did not do its part.
     #[error(transparent)]
-    Line(#[from] ExchangeError),
+    Line(#[from] NetError),
 }
 
 /// The sending end; the other side of the line makes the [`receiver`]. Waits for it.
@@ -31,10 +31,10 @@ pub fn sender<'u>(
     device: &Arc<dyn Device>,
     config: &RingConfig,
     line: &mut Line,
-    until: impl Into<Until<'u>>,
+    until: impl Into<WaitLimit<'u>>,
 ) -> Result<Sender, ConnectError> {
     let mut setup = SenderSetup::new(device, config)?;
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let (tuning, ours) = (setup.connection_params(), setup.greeting());
     let theirs = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
     Ok(setup.finish(&theirs.payload)?)
 }
@@ -44,10 +44,10 @@ pub fn receiver<'u>(
     device: &Arc<dyn Device>,
     config: &RingConfig,
     line: &mut Line,
-    until: impl Into<Until<'u>>,
+    until: impl Into<WaitLimit<'u>>,
 ) -> Result<Receiver, ConnectError> {
     let mut setup = ReceiverSetup::new(device, config)?;
-    let (tuning, ours) = (setup.tuning(), setup.greeting());
+    let (tuning, ours) = (setup.connection_params(), setup.greeting());
     let theirs = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
     Ok(setup.finish(&theirs.payload)?)
 }
@@ -62,13 +62,13 @@ pub fn pair(
     let mut receiver = ReceiverSetup::new(far, config)?;
     let (ours, theirs) = (sender.greeting(), receiver.greeting());
     let ends = ((near.info(), &mut sender), (far.info(), &mut receiver));
-    meet(ends.0, ends.1, [random()?, random()?]).map_err(ExchangeError::from)?;
+    meet(ends.0, ends.1, [random()?, random()?]).map_err(NetError::from)?;
     Ok((sender.finish(&theirs)?, receiver.finish(&ours)?))
 }
 
-fn random() -> Result<u32, ExchangeError> {
+fn random() -> Result<u32, NetError> {
     let mut bytes = [0; 4];
-    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| ExchangeError::System {
+    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| NetError::System {
         what: "random numbers",
         source: error.into(),
     })?;
@@ -81,12 +81,12 @@ fn random() -> Result<u32, ExchangeError> {
 /// ```
 /// use headworks::connect;
 /// use headworks::ring::{Group, GroupConfig, RingConfig};
-/// use headworks::stage::{clock, exchange::Line};
+/// use headworks::net::{clock, Line};
 /// use headworks::verbs::Duration;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let fabric = headworks_shm::FabricDir::at(dir.path().join("fabric"))?;
+/// # let fabric = headworks_shm::Registry::open_at(dir.path().join("fabric"))?;
 /// # let provider = headworks_softnic::SoftProvider::on(fabric);
 /// # let open = |name: &str| headworks::verbs::Provider::open(&provider, &name.parse().unwrap());
 /// # let (device, theirs) = (open("soft:h1")?, open("soft:h2")?);
@@ -119,10 +119,10 @@ pub fn into_group<'u>(
     device: &Arc<dyn Device>,
     group: &mut Group,
     line: &mut Line,
-    until: impl Into<Until<'u>>,
+    until: impl Into<WaitLimit<'u>>,
 ) -> Result<RingId, ConnectError> {
     let mut seat = group.seat()?;
-    let (tuning, ours) = (seat.tuning(), seat.greeting());
+    let (tuning, ours) = (seat.connection_params(), seat.greeting());
     let theirs = line.bring_up(device.info(), seat.queue_pair(), tuning, ours, until)?;
     Ok(group.admit(seat, &theirs.payload)?)
 }

@@ -4,11 +4,11 @@ use std::sync::{Arc, LazyLock};
 
 use headworks_ibverbs::{IbvProvider, cm};
 use headworks_pacing::SetError;
-use headworks_shm::{FabricDir, FabricError};
+use headworks_runtime::DeviceOpener;
+use headworks_shm::{Registry, RegistryError};
 use headworks_simnic::provider::machine;
 use headworks_simnic::{SimProvider, is_simulated};
 use headworks_softnic::SoftProvider;
-use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
 
 use crate::pace;
@@ -80,7 +80,7 @@ pub fn check(name: &DeviceName) -> Result<(), OpenError> {
 /// an error here too.
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
     // Looking makes none.
-    if let Err(error) = FabricDir::existing_default()
+    if let Err(error) = Registry::open_existing_default()
         && is_wrong_registry(&error)
     {
         return Err(OpenError::Provider {
@@ -147,21 +147,21 @@ pub fn is_bad_input(error: &OpenError) -> bool {
 }
 
 /// Whether it says that this registry, or this name in it, cannot be used: by this user, by this version.
-pub(crate) fn is_wrong_registry(error: &FabricError) -> bool {
+pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
     matches!(
         error,
-        FabricError::BadName { .. }
-            | FabricError::NameInUse { .. }
-            | FabricError::Layout { .. }
-            | FabricError::Unlike { .. }
-            | FabricError::Owner { .. }
-            | FabricError::Mode { .. }
-            | FabricError::NotDirectory { .. }
+        RegistryError::BadName { .. }
+            | RegistryError::NameInUse { .. }
+            | RegistryError::Layout { .. }
+            | RegistryError::Unlike { .. }
+            | RegistryError::Owner { .. }
+            | RegistryError::Mode { .. }
+            | RegistryError::NotDirectory { .. }
     )
 }
 
-/// [`open`], as the stage hands it to actors.
-pub fn opener() -> Opener {
+/// [`open`], as the runtime hands it to actors.
+pub fn opener() -> DeviceOpener {
     Arc::new(open)
 }
 
@@ -177,10 +177,10 @@ mod tests {
             is_bad_input(&OpenError::Provider { what, source })
         };
         let (owner, us) = (1, 2);
-        assert!(of(FabricError::Owner { path, owner, us }.into()));
+        assert!(of(RegistryError::Owner { path, owner, us }.into()));
         let (what, seconds) = (what(), 5);
-        assert!(!of(FabricError::Busy { what, seconds }.into()));
-        assert!(!of(FabricError::Full { limit: 9 }.into()));
+        assert!(!of(RegistryError::Busy { what, seconds }.into()));
+        assert!(!of(RegistryError::Full { limit: 9 }.into()));
         let there = "0, 1".to_owned();
         let (index, port) = (77, 1);
         assert!(of(Refusal::GidIndex { index, port, there }.into()));

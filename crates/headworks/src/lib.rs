@@ -16,7 +16,8 @@
 //! - [`service`]: streams through the daemon of this host, which shares few queue pairs among all; [`daemon`] is that,
 //!   [`client`] what both say to each other, for whoever has a world of his own for them.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
-//! - [`stage`]: actors and the worlds they run in, meeting under a name, waiting.
+//! - [`net`]: rendezvous under a name or at an address, lines, waiting, the real clock, signals.
+//! - [`runtime`]: actors and the worlds that they run in.
 
 #[cfg(feature = "tokio")]
 pub mod asynchronous;
@@ -34,12 +35,13 @@ pub mod testing;
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
 pub use headworks_client as client;
 pub use headworks_daemon as daemon;
+pub use headworks_net as net;
 pub use headworks_pacing as pacing;
+pub use headworks_runtime as runtime;
 pub use headworks_simnic as sim;
-pub use headworks_stage as stage;
 pub use headworks_verbs as verbs;
 
 /// The user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides where it is).
-pub fn fabric() -> Result<std::sync::Arc<headworks_shm::FabricDir>, stage::ExchangeError> {
-    Ok(headworks_shm::FabricDir::open_default()?)
+pub fn fabric() -> Result<std::sync::Arc<headworks_shm::Registry>, net::NetError> {
+    Ok(headworks_shm::Registry::open_default()?)
 }

@@ -23,12 +23,12 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use headworks_ibverbs::IbvProvider;
 use headworks_pacing::share::{BYTES, LAYOUT_VERSION};
 use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SetError, Share, Status};
-use headworks_shm::fork::Generation;
+use headworks_runtime::DeviceOpener;
+use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{
-    CommonClaim, FabricDir, HugePages, SegmentRequest, SharedSegment, View, fnv1a,
+    CommonSegmentClaim, HugePages, Registry, SegmentRequest, SharedSegment, View, fnv1a,
 };
 use headworks_simnic::{Preset, is_simulated, provider};
-use headworks_stage::Opener;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Instant, OpenError};
 
 pub mod calibrate;
@@ -123,7 +123,7 @@ fn defaults(name: &DeviceName) -> Config {
 }
 
 /// An opener that understands what names say of pacing, around one that need not.
-pub fn opener(inner: Opener) -> Opener {
+pub fn opener(inner: DeviceOpener) -> DeviceOpener {
     Arc::new(move |name| match split(name)? {
         (_, None) => inner(name),
         (plain, Some(config)) => paced(inner(&plain)?, name, config),
@@ -145,7 +145,7 @@ pub(crate) fn paced(
     let is_real = !is_simulated(name);
     let shared = shared(&info, is_real).map_err(failed)?;
     let clock: Clock = match is_real {
-        true => Arc::new(headworks_stage::clock::now),
+        true => Arc::new(headworks_net::clock::now),
         false => {
             let device = inner.clone();
             Arc::new(move || device.now())
@@ -168,7 +168,7 @@ pub(crate) fn paced(
 struct Shared {
     share: Share,
     /// Others find it by this.
-    _claim: Option<CommonClaim>,
+    _claim: Option<CommonSegmentClaim>,
 }
 
 /// An RNIC that this process paces.
@@ -177,7 +177,7 @@ struct Paced {
     config: Arc<Config>,
     clock: Clock,
     /// A forked child has none of them: not even the claim that keeps the memory there.
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 impl Paced {
@@ -228,8 +228,8 @@ fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<Shared>, BoxError> {
         return Ok(shared);
     }
     let (segment, claim) = if is_real {
-        let fabric = FabricDir::open_default()?;
-        let claim = fabric.common_segment(&key, BYTES, LAYOUT_VERSION)?;
+        let fabric = Registry::open_default()?;
+        let claim = fabric.claim_common_segment(&key, BYTES, LAYOUT_VERSION)?;
         (claim.segment().clone(), Some(claim))
     } else {
         let request = SegmentRequest {
@@ -255,7 +255,7 @@ fn remember(info: &DeviceInfo, shared: &Arc<Shared>, config: &Arc<Config>, clock
             shared: Arc::downgrade(shared),
             config: config.clone(),
             clock: clock.clone(),
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
         },
     );
 }

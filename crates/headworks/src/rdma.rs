@@ -20,8 +20,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use headworks_ibverbs::cm::{
     CmError, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
 };
-use headworks_stage::exchange::{NOBODY, QpStream, StreamSetup, Tether};
-use headworks_stage::{ExchangeError, Line, Until, clock};
+use headworks_net::{Line, NetError, WaitLimit, clock};
+use headworks_net::{NO_LISTENER, QpConnection, QpStream, QpStreamSetup};
 use headworks_verbs::{DeviceName, Duration, OpenError, PostError, PostErrorKind, ResourceError};
 
 use crate::devices;
@@ -82,7 +82,7 @@ pub enum RdmaError {
     Post(#[from] PostError),
     /// The wait ended: by the deadline, by an interrupt.
     #[error(transparent)]
-    Line(#[from] ExchangeError),
+    Line(#[from] NetError),
 }
 
 impl RdmaError {
@@ -96,7 +96,7 @@ impl RdmaError {
             Self::Kind(_) | Self::Greeting { .. } => true,
             Self::Manager { source, .. } => match source {
                 CmError::Route(RouteError::OtherDevice { .. }) => true,
-                source => source.is_wrong_address(),
+                source => source.is_address_unavailable(),
             },
             Self::Device(error) => devices::is_bad_input(error),
             _ => false,
@@ -126,7 +126,7 @@ impl RdmaError {
                 CmError::Removed | CmError::Route(RouteError::OtherDevice { .. }) => anywhere,
                 _ => true,
             },
-            Self::Line(ExchangeError::Deadline { .. }) => !is_over,
+            Self::Line(NetError::Deadline { .. }) => !is_over,
             // What no device understands was asked for on this side.
             Self::Device(OpenError::BadOption { .. } | OpenError::Name(_)) => false,
             Self::Resource(ResourceError::Forked) => false,
@@ -176,7 +176,7 @@ pub fn dial<'u>(
     address: &str,
     device: &DeviceName,
     waits: bool,
-    until: impl Into<Until<'u>>,
+    until: impl Into<WaitLimit<'u>>,
 ) -> Result<Met, RdmaError> {
     let source = source_of(device)?;
     let there = resolve(address)?;
@@ -191,8 +191,8 @@ fn call_any<A, T>(
     there: &[A],
     address: &str,
     waits: bool,
-    until: &Until<'_>,
-    mut call: impl FnMut(&A, &Until<'_>) -> Result<T, RdmaError>,
+    until: &WaitLimit<'_>,
+    mut call: impl FnMut(&A, &WaitLimit<'_>) -> Result<T, RdmaError>,
 ) -> Result<T, RdmaError> {
     let mut nobody = false;
     loop {
@@ -202,15 +202,13 @@ fn call_any<A, T>(
             let share = until.share(clock::now(), there.len() - tried + more);
             let error = match call(to, &share) {
                 Err(error @ RdmaError::Manager { .. }) => error,
-                Err(RdmaError::Line(ExchangeError::Deadline { .. }))
-                    if !until.is_over(clock::now()) =>
-                {
+                Err(RdmaError::Line(NetError::Deadline { .. })) if !until.is_over(clock::now()) => {
                     let source = io::ErrorKind::TimedOut.into();
                     RdmaError::manager(address)(CmError::NoAnswer { source })
                 }
                 // Which the last answer was, wherever the wait ends.
-                Err(RdmaError::Line(ExchangeError::Deadline { .. })) if nobody => {
-                    return Err(ExchangeError::Deadline { what: NOBODY }.into());
+                Err(RdmaError::Line(NetError::Deadline { .. })) if nobody => {
+                    return Err(NetError::Deadline { what: NO_LISTENER }.into());
                 }
                 called => return called,
             };
@@ -223,7 +221,7 @@ fn call_any<A, T>(
         if !(waits && failed.is_early()) {
             return Err(failed);
         }
-        until.wait_until(NOBODY, clock::now() + RETRY)?;
+        until.wait_until(NO_LISTENER, clock::now() + RETRY)?;
     }
 }
 
@@ -232,7 +230,7 @@ fn call(
     from: Option<&SocketAddr>,
     device: &DeviceName,
     address: &str,
-    until: &Until<'_>,
+    until: &WaitLimit<'_>,
 ) -> Result<Met, RdmaError> {
     let failed = RdmaError::manager(address);
     let mut call = Connection::call(to, from).map_err(&failed)?;
@@ -243,7 +241,7 @@ fn call(
         until.wait_readable("finding the way", &call)?;
     };
     let (own, device) = devices_of(&route, device, address)?;
-    let mut setup = StreamSetup::new(&devices::open(&own)?)?;
+    let mut setup = QpStreamSetup::new(&devices::open(&own)?)?;
     call.prepare(setup.queue_pair()).map_err(&failed)?;
     setup.post_receives()?;
     let qpn = setup.queue_pair().qpn();
@@ -258,9 +256,9 @@ fn call(
 /// Waits until both sides can send.
 fn stand(
     connection: &mut Connection,
-    setup: &mut StreamSetup,
+    setup: &mut QpStreamSetup,
     address: &str,
-    until: &Until<'_>,
+    until: &WaitLimit<'_>,
 ) -> Result<(), RdmaError> {
     let failed = RdmaError::manager(address);
     while !connection.step(setup.queue_pair()).map_err(&failed)? {
@@ -269,10 +267,10 @@ fn stand(
     Ok(())
 }
 
-fn line(connection: Connection, setup: StreamSetup) -> Result<Line, ExchangeError> {
+fn line(connection: Connection, setup: QpStreamSetup) -> Result<Line, NetError> {
     let peer = connection.peer().and_then(usable);
-    let stream: QpStream = setup.finish(Box::new(Rope(connection)))?;
-    Ok(Line::over_carrier(Box::new(stream)).to_host(peer))
+    let stream: QpStream = setup.finish(Box::new(StreamConnection(connection)))?;
+    Ok(Line::from_transport(Box::new(stream)).with_peer_host(peer))
 }
 
 /// Whether the other side is of this kind and version.
@@ -345,19 +343,19 @@ fn nowhere(address: &str) -> RdmaError {
 }
 
 /// The connection as what a stream hangs on.
-struct Rope(Connection);
+struct StreamConnection(Connection);
 
-impl Tether for Rope {
-    fn is_cut(&mut self) -> bool {
+impl QpConnection for StreamConnection {
+    fn is_disconnected(&mut self) -> bool {
         self.0.is_ended()
     }
 
-    fn cut(&mut self) {
+    fn disconnect(&mut self) {
         self.0.disconnect();
     }
 }
 
-impl AsFd for Rope {
+impl AsFd for StreamConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -443,14 +441,14 @@ mod tests {
     }
 
     fn late() -> RdmaError {
-        RdmaError::Line(ExchangeError::Deadline { what: "connecting" })
+        RdmaError::Line(NetError::Deadline { what: "connecting" })
     }
 
     /// What becomes of calls to two addresses that end like this, and how many were made.
     fn called(waits: bool, ends: Vec<Result<u32, RdmaError>>) -> (Result<u32, RdmaError>, usize) {
         let mut ends = ends.into_iter();
         let mut calls = 0;
-        let until = Until::deadline(clock::now() + Duration::from_secs(60));
+        let until = WaitLimit::deadline(clock::now() + Duration::from_secs(60));
         let called = call_any(&[4, 6], "h:1", waits, &until, |_, _| {
             calls += 1;
             ends.next().expect("no more calls than that")
@@ -486,7 +484,7 @@ mod tests {
     fn a_wait_that_ends_while_calling_again_says_that_nobody_listened() {
         let over = |refusals: usize| {
             let mut before = 0..refusals;
-            let until = Until::deadline(clock::now() + Duration::from_millis(700));
+            let until = WaitLimit::deadline(clock::now() + Duration::from_millis(700));
             let met: Result<(), _> = call_any(&[4], "h:1", true, &until, |_, share| {
                 if before.next().is_none() {
                     share.wait_until("connecting", headworks_verbs::Instant::FAR_FUTURE)?;
@@ -518,7 +516,7 @@ mod tests {
 
     #[test]
     fn an_address_that_does_not_answer_leaves_time_for_the_next() {
-        let until = Until::deadline(clock::now() + Duration::from_secs(600));
+        let until = WaitLimit::deadline(clock::now() + Duration::from_secs(600));
         let mut shares = Vec::new();
         let met = call_any(&[4, 6], "h:1", false, &until, |to, share| {
             let soon = clock::now() + Duration::from_secs(100);
@@ -572,7 +570,7 @@ mod tests {
             (failed(CmError::Removed), [false, true]),
             (failed(CmError::Forked), [false, false]),
             (late(), [true, true]),
-            (RdmaError::Line(ExchangeError::Interrupted), [false, false]),
+            (RdmaError::Line(NetError::Interrupted), [false, false]),
             (RdmaError::Resource(ResourceError::Forked), [false, false]),
             (RdmaError::Post(PostErrorKind::Forked.at(0)), [false, false]),
             // Its device is of no use; another one may be.

@@ -18,13 +18,13 @@
 //! ```
 //!
 //! Rings are connected by [`connect`](crate::connect), queue pairs by
-//! [`BringUp`](crate::verbs::BringUp): over a stream, or by [`meet`](crate::verbs::BringUp::meet) where
+//! [`BringUp`](crate::verbs::BringUp): over a stream, or by [`meet`](crate::verbs::BringUp::connect_both) where
 //! one process has both. Datagrams need no connection, only a [queue pair that is
-//! ready](crate::verbs::bringup::start_datagrams) and the address of another:
+//! ready](crate::verbs::bringup::bring_up_ud) and the address of another:
 //!
 //! ```
 //! use headworks::testing::Fabric;
-//! use headworks::verbs::bringup::start_datagrams;
+//! use headworks::verbs::bringup::bring_up_ud;
 //! use headworks::verbs::{
 //!     Access, AhInit, AllocRequest, Completion, CqInit, Destination, GRH_BYTES, Payload, QpCaps,
 //!     QpInit, QpType, RecvWr, SendFlags, SendOp, SendWr, Status,
@@ -44,7 +44,7 @@
 //! };
 //! let (mut from, mut to) = (pd.create_qp(&init)?, pd.create_qp(&init)?);
 //! for qp in [&mut from, &mut to] {
-//!     start_datagrams(&mut **qp, QKEY, 1)?;
+//!     bring_up_ud(&mut **qp, QKEY, 1)?;
 //! }
 //! // A datagram arrives behind the 40 bytes of its header.
 //! let region = pd.register(&device.alloc(&AllocRequest::of(4096))?, Access::LOCAL_WRITE)?;
@@ -75,7 +75,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::{FabricDir, FabricError};
+use headworks_shm::{Registry, RegistryError};
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, DeviceName, OpenError, Provider};
 
@@ -86,18 +86,18 @@ pub const SEED_VARIABLE: &str = "HEADWORKS_SEED";
 
 /// A fabric of a test's own: its devices meet nobody else's.
 pub struct Fabric {
-    fabric: Arc<FabricDir>,
+    fabric: Arc<Registry>,
     path: PathBuf,
 }
 
 impl Fabric {
     /// A new one, below `parent`. The last of its devices to go removes it.
-    pub fn new(parent: impl AsRef<Path>) -> Result<Self, FabricError> {
+    pub fn new(parent: impl AsRef<Path>) -> Result<Self, RegistryError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("headworks-test-{}-{number}", std::process::id());
         let path = parent.as_ref().join(name);
-        let fabric = FabricDir::at(&path)?;
+        let fabric = Registry::open_at(&path)?;
         Ok(Self { fabric, path })
     }
 

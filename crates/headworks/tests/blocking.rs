@@ -9,13 +9,14 @@ use std::thread;
 
 use headworks::blocking::{BlockingError, BlockingReceiver, BlockingSender};
 use headworks::connect;
+use headworks::net::{Line, Listener, WaitLimit, clock, dial};
 use headworks::ring::{Mode, RingConfig};
-use headworks::stage::{
-    Actor, ActorError, Cast, Change, Cx, Line, Listener, Outcome, Part, PartSpec, Play, Processes,
-    Step, Until, World, child_entry_in_test, clock, dial, no_devices,
+use headworks::runtime::{
+    Actor, ActorContext, ActorError, ActorInit, ActorOutcome, ActorRegistry, ActorSpec, Processes,
+    Scenario, Step, WakeCondition, World, child_entry_in_test, no_device_opener,
 };
 use headworks::verbs::{Device, Duration, Provider};
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 
 /// How long anything may take: only what hangs fails.
@@ -36,13 +37,13 @@ fn config() -> RingConfig {
 }
 
 fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
-    let provider = SoftProvider::on(FabricDir::at(fabric).expect("a fabric"));
+    let provider = SoftProvider::on(Registry::open_at(fabric).expect("a fabric"));
     let name = name.parse().expect("a name");
     provider.open(&name).expect("opens")
 }
 
-fn soon() -> Until<'static> {
-    Until::deadline(clock::now() + LIMIT)
+fn soon() -> WaitLimit<'static> {
+    WaitLimit::deadline(clock::now() + LIMIT)
 }
 
 fn sender(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> BlockingSender {
@@ -292,7 +293,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
                 }
             };
             for _ in 0..100 {
-                there.send_small(&[7; 100]).expect("sends");
+                there.send_control(&[7; 100]).expect("sends");
             }
             (there, to, from)
         });
@@ -357,11 +358,11 @@ fn until_asleep(thread: i32) {
 
 /// Runs only in the processes that the test below starts.
 #[test]
-fn plays_a_part() {
-    let mut cast = Cast::new();
+fn child_process_entry() {
+    let mut cast = ActorRegistry::new();
     cast.register("peer", |part| Ok(Box::new(Peer::new(part)?)));
     cast.register("reads", |part| Ok(Box::new(Reads(path_of(part)))));
-    child_entry_in_test(&cast, no_devices());
+    child_entry_in_test(&cast, no_device_opener());
 }
 
 /// One end of a ring, which does nothing until it is killed.
@@ -371,10 +372,10 @@ enum Peer {
 }
 
 impl Peer {
-    fn new(part: &Part) -> Result<Self, ActorError> {
+    fn new(part: &ActorInit) -> Result<Self, ActorError> {
         let sends = part.args[0] != 0;
         let path = path_of(part);
-        let fabric = FabricDir::at(&path).map_err(|error| error.to_string())?;
+        let fabric = Registry::open_at(&path).map_err(|error| error.to_string())?;
         let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;
         let device = open(&path, "soft:h2");
         Ok(if sends {
@@ -388,12 +389,12 @@ impl Peer {
 }
 
 impl Actor for Peer {
-    fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
-        Ok(Step::OnChange(Change::mail()))
+    fn step(&mut self, _: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        Ok(Step::Wait(WakeCondition::mail()))
     }
 }
 
-fn path_of(part: &Part) -> PathBuf {
+fn path_of(part: &ActorInit) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(&part.args[1..]).into_owned())
 }
 
@@ -401,8 +402,8 @@ fn path_of(part: &Part) -> PathBuf {
 struct Reads(PathBuf);
 
 impl Actor for Reads {
-    fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
-        let fabric = FabricDir::at(&self.0).map_err(|error| error.to_string())?;
+    fn step(&mut self, _: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        let fabric = Registry::open_at(&self.0).map_err(|error| error.to_string())?;
         let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;
         let mut end = receiver(&open(&self.0, "soft:h2"), &config(), line);
         expect(&mut end, 0..3);
@@ -415,11 +416,11 @@ impl Actor for Reads {
 fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
-    let listener = Listener::bind(&FabricDir::at(&path).expect("a fabric"), "meet");
+    let listener = Listener::bind(&Registry::open_at(&path).expect("a fabric"), "meet");
     let mut args = vec![0];
     args.extend(path.to_string_lossy().as_bytes());
-    let play = Play::of([PartSpec::new("reader", "reads").with_args(args)]);
-    let world = Processes::of_this_test("plays_a_part");
+    let play = Scenario::of([ActorSpec::new("reader", "reads").with_args(args)]);
+    let world = Processes::of_this_test("child_process_entry");
     let running = world.start(&play).expect("starts");
     let line = listener.expect("listens").accept(soon());
     let device = open(&path, "soft:h1");
@@ -427,7 +428,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     send(&mut sender, 0..3);
     sender.flush().expect("publishes");
     let endings = running.finish(clock::now() + LIMIT);
-    assert_eq!(endings[0].outcome, Outcome::Done);
+    assert_eq!(endings[0].outcome, ActorOutcome::Done);
     // The ring has broken, and everything was consumed before.
     let began = clock::now();
     while sender.ring().step().is_ok() {
@@ -445,12 +446,12 @@ fn killed<T>(
 ) {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
-    let listener = Listener::bind(&FabricDir::at(&path).expect("a fabric"), "meet");
+    let listener = Listener::bind(&Registry::open_at(&path).expect("a fabric"), "meet");
     let listener = listener.expect("listens");
     let mut args = vec![sends.into()];
     args.extend(path.to_string_lossy().as_bytes());
-    let play = Play::of([PartSpec::new("peer", "peer").with_args(args)]);
-    let world = Processes::of_this_test("plays_a_part");
+    let play = Scenario::of([ActorSpec::new("peer", "peer").with_args(args)]);
+    let world = Processes::of_this_test("child_process_entry");
     let mut running = world.start(&play).expect("starts");
     let line = listener.accept(soon()).expect("a caller");
     let (asleep, told) = channel();

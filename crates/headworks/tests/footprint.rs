@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::connect;
+use headworks::net::clock;
 use headworks::pacing::{Config, PacedDevice, Pacing, Share, share};
 use headworks::ring::{Mode, RingConfig};
-use headworks::stage::clock;
-use headworks::verbs::bringup::Tuning;
+use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     Access, AllocRequest, BringUp, Completion, CqInit, Device, Payload, Provider, QpCaps, QpInit,
     QpType, SendFlags, SendOp, SendWr,
 };
-use headworks_shm::{FabricDir, HugePages, SegmentRequest, SharedSegment, View};
+use headworks_shm::{HugePages, Registry, SegmentRequest, SharedSegment, View};
 use headworks_softnic::{SoftProvider, census};
 
 /// Counts what is allocated and not freed.
@@ -52,7 +52,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Shared memory of the soft host `host`, in bytes.
 fn shared(fabric: &Path, host: &str) -> u64 {
-    let fabric = FabricDir::at(fabric).expect("a fabric");
+    let fabric = Registry::open_at(fabric).expect("a fabric");
     let census = census::look(&fabric, Some(host)).expect("looks");
     census.contexts[0].segments.bytes
 }
@@ -74,7 +74,7 @@ fn a_ring_takes_what_the_guide_says() {
         for mode in [Mode::Poll, Mode::Notify] {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("fabric");
-            let provider = SoftProvider::on(FabricDir::at(&path).expect("a fabric"));
+            let provider = SoftProvider::on(Registry::open_at(&path).expect("a fabric"));
             let open = |name: &str| {
                 let name = name.parse().expect("a name");
                 provider.open(&name).expect("opens")
@@ -121,7 +121,7 @@ fn a_ring_takes_what_the_guide_says() {
 
 /// A soft device, paced with these constants.
 fn paced(fabric: &Path, config: Config) -> Arc<dyn Device> {
-    let provider = SoftProvider::on(FabricDir::at(fabric).expect("a fabric"));
+    let provider = SoftProvider::on(Registry::open_at(fabric).expect("a fabric"));
     let device = provider
         .open(&"soft:h1".parse().expect("a name"))
         .expect("opens");
@@ -189,10 +189,18 @@ fn paced_requests_allocate_nothing_of_their_own() {
             pd.create_qp(&init).expect("made"),
         );
         let start = |qp: &mut dyn headworks::verbs::QueuePair, psn| {
-            BringUp::start(device.info(), qp, Tuning::default(), psn, Vec::new()).expect("starts")
+            BringUp::start(
+                device.info(),
+                qp,
+                ConnectionParams::default(),
+                psn,
+                Vec::new(),
+            )
+            .expect("starts")
         };
         let (mut a, mut b) = (start(&mut *here, 1), start(&mut *there, 2));
-        a.meet(&mut *here, &mut b, &mut *there).expect("meet");
+        a.connect_both(&mut *here, &mut b, &mut *there)
+            .expect("meet");
         let memory = device.alloc(&AllocRequest::of(8192)).expect("memory");
         let region = pd.register(&memory, Access::ALL).expect("registered");
         let mut round = || {

@@ -9,17 +9,18 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use headworks::net::clock;
 use headworks::pace;
 use headworks::pacing::share::{BYTES, LAYOUT_VERSION};
 use headworks::pacing::{Share, Status};
-use headworks::stage::{clock, testing};
-use headworks::verbs::bringup::Tuning;
+use headworks::runtime::testing;
+use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionChannel, CompletionQueue, CqInit, Device,
     Instant, Payload, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
     SendFlags, SendOp, SendWr, Status as Ended,
 };
-use headworks_shm::{FabricDir, View};
+use headworks_shm::{Registry, View};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// The longest request, which is never cut where it is a SEND.
@@ -35,7 +36,7 @@ struct Other {
 }
 
 impl Other {
-    fn begins(fabric: &FabricDir, device: &str) -> Self {
+    fn begins(fabric: &Registry, device: &str) -> Self {
         let mut process = Command::new("/proc/self/exe")
             .args(["--exact", "--ignored", "--nocapture", "another"])
             .env(DEVICE, device)
@@ -53,7 +54,7 @@ impl Other {
     }
 
     /// One that has opened its device.
-    fn paces(fabric: &FabricDir, device: &str) -> Self {
+    fn paces(fabric: &Registry, device: &str) -> Self {
         let mut other = Self::begins(fabric, device);
         assert_eq!(other.answer(), "open");
         other
@@ -134,11 +135,17 @@ impl Pair {
         let memory = device.alloc(&AllocRequest::of(LONGEST)).expect("memory");
         let region = domain.register(&memory, Access::ALL).expect("registers");
         let start = |qp: &mut dyn QueuePair, psn| {
-            let begun = BringUp::start(device.info(), qp, Tuning::default(), psn, Vec::new());
+            let begun = BringUp::start(
+                device.info(),
+                qp,
+                ConnectionParams::default(),
+                psn,
+                Vec::new(),
+            );
             begun.expect("begins")
         };
         let (mut one, mut other) = (start(&mut *from, 1), start(&mut *to, 2));
-        one.meet(&mut *from, &mut other, &mut *to)
+        one.connect_both(&mut *from, &mut other, &mut *to)
             .expect("connects");
         Self {
             channel,
@@ -256,17 +263,17 @@ fn in_child(f: impl FnOnce() -> bool) -> bool {
 /// This process opens a paced device, and others see that it does.
 fn takes_part(name: &str) -> bool {
     let device = headworks::open(&name.parse().expect("a name")).expect("opens");
-    let fabric = FabricDir::open_default().expect("the registry");
-    let commons = fabric.commons().expect("it can be read");
+    let fabric = Registry::open_default().expect("the registry");
+    let commons = fabric.common_segments().expect("it can be read");
     let is_ours = commons
         .iter()
         .any(|(_, held)| held.process.pid == std::process::id());
     is_ours && pace::look(device.info()).is_some()
 }
 
-fn fresh() -> (tempfile::TempDir, Arc<FabricDir>) {
+fn fresh() -> (tempfile::TempDir, Arc<Registry>) {
     let parent = tempfile::tempdir().expect("a directory");
-    let fabric = FabricDir::at(parent.path().join("fabric")).expect("a fabric");
+    let fabric = Registry::open_at(parent.path().join("fabric")).expect("a fabric");
     (parent, fabric)
 }
 
@@ -278,11 +285,11 @@ struct Seen {
     share: Share,
 }
 
-fn look(fabric: &FabricDir) -> Seen {
-    let commons = fabric.commons().expect("the registry");
+fn look(fabric: &Registry) -> Seen {
+    let commons = fabric.common_segments().expect("the registry");
     let (key, record) = commons.first().expect("somebody paces");
     let one = |(other, held): &(String, _)| {
-        let held: &headworks_shm::CommonRecord = held;
+        let held: &headworks_shm::CommonSegmentRecord = held;
         other == key && held.inode == record.inode
     };
     assert!(commons.iter().all(one), "one RNIC, one memory");
@@ -311,7 +318,7 @@ impl Seen {
     }
 }
 
-fn is_gone(fabric: &FabricDir) -> bool {
+fn is_gone(fabric: &Registry) -> bool {
     !fabric.path().exists()
 }
 
@@ -477,7 +484,9 @@ fn another_version_or_length_is_refused_in_one_line() {
     let key = look(&fabric).key;
     first.leaves();
     for (len, version) in [(BYTES, LAYOUT_VERSION + 1), (BYTES + 64, LAYOUT_VERSION)] {
-        let held = fabric.common_segment(&key, len, version).expect("nobody's");
+        let held = fabric
+            .claim_common_segment(&key, len, version)
+            .expect("nobody's");
         let mut refused = Other::begins(&fabric, "soft:h1,pace");
         let line = refused.answer();
         assert!(

@@ -9,8 +9,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use headworks::net::{Line, NetError, clock, dial_tcp_wait};
 use headworks::pipe::{Direction, Patience, Pipe, PipeError, VERSION};
-use headworks::stage::{ExchangeError, Line, clock, dial_at_by, testing};
+use headworks::runtime::testing;
 use headworks::verbs::{DeviceName, Duration, Instant};
 
 /// How long anything may take: only what hangs fails.
@@ -186,12 +187,12 @@ fn until() -> Instant {
 }
 
 fn call(address: &str) -> Line {
-    dial_at_by(address, until()).expect("it listens")
+    dial_tcp_wait(address, until()).expect("it listens")
 }
 
 fn is_turned_away(line: &mut Line) {
-    let end = line.recv_small_by(until()).expect_err("turned away");
-    assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+    let end = line.recv_control_wait(until()).expect_err("turned away");
+    assert!(matches!(end, NetError::PeerGone), "{end}");
 }
 
 /// Calls of others than pipes of this version, each of which hears that it is turned away.
@@ -213,8 +214,8 @@ fn strange_calls(address: &str) {
     let mut other = call(address);
     let theirs = VERSION + 8;
     let hello = [b"H", &theirs.to_le_bytes()[..], &[0]].concat();
-    other.send_small(&hello).expect("sends");
-    let welcome = other.recv_small_by(until()).expect("a version");
+    other.send_control(&hello).expect("sends");
+    let welcome = other.recv_control_wait(until()).expect("a version");
     assert_eq!(welcome, [b"W", &VERSION.to_le_bytes()[..]].concat());
     is_turned_away(&mut other);
     // Who says nothing is turned away as well, in time; and who greets, and does not go on.

@@ -10,12 +10,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
+use headworks::net::{Line, NetError, clock};
 use headworks::pipe::{Direction, Patience, Pipe, PipeError};
 use headworks::rdma::{self, Listening, RdmaError};
-use headworks::stage::{ExchangeError, Line, clock, testing};
+use headworks::runtime::testing;
 use headworks::verbs::{DeviceName, Duration, Instant};
 use headworks_ibverbs::cm::{CmError, CmListener, Connection, Greeting};
-use headworks_stage::exchange::StreamSetup;
+use headworks_net::QpStreamSetup;
 
 /// How long anything may take: only what hangs fails. The devices may be emulated.
 fn limit() -> Instant {
@@ -43,7 +44,7 @@ fn devices() -> Vec<(DeviceName, IpAddr)> {
     if let Some((_, ip)) = found.first()
         && let Err(why) = CmListener::at(&SocketAddr::new(*ip, 0))
     {
-        testing::skip(why);
+        testing::report_skip(why);
         return Vec::new();
     }
     found
@@ -293,8 +294,11 @@ fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
         });
         let mut met = listening.accept(limit()).expect("one of ours");
         let mut calling = calls.join().expect("calls").line;
-        met.line.send_small(b"hello").expect("sends");
-        assert_eq!(calling.recv_small_by(limit()).expect("a word"), b"hello");
+        met.line.send_control(b"hello").expect("sends");
+        assert_eq!(
+            calling.recv_control_wait(limit()).expect("a word"),
+            b"hello"
+        );
     });
 }
 
@@ -348,8 +352,11 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
         let pipe = listen(&at, "ibv").expect("the one that greets");
         let (other, silent) = calls.join().expect("calls");
         for mut met in silent {
-            let end = met.line.recv_small_by(limit()).expect_err("turned away");
-            assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+            let end = met
+                .line
+                .recv_control_wait(limit())
+                .expect_err("turned away");
+            assert!(matches!(end, NetError::PeerGone), "{end}");
         }
         assert_eq!(run(pipe, false).expect("all"), BYTES);
         other
@@ -358,7 +365,7 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
 }
 
 /// A call as another program would make it, which says `said`.
-fn strange_call(to: &SocketAddr, said: &[u8]) -> Result<(Connection, StreamSetup), CmError> {
+fn strange_call(to: &SocketAddr, said: &[u8]) -> Result<(Connection, QpStreamSetup), CmError> {
     let mut call = Connection::call(to, None)?;
     let route = loop {
         if let Some(route) = call.resolve()? {
@@ -367,7 +374,7 @@ fn strange_call(to: &SocketAddr, said: &[u8]) -> Result<(Connection, StreamSetup
         wait(&call);
     };
     let device = headworks::open(&route.own_device()?).expect("opens");
-    let mut setup = StreamSetup::new(&device).expect("a queue pair");
+    let mut setup = QpStreamSetup::new(&device).expect("a queue pair");
     call.prepare(setup.queue_pair())?;
     setup.post_receives().expect("receives");
     let qpn = setup.queue_pair().qpn();
@@ -379,7 +386,7 @@ fn strange_call(to: &SocketAddr, said: &[u8]) -> Result<(Connection, StreamSetup
 }
 
 fn wait(on: &impl AsFd) {
-    let until = headworks::stage::Until::deadline(limit());
+    let until = headworks::net::WaitLimit::deadline(limit());
     until
         .wait_readable("the connection manager", on)
         .expect("it says something");
@@ -402,7 +409,7 @@ fn a_listener_of_another_kind_is_told_from_ours() {
             };
             let device = caller.route().expect("a way").own_device().expect("a name");
             let device = headworks::open(&device).expect("opens");
-            let mut setup = StreamSetup::new(&device).expect("a queue pair");
+            let mut setup = QpStreamSetup::new(&device).expect("a queue pair");
             caller.prepare(setup.queue_pair()).expect("INIT");
             setup.post_receives().expect("receives");
             // As a program answers that says nothing.
@@ -482,33 +489,33 @@ fn a_line_carries_messages_and_its_end_comes_behind_them() {
     thread::scope(|scope| {
         scope.spawn(|| {
             for at in 0..200 {
-                let sent = other.recv_small_by(limit()).expect("a message");
+                let sent = other.recv_control_wait(limit()).expect("a message");
                 assert!(sent == message(at), "message {at}");
                 other
-                    .send_small(&(at as u32).to_le_bytes())
+                    .send_control(&(at as u32).to_le_bytes())
                     .expect("an answer");
             }
             // Closed with something under way.
-            other.send_small(b"last").expect("the last");
-            other.flush_by(limit()).expect("all is sent");
+            other.send_control(b"last").expect("the last");
+            other.flush_wait(limit()).expect("all is sent");
             drop(other);
         });
         let mut answers = 0u32;
         for at in 0..200 {
             // As many ahead as the line takes.
-            while let Err(ExchangeError::Full) = one.send_small(&message(at)) {
-                let answer = one.recv_small_by(limit()).expect("an answer");
+            while let Err(NetError::Full) = one.send_control(&message(at)) {
+                let answer = one.recv_control_wait(limit()).expect("an answer");
                 assert_eq!(answer, answers.to_le_bytes());
                 answers += 1;
             }
         }
         for answers in answers..200 {
-            let answer = one.recv_small_by(limit()).expect("an answer");
+            let answer = one.recv_control_wait(limit()).expect("an answer");
             assert_eq!(answer, answers.to_le_bytes());
         }
-        assert_eq!(one.recv_small_by(limit()).expect("the last"), b"last");
-        let end = one.recv_small_by(limit()).expect_err("the end");
-        assert!(matches!(end, ExchangeError::PeerGone), "{end}");
+        assert_eq!(one.recv_control_wait(limit()).expect("the last"), b"last");
+        let end = one.recv_control_wait(limit()).expect_err("the end");
+        assert!(matches!(end, NetError::PeerGone), "{end}");
         assert!(one.peer_gone());
     });
 }

@@ -1,6 +1,6 @@
 //! Queue pair attributes as `ibv_modify_qp` wants them: pure.
 
-use headworks_verbs::state::AttrMask;
+use headworks_verbs::qp_state::AttrMask;
 use headworks_verbs::{Access, AhInit, Gid, Lid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
 
 use crate::abi::{self, mask};

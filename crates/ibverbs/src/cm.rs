@@ -154,7 +154,7 @@ impl CmError {
     }
 
     /// Whether an address was asked for at which this machine cannot listen: it is another's, or in use.
-    pub fn is_wrong_address(&self) -> bool {
+    pub fn is_address_unavailable(&self) -> bool {
         matches!(self, Self::System { what: LISTENING, source } if matches!(
             source.kind(),
             io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{
     Completion, CompletionChannel, CompletionQueue, CqId, CqInit, Instant, PollError,
     ResourceError, Status,
@@ -18,7 +18,7 @@ use crate::raw::{Held, Object};
 /// A completion queue of libibverbs.
 pub(crate) struct IbvCq {
     poller: Poller,
-    made_by: Generation,
+    made_by: ForkGeneration,
     pub(crate) cq: Arc<Object<abi::Cq>>,
     id: CqId,
     arm: abi::ReqNotifyCq,

@@ -21,7 +21,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_verbs::{Device, DeviceInfo, DeviceName, Lid, Limits, Mtu, OpenError, Provider};
+use headworks_verbs::{
+    Device, DeviceInfo, DeviceLimits, DeviceName, Lid, Mtu, OpenError, Provider,
+};
 
 use crate::abi;
 use crate::attributes::Port;
@@ -346,14 +348,14 @@ fn positive(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) -> Limits {
+fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) -> DeviceLimits {
     let reads = device.max_qp_rd_atom.min(device.max_qp_init_rd_atom);
     // One number for both kinds of receive queue.
     let max_sge = match device.max_srq {
         1.. => device.max_sge.min(device.max_srq_sge),
         _ => device.max_sge,
     };
-    Limits {
+    DeviceLimits {
         max_qp: positive(device.max_qp),
         max_qp_wr: positive(device.max_qp_wr),
         max_sge: positive(max_sge),

@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{
     Access, AsyncEvent, CompletionQueue, ModifyError, PostError, PostErrorKind, QpAttr, QpCaps,
-    QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendWr, state,
+    QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, ResourceError, SendWr, qp_state,
 };
 
 use crate::abi;
@@ -32,7 +32,7 @@ pub(crate) struct IbvQp {
     /// Whether the state that it was moved to allows to post.
     may_send: bool,
     may_receive: bool,
-    made_by: Generation,
+    made_by: ForkGeneration,
     caps: QpCaps,
     life: Arc<Life>,
     /// When the device is asked for the state.
@@ -209,7 +209,7 @@ impl IbvQp {
         context.pump();
         self.refresh(now_ms);
         let from = self.life.state();
-        let to = state::check(self.life.qp_type, from, attr)?;
+        let to = qp_state::check_transition(self.life.qp_type, from, attr)?;
         context.port.check_way((from, to), attr)?;
         let modify = |(from, to), attr: &QpAttr| {
             let (mut out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);

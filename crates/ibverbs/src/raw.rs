@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{AsyncEvent, CqId, Qpn, SrqId};
 
 use crate::abi::{self, event};
@@ -25,7 +25,7 @@ mod calls;
 pub(crate) struct Raw {
     pub(crate) api: Api,
     context: NonNull<abi::Context>,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 // SAFETY: libibverbs may be called from any thread, several at a time; nothing here is changed but by it.
@@ -102,7 +102,7 @@ pub(crate) fn names(api: &Api) -> io::Result<Vec<String>> {
 impl Raw {
     /// Opens the device called `name`; `None` if there is none.
     pub(crate) fn open(api: &Api, name: &str) -> io::Result<Option<Arc<Self>>> {
-        let made_by = Generation::current();
+        let made_by = ForkGeneration::current();
         let Some(list) = List::new(api)? else {
             return Ok(None);
         };
@@ -133,7 +133,7 @@ impl Raw {
     }
 
     /// Which process, as far as forks go, opened it.
-    pub(crate) fn made_by(&self) -> Generation {
+    pub(crate) fn made_by(&self) -> ForkGeneration {
         self.made_by
     }
 

@@ -115,7 +115,7 @@ fn steps() -> [QpAttr; 3] {
 /// Brings a queue pair from RESET to RTS.
 fn ready(qp: &mut dyn QueuePair, qp_type: QpType) {
     if qp_type == QpType::Ud {
-        headworks_verbs::bringup::start_datagrams(qp, 7, 1).unwrap();
+        headworks_verbs::bringup::bring_up_ud(qp, 7, 1).unwrap();
         return;
     }
     for step in steps() {

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use headworks_ibverbs::IbvProvider;
-use headworks_stage::testing;
-use headworks_verbs::bringup::{Tuning, start_datagrams};
+use headworks_runtime::testing;
+use headworks_verbs::bringup::{ConnectionParams, bring_up_ud};
 use headworks_verbs::{
     Access, AhInit, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Destination,
     Device, GRH_BYTES, Opcode, Payload, Provider, QpCaps, QpInit, QpState, QpType, QueuePair,
@@ -109,10 +109,18 @@ fn connected(device: &Arc<dyn Device>) -> (Side, Side) {
     let (mut one, mut two) = (side(device, QpType::Rc), side(device, QpType::Rc));
     let start = |side: &mut Side, seed| {
         let info = device.info();
-        BringUp::start(info, &mut *side.qp, Tuning::default(), seed, Vec::new()).unwrap()
+        BringUp::start(
+            info,
+            &mut *side.qp,
+            ConnectionParams::default(),
+            seed,
+            Vec::new(),
+        )
+        .unwrap()
     };
     let (mut up, mut other) = (start(&mut one, 11), start(&mut two, 12));
-    up.meet(&mut *one.qp, &mut other, &mut *two.qp).unwrap();
+    up.connect_both(&mut *one.qp, &mut other, &mut *two.qp)
+        .unwrap();
     (one, two)
 }
 
@@ -212,7 +220,7 @@ fn datagrams_arrive_behind_their_header() {
     for device in devices() {
         let (mut one, mut two) = (side(&device, QpType::Ud), side(&device, QpType::Ud));
         for side in [&mut one, &mut two] {
-            start_datagrams(&mut *side.qp, 0x1111, 5).unwrap();
+            bring_up_ud(&mut *side.qp, 0x1111, 5).unwrap();
         }
         // The handle is of the sender's domain, and so made there.
         let pd = device.alloc_pd().unwrap();
@@ -230,7 +238,7 @@ fn datagrams_arrive_behind_their_header() {
             signal_all: true,
         };
         let mut sender = pd.create_qp(&init).unwrap();
-        start_datagrams(&mut *sender, 0x1111, 6).unwrap();
+        bring_up_ud(&mut *sender, 0x1111, 6).unwrap();
         let info = device.info();
         let ah = pd.create_ah(&AhInit {
             dlid: info.lid,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 
 /// A program that makes no call for so long is attended to.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -67,7 +67,7 @@ pub(crate) struct Attendant {
     bell: Arc<Bell>,
     everybody: Mutex<Option<Everybody>>,
     started: Once,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 #[derive(Default)]
@@ -103,7 +103,7 @@ impl Attendant {
             bell: Arc::default(),
             everybody: Mutex::new(Some(everybody)),
             started: Once::new(),
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
         }
     }
 

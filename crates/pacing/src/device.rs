@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{BiasedLock, ProcessId};
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
@@ -43,7 +43,7 @@ pub struct PacedDevice {
     queues: Queues,
     /// Where real time passes.
     attendant: Option<Arc<Attendant>>,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 /// The completion queues made here, as long as anybody has them.
@@ -101,7 +101,7 @@ impl PacedDevice {
             pacing,
             queues,
             attendant,
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
         }
     }
 
@@ -181,7 +181,7 @@ impl PacedDevice {
             channel,
             receives: AtomicBool::new(false),
             armed: AtomicBool::new(false),
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
             calls: Calls::default(),
             attendant: self.attendant.clone(),
             _keeper: self.pacing.keeper.clone(),
@@ -274,7 +274,7 @@ struct PacedPd {
     gid: Gid,
     /// Sizes of the last queue pair: the next has the same, mostly.
     caps: Mutex<Option<Arc<QpCaps>>>,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 impl ProtectionDomain for PacedPd {
@@ -336,7 +336,7 @@ struct PacedCq {
     receives: AtomicBool,
     /// Since it was armed nobody has looked for both receives and completions.
     armed: AtomicBool,
-    made_by: Generation,
+    made_by: ForkGeneration,
     calls: Calls,
     attendant: Option<Arc<Attendant>>,
     _keeper: Option<Arc<dyn Send + Sync>>,

@@ -14,7 +14,7 @@
 //! Nobody believes what is read here: rates are bounded, times compared, rows counted up to their number. Everything
 //! is zero at first, and zero is what everything begins with.
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_shm::primitive::{AtomicU64, Ordering};
 use headworks_shm::{OutOfBounds, ProcessId, View, WordRef};
 use headworks_verbs::{Duration, Instant};
@@ -330,7 +330,7 @@ impl Share {
             us,
             active: 0,
             blocks: Vec::new(),
-            generation: Generation::current(),
+            generation: ForkGeneration::current(),
         })
     }
 
@@ -344,7 +344,7 @@ impl Share {
             return Some(ProcessId { pid, start_time });
         }
         // Killed between its two words, perhaps.
-        ProcessId::is_nobody(pid).then_some(ProcessId { pid, start_time: 0 })
+        ProcessId::is_pid_unused(pid).then_some(ProcessId { pid, start_time: 0 })
     }
 
     fn moves(&self, row: usize) -> clock::Moves<'_> {
@@ -416,7 +416,7 @@ pub struct Member {
     moved_from: WordRef,
     active: u32,
     blocks: Vec<usize>,
-    generation: Generation,
+    generation: ForkGeneration,
 }
 
 impl Member {

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{
     Completion, CompletionQueue, Instant, Opcode, Payload, PollError, PostError, PostErrorKind,
     QpState, QueuePair, SendFlags, SendOp, SendWr, Sge, Status,
@@ -153,7 +153,7 @@ pub(crate) struct Side {
     counts: Counts,
     /// Its program may be asleep, where no timer would wake it.
     sleeps: bool,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 /// What a side is made from.
@@ -208,7 +208,7 @@ impl Side {
             posts_unpolled: 0,
             counts: Counts::default(),
             sleeps: false,
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
             config,
         }
     }

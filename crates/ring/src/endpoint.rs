@@ -7,7 +7,7 @@
 
 mod ring;
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{
     Completion, CompletionQueue, Payload, PostErrorKind, QpState, QueuePair, RecvWr, RemoteAddr,
     SendFlags, SendOp, SendWr, Sge, Status,
@@ -224,7 +224,7 @@ impl Endpoint {
 #[derive(Clone, Copy, Debug)]
 pub struct Usability {
     broken: Option<RingError>,
-    made: Generation,
+    made: ForkGeneration,
 }
 
 impl Usability {
@@ -232,7 +232,7 @@ impl Usability {
     pub fn new() -> Self {
         Self {
             broken: None,
-            made: Generation::current(),
+            made: ForkGeneration::current(),
         }
     }
 

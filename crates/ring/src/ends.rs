@@ -2,7 +2,7 @@
 //! them, and so have the designs that it is compared with. Code that is to run over any of them (a
 //! workload, an oracle) is generic over these; who uses a ring calls it directly.
 
-use headworks_verbs::bringup::{BringUp, BringUpError, Tuning};
+use headworks_verbs::bringup::{BringUp, BringUpError, ConnectionParams};
 use headworks_verbs::{DeviceInfo, QueuePair};
 
 use crate::error::{RingError, SendError};
@@ -18,7 +18,7 @@ pub trait Unconnected {
     fn queue_pair(&mut self) -> &mut dyn QueuePair;
 
     /// How it is to be brought up.
-    fn tuning(&self) -> Tuning;
+    fn connection_params(&self) -> ConnectionParams;
 }
 
 /// An end that is not connected yet, and can be by itself.
@@ -37,11 +37,11 @@ pub fn meet(
     (to, receiving): (&DeviceInfo, &mut impl Unconnected),
     seeds: [u32; 2],
 ) -> Result<(), BringUpError> {
-    let (tuning, greeting) = (sending.tuning(), sending.greeting());
+    let (tuning, greeting) = (sending.connection_params(), sending.greeting());
     let mut here = BringUp::start(from, sending.queue_pair(), tuning, seeds[0], greeting)?;
-    let (tuning, greeting) = (receiving.tuning(), receiving.greeting());
+    let (tuning, greeting) = (receiving.connection_params(), receiving.greeting());
     let mut there = BringUp::start(to, receiving.queue_pair(), tuning, seeds[1], greeting)?;
-    here.meet(sending.queue_pair(), &mut there, receiving.queue_pair())
+    here.connect_both(sending.queue_pair(), &mut there, receiving.queue_pair())
 }
 
 /// The sending end of a channel. Nothing blocks.
@@ -103,8 +103,8 @@ macro_rules! unconnected {
                 self.queue_pair()
             }
 
-            fn tuning(&self) -> Tuning {
-                self.tuning()
+            fn connection_params(&self) -> ConnectionParams {
+                self.connection_params()
             }
         }
     )*};

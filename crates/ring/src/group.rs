@@ -42,7 +42,7 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{Completion, CompletionQueue, Device, PollError, Qpn};
 
 use crate::error::RingError;
@@ -83,7 +83,7 @@ const LOOKS: usize = 8;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let fabric = headworks_shm::FabricDir::at(dir.path().join("fabric"))?;
+/// # let fabric = headworks_shm::Registry::open_at(dir.path().join("fabric"))?;
 /// # let provider = headworks_softnic::SoftProvider::on(fabric);
 /// let (here, there) = (provider.open(&"soft:h1".parse()?)?, provider.open(&"soft:h2".parse()?)?);
 /// let config = RingConfig::variable(128, 64);
@@ -94,11 +94,11 @@ const LOOKS: usize = 8;
 ///     let mut tx = SenderSetup::new(&here, &config)?;
 ///     let mut seat = group.seat()?;
 ///     // What the two ends tell each other goes over any byte stream; here from hand to hand.
-///     let (tuning, hello) = (tx.tuning(), tx.greeting());
+///     let (tuning, hello) = (tx.connection_params(), tx.greeting());
 ///     let mut a = BringUp::start(here.info(), tx.queue_pair(), tuning, 1, hello)?;
-///     let (tuning, hello) = (seat.tuning(), seat.greeting());
+///     let (tuning, hello) = (seat.connection_params(), seat.greeting());
 ///     let mut b = BringUp::start(there.info(), seat.queue_pair(), tuning, 2, hello)?;
-///     a.meet(tx.queue_pair(), &mut b, seat.queue_pair())?;
+///     a.connect_both(tx.queue_pair(), &mut b, seat.queue_pair())?;
 ///     let mut tx = tx.finish(&a.peer().ok_or("no peer")?.payload)?;
 ///     let ring = group.admit(seat, &b.peer().ok_or("no peer")?.payload)?;
 ///     assert_eq!(ring.index(), number);
@@ -141,7 +141,7 @@ pub struct Group {
     /// The completion queue can no longer be polled.
     failed: Option<PollError>,
     /// Which process made it.
-    made: Generation,
+    made: ForkGeneration,
 }
 
 impl Default for Group {
@@ -160,7 +160,7 @@ impl Default for Group {
             completions: Vec::new(),
             board: None,
             failed: None,
-            made: Generation::current(),
+            made: ForkGeneration::current(),
         }
     }
 }

@@ -38,7 +38,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
-//! # let fabric = headworks_shm::FabricDir::at(dir.path().join("fabric"))?;
+//! # let fabric = headworks_shm::Registry::open_at(dir.path().join("fabric"))?;
 //! # let provider = headworks_softnic::SoftProvider::on(fabric);
 //! let (here, there) = (provider.open(&"soft:h1".parse()?)?, provider.open(&"soft:h2".parse()?)?);
 //! let config = RingConfig::variable(128, 64);
@@ -46,11 +46,11 @@
 //! let mut rx = ReceiverSetup::new(&there, &config)?;
 //!
 //! // What the two ends tell each other goes over any byte stream; here from hand to hand.
-//! let (tuning, hello) = (tx.tuning(), tx.greeting());
+//! let (tuning, hello) = (tx.connection_params(), tx.greeting());
 //! let mut a = BringUp::start(here.info(), tx.queue_pair(), tuning, 1, hello)?;
-//! let (tuning, hello) = (rx.tuning(), rx.greeting());
+//! let (tuning, hello) = (rx.connection_params(), rx.greeting());
 //! let mut b = BringUp::start(there.info(), rx.queue_pair(), tuning, 2, hello)?;
-//! a.meet(tx.queue_pair(), &mut b, rx.queue_pair())?;
+//! a.connect_both(tx.queue_pair(), &mut b, rx.queue_pair())?;
 //! let mut tx = tx.finish(&a.peer().ok_or("no peer")?.payload)?;
 //! let mut rx = rx.finish(&b.peer().ok_or("no peer")?.payload)?;
 //!

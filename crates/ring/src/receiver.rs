@@ -75,7 +75,7 @@ impl Receiver {
     ///
     /// Each look that finds nothing takes the tail's cache line from the sender for a moment. Who polls
     /// a stream, rather than for single messages, sends and receives more by looking less often after a
-    /// look in vain; `Spacing` in `headworks_stage` says how often.
+    /// look in vain; `PollInterval` in `headworks_net` says how often.
     #[inline(always)]
     pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
         if let Some(len) = self.quiet_len

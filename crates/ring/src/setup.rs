@@ -7,7 +7,7 @@
 //! ```text
 //! let mut setup = SenderSetup::new(&device, &config)?;
 //! let payload = setup.greeting();
-//! let hello = line.bring_up(device.info(), setup.queue_pair(), setup.tuning(), payload, deadline)?;
+//! let hello = line.bring_up(device.info(), setup.queue_pair(), setup.connection_params(), payload, deadline)?;
 //! let sender = setup.finish(&hello.payload)?;
 //! ```
 
@@ -15,7 +15,7 @@ mod greeting;
 
 use std::sync::Arc;
 
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo,
     ModifyError, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, Region,
@@ -127,7 +127,7 @@ pub fn create_endpoint(
     })?;
     qp.modify(&QpAttr {
         state: Some(QpState::Init),
-        access: Some(Tuning::default().access),
+        access: Some(ConnectionParams::default().access),
         ..QpAttr::default()
     })?;
     Ok(Endpoint::new(qp, repost_at))
@@ -424,8 +424,8 @@ macro_rules! setup {
             }
 
             /// How it is to be brought up.
-            pub fn tuning(&self) -> Tuning {
-                Tuning::default()
+            pub fn connection_params(&self) -> ConnectionParams {
+                ConnectionParams::default()
             }
 
             /// The end of a connected ring; `payload` is the other end's greeting.

@@ -132,7 +132,7 @@ impl Slots {
     #[inline(always)]
     pub(crate) fn expect(&self, offset: usize) {
         if let Some(at) = self.view.ptr_at(ARRAY + offset, 1) {
-            headworks_shm::place::expect_read(at);
+            headworks_shm::ordered_copy::prefetch_read(at);
         }
     }
 

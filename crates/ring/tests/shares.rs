@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use headworks_ring::ends::meet;
 use headworks_ring::{Group, GroupConfig, Mode, RingConfig, RingId, Sender, SenderSetup};
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_softnic::census::{self, ContextCensus};
 use headworks_verbs::{Device, Provider};
@@ -20,7 +20,7 @@ fn descriptors() -> usize {
 }
 
 struct Hosts {
-    fabric: Arc<FabricDir>,
+    fabric: Arc<Registry>,
     left: Arc<dyn Device>,
     right: Arc<dyn Device>,
     _dir: tempfile::TempDir,
@@ -29,7 +29,7 @@ struct Hosts {
 impl Hosts {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let fabric = FabricDir::at(dir.path().join("fabric")).expect("a fabric");
+        let fabric = Registry::open_at(dir.path().join("fabric")).expect("a fabric");
         let provider = SoftProvider::on(fabric.clone());
         let open = |name: &str| provider.open(&name.parse().expect("a name"));
         Self {

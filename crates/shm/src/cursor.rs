@@ -5,7 +5,7 @@
 //! that observes a cursor checks its range against what it knows before it uses the value, because
 //! the other side is not trusted.
 //!
-//! A cursor is 8 bytes. A cursor that is written often has a cache line for itself ([`OwnLine`], or
+//! A cursor is 8 bytes. A cursor that is written often has a cache line for itself ([`PaddedCursor`], or
 //! an offset that is a multiple of 64); a board of many cursors packs eight to a line.
 
 use core::ops::Deref;
@@ -20,11 +20,11 @@ pub struct Cursor(AtomicU64);
 /// A cursor that has a cache line for itself.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub struct OwnLine(Cursor);
+pub struct PaddedCursor(Cursor);
 
-const _: () = assert!(MODELLED || (size_of::<Cursor>() == 8 && size_of::<OwnLine>() == 64));
+const _: () = assert!(MODELLED || (size_of::<Cursor>() == 8 && size_of::<PaddedCursor>() == 64));
 
-impl Deref for OwnLine {
+impl Deref for PaddedCursor {
     type Target = Cursor;
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 //!
 //! A forked child inherits copies of its parent's objects: the same segments, the same registry entries.
 //! They are inert in the child: every operation on them is refused and their `Drop` touches nothing
-//! shared. A child may still make objects of its own, so an object remembers the [`Generation`] that
+//! shared. A child may still make objects of its own, so an object remembers the [`ForkGeneration`] that
 //! made it rather than asking whether a fork ever happened.
 
 use core::ptr;
@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 /// The generation of the first process to arm; a child of it that arms is the next one.
 const FIRST: u64 = 1;
 
-/// What [`WORD`] points to until [`arm`] has run: "not a child".
+/// What [`WORD`] points to until [`start_detection`] has run: "not a child".
 static UNARMED: AtomicU64 = AtomicU64::new(FIRST);
 
 /// The word that the kernel wipes in a child: zero there until the child arms in turn.
@@ -22,12 +22,12 @@ static LAST: AtomicU64 = AtomicU64::new(FIRST);
 
 /// Which process made an object, as far as forks go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Generation(u64);
+pub struct ForkGeneration(u64);
 
-impl Generation {
+impl ForkGeneration {
     /// The generation of the calling process; arms the detection.
     pub fn current() -> Self {
-        arm();
+        start_detection();
         Self(word().load(Relaxed))
     }
 
@@ -41,7 +41,7 @@ impl Generation {
 /// Whether this process was forked from one that had armed.
 ///
 /// Stays true after the child has armed for itself; objects that a child may rightly own compare their
-/// [`Generation`] instead. Before [`arm`] it is false.
+/// [`ForkGeneration`] instead. Before [`start_detection`] it is false.
 #[inline]
 pub fn in_forked_child() -> bool {
     word().load(Relaxed) != FIRST
@@ -49,9 +49,9 @@ pub fn in_forked_child() -> bool {
 
 /// Starts the detection, once per process; everything here that makes an object calls it. In a forked
 /// child it begins a new generation.
-pub fn arm() {
+pub fn start_detection() {
     if ptr::eq(word(), &UNARMED) {
-        install();
+        install_page();
     }
     if word().load(Relaxed) == 0 {
         let next = LAST.fetch_add(1, Relaxed) + 1;
@@ -69,9 +69,9 @@ fn word() -> &'static AtomicU64 {
 }
 
 /// Maps the page and makes it the word; of two threads one wins.
-fn install() {
-    let Some(page) = wiped_page() else {
-        watch_forks();
+fn install_page() {
+    let Some(page) = map_wipe_on_fork_page() else {
+        install_fork_handler();
         return;
     };
     // SAFETY: a fresh page of our own, aligned for anything.
@@ -91,7 +91,7 @@ fn page_len() -> usize {
 }
 
 /// A private page that is empty in a forked child, or `None` where the kernel has no such thing.
-fn wiped_page() -> Option<*mut libc::c_void> {
+fn map_wipe_on_fork_page() -> Option<*mut libc::c_void> {
     // SAFETY: a new anonymous mapping at an address of the kernel's choice.
     let page = unsafe {
         libc::mmap(
@@ -117,7 +117,7 @@ fn wiped_page() -> Option<*mut libc::c_void> {
 
 /// Without wiped pages (Linux before 4.14, some sandboxes) libc's fork handler does the wiping; it misses
 /// only forks made by raw system calls.
-fn watch_forks() {
+fn install_fork_handler() {
     extern "C" fn wipe() {
         UNARMED.store(0, Relaxed);
     }
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_child_knows_and_its_parent_is_untouched() {
-        arm();
+        start_detection();
         assert!(!in_forked_child());
         assert_eq!(in_child(|| i32::from(in_forked_child())), 1);
         assert!(!in_forked_child());
@@ -159,11 +159,11 @@ mod tests {
 
     #[test]
     fn a_child_may_start_a_generation_of_its_own() {
-        let ours = Generation::current();
+        let ours = ForkGeneration::current();
         assert!(!ours.is_foreign());
         let verdict = in_child(|| {
             let before = ours.is_foreign();
-            let theirs = Generation::current();
+            let theirs = ForkGeneration::current();
             let after = ours.is_foreign();
             let grandchild = in_child(|| i32::from(theirs.is_foreign() && ours.is_foreign())) == 1;
             i32::from(before && after && !theirs.is_foreign() && grandchild && in_forked_child())

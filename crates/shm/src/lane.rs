@@ -6,22 +6,22 @@
 //! what others complete for it, and what it completes itself until all that is consumed, takes the
 //! queue. Values of that producer never overtake each other:
 //!
-//! - from the lane to the queue: [`take_in_order`] looks at the queue, then empties the lane, and
+//! - from the lane to the queue: [`pop_in_order`] looks at the queue, then empties the lane, and
 //!   only then takes from the queue;
-//! - from the queue to the lane: the [`Detour`] is over when its last value was [consumed](retire).
+//! - from the queue to the lane: the [`LaneBypass`] is over when its last value was [consumed](retire).
 //!
 //! [`SlotQueue`]: crate::SlotQueue
 
-use crate::cursor::{Consumer, OwnLine, Producer};
+use crate::cursor::{Consumer, PaddedCursor, Producer};
 use crate::primitive::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
-use crate::slots::{OnlyConsumer, ShmSafe, SlotError};
+use crate::slot_queue::{ShmSafe, SingleConsumer, SlotError};
 
 /// A queue of one producer and one consumer.
 #[derive(Debug)]
 pub struct Lane<T> {
     claimed: AtomicBool,
-    tail: OwnLine,
-    head: OwnLine,
+    tail: PaddedCursor,
+    head: PaddedCursor,
     producer: UnsafeCell<Producer>,
     consumer: UnsafeCell<Consumer>,
     slots: Box<[UnsafeCell<T>]>,
@@ -41,8 +41,8 @@ impl<T: Default> Lane<T> {
         assert!(capacity.is_power_of_two(), "capacity {capacity}");
         Self {
             claimed: AtomicBool::new(false),
-            tail: OwnLine::default(),
-            head: OwnLine::default(),
+            tail: PaddedCursor::default(),
+            head: PaddedCursor::default(),
             producer: UnsafeCell::new(Producer::new(capacity as u64, 0)),
             consumer: UnsafeCell::new(Consumer::new(capacity as u64, 0)),
             slots: (0..capacity)
@@ -114,7 +114,7 @@ impl<T> Lane<T> {
 
     /// How many were taken, ever; may be asked by anybody.
     #[inline(always)]
-    pub fn taken(&self) -> u64 {
+    pub fn popped(&self) -> u64 {
         self.head.observe()
     }
 
@@ -132,9 +132,9 @@ impl<T> Lane<T> {
 ///
 /// For one thread at a time, as [`Lane::pop`].
 #[inline(always)]
-pub unsafe fn take_in_order<T: ShmSafe>(
+pub unsafe fn pop_in_order<T: ShmSafe>(
     lane: &Lane<T>,
-    queue: &mut OnlyConsumer<T>,
+    queue: &mut SingleConsumer<T>,
     queued: bool,
     most: usize,
     mut take: impl FnMut(usize, &T),
@@ -164,15 +164,15 @@ pub unsafe fn take_in_order<T: ShmSafe>(
 
 /// How far the producer that has the lane sent values past it: the number of the last one.
 #[derive(Debug)]
-pub struct Detour(AtomicU64);
+pub struct LaneBypass(AtomicU64);
 
-impl Default for Detour {
+impl Default for LaneBypass {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Detour {
+impl LaneBypass {
     /// None yet.
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
@@ -180,7 +180,7 @@ impl Detour {
 
     /// Value `number` is about to take the queue.
     #[inline]
-    pub fn take(&self, number: u64) {
+    pub fn record(&self, number: u64) {
         self.0.store(number, Ordering::Release);
     }
 
@@ -198,7 +198,7 @@ impl Detour {
 pub fn retire(retired: &AtomicU64, number: u64) {
     // What is from before a reset is behind what that has retired.
     if number > retired.load(Ordering::Relaxed) {
-        // Pairs with `Detour::is_over`.
+        // Pairs with `LaneBypass::is_over`.
         retired.store(number, Ordering::Release);
     }
 }

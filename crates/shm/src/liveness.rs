@@ -11,7 +11,7 @@ use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::segment::{open_as, open_of};
+use crate::segment::{open_fd_of, open_fd_with};
 
 /// One process, for good: another that later gets the same id differs in its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,11 +33,11 @@ fn is_gone(error: &io::Error) -> bool {
 impl ProcessId {
     /// The calling process. Fails only where `/proc` is not readable.
     pub fn current() -> io::Result<Self> {
-        Self::of(std::process::id())
+        Self::of_pid(std::process::id())
     }
 
     /// The process that has the id `pid` now.
-    pub fn of(pid: u32) -> io::Result<Self> {
+    pub fn of_pid(pid: u32) -> io::Result<Self> {
         Ok(Self {
             pid,
             start_time: read_stat(pid)?.start_time,
@@ -45,7 +45,7 @@ impl ProcessId {
     }
 
     /// Whether no process has the id `pid` now, for certain.
-    pub fn is_nobody(pid: u32) -> bool {
+    pub fn is_pid_unused(pid: u32) -> bool {
         match read_stat(pid) {
             Ok(stat) => stat.is_dead(),
             Err(error) => is_gone(&error),
@@ -82,16 +82,16 @@ impl ProcessId {
         }
     }
 
-    /// Opens descriptor `fd_number` of this process for reading and writing, see [`open_of`].
+    /// Opens descriptor `fd_number` of this process for reading and writing, see [`open_fd_of`].
     ///
     /// Fails with `NotFound` if the process is dead or ending, also when another has taken over its id.
     pub fn open_fd(&self, fd_number: i32) -> io::Result<OwnedFd> {
-        self.still_this(open_of(self.pid, fd_number))
+        self.check_same_process(open_fd_of(self.pid, fd_number))
     }
 
     /// [`open_fd`](Self::open_fd), for reading only.
-    pub fn open_fd_to_read(&self, fd_number: i32) -> io::Result<OwnedFd> {
-        self.still_this(open_as(self.pid, fd_number, OFlags::RDONLY))
+    pub fn open_fd_read_only(&self, fd_number: i32) -> io::Result<OwnedFd> {
+        self.check_same_process(open_fd_with(self.pid, fd_number, OFlags::RDONLY))
     }
 
     /// The name of its command, at most 15 bytes of anything, as `ps` shows it; `None` if it is dead.
@@ -119,7 +119,7 @@ impl ProcessId {
     }
 
     /// What was opened of this process, unless another may have had its id by then.
-    fn still_this(&self, opened: io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    fn check_same_process(&self, opened: io::Result<OwnedFd>) -> io::Result<OwnedFd> {
         match opened {
             // Alive after the opening means that the opening was of this process and no later one.
             Ok(fd) if self.runs()? => Ok(fd),
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_killed_and_unreaped_child_is_dead() {
         let mut child = sleeper();
-        let id = ProcessId::of(child.id()).expect("child's stat");
+        let id = ProcessId::of_pid(child.id()).expect("child's stat");
         assert!(id.is_alive());
         let pidfd = id.open_pidfd().expect("pidfd").expect("alive");
         assert!(!pidfd_is_dead(pidfd.as_fd()));
@@ -270,8 +270,8 @@ mod tests {
                 .stdin(Stdio::piped())
                 .spawn()
                 .expect("sleep starts");
-            let id = ProcessId::of(child.id()).expect("child's stat");
-            id.open_fd_to_read(0).expect("a pipe");
+            let id = ProcessId::of_pid(child.id()).expect("child's stat");
+            id.open_fd_read_only(0).expect("a pipe");
             child.kill().expect("kill");
             let pidfd = id.open_pidfd().expect("pidfd");
             loop {
@@ -279,7 +279,7 @@ mod tests {
                 let dead = pidfd
                     .as_ref()
                     .is_none_or(|pidfd| pidfd_is_dead(pidfd.as_fd()));
-                if let Err(error) = id.open_fd_to_read(0) {
+                if let Err(error) = id.open_fd_read_only(0) {
                     assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
                 } else {
                     assert!(!dead);
@@ -310,7 +310,7 @@ mod tests {
             ..us
         };
         assert_eq!(later.age(), std::time::Duration::ZERO);
-        assert!(later.open_fd_to_read(0).is_err());
+        assert!(later.open_fd_read_only(0).is_err());
     }
 
     #[test]

@@ -9,13 +9,13 @@
 //! | models of | say |
 //! |---|---|
 //! | [`cursor`](crate::cursor) | a pair of cursors orders every access to what they count |
-//! | [`slots`](crate::slots) | producers and consumers lose and double nothing; a slot is used again only when it was read; a death between claim and commit wedges nobody |
-//! | its `OnlyProducer` | so beside consumers of both kinds, and beside a recovery; what `claim_pop_if` takes fitted, what it leaves did not, whole, also where the slot is used again meanwhile |
+//! | [`slot_queue`](crate::slot_queue) | producers and consumers lose and double nothing; a slot is used again only when it was read; a death between claim and commit wedges nobody |
+//! | its `SingleProducer` | so beside consumers of both kinds, and beside a recovery; what `claim_pop_if` takes fitted, what it leaves did not, whole, also where the slot is used again meanwhile |
 //! | [`lane`](crate::lane) | lane and queue do not overtake each other |
-//! | [`sender`](crate::sender) | who takes memory away has it to himself; a row is asked for the process that has it; wherever a sender dies, each receive is completed or there again, once; a row that has changed hands is not buried |
-//! | [`bell`](crate::bell) | work is seen, or rung for |
-//! | [`marks`](crate::marks) | no mark is lost or taken twice, and who takes one sees what was stored before it |
-//! | [`biased`](crate::biased) | an owner and its revoker exclude each other, in either phase and between |
+//! | [`sender_row`](crate::sender_row) | who takes memory away has it to himself; a row is asked for the process that has it; wherever a sender dies, each receive is completed or there again, once; a row that has changed hands is not buried |
+//! | [`event_count`](crate::event_count) | work is seen, or rung for |
+//! | [`dirty_set`](crate::dirty_set) | no mark is lost or taken twice, and who takes one sees what was stored before it |
+//! | [`biased_lock`](crate::biased_lock) | an owner and its revoker exclude each other, in either phase and between |
 //! | `headworks-pacing`'s `clock` | nobody gets more than the clock was moved by; what is forgiven is the dead one's last move, once |
 
 pub use imp::{

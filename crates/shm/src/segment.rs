@@ -3,7 +3,7 @@
 //! A segment is one page-sized [header](LAYOUT_VERSION) and the payload after it. It is allocated in full when made,
 //! so that touching it later cannot fail (SIGBUS), and sealed against shrinking and growing, so that no
 //! process that holds it can make another's access fail. Segments have no names: another process gets the
-//! descriptor over a Unix socket or opens it through the owner's `/proc` entry ([`open_of`]).
+//! descriptor over a Unix socket or opens it through the owner's `/proc` entry ([`open_fd_of`]).
 //!
 //! One thing is left that a broken process can do to what it may write: punch holes. Only the seal against
 //! writing forbids that, and it forbids all writing. A hole reads as zeros, which are values like any
@@ -17,11 +17,11 @@ use std::ptr;
 use rustix::fs::{Mode, OFlags, SealFlags, fcntl_get_seals, fstat, open};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::fork::Generation;
+use crate::fork::ForkGeneration;
 
 mod create;
 mod header;
-pub(crate) mod space;
+pub(crate) mod memory_limits;
 
 pub use header::LAYOUT_VERSION;
 use header::{HEADER_BYTES, Header};
@@ -68,7 +68,7 @@ pub enum PageKind {
 #[non_exhaustive]
 pub enum SegmentError {
     /// There is not enough memory, or a limit forbids using it.
-    #[error("{}", space::no_space_line(*.wanted, *.available, .limit))]
+    #[error("{}", memory_limits::no_space_line(*.wanted, *.available, .limit))]
     NoSpace {
         /// Bytes that would be enough.
         wanted: u64,
@@ -115,7 +115,7 @@ pub struct SharedSegment {
     mapped: usize,
     len: usize,
     pages: PageKind,
-    generation: Generation,
+    generation: ForkGeneration,
 }
 
 // SAFETY: the mapping belongs to the segment, not to a thread; all access is through raw pointers whose
@@ -138,7 +138,7 @@ impl SharedSegment {
     /// [`attach`](Self::attach) for who knows by other means what segment it is, and that this software's version made
     /// it. What its header says is not looked at, as whoever shares the payload may have written over it. The payload is
     /// all of the file behind it, which may be a little more than was asked for.
-    pub fn attach_known(fd: OwnedFd) -> Result<Self, SegmentError> {
+    pub fn attach_without_header_check(fd: OwnedFd) -> Result<Self, SegmentError> {
         let behind = |_: &Header, file: usize| Ok(file - HEADER_BYTES);
         Self::attach_as(fd, ProtFlags::READ | ProtFlags::WRITE, behind)
     }
@@ -179,7 +179,7 @@ impl SharedSegment {
             mapped,
             len,
             pages,
-            generation: Generation::current(),
+            generation: ForkGeneration::current(),
         })
     }
 
@@ -227,12 +227,12 @@ impl Drop for SharedSegment {
 /// Needs the same user, and that the process does not hide itself (`PR_SET_DUMPABLE`). Only memory files
 /// and pipes are opened: the number may come from a peer, and opening anything else could have effects.
 /// The id may have changed hands; [`ProcessId::open_fd`](crate::ProcessId::open_fd) rules that out.
-pub fn open_of(pid: u32, fd_number: i32) -> io::Result<OwnedFd> {
-    open_as(pid, fd_number, OFlags::RDWR)
+pub fn open_fd_of(pid: u32, fd_number: i32) -> io::Result<OwnedFd> {
+    open_fd_with(pid, fd_number, OFlags::RDWR)
 }
 
-/// [`open_of`], for reading or writing or both.
-pub(crate) fn open_as(pid: u32, fd_number: i32, access: OFlags) -> io::Result<OwnedFd> {
+/// [`open_fd_of`], for reading or writing or both.
+pub(crate) fn open_fd_with(pid: u32, fd_number: i32, access: OFlags) -> io::Result<OwnedFd> {
     use rustix::fs::FileType;
 
     let path = format!("/proc/{pid}/fd/{fd_number}");
@@ -255,7 +255,7 @@ fn map(fd: &OwnedFd, mapped: usize, protection: ProtFlags) -> Result<*mut u8, Se
     let base = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, fd, 0) };
     match base {
         Ok(base) => Ok(base.cast()),
-        Err(errno) => Err(space::explain(errno, "mmap", mapped as u64)),
+        Err(errno) => Err(memory_limits::explain(errno, "mmap", mapped as u64)),
     }
 }
 

@@ -5,9 +5,9 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::bell::Bell;
 use crate::cursor::Cursor;
-use crate::place::{expect_read, place};
+use crate::event_count::EventCount;
+use crate::ordered_copy::{copy_in_order, prefetch_read};
 use crate::primitive::{AtomicU64, MODELLED};
 use crate::segment::SharedSegment;
 
@@ -77,21 +77,21 @@ impl View {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(offset, into.len(), 1)?;
         // SAFETY: checked to be within the view; `into` is ours, so they do not overlap.
-        unsafe { place(into.as_mut_ptr(), from.as_ptr(), into.len()) };
+        unsafe { copy_in_order(into.as_mut_ptr(), from.as_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Copies bytes in, in ascending order and whole words, see [`place`].
+    /// Copies bytes in, in ascending order and whole words, see [`copy_in_order`].
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(offset, bytes.len(), 1)?;
         // SAFETY: checked to be within the view; `bytes` is a reference, so they do not overlap.
-        unsafe { place(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
+        unsafe { copy_in_order(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     /// Copies `len` bytes from `from` to another view, or to a part of this one that they do not overlap; in
-    /// ascending order and whole words, see [`place`].
+    /// ascending order and whole words, see [`copy_in_order`].
     #[inline]
     pub fn copy(&self, from: usize, to: &Self, at: usize, len: usize) -> Result<(), OutOfBounds> {
         let source = self.at(from, len, 1)?;
@@ -107,14 +107,14 @@ impl View {
             });
         }
         // SAFETY: both checked to be within their views, and not to overlap.
-        unsafe { place(target.as_ptr(), source.as_ptr(), len) };
+        unsafe { copy_in_order(target.as_ptr(), source.as_ptr(), len) };
         Ok(())
     }
 
     /// Hints that the line at `offset` will be used soon. Never faults, wherever that is.
     #[inline]
-    pub fn expect(&self, offset: usize) {
-        expect_read(self.ptr.as_ptr().wrapping_add(offset));
+    pub fn prefetch(&self, offset: usize) {
+        prefetch_read(self.ptr.as_ptr().wrapping_add(offset));
     }
 
     /// The cursor at `offset`, a multiple of 8.
@@ -133,11 +133,11 @@ impl View {
         })
     }
 
-    /// The bell at `offset`, a multiple of 4.
+    /// The event count at `offset`, a multiple of 4.
     #[inline]
-    pub fn bell(&self, offset: usize) -> Result<&Bell, OutOfBounds> {
-        let at = self.at_typed::<Bell>(offset)?;
-        // SAFETY: in bounds, aligned, alive as long as `self`, and any 4 bytes are a bell.
+    pub fn event_count(&self, offset: usize) -> Result<&EventCount, OutOfBounds> {
+        let at = self.at_typed::<EventCount>(offset)?;
+        // SAFETY: in bounds, aligned, alive as long as `self`, and any 4 bytes are an event count.
         Ok(unsafe { at.as_ref() })
     }
 
@@ -159,7 +159,7 @@ impl View {
 
     /// The eight words of the cache line at `offset`, a multiple of 64.
     #[inline(always)]
-    pub fn line(&self, offset: usize) -> Result<&[AtomicU64; 8], OutOfBounds> {
+    pub fn cache_line(&self, offset: usize) -> Result<&[AtomicU64; 8], OutOfBounds> {
         if MODELLED || !offset.is_multiple_of(64) {
             let available = self.len;
             let (len, align) = (64, 64);
@@ -330,10 +330,14 @@ mod tests {
         assert_eq!(view.words(128, 16).map(<[_]>::len), Ok(16));
         assert!(view.words(128, 17).is_err() && view.words(4, 1).is_err());
         assert!(view.words(0, usize::MAX).is_err());
-        assert!(view.line(192).is_ok());
-        assert!(view.line(8).is_err() && view.line(256).is_err() && view.line(200).is_err());
-        assert!(view.bell(252).is_ok());
-        assert!(view.bell(254).is_err() && view.bell(256).is_err());
+        assert!(view.cache_line(192).is_ok());
+        assert!(
+            view.cache_line(8).is_err()
+                && view.cache_line(256).is_err()
+                && view.cache_line(200).is_err()
+        );
+        assert!(view.event_count(252).is_ok());
+        assert!(view.event_count(254).is_err() && view.event_count(256).is_err());
         assert!(view.cursor(248).is_ok());
         assert!(view.cursor(252).is_err() && view.cursor(256).is_err());
     }
@@ -361,7 +365,7 @@ mod tests {
         let cursor = part.cursor_ref(0).expect("fits");
         whole.cursor(64).expect("fits").publish(9);
         let word = part.word_ref(8).expect("fits");
-        whole.line(64).expect("fits")[1].store(5, crate::primitive::Ordering::Relaxed);
+        whole.cache_line(64).expect("fits")[1].store(5, crate::primitive::Ordering::Relaxed);
         drop((whole, part));
         assert_eq!(cursor.observe(), 9);
         assert_eq!(word.load(crate::primitive::Ordering::Relaxed), 5);

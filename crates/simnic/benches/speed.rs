@@ -4,8 +4,8 @@
 //! `headworks experiment run sim-speed` measures the same with repeats, and writes it down.
 
 use headworks_baselines::{Window, Writes};
+use headworks_net::clock;
 use headworks_simnic::{Preset, Setting, SimProvider};
-use headworks_stage::clock;
 use headworks_verbs::{Device, Provider};
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks_stage::Alarm;
+use headworks_net::EventFd;
 use headworks_verbs::{CompletionChannel, CqId, ResourceError};
 
 /// Where completion queues put their events.
@@ -18,7 +18,7 @@ struct Inner {
     opened: u32,
     /// One of its network's, who counts them.
     _counted: Arc<()>,
-    alarm: Alarm,
+    alarm: EventFd,
     events: Mutex<VecDeque<u32>>,
 }
 
@@ -27,7 +27,7 @@ impl Channel {
         Ok(Self(Arc::new(Inner {
             opened,
             _counted: counted,
-            alarm: Alarm::new()?,
+            alarm: EventFd::new()?,
             events: Mutex::default(),
         })))
     }
@@ -39,7 +39,7 @@ impl Channel {
     pub(crate) fn push(&self, cq: u32) {
         let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.push_back(cq);
-        self.0.alarm.ring();
+        self.0.alarm.signal();
     }
 }
 
@@ -52,7 +52,7 @@ impl CompletionChannel for Channel {
         let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
         let next = events.pop_front();
         if events.is_empty() {
-            self.0.alarm.silence();
+            self.0.alarm.clear();
         }
         Ok(next.map(CqId))
     }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_stage::Alarm;
+use headworks_net::EventFd;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AhKey, AllocRequest, AsyncEvent, Buffer, Completion,
     CompletionChannel, CompletionQueue, CqCounters, CqId, CqInit, Device, DeviceInfo, Instant,
@@ -49,7 +49,7 @@ pub(crate) struct SimDevice {
     /// Which opening this is: what others made is none of its objects.
     pub(crate) opened: u32,
     pub(crate) info: DeviceInfo,
-    pub(crate) alarm: Arc<Alarm>,
+    pub(crate) alarm: Arc<EventFd>,
 }
 
 impl Device for SimDevice {
@@ -156,7 +156,7 @@ impl Device for SimDevice {
         let host = &mut model.hosts[self.host as usize];
         let next = host.async_events.pop_front();
         if host.async_events.is_empty() {
-            self.alarm.silence();
+            self.alarm.clear();
         }
         next
     }
@@ -462,7 +462,7 @@ struct SimQp {
     qpn: Qpn,
     caps: QpCaps,
     has_srq: bool,
-    limits: headworks_verbs::Limits,
+    limits: headworks_verbs::DeviceLimits,
     // Outlive it.
     _cqs: (Arc<dyn CompletionQueue>, Arc<dyn CompletionQueue>),
     _srq: Option<Arc<dyn SharedReceiveQueue>>,

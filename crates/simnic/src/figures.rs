@@ -26,7 +26,7 @@ struct Counted {
 }
 
 impl Figures {
-    /// What the play that runs has counted up to now, for an actor or for the director between two polls; what the
+    /// What the play that runs has counted up to now, for an actor or for the coordinator between two polls; what the
     /// step that asks has computed is not among it. `None` where none runs.
     pub fn now(&self) -> Option<Usage> {
         let running = self.lock().running.clone()?;
@@ -34,7 +34,7 @@ impl Figures {
         Some(usage)
     }
 
-    /// What the last play had counted when it ended, that is, when its [`Running`](headworks_stage::Running) was let go of.
+    /// What the last play had counted when it ended, that is, when its [`RunningScenario`](headworks_runtime::RunningScenario) was let go of.
     pub fn last(&self) -> Option<Usage> {
         self.lock().last.clone()
     }

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::place::place;
+use headworks_shm::ordered_copy::copy_in_order;
 use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Sge, Status};
 
 /// Memory of a simulated host.
@@ -291,7 +291,7 @@ pub(crate) fn copy(to: Span, from: Span) {
     let apart = to.start.addr().abs_diff(from.start.addr()) as u64 >= to.len;
     if apart {
         // SAFETY: both are mapped for their length while the spans are used, and do not overlap.
-        unsafe { place(to.start, from.start, from.len as usize) };
+        unsafe { copy_in_order(to.start, from.start, from.len as usize) };
     } else {
         // SAFETY: as above, but that they overlap: a program writes a region onto itself.
         unsafe { std::ptr::copy(from.start, to.start, from.len as usize) };

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::{
-    Device, DeviceInfo, DeviceName, Duration, Instant, Limits, Mtu, OpenError, Promises, Provider,
+    Device, DeviceInfo, DeviceLimits, DeviceName, Duration, Instant, Mtu, OpenError, Promises,
+    Provider,
 };
 
 use crate::device::{Shared, SimDevice};
@@ -199,7 +200,7 @@ fn info(name: &DeviceName, preset: &Preset) -> DeviceInfo {
         lid: None,
         mtu,
         numa_node: None,
-        limits: Limits {
+        limits: DeviceLimits {
             max_qp: 1 << 17,
             max_qp_wr: 1 << 15,
             max_sge: 30,

@@ -1,7 +1,7 @@
 //! The world of virtual time: actors on the cores of simulated hosts, stepped one after the other.
 //!
 //! Each part has a host of its own, called by its role, unless its device says `host=NAME`. Its steps run
-//! on a core, where they take the time that the device's calls and [`Cx::charge`](headworks_stage::Cx::charge)
+//! on a core, where they take the time that the device's calls and [`ActorContext::charge`](headworks_runtime::ActorContext::charge)
 //! cost; what happens in the network meanwhile is worked out whenever somebody looks. The same play and seed
 //! come out the same, to the byte: there is one thread, and no clock but the model's.
 
@@ -9,10 +9,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks_stage::actor::{Mail, MailError};
-use headworks_stage::cast::{Cast, Opener, Part, Play};
-use headworks_stage::world::{Death, Event, Outcome, Running, StageError, World};
-use headworks_stage::{Actor, Change, Cx, MESSAGE_COST, Step, WakeFd, caught};
+use headworks_runtime::{
+    Actor, ActorContext, MESSAGE_OVERHEAD, Step, WakeCondition, WakeFd, catch_failure,
+};
+use headworks_runtime::{ActorInit, ActorRegistry, DeviceOpener, Scenario};
+use headworks_runtime::{
+    ActorOutcome, ProcessExit, RunningScenario, ScenarioError, ScenarioEvent, World,
+};
+use headworks_runtime::{Mail, MailError};
 use headworks_verbs::{DeviceName, Duration};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -37,12 +41,12 @@ const LEAST: Ps = NS;
 const SPIN: Ps = 30 * NS;
 /// How often one that spins reads the clock, as far as it can tell.
 const GLANCE: Duration = Duration::from_nanos(500);
-/// Steps and events that one poll of the director's may take.
+/// Steps and events that one poll of the coordinator's may take.
 const BUDGET: u64 = 1 << 16;
 
 /// Runs plays in virtual time.
 pub struct SimWorld {
-    cast: Cast,
+    cast: ActorRegistry,
     preset: Preset,
     seed: u64,
     figures: Arc<Figures>,
@@ -54,7 +58,7 @@ pub struct SimWorld {
 
 impl SimWorld {
     /// A world of these actors, with machines of this preset. The seed decides what chance does.
-    pub fn new(cast: Cast, preset: Preset, seed: u64) -> Self {
+    pub fn new(cast: ActorRegistry, preset: Preset, seed: u64) -> Self {
         Self {
             cast,
             preset,
@@ -105,7 +109,7 @@ impl SimWorld {
 }
 
 impl World for SimWorld {
-    fn start(&self, play: &Play) -> Result<Box<dyn Running>, StageError> {
+    fn start(&self, play: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError> {
         let roles = play.check()?;
         let mut model = Model::new(self.preset.clone(), self.seed);
         let mut moments = VecDeque::new();
@@ -135,14 +139,14 @@ impl World for SimWorld {
             moments,
             now: 0,
         };
-        for spec in &play.parts {
+        for spec in &play.actors {
             let host_name = host_of(spec.device.as_ref(), &spec.role);
             let host = troupe.model.lock().host(&host_name);
-            let host = host.map_err(|source| StageError::System {
+            let host = host.map_err(|source| ScenarioError::System {
                 what: "a simulated host".to_owned(),
                 source,
             })?;
-            let part = Part {
+            let part = ActorInit {
                 spec: spec.clone(),
                 opener: opener(&troupe.model, &spec.role),
             };
@@ -163,7 +167,7 @@ fn host_of(device: Option<&DeviceName>, role: &str) -> String {
 }
 
 /// Opens devices of the host of a part.
-fn opener(model: &Shared, role: &str) -> Opener {
+fn opener(model: &Shared, role: &str) -> DeviceOpener {
     let (model, role) = (model.clone(), role.to_owned());
     Arc::new(move |name| {
         let host = host_of(Some(name), &role);
@@ -185,8 +189,8 @@ struct Troupe {
     cores: BTreeMap<(u32, usize), Ps>,
     /// Who waits for something on a host.
     parked: BTreeMap<u32, BTreeSet<usize>>,
-    told: VecDeque<Event>,
-    outcomes: BTreeMap<String, Outcome>,
+    told: VecDeque<ScenarioEvent>,
+    outcomes: BTreeMap<String, ActorOutcome>,
     interrupted: bool,
     /// When rules are asked who dies.
     moments: VecDeque<Ps>,
@@ -200,11 +204,11 @@ struct Player {
     /// `None` once it has ended.
     actor: Option<Box<dyn Actor>>,
     /// How it ends, and when its last step is over: until then it is there, and all that it has.
-    ending: Option<(Ps, Outcome)>,
+    ending: Option<(Ps, ActorOutcome)>,
     turn: u64,
     stopped: bool,
     /// What it waits for, while it waits.
-    waits: Option<Change>,
+    waits: Option<WakeCondition>,
     /// When its turn is at the latest; never if it waits for something without end.
     wakes_at: Ps,
     mail: VecDeque<(Ps, Mail)>,
@@ -224,7 +228,7 @@ impl Player {
 
 impl Troupe {
     /// Makes the actor of a part, at the beginning of time.
-    fn enter(&mut self, cast: &Cast, part: Part, host: u32) {
+    fn enter(&mut self, cast: &ActorRegistry, part: ActorInit, host: u32) {
         let index = self.actors.len();
         let cores = self.model.lock().preset.cores as usize;
         let before = self.actors.iter().filter(|player| player.host == host);
@@ -237,7 +241,7 @@ impl Troupe {
             until: 0,
         });
         self.act(host, 0);
-        let made = caught(|| cast.construct(&part));
+        let made = catch_failure(|| cast.construct(&part));
         let (end, _) = self.rest();
         let (actor, ended) = match made {
             Ok(actor) => (Some(actor), None),
@@ -296,12 +300,12 @@ impl Troupe {
     }
 
     /// An actor's step was its last: it ends when that does, after all that happens meanwhile.
-    fn ends(&mut self, index: usize, at: Ps, outcome: Outcome) {
+    fn ends(&mut self, index: usize, at: Ps, outcome: ActorOutcome) {
         self.actors[index].ending = Some((at, outcome));
         self.wake(index, at);
     }
 
-    fn ended(&mut self, index: usize, outcome: Outcome) {
+    fn ended(&mut self, index: usize, outcome: ActorOutcome) {
         // What its objects do when they go they do now.
         let (host, now) = (self.actors[index].host, self.present());
         self.act(host, now);
@@ -313,7 +317,7 @@ impl Troupe {
         player.mail.clear();
         let role = player.role.clone();
         self.outcomes.insert(role.clone(), outcome.clone());
-        self.told.push_back(Event::Ended { role, outcome });
+        self.told.push_back(ScenarioEvent::Ended { role, outcome });
     }
 
     /// The time that nothing happens before any more.
@@ -372,7 +376,7 @@ impl Troupe {
             }
             let dies = self.model.lock().dies(player.host, &player.role, self.now);
             if dies {
-                self.ended(index, Outcome::Died(Death::Signal(9)));
+                self.ended(index, ActorOutcome::Died(ProcessExit::Signal(9)));
             }
         }
     }
@@ -429,7 +433,7 @@ impl Troupe {
             outbox: Vec::new(),
             reports: Vec::new(),
         };
-        let step = caught(|| actor.step(&mut Cx::new(&mut desk)));
+        let step = catch_failure(|| actor.step(&mut ActorContext::new(&mut desk)));
         let (inbox, waiting) = (desk.inbox, desk.waiting);
         let (outbox, reports) = (desk.outbox, desk.reports);
         let player = &mut self.actors[index];
@@ -441,7 +445,7 @@ impl Troupe {
         self.model.lock().note_step(index, at, end);
         for bytes in reports {
             let role = self.actors[index].role.clone();
-            self.told.push_back(Event::Report { role, bytes });
+            self.told.push_back(ScenarioEvent::Report { role, bytes });
         }
         if !outbox.is_empty() {
             let way = ns(self.model.lock().preset.mail_ns);
@@ -454,7 +458,7 @@ impl Troupe {
                 // It found nothing to do, and looks again and again: at what it looks for, or at the clock.
                 let now = self.model.lock().clock_of(host, end.next_multiple_of(NS));
                 let until = now + GLANCE;
-                let change = Change::memory().or_mail().until(until);
+                let change = WakeCondition::memory().or_mail().until(until);
                 self.wait(index, (at, end), change);
             }
             Ok(Step::Again) => self.wake(index, end),
@@ -462,14 +466,14 @@ impl Troupe {
                 let when = self.model.lock().when(host, when);
                 self.wake(index, end.max(when));
             }
-            Ok(Step::OnChange(change)) => self.wait(index, (at, end), change),
-            Ok(Step::Done) => self.ends(index, end, Outcome::Done),
+            Ok(Step::Wait(change)) => self.wait(index, (at, end), change),
+            Ok(Step::Done) => self.ends(index, end, ActorOutcome::Done),
             Err(outcome) => self.ends(index, end, outcome),
         }
     }
 
     /// An actor waits, unless what it waits for is there.
-    fn wait(&mut self, index: usize, (began, end): (Ps, Ps), change: Change) {
+    fn wait(&mut self, index: usize, (began, end): (Ps, Ps), change: WakeCondition) {
         let host = self.actors[index].host;
         let changed = self.model.lock().hosts[host as usize].sights.after(began);
         let mail = self.actors[index].mail.front().map(|(at, _)| *at);
@@ -502,21 +506,21 @@ impl Troupe {
         if player.is_leaving() {
             return;
         }
-        player.waiting += mail.bytes.len() + MESSAGE_COST;
+        player.waiting += mail.bytes.len() + MESSAGE_OVERHEAD;
         let at = player.mail.back().map_or(at, |(last, _)| at.max(*last));
         player.mail.push_back((at, mail));
-        let is_waited_for = player.waits.as_ref().is_some_and(Change::on_mail);
+        let is_waited_for = player.waits.as_ref().is_some_and(WakeCondition::on_mail);
         if is_waited_for && at < player.wakes_at {
             self.wake_by(index, at);
         }
     }
 
-    fn index(&self, role: &str) -> Result<usize, StageError> {
+    fn index(&self, role: &str) -> Result<usize, ScenarioError> {
         let found = self.actors.iter().position(|player| player.role == role);
         let index = found.ok_or_else(|| MailError::NoSuchRole(role.to_owned()))?;
         match self.actors[index].has_ended() {
             false => Ok(index),
-            true => Err(StageError::Ended(role.to_owned())),
+            true => Err(ScenarioError::Ended(role.to_owned())),
         }
     }
 }

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use headworks_simnic::SimProvider;
-use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{
     CompletionQueue, CqInit, Device, Provider, QpCaps, QpInit, QpType, ResourceError,
 };
 
 struct Unwatched;
 
-impl Watch for Unwatched {}
+impl Interposer for Unwatched {}
 
 /// A device on a network of its own, with a device around it.
 fn device() -> (Arc<dyn Device>, Arc<dyn Device>) {
     let name = "sim:cx5-100g,host=a".parse().expect("a name");
     let inner = SimProvider::new().open(&name).expect("opens");
-    let outer = Arc::new(Around::new(inner.clone(), Arc::new(Unwatched)));
+    let outer = Arc::new(InterposedDevice::new(inner.clone(), Arc::new(Unwatched)));
     (inner, outer)
 }
 

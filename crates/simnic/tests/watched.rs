@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use headworks_runtime::ActorError;
+use headworks_runtime::testing::world_scenarios;
+use headworks_runtime::{
+    Actor, ActorContext, ActorInit, ActorRegistry, ActorSpec, Scenario, Step, WakeCondition,
+};
+use headworks_runtime::{ActorOutcome, World};
 use headworks_simnic::usage::Usage;
 use headworks_simnic::{Figures, Preset, SimWorld, Tracer};
-use headworks_stage::actor::ActorError;
-use headworks_stage::testing::plays;
-use headworks_stage::world::{Outcome, World};
-use headworks_stage::{Actor, Cast, Change, Cx, Part, PartSpec, Play, Step};
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Buffer, Completion, CompletionQueue, CqInit, Payload, QpCaps,
     QpInit, QpType, QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr, Status,
@@ -60,7 +62,7 @@ fn made<T, E: std::fmt::Display>(made: Result<T, E>) -> Result<T, ActorError> {
 }
 
 impl Both {
-    fn new(part: &Part, job: Job) -> Result<Self, ActorError> {
+    fn new(part: &ActorInit, job: Job) -> Result<Self, ActorError> {
         let open = |host: &str| (part.opener)(&format!("sim,host={host}").parse()?);
         let devices = [open("a")?, open("b")?];
         let mut sides = Vec::new();
@@ -108,7 +110,7 @@ impl Both {
                 ))
             };
             let (mut one, mut two) = (start(0, &mut *a.qp)?, start(1, &mut *b.qp)?);
-            made(one.meet(&mut *a.qp, &mut two, &mut *b.qp))?;
+            made(one.connect_both(&mut *a.qp, &mut two, &mut *b.qp))?;
             pairs.push((a, b));
         }
         let cq = sides[0].2.clone();
@@ -147,7 +149,7 @@ impl Both {
 }
 
 impl Actor for Both {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         if self.late == Some(false) {
             // Long after the first came to nothing.
             let then = headworks_verbs::Instant::from_nanos(3_000_000);
@@ -182,7 +184,7 @@ impl Actor for Both {
             made(cx.report(b"done"))?;
             return Ok(Step::Done);
         }
-        Ok(Step::OnChange(Change::memory()))
+        Ok(Step::Wait(WakeCondition::memory()))
     }
 }
 
@@ -192,17 +194,17 @@ fn world(job: Job, settings: &[&str]) -> SimWorld {
     for setting in settings {
         machine.apply(&setting.parse().expect("a setting"));
     }
-    let mut cast = Cast::new();
+    let mut cast = ActorRegistry::new();
     cast.register("both", move |part| Ok(Box::new(Both::new(part, job)?)));
     SimWorld::new(cast, machine, 5)
 }
 
 /// Plays it; when it ended.
 fn play(world: &SimWorld) -> u64 {
-    let part = PartSpec::new("x", "both").on("sim:cx5-100g,host=a".parse().expect("a name"));
-    let running = world.start(&Play::of([part])).expect("starts");
-    let endings = plays::finish(running);
-    assert_eq!(endings[0].outcome, Outcome::Done, "{endings:?}");
+    let part = ActorSpec::new("x", "both").on("sim:cx5-100g,host=a".parse().expect("a name"));
+    let running = world.start(&Scenario::of([part])).expect("starts");
+    let endings = world_scenarios::finish(running);
+    assert_eq!(endings[0].outcome, ActorOutcome::Done, "{endings:?}");
     usage(&world.figures()).over
 }
 
@@ -457,8 +459,8 @@ fn a_play_that_runs_says_what_it_has_counted_up_to_now() {
     let world = world(SMALL, &[]);
     let figures = world.figures();
     assert!(figures.now().is_none() && figures.last().is_none());
-    let part = PartSpec::new("x", "both").on("sim:cx5-100g,host=a".parse().expect("a name"));
-    let mut running = world.start(&Play::of([part])).expect("starts");
+    let part = ActorSpec::new("x", "both").on("sim:cx5-100g,host=a".parse().expect("a name"));
+    let mut running = world.start(&Scenario::of([part])).expect("starts");
     let mut looks = Vec::new();
     for _ in 0..2 {
         running.poll(headworks_verbs::Duration::from_micros(500));
@@ -470,6 +472,6 @@ fn a_play_that_runs_says_what_it_has_counted_up_to_now() {
     assert!(sent(&looks[0]) > 0 && sent(&between) == sent(&looks[1]) - sent(&looks[0]));
     let sending = |usage: &Usage| usage.hosts[0].groups[0].total();
     assert_eq!(sending(&between), sending(&looks[1]) - sending(&looks[0]));
-    plays::finish(running);
+    world_scenarios::finish(running);
     assert_eq!(sent(&usage(&figures)), 3000);
 }

@@ -2,18 +2,21 @@
 
 use std::sync::{Arc, Mutex};
 
+use headworks_runtime::testing::world_scenarios;
+use headworks_runtime::{
+    Actor, ActorContext, ActorError, ActorInit, ActorRegistry, ActorSpec, Scenario, Step,
+    WakeCondition, World,
+};
+use headworks_runtime::{ActorOutcome, ScenarioEvent};
 use headworks_simnic::faults::{Rules, Verdict, rules};
 use headworks_simnic::{Preset, SimWorld};
-use headworks_stage::testing::plays;
-use headworks_stage::world::{Event, Outcome};
-use headworks_stage::{Actor, ActorError, Cast, Change, Cx, Part, PartSpec, Play, Step, World};
 use headworks_verbs::{Access, AllocRequest, Device, Duration, Instant, Region};
 
 /// Looks for mail without end, and says each time that what it did took so long.
 struct Looks(Duration);
 
 impl Actor for Looks {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         cx.charge(self.0);
         Ok(match cx.receive() {
             None => Step::Again,
@@ -24,11 +27,11 @@ impl Actor for Looks {
 
 /// How much of a microsecond and more the core of one that looks was busy, in nanoseconds.
 fn looked(cost: Duration) -> u64 {
-    let mut cast = Cast::new();
+    let mut cast = ActorRegistry::new();
     cast.register("looks", move |_| Ok(Box::new(Looks(cost))));
     let preset = Preset::named("cx5-100g").expect("a preset");
     let world = SimWorld::new(cast, preset, 1);
-    let play = Play::of(vec![PartSpec::new("looks", "looks")]);
+    let play = Scenario::of(vec![ActorSpec::new("looks", "looks")]);
     let mut running = world.start(&play).expect("starts");
     while running.now() < Instant::ZERO + Duration::from_micros(100) {
         running.poll(Duration::from_micros(1));
@@ -48,20 +51,20 @@ fn a_charge_of_nothing_is_no_work_and_one_of_something_is() {
 #[test]
 fn virtual_time_plays_as_every_world_does() {
     let preset = Preset::named("cx5-100g").expect("a preset");
-    plays::all(&SimWorld::new(plays::cast(), preset, 1));
+    world_scenarios::run_all(&SimWorld::new(world_scenarios::actors(), preset, 1));
 }
 
 /// Rests twice for a second, as its clock says, and notes what that says.
 struct Rests(Arc<Mutex<Vec<Instant>>>);
 
 impl Actor for Rests {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let mut read = self.0.lock().expect("nobody panicked");
         read.push(cx.now());
         let then = cx.now() + Duration::from_secs(1);
         Ok(match read.len() {
             1 => Step::At(then),
-            2 => Step::OnChange(Change::mail().until(then)),
+            2 => Step::Wait(WakeCondition::mail().until(then)),
             _ => Step::Done,
         })
     }
@@ -71,12 +74,12 @@ impl Actor for Rests {
 fn rested(ppm: i32) -> (Vec<Instant>, Duration) {
     let read = Arc::new(Mutex::default());
     let own = read.clone();
-    let mut cast = Cast::new();
+    let mut cast = ActorRegistry::new();
     cast.register("rests", move |_| Ok(Box::new(Rests(own.clone()))));
     let preset = Preset::named("cx5-100g").expect("a preset");
     let rules = Rules::new(1).with(rules::drift("rests", ppm));
     let world = SimWorld::new(cast, preset, 1).with_rules(rules);
-    let play = Play::of(vec![PartSpec::new("rests", "rests")]);
+    let play = Scenario::of(vec![ActorSpec::new("rests", "rests")]);
     let mut running = world.start(&play).expect("starts");
     while running.poll(Duration::from_millis(1)).is_none() {}
     let read = read.lock().expect("nobody panicked").clone();
@@ -108,7 +111,7 @@ struct Works {
 }
 
 impl Works {
-    fn new(part: &Part, span: Duration, fails: bool) -> Result<Self, ActorError> {
+    fn new(part: &ActorInit, span: Duration, fails: bool) -> Result<Self, ActorError> {
         let device = part.open_device()?;
         let buffer = device.alloc(&AllocRequest::of(4096))?;
         Ok(Self {
@@ -121,7 +124,7 @@ impl Works {
 }
 
 impl Actor for Works {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         cx.charge(self.span);
         match self.fails {
             true => Err(ActorError::new("on purpose")),
@@ -131,17 +134,17 @@ impl Actor for Works {
 }
 
 /// A world of one cast, and what to play there: an actor of each name, on a host of its own.
-fn world(cast: Cast, rules: Rules, names: &[&str]) -> (SimWorld, Play) {
+fn world(cast: ActorRegistry, rules: Rules, names: &[&str]) -> (SimWorld, Scenario) {
     let preset = Preset::named("cx5-100g").expect("a preset");
     let device = || "sim:cx5-100g".parse().expect("a name");
     let parts = names
         .iter()
-        .map(|name| PartSpec::new(*name, *name).on(device()));
-    let play = Play::of(parts);
+        .map(|name| ActorSpec::new(*name, *name).on(device()));
+    let play = Scenario::of(parts);
     (SimWorld::new(cast, preset, 1).with_rules(rules), play)
 }
 
-fn works(cast: &mut Cast, name: &'static str, span: Duration, fails: bool) {
+fn works(cast: &mut ActorRegistry, name: &'static str, span: Duration, fails: bool) {
     cast.register(name, move |part| {
         Ok(Box::new(Works::new(part, span, fails)?))
     });
@@ -151,7 +154,7 @@ fn works(cast: &mut Cast, name: &'static str, span: Duration, fails: bool) {
 fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
     let micros = Duration::from_micros;
     for fails in [false, true] {
-        let mut cast = Cast::new();
+        let mut cast = ActorRegistry::new();
         works(&mut cast, "long", micros(1_000), fails);
         works(&mut cast, "short", micros(600), false);
         // The first of them to be stepped is the last to end.
@@ -160,7 +163,7 @@ fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
         assert_eq!(running.poll(micros(500)), None);
         assert_eq!(world.census().regions, 2);
         let ended = |told| match told {
-            Some(Event::Ended { role, outcome }) => (role, outcome == Outcome::Done),
+            Some(ScenarioEvent::Ended { role, outcome }) => (role, outcome == ActorOutcome::Done),
             other => panic!("{other:?}"),
         };
         assert_eq!(ended(running.poll(micros(300))), ("short".into(), true));
@@ -177,7 +180,7 @@ fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
 
 #[test]
 fn whoever_is_killed_in_its_last_step_was_killed() {
-    let mut cast = Cast::new();
+    let mut cast = ActorRegistry::new();
     works(&mut cast, "long", Duration::from_micros(1_000), false);
     let at = Instant::ZERO + Duration::from_micros(400);
     let (world, play) = world(
@@ -187,10 +190,10 @@ fn whoever_is_killed_in_its_last_step_was_killed() {
     );
     let mut running = world.start(&play).expect("starts");
     let told = running.poll(Duration::from_secs(1));
-    let Some(Event::Ended { outcome, .. }) = told else {
+    let Some(ScenarioEvent::Ended { outcome, .. }) = told else {
         panic!("{told:?}");
     };
-    assert!(matches!(outcome, Outcome::Died(_)), "{outcome:?}");
+    assert!(matches!(outcome, ActorOutcome::Died(_)), "{outcome:?}");
     assert_eq!(running.now(), at);
     assert_eq!(running.poll(Duration::from_secs(1)), None);
     assert!(world.census().is_empty());
@@ -207,7 +210,7 @@ fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
             own.then_some(Verdict::WaitFor(Duration::from_nanos(u64::MAX)))
         })),
     ] {
-        let mut cast = Cast::new();
+        let mut cast = ActorRegistry::new();
         works(&mut cast, "stalled", Duration::from_nanos(1), false);
         works(&mut cast, "busy", ever, false);
         works(&mut cast, "well", Duration::from_millis(3), false);
@@ -215,7 +218,7 @@ fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
         let mut running = world.start(&play).expect("starts");
         let told = running.poll(Duration::from_millis(4));
         assert!(
-            matches!(&told, Some(Event::Ended { role, outcome: Outcome::Done }) if role == "well"),
+            matches!(&told, Some(ScenarioEvent::Ended { role, outcome: ActorOutcome::Done }) if role == "well"),
             "{told:?}"
         );
         // However often, and however long, it is waited for.

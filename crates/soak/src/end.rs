@@ -11,11 +11,11 @@ use headworks::ring::{
     Framing, Group, GroupConfig, Held, Mode, Receiver, ReceiverSetup, RingError, RingId, Seat,
     SendError, Sender, SenderSetup, Unconnected,
 };
+use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition, WakeFd};
+use headworks::runtime::{COORDINATOR, Mail};
 use headworks::sim::Census;
 use headworks::sim::faults::Chance;
-use headworks::stage::actor::{DIRECTOR, Mail};
-use headworks::stage::{Actor, ActorError, Change, Cx, Part, Step, WakeFd};
-use headworks::verbs::around::{Around, Watch};
+use headworks::verbs::interpose::{InterposedDevice, Interposer};
 use headworks::verbs::{BringUp, Device, Duration};
 
 use crate::ledger::{Ended, Run};
@@ -110,7 +110,7 @@ type Failure = (usize, RingError);
 
 /// The side of that part: it sends on ring `sends`, or receives.
 pub(super) fn new(
-    part: &Part,
+    part: &ActorInit,
     sends: Option<usize>,
     run: Arc<Run>,
 ) -> Result<Box<dyn Actor>, ActorError> {
@@ -152,19 +152,19 @@ pub(super) fn new(
 }
 
 /// The device of a part, with what the plan has it promise.
-fn open(part: &Part, plan: &Plan) -> Result<Arc<dyn Device>, ActorError> {
+fn open(part: &ActorInit, plan: &Plan) -> Result<Arc<dyn Device>, ActorError> {
     struct Unwatched;
-    impl Watch for Unwatched {}
+    impl Interposer for Unwatched {}
 
     let opener = headworks::pace::opener(part.opener.clone());
-    let device = Part {
+    let device = ActorInit {
         opener,
         ..part.clone()
     }
     .open_device()?;
     let mut info = device.info().clone();
     info.promises = plan.promises;
-    let device = Around::saying(device, info, Arc::new(Unwatched));
+    let device = InterposedDevice::with_info(device, info, Arc::new(Unwatched));
     Ok((plan.around.0)(&part.role, Arc::new(device)))
 }
 
@@ -178,7 +178,7 @@ impl Link {
     ) -> Result<Self, ActorError> {
         let sends = matches!(setup, Setup::Sender(_));
         let end = setup.end();
-        let (tuning, greeting) = (end.tuning(), end.greeting());
+        let (tuning, greeting) = (end.connection_params(), end.greeting());
         let seed = 7 + ring as u32;
         let up = BringUp::start(device.info(), end.queue_pair(), tuning, seed, greeting)?;
         Ok(Self {
@@ -198,7 +198,7 @@ impl Link {
     }
 
     /// Mails what the bring-up has to say.
-    fn say(&mut self, cx: &mut Cx<'_>) -> Result<(), ActorError> {
+    fn say(&mut self, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         if let State::Connecting(both) = &mut self.state {
             let bytes = both.0.output();
             if !bytes.is_empty() {
@@ -220,14 +220,14 @@ impl Link {
 }
 
 impl Actor for Side {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let step = self.act(cx)?;
         if let State::Receiver(receiver) = &self.links[0].state {
             self.run.ledger().rings[0].consumed = Some(receiver.consumed());
         }
         Ok(match step {
-            Step::OnChange(change) if self.run.plan.is_paced() => {
-                Step::OnChange(change.until(cx.now() + CALLS_EVERY))
+            Step::Wait(change) if self.run.plan.is_paced() => {
+                Step::Wait(change.until(cx.now() + CALLS_EVERY))
             }
             step => step,
         })
@@ -235,7 +235,7 @@ impl Actor for Side {
 }
 
 impl Side {
-    fn act(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn act(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         for link in &mut self.links {
             link.say(cx)?;
         }
@@ -265,8 +265,8 @@ impl Side {
         }
     }
 
-    fn hear(&mut self, mail: &Mail, cx: &mut Cx<'_>) -> Result<(), ActorError> {
-        if mail.from == DIRECTOR {
+    fn hear(&mut self, mail: &Mail, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
+        if mail.from == COORDINATOR {
             // The role that died, or nothing: everybody is to leave.
             self.leaves |= mail.bytes.is_empty();
             for link in &mut self.links {
@@ -287,7 +287,12 @@ impl Side {
     }
 
     /// Hands on bytes of the bring-up of a link, which may be connected then.
-    fn connect(&mut self, at: usize, bytes: &[u8], cx: &mut Cx<'_>) -> Result<(), ActorError> {
+    fn connect(
+        &mut self,
+        at: usize,
+        bytes: &[u8],
+        cx: &mut ActorContext<'_>,
+    ) -> Result<(), ActorError> {
         let (plan, link) = (&self.run.plan, &mut self.links[at]);
         let State::Connecting(both) = &mut link.state else {
             return Err(ActorError::new("mail of the bring-up when that is over"));
@@ -333,7 +338,7 @@ impl Side {
     fn changed(
         &mut self,
         called: Result<bool, Failure>,
-        cx: &mut Cx<'_>,
+        cx: &mut ActorContext<'_>,
     ) -> Result<bool, ActorError> {
         match called {
             Ok(changed) => Ok(changed),
@@ -346,12 +351,12 @@ impl Side {
     }
 
     /// Sends a batch: whether there is more to send, and room for it.
-    fn send(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
+    fn send(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let sent = self.send_batch(cx).map_err(|error| (0, error));
         self.changed(sent, cx)
     }
 
-    fn send_batch(&mut self, cx: &mut Cx<'_>) -> Result<bool, RingError> {
+    fn send_batch(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, RingError> {
         let (run, link) = (&self.run, &mut self.links[0]);
         let (ring, pace, messages) = (link.ring, run.plan.sending, run.plan.messages);
         let Some(sender) = link.sender(&mut self.group) else {
@@ -386,7 +391,7 @@ impl Side {
     }
 
     /// Receives a batch: whether there may be more.
-    fn receive(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
+    fn receive(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let pace = self.run.plan.receiving;
         if self.links.iter().all(|link| link.sends) {
             return Ok(false);
@@ -401,7 +406,7 @@ impl Side {
     }
 
     /// Receives a message, in one of the ways there are: whether there was one, or a ring broke.
-    fn receive_one(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
+    fn receive_one(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let mut received = Ok(None);
         if self.run.plan.receiving.holds && self.chance.once_in(2) {
             let first = u64::from(self.links[0].sends);
@@ -463,7 +468,7 @@ impl Side {
     }
 
     /// Removes a ring after the plan's number of its messages, whatever its sender is doing.
-    fn may_remove(&mut self, at: usize, cx: &mut Cx<'_>) -> Result<(), ActorError> {
+    fn may_remove(&mut self, at: usize, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         let link = &mut self.links[at];
         let removes = self.run.plan.removes;
         if removes.is_none_or(|(ring, after)| ring != link.ring || self.run.received(ring) < after)
@@ -476,7 +481,7 @@ impl Side {
     }
 
     /// Nothing can be received, and there is nothing to send or no room.
-    fn idle(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn idle(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         for at in 0..self.links.len() {
             // The sender may wait for their room.
             let link = &mut self.links[at];
@@ -500,7 +505,7 @@ impl Side {
             return Ok(Step::Again);
         }
         let fds = self.to_wait_for();
-        let mut change = Change::mail();
+        let mut change = WakeCondition::mail();
         if fds.is_empty() {
             change = change.or_memory();
         } else {
@@ -510,11 +515,13 @@ impl Side {
                 return Ok(Step::Again);
             }
         }
-        Ok(Step::OnChange(fds.into_iter().fold(change, Change::or_fd)))
+        Ok(Step::Wait(
+            fds.into_iter().fold(change, WakeCondition::or_fd),
+        ))
     }
 
     /// Drives what is connected: whether something changed.
-    fn tend(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
+    fn tend(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let has_all = self.run.has_all(0);
         let tended = match &mut self.links[0].state {
             State::Sender(sender) => sender.step().map_err(|error| (0, error)),
@@ -585,7 +592,7 @@ impl Side {
         &mut self,
         at: usize,
         error: Option<RingError>,
-        cx: &mut Cx<'_>,
+        cx: &mut ActorContext<'_>,
     ) -> Result<(), ActorError> {
         let (link, group) = (&mut self.links[at], &mut self.group);
         if link.is_over() {
@@ -632,8 +639,8 @@ impl Side {
         Ok(())
     }
 
-    /// All links are over: the side stays, with all that it has, until the director inspected that, or goes at once.
-    fn stay(&self, cx: &Cx<'_>) -> Step {
+    /// All links are over: the side stays, with all that it has, until the coordinator inspected that, or goes at once.
+    fn stay(&self, cx: &ActorContext<'_>) -> Step {
         let plan = &self.run.plan;
         if !plan.lingers {
             return Step::Done;
@@ -646,7 +653,7 @@ impl Side {
         };
         let role = cx.role().to_owned();
         self.run.ledger().lingering.insert(role, objects);
-        Step::OnChange(Change::mail())
+        Step::Wait(WakeCondition::mail())
     }
 }
 

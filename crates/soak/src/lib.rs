@@ -19,9 +19,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use headworks::runtime::{ActorOutcome, ScenarioError, ScenarioEvent};
+use headworks::runtime::{ActorRegistry, ActorSpec, Scenario, World};
 use headworks::sim::{Preset, SimWorld};
-use headworks::stage::world::{Event, Outcome, StageError};
-use headworks::stage::{Cast, PartSpec, Play, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
 use ledger::Run;
@@ -158,8 +158,8 @@ fn machine(plan: &Plan) -> Preset {
     preset
 }
 
-fn cast(run: &Arc<Run>) -> (Cast, Play) {
-    let (mut cast, mut parts, plan) = (Cast::new(), Vec::new(), &run.plan);
+fn cast(run: &Arc<Run>) -> (ActorRegistry, Scenario) {
+    let (mut cast, mut parts, plan) = (ActorRegistry::new(), Vec::new(), &run.plan);
     let device = format!("sim:{}{}", plan.preset, plan.pacing);
     let sending = match plan.senders_host {
         Some(host) => format!("{device},host={host}"),
@@ -171,20 +171,20 @@ fn cast(run: &Arc<Run>) -> (Cast, Play) {
         let on = if sends.is_some() { &sending } else { &device };
         let on: Result<DeviceName, _> = on.parse();
         let on = on.unwrap_or_else(|error| unreachable!("{error}"));
-        parts.push(PartSpec::new(&role, &role).on(on));
+        parts.push(ActorSpec::new(&role, &role).on(on));
         let run = run.clone();
         cast.register(&role, move |part| end::new(part, sends, run.clone()));
     }
-    (cast, Play::of(parts))
+    (cast, Scenario::of(parts))
 }
 
 /// Runs the play: tells those that go on who died, and ends it if nothing moves any more.
 fn direct(
     world: &SimWorld,
-    play: &Play,
+    play: &Scenario,
     run: &Run,
     wrong: &mut Vec<String>,
-) -> Result<(), StageError> {
+) -> Result<(), ScenarioError> {
     let mut running = world.start(play)?;
     let (mut moved, mut since) = (0, Instant::ZERO);
     let (mut looks, mut is_looked_at) = (0, false);
@@ -196,10 +196,10 @@ fn direct(
             break;
         }
         match running.poll(LOOK) {
-            Some(Event::Ended { role, outcome }) => {
+            Some(ScenarioEvent::Ended { role, outcome }) => {
                 match &outcome {
-                    Outcome::Done => continue,
-                    Outcome::Died(_) if run.plan.may_die(&role) => {}
+                    ActorOutcome::Done => continue,
+                    ActorOutcome::Died(_) if run.plan.may_die(&role) => {}
                     outcome => wrong.push(format!("{role}: {outcome}")),
                 }
                 for other in alive.into_iter().filter(|other| **other != role) {
@@ -208,7 +208,7 @@ fn direct(
                     }
                 }
             }
-            Some(Event::Report { .. }) => {}
+            Some(ScenarioEvent::Report { .. }) => {}
             None => {
                 let (so_far, now) = (run.ledger().moved, running.now());
                 if so_far != moved {

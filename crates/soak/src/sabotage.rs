@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use headworks::ring::{Framing, Mode, RingConfig};
 use headworks::sim::faults::{Rule, Verdict, rules};
-use headworks::verbs::around::{Around, Watch};
+use headworks::verbs::interpose::{InterposedDevice, Interposer};
 use headworks::verbs::{
     Access, AllocRequest, CqInit, Device, Duration, Instant, Payload, QpCaps, QpInit, QpType,
     ResourceError, SendOp, SendWr,
@@ -51,7 +51,7 @@ fn channel(device: &dyn Device) -> Object {
 /// Objects that are there as long as a device is used.
 struct Kept(#[expect(dead_code, reason = "it is dropped")] Mutex<Box<dyn Any + Send>>);
 
-impl Watch for Kept {}
+impl Interposer for Kept {}
 
 /// Swallows WRITEs of slots from number [`SPOILT`] on: that one, or all from then on, with those of cursors.
 struct Swallows {
@@ -59,8 +59,8 @@ struct Swallows {
     slots: AtomicU64,
 }
 
-impl Watch for Swallows {
-    fn lets_send(&self, posted: &SendWr<'_>) -> bool {
+impl Interposer for Swallows {
+    fn admits_send(&self, posted: &SendWr<'_>) -> bool {
         let SendOp::Write(_) = posted.op else {
             return true;
         };
@@ -81,7 +81,10 @@ fn swallowing(role: &str, device: Arc<dyn Device>, all: bool) -> Arc<dyn Device>
         RECEIVER => device,
         _ => {
             let slots = AtomicU64::new(0);
-            Arc::new(Around::new(device, Arc::new(Swallows { all, slots })))
+            Arc::new(InterposedDevice::new(
+                device,
+                Arc::new(Swallows { all, slots }),
+            ))
         }
     }
 }
@@ -102,7 +105,7 @@ fn with_more(
         return device;
     }
     let kept = Kept(Mutex::new(object));
-    Arc::new(Around::new(device, Arc::new(kept)))
+    Arc::new(InterposedDevice::new(device, Arc::new(kept)))
 }
 
 /// One ring on which nothing goes wrong.

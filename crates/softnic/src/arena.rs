@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment};
 use headworks_verbs::ResourceError;
 
@@ -22,7 +22,7 @@ const UNIT: usize = 64;
 /// The segments of one context: slabs for small pieces and whole segments for large ones.
 pub(crate) struct Arena {
     table: Table,
-    made_by: Generation,
+    made_by: ForkGeneration,
     state: Mutex<State>,
 }
 
@@ -58,7 +58,7 @@ impl Arena {
     pub(crate) fn new(table: Table) -> Arc<Self> {
         Arc::new(Self {
             table,
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
             state: Mutex::default(),
         })
     }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use headworks_shm::segment::LAYOUT_VERSION;
-use headworks_shm::{ContextRecord, FabricDir, FabricError, HostKey, SharedSegment};
+use headworks_shm::{ContextRecord, HostKey, Registry, RegistryError, SharedSegment};
 use headworks_verbs::{CqCounters, QpCounters, QpState, QpType};
 
 use crate::table::Table;
@@ -140,8 +140,8 @@ pub struct SharedReceiveQueueCensus {
 }
 
 /// Looks at the contexts of `host`, or of all hosts. No fabric, or nobody in it, is an empty census.
-pub fn look(fabric: &FabricDir, host: Option<&str>) -> Result<Census, FabricError> {
-    let all = fabric.list()?;
+pub fn look(fabric: &Registry, host: Option<&str>) -> Result<Census, RegistryError> {
+    let all = fabric.list_contexts()?;
     let names: Names = all
         .iter()
         .map(|(key, index, record)| {
@@ -172,8 +172,8 @@ pub fn look(fabric: &FabricDir, host: Option<&str>) -> Result<Census, FabricErro
     Ok(census)
 }
 
-fn is_still_there(fabric: &FabricDir, host: HostKey, index: u16, record: &ContextRecord) -> bool {
-    let found = fabric.lookup(host, index).ok().flatten();
+fn is_still_there(fabric: &Registry, host: HostKey, index: u16, record: &ContextRecord) -> bool {
+    let found = fabric.lookup_context(host, index).ok().flatten();
     found.is_some_and(|found| found.incarnation == record.incarnation)
 }
 
@@ -194,7 +194,7 @@ fn look_at(
     }
     let process = record.process;
     let table = process
-        .open_fd_to_read(record.segment_fd)
+        .open_fd_read_only(record.segment_fd)
         .map_err(|error| format!("opening its table: {error}"))?;
     let table = SharedSegment::attach_read_only(table)
         .map_err(|error| format!("attaching its table: {error}"))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use headworks_shm::SharedSegment;
-use headworks_shm::place::{self, place, stream};
+use headworks_shm::ordered_copy::{self, copy_in_order, copy_non_temporal};
 
 use crate::hostile::Extent;
 
@@ -56,8 +56,8 @@ impl Span {
 
     /// Hints that it will be written soon.
     #[inline(always)]
-    pub(crate) fn expect_write(&self) {
-        headworks_shm::place::expect_write(self.start);
+    pub(crate) fn prefetch_write(&self) {
+        headworks_shm::ordered_copy::prefetch_write(self.start);
     }
 
     /// Hints that what follows it will be written next. Words alone are pointers: nothing follows.
@@ -68,7 +68,7 @@ impl Span {
             // Writing one line takes less time than the next one takes to come: it was asked for by
             // the WRITE before this, and this asks for the one after it.
             let ahead = if self.len == LINE { 2 * LINE } else { self.len };
-            headworks_shm::place::expect_write(self.start.wrapping_add(ahead));
+            headworks_shm::ordered_copy::prefetch_write(self.start.wrapping_add(ahead));
         }
     }
 
@@ -109,22 +109,22 @@ impl Span {
 pub(crate) fn copy_span(to: Span, from: Span) {
     debug_assert_eq!(to.len, from.len);
     // What earlier requests placed is visible before this: devices declare that WRITEs are ordered.
-    if !place::IN_ORDER {
+    if !ordered_copy::IN_ORDER {
         fence(Ordering::Release);
     }
     // SAFETY: both spans are mapped for their length by `Span::new`'s contract. They may overlap
     // only if a program writes a region onto itself, which leaves it bytes of its own.
-    unsafe { place(to.start, from.start, from.len) };
+    unsafe { copy_in_order(to.start, from.start, from.len) };
 }
 
 /// [`copy_span`] past the caches: in no order until it is done.
 fn stream_span(to: Span, from: Span) {
     debug_assert_eq!(to.len, from.len);
-    if !place::IN_ORDER {
+    if !ordered_copy::IN_ORDER {
         fence(Ordering::Release);
     }
     // SAFETY: as above.
-    unsafe { stream(to.start, from.start, from.len) };
+    unsafe { copy_non_temporal(to.start, from.start, from.len) };
 }
 
 /// Copies `budget` bytes, or up to the end of a word beyond, from the spans `from` to the spans `to`,

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use headworks_shm::lane::{retire, take_in_order};
-use headworks_shm::slots::PushClaim;
+use headworks_shm::lane::{pop_in_order, retire};
+use headworks_shm::slot_queue::PushClaim;
 use headworks_shm::{
-    BiasedLock, Lane, OnlyConsumer, SlotError, SlotQueue, SlotQueueRef, WakeSender,
+    BiasedLock, Lane, SingleConsumer, SlotError, SlotQueue, SlotQueueRef, WakeSender,
 };
 use headworks_verbs::{
     Completion, CompletionFlags, CompletionQueue, CqCounters, CqId, CqInit, GRH_BYTES, Instant,
@@ -81,7 +81,7 @@ impl CqPort {
                 point::at("reserved");
                 let position = self.queue.slots.commit(claim, &slot);
                 point::at("committed");
-                self.queue.slots.expect_claim(position.wrapping_add(3));
+                self.queue.slots.prefetch_slot(position.wrapping_add(3));
             }
             Err(error) => return Err(self.overrun(error)),
         }
@@ -131,7 +131,7 @@ impl CqPort {
 
     /// After a completion was stored: whoever arms and then polls sees it or is told.
     fn wake(&self, solicited: bool) {
-        if self.row().armed.ring(solicited) {
+        if self.row().armed.notify(solicited) {
             self.raise();
         }
     }
@@ -183,7 +183,7 @@ pub(crate) struct SoftCq {
     pub(crate) row: u32,
     port: CqPort,
     /// Who polls; the only consumer of the queue and of the lane.
-    polling: BiasedLock<OnlyConsumer<CqSlot>>,
+    polling: BiasedLock<SingleConsumer<CqSlot>>,
     /// Send completions of the one queue pair that may use it, without atomic instructions.
     lane: Lane<CqSlot>,
     /// How many queue pairs that complete here have work waiting. One more where the device is
@@ -243,7 +243,7 @@ impl SoftCq {
             row,
             port,
             // SAFETY: peers only push into the queues of our CQs, and here nothing else pops.
-            polling: BiasedLock::new(unsafe { slots.only_consumer() }),
+            polling: BiasedLock::new(unsafe { slots.single_consumer() }),
             lane: Lane::new(capacity),
             waiting: AtomicUsize::new(context.hostility.is_some().into()),
             stalled: Mutex::default(),
@@ -287,7 +287,7 @@ impl SoftCq {
 
     /// Runs `f` on every completion not polled yet.
     pub(crate) fn each_unpolled(&self, f: impl FnMut(u64, CqSlot)) {
-        self.polling.lock().each_full(f);
+        self.polling.lock().for_each_full(f);
     }
 
     /// Frees what the producer `who` left half-made: it was killed, or has been seen not executing
@@ -393,7 +393,7 @@ impl SoftCq {
         let mut consumer = self.polling.lock();
         // SAFETY: under the lock, which every consumer of the lane takes.
         let taken = unsafe {
-            take_in_order(
+            pop_in_order(
                 &self.lane,
                 &mut consumer,
                 queued,
@@ -404,7 +404,7 @@ impl SoftCq {
             )
         };
         let count = taken.map_err(|_| PollError::Corrupt)?;
-        self.port.row().counts.took(count, self.lane.taken());
+        self.port.row().counts.took(count, self.lane.popped());
         Ok(count)
     }
 

@@ -5,15 +5,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_shm::segment::LAYOUT_VERSION;
 use headworks_shm::{
-    ContextClaim, ContextRecord, FabricDir, HostKey, HugePages, ProcessId, SegmentRequest,
-    SharedSegment, asymmetric,
+    ContextClaim, ContextRecord, HostKey, HugePages, ProcessId, Registry, SegmentRequest,
+    SharedSegment, asymmetric_fence,
 };
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, CompletionChannel,
-    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, Limits, OpenError,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, DeviceLimits, Gid, Instant, OpenError,
     ProtectionDomain, QpInit, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
@@ -42,7 +42,7 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 const QPN_BITS: u32 = 14;
 
 /// The limits of every soft device.
-pub(crate) const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: DeviceLimits = DeviceLimits {
     max_qp: MAX_QP as u32,
     max_qp_wr: 32_768,
     max_sge: MAX_SGE as u32,
@@ -108,8 +108,8 @@ pub(crate) struct Context {
     pub(crate) senders: Senders,
     /// How it misbehaves, if it does.
     pub(crate) hostility: Option<Hostility>,
-    made_by: Generation,
-    fabric: Arc<FabricDir>,
+    made_by: ForkGeneration,
+    fabric: Arc<Registry>,
     peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
     /// Those whose place in the fabric another process has taken since.
     former: Mutex<Vec<Weak<Peer>>>,
@@ -129,13 +129,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Context {
-    pub(crate) fn open(fabric: Arc<FabricDir>, info: DeviceInfo) -> Result<Arc<Self>, OpenError> {
+    pub(crate) fn open(fabric: Arc<Registry>, info: DeviceInfo) -> Result<Arc<Self>, OpenError> {
         Self::open_as(fabric, info, None)
     }
 
     /// Opens one that misbehaves, if there are rules for that.
     pub(crate) fn open_as(
-        fabric: Arc<FabricDir>,
+        fabric: Arc<Registry>,
         mut info: DeviceInfo,
         rules: Option<Rules>,
     ) -> Result<Arc<Self>, OpenError> {
@@ -144,7 +144,7 @@ impl Context {
             what: what.clone(),
             source,
         };
-        asymmetric::init();
+        asymmetric_fence::init();
         let host = HostKey(host_of(info.gid));
         let request = SegmentRequest {
             name: "headworks-table",
@@ -159,7 +159,7 @@ impl Context {
         };
         table
             .full_fences()
-            .store((!asymmetric::supported()).into(), Ordering::Relaxed);
+            .store((!asymmetric_fence::supported()).into(), Ordering::Relaxed);
         let process = ProcessId::current().map_err(|error| provider(error.into()))?;
         let progress = Progress::new().map_err(|error| provider(error.into()))?;
         let incarnation = clock().nanos() ^ u64::from(process.pid) << 40;
@@ -209,7 +209,7 @@ impl Context {
             quarantine: Quarantine::default(),
             handles: AddressHandles::default(),
             senders: Senders::default(),
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
             fabric,
             peers: Mutex::default(),
             former: Mutex::default(),
@@ -301,7 +301,7 @@ impl Context {
     }
 
     fn record_of(&self, host: u64, index: u16) -> Result<Option<ContextRecord>, Unreachable> {
-        let found = self.fabric.lookup(HostKey(host), index);
+        let found = self.fabric.lookup_context(HostKey(host), index);
         found.map_err(|error| Unreachable::new("looking it up", std::io::Error::other(error)))
     }
 
@@ -359,7 +359,7 @@ impl Context {
     /// Whether nobody is where `core` is connected to: whoever told of the number was there once.
     pub(crate) fn has_left(&self, core: &QpCore) -> bool {
         let (host, index) = peer_key(core);
-        match self.fabric.lookup(HostKey(host), index) {
+        match self.fabric.lookup_context(HostKey(host), index) {
             Ok(Some(record)) => !record.process.is_alive(),
             Ok(None) => true,
             // It cannot be said; requests will find out.
@@ -543,7 +543,7 @@ pub(crate) struct SoftDevice {
 /// Whoever drops a device last may end the process next, and the context leaves the registry first.
 struct Leave {
     progress: Arc<Progress>,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 impl Drop for Leave {

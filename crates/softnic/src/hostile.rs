@@ -44,7 +44,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
-//! # let fabric = headworks_shm::FabricDir::at(dir.path().join("fabric"))?;
+//! # let fabric = headworks_shm::Registry::open_at(dir.path().join("fabric"))?;
 //! // Bytes in any order, and every queue pair dies with its hundredth request.
 //! let rules = Rules::new(7).with(rules::scatter(4)).with(rules::kill_after(100));
 //! let provider = SoftProvider::on(fabric).with_rules(rules);

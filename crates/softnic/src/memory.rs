@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks_shm::{HugePages, PageKind, asymmetric};
+use headworks_shm::{HugePages, PageKind, asymmetric_fence};
 use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError};
 
 use crate::arena::Piece;
@@ -136,7 +136,7 @@ pub(crate) fn register(
     Ok(match is_shared {
         true => region,
         // The kernel's copy need not store whole words.
-        false => region.without_whole_words(),
+        false => region.without_atomic_aligned_8(),
     })
 }
 
@@ -159,7 +159,7 @@ impl Drop for Registration {
             .store(0, Ordering::Relaxed);
         self.context.private.leave(self.key);
         // Whoever executes now either saw the key go or is seen executing here.
-        asymmetric::heavy();
+        asymmetric_fence::heavy();
         let stopped = self.context.wait_for_initiators();
         let row = self.key % MAX_REGION as u32;
         if stopped.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use headworks_shm::{Bell, WakePipe, WakeSender};
+use headworks_shm::{EventCount, WakePipe, WakeSender};
 use headworks_verbs::{Duration, Instant, QpState, ResourceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -30,7 +30,7 @@ pub(crate) struct Progress {
     /// Somebody waits asleep: do not wait for them to poll.
     take_over: AtomicBool,
     /// Armed while the thread does not look after pending work.
-    idle: Bell,
+    idle: EventCount,
     /// Deaths seen, ever.
     deaths: AtomicU64,
     /// Steps made by anybody, to see whether work rests.
@@ -51,7 +51,7 @@ impl Progress {
             wake,
             stop: AtomicBool::new(false),
             take_over: AtomicBool::new(false),
-            idle: Bell::armed(),
+            idle: EventCount::new_armed(),
             deaths: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
@@ -76,7 +76,7 @@ impl Progress {
 
     /// Work was put on a list.
     pub(crate) fn watch(&self) {
-        if self.idle.ring(false) {
+        if self.idle.notify(false) {
             self.kick();
         }
     }
@@ -383,7 +383,7 @@ mod tests {
     /// The pidfd of a process that has ended.
     fn pidfd_of_the_dead() -> OwnedFd {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let id = ProcessId::of(child.id()).unwrap();
+        let id = ProcessId::of_pid(child.id()).unwrap();
         let pidfd = id.open_pidfd().unwrap().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();

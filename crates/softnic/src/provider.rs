@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use headworks_shm::{FabricDir, HostKey, fnv1a};
+use headworks_shm::{HostKey, Registry, fnv1a};
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
 
 use crate::caches;
@@ -26,7 +26,7 @@ pub const DEFAULT_HOST: &str = "h1";
 /// directory are one fabric.
 #[derive(Default)]
 pub struct SoftProvider {
-    fabric: Option<Arc<FabricDir>>,
+    fabric: Option<Arc<Registry>>,
     rules: Option<Rules>,
 }
 
@@ -37,7 +37,7 @@ impl SoftProvider {
     }
 
     /// On a fabric of the caller's choosing: private ones for tests.
-    pub fn on(fabric: Arc<FabricDir>) -> Self {
+    pub fn on(fabric: Arc<Registry>) -> Self {
         Self {
             fabric: Some(fabric),
             rules: None,
@@ -56,10 +56,10 @@ impl SoftProvider {
         Options::of(name).map(drop)
     }
 
-    fn fabric(&self, name: &DeviceName) -> Result<Arc<FabricDir>, OpenError> {
+    fn fabric(&self, name: &DeviceName) -> Result<Arc<Registry>, OpenError> {
         match &self.fabric {
             Some(fabric) => Ok(fabric.clone()),
-            None => FabricDir::open_default().map_err(|error| OpenError::Provider {
+            None => Registry::open_default().map_err(|error| OpenError::Provider {
                 what: name.to_string(),
                 source: error.into(),
             }),
@@ -90,7 +90,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
             // and `copy` fences them where the processor does not keep stores in order.
             ordered_between_writes: true,
             atomic_aligned_8: true,
-            in_order_within_write: if headworks_shm::place::IN_ORDER {
+            in_order_within_write: if headworks_shm::ordered_copy::IN_ORDER {
                 caches::IN_ORDER_MAX
             } else {
                 0
@@ -122,10 +122,10 @@ impl Provider for SoftProvider {
         let fabric = match &self.fabric {
             Some(fabric) => Some(fabric.clone()),
             // Looking makes none.
-            None => FabricDir::existing_default().ok().flatten(),
+            None => Registry::open_existing_default().ok().flatten(),
         };
         if let Some(fabric) = fabric
-            && let Ok(contexts) = fabric.list()
+            && let Ok(contexts) = fabric.list_contexts()
         {
             hosts.extend(contexts.into_iter().map(|(_, _, record)| record.host_name));
         }

@@ -9,8 +9,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_shm::lane::Detour;
-use headworks_shm::{SlotQueue, asymmetric};
+use headworks_shm::lane::LaneBypass;
+use headworks_shm::{SlotQueue, asymmetric_fence};
 use headworks_verbs::{
     ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpCounters, QpState,
     QpType, Qpn, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Status,
@@ -71,7 +71,7 @@ pub(crate) struct QpCore {
     /// Whether this queue pair has the lane of its send CQ.
     has_lane: bool,
     /// Completions that went past the lane.
-    detour: Detour,
+    lane_bypass: LaneBypass,
     pending: Mutex<Pending>,
     /// How it misbehaves, where the device is hostile.
     unruly: Option<Box<Unruly>>,
@@ -166,7 +166,7 @@ impl QpCore {
     #[inline(always)]
     fn complete_posted(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
         let slot = || self.send_completion(wr_id, position, op, status, len);
-        if !self.has_lane || !self.detour.is_over(&self.row().sq_retired) {
+        if !self.has_lane || !self.lane_bypass.is_over(&self.row().sq_retired) {
             return self.queue_completion(slot());
         }
         match self.send_cq.push_lane(slot) {
@@ -202,7 +202,7 @@ impl QpCore {
 
     #[inline(never)]
     fn queue_completion(&self, slot: CqSlot) {
-        self.detour.take(slot.position);
+        self.lane_bypass.record(slot.position);
         if self
             .send_cq
             .port()
@@ -426,9 +426,9 @@ impl SoftQp {
         }
         let executing = row.executing.post(*posted);
         if engine.full_fences() {
-            asymmetric::full();
+            asymmetric_fence::full();
         } else {
-            asymmetric::light();
+            asymmetric_fence::light();
         }
         let done = engine.write_short(core, caps, *rts, posted, wrs, numbers);
         let outcome = if done == wrs.len() {
@@ -471,7 +471,7 @@ impl QueuePair for SoftQp {
         self.post(wrs, TheirOwn)
     }
 
-    fn post_send_as(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+    fn post_send_with_wr_id(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         self.post(wrs, All(wr_id))
     }
 

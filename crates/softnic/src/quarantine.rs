@@ -98,7 +98,7 @@ impl Initiator {
                 life,
                 count,
                 watched,
-            } => row.has_gone_on(*life, *count) || watched.check_dead(),
+            } => row.is_delivery_over(*life, *count) || watched.check_dead(),
         }
     }
 

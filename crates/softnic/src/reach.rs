@@ -193,7 +193,7 @@ mod tests {
     /// The pidfd of a process that has ended, and its number, which names nobody.
     fn the_dead() -> (ProcessId, OwnedFd) {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let id = ProcessId::of(child.id()).unwrap();
+        let id = ProcessId::of_pid(child.id()).unwrap();
         let pidfd = id.open_pidfd().unwrap().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();

@@ -4,7 +4,7 @@
 //! A queue pair of datagrams is connected to nobody, so its owner cannot know from its own state
 //! who may be writing to its memory. Each sending queue pair therefore enters a row in the table of
 //! every context that it sends to, before its first datagram. What the words of a row mean, and in
-//! which order they are written, is in [`headworks_shm::sender`]. Here:
+//! which order they are written, is in [`headworks_shm::sender_row`]. Here:
 //!
 //! - The sender looks at a datagram's target while its row says that it delivers. Whoever takes memory
 //!   away looks at all rows behind its heavy fence, and waits for those that are odd to change, or for
@@ -20,8 +20,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use headworks_shm::fork::Generation;
-use headworks_shm::sender::{Delivering, Left, SenderState};
+use headworks_shm::fork::ForkGeneration;
+use headworks_shm::sender_row::{DeliveryGuard, SenderState, UnfinishedDelivery};
 use headworks_shm::{ProcessId, SenderLife, SenderRow};
 use headworks_verbs::QpState;
 
@@ -51,7 +51,7 @@ pub(crate) struct Registration {
     row: Held<SenderRow>,
     life: SenderLife,
     pub(crate) who: u16,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 impl Registration {
@@ -65,11 +65,11 @@ impl Registration {
             return None;
         };
         let held = table.held_sender(row);
-        held.enter(us.start_time);
+        held.publish_owner(us.start_time);
         table
             .senders_end()
             .fetch_max(row as u64 + 1, Ordering::AcqRel);
-        let Some(life) = held.open(claimed) else {
+        let Some(life) = held.activate(claimed) else {
             tracing::warn!("somebody else wrote to a row that was claimed");
             return None;
         };
@@ -80,14 +80,14 @@ impl Registration {
             row: held,
             life,
             who: mark(row),
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
             target,
         })
     }
 
     /// Says that a datagram is being delivered, to be followed by looks at the target.
-    pub(crate) fn deliver(&self, full_fences: bool) -> Delivering<'_> {
-        self.row.deliver(full_fences)
+    pub(crate) fn deliver(&self, full_fences: bool) -> DeliveryGuard<'_> {
+        self.row.begin_delivery(full_fences)
     }
 
     /// Whether the row is still ours: only a broken owner takes it away.
@@ -96,15 +96,15 @@ impl Registration {
     }
 
     /// The completion of the receive in hand has its place, and is about to be there.
-    pub(crate) fn note_completing(&self) {
-        self.row.note_completing();
+    pub(crate) fn mark_completing(&self) {
+        self.row.mark_completing();
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         if !self.made_by.is_foreign() {
-            self.row.leave(self.life);
+            self.row.release(self.life);
         }
     }
 }
@@ -132,7 +132,7 @@ impl Senders {
     fn watch(&self, life: SenderLife, row: &SenderRow) -> Option<Arc<Watched>> {
         let process = ProcessId {
             pid: life.pid(),
-            start_time: row.started(life)?,
+            start_time: row.start_time_of(life)?,
         };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = watches.get(&process) {
@@ -154,7 +154,7 @@ impl Senders {
     pub(crate) fn busy(&self, context: &Context) -> Vec<Initiator> {
         let rows = context.table.senders().iter().enumerate();
         let busy = rows.filter_map(|(number, row)| {
-            let (life, count) = row.delivers()?;
+            let (life, count) = row.delivery_in_progress()?;
             let row = context.table.held_sender(number);
             // Who has the row since began after the fence.
             let watched = self.watch(life, &row)?;
@@ -209,7 +209,7 @@ impl Senders {
                 SenderState::Free => false,
                 // It has nothing in hand yet. Which process had the pid then cannot be said: as
                 // long as there may be one, the row is kept.
-                SenderState::Claiming => ProcessId::is_nobody(life.pid()),
+                SenderState::Claiming => ProcessId::is_pid_unused(life.pid()),
                 SenderState::Live => {
                     // A row that has changed hands meanwhile was marked, and is looked at again.
                     let Some(watched) = self.watch(life, row) else {
@@ -226,7 +226,7 @@ impl Senders {
         // Whoever was made before they died is among those who are looked at: they are listed now.
         let burial = Burial::new(context);
         for (number, row, life) in dead {
-            row.bury(life, &burial.of(mark(number)));
+            row.reclaim_dead(life, &burial.of(mark(number)));
         }
         burial.end();
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -303,13 +303,13 @@ impl<'a> Burial<'a> {
     }
 }
 
-impl Left for Leavings<'_> {
-    fn is_half_there(&self) -> bool {
+impl UnfinishedDelivery for Leavings<'_> {
+    fn has_reserved_completion(&self) -> bool {
         let mut cqs = self.burial.places().cqs.iter();
         cqs.any(|cq| cq.port().is_reserved_by(self.who))
     }
 
-    fn give_back(&self, completed: bool) {
+    fn roll_back(&self, completed: bool) {
         let Places { cores, cqs } = self.burial.places();
         for core in cores {
             for (position, receive) in core.take_back_from(self.who) {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::{BiasedLock, OnlyProducer, SlotQueue, SlotQueueRef};
+use headworks_shm::{BiasedLock, SingleProducer, SlotQueue, SlotQueueRef};
 use headworks_verbs::{
     AsyncEvent, PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqId, SrqInit,
 };
@@ -21,7 +21,7 @@ pub(crate) struct ReceiveQueue {
     /// In `piece`.
     pub(crate) slots: SlotQueueRef<RecvSlot>,
     /// Who posts: only this process, so without an atomic instruction.
-    posting: BiasedLock<OnlyProducer<RecvSlot>>,
+    posting: BiasedLock<SingleProducer<RecvSlot>>,
     piece: Piece,
 }
 
@@ -34,7 +34,7 @@ impl ReceiveQueue {
         // SAFETY: the piece is aligned, large enough and not shared yet.
         let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
         // SAFETY: peers only pop from the receive queues of others, and here nothing else pushes.
-        let posting = BiasedLock::new(unsafe { slots.only_producer() });
+        let posting = BiasedLock::new(unsafe { slots.single_producer() });
         Ok(Self {
             slots,
             posting,
@@ -97,7 +97,7 @@ impl ReceiveQueue {
     /// one too few, and so maybe a limit crossed.
     fn append(
         &self,
-        posting: &mut OnlyProducer<RecvSlot>,
+        posting: &mut SingleProducer<RecvSlot>,
         slot: &RecvSlot,
         posted: &AtomicU64,
     ) -> Result<(), PostErrorKind> {
@@ -123,7 +123,7 @@ fn checked(wr: &RecvWr<'_>, max_sge: u32) -> Result<RecvSlot, PostErrorKind> {
     Ok(slot)
 }
 
-fn push(posting: &mut OnlyProducer<RecvSlot>, slot: &RecvSlot) -> Result<(), PostErrorKind> {
+fn push(posting: &mut SingleProducer<RecvSlot>, slot: &RecvSlot) -> Result<(), PostErrorKind> {
     match posting.push(slot) {
         Ok(_) => Ok(()),
         Err(headworks_shm::SlotError::Full) => Err(PostErrorKind::QueueFull),
@@ -189,7 +189,7 @@ impl SoftSrq {
 
     /// An initiator that took receives was killed, maybe before it looked at the limit.
     pub(crate) fn look_at_limit(&self) {
-        let taken = self.receives.slots.taken();
+        let taken = self.receives.slots.popped();
         if self.entry().crosses_limit(taken) {
             self.raise_limit();
         }

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::{Bell, SenderRow, SharedSegment, ShmSafe, asymmetric};
+use headworks_shm::{EventCount, SenderRow, SharedSegment, ShmSafe, asymmetric_fence};
 use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, Sge, Status};
 
 /// Queue pairs of one context.
@@ -72,7 +72,7 @@ pub(crate) struct CqRow {
     pub(crate) channel_number: AtomicU32,
     pub(crate) queue: Place,
     /// Written by owner and producers.
-    pub(crate) armed: Bell,
+    pub(crate) armed: EventCount,
     /// 1 since a producer found it full, 2 since the owner has told of that.
     pub(crate) overrun: AtomicU32,
     pub(crate) counts: CqCounts,
@@ -237,7 +237,7 @@ impl<'a> Mark<'a> {
         let even = word.load(Ordering::Relaxed);
         // Release: whoever waited for the execution before this one sees all of it.
         word.store(even | 1, Ordering::Release);
-        asymmetric::full();
+        asymmetric_fence::full();
         Self(word)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use headworks_shm::segment::LAYOUT_VERSION;
-use headworks_shm::{ContextRecord, FabricDir, HostKey, ProcessId};
+use headworks_shm::{ContextRecord, HostKey, ProcessId, Registry};
 use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, Buffer, Completion, CompletionQueue, CqInit, Device, Gid,
     ModifyError, Mtu, Payload, PollError, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn,
@@ -49,13 +49,13 @@ const PD: u32 = 1;
 
 struct Fabric {
     folder: tempfile::TempDir,
-    dir: Arc<FabricDir>,
+    dir: Arc<Registry>,
 }
 
 impl Fabric {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let dir = FabricDir::at(folder.path().join("fabric")).unwrap();
+        let dir = Registry::open_at(folder.path().join("fabric")).unwrap();
         Self { folder, dir }
     }
 

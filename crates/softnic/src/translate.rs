@@ -71,9 +71,9 @@ impl Translations {
 
     /// Hints that the memory of `sge`, if it is known, will be written soon.
     #[inline(always)]
-    pub(crate) fn expect_write(&self, sge: &Sge) {
+    pub(crate) fn prefetch_write(&self, sge: &Sge) {
         if let Some(span) = self.cached(sge.lkey, sge.addr, 1, Access::LOCAL_WRITE) {
-            span.expect_write();
+            span.prefetch_write();
         }
     }
 

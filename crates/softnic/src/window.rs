@@ -15,7 +15,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::asymmetric;
+use headworks_shm::asymmetric_fence;
 use headworks_verbs::{Access, QpState, ResourceError};
 
 use crate::arena::Piece;
@@ -191,7 +191,7 @@ impl Window {
     /// Takes the last call back. It may be under way still.
     pub(crate) fn retract(&self) {
         self.header().call.store(0, Ordering::Relaxed);
-        asymmetric::heavy();
+        asymmetric_fence::heavy();
     }
 }
 

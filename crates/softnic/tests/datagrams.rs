@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_verbs::bringup::start_datagrams;
+use headworks_verbs::bringup::bring_up_ud;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, Buffer, Completion, CompletionQueue, CqInit,
     Destination, Device, GRH_BYTES, Gid, Payload, PostErrorKind, ProtectionDomain, Provider,
@@ -39,7 +39,7 @@ struct Port {
 
 impl Port {
     fn open(fabric: &Path, name: &str) -> Self {
-        let provider = SoftProvider::on(FabricDir::at(fabric).expect("fabric"));
+        let provider = SoftProvider::on(Registry::open_at(fabric).expect("fabric"));
         let device = provider.open(&name.parse().expect("name")).expect("opens");
         let pd = device.alloc_pd().expect("domain");
         let init = CqInit {
@@ -75,7 +75,7 @@ impl Port {
     }
 
     fn bring_up(&mut self) {
-        start_datagrams(&mut *self.qp, QKEY, 1).expect("comes up");
+        bring_up_ud(&mut *self.qp, QKEY, 1).expect("comes up");
     }
 
     fn receive(&mut self, wr_id: u64) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{
     Access, CqInit, Device, ModifyError, Mtu, Provider, Psn, QpAttr, QpCaps, QpInit, QpState,
@@ -32,7 +32,8 @@ fn queue_pair(device: &Arc<dyn Device>) -> Box<dyn QueuePair> {
 #[test]
 fn a_peer_that_no_descriptor_is_left_for_refuses_the_connection() {
     let folder = tempfile::tempdir().expect("folder");
-    let provider = SoftProvider::on(FabricDir::at(folder.path().join("fabric")).expect("fabric"));
+    let provider =
+        SoftProvider::on(Registry::open_at(folder.path().join("fabric")).expect("fabric"));
     let [here, there] = ["soft:h1", "soft:h2"].map(|name| {
         let name = name.parse().expect("name");
         provider.open(&name).expect("opens")

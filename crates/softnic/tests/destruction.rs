@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{
     Access, AllocRequest, Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device,
@@ -48,7 +48,7 @@ const THINGS: usize = 10;
 
 impl Holdings {
     fn open(fabric: &Path, name: &str) -> Self {
-        let provider = SoftProvider::on(FabricDir::at(fabric).expect("fabric"));
+        let provider = SoftProvider::on(Registry::open_at(fabric).expect("fabric"));
         let device = provider.open(&name.parse().expect("name")).expect("opens");
         let domain = device.alloc_pd().expect("domain");
         let channel = device.create_channel().expect("channel");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{CqInit, Provider, QpCaps, QpInit, QpType, ResourceError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -10,7 +10,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 #[test]
 fn a_progress_thread_that_cannot_start_refuses_the_queue_pair() {
     let folder = tempfile::tempdir().expect("folder");
-    let provider = SoftProvider::on(FabricDir::at(folder.path().join("fabric")).expect("fabric"));
+    let provider =
+        SoftProvider::on(Registry::open_at(folder.path().join("fabric")).expect("fabric"));
     let device = provider
         .open(&"soft".parse().expect("name"))
         .expect("opens");

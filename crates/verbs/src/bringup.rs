@@ -8,18 +8,18 @@
 //! Drive it: write [`BringUp::output`] to the stream, feed what arrives to [`BringUp::input`],
 //! until [`BringUp::is_connected`]. The stream stays open afterwards: on devices that would not
 //! notice, its end is the peer's death. Two queue pairs of one process need no stream:
-//! [`BringUp::meet`].
+//! [`BringUp::connect_both`].
 //!
-//! Queue pairs of datagrams are connected to nobody; [`start_datagrams`] makes one ready.
+//! Queue pairs of datagrams are connected to nobody; [`bring_up_ud`] makes one ready.
 
 use std::fmt::{self, Write};
 
 use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
 use crate::device::DeviceInfo;
 use crate::error::ModifyError;
-use crate::memory::Access;
+use crate::memory_region::Access;
+use crate::qp_state::QpState;
 use crate::queue_pair::{QpAttr, QueuePair, RnrTimer};
-use crate::state::QpState;
 
 /// First bytes of the exchange.
 const MAGIC: [u8; 4] = *b"HWbu";
@@ -28,9 +28,9 @@ pub const VERSION: u16 = 3;
 /// Longest payload of the layer above, in bytes.
 pub const PAYLOAD_MAX: usize = 4096;
 /// Magic, version, payload length, GID, QPN, PSN, MTU, READ depth, LID (0 for none), kind, network.
-const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2 + KIND + 8;
+const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2 + KIND_BYTES + 8;
 /// Bytes of a kind: what is longer is cut off, what is shorter ends with zeros.
-const KIND: usize = 8;
+const KIND_BYTES: usize = 8;
 const READY: u8 = b'R';
 
 /// Why a connection did not come about.
@@ -42,7 +42,7 @@ pub enum BringUpError {
     NotHeadworks,
     /// The other end is of another version.
     #[error("the other end speaks version {found} of the connection exchange, this one {VERSION}")]
-    Version {
+    VersionMismatch {
         /// Its version.
         found: u16,
     },
@@ -54,11 +54,11 @@ pub enum BringUpError {
         "the two ends are on devices of different kinds, which do not reach each other: this one on {ours}, the \
          other on {theirs}; name devices of one kind at both ends"
     )]
-    OtherKind {
+    KindMismatch {
         /// This end's.
-        ours: Kind,
+        ours: ProviderKind,
         /// The other end's.
-        theirs: Kind,
+        theirs: ProviderKind,
     },
     /// The two ends' devices are of the same kind, on networks that do not reach each other: with the software
     /// RNIC, two machines, users or registries.
@@ -66,17 +66,17 @@ pub enum BringUpError {
         "the two ends are on {kind} devices of different machines, users or registries, which do not reach each \
          other: between machines it takes RDMA devices"
     )]
-    OtherRegistry {
+    RegistryMismatch {
         /// Both ends'.
-        kind: Kind,
+        kind: ProviderKind,
     },
     /// One end is on an InfiniBand network, and the other is not.
     #[error(
         "the two ends are on different networks: this one has {}, the other one {}",
-        said(.ours),
-        said(.theirs)
+        describe_lid(.ours),
+        describe_lid(.theirs)
     )]
-    OtherNetwork {
+    NetworkMismatch {
         /// This end's local identifier.
         ours: Option<Lid>,
         /// The other end's.
@@ -88,7 +88,7 @@ pub enum BringUpError {
         "the other end is in another InfiniBand subnet, {theirs:#018x}, than this one, {ours:#018x}: the way there \
          leads over a router that is not known here"
     )]
-    OtherSubnet {
+    SubnetMismatch {
         /// The prefix of this end's subnet.
         ours: u64,
         /// That of the other end's.
@@ -99,13 +99,13 @@ pub enum BringUpError {
     PayloadTooLong(usize),
     /// Neither side has anything more to say: one of them was connected to another before.
     #[error("the two ends have nothing to say to each other")]
-    Silent,
+    NothingToSend,
     /// The queue pair could not be moved.
     #[error("queue pair: {0}")]
     Modify(#[from] ModifyError),
 }
 
-fn said(lid: &Option<Lid>) -> String {
+fn describe_lid(lid: &Option<Lid>) -> String {
     match lid {
         Some(lid) => format!("the LID {lid} of an InfiniBand network"),
         None => "none of an InfiniBand network".to_owned(),
@@ -114,12 +114,12 @@ fn said(lid: &Option<Lid>) -> String {
 
 /// The kind of an end's device, `soft` or `ibv`, as far as it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind([u8; KIND]);
+pub struct ProviderKind([u8; KIND_BYTES]);
 
-impl Kind {
+impl ProviderKind {
     /// That of a device.
     pub fn of(device: &DeviceInfo) -> Self {
-        let mut kind = [0; KIND];
+        let mut kind = [0; KIND_BYTES];
         for (place, byte) in kind.iter_mut().zip(device.name.kind().bytes()) {
             *place = byte;
         }
@@ -127,8 +127,11 @@ impl Kind {
     }
 
     /// `None` for what is none: kinds are lower-case letters and digits.
-    fn parse(bytes: [u8; KIND]) -> Option<Self> {
-        let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(KIND);
+    fn parse(bytes: [u8; KIND_BYTES]) -> Option<Self> {
+        let len = bytes
+            .iter()
+            .position(|byte| *byte == 0)
+            .unwrap_or(KIND_BYTES);
         let (name, rest) = bytes.split_at(len);
         let is_name = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let is_kind = len > 0 && name.iter().all(is_name) && rest.iter().all(|byte| *byte == 0);
@@ -136,7 +139,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProviderKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.0.iter().take_while(|byte| **byte != 0);
         name.map(|byte| char::from(*byte))
@@ -146,7 +149,7 @@ impl fmt::Display for Kind {
 
 /// Timing of the connection, as QP attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
+pub struct ConnectionParams {
     /// What the peer may do.
     pub access: Access,
     /// ACK timeout, 4.096 µs × 2^timeout.
@@ -159,7 +162,7 @@ pub struct Tuning {
     pub min_rnr_timer: RnrTimer,
 }
 
-impl Default for Tuning {
+impl Default for ConnectionParams {
     /// 67 ms × 8 before a silent peer is given up; RNR for ever.
     fn default() -> Self {
         Self {
@@ -174,11 +177,7 @@ impl Default for Tuning {
 
 /// Makes a queue pair of datagrams, which is in RESET, ready to send and to receive: what comes must
 /// name `qkey`. `psn_seed` should be random.
-pub fn start_datagrams(
-    qp: &mut dyn QueuePair,
-    qkey: u32,
-    psn_seed: u32,
-) -> Result<(), ModifyError> {
+pub fn bring_up_ud(qp: &mut dyn QueuePair, qkey: u32, psn_seed: u32) -> Result<(), ModifyError> {
     qp.modify(&QpAttr {
         qkey: Some(qkey),
         ..QpAttr::to_state(QpState::Init)
@@ -193,8 +192,8 @@ pub fn start_datagrams(
 /// One side of a connection being made.
 #[derive(Debug)]
 pub struct BringUp {
-    tuning: Tuning,
-    kind: Kind,
+    params: ConnectionParams,
+    kind: ProviderKind,
     network: u64,
     gid: Gid,
     lid: Option<Lid>,
@@ -211,7 +210,7 @@ pub struct BringUp {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// What its device is one of.
-    pub kind: Kind,
+    pub kind: ProviderKind,
     /// Its device's network ([`DeviceInfo::network`]).
     pub network: u64,
     /// Its port.
@@ -259,7 +258,7 @@ impl Hello {
             if let Some(&[a, b]) = bytes.get(4..6)
                 && u16::from_le_bytes([a, b]) != VERSION
             {
-                return Err(BringUpError::Version {
+                return Err(BringUpError::VersionMismatch {
                     found: u16::from_le_bytes([a, b]),
                 });
             }
@@ -270,7 +269,7 @@ impl Hello {
             u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
         };
         if u16_at(4) != VERSION {
-            return Err(BringUpError::Version { found: u16_at(4) });
+            return Err(BringUpError::VersionMismatch { found: u16_at(4) });
         }
         let payload_len = usize::from(u16_at(6));
         if payload_len > PAYLOAD_MAX {
@@ -287,10 +286,10 @@ impl Hello {
             0 => None,
             raw => Some(Lid::new(raw).ok_or(BringUpError::Malformed("LID"))?),
         };
-        let (mut kind, mut network) = ([0; KIND], [0; 8]);
-        kind.copy_from_slice(&header[36..36 + KIND]);
-        network.copy_from_slice(&header[36 + KIND..]);
-        let kind = Kind::parse(kind).ok_or(BringUpError::Malformed("kind of device"))?;
+        let (mut kind, mut network) = ([0; KIND_BYTES], [0; 8]);
+        kind.copy_from_slice(&header[36..36 + KIND_BYTES]);
+        network.copy_from_slice(&header[36 + KIND_BYTES..]);
+        let kind = ProviderKind::parse(kind).ok_or(BringUpError::Malformed("kind of device"))?;
         let Some(payload) = rest.get(..payload_len) else {
             return Ok(None);
         };
@@ -315,7 +314,7 @@ impl BringUp {
     pub fn start(
         device: &DeviceInfo,
         qp: &mut dyn QueuePair,
-        tuning: Tuning,
+        params: ConnectionParams,
         psn_seed: u32,
         payload: Vec<u8>,
     ) -> Result<Self, BringUpError> {
@@ -324,12 +323,12 @@ impl BringUp {
         }
         qp.modify(&QpAttr {
             state: Some(QpState::Init),
-            access: Some(tuning.access),
+            access: Some(params.access),
             ..QpAttr::default()
         })?;
         let psn = Psn::truncated(psn_seed);
         let max_rd_atomic = device.limits.max_rd_atomic;
-        let (kind, network) = (Kind::of(device), device.network);
+        let (kind, network) = (ProviderKind::of(device), device.network);
         let hello = Hello {
             kind,
             network,
@@ -342,7 +341,7 @@ impl BringUp {
             payload,
         };
         Ok(Self {
-            tuning,
+            params,
             kind,
             network,
             gid: device.gid,
@@ -391,25 +390,25 @@ impl BringUp {
     }
 
     /// Whether there is a way from this port to the peer's that both know.
-    fn check_way(&self, peer: &Hello) -> Result<(), BringUpError> {
+    fn check_reachable(&self, peer: &Hello) -> Result<(), BringUpError> {
         let (ours, theirs) = (self.kind, peer.kind);
         if ours != theirs {
-            return Err(BringUpError::OtherKind { ours, theirs });
+            return Err(BringUpError::KindMismatch { ours, theirs });
         }
         if self.network != peer.network && ![self.network, peer.network].contains(&0) {
-            return Err(BringUpError::OtherRegistry { kind: ours });
+            return Err(BringUpError::RegistryMismatch { kind: ours });
         }
         let (ours, theirs) = (self.gid.subnet_prefix(), peer.gid.subnet_prefix());
         match (self.lid, peer.lid) {
             (None, None) => Ok(()),
             (Some(_), Some(_)) if ours == theirs => Ok(()),
-            (Some(_), Some(_)) => Err(BringUpError::OtherSubnet { ours, theirs }),
-            (ours, theirs) => Err(BringUpError::OtherNetwork { ours, theirs }),
+            (Some(_), Some(_)) => Err(BringUpError::SubnetMismatch { ours, theirs }),
+            (ours, theirs) => Err(BringUpError::NetworkMismatch { ours, theirs }),
         }
     }
 
     fn connect(&self, qp: &mut dyn QueuePair, peer: &Hello) -> Result<(), BringUpError> {
-        self.check_way(peer)?;
+        self.check_reachable(peer)?;
         qp.modify(&QpAttr {
             state: Some(QpState::Rtr),
             dest_gid: Some(peer.gid),
@@ -418,15 +417,15 @@ impl BringUp {
             rq_psn: Some(peer.psn),
             path_mtu: Some(self.mtu.min(peer.mtu)),
             max_dest_rd_atomic: Some(self.max_rd_atomic),
-            min_rnr_timer: Some(self.tuning.min_rnr_timer),
+            min_rnr_timer: Some(self.params.min_rnr_timer),
             ..QpAttr::default()
         })?;
         qp.modify(&QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
-            timeout: Some(self.tuning.timeout),
-            retry_count: Some(self.tuning.retry_count),
-            rnr_retry: Some(self.tuning.rnr_retry),
+            timeout: Some(self.params.timeout),
+            retry_count: Some(self.params.retry_count),
+            rnr_retry: Some(self.params.rnr_retry),
             max_rd_atomic: Some(self.max_rd_atomic.min(peer.max_rd_atomic)),
             ..QpAttr::default()
         })?;
@@ -434,7 +433,7 @@ impl BringUp {
     }
 
     /// Connects the two sides where both are in one hand: what each has to say goes to the other.
-    pub fn meet(
+    pub fn connect_both(
         &mut self,
         qp: &mut dyn QueuePair,
         other: &mut Self,
@@ -443,7 +442,7 @@ impl BringUp {
         while !(self.is_connected() && other.is_connected()) {
             let (ours, theirs) = (self.output(), other.output());
             if ours.is_empty() && theirs.is_empty() {
-                return Err(BringUpError::Silent);
+                return Err(BringUpError::NothingToSend);
             }
             other.input(other_qp, &ours)?;
             self.input(qp, &theirs)?;
@@ -467,17 +466,17 @@ pub(crate) mod tests {
     use super::*;
     use crate::error::PostError;
     use crate::queue_pair::QpCaps;
-    use crate::work::{RecvWr, SendWr};
-    use crate::{Limits, Promises};
+    use crate::work_request::{RecvWr, SendWr};
+    use crate::{DeviceLimits, Promises};
 
     /// Remembers what it was moved by.
     #[derive(Default)]
-    struct Paper {
+    struct FakeQp {
         moves: Vec<QpAttr>,
         caps: QpCaps,
     }
 
-    impl QueuePair for Paper {
+    impl QueuePair for FakeQp {
         fn qpn(&self) -> Qpn {
             Qpn::new(0x11).unwrap()
         }
@@ -489,7 +488,7 @@ pub(crate) mod tests {
             &self.caps
         }
         fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
-            crate::state::check(crate::QpType::Rc, self.state(), attr)?;
+            crate::qp_state::check_transition(crate::QpType::Rc, self.state(), attr)?;
             self.moves.push(*attr);
             Ok(())
         }
@@ -513,7 +512,7 @@ pub(crate) mod tests {
             mtu: Mtu::B4096,
             driver: None,
             numa_node: None,
-            limits: Limits {
+            limits: DeviceLimits {
                 max_qp: 1,
                 max_qp_wr: 1,
                 max_sge: 1,
@@ -531,15 +530,22 @@ pub(crate) mod tests {
         }
     }
 
-    fn start(device: &DeviceInfo, qp: &mut Paper) -> BringUp {
-        BringUp::start(device, qp, Tuning::default(), 7, b"payload".to_vec()).unwrap()
+    fn start(device: &DeviceInfo, qp: &mut FakeQp) -> BringUp {
+        BringUp::start(
+            device,
+            qp,
+            ConnectionParams::default(),
+            7,
+            b"payload".to_vec(),
+        )
+        .unwrap()
     }
 
     /// What the two queue pairs were moved to RTR by.
-    fn meet(a: &DeviceInfo, b: &DeviceInfo) -> Result<[QpAttr; 2], BringUpError> {
-        let (mut one, mut two) = (Paper::default(), Paper::default());
+    fn connect_two(a: &DeviceInfo, b: &DeviceInfo) -> Result<[QpAttr; 2], BringUpError> {
+        let (mut one, mut two) = (FakeQp::default(), FakeQp::default());
         let (mut ours, mut theirs) = (start(a, &mut one), start(b, &mut two));
-        ours.meet(&mut one, &mut theirs, &mut two)?;
+        ours.connect_both(&mut one, &mut theirs, &mut two)?;
         assert_eq!((one.state(), two.state()), (QpState::Rts, QpState::Rts));
         Ok([one.moves[1], two.moves[1]])
     }
@@ -547,26 +553,26 @@ pub(crate) mod tests {
     #[test]
     fn each_end_is_moved_to_the_others_port_by_gid_and_by_lid_where_there_are_lids() {
         let (a, b) = (device(0xfe, 1, 5), device(0xfe, 2, 0xbfff));
-        let moves = meet(&a, &b).unwrap();
+        let moves = connect_two(&a, &b).unwrap();
         assert_eq!(moves.map(|attr| attr.dest_lid), [b.lid, a.lid]);
         assert_eq!(moves.map(|attr| attr.dest_gid), [Some(b.gid), Some(a.gid)]);
         // Elsewhere prefixes may differ as they like.
-        let moves = meet(&device(0xfe, 1, 0), &device(0x20, 2, 0)).unwrap();
+        let moves = connect_two(&device(0xfe, 1, 0), &device(0x20, 2, 0)).unwrap();
         assert_eq!(moves.map(|attr| attr.dest_lid), [None; 2]);
     }
 
     #[test]
-    fn ends_between_which_no_way_is_known_are_told_before_a_queue_pair_is_moved() {
+    fn unreachable_ends_are_refused_before_a_queue_pair_is_moved() {
         let (a, b) = (device(0xfe, 1, 5), device(0x20, 2, 6));
-        let error = meet(&a, &b).unwrap_err();
+        let error = connect_two(&a, &b).unwrap_err();
         let said = error.to_string();
         assert!(
             said.contains("0xfe00000000000000") && said.contains("0x2000000000000000"),
             "{said}"
         );
-        let mut qp = Paper::default();
+        let mut qp = FakeQp::default();
         let (mut ours, theirs) = (start(&a, &mut qp), device(0xfe, 2, 0));
-        let hello = start(&theirs, &mut Paper::default()).output();
+        let hello = start(&theirs, &mut FakeQp::default()).output();
         let error = ours.input(&mut qp, &hello).unwrap_err();
         let said = error.to_string();
         assert!(said.contains("LID 5") && !said.contains('\n'), "{said}");
@@ -574,14 +580,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn devices_that_do_not_reach_each_other_are_told_at_both_ends() {
+    fn devices_that_do_not_reach_each_other_are_refused_at_both_ends() {
         let named = |name: &str, network| DeviceInfo {
             name: name.parse().unwrap(),
             network,
             ..device(0xfe, 1, 0)
         };
         let ends = |a: &DeviceInfo, b: &DeviceInfo| {
-            let (mut one, mut two) = (Paper::default(), Paper::default());
+            let (mut one, mut two) = (FakeQp::default(), FakeQp::default());
             let (mut ours, mut theirs) = (start(a, &mut one), start(b, &mut two));
             let hellos = [theirs.output(), ours.output()];
             let said = [
@@ -599,15 +605,15 @@ pub(crate) mod tests {
             assert!(said.contains("soft devices of different"), "{said}");
         }
         // What is not known does not part them.
-        meet(&named("soft", 7), &named("soft:h2", 0)).unwrap();
-        let longer = Kind::of(&named("eleven8bits", 0));
+        connect_two(&named("soft", 7), &named("soft:h2", 0)).unwrap();
+        let longer = ProviderKind::of(&named("eleven8bits", 0));
         assert_eq!(longer.to_string(), "eleven8b");
     }
 
     #[test]
-    fn a_greeting_comes_back_as_it_was_sent_and_no_lid_of_many_ports_is_taken() {
+    fn a_hello_round_trips_and_no_multicast_lid_is_accepted() {
         let hello = Hello {
-            kind: Kind(*b"paper\0\0\0"),
+            kind: ProviderKind(*b"paper\0\0\0"),
             network: 0x0102_0304_0506_0708,
             gid: Gid([3; 16]),
             lid: Lid::new(0x1234),
@@ -636,7 +642,7 @@ pub(crate) mod tests {
         let found = 1;
         assert_eq!(
             Hello::parse(&bytes[..6]),
-            Err(BringUpError::Version { found })
+            Err(BringUpError::VersionMismatch { found })
         );
     }
 }

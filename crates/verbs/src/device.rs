@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::address::{Gid, Lid, Mtu, Qpn};
 use crate::completion::{CompletionChannel, CompletionQueue, CqId, CqInit};
 use crate::datagram::{AddressHandle, AhInit};
+use crate::device_name::DeviceName;
 use crate::error::{OpenError, ResourceError};
-use crate::memory::{Access, AllocRequest, Buffer, Region};
-use crate::name::DeviceName;
+use crate::memory_region::{Access, AllocRequest, Buffer, Region};
 use crate::queue_pair::{QpInit, QueuePair, SharedReceiveQueue, SrqId, SrqInit};
 use crate::time::Instant;
 
@@ -29,7 +29,7 @@ pub struct Promises {
 
 /// What a device can do at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// Queue pairs.
     pub max_qp: u32,
     /// Requests outstanding on a send or receive queue.
@@ -79,7 +79,7 @@ pub struct DeviceInfo {
     /// The NUMA node it is attached to, where that is known.
     pub numa_node: Option<u32>,
     /// Limits.
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     /// What it promises beyond the specification.
     pub promises: Promises,
 }

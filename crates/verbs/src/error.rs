@@ -2,8 +2,8 @@
 
 use core::ops::RangeInclusive;
 
-use crate::name::NameError;
-use crate::state::{AttrMask, QpState};
+use crate::device_name::NameError;
+use crate::qp_state::{AttrMask, QpState};
 
 /// A device could not be opened or listed.
 #[derive(Debug, thiserror::Error)]

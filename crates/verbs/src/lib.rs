@@ -10,35 +10,35 @@
 //! | module | what |
 //! |---|---|
 //! | [`time`] | [`Instant`] and [`Duration`] in integer nanoseconds; always an argument |
-//! | [`name`] | [`DeviceName`]: `KIND[:NAME][,key=value…]` |
+//! | [`device_name`] | [`DeviceName`]: `KIND[:NAME][,key=value…]` |
 //! | [`address`] | [`Gid`], [`Qpn`], [`Psn`], [`Mtu`] |
-//! | [`device`] | [`Provider`], [`Device`], [`ProtectionDomain`]; [`Limits`] and [`Promises`] |
-//! | [`memory`] | [`Buffer`], [`Region`], [`Access`], keys, scatter/gather entries |
-//! | [`work`] | work requests: [`SendWr`], [`RecvWr`] |
+//! | [`device`] | [`Provider`], [`Device`], [`ProtectionDomain`]; [`DeviceLimits`] and [`Promises`] |
+//! | [`memory_region`] | [`Buffer`], [`Region`], [`Access`], keys, scatter/gather entries |
+//! | [`work_request`] | work requests: [`SendWr`], [`RecvWr`] |
 //! | [`datagram`] | [`AddressHandle`], [`Destination`], the [`Grh`] that a datagram comes with |
 //! | [`completion`] | [`Completion`], [`Status`], [`CompletionQueue`], [`CompletionChannel`] |
 //! | [`counters`] | [`QpCounters`], [`CqCounters`]: what was done so far |
 //! | [`queue_pair`] | [`QueuePair`], [`SharedReceiveQueue`], attributes and capabilities |
-//! | [`state`] | QP states and the table of legal transitions with their attributes |
+//! | [`qp_state`] | QP states and the table of legal transitions with their attributes |
 //! | [`bringup`] | connecting two RC queue pairs over any byte stream: a byte state machine |
-//! | [`around`] | a device around another, which somebody watches |
+//! | [`interpose`] | a device around another, which somebody watches |
 //! | [`error`] | errors, one type per kind of operation |
 #![deny(unsafe_code)]
 
 pub mod address;
-pub mod around;
 pub mod bringup;
 pub mod completion;
 pub mod counters;
 pub mod datagram;
 pub mod device;
+pub mod device_name;
 pub mod error;
-pub mod memory;
-pub mod name;
+pub mod interpose;
+pub mod memory_region;
+pub mod qp_state;
 pub mod queue_pair;
-pub mod state;
 pub mod time;
-pub mod work;
+pub mod work_request;
 
 pub use address::{Gid, Lid, Mtu, Psn, Qpn};
 pub use bringup::{BringUp, BringUpError};
@@ -47,13 +47,15 @@ pub use completion::{
 };
 pub use counters::{CqCounters, QpCounters};
 pub use datagram::{AddressHandle, AhInit, AhKey, Destination, GRH_BYTES, Grh};
-pub use device::{AsyncEvent, Device, DeviceInfo, Limits, Promises, ProtectionDomain, Provider};
+pub use device::{
+    AsyncEvent, Device, DeviceInfo, DeviceLimits, Promises, ProtectionDomain, Provider,
+};
+pub use device_name::{DeviceName, NameError};
 pub use error::{ModifyError, OpenError, PollError, PostError, PostErrorKind, ResourceError};
-pub use memory::{Access, AllocRequest, Buffer, HeapBuffer, Pages, Region, RemoteAddr, Sge};
-pub use name::{DeviceName, NameError};
+pub use memory_region::{Access, AllocRequest, Buffer, HeapBuffer, Pages, Region, RemoteAddr, Sge};
+pub use qp_state::QpState;
 pub use queue_pair::{
     QpAttr, QpCaps, QpInit, QpType, QueuePair, RnrTimer, SharedReceiveQueue, SrqId, SrqInit,
 };
-pub use state::QpState;
 pub use time::{Duration, Instant};
-pub use work::{Payload, RecvWr, SendFlags, SendOp, SendWr};
+pub use work_request::{Payload, RecvWr, SendFlags, SendOp, SendWr};

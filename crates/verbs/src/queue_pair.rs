@@ -5,12 +5,12 @@ use std::sync::Arc;
 use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
 use crate::completion::CompletionQueue;
 use crate::counters::QpCounters;
-use crate::device::Limits;
+use crate::device::DeviceLimits;
 use crate::error::{ModifyError, PostError, ResourceError};
-use crate::memory::Access;
-use crate::state::{AttrMask, QpState};
+use crate::memory_region::Access;
+use crate::qp_state::{AttrMask, QpState};
 use crate::time::Duration;
-use crate::work::{Payload, RecvWr, SendFlags, SendOp, SendWr};
+use crate::work_request::{Payload, RecvWr, SendFlags, SendOp, SendWr};
 
 /// The transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -155,7 +155,7 @@ impl QpAttr {
     /// # Errors
     ///
     /// [`ModifyError::Value`], of the first that is.
-    pub fn check_values(&self, limits: &Limits) -> Result<(), ModifyError> {
+    pub fn check_values(&self, limits: &DeviceLimits) -> Result<(), ModifyError> {
         let reads = limits.max_rd_atomic;
         for (attribute, value, highest) in [
             ("timeout", self.timeout, 31),
@@ -203,9 +203,9 @@ impl QpAttr {
     }
 }
 
-/// Requests that [`QueuePair::post_send_as`] copies for one doorbell.
-const CHAIN: usize = 16;
-const NOTHING: SendWr<'_> = SendWr {
+/// Requests that [`QueuePair::post_send_with_wr_id`] copies for one doorbell.
+const CHAIN_MAX: usize = 16;
+const EMPTY_SEND_WR: SendWr<'_> = SendWr {
     wr_id: 0,
     op: SendOp::Send,
     payload: Payload::Inline(&[]),
@@ -232,17 +232,17 @@ pub trait QueuePair: Send {
 
     /// The same for a layer between the program and the device, which has numbers of its own: each request completes with
     /// `wr_id`, whatever it says itself. A device that can spares the layer a copy of every request.
-    fn post_send_as(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+    fn post_send_with_wr_id(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         if let [wr] = wrs {
             return self.post_send(&[SendWr { wr_id, ..*wr }]);
         }
-        for (number, chain) in wrs.chunks(CHAIN).enumerate() {
-            let mut renumbered = [NOTHING; CHAIN];
+        for (number, chain) in wrs.chunks(CHAIN_MAX).enumerate() {
+            let mut renumbered = [EMPTY_SEND_WR; CHAIN_MAX];
             for (to, wr) in renumbered.iter_mut().zip(chain) {
                 *to = SendWr { wr_id, ..*wr };
             }
             let posted = self.post_send(&renumbered[..chain.len()]);
-            posted.map_err(|error| error.kind.at(number * CHAIN + error.index))?;
+            posted.map_err(|error| error.kind.at(number * CHAIN_MAX + error.index))?;
         }
         Ok(())
     }
@@ -295,7 +295,7 @@ pub trait SharedReceiveQueue: Send + Sync {
 mod tests {
     use super::*;
     use crate::error::PostErrorKind;
-    use crate::memory::RemoteAddr;
+    use crate::memory_region::RemoteAddr;
 
     #[test]
     fn values_out_of_range_are_named() {
@@ -304,7 +304,7 @@ mod tests {
             ..QpAttr::default()
         };
         let device = crate::bringup::tests::device(0, 0, 0);
-        let of = |max_rd_atomic| Limits {
+        let of = |max_rd_atomic| DeviceLimits {
             max_rd_atomic,
             ..device.limits
         };
@@ -319,9 +319,9 @@ mod tests {
     }
 
     /// Has room for so many, and keeps their numbers and remote addresses.
-    struct Room(usize, Vec<(u64, u64)>, QpCaps);
+    struct BoundedQp(usize, Vec<(u64, u64)>, QpCaps);
 
-    impl QueuePair for Room {
+    impl QueuePair for BoundedQp {
         fn qpn(&self) -> Qpn {
             Qpn::default()
         }
@@ -359,13 +359,13 @@ mod tests {
                 addr: wr_id,
                 rkey: 0,
             }),
-            ..NOTHING
+            ..EMPTY_SEND_WR
         };
         let chain: Vec<_> = (0..50).map(write).collect();
         for count in [0, 1, 2, 16, 17, 33, 50] {
             for room in [0, 1, 15, 16, 17, 40, 50] {
-                let mut qp = Room(room, Vec::new(), QpCaps::default());
-                let posted = qp.post_send_as(7, &chain[..count]);
+                let mut qp = BoundedQp(room, Vec::new(), QpCaps::default());
+                let posted = qp.post_send_with_wr_id(7, &chain[..count]);
                 let taken = count.min(room);
                 let expected = match taken < count {
                     true => Err(PostErrorKind::QueueFull.at(taken)),

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_with_a_unit() {
+    fn durations_print_with_a_unit() {
         assert_eq!(Duration::from_nanos(280).to_string(), "280 ns");
         assert_eq!(Duration::from_micros(50).to_string(), "50.00 us");
         assert_eq!(Duration::from_secs(2).to_string(), "2.00 s");

@@ -1,7 +1,7 @@
 //! An actor that connects first, and then drives its workload over the connected ends.
 
 use headworks_baselines::counting::Counts;
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
 use crate::error::Result;
 use crate::pair::{BEGIN, PairCx, wait};
@@ -13,7 +13,7 @@ pub trait Connect: Send {
     type Arm: Send;
 
     /// Goes on; answers the ends once both actors have met. Never waits.
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>>;
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Self::Arm>>;
 
     /// Requests and completions since both actors met, if the task counts them.
     fn counts(&self) -> Option<Counts> {
@@ -24,7 +24,7 @@ pub trait Connect: Send {
 /// One actor's workload, which runs over connected ends.
 pub trait Drive<A>: Send {
     /// A bounded piece of work.
-    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError>;
+    fn step(&mut self, arm: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError>;
 
     /// The report, once it is done.
     fn report(&mut self) -> Result<Report> {
@@ -55,9 +55,9 @@ pub fn driven<C: Connect + 'static>(
 /// The event that a connected actor waits for before its workload begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
-    /// To say that it is ready, then the director's word.
+    /// To say that it is ready, then the coordinator's word.
     Closed,
-    /// The director's word.
+    /// The coordinator's word.
     Ready,
     /// Nothing.
     Open,
@@ -65,7 +65,7 @@ enum Gate {
 
 impl Gate {
     /// The step that a connected actor takes in place of its workload; `None` once the workload may run.
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Step>, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Step>, ActorError> {
         match self {
             Self::Open => return Ok(None),
             Self::Closed => {
@@ -93,7 +93,7 @@ struct Driven<C: Connect, D> {
 }
 
 impl<C: Connect, D: Drive<C::Arm>> Actor for Driven<C, D> {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let Some(arm) = &mut self.arm else {
             self.arm = self.connect.step(cx)?;
             return Ok(match self.arm {
@@ -128,7 +128,7 @@ mod tests {
         let mut alone = Alone::default();
         let mut step = |mail: &[&'static [u8]]| {
             alone.mail.extend(mail);
-            let step = gate.step(&mut Cx::new(&mut alone)).unwrap();
+            let step = gate.step(&mut ActorContext::new(&mut alone)).unwrap();
             let is_again = step.map(|step| matches!(step, Step::Again));
             (is_again, gate, std::mem::take(&mut alone.reports))
         };

@@ -7,7 +7,7 @@ mod receiver;
 mod sender;
 
 use headworks::ring::RingConfig;
-use headworks_stage::Actor;
+use headworks_runtime::Actor;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, WorkloadError};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headworks::ring::Unconnected;
 use headworks::verbs::{BringUp, Device};
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
 
 use crate::chance::meeting_seed;
 use crate::driven::Connect;
@@ -32,7 +32,7 @@ impl<S: Unconnected, F> Meet<S, F> {
     {
         let seed = meeting_seed(device.info());
         let ends = ends.into_iter().map(|mut end| {
-            let (greeting, tuning) = (end.greeting(), end.tuning());
+            let (greeting, tuning) = (end.greeting(), end.connection_params());
             let up = BringUp::start(device.info(), end.queue_pair(), tuning, seed, greeting);
             Ok((end, up.map_err(failed)?))
         });
@@ -66,7 +66,7 @@ where
 {
     type Arm = A;
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<A>> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<A>> {
         loop {
             let mut mail = Vec::new();
             let mut is_silent = true;

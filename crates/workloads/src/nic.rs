@@ -29,7 +29,7 @@ pub use timed::{Batches, CHAIN_MAX, Flows};
 use std::path::PathBuf;
 
 use headworks::verbs::time::Duration;
-use headworks_stage::Actor;
+use headworks_runtime::Actor;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, WorkloadError};

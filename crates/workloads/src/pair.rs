@@ -1,15 +1,15 @@
-//! The two actors of a pair: their roles, what one is made from, and what it does with its [`Cx`].
+//! The two actors of a pair: their roles, what one is made from, and what it does with its [`ActorContext`].
 
 use std::sync::Arc;
 
 use headworks::verbs::Device;
-use headworks_stage::{ActorError, Change, Cx, Part, Step};
+use headworks_runtime::{ActorContext, ActorError, ActorInit, Step, WakeCondition};
 
 use crate::error::{Result, WorkloadError};
 use crate::preset::Prices;
 use crate::report::Report;
 
-/// Mail by which the director has the senders of several pairs begin together.
+/// Mail by which the coordinator has the senders of several pairs begin together.
 pub const BEGIN: &[u8] = b"begin";
 
 /// Which of the two actors.
@@ -59,12 +59,12 @@ pub struct PairContext {
     pub role: Role,
     /// What its processor pays for work of the program's own where time is virtual; `None` elsewhere.
     pub prices: Option<Prices>,
-    part: Part,
+    part: ActorInit,
 }
 
 impl PairContext {
     /// Of a part of a play, whose name tells its role.
-    pub fn new(part: &Part, prices: Option<Prices>) -> Self {
+    pub fn new(part: &ActorInit, prices: Option<Prices>) -> Self {
         let (role, _) = role_and_peer(&part.role);
         Self {
             role,
@@ -92,7 +92,7 @@ impl PairContext {
     }
 }
 
-/// What an actor of a pair does with its [`Cx`].
+/// What an actor of a pair does with its [`ActorContext`].
 pub trait PairCx {
     /// Mails the other actor of the pair.
     fn mail(&mut self, bytes: &[u8]) -> Result<()>;
@@ -107,7 +107,7 @@ pub trait PairCx {
     fn done(&mut self, report: &Report) -> Result<Step, ActorError>;
 }
 
-impl PairCx for Cx<'_> {
+impl PairCx for ActorContext<'_> {
     fn mail(&mut self, bytes: &[u8]) -> Result<()> {
         let (_, peer) = role_and_peer(self.role());
         let sent = self.send(&peer, bytes);
@@ -131,12 +131,12 @@ impl PairCx for Cx<'_> {
 
 /// Waits for the other actor, which mails or writes memory.
 pub fn wait() -> Step {
-    Step::OnChange(Change::mail().or_memory())
+    Step::Wait(WakeCondition::mail().or_memory())
 }
 
 /// Sleeps until mail comes. Until then the actor takes no time of its processor, nor of one that shares a core with it.
 pub fn sleep() -> Step {
-    Step::OnChange(Change::mail())
+    Step::Wait(WakeCondition::mail())
 }
 
 #[cfg(test)]
@@ -144,8 +144,9 @@ pub(crate) mod testing {
     //! Both actors of a pair in one process, each on a thread.
 
     use headworks::verbs::{Duration, Instant};
-    use headworks_stage::{
-        Actor, Cast, CxBackend, InProcess, Mail, MailError, Outcome, PartSpec, Play, World,
+    use headworks_runtime::{
+        Actor, ActorOutcome, ActorRegistry, ActorSpec, ContextBackend, InProcess, Mail, MailError,
+        Scenario, World,
     };
 
     use super::*;
@@ -160,7 +161,7 @@ pub(crate) mod testing {
         pub(crate) now: u64,
     }
 
-    impl CxBackend for Alone {
+    impl ContextBackend for Alone {
         fn role(&self) -> &str {
             "sender"
         }
@@ -172,7 +173,7 @@ pub(crate) mod testing {
         }
         fn receive(&mut self) -> Option<Mail> {
             let bytes = self.mail.pop_front()?.to_vec();
-            let from = "director".to_owned();
+            let from = "coordinator".to_owned();
             Some(Mail { from, bytes })
         }
         fn report(&mut self, bytes: &[u8]) -> Result<(), MailError> {
@@ -201,18 +202,18 @@ pub(crate) mod testing {
     where
         F: Fn(&PairContext) -> Result<Box<dyn Actor>> + Send + Sync + 'static,
     {
-        let mut cast = Cast::new();
+        let mut cast = ActorRegistry::new();
         cast.register("pair", move |part| Ok(make(&PairContext::new(part, None))?));
         let specs = Role::BOTH.iter().zip(["h1", "h2"]).map(|(role, host)| {
             let device = format!("soft:{host}{options}").parse().unwrap();
-            PartSpec::new(role.name(), "pair").on(device)
+            ActorSpec::new(role.name(), "pair").on(device)
         });
         let world = InProcess::new(cast, headworks::opener());
-        let running = world.start(&Play::of(specs)).unwrap();
+        let running = world.start(&Scenario::of(specs)).unwrap();
         let deadline = running.now() + LIMIT;
         let endings = running.finish(deadline);
         let reports = endings.iter().map(|ending| {
-            assert_eq!(ending.outcome, Outcome::Done, "{}", ending.role);
+            assert_eq!(ending.outcome, ActorOutcome::Done, "{}", ending.role);
             Report::from_bytes(ending.reports.last().unwrap()).unwrap()
         });
         reports.collect::<Vec<_>>().try_into().unwrap()

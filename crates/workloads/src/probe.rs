@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use headworks::verbs::DeviceName;
-use headworks_stage::Opener;
+use headworks_runtime::DeviceOpener;
 
 use crate::error::WorkloadError;
 use crate::external::{ExternalError, PROBE, Running, command, this_program};
@@ -17,7 +17,7 @@ use crate::service;
 
 /// What a program that runs experiments does first: where this process was started as a probe, it
 /// runs that and answers with what to exit with.
-pub fn child_main(open: &Opener) -> Option<ExitCode> {
+pub fn child_main(open: &DeviceOpener) -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     if args.next()? != PROBE {
         return None;
@@ -32,7 +32,7 @@ pub fn child_main(open: &Opener) -> Option<ExitCode> {
     })
 }
 
-fn run(words: &[String], open: &Opener) -> Result<(), WorkloadError> {
+fn run(words: &[String], open: &DeviceOpener) -> Result<(), WorkloadError> {
     let number = |text: &str| text.parse::<u64>().map_err(|e| WorkloadError::at(text, e));
     match words {
         [name, device, count] if name == "posts" => {

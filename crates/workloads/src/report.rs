@@ -104,7 +104,7 @@ impl Report {
         }
     }
 
-    /// For the director.
+    /// For the coordinator.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data has a JSON form")
     }

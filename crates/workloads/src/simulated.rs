@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use headworks::sim::{Figures, Preset, Setting, SimWorld, Tracer};
 use headworks::verbs::{DeviceName, OpenError};
-use headworks_stage::{Cast, World};
+use headworks_runtime::{ActorRegistry, World};
 
 use crate::preset::Prices;
 pub use crate::preset::{machine, perftest_ns};
@@ -40,7 +40,7 @@ impl Simulated {
         tracer: Option<Tracer>,
     ) -> Option<Result<Self, OpenError>> {
         let on = |(preset, seed): (Preset, u64)| {
-            let mut cast = Cast::new();
+            let mut cast = ActorRegistry::new();
             register(&mut cast, Some(Prices::of(&preset)));
             let mut world = SimWorld::new(cast, preset.clone(), seed);
             if let Some(tracer) = tracer {

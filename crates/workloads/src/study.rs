@@ -15,7 +15,7 @@ use headworks_baselines::paper_baselines::Plan;
 use headworks_baselines::paper_baselines::farm::Farm;
 use headworks_baselines::paper_baselines::l5::L5;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
-use headworks_stage::Actor;
+use headworks_runtime::Actor;
 use serde::{Deserialize, Serialize};
 
 use crate::apps::{http, kv};

@@ -1,6 +1,6 @@
 //! What the two actors of a pair are told to do, and the actor that does it.
 
-use headworks_stage::{Actor, Cast};
+use headworks_runtime::{Actor, ActorRegistry};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, WorkloadError};
@@ -89,7 +89,7 @@ impl Task {
 }
 
 /// Adds the actor of every task to `cast`. In a world of virtual time processors pay `prices`.
-pub fn register(cast: &mut Cast, prices: Option<Prices>) {
+pub fn register(cast: &mut ActorRegistry, prices: Option<Prices>) {
     cast.register(ACTOR, move |part| {
         let task = Task::from_bytes(&part.args)?;
         Ok(task.actor(&PairContext::new(part, prices))?)

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::sim::{Figures, Usage, is_simulated};
 use headworks::verbs::{DeviceName, Duration};
-use headworks_stage::{Cast, Event, InProcess, Outcome, PartSpec, Play, World};
+use headworks_runtime::{
+    ActorOutcome, ActorRegistry, ActorSpec, InProcess, Scenario, ScenarioEvent, World,
+};
 
 use crate::error::{Result, WorkloadError};
 use crate::observer::Looks;
@@ -46,7 +48,7 @@ impl Testbed<'_> {
     /// The same with all actors of a play in threads of this process. Not where time is virtual.
     #[must_use]
     pub fn in_threads(&self) -> Self {
-        let mut cast = Cast::new();
+        let mut cast = ActorRegistry::new();
         crate::task::register(&mut cast, None);
         let world = Arc::new(InProcess::new(cast, headworks::opener()));
         Self {
@@ -120,16 +122,16 @@ impl Testbed<'_> {
         let args = task.to_bytes();
         let spec = |pair: usize, role: Role| {
             let index = role as usize;
-            PartSpec::new(role.name_in(pair), ACTOR)
+            ActorSpec::new(role.name_in(pair), ACTOR)
                 .on(self.device(index))
                 .with_args(&*args)
                 .pinned_to(self.cpus_of(pair)[index])
         };
-        let parts: Vec<PartSpec> = (0..pairs)
+        let parts: Vec<ActorSpec> = (0..pairs)
             .flat_map(|pair| Role::BOTH.map(|role| spec(pair, role)))
             .collect();
         let names: Vec<String> = parts.iter().map(|part| part.role.clone()).collect();
-        let running = self.world.start(&Play::of(parts));
+        let running = self.world.start(&Scenario::of(parts));
         let mut running = running.map_err(|e| WorkloadError::at("stage", e))?;
         // On the world's own clock.
         let deadline = running.now() + allowed(task.planned_ns());
@@ -144,7 +146,7 @@ impl Testbed<'_> {
                 pause = Duration::from_nanos(looks.pause_ns());
             }
             match running.poll(pause) {
-                Some(Event::Report { role, bytes }) => match Report::from_bytes(&bytes)? {
+                Some(ScenarioEvent::Report { role, bytes }) => match Report::from_bytes(&bytes)? {
                     Report::Ready => {
                         ready += 1;
                         if ready == pairs {
@@ -162,12 +164,12 @@ impl Testbed<'_> {
                         }
                     }
                 },
-                Some(Event::Ended {
-                    outcome: Outcome::Done,
+                Some(ScenarioEvent::Ended {
+                    outcome: ActorOutcome::Done,
                     ..
                 })
                 | None => {}
-                Some(Event::Ended { role, outcome }) => {
+                Some(ScenarioEvent::Ended { role, outcome }) => {
                     return Err(WorkloadError(format!("{role}: {outcome}")));
                 }
             }
@@ -181,7 +183,7 @@ impl Testbed<'_> {
         // The last to end may have failed, and all be over before that was heard of.
         for name in &names {
             match running.outcome(name) {
-                None | Some(Outcome::Done) => {}
+                None | Some(ActorOutcome::Done) => {}
                 Some(outcome) => return Err(WorkloadError(format!("{name}: {outcome}"))),
             }
         }

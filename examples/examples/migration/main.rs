@@ -21,7 +21,7 @@ use std::io::{Seek, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use headworks::stage::Interrupt;
+use headworks::net::Interrupt;
 use headworks_examples::applications::{self, Args, go_on};
 use headworks_examples::hosts::Hosts;
 use headworks_examples::shell::{self, Failure, Outcome};

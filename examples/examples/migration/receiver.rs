@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use headworks::net::Interrupt;
 use headworks::service::{Service, ServiceError};
-use headworks::stage::Interrupt;
 use headworks_examples::applications::{accept, patiently, receive_exact, send};
 use headworks_examples::shell::{Failure, Outcome, gone, say};
 use tempfile::NamedTempFile;

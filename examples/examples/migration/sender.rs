@@ -6,8 +6,8 @@ use std::io::{IsTerminal, Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use headworks::net::Interrupt;
 use headworks::service::{Loan, Memory, Service, ServiceError, Stream, Unreturned};
-use headworks::stage::Interrupt;
 use headworks_examples::applications::{connect, patiently, receive_exact, send};
 use headworks_examples::shell::{Failure, Outcome, say};
 

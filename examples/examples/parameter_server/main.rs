@@ -16,7 +16,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use headworks::stage::Interrupt;
+use headworks::net::Interrupt;
 use headworks_examples::applications::{self, Args};
 use headworks_examples::hosts::Hosts;
 use headworks_examples::shell::{self, Failure, Outcome};

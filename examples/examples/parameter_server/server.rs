@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::thread;
 
+use headworks::net::Interrupt;
 use headworks::service::{Listener, Service, Stream};
-use headworks::stage::Interrupt;
 use headworks_examples::applications::{accept, joined, receive, receive_exact, send};
 use headworks_examples::shell::{Failure, Outcome, gone, say};
 

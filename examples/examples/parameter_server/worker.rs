@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use headworks::net::Interrupt;
 use headworks::service::{Service, Stream};
-use headworks::stage::Interrupt;
 use headworks_examples::applications::{connect, joined, receive_exact, send};
 use headworks_examples::shell::{Failure, Outcome, say};
 

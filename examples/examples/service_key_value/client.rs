@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Instant;
 
+use headworks::net::Interrupt;
 use headworks::service::{Reader, Service, Stream};
-use headworks::stage::Interrupt;
 use headworks_examples::applications::{connect, joined, receive_exact, send};
 use headworks_examples::shell::{Failure, Outcome, gone, say};
 

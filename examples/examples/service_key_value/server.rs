@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use headworks::net::Interrupt;
 use headworks::service::{Listener, Service, ServiceError, Stream};
-use headworks::stage::Interrupt;
 use headworks_examples::applications::go_on;
 use headworks_examples::shell::{Outcome, say};
 use rustix::event::{PollFd, PollFlags, poll};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{BringUp, Device, Gid, Lid, QueuePair};
 
 use super::hosts::{Stub, open};
@@ -25,8 +25,14 @@ pub(super) fn run(bytes: &[u8]) {
         (info.gid.0[0], info.gid.0[1]) = (0xfe, 0x80);
         info.lid = Lid::new(5);
     }
-    let mut ours = BringUp::start(&info, &mut qp, Tuning::default(), 7, vec![1, 2, 3])
-        .expect("a queue pair in RESET");
+    let mut ours = BringUp::start(
+        &info,
+        &mut qp,
+        ConnectionParams::default(),
+        7,
+        vec![1, 2, 3],
+    )
+    .expect("a queue pair in RESET");
     let cut = usize::from(first & 0x7f) + 1;
     for piece in input.rest().chunks(cut) {
         let before = ours.is_connected();

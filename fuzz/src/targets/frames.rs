@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use headworks_stage::exchange::SMALL_MAX;
-use headworks_stage::frame::Deframer;
-use headworks_stage::{BringUpOnLine, Line};
-use headworks_verbs::bringup::Tuning;
+use headworks_net::CONTROL_MESSAGE_MAX;
+use headworks_net::framing::FrameDecoder;
+use headworks_net::{BringUpOnLine, Line};
+use headworks_verbs::bringup::ConnectionParams;
 
 use super::bring_up::device;
 use super::hosts::Stub;
@@ -17,7 +17,7 @@ pub(super) fn run(bytes: &[u8]) {
     let (max, cut) = (usize::from(input.u16()), usize::from(input.byte()) + 1);
     let first = input.byte();
     let rest = input.rest();
-    let mut frames = Deframer::new(max);
+    let mut frames = FrameDecoder::new(max);
     for piece in rest.chunks(cut) {
         frames.feed(piece);
         while let Ok(Some(message)) = frames.next_message() {
@@ -30,11 +30,16 @@ pub(super) fn run(bytes: &[u8]) {
 /// The same bytes through a socket: a bring-up before the messages, or messages alone.
 fn line(bytes: &[u8], cut: usize, brings_up: bool) {
     let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
-    let mut line = Line::over(ours).expect("our own user");
+    let mut line = Line::from_unix(ours).expect("our own user");
     let mut qp = Stub::new();
     let mut bring_up = brings_up.then(|| {
-        BringUpOnLine::start(device().info(), &mut qp, Tuning::default(), Vec::new())
-            .expect("a queue pair in RESET")
+        BringUpOnLine::start(
+            device().info(),
+            &mut qp,
+            ConnectionParams::default(),
+            Vec::new(),
+        )
+        .expect("a queue pair in RESET")
     });
     let mut messages = 0;
     let mut pieces = bytes.chunks(cut.max(16));
@@ -55,9 +60,9 @@ fn line(bytes: &[u8], cut: usize, brings_up: bool) {
             }
         }
         loop {
-            match line.recv_small() {
+            match line.recv_control() {
                 Ok(Some(message)) => {
-                    assert!(message.len() <= SMALL_MAX);
+                    assert!(message.len() <= CONTROL_MESSAGE_MAX);
                     messages += 1;
                     assert!(messages <= bytes.len(), "more messages than bytes");
                 }

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_verbs::bringup::{BringUpError, Tuning};
+use headworks_verbs::bringup::{BringUpError, ConnectionParams};
 use headworks_verbs::{
     BringUp, Device, ModifyError, PostError, PostErrorKind, Provider, QpAttr, QpCaps, QpState,
-    QpType, Qpn, QueuePair, RecvWr, SendWr, state,
+    QpType, Qpn, QueuePair, RecvWr, SendWr, qp_state,
 };
 
 /// What honest calls finish in, many times over.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The registry of this process's own.
-pub(super) fn fabric() -> Arc<FabricDir> {
-    FabricDir::open_default().expect("the registry of this run")
+pub(super) fn fabric() -> Arc<Registry> {
+    Registry::open_default().expect("the registry of this run")
 }
 
 /// Opens a device on it.
@@ -44,15 +44,15 @@ pub(super) fn connect_for(
     right: (&dyn Device, &mut dyn QueuePair),
     timeout: u8,
 ) -> Result<(), BringUpError> {
-    let tuning = Tuning {
+    let tuning = ConnectionParams {
         timeout,
         retry_count: 1,
         rnr_retry: 1,
-        ..Tuning::default()
+        ..ConnectionParams::default()
     };
     let mut a = BringUp::start(left.0.info(), left.1, tuning, 1, Vec::new())?;
     let mut b = BringUp::start(right.0.info(), right.1, tuning, 2, Vec::new())?;
-    a.meet(left.1, &mut b, right.1)
+    a.connect_both(left.1, &mut b, right.1)
 }
 
 /// Calls `done` until it says yes.
@@ -97,7 +97,7 @@ impl QueuePair for Stub {
     }
 
     fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.state = state::check(QpType::Rc, self.state, attr)?;
+        self.state = qp_state::check_transition(QpType::Rc, self.state, attr)?;
         Ok(())
     }
 

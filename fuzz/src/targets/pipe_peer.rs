@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use headworks::pipe::{Direction, Patience, Pipe};
-use headworks_stage::{Line, Listener, clock, dial};
-use headworks_verbs::bringup::Tuning;
+use headworks_net::{Line, Listener, clock, dial};
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{Device, Duration};
 
 use super::hosts::{fabric, open};
@@ -109,10 +109,10 @@ fn play(
         let at = input.below(hello.len());
         hello[at] = input.byte();
     }
-    if !calls && line.recv_small_by(soon()).is_err() {
+    if !calls && line.recv_control_wait(soon()).is_err() {
         return;
     }
-    if line.send_small(&hello).is_err() || (calls && line.recv_small_by(soon()).is_err()) {
+    if line.send_control(&hello).is_err() || (calls && line.recv_control_wait(soon()).is_err()) {
         return;
     }
     let mut peer = Peer::new(device);
@@ -120,7 +120,7 @@ fn play(
     for _ in 0..input.byte() / 100 {
         greeting[input.below(GREETING)] = input.byte();
     }
-    let tuning = Tuning::default();
+    let tuning = ConnectionParams::default();
     let Ok(theirs) = line.bring_up(device.info(), peer.queue_pair(), tuning, greeting, soon())
     else {
         return;
@@ -134,9 +134,9 @@ fn play(
                 let kind = input.pick(b"DXW");
                 let mut message = vec![kind];
                 message.extend_from_slice(input.bytes(8));
-                let _ = line.send_small(&message);
+                let _ = line.send_control(&message);
             }
-            1 => drop(line.recv_small()),
+            1 => drop(line.recv_control()),
             _ => peer.act(input, SLOT),
         }
     }

@@ -5,7 +5,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_shm::{CommonClaim, ContextRecord, FabricDir, FabricError, HostKey, ProcessId};
+use headworks_shm::{
+    CommonSegmentClaim, ContextRecord, HostKey, ProcessId, Registry, RegistryError,
+};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::hosts::fabric;
@@ -64,7 +66,9 @@ pub(super) fn run(bytes: &[u8]) {
         let claim = fabric
             .claim_context(HostKey(2), &ours)
             .expect("it is empty");
-        let found = fabric.lookup(HostKey(2), claim.index).expect("readable");
+        let found = fabric
+            .lookup_context(HostKey(2), claim.index)
+            .expect("readable");
         assert_eq!(found.as_ref(), Some(&ours));
         let name = fabric.bind_name("name").expect("a free name");
         fabric.connect_name("name").expect("a listener");
@@ -76,8 +80,8 @@ pub(super) fn run(bytes: &[u8]) {
     }
 }
 
-fn hold(fabric: &Arc<FabricDir>, key: &str) -> Result<CommonClaim, FabricError> {
-    fabric.common_segment(key, COMMON_BYTES, 1)
+fn hold(fabric: &Arc<Registry>, key: &str) -> Result<CommonSegmentClaim, RegistryError> {
+    fabric.claim_common_segment(key, COMMON_BYTES, 1)
 }
 
 fn record(process: ProcessId) -> ContextRecord {
@@ -146,13 +150,14 @@ fn put(input: &mut Input<'_>, path: &Path, entry: &[u8]) -> bool {
     }
 }
 
-fn use_it(input: &mut Input<'_>, fabric: &Arc<FabricDir>, ours: &ContextRecord) {
+fn use_it(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord) {
     match input.byte() % 8 {
         0 => {
-            let _ = fabric.list();
+            let _ = fabric.list_contexts();
         }
         1 => {
-            let _ = fabric.lookup(HostKey(input.byte().into()), u16::from(input.byte()) % 3);
+            let _ =
+                fabric.lookup_context(HostKey(input.byte().into()), u16::from(input.byte()) % 3);
         }
         2 => {
             let host = HostKey(input.byte().into());
@@ -175,7 +180,7 @@ fn use_it(input: &mut Input<'_>, fabric: &Arc<FabricDir>, ours: &ContextRecord) 
             }
         }
         _ => {
-            for (_, record) in fabric.commons().unwrap_or_default() {
+            for (_, record) in fabric.common_segments().unwrap_or_default() {
                 let _ = record.attach_read_only().map(drop);
             }
         }

@@ -12,8 +12,8 @@ use headworks_daemon::config::{Bulk, Config};
 use headworks_daemon::daemon::{Signal, WatchId};
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
+use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_shm::View;
-use headworks_stage::{Alone, Cx};
 use headworks_verbs::{Access, Buffer, Device, Instant};
 
 use crate::input::Input;
@@ -29,7 +29,7 @@ const PORT: u16 = 7;
 const STEPS: usize = 20_000;
 
 /// No time passes.
-const ALONE: Alone = Alone {
+const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: || Instant::ZERO,
 };
@@ -122,7 +122,7 @@ impl Stage {
     }
 
     fn step(&mut self) -> bool {
-        let was_busy = self.daemon.step(&mut Cx::new(&mut { ALONE }));
+        let was_busy = self.daemon.step(&mut ActorContext::new(&mut { ALONE }));
         self.obey() || was_busy || !self.daemon.is_idle()
     }
 

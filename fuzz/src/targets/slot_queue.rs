@@ -157,14 +157,14 @@ fn use_it(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>, c
             }
             14 => {
                 // SAFETY: for as long as it lives nobody else consumes.
-                let mut only = unsafe { queue.only_consumer() };
+                let mut only = unsafe { queue.single_consumer() };
                 let mut shown = 0;
-                only.each_full(|_, _| shown += 1);
+                only.for_each_full(|_, _| shown += 1);
                 assert!(shown <= capacity, "more values than slots");
                 let _ = only.pop();
             }
             _ => {
-                let _ = (queue.is_empty(), queue.peek_stuck());
+                let _ = (queue.is_empty(), queue.blocking_push());
                 assert!(queue.len_hint() <= capacity);
             }
         }

@@ -73,8 +73,8 @@ pub(super) struct Things {
 }
 
 impl Things {
-    pub(super) fn new(input: &mut Input<'_>, fabric: &Arc<headworks_shm::FabricDir>) -> Self {
-        let listed = fabric.list().expect("the registry");
+    pub(super) fn new(input: &mut Input<'_>, fabric: &Arc<headworks_shm::Registry>) -> Self {
+        let listed = fabric.list_contexts().expect("the registry");
         let (_, _, real) = listed.first().expect("the victim's");
         let fd = real.process.open_fd(real.segment_fd).expect("our own");
         let real = View::from(Arc::new(SharedSegment::attach(fd).expect("a table")));

@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use headworks_stage::exchange::{Carrier, StreamSetup, Tether};
-use headworks_verbs::bringup::Tuning;
+use headworks_net::{LineTransport, QpConnection, QpStreamSetup};
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     BringUp, CqInit, Payload, QpCaps, QpInit, QpType, QueuePair, SendFlags, SendOp, SendWr,
 };
@@ -19,12 +19,12 @@ const INLINE: usize = 64;
 /// Never cut: what is found must be found in the messages.
 struct Thread(UnixStream);
 
-impl Tether for Thread {
-    fn is_cut(&mut self) -> bool {
+impl QpConnection for Thread {
+    fn is_disconnected(&mut self) -> bool {
         false
     }
 
-    fn cut(&mut self) {}
+    fn disconnect(&mut self) {}
 }
 
 impl AsFd for Thread {
@@ -36,18 +36,18 @@ impl AsFd for Thread {
 pub(super) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let device = device();
-    let mut setup = StreamSetup::new(device).expect("a setup");
+    let mut setup = QpStreamSetup::new(device).expect("a setup");
     let mut theirs = stranger();
-    let tuning = Tuning {
+    let tuning = ConnectionParams {
         rnr_retry: 0,
-        ..Tuning::default()
+        ..ConnectionParams::default()
     };
     let start = |qp: &mut dyn QueuePair| {
         BringUp::start(device.info(), qp, tuning, 1, Vec::new()).expect("INIT")
     };
     let (mut near, mut far) = (start(setup.queue_pair()), start(&mut *theirs));
     setup.post_receives().expect("receives");
-    near.meet(setup.queue_pair(), &mut far, &mut *theirs)
+    near.connect_both(setup.queue_pair(), &mut far, &mut *theirs)
         .expect("RTS");
     let (end, _other) = UnixStream::pair().expect("a pair");
     let stream = setup.finish(Box::new(Thread(end))).expect("a stream");

@@ -29,9 +29,10 @@ const ROOTS: [&str; 3] = ["tmpfs", "other-user", "unprivileged"];
 
 /// The folders of packages that ask the operating system for something that it may refuse: memory, other
 /// processes' files, devices, sockets.
-const ASKING: [&str; 8] = [
+const ASKING: [&str; 9] = [
     "shm",
-    "stage",
+    "net",
+    "runtime",
     "softnic",
     "ibverbs",
     "conformance",

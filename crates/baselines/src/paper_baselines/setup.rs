@@ -7,7 +7,7 @@ use headworks_ring::config::{ConfigError, Framing, LINE, Mode, SLOT_MAX, SLOTS_M
 use headworks_ring::endpoint::Endpoint;
 use headworks_ring::setup::create_endpoint;
 use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     AllocRequest, Device, Pages, Promises, QpCaps, QueuePair, RemoteAddr, ResourceError,
 };
@@ -264,8 +264,8 @@ impl<D: Design, E> Unconnected for BaselineSetup<D, E> {
         self.endpoint.queue_pair()
     }
 
-    fn tuning(&self) -> Tuning {
-        Tuning::default()
+    fn connection_params(&self) -> ConnectionParams {
+        ConnectionParams::default()
     }
 }
 

@@ -4,7 +4,7 @@
 
 use headworks_baselines::paper_baselines::{Design, Plan};
 use headworks_ring::{Framing, MessageReceiver, MessageSender, RingError, SendError};
-use headworks_stage::awaited;
+use headworks_runtime::poll_expr;
 
 use crate::{Act, Hosts, every_design, fill, holds};
 
@@ -54,7 +54,7 @@ impl Act for Forks<'_> {
             // It is there: a child may not take it, nor free its place.
             let refused = in_child(|| rx.try_recv_with(|_| ()) == Err(RingError::Forked));
             assert!(refused, "design {tag}: message {number} was taken");
-            let good = awaited!(rx.try_recv_with(|bytes| holds(number, bytes)).unwrap());
+            let good = poll_expr!(rx.try_recv_with(|bytes| holds(number, bytes)).unwrap());
             assert!(good, "design {tag}: message {number}");
         }
     }

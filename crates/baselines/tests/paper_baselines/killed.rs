@@ -11,11 +11,12 @@ use headworks_baselines::paper_baselines::{BaselineSetup, Design, Head, Plan, Sy
 use headworks_ring::{
     EndSetup, MessageReceiver, MessageSender, RingConfig, RingError, SendError, Unconnected,
 };
-use headworks_shm::FabricDir;
-use headworks_softnic::SoftProvider;
-use headworks_stage::{
-    Actor, ActorError, Change, Cx, Event, Part, PartSpec, Play, Processes, Running, Step, World,
+use headworks_runtime::{
+    Actor, ActorContext, ActorError, ActorInit, ActorSpec, Processes, RunningScenario, Scenario,
+    ScenarioEvent, Step, WakeCondition, World,
 };
+use headworks_shm::Registry;
+use headworks_softnic::SoftProvider;
 use headworks_verbs::{BringUp, Device, Duration, Provider};
 
 use crate::{Act, LIMIT, fill, holds};
@@ -51,13 +52,13 @@ const PUSHING: u8 = 5;
 const ALL: u8 = 7;
 
 fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
-    let provider = SoftProvider::on(FabricDir::at(fabric).unwrap());
+    let provider = SoftProvider::on(Registry::open_at(fabric).unwrap());
     provider.open(&name.parse().unwrap()).unwrap()
 }
 
 /// Makes the other process's part, of whichever design.
 struct Make<'a> {
-    part: &'a Part,
+    part: &'a ActorInit,
     made: Option<Result<Box<dyn Actor>, ActorError>>,
 }
 
@@ -126,7 +127,7 @@ impl<S: EndSetup<End: Send> + Send + 'static> Peer<S> {
         count: u64,
         work: Work<S::End>,
     ) -> Result<Box<dyn Actor>, ActorError> {
-        let (tuning, greeting) = (setup.tuning(), setup.greeting());
+        let (tuning, greeting) = (setup.connection_params(), setup.greeting());
         let up = BringUp::start(device.info(), setup.queue_pair(), tuning, 2, greeting)?;
         Ok(Box::new(Self {
             rising: Some((setup, up)),
@@ -140,7 +141,7 @@ impl<S: EndSetup<End: Send> + Send + 'static> Peer<S> {
 }
 
 impl<S: EndSetup<End: Send> + Send + 'static> Actor for Peer<S> {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         if let Some((mut setup, mut up)) = self.rising.take() {
             while let Some(mail) = cx.receive() {
                 up.input(setup.queue_pair(), &mail.bytes)?;
@@ -151,7 +152,7 @@ impl<S: EndSetup<End: Send> + Send + 'static> Actor for Peer<S> {
             }
             if !up.is_connected() {
                 self.rising = Some((setup, up));
-                return Ok(Step::OnChange(Change::mail()));
+                return Ok(Step::Wait(WakeCondition::mail()));
             }
             let hello = up.peer().ok_or("no peer")?;
             self.end = Some(setup.finish(&hello.payload)?);
@@ -162,21 +163,21 @@ impl<S: EndSetup<End: Send> + Send + 'static> Actor for Peer<S> {
             return Ok(Step::Again);
         }
         cx.report(b"done")?;
-        Ok(Step::OnChange(Change::mail()))
+        Ok(Step::Wait(WakeCondition::mail()))
     }
 }
 
 /// Makes the part for the test that runs it.
-pub(crate) fn peer(part: &Part) -> Result<Box<dyn Actor>, ActorError> {
+pub(crate) fn peer(part: &ActorInit) -> Result<Box<dyn Actor>, ActorError> {
     let number = *part.args.get(1).ok_or("no design")?;
     let mut make = Make { part, made: None };
     design(number, &mut make);
     make.made.ok_or("no such part")?
 }
 
-fn report(running: &mut dyn Running) -> Vec<u8> {
+fn report(running: &mut dyn RunningScenario) -> Vec<u8> {
     match running.poll(Duration::from_millis(60_000)) {
-        Some(Event::Report { bytes, .. }) => bytes,
+        Some(ScenarioEvent::Report { bytes, .. }) => bytes,
         other => panic!("{other:?}"),
     }
 }
@@ -186,11 +187,11 @@ fn meet<S: EndSetup + Unconnected>(
     args: Vec<u8>,
     device: &Arc<dyn Device>,
     mut setup: S,
-) -> (Box<dyn Running>, S::End) {
-    let play = Play::of([PartSpec::new(PEER, "rival-peer").with_args(args)]);
-    let world = Processes::of_this_test("killed::plays_a_part");
+) -> (Box<dyn RunningScenario>, S::End) {
+    let play = Scenario::of([ActorSpec::new(PEER, "rival-peer").with_args(args)]);
+    let world = Processes::of_this_test("killed::child_process_entry");
     let mut running = world.start(&play).unwrap();
-    let (tuning, greeting) = (setup.tuning(), setup.greeting());
+    let (tuning, greeting) = (setup.connection_params(), setup.greeting());
     let mut up = BringUp::start(device.info(), setup.queue_pair(), tuning, 1, greeting).unwrap();
     running.send(PEER, &up.output()).unwrap();
     loop {
@@ -311,8 +312,8 @@ fn a_sender_learns_that_the_receiver_was_killed() {
 
 /// Runs only in the processes that the tests above start.
 #[test]
-fn plays_a_part() {
-    let mut cast = headworks_stage::Cast::new();
+fn child_process_entry() {
+    let mut cast = headworks_runtime::ActorRegistry::new();
     cast.register("rival-peer", peer);
-    headworks_stage::child_entry_in_test(&cast, headworks_stage::no_devices());
+    headworks_runtime::child_entry_in_test(&cast, headworks_runtime::no_device_opener());
 }

@@ -20,10 +20,12 @@ use headworks_ring::oracle::{self, Checked, Op, Plain, fill, holds, op};
 use headworks_ring::{
     EndSetup, Framing, MessageReceiver, MessageSender, RingConfig, RingError, SendError, SetupError,
 };
-use headworks_shm::FabricDir;
+use headworks_runtime::poll_expr;
+use headworks_runtime::testing::{
+    self, case_count, is_slow_device, message_count, poll_until_within,
+};
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_stage::awaited;
-use headworks_stage::testing::{self, cases, found_within, many, takes_time};
 use headworks_verbs::{Device, Provider};
 use proptest::prelude::*;
 
@@ -54,7 +56,7 @@ impl Hosts {
             let _dir = None;
             return Some(Self { left, right, _dir });
         }
-        testing::skip(format_args!(
+        testing::report_skip(format_args!(
             "{} does not declare what the designs rely on: ordered_between_writes, atomic_aligned_8 and \
              in_order_within_write=all (in its name, if it keeps that)",
             left.info().name
@@ -65,7 +67,7 @@ impl Hosts {
     /// Two soft hosts on a private fabric, with these options in the devices' names.
     fn soft(options: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let provider = SoftProvider::on(FabricDir::at(dir.path().join("fabric")).unwrap());
+        let provider = SoftProvider::on(Registry::open_at(dir.path().join("fabric")).unwrap());
         let open = |host: &str| {
             let name = format!("soft:{host}{options}");
             provider.open(&name.parse().unwrap()).unwrap()
@@ -125,7 +127,7 @@ fn checked<S: MessageSender, R: MessageReceiver>(
     rx: R,
     framing: Framing,
 ) -> Checked<Plain<S, R>> {
-    match takes_time() {
+    match is_slow_device() {
         true => slow(tx, rx, framing),
         false => Checked::new(tx, rx, framing),
     }
@@ -175,7 +177,7 @@ fn framing(slots: u32, fixed: bool, len: u32) -> Framing {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(cases(60)))]
+    #![proptest_config(ProptestConfig::with_cases(case_count(60)))]
 
     #[test]
     fn every_message_arrives_once_in_order(
@@ -236,7 +238,7 @@ impl Act for Race<'_> {
             tx,
             rx,
             design.settle().unwrap().framing,
-            many(20_000, self.1.into()),
+            message_count(20_000, self.1.into()),
         );
     }
 }
@@ -321,8 +323,8 @@ impl Act for Short<'_> {
             Framing::Fixed(len) => len,
             Framing::Variable(_) => 8,
         };
-        for number in 0..many(500, 8) {
-            found_within(11, || {
+        for number in 0..message_count(500, 8) {
+            poll_until_within(11, || {
                 match tx.try_send_with(len, |place| fill(number, place)) {
                     Ok(()) => return Some(()),
                     Err(error) => assert_eq!(error, SendError::Full, "message {number}"),
@@ -332,7 +334,7 @@ impl Act for Short<'_> {
                 None
             });
             tx.step().unwrap();
-            let got = awaited!(rx.try_recv_with(|bytes| holds(number, bytes)).unwrap());
+            let got = poll_expr!(rx.try_recv_with(|bytes| holds(number, bytes)).unwrap());
             assert!(got, "message {number}");
         }
     }
@@ -599,7 +601,7 @@ fn raw_writes_carry_a_ping_pong() {
         for (tx, rx) in [&mut out, &mut back] {
             assert!(rx.try_recv_with(|_| ()).unwrap().is_none());
             tx.try_send_with(100, |place| place.fill(number)).unwrap();
-            let got = awaited!(rx.try_recv_with(<[u8]>::to_vec).unwrap());
+            let got = poll_expr!(rx.try_recv_with(<[u8]>::to_vec).unwrap());
             // But for the word that says that it is there.
             assert_eq!(got[..88], [number; 88]);
             assert_eq!(got[96..], [number; 4]);

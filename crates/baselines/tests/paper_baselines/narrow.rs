@@ -8,7 +8,7 @@ use headworks_baselines::paper_baselines::{BaselineSetup, Design, Plan};
 use headworks_ring::oracle::{self, Checked, Op, Plain, op};
 use headworks_ring::{Framing, MessageReceiver, MessageSender, SendError};
 use headworks_verbs::Device;
-use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use proptest::prelude::*;
 
 use crate::{Act, Hosts, Pair, every_design, fill, holds};
@@ -17,8 +17,8 @@ use crate::{Act, Hosts, Pair, every_design, fill, holds};
 #[derive(Default)]
 struct Late(AtomicBool);
 
-impl Watch for Late {
-    fn lets_poll(&self) -> bool {
+impl Interposer for Late {
+    fn admits_poll(&self) -> bool {
         !self.0.load(Ordering::Relaxed)
     }
 }
@@ -27,7 +27,11 @@ impl Watch for Late {
 fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<Late>) -> Arc<dyn Device> {
     let mut info = inner.info().clone();
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
-    Arc::new(Around::saying(inner.clone(), info, late.clone()))
+    Arc::new(InterposedDevice::with_info(
+        inner.clone(),
+        info,
+        late.clone(),
+    ))
 }
 
 /// A channel whose sender's queue holds `depth` requests, and what makes its completions late.

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, anyhow};
 use headworks::connect;
+use headworks::net::{Listener, clock};
 use headworks::pipe::{Patience, Pipe};
-use headworks::stage::{Listener, clock};
 use headworks::verbs::DeviceName;
 
 use super::rings::{self, END, Spin, message, soon};
@@ -92,7 +92,7 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
         }
         receiver.push_head()?;
     }
-    line.send_small(if right { b"all right" } else { b"wrong" })?;
+    line.send_control(if right { b"all right" } else { b"wrong" })?;
     let (mut out_line, mut back_line) = (accept()?, accept()?);
     let mut out = connect::receiver(&device, &rings::latency(), &mut out_line, soon(None))?;
     let mut back = connect::sender(&device, &rings::latency(), &mut back_line, soon(None))?;

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
+use headworks::net::{Waiter, clock};
 use headworks::service::Service;
-use headworks::stage::{Waiter, clock};
 use rustix::event::epoll;
 use rustix::io::Errno;
 

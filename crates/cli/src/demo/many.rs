@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use headworks::net::{Waiter, WakeReason, clock};
 use headworks::service::{Service, Stream};
-use headworks::stage::{Waiter, Woken, clock};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 
@@ -165,7 +165,7 @@ impl Demo {
             ];
             let woken = Waiter::default().wait_polling(&mut fds, Some(until), &mut |_| false);
             self.go_on()?;
-            if woken.context("waiting for a connection")? == Woken::Deadline {
+            if woken.context("waiting for a connection")? == WakeReason::Deadline {
                 return Err(anyhow!("the other host said nothing for {PATIENCE}"));
             }
         }

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
+use headworks::net::{Interrupt, Line, WaitLimit, clock};
 use headworks::ring::{Receiver, RingConfig, SendError, Sender};
-use headworks::stage::{Interrupt, Line, Until, clock};
-use headworks::{connect, fabric, stage};
+use headworks::{connect, fabric, net};
 
 use super::{Demo, LONGEST_S, Limit, PATIENCE, go_on, say, unique};
 
@@ -83,8 +83,8 @@ impl<'a> Spin<'a> {
 }
 
 /// How long the bring-up of a ring may take.
-pub(super) fn soon(interrupt: Option<&Interrupt>) -> Until<'_> {
-    let until = Until::deadline(clock::now() + PATIENCE);
+pub(super) fn soon(interrupt: Option<&Interrupt>) -> WaitLimit<'_> {
+    let until = WaitLimit::deadline(clock::now() + PATIENCE);
     match interrupt {
         Some(interrupt) => until.or_readable(interrupt),
         None => until,
@@ -137,7 +137,7 @@ impl Demo {
         let device = headworks::open(&self.device)?;
         let other = self.spawn(&["rings", &name])?;
         let interrupt = Some(&self.interrupt);
-        let dial = || stage::dial_by(&fabric, &name, soon(interrupt));
+        let dial = || net::dial_wait(&fabric, &name, soon(interrupt));
         let mut line = dial()?;
         let mut sender_one = connect::sender(&device, &one_way(), &mut line, soon(interrupt))?;
         let began = Instant::now();
@@ -162,7 +162,7 @@ impl Demo {
             }
         }
         let took = began.elapsed().as_secs_f64();
-        let answer = line.recv_small_by(soon(interrupt))?;
+        let answer = line.recv_control_wait(soon(interrupt))?;
         if answer != b"all right" {
             return Err(anyhow!("the other process found wrong messages"));
         }

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
+use headworks::net::clock;
 use headworks::pipe::{Direction, Patience, Pipe};
-use headworks::stage::clock;
 
 use super::{Demo, LONGEST_S, Limit, PATIENCE, say, speed, unique};
 use crate::progress::Progress;

@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use anyhow::Context;
+use headworks::net::Interrupt;
 use headworks::pace::calibrate::{
     BYTES, CalibrateError, Calibration, IDLE_SPREAD, ROUNDS, calibrate, name, peer_of,
 };
 use headworks::sim::{is_simulated, provider};
-use headworks::stage::Interrupt;
 use headworks::verbs::DeviceName;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headworks::devices::check;
+use headworks::net::Interrupt;
 use headworks::pace::{PaceStatus, onlookers, rnic};
 use headworks::sim::is_simulated;
-use headworks::stage::Interrupt;
 use headworks::verbs::DeviceName;
 use headworks_experiments::files::Replacement;
 use headworks_experiments::format::grid::{Cell, Grid};

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use headworks::stage::Interrupt;
+use headworks::net::Interrupt;
 use headworks_soak as soak;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

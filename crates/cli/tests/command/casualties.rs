@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use headworks::runtime::testing;
 use headworks::service::{Rights, Service, ServiceError};
-use headworks::stage::testing;
 use rustix::process::Signal;
 
 use crate::common::{NOTICE, Side, until};
@@ -227,7 +227,7 @@ fn progress(round: u64, began: Instant) -> f64 {
     let round = round as f64;
     match std::env::var_os("HEADWORKS_LONG") {
         Some(_) => round / MANY,
-        None if testing::takes_time() => round / FEW,
+        None if testing::is_slow_device() => round / FEW,
         None => (round / FEW).min(began.elapsed().as_secs_f64() / ENOUGH.as_secs_f64()),
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take: far longer than it does on the slowest machine, so that only what hangs fails.
@@ -55,8 +55,8 @@ impl Fabric {
     }
 
     /// The registry, for this process to join.
-    pub(crate) fn joined(&self) -> Arc<FabricDir> {
-        FabricDir::at(self.registry()).expect("a registry")
+    pub(crate) fn joined(&self) -> Arc<Registry> {
+        Registry::open_at(self.registry()).expect("a registry")
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {

@@ -10,8 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use headworks::net::clock;
+use headworks::runtime::testing;
 use headworks::service::{Service, ServiceError, Stream};
-use headworks::stage::{clock, testing};
 use rustix::process::Signal;
 
 use crate::common::{self, Fabric, NOTICE, Side, until};
@@ -132,7 +133,7 @@ fn byte(at: usize) -> u8 {
 
 /// Of so many bytes, as many as go through both daemons in a few seconds: an eighth where the devices take their time.
 fn most(bytes: usize) -> usize {
-    match testing::takes_time() {
+    match testing::is_slow_device() {
         true => bytes / 8,
         false => bytes,
     }
@@ -414,7 +415,7 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
     let server = daemons.attach(1);
     let listener = server.listen(7000, 16).unwrap();
     let witness = daemons.attach(0);
-    let rounds = if testing::takes_time() { 4 } else { 10 };
+    let rounds = if testing::is_slow_device() { 4 } else { 10 };
     for round in 0..rounds {
         let own = "daemon::an_application_that_is_killed_harms_its_own_connections_alone";
         let mut victim = daemons.another_process(own, VICTIM);
@@ -545,7 +546,7 @@ fn hosts_of_either_family_meet() {
     let _one = locked();
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         assert!(
-            !headworks_stage::testing::required("ipv6"),
+            !headworks_runtime::testing::is_required("ipv6"),
             "there is no IPv6 here"
         );
         println!("skipped: there is no IPv6 here");

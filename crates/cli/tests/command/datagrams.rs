@@ -178,7 +178,7 @@ fn who_does_not_wait_is_told_by_the_descriptor() {
     });
     near.set_nonblocking(false);
     near.set_deadline(Some(
-        headworks_stage::clock::now() + Duration::from_millis(20),
+        headworks_net::clock::now() + Duration::from_millis(20),
     ));
     let late = near.recv_from(&mut buffer).unwrap_err();
     assert!(matches!(late, ServiceError::Deadline), "{late}");

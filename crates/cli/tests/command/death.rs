@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use headworks::stage::{Listener, Until, clock, dial};
+use headworks::net::{Listener, WaitLimit, clock, dial};
 use headworks::verbs;
 use rustix::process::Signal;
 
@@ -116,11 +116,11 @@ fn ctrl_c_ends_a_connector_that_waits_for_a_listener() {
 #[test]
 fn ctrl_c_ends_either_side_while_the_other_says_nothing() {
     let fabric = Fabric::new();
-    let until = || Until::deadline(clock::now() + verbs::Duration::from_secs(80));
+    let until = || WaitLimit::deadline(clock::now() + verbs::Duration::from_secs(80));
     let silent = Listener::bind(&fabric.joined(), "a").expect("listens");
     let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
     let mut line = silent.accept(until()).expect("a caller");
-    line.recv_small_by(until()).expect("a greeting");
+    line.recv_control_wait(until()).expect("a greeting");
     connector.signal(Signal::INT);
     connector.ends_with(130);
     drop((line, silent));

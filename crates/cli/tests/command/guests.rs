@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use headworks::client::message::Reply;
 use headworks::service::{Refusal, Service, ServiceError};
-use headworks_stage::packets::{Came, PacketSocket};
+use headworks_net::packets::{PacketSocket, RecvOutcome};
 use rustix::net::sockopt::{
     set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
 };
@@ -133,11 +133,11 @@ fn send_with(guest: &PacketSocket, files: &[BorrowedFd<'_>]) {
 fn last_word(guest: &PacketSocket) -> Refusal {
     let mut last = None;
     until("a last word", || match guest.recv() {
-        Ok(Came::Packet(packet)) => {
+        Ok(RecvOutcome::Packet(packet)) => {
             last = Some(Reply::decode(&packet.bytes).unwrap());
             false
         }
-        Ok(Came::Nothing) => false,
+        Ok(RecvOutcome::WouldBlock) => false,
         _ => true,
     });
     match last {

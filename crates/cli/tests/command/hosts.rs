@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Stdio;
 
-use headworks::stage::testing;
+use headworks::runtime::testing;
 use rustix::process::Signal;
 
 use crate::common::{Fabric, PATIENT, Side, bytes, create, open, until};
@@ -23,7 +23,7 @@ fn address() -> String {
 
 /// Bytes that a pipe of the slowest machine carries in time.
 fn most() -> usize {
-    match testing::takes_time() {
+    match testing::is_slow_device() {
         true => 300_001,
         false => 5_000_011,
     }

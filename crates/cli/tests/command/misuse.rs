@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use headworks::service::{MESSAGE_MAX, Refusal, Reset, Rights, Service, ServiceError, Stream};
-use headworks_stage::clock;
+use headworks_net::clock;
 use headworks_verbs::Duration;
 
 use crate::casualties::{Left, at_rest};

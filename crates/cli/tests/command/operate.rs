@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use headworks::service::{Refusal, Reset, Service, ServiceError, Transfer};
-use headworks_stage::packets::{Came, PacketSocket};
+use headworks_net::packets::{PacketSocket, RecvOutcome};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 
@@ -159,7 +159,7 @@ fn nobody_has_to_read_what_a_daemon_says() {
         let guest = PacketSocket::dial(&socket).unwrap();
         guest.send(b"nonsense", None).unwrap();
         until("its end", || {
-            matches!(guest.recv(), Ok(Came::Ended) | Err(_))
+            matches!(guest.recv(), Ok(RecvOutcome::Closed) | Err(_))
         });
     };
     misused();

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-use headworks::stage::testing;
+use headworks::runtime::testing;
 
 use crate::common::{Fabric, Side};
 

@@ -4,13 +4,13 @@ use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::{Command, Stdio};
 
-use headworks::stage::{Line, Listener, Until, clock, dial};
+use headworks::net::{Line, Listener, WaitLimit, clock, dial};
 use headworks::verbs::Duration;
 
 use crate::common::{Fabric, Side, bytes, create, open};
 
-fn soon() -> Until<'static> {
-    Until::deadline(clock::now() + Duration::from_secs(80))
+fn soon() -> WaitLimit<'static> {
+    WaitLimit::deadline(clock::now() + Duration::from_secs(80))
 }
 
 /// A greeting of the pipe: its kind, its version, and what follows.
@@ -22,10 +22,10 @@ fn greeting(kind: u8, version: u16, rest: &[u8]) -> Vec<u8> {
 fn listener_hears(fabric: &Fabric, greeting: &[u8], then: &[u8]) -> (Side, Line) {
     let listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
     let mut line = dial(&fabric.joined(), "a").expect("a listener");
-    line.send_small(greeting).expect("sends");
+    line.send_control(greeting).expect("sends");
     if !then.is_empty() {
-        line.recv_small_by(soon()).expect("a welcome");
-        line.send_small(then).expect("sends");
+        line.recv_control_wait(soon()).expect("a welcome");
+        line.send_control(then).expect("sends");
     }
     (listener, line)
 }
@@ -42,14 +42,15 @@ fn a_pipe_of_another_version_is_one_line() {
     let silent = Listener::bind(&fabric.joined(), "a").expect("listens");
     let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
     let mut line = silent.accept(soon()).expect("a caller");
-    let hello = line.recv_small_by(soon()).expect("a greeting");
+    let hello = line.recv_control_wait(soon()).expect("a greeting");
     let version = headworks::pipe::VERSION;
     assert_eq!(
         hello,
         greeting(b'H', version, &[0]),
         "the test speaks as it does"
     );
-    line.send_small(&greeting(b'W', other, &[])).expect("sends");
+    line.send_control(&greeting(b'W', other, &[]))
+        .expect("sends");
     let complaint = connector.ends_with(2);
     assert!(complaint.contains(&says), "{complaint}");
     drop((line, silent));
@@ -102,7 +103,7 @@ fn a_listener_of_another_layout_is_one_line() {
 /// Whether `what` may be missing; says why it is.
 fn skip(what: &str, why: &str) {
     println!("skipped: {why}");
-    let is_required = headworks::stage::testing::required(what);
+    let is_required = headworks::runtime::testing::is_required(what);
     assert!(!is_required, "{what} is required: {why}");
 }
 

@@ -1,8 +1,8 @@
 //! How the types of `verbs` are written down: as the numbers that they stand for.
 
 use headworks_verbs::{
-    Access, Instant, Limits, Mtu, Opcode, Promises, QpAttr, QpCaps, QpState, QpType, RnrTimer,
-    Status,
+    Access, DeviceLimits, Instant, Mtu, Opcode, Promises, QpAttr, QpCaps, QpState, QpType,
+    RnrTimer, Status,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -54,13 +54,13 @@ written!(caps: QpCaps as [u32; 5],
     max_recv_sge,
     max_inline,
 }));
-written!(limits: Limits as [u32; 12],
+written!(limits: DeviceLimits as [u32; 12],
 |l| [
     l.max_qp, l.max_qp_wr, l.max_sge, l.max_inline, l.max_cq, l.max_cqe, l.max_mr, l.max_ah,
     l.max_srq, l.max_srq_wr, l.max_rd_atomic.into(), l.max_message,
 ],
 |[max_qp, max_qp_wr, max_sge, max_inline, max_cq, max_cqe, max_mr, max_ah, max_srq, max_srq_wr,
-    max_rd_atomic, max_message]| Some(Limits {
+    max_rd_atomic, max_message]| Some(DeviceLimits {
     max_qp,
     max_qp_wr,
     max_sge,

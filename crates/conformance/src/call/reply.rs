@@ -1,7 +1,7 @@
 //! Answers.
 
 use headworks_verbs::{
-    Instant, Limits, Mtu, Opcode, PollError, PostError, Promises, QpState, Status,
+    DeviceLimits, Instant, Mtu, Opcode, PollError, PostError, Promises, QpState, Status,
 };
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ pub struct Facts {
     pub mtu: Mtu,
     /// Limits.
     #[serde(with = "codec::limits")]
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     /// What it promises.
     #[serde(with = "codec::promises")]
     pub promises: Promises,

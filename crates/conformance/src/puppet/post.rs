@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::datagram::{AhKey, Destination};
 use headworks_verbs::{
     BringUp, Gid, Lid, Payload, PostError, PostErrorKind, QpAttr, Qpn, RecvWr, RemoteAddr,
@@ -55,7 +55,7 @@ impl Puppet {
                 let device = self.device(*device)?;
                 let (qp, payload) = (self.qp(*qp)?, payload.clone());
                 let mut qp = lock(&qp);
-                let tuning = Tuning::default();
+                let tuning = ConnectionParams::default();
                 let started =
                     BringUp::start(device.info(), qp.queue.as_mut(), tuning, *seed, payload);
                 qp.up = Some(started.map_err(|e| Refusal::of(&e))?);

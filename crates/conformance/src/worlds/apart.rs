@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use headworks_stage::{
-    Actor, ActorError, Cast, Change, Cx, Event, Opener, Part, PartSpec, Play, Processes, Running,
-    Step, World as _,
+use headworks_runtime::{
+    Actor, ActorContext, ActorError, ActorInit, ActorRegistry, ActorSpec, DeviceOpener, Processes,
+    RunningScenario, Scenario, ScenarioEvent, Step, WakeCondition, World as _,
 };
 use headworks_verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub struct Apart {
 }
 
 struct Host {
-    running: Box<dyn Running>,
+    running: Box<dyn RunningScenario>,
     /// Began something that nobody waits for, or was killed.
     is_lost: bool,
 }
@@ -54,8 +54,11 @@ struct Setting {
 
 /// Adds the actor of a host to `cast`. `opener` makes one for the place that [`Apart::new`] was
 /// told.
-pub fn register(cast: &mut Cast, opener: impl Fn(&str) -> Opener + Send + Sync + 'static) {
-    cast.register(ACTOR, move |part: &Part| {
+pub fn register(
+    cast: &mut ActorRegistry,
+    opener: impl Fn(&str) -> DeviceOpener + Send + Sync + 'static,
+) {
+    cast.register(ACTOR, move |part: &ActorInit| {
         let setting: Setting = serde_json::from_slice(&part.args)?;
         let mut names = Names::new();
         for (end, name) in setting.names {
@@ -77,13 +80,13 @@ struct Hand {
 }
 
 impl Actor for Hand {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let Some(mail) = cx.receive() else {
             let is_over = cx.interrupted();
             return Ok(if is_over {
                 Step::Done
             } else {
-                Step::OnChange(Change::mail())
+                Step::Wait(WakeCondition::mail())
             });
         };
         let Order(mut calls) = serde_json::from_slice(&mail.bytes)?;
@@ -137,14 +140,14 @@ impl Apart {
             return vec![Reply::Gone; count];
         };
         match host.running.poll(self.patience) {
-            Some(Event::Report { bytes, .. }) => {
+            Some(ScenarioEvent::Report { bytes, .. }) => {
                 let replies = serde_json::from_slice(&bytes);
                 replies.unwrap_or_else(|error| {
                     vec![Reply::No(Refusal::mistake(error.to_string())); count]
                 })
             }
             // A host that failed by itself has said why on standard error.
-            Some(Event::Ended { outcome, .. }) => {
+            Some(ScenarioEvent::Ended { outcome, .. }) => {
                 host.is_lost = true;
                 let text = format!("the host has ended: {outcome}");
                 vec![Reply::No(Refusal::mistake(text)); count]
@@ -169,7 +172,7 @@ impl Drop for Apart {
         let mut hosts: Vec<_> = self.hosts.drain(..).filter(|host| !host.is_lost).collect();
         hosts.iter_mut().for_each(|host| host.running.interrupt());
         for mut host in hosts {
-            while let Some(Event::Report { .. }) = host.running.poll(PATIENCE) {}
+            while let Some(ScenarioEvent::Report { .. }) = host.running.poll(PATIENCE) {}
         }
     }
 }
@@ -186,7 +189,7 @@ impl World for Apart {
             place: self.place.clone(),
         };
         let args = serde_json::to_vec(&setting).map_err(|error| error.to_string())?;
-        let play = Play::of([PartSpec::new(ROLE, ACTOR).with_args(args)]);
+        let play = Scenario::of([ActorSpec::new(ROLE, ACTOR).with_args(args)]);
         let running = self.processes.start(&play);
         let running = running.map_err(|error| format!("host at {end:?}: {error}"))?;
         self.hosts.push(Host {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Barrier};
 
-use headworks_stage::Opener;
+use headworks_runtime::DeviceOpener;
 
 use headworks_verbs::Instant;
 
@@ -15,7 +15,7 @@ use crate::world::{End, HostId, Manners, World};
 
 /// A world of this process.
 pub struct Local {
-    opener: Opener,
+    opener: DeviceOpener,
     layout: Layout,
     time: Arc<dyn Time>,
     puppets: Vec<Puppet>,
@@ -23,7 +23,7 @@ pub struct Local {
 
 impl Local {
     /// Hosts whose devices are opened by `opener`.
-    pub fn new(opener: Opener, layout: Layout) -> Self {
+    pub fn new(opener: DeviceOpener, layout: Layout) -> Self {
         Self {
             opener,
             layout,

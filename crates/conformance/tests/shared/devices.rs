@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use headworks_conformance::{Knowledge, Manners, known};
 use headworks_ibverbs::IbvProvider;
-use headworks_stage::{Opener, testing};
+use headworks_runtime::{DeviceOpener, testing};
 use headworks_verbs::Provider;
 
 /// Opens devices of libibverbs.
-pub(crate) fn opener() -> Opener {
+pub(crate) fn opener() -> DeviceOpener {
     let provider = IbvProvider::new();
     Arc::new(move |name| provider.open(name))
 }

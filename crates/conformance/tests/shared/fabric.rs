@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_shm::FabricDir;
+use headworks_runtime::DeviceOpener;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_stage::Opener;
 use headworks_verbs::{OpenError, Provider};
 
 /// Opens those of the registry there.
-pub(crate) fn soft(fabric: &Path) -> Opener {
+pub(crate) fn soft(fabric: &Path) -> DeviceOpener {
     let fabric = fabric.to_owned();
     Arc::new(move |name| {
-        let fabric = FabricDir::at(&fabric).map_err(|error| OpenError::Provider {
+        let fabric = Registry::open_at(&fabric).map_err(|error| OpenError::Provider {
             what: name.to_string(),
             source: error.into(),
         })?;

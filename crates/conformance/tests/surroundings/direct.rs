@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use headworks_stage::clock;
-use headworks_verbs::bringup::Tuning;
+use headworks_net::clock;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Duration, Payload,
     ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr,
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     /// What its region allows.
     pub(crate) region: Access,
     /// Timing, and what the queue pair allows.
-    pub(crate) tuning: Tuning,
+    pub(crate) tuning: ConnectionParams,
     /// Every send completes.
     pub(crate) signal_all: bool,
     /// Completions carry the time.
@@ -54,10 +54,10 @@ impl Default for Options {
             depth: 256,
             len: 64 << 10,
             region: Access::ALL,
-            tuning: Tuning {
+            tuning: ConnectionParams {
                 timeout: 12,
                 retry_count: 2,
-                ..Tuning::default()
+                ..ConnectionParams::default()
             },
             signal_all: false,
             timestamps: false,

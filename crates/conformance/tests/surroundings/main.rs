@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headworks_conformance::bytes;
+use headworks_net::clock;
 use headworks_pacing::share::BYTES;
 use headworks_pacing::{PacedDevice, Pacing, Share};
-use headworks_shm::{FabricDir, HugePages, SegmentRequest, SharedSegment, View};
+use headworks_shm::{HugePages, Registry, SegmentRequest, SharedSegment, View};
 use headworks_softnic::SoftProvider;
-use headworks_stage::clock;
 use headworks_verbs::{
     AllocRequest, Completion, Device, OpenError, PollError, PostErrorKind, Provider, QpAttr,
     QpState, RecvWr, ResourceError, SendOp, Status,
@@ -19,7 +19,7 @@ mod direct;
 use direct::{Bench, Options, Side};
 
 fn open(fabric: &Path, name: &str) -> Result<Arc<dyn Device>, OpenError> {
-    let fabric = FabricDir::at(fabric).map_err(|error| OpenError::Provider {
+    let fabric = Registry::open_at(fabric).map_err(|error| OpenError::Provider {
         what: name.to_owned(),
         source: error.into(),
     })?;
@@ -175,9 +175,9 @@ fn an_entry_of_another_version_is_one_line_and_no_obstacle() {
         .to_string_lossy()
         .into_owned();
     let host = u64::from_str_radix(name.split('.').nth(1).expect("host"), 16).expect("hex");
-    let fabric = FabricDir::at(&path).expect("fabric");
+    let fabric = Registry::open_at(&path).expect("fabric");
     let error = fabric
-        .lookup(headworks_shm::HostKey(host), 0)
+        .lookup_context(headworks_shm::HostKey(host), 0)
         .expect_err("another version");
     let text = error.to_string();
     assert!(text.contains("77") && !text.contains('\n'), "{text}");
@@ -287,7 +287,7 @@ fn a_full_file_system_is_an_error_that_says_what_is_enough() {
             return 77;
         }
         let fabric = path.join("fabric");
-        FabricDir::at(&fabric).expect("an empty directory fits");
+        Registry::open_at(&fabric).expect("an empty directory fits");
         let filler = std::fs::write(path.join("filler"), vec![0; 64 << 10]);
         assert!(filler.is_err(), "8 KiB hold 64 KiB");
         let error = open(&fabric, "soft").err();
@@ -296,7 +296,7 @@ fn a_full_file_system_is_an_error_that_says_what_is_enough() {
     if seen == 77 {
         println!("skipped: this process may not mount a tmpfs");
         assert!(
-            !headworks_stage::testing::required("tmpfs"),
+            !headworks_runtime::testing::is_required("tmpfs"),
             "tmpfs is required"
         );
         return;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use headworks_client::{Reset, Vqpn};
-use headworks_shm::place::expect_all;
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
+use headworks_shm::ordered_copy::prefetch_object;
 use headworks_verbs::Status;
 
 use super::{Domain, DomainError};
@@ -26,7 +26,7 @@ impl Domain {
     /// # Errors
     ///
     /// [`DomainError`]: the device has failed, and with it everything.
-    pub fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, DomainError> {
+    pub fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, DomainError> {
         let mut was_busy = self.poll()?;
         // Before anybody is told that they are there.
         self.receives
@@ -142,7 +142,7 @@ impl Domain {
             .filter_map(|(session, handle)| self.number_of(*session, *handle));
         let numbers: Vec<Vqpn> = numbers.collect();
         let connections = || numbers.iter().filter_map(|one| self.connections.get(*one));
-        connections().for_each(|one| expect_all(&**one));
+        connections().for_each(|one| prefetch_object(&**one));
         connections().for_each(|one| one.expect());
         numbers.into_iter().for_each(|one| self.touched(one));
         !touched.is_empty()

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use headworks_client::message::Reply;
-use headworks_stage::packets::{Came, Packet, PacketSocket};
+use headworks_net::packets::{Packet, PacketSocket, RecvOutcome};
 use headworks_verbs::Buffer;
 use rustix::event::epoll;
 
@@ -73,9 +73,9 @@ impl Inner {
                 return;
             };
             match attached.socket.recv() {
-                Ok(Came::Packet(packet)) => self.hear_packet(session, packet),
-                Ok(Came::Nothing) => return,
-                Ok(Came::Ended) => return self.part(session),
+                Ok(RecvOutcome::Packet(packet)) => self.hear_packet(session, packet),
+                Ok(RecvOutcome::WouldBlock) => return,
+                Ok(RecvOutcome::Closed) => return self.part(session),
                 Err(error) => {
                     let pid = attached.socket.pid().unwrap_or(0);
                     tracing::warn!("process {pid} is turned away: {error}");
@@ -147,7 +147,7 @@ impl Inner {
             let Some(attached) = self.sessions.get(&session) else {
                 return;
             };
-            let Ok(Came::Packet(packet)) = attached.socket.recv() else {
+            let Ok(RecvOutcome::Packet(packet)) = attached.socket.recv() else {
                 break;
             };
             self.hear_packet(session, packet);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use headworks_client::message::Refusal;
-use headworks_stage::{ExchangeError, Line, clock, dial_at};
+use headworks_net::{Line, NetError, clock, dial_tcp};
 use headworks_verbs::Duration;
 
 use super::{BATCH, Inner, Token, Told};
@@ -14,7 +14,7 @@ use crate::daemon::PeerId;
 const DIAL: Duration = Duration::from_secs(5);
 
 /// How a call ended.
-pub(super) type Dialed = (IpAddr, Result<Line, ExchangeError>);
+pub(super) type Dialed = (IpAddr, Result<Line, NetError>);
 
 impl Inner {
     pub(super) fn greet_daemons(&mut self) {
@@ -46,7 +46,7 @@ impl Inner {
         let at = SocketAddr::new(to, self.port).to_string();
         let teller = self.teller.clone();
         let call = move || {
-            let line = dial_at(&at, clock::now() + DIAL);
+            let line = dial_tcp(&at, clock::now() + DIAL);
             teller.tell(Told::Dialed((to, line)));
         };
         let name = "headworks-dial".to_owned();
@@ -65,7 +65,7 @@ impl Inner {
             Err(error) => {
                 tracing::info!("no daemon answers at {to}: {error}");
                 let why = match error {
-                    ExchangeError::Deadline { .. } => Refusal::TimedOut,
+                    NetError::Deadline { .. } => Refusal::TimedOut,
                     _ => Refusal::Unreachable,
                 };
                 self.daemon.dial_failed(to, why);
@@ -78,7 +78,7 @@ impl Inner {
             let Some(line) = self.peers.get_mut(&peer) else {
                 return;
             };
-            match line.recv_small() {
+            match line.recv_control() {
                 Ok(Some(message)) if message.len() <= control::MESSAGE_MAX => {
                     self.daemon.peer_message(peer, &message);
                 }
@@ -105,7 +105,7 @@ impl Inner {
         let Some(line) = self.peers.get_mut(&peer) else {
             return;
         };
-        match line.send_small(message) {
+        match line.send_control(message) {
             Ok(()) => drop(self.unsaid.insert(peer)),
             Err(error) => {
                 tracing::warn!("another daemon cannot be told: {error}");

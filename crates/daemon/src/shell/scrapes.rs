@@ -16,7 +16,7 @@ use rustix::fs::{Mode, chmod};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, listen, socket_with};
 
-use headworks_stage::clock;
+use headworks_net::clock;
 
 use super::{Teller, Told};
 

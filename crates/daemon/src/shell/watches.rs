@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use headworks_client::message::Refusal;
-use headworks_stage::packets::{Came, PacketSocket, recv_with_files};
+use headworks_net::packets::{PacketSocket, RecvOutcome, recv_with_fds};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown};
 
@@ -118,14 +118,14 @@ impl Watches {
         let _ = shutdown(&socket, Shutdown::Both);
         for _ in 0..READS {
             match socket.recv() {
-                Ok(Came::Packet(packet)) if packet.files.is_empty() => {}
-                Ok(Came::Packet(packet)) => {
+                Ok(RecvOutcome::Packet(packet)) if packet.files.is_empty() => {}
+                Ok(RecvOutcome::Packet(packet)) => {
                     let files = packet.files.into_iter();
                     files.for_each(|file| self.closers.close(user, file));
                     break;
                 }
-                Ok(Came::Ended) => return,
-                Ok(Came::Nothing) | Err(_) => break,
+                Ok(RecvOutcome::Closed) => return,
+                Ok(RecvOutcome::WouldBlock) | Err(_) => break,
             }
         }
         self.closers.close(user, socket.into());
@@ -145,7 +145,7 @@ impl Watches {
             Signal::Writable => {
                 let mut bytes = [0; READ];
                 for _ in 0..READS {
-                    match recv_with_files(file, &mut bytes) {
+                    match recv_with_fds(file, &mut bytes) {
                         Ok((read, files, _)) if read > 0 => {
                             files
                                 .into_iter()

@@ -10,8 +10,8 @@ use headworks_daemon::config::Config;
 use headworks_daemon::control::VERSION;
 use headworks_daemon::daemon::{Daemon, Identity, Output, PeerId, SessionId, Signal, WatchId};
 use headworks_daemon::domain::Census;
+use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_shm::View;
-use headworks_stage::{Actor, ActorError, Change, Cx, Part, Step};
 use headworks_verbs::{Access, Buffer, Device, Duration, Instant};
 
 use super::application::{Application, Outcome, Script};
@@ -95,7 +95,7 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new(
-        part: &Part,
+        part: &ActorInit,
         number: usize,
         hosts: usize,
         plan: HostPlan,
@@ -125,7 +125,7 @@ impl Host {
         })
     }
 
-    fn hear(&mut self, cx: &mut Cx<'_>) -> bool {
+    fn hear(&mut self, cx: &mut ActorContext<'_>) -> bool {
         let mut did = false;
         while let Some(mail) = cx.receive() {
             did = true;
@@ -163,7 +163,7 @@ impl Host {
         self.outbox.push((to, bytes));
     }
 
-    fn post(&mut self, cx: &mut Cx<'_>) {
+    fn post(&mut self, cx: &mut ActorContext<'_>) {
         let mut waiting = Vec::new();
         for (to, bytes) in std::mem::take(&mut self.outbox) {
             if !waiting.is_empty() || cx.send(&role(to), &bytes).is_err() {
@@ -330,7 +330,7 @@ impl Host {
 }
 
 impl Actor for Host {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         cx.charge(Duration::from_nanos(200));
         let clock = cx.now();
         let began = *self.began.get_or_insert(clock);
@@ -401,7 +401,7 @@ impl Actor for Host {
         if did || !self.daemon.is_idle() {
             return Ok(Step::Again);
         }
-        let mut change = Change::mail().or_memory();
+        let mut change = WakeCondition::mail().or_memory();
         let soon = Duration::from_nanos(100);
         let at = |at: Instant| began + at.max(now + soon).since(Instant::ZERO);
         if !all_ready || self.is_done {
@@ -414,6 +414,6 @@ impl Actor for Host {
                 change = change.until(at(time));
             }
         }
-        Ok(Step::OnChange(change))
+        Ok(Step::Wait(change))
     }
 }

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
+use headworks_net::Line;
 use headworks_ring::Mode;
-use headworks_stage::Line;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 

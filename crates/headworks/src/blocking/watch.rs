@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use headworks_stage::{ExchangeError, Line, Phase, Spin, Waiter, Woken};
+use headworks_net::{Line, NetError, SpinMode, WaitPhase, Waiter, WakeReason};
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -53,7 +53,10 @@ impl Watch {
     }
 
     /// Waits until `look` says yes, the ring's descriptor rings, or the line says something.
-    pub(crate) fn wait(&mut self, look: impl FnMut(Phase) -> bool) -> Result<(), BlockingError> {
+    pub(crate) fn wait(
+        &mut self,
+        look: impl FnMut(WaitPhase) -> bool,
+    ) -> Result<(), BlockingError> {
         self.wait_also(None, true, Waiter::default(), look)
             .map(drop)
     }
@@ -65,7 +68,7 @@ impl Watch {
         fd: &impl AsFd,
         events: PollFlags,
     ) -> Result<bool, BlockingError> {
-        let waiter = Waiter::new(Duration::ZERO, Spin::Yield);
+        let waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
         self.wait_also(Some(PollFd::new(fd, events)), false, waiter, |_| false)
     }
 
@@ -84,7 +87,7 @@ impl Watch {
 
     /// Waits for the line alone: the ring has nothing more to say.
     pub(crate) fn wait_line(&mut self) -> Result<(), BlockingError> {
-        let waiter = Waiter::new(Duration::ZERO, Spin::Yield);
+        let waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
         self.wait_also(None, false, waiter, |_| false).map(drop)
     }
 
@@ -93,7 +96,7 @@ impl Watch {
         extra: Option<PollFd<'_>>,
         ring: bool,
         mut waiter: Waiter,
-        mut look: impl FnMut(Phase) -> bool,
+        mut look: impl FnMut(WaitPhase) -> bool,
     ) -> Result<bool, BlockingError> {
         let mut fds = Vec::with_capacity(4);
         let has_extra = extra.is_some();
@@ -113,9 +116,9 @@ impl Watch {
             .wait_polling(&mut fds, self.deadline, &mut look)
             .map_err(system("waiting"))?;
         match woken {
-            Woken::Ready => return Ok(false),
-            Woken::Deadline => return Err(BlockingError::Deadline),
-            Woken::Fd => {}
+            WakeReason::Ready => return Ok(false),
+            WakeReason::Deadline => return Err(BlockingError::Deadline),
+            WakeReason::Fd => {}
         }
         let has = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let (ready, rang, line) = (has_extra && has(0), ring && has(ring_at), has(line_at));
@@ -133,13 +136,13 @@ impl Watch {
     /// talks without end costs neither memory nor time without end.
     pub(crate) fn listen(&mut self) -> Result<(), BlockingError> {
         while !self.gone {
-            match self.line.recv_small() {
+            match self.line.recv_control() {
                 Ok(Some(_)) if self.heard.len() == HEARD_MAX => {
                     return Err(BlockingError::TooManyMessages { limit: HEARD_MAX });
                 }
                 Ok(Some(message)) => self.heard.push_back(message),
                 Ok(None) => break,
-                Err(ExchangeError::PeerGone) => self.gone = true,
+                Err(NetError::PeerGone) => self.gone = true,
                 Err(error) => return Err(error.into()),
             }
         }

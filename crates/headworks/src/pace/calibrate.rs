@@ -11,7 +11,7 @@ use headworks_pacing::monitor::{Class, serialisation};
 use headworks_pacing::sync::{Sync, between};
 use headworks_pacing::{Clock, Config};
 use headworks_simnic::is_simulated;
-use headworks_verbs::bringup::{Tuning, start_datagrams};
+use headworks_verbs::bringup::{ConnectionParams, bring_up_ud};
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, BringUp, Completion, CompletionQueue, CqInit,
     Destination, Device, DeviceName, Duration, Instant, OpenError, Payload, PollError,
@@ -220,7 +220,7 @@ pub fn calibrate(
             let device = near.device.clone();
             Arc::new(move || device.now())
         }
-        false => Arc::new(headworks_stage::clock::now),
+        false => Arc::new(headworks_net::clock::now),
     };
     let each = u64::from(rounds + rounds / WARM_PART);
     let mut rig = Rig {
@@ -440,13 +440,18 @@ impl<'e> Connected<'e> {
         let queue_pair = |end: &End| end.queue_pair(QpType::Rc).map_err(failed("a queue pair"));
         let (mut qp, mut theirs) = (queue_pair(near)?, queue_pair(far)?);
         let start = |end: &End, qp: &mut dyn QueuePair, seed| {
-            let started =
-                BringUp::start(end.device.info(), qp, Tuning::default(), seed, Vec::new());
+            let started = BringUp::start(
+                end.device.info(),
+                qp,
+                ConnectionParams::default(),
+                seed,
+                Vec::new(),
+            );
             started.map_err(failed("connecting"))
         };
         let mut ours = start(near, &mut *qp, 1)?;
         let mut other = start(far, &mut *theirs, 2)?;
-        let met = ours.meet(&mut *qp, &mut other, &mut *theirs);
+        let met = ours.connect_both(&mut *qp, &mut other, &mut *theirs);
         met.map_err(failed("connecting"))?;
         Ok(Self {
             near,
@@ -492,7 +497,7 @@ impl<'e> Datagrams<'e> {
                 Err(ResourceError::Unsupported { .. }) => return Ok(None),
                 Err(error) => return Err(failed("a queue pair of datagrams")(error)),
             };
-            let ready = start_datagrams(&mut *qp, QKEY, 1);
+            let ready = bring_up_ud(&mut *qp, QKEY, 1);
             ready.map_err(failed("a queue pair of datagrams"))?;
             made.push(qp);
         }

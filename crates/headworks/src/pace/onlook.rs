@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headworks_pacing::{Config, Share, Status};
-use headworks_shm::{CommonRecord, FabricDir, View};
+use headworks_shm::{CommonSegmentRecord, Registry, View};
 use headworks_verbs::{DeviceInfo, OpenError};
 
 use super::{KEY, key_of};
@@ -37,7 +37,7 @@ impl Onlooker {
 
     /// What its pacing says now.
     pub fn status(&self) -> Status {
-        let now = headworks_stage::clock::now();
+        let now = headworks_net::clock::now();
         self.share.status(&self.constants(), now)
     }
 
@@ -54,15 +54,15 @@ impl Onlooker {
 ///
 /// Those of the registry.
 pub fn onlookers() -> Result<Vec<Onlooker>, OpenError> {
-    let failed = |error: headworks_shm::FabricError| OpenError::Provider {
+    let failed = |error: headworks_shm::RegistryError| OpenError::Provider {
         what: DEFAULT_DEVICE.to_owned(),
         source: error.into(),
     };
-    let Some(fabric) = FabricDir::existing_default().map_err(failed)? else {
+    let Some(fabric) = Registry::open_existing_default().map_err(failed)? else {
         return Ok(Vec::new());
     };
     let mut found: BTreeMap<String, Onlooker> = BTreeMap::new();
-    for (key, record) in fabric.commons().map_err(failed)? {
+    for (key, record) in fabric.common_segments().map_err(failed)? {
         if !key.starts_with(KEY) {
             continue;
         }
@@ -85,7 +85,7 @@ pub fn onlookers() -> Result<Vec<Onlooker>, OpenError> {
     Ok(all)
 }
 
-fn onlook(key: &str, record: &CommonRecord) -> Option<Onlooker> {
+fn onlook(key: &str, record: &CommonSegmentRecord) -> Option<Onlooker> {
     let is_ours = record.layout_version == headworks_pacing::share::LAYOUT_VERSION;
     let segment = is_ours
         .then(|| record.attach_read_only().ok().flatten())

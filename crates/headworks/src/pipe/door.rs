@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use headworks_stage::{ExchangeError, Line, Listener, Place, clock};
+use headworks_net::{Line, Listener, NetError, RendezvousAddr, clock};
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
 use super::PipeError;
@@ -37,15 +37,15 @@ pub(super) struct Greeted {
 impl Door {
     pub(super) fn open(device: &DeviceName, name: &str) -> Result<Self, PipeError> {
         Ok(match place(name)? {
-            Place::Name(name) => {
+            RendezvousAddr::Name(name) => {
                 let device = crate::open(device)?;
                 Self::Line(device, Listener::bind(&fabric()?, &name)?)
             }
-            Place::Address(address) => {
+            RendezvousAddr::Tcp(address) => {
                 let device = crate::open(device)?;
-                Self::Line(device, Listener::at(&address)?)
+                Self::Line(device, Listener::bind_tcp(&address)?)
             }
-            Place::Rdma(address) => {
+            RendezvousAddr::Rdma(address) => {
                 let listening = rdma::Listening::at(&address, device);
                 let listening = listening.map_err(|error| unmet(name, PATIENCE, error))?;
                 Self::Rdma(Box::new(listening))
@@ -225,9 +225,9 @@ impl<'d> Callers<'d> {
                 return caller.map(ControlFlow::Continue);
             }
         };
-        let greeted = line.recv_small().map_err(|error| match error {
-            ExchangeError::PeerGone => PipeError::Ungreeted,
-            ExchangeError::Frame(_) => PipeError::Protocol("its greeting"),
+        let greeted = line.recv_control().map_err(|error| match error {
+            NetError::PeerGone => PipeError::Ungreeted,
+            NetError::Frame(_) => PipeError::Protocol("its greeting"),
             error => error.into(),
         });
         let greeted = match greeted.and_then(|hello| match hello {
@@ -236,7 +236,7 @@ impl<'d> Callers<'d> {
             None => {
                 let what = "waiting for a greeting";
                 let allowed = self.door.greets();
-                Err(late(self.name, allowed)(ExchangeError::Deadline { what }))
+                Err(late(self.name, allowed)(NetError::Deadline { what }))
             }
         }) {
             Ok(Some(direction)) => ControlFlow::Break(Greeted {
@@ -280,7 +280,7 @@ fn direction(line: &mut Line, hello: &[u8]) -> Result<Direction, PipeError> {
         Err(error) => {
             // A pipe of another version understands so much, and says which one this is.
             if matches!(error, PipeError::Version { .. }) {
-                let _ = line.send_small(&greeting(WELCOME, &[]));
+                let _ = line.send_control(&greeting(WELCOME, &[]));
             }
             Err(error)
         }
@@ -290,16 +290,16 @@ fn direction(line: &mut Line, hello: &[u8]) -> Result<Direction, PipeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_shm::FabricDir;
+    use headworks_net::dial_tcp;
+    use headworks_shm::Registry;
     use headworks_softnic::SoftProvider;
-    use headworks_stage::dial_at;
     use headworks_verbs::Provider;
 
     /// A door at an address, which is in the folder's registry.
     fn door(folder: &tempfile::TempDir) -> (Door, String) {
-        let fabric = FabricDir::at(folder.path().join("fabric")).expect("a fabric");
+        let fabric = Registry::open_at(folder.path().join("fabric")).expect("a fabric");
         let device = SoftProvider::on(fabric).open(&"soft".parse().expect("a name"));
-        let listener = Listener::at("127.0.0.1:0").expect("listens");
+        let listener = Listener::bind_tcp("127.0.0.1:0").expect("listens");
         let address = listener.address().expect("an address").to_string();
         (Door::Line(device.expect("opens"), listener), address)
     }
@@ -310,7 +310,7 @@ mod tests {
         let (door, address) = door(&folder);
         let mut callers = Callers::new(&door, &address);
         let began = clock::now();
-        let silent = dial_at(&address, began + Duration::from_secs(60)).expect("it listens");
+        let silent = dial_tcp(&address, began + Duration::from_secs(60)).expect("it listens");
         while callers.waiting.is_empty() {
             assert!(callers.look(clock::now()).expect("none fails").is_none());
         }
@@ -331,7 +331,7 @@ mod tests {
         let mut callers = Callers::new(&door, &address);
         let limit = clock::now() + Duration::from_secs(60);
         // All of them are there before anybody looks.
-        let call = |_| dial_at(&address, limit).expect("it listens");
+        let call = |_| dial_tcp(&address, limit).expect("it listens");
         let mut silent: Vec<_> = (0..2 * CALLERS_MAX).map(call).collect();
         let began = clock::now();
         let mut look = |now| callers.look(now).expect("none fails").is_some();
@@ -347,11 +347,11 @@ mod tests {
         let later = began + PATIENCE_PUBLIC;
         assert!(look(later).is_none());
         let gone =
-            |line: &mut Line| matches!(line.recv_small_by(limit), Err(ExchangeError::PeerGone));
+            |line: &mut Line| matches!(line.recv_control_wait(limit), Err(NetError::PeerGone));
         assert!(silent[..CALLERS_MAX].iter_mut().all(gone));
         assert!((0..CALLERS_MAX).all(|_| look(later).is_none()));
         let first = &mut silent[CALLERS_MAX];
-        first.send_small(&greeting(HELLO, &[1])).expect("sends");
+        first.send_control(&greeting(HELLO, &[1])).expect("sends");
         let greeted = (0..2 * CALLERS_MAX).find_map(|_| look(later));
         let direction = greeted.expect("it greets").direction;
         assert_eq!(direction, Direction::ToConnector);

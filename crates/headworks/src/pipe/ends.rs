@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use headworks_stage::clock;
+use headworks_net::clock;
 use headworks_verbs::{Device, Duration};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
@@ -271,7 +271,7 @@ impl PipeReceiver {
         let mut word = vec![DELIVERED];
         word.extend_from_slice(&self.bytes.to_le_bytes());
         // The stream is delivered, whether or not somebody is left to hear of it.
-        let _ = self.receiver.watch().line.send_small(&word);
+        let _ = self.receiver.watch().line.send_control(&word);
         Ok(self.bytes)
     }
 
@@ -398,7 +398,7 @@ fn told(watch: &mut Watch, bytes: u64, error: BlockingError) -> PipeError {
 fn say_failed(watch: &mut Watch, why: &str) {
     let mut word = vec![FAILED];
     word.extend_from_slice(&why.as_bytes()[..why.len().min(REASON_MAX)]);
-    let _ = watch.line.send_small(&word);
+    let _ = watch.line.send_control(&word);
 }
 
 fn reason(message: &[u8]) -> PipeError {

@@ -2,8 +2,8 @@
 
 use std::io;
 
+use headworks_net::NetError;
 use headworks_ring::{RingError, SetupError};
-use headworks_stage::ExchangeError;
 use headworks_verbs::{BringUpError, ModifyError, OpenError, ResourceError};
 
 use super::VERSION;
@@ -20,7 +20,7 @@ pub enum PipeError {
     Device(#[from] OpenError),
     /// The two sides did not meet.
     #[error(transparent)]
-    Meeting(ExchangeError),
+    Meeting(NetError),
     /// The two sides did not meet over RDMA.
     #[error(transparent)]
     Rdma(RdmaError),
@@ -130,18 +130,18 @@ impl PipeError {
                 SetupError::Config(_) | SetupError::Version { .. } | SetupError::Mismatch { .. }
             ),
             Self::Meeting(error) => match error {
-                ExchangeError::OtherUser { .. }
-                | ExchangeError::BadAddress(_)
-                | ExchangeError::BringUp(
+                NetError::OtherUser { .. }
+                | NetError::BadAddress(_)
+                | NetError::BringUp(
                     BringUpError::NotHeadworks
-                    | BringUpError::Version { .. }
-                    | BringUpError::OtherKind { .. }
-                    | BringUpError::OtherRegistry { .. }
-                    | BringUpError::OtherNetwork { .. }
-                    | BringUpError::OtherSubnet { .. },
+                    | BringUpError::VersionMismatch { .. }
+                    | BringUpError::KindMismatch { .. }
+                    | BringUpError::RegistryMismatch { .. }
+                    | BringUpError::NetworkMismatch { .. }
+                    | BringUpError::SubnetMismatch { .. },
                 ) => true,
-                ExchangeError::Fabric(error) => is_wrong_registry(error),
-                error => error.is_wrong_address(),
+                NetError::Fabric(error) => is_wrong_registry(error),
+                error => error.is_address_unavailable(),
             },
             _ => false,
         }
@@ -155,7 +155,7 @@ impl PipeError {
                 true
             }
             Self::Deadline { .. } => !is_over,
-            Self::Meeting(ExchangeError::BringUp(error)) => {
+            Self::Meeting(NetError::BringUp(error)) => {
                 !matches!(error, BringUpError::Modify(ModifyError::Forked))
             }
             Self::Setup(error) => match error {
@@ -197,11 +197,11 @@ impl PipeError {
     }
 }
 
-impl From<ExchangeError> for PipeError {
-    fn from(error: ExchangeError) -> Self {
+impl From<NetError> for PipeError {
+    fn from(error: NetError) -> Self {
         match error {
-            ExchangeError::Interrupted => Self::Interrupted,
-            ExchangeError::PeerGone => Self::PeerGone { delivered: 0 },
+            NetError::Interrupted => Self::Interrupted,
+            NetError::PeerGone => Self::PeerGone { delivered: 0 },
             error => Self::Meeting(error),
         }
     }
@@ -239,7 +239,7 @@ mod tests {
                 [false, false],
             ),
             (PipeError::Interrupted, [false, false]),
-            (PipeError::Meeting(ExchangeError::Full), [false, false]),
+            (PipeError::Meeting(NetError::Full), [false, false]),
         ] {
             let found = [false, true].map(|anywhere| error.is_callers(false, anywhere));
             assert_eq!(found, is_callers, "{error}");

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use headworks_shm::FabricDir;
-use headworks_stage::{
-    ExchangeError, Line, Place, Until, clock, dial, dial_at, dial_at_by, dial_by,
+use headworks_net::{
+    Line, NetError, RendezvousAddr, WaitLimit, clock, dial, dial_tcp, dial_tcp_wait, dial_wait,
 };
+use headworks_shm::Registry;
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
 use super::door::{Callers, Door, Greeted, PATIENCE_PUBLIC};
@@ -50,8 +50,8 @@ pub struct Patience<'a> {
 
 impl<'a> Patience<'a> {
     /// Until `deadline`, or the interrupt.
-    pub(super) fn until(&'a self, deadline: Instant) -> Until<'a> {
-        let until = Until::deadline(deadline);
+    pub(super) fn until(&'a self, deadline: Instant) -> WaitLimit<'a> {
+        let until = WaitLimit::deadline(deadline);
         match &self.interrupt {
             Some(interrupt) => until.or_readable(interrupt),
             None => until,
@@ -59,12 +59,12 @@ impl<'a> Patience<'a> {
     }
 
     /// Until the other side must be there; for ever where nothing was said.
-    pub(super) fn arrival(&'a self) -> Until<'a> {
+    pub(super) fn arrival(&'a self) -> WaitLimit<'a> {
         self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
     }
 
     /// Until it must have answered, which may take so long, and how long that is; of what began at `began`.
-    fn answer(&'a self, began: Instant, takes: Duration) -> (Until<'a>, Duration) {
+    fn answer(&'a self, began: Instant, takes: Duration) -> (WaitLimit<'a>, Duration) {
         let by = clock::now() + takes;
         match self.deadline.filter(|deadline| *deadline < by) {
             Some(deadline) => (self.until(deadline), deadline.since(began)),
@@ -136,10 +136,10 @@ impl Pipe {
         let began = clock::now();
         let (device, mut line) = calling(device, name, &patience)?;
         let reverse = direction == Direction::ToConnector;
-        let said = line.send_small(&greeting(HELLO, &[reverse.into()]));
+        let said = line.send_control(&greeting(HELLO, &[reverse.into()]));
         let (until, allowed) = patience.answer(began, PATIENCE);
         let welcome = said
-            .and_then(|()| line.recv_small_by(until))
+            .and_then(|()| line.recv_control_wait(until))
             .map_err(unanswered(name, allowed))?;
         parse(WELCOME, &welcome).map_err(|error| match error {
             PipeError::Protocol(_) => PipeError::NoPipe {
@@ -153,7 +153,7 @@ impl Pipe {
 }
 
 /// Where a ring is connected, until when, and how long that may take.
-type Limit<'a> = (&'a str, (Until<'a>, Duration));
+type Limit<'a> = (&'a str, (WaitLimit<'a>, Duration));
 
 impl Greeted {
     /// Answers it, and connects the ring.
@@ -164,7 +164,7 @@ impl Greeted {
             direction,
         } = self;
         let (name, (until, allowed)) = at;
-        line.send_small(&greeting(WELCOME, &[]))?;
+        line.send_control(&greeting(WELCOME, &[]))?;
         let sends = direction == Direction::ToConnector;
         // The bring-up follows the greetings and is no message like them: the connector starts it.
         until
@@ -177,7 +177,7 @@ impl Greeted {
 /// The device that a pipe at `name` uses if none is named.
 pub fn usual_device(name: &str) -> &'static str {
     match name.parse() {
-        Ok(Place::Rdma(_)) => rdma::KIND,
+        Ok(RendezvousAddr::Rdma(_)) => rdma::KIND,
         _ => crate::DEFAULT_DEVICE,
     }
 }
@@ -194,23 +194,23 @@ fn calling(device: &DeviceName, name: &str, patience: &Patience<'_>) -> Result<M
         false => patience.answer(began, PATIENCE),
     };
     let (device, line) = match place(name)? {
-        Place::Name(name) => {
+        RendezvousAddr::Name(name) => {
             let (device, fabric) = (crate::open(device)?, fabric()?);
             let line = match waits {
-                true => dial_by(&fabric, &name, until),
+                true => dial_wait(&fabric, &name, until),
                 false => dial(&fabric, &name),
             };
             (device, line)
         }
-        Place::Address(address) => {
+        RendezvousAddr::Tcp(address) => {
             let device = crate::open(device)?;
             let line = match waits {
-                true => dial_at_by(&address, until),
-                false => dial_at(&address, until),
+                true => dial_tcp_wait(&address, until),
+                false => dial_tcp(&address, until),
             };
             (device, line)
         }
-        Place::Rdma(address) => {
+        RendezvousAddr::Rdma(address) => {
             let met = rdma::dial(&address, device, waits, until)
                 .map_err(|error| unmet(name, allowed, error))?;
             return Ok((crate::open(&met.device)?, met.line));
@@ -228,9 +228,9 @@ pub(super) fn unmet(name: &str, allowed: Duration, error: RdmaError) -> PipeErro
     }
 }
 
-pub(super) fn place(name: &str) -> Result<Place, PipeError> {
+pub(super) fn place(name: &str) -> Result<RendezvousAddr, PipeError> {
     let place = name.parse().map_err(PipeError::Meeting)?;
-    if let Place::Address(address) | Place::Rdma(address) = &place
+    if let RendezvousAddr::Tcp(address) | RendezvousAddr::Rdma(address) = &place
         && address
             .rsplit(':')
             .next()
@@ -243,16 +243,16 @@ pub(super) fn place(name: &str) -> Result<Place, PipeError> {
     Ok(place)
 }
 
-pub(super) fn fabric() -> Result<Arc<FabricDir>, PipeError> {
-    FabricDir::open_default().map_err(|error| PipeError::Meeting(error.into()))
+pub(super) fn fabric() -> Result<Arc<Registry>, PipeError> {
+    Registry::open_default().map_err(|error| PipeError::Meeting(error.into()))
 }
 
 /// For `map_err`: what was waited for under `name` did not come in the time `allowed`, or something
 /// else went wrong.
-pub(super) fn late(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
+pub(super) fn late(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> PipeError {
     let seconds = seconds(allowed);
     move |error| match error {
-        ExchangeError::Deadline { what } => PipeError::Deadline {
+        NetError::Deadline { what } => PipeError::Deadline {
             what,
             name: name.to_owned(),
             seconds,
@@ -267,13 +267,13 @@ fn seconds(allowed: Duration) -> u64 {
 }
 
 /// For `map_err`: no answer came from whoever was called at `name`.
-fn unanswered(name: &str, allowed: Duration) -> impl FnOnce(ExchangeError) -> PipeError {
+fn unanswered(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> PipeError {
     move |error| {
         let name = name.to_owned();
         match error {
-            ExchangeError::PeerGone => PipeError::Wordless { name },
-            ExchangeError::Frame(_) => PipeError::NoPipe { name },
-            ExchangeError::Deadline { .. } => PipeError::Silent {
+            NetError::PeerGone => PipeError::Wordless { name },
+            NetError::Frame(_) => PipeError::NoPipe { name },
+            NetError::Deadline { .. } => PipeError::Silent {
                 name,
                 seconds: seconds(allowed),
             },
@@ -400,7 +400,7 @@ mod tests {
     fn a_wait_without_a_deadline_is_reported_with_the_limit_that_ended_it() {
         let began = clock::now();
         let seconds = |patience: Patience<'_>| {
-            let deadline = ExchangeError::Deadline { what: "connecting" };
+            let deadline = NetError::Deadline { what: "connecting" };
             let error = unmet("rdma:h:1", patience.allowed(began), deadline.into());
             match error {
                 PipeError::Deadline { seconds, .. } => seconds,

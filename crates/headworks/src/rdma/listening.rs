@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use headworks_ibverbs::cm::{CmListener, Connection, Greeting};
-use headworks_stage::exchange::StreamSetup;
-use headworks_stage::{ExchangeError, Until, clock};
+use headworks_net::QpStreamSetup;
+use headworks_net::{NetError, WaitLimit, clock};
 use headworks_verbs::{DeviceName, Instant};
 
 use super::{
@@ -50,7 +50,7 @@ impl Listening {
     /// waited for. What is wrong on this side is an error: a device that cannot be opened, memory
     /// that cannot be locked, another device than was named at this one address. At `0.0.0.0` or `[::]` it is
     /// the caller who chooses the device: there one that comes by a device of no use is turned away as well.
-    pub fn accept<'u>(&self, until: impl Into<Until<'u>>) -> Result<Met, RdmaError> {
+    pub fn accept<'u>(&self, until: impl Into<WaitLimit<'u>>) -> Result<Met, RdmaError> {
         const WHAT: &str = "waiting for a caller";
         let until = until.into();
         loop {
@@ -91,12 +91,12 @@ impl Listening {
     }
 
     /// Answers a caller, with the stream's queue pair; the device for what comes after.
-    fn answer(&self, asked: &mut Connection) -> Result<(StreamSetup, DeviceName), RdmaError> {
+    fn answer(&self, asked: &mut Connection) -> Result<(QpStreamSetup, DeviceName), RdmaError> {
         let failed = RdmaError::manager(&self.address);
         greeted(asked, &self.address)?;
         let route = asked.route().map_err(&failed)?;
         let (own, device) = devices_of(&route, &self.device, &self.address)?;
-        let mut setup = StreamSetup::new(&devices::open(&own)?)?;
+        let mut setup = QpStreamSetup::new(&devices::open(&own)?)?;
         asked.prepare(setup.queue_pair()).map_err(&failed)?;
         setup.post_receives()?;
         let answer = Greeting::OURS.bytes();
@@ -135,7 +135,7 @@ fn refuse(asked: Connection) {
 
 /// One who was answered, and whose connection does not stand yet.
 pub(crate) struct Caller<'l> {
-    setup: StreamSetup,
+    setup: QpStreamSetup,
     asked: Connection,
     device: DeviceName,
     by: Instant,
@@ -168,7 +168,7 @@ impl<'l> Caller<'l> {
             Ok(false) if now < self.by => Ok(ControlFlow::Continue(self)),
             Ok(false) => {
                 self.refuse();
-                Err(ExchangeError::Deadline { what: "connecting" }.into())
+                Err(NetError::Deadline { what: "connecting" }.into())
             }
             Err(error) => {
                 let error = RdmaError::manager(&self.listening.address)(error);
@@ -179,7 +179,7 @@ impl<'l> Caller<'l> {
     }
 
     /// Waits until the connection stands.
-    fn stand(mut self, until: &Until<'_>) -> Result<Met, RdmaError> {
+    fn stand(mut self, until: &WaitLimit<'_>) -> Result<Met, RdmaError> {
         let until = until.no_later_than(self.by);
         loop {
             self = match self.step(clock::now())? {

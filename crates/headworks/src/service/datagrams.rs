@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use headworks_stage::{Phase, Waiter, Woken};
+use headworks_net::{WaitPhase, Waiter, WakeReason};
 use headworks_verbs::Instant;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -246,9 +246,9 @@ impl Datagrams {
         loop {
             let mut found = Ok(None);
             let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-            let mut look = |phase: Phase| {
+            let mut look = |phase: WaitPhase| {
                 // What has come in the meantime is told by the descriptor; to be sure it is looked before a sleep.
-                if phase == Phase::Arm {
+                if phase == WaitPhase::Arm {
                     found = attempt(self);
                 }
                 !matches!(found, Ok(None))
@@ -258,8 +258,8 @@ impl Datagrams {
                 return Ok(found);
             }
             match woken.map_err(system("waiting"))? {
-                Woken::Deadline => return Err(ServiceError::Deadline),
-                Woken::Fd | Woken::Ready => {
+                WakeReason::Deadline => return Err(ServiceError::Deadline),
+                WakeReason::Fd | WakeReason::Ready => {
                     if let Some(found) = attempt(self)? {
                         return Ok(found);
                     }

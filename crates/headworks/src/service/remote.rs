@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 
 use headworks_client::{Extent, Lent, Op, Operation, Outcomes};
-use headworks_shm::place::expect_all;
+use headworks_shm::ordered_copy::prefetch_object;
 
 use super::memory::Memory;
 use super::shared::Answer;
@@ -440,7 +440,7 @@ impl Stream {
         place: Option<&mut Option<Memory>>,
         [operand, compare]: [u64; 2],
     ) -> Result<Operating, ServiceError> {
-        expect_all(self);
+        prefetch_object(self);
         self.side.half.expect();
         let local = match &place {
             None => None,

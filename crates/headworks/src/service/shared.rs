@@ -10,10 +10,10 @@ use headworks_client::connection::Connection;
 use headworks_client::message::Request;
 use headworks_client::session::Event;
 use headworks_client::{Extent, Session};
-use headworks_shm::fork::Generation;
+use headworks_net::packets::{PacketSocket, RecvOutcome};
+use headworks_net::{SpinMode, WaitPhase, Waiter, WakeReason};
+use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{SharedSegment, View};
-use headworks_stage::packets::{Came, PacketSocket};
-use headworks_stage::{Phase, Spin, Waiter, Woken};
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -26,7 +26,7 @@ pub(super) struct Shared {
     socket: PacketSocket,
     pub(super) path: PathBuf,
     state: Mutex<State>,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 pub(super) struct State {
@@ -119,7 +119,7 @@ impl Shared {
                 sleepers: Sleepers::new(),
                 is_gone: false,
             }),
-            made_by: Generation::current(),
+            made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;
         shared.wait(None, None, |state| {
@@ -168,14 +168,14 @@ impl Shared {
     fn hear(&self, state: &mut State) -> Result<(), ServiceError> {
         loop {
             match self.socket.recv() {
-                Ok(Came::Packet(packet)) => {
+                Ok(RecvOutcome::Packet(packet)) => {
                     let file = packet.files.into_iter().next();
                     let segment = file.map(SharedSegment::attach).transpose()?;
                     let view = segment.map(|segment| View::from(Arc::new(segment)));
                     state.session.input(&packet.bytes, view)?;
                 }
-                Ok(Came::Nothing) => break,
-                Ok(Came::Ended) => {
+                Ok(RecvOutcome::WouldBlock) => break,
+                Ok(RecvOutcome::Closed) => {
                     state.is_gone = true;
                     break;
                 }
@@ -287,8 +287,8 @@ impl Shared {
             let mut found = Ok(None);
             let mut at = |phase| {
                 found = match phase {
-                    Phase::Look => look(None),
-                    Phase::Arm => return true,
+                    WaitPhase::Poll => look(None),
+                    WaitPhase::Arm => return true,
                 };
                 !matches!(found, Ok(None))
             };
@@ -298,10 +298,10 @@ impl Shared {
                 return found;
             }
             match woken.map_err(system("waiting"))? {
-                Woken::Deadline => return Err(ServiceError::Deadline),
-                Woken::Ready => break,
+                WakeReason::Deadline => return Err(ServiceError::Deadline),
+                WakeReason::Ready => break,
                 // Mostly a bell that has rung in vain, since what it rang for was seen before.
-                Woken::Fd => {
+                WakeReason::Fd => {
                     let mut state = self.lock()?;
                     self.exchange(&mut state)?;
                     if state.is_gone {
@@ -328,7 +328,7 @@ impl Shared {
         deadline: Option<Instant>,
         mut look: impl FnMut(Option<&mut State>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
-        let mut waiter = Waiter::new(Duration::ZERO, Spin::Yield);
+        let mut waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
         loop {
             let leads;
             {
@@ -348,7 +348,7 @@ impl Shared {
             }
             // What was armed above wakes it: there is nothing to look at.
             let woken = waiter.wait_polling(&mut fds, deadline, &mut |_| false);
-            if woken.map_err(system("waiting"))? == Woken::Deadline {
+            if woken.map_err(system("waiting"))? == WakeReason::Deadline {
                 return Err(ServiceError::Deadline);
             }
             let _ = rustix::io::read(wake, &mut [0; 8]);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use headworks_client::connection::{Known, Receiving, Sending};
 use headworks_client::memory::Slabs;
-use headworks_stage::{Phase, Waiter, Woken, clock};
+use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
@@ -265,8 +265,8 @@ impl<H: Half> Polled<'_, H> {
             let mut fds = [PollFd::new(&fd, flags)];
             let mut at = |phase| {
                 found = match phase {
-                    Phase::Look => act(self.half),
-                    Phase::Arm => self.look(act),
+                    WaitPhase::Poll => act(self.half),
+                    WaitPhase::Arm => self.look(act),
                 };
                 // One that is hung up has nothing to sleep on.
                 !matches!(found, Ok(None)) || self.watch.is_hung_up()
@@ -276,9 +276,9 @@ impl<H: Half> Polled<'_, H> {
                 return Ok(Some(found));
             }
             match woken.map_err(system("waiting"))? {
-                Woken::Deadline => return Err(ServiceError::Deadline),
+                WakeReason::Deadline => return Err(ServiceError::Deadline),
                 // Mostly in vain, for what was seen before: then it is made unready.
-                Woken::Fd | Woken::Ready => {
+                WakeReason::Fd | WakeReason::Ready => {
                     if let Some(found) = self.look(act)? {
                         return Ok(Some(found));
                     }

@@ -1,10 +1,11 @@
 //! The other end in a process of its own.
 
 use headworks::blocking::BlockingError;
+use headworks::net::{Listener, dial};
 use headworks::ring::Framing;
-use headworks::stage::{
-    Actor, ActorError, Cast, Change, Cx, Listener, Outcome, Part, PartSpec, Play, Processes,
-    Running, Step, World, child_entry_in_test, dial, no_devices,
+use headworks::runtime::{
+    Actor, ActorContext, ActorError, ActorInit, ActorOutcome, ActorRegistry, ActorSpec, Processes,
+    RunningScenario, Scenario, Step, WakeCondition, World, child_entry_in_test, no_device_opener,
 };
 
 use super::*;
@@ -24,20 +25,20 @@ fn narrow() -> RingConfig {
 
 /// Runs only in the processes that the tests below start.
 #[test]
-fn plays_a_part() {
-    let mut cast = Cast::new();
+fn child_process_entry() {
+    let mut cast = ActorRegistry::new();
     cast.register("idle", |part| Ok(Box::new(Idle::new(part)?)));
     cast.register("reads", |part| Ok(Box::new(Reads(Some(fabric_of(part))))));
     cast.register("echo", |part| Ok(Box::new(Echo(Some(fabric_of(part))))));
-    child_entry_in_test(&cast, no_devices());
+    child_entry_in_test(&cast, no_device_opener());
 }
 
-fn fabric_of(part: &Part) -> PathBuf {
+fn fabric_of(part: &ActorInit) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(&part.args[1..]).into_owned())
 }
 
 fn call(path: &Path) -> Result<Line, ActorError> {
-    let fabric = FabricDir::at(path).map_err(|error| error.to_string())?;
+    let fabric = Registry::open_at(path).map_err(|error| error.to_string())?;
     Ok(dial(&fabric, "meet").map_err(|error| error.to_string())?)
 }
 
@@ -58,7 +59,7 @@ enum Idle {
 }
 
 impl Idle {
-    fn new(part: &Part) -> Result<Self, ActorError> {
+    fn new(part: &ActorInit) -> Result<Self, ActorError> {
         let path = fabric_of(part);
         let line = call(&path)?;
         Ok(if part.args[0] != 0 {
@@ -72,8 +73,8 @@ impl Idle {
 }
 
 impl Actor for Idle {
-    fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
-        Ok(Step::OnChange(Change::mail()))
+    fn step(&mut self, _: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        Ok(Step::Wait(WakeCondition::mail()))
     }
 }
 
@@ -81,7 +82,7 @@ impl Actor for Idle {
 struct Echo(Option<PathBuf>);
 
 impl Actor for Echo {
-    fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, _: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let Some(path) = self.0.take() else {
             return Ok(Step::Done);
         };
@@ -109,7 +110,7 @@ impl Actor for Echo {
 struct Reads(Option<PathBuf>);
 
 impl Actor for Reads {
-    fn step(&mut self, _: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, _: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let Some(path) = self.0.take() else {
             return Ok(Step::Done);
         };
@@ -125,7 +126,7 @@ impl Actor for Reads {
 
 /// Starts a part in a process of its own, on a fabric of its own.
 struct Stage {
-    running: Box<dyn Running>,
+    running: Box<dyn RunningScenario>,
     listener: Listener,
     path: PathBuf,
     _fabric: tempfile::TempDir,
@@ -134,11 +135,11 @@ struct Stage {
 fn stage(part: &str, sends: bool) -> Stage {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
-    let listener = Listener::bind(&FabricDir::at(&path).expect("a fabric"), "meet");
+    let listener = Listener::bind(&Registry::open_at(&path).expect("a fabric"), "meet");
     let mut args = vec![sends.into()];
     args.extend(path.to_string_lossy().as_bytes());
-    let play = Play::of([PartSpec::new("peer", part).with_args(args)]);
-    let world = Processes::of_this_test("apart::plays_a_part");
+    let play = Scenario::of([ActorSpec::new("peer", part).with_args(args)]);
+    let world = Processes::of_this_test("apart::child_process_entry");
     Stage {
         running: world.start(&play).expect("starts"),
         listener: listener.expect("listens"),
@@ -172,7 +173,7 @@ fn two_processes_pass_messages_of_every_length_both_ways() {
         asking.await.expect("asks");
     });
     let endings = stage.running.finish(clock::now() + LIMIT);
-    assert_eq!(endings[0].outcome, Outcome::Done);
+    assert_eq!(endings[0].outcome, ActorOutcome::Done);
 }
 
 #[test]
@@ -185,7 +186,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     }
     while !ring.flush().expect("whole") {}
     let endings = stage.running.finish(clock::now() + LIMIT);
-    assert_eq!(endings[0].outcome, Outcome::Done);
+    assert_eq!(endings[0].outcome, ActorOutcome::Done);
     // The ring has broken, and everything was consumed before.
     let began = clock::now();
     while ring.step().is_ok() {

@@ -11,10 +11,10 @@ use std::thread;
 
 use headworks::asynchronous::{AsyncReceiver, AsyncSender};
 use headworks::connect;
+use headworks::net::{Line, WaitLimit, clock};
 use headworks::ring::{Mode, Receiver, RingConfig, Sender};
-use headworks::stage::{Line, Until, clock};
 use headworks::verbs::{Device, Duration, Provider};
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 
 mod apart;
@@ -35,14 +35,14 @@ fn fixed(slots: u32) -> RingConfig {
 }
 
 fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
-    let provider = SoftProvider::on(FabricDir::at(fabric).expect("a fabric"));
+    let provider = SoftProvider::on(Registry::open_at(fabric).expect("a fabric"));
     provider
         .open(&name.parse().expect("a name"))
         .expect("opens")
 }
 
-fn soon() -> Until<'static> {
-    Until::deadline(clock::now() + LIMIT)
+fn soon() -> WaitLimit<'static> {
+    WaitLimit::deadline(clock::now() + LIMIT)
 }
 
 /// A ring between two soft hosts of a fabric of its own, and its line.

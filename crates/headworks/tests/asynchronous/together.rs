@@ -365,7 +365,7 @@ fn messages_on_the_line_are_left_for_who_gets_it_back() {
                 polls += 1;
                 let polled = receiving.as_mut().poll(cx);
                 match polls {
-                    1 => line.send_small(b"aside").expect("sends"),
+                    1 => line.send_control(b"aside").expect("sends"),
                     // Woken by that, it waits on.
                     2 => {
                         assert!(polled.is_pending());
@@ -379,7 +379,7 @@ fn messages_on_the_line_are_left_for_who_gets_it_back() {
             assert_eq!(*received.await.expect("a message"), message(0)[..]);
         }
         let mut other = receiver.close();
-        let heard = other.recv_small().expect("open");
+        let heard = other.recv_control().expect("open");
         assert_eq!(heard.as_deref(), Some(&b"aside"[..]));
         let mut sender = AsyncSender::new(sender, line).expect("can be slept on");
         sender.close().await.expect("was consumed");

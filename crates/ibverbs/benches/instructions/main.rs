@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let Some(why) = lacking() {
-        let is_required = headworks_stage::testing::required("valgrind");
+        let is_required = headworks_runtime::testing::is_required("valgrind");
         let verdict = if is_required { "FAILED" } else { "skipped" };
         println!("{verdict}: {why}");
         return ExitCode::from(u8::from(is_required));

@@ -81,7 +81,7 @@ pub(crate) fn run(rounds: usize) {
     let mut rc = made(&*pd, &cq, QpType::Rc);
     connect(&mut *rc);
     let mut ud = made(&*pd, &cq, QpType::Ud);
-    bringup::start_datagrams(&mut *ud, 11, 0).expect("a queue pair of datagrams");
+    bringup::bring_up_ud(&mut *ud, 11, 0).expect("a queue pair of datagrams");
     let cases = Cases {
         rounds,
         from,

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use headworks_shm::fork::Generation;
+use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{Gid, QpState, Qpn};
 
 use super::abi::{self, event};
@@ -28,7 +28,7 @@ const RNR_RETRY_COUNT: u8 = 7;
 pub(crate) struct Channel {
     api: CmApi,
     ptr: NonNull<abi::EventChannel>,
-    made_by: Generation,
+    made_by: ForkGeneration,
 }
 
 // SAFETY: librdmacm may be called from any thread; nothing here is changed but by it.
@@ -48,7 +48,7 @@ pub(crate) struct Heard {
 
 impl Channel {
     pub(crate) fn create(api: &CmApi) -> io::Result<Arc<Self>> {
-        let made_by = Generation::current();
+        let made_by = ForkGeneration::current();
         // SAFETY: takes nothing.
         let made = unsafe { (api.create_event_channel)() };
         let ptr = NonNull::new(made).ok_or_else(io::Error::last_os_error)?;

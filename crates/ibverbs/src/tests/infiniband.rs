@@ -1,7 +1,7 @@
 //! Ports of an InfiniBand network: what libibverbs is handed for them.
 
-use headworks_verbs::bringup::{BringUp, Tuning};
-use headworks_verbs::state::AttrMask;
+use headworks_verbs::bringup::{BringUp, ConnectionParams};
+use headworks_verbs::qp_state::AttrMask;
 use headworks_verbs::{
     AhInit, Gid, Lid, ModifyError, Mtu, OpenError, QpAttr, QpState, QpType, ResourceError,
 };
@@ -156,10 +156,11 @@ fn a_connection_is_made_to_the_lid_that_the_other_end_says() {
     (other.gid, other.lid, other.mtu) = (near(), Lid::new(9), Mtu::B1024);
     let [ours, theirs] = &mut two;
     let start = |info, qp: &mut Box<dyn headworks_verbs::QueuePair>| {
-        BringUp::start(info, &mut **qp, Tuning::default(), 7, Vec::new()).unwrap()
+        BringUp::start(info, &mut **qp, ConnectionParams::default(), 7, Vec::new()).unwrap()
     };
     let (mut one, mut far) = (start(bench.device.info(), ours), start(&other, theirs));
-    one.meet(&mut **ours, &mut far, &mut **theirs).unwrap();
+    one.connect_both(&mut **ours, &mut far, &mut **theirs)
+        .unwrap();
     let modified = bench.stub.lock().unwrap().modified.clone();
     let rtr = modified
         .iter()

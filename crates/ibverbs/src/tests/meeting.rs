@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{CqInit, Device, Lid, Mtu, QpAttr, QpInit, QpState, QpType, QueuePair};
 
 use super::stub::{self, manager};
@@ -432,9 +432,9 @@ fn the_queue_pair_goes_all_of_the_managers_way_and_once() {
 #[test]
 fn a_watched_queue_pair_goes_the_same_way() {
     struct Nobody;
-    impl Watch for Nobody {}
+    impl Interposer for Nobody {}
     let here = here();
-    let watched = Around::new(here.bench.device.clone(), Arc::new(Nobody));
+    let watched = InterposedDevice::new(here.bench.device.clone(), Arc::new(Nobody));
     let cq = watched.create_cq(&CqInit {
         depth: 10,
         ..CqInit::default()

@@ -45,7 +45,9 @@ impl Side {
             self.is_plain = !self.purse.is_limited(self.line_rate);
         }
         let number = u64::from(sending.generation) << 32 | u64::from(slot);
-        let posted = sending.inner.post_send_as(number, std::slice::from_ref(wr));
+        let posted = sending
+            .inner
+            .post_send_with_wr_id(number, std::slice::from_ref(wr));
         if posted.is_err() {
             self.purse.give_back(cost);
             return Some(posted);
@@ -174,7 +176,9 @@ impl Side {
         if count == 0 {
             return Ok(());
         }
-        let posted = sending.inner.post_send_as(number, &wrs_left[..count]);
+        let posted = sending
+            .inner
+            .post_send_with_wr_id(number, &wrs_left[..count]);
         let taken = posted.as_ref().map_or_else(|error| error.index, |()| count);
         let doorbell = now.known().map_or(0, Instant::nanos);
         let all = self.is_limited() || self.gauge.measures_all();

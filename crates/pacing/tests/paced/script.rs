@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
-    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, Limits, ModifyError, Mtu,
-    Opcode, Payload, PollError, PostError, PostErrorKind, Promises, ProtectionDomain, QpAttr,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, DeviceLimits, Gid, Instant, ModifyError,
+    Mtu, Opcode, Payload, PollError, PostError, PostErrorKind, Promises, ProtectionDomain, QpAttr,
     QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendFlags,
     SendOp, SendWr, Sge, SharedReceiveQueue, SrqInit, Status,
 };
@@ -274,7 +274,7 @@ impl Script {
                 lid: None,
                 mtu: Mtu::default(),
                 numa_node: None,
-                limits: Limits {
+                limits: DeviceLimits {
                     max_qp: many,
                     max_qp_wr: many,
                     max_sge: 16,

@@ -207,7 +207,7 @@ impl Board {
     #[inline]
     pub(super) fn look(&mut self, mut changed: impl FnMut(u32)) {
         for (at, seen) in self.seen[..self.lines].iter_mut().enumerate() {
-            let Ok(line) = self.view.line(at * LINE) else {
+            let Ok(line) = self.view.cache_line(at * LINE) else {
                 return;
             };
             let mut differs = 0;

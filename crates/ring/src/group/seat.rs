@@ -1,7 +1,7 @@
 //! A receiving end of a group that is not connected yet.
 
 use headworks_verbs::QueuePair;
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 
 use super::board::Claim;
 use crate::setup::Placed;
@@ -26,7 +26,7 @@ impl Seat {
     }
 
     /// How it is to be brought up.
-    pub fn tuning(&self) -> Tuning {
-        Tuning::default()
+    pub fn connection_params(&self) -> ConnectionParams {
+        ConnectionParams::default()
     }
 }

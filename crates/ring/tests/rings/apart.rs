@@ -4,18 +4,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headworks_ring::{Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError};
-use headworks_shm::FabricDir;
+use headworks_runtime::{
+    ActorContext, ActorError, ActorSpec, Processes, RunningScenario, Scenario, ScenarioEvent, World,
+};
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_stage::{ActorError, Cx, Event, PartSpec, Play, Processes, Running, World};
-use headworks_verbs::bringup::{Hello, Tuning};
+use headworks_verbs::bringup::{ConnectionParams, Hello};
 use headworks_verbs::{BringUp, Device, Provider, QueuePair};
 
 /// The role of the other process, and the test that it runs.
 pub(crate) const PEER: &str = "peer";
-pub(crate) const ENTRY: &str = "plays_a_part";
+pub(crate) const ENTRY: &str = "child_process_entry";
 
 pub(crate) fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
-    let provider = SoftProvider::on(FabricDir::at(fabric).unwrap());
+    let provider = SoftProvider::on(Registry::open_at(fabric).unwrap());
     provider.open(&name.parse().unwrap()).unwrap()
 }
 
@@ -81,7 +83,7 @@ impl Rising {
     }
 
     /// Whether it is up.
-    pub(crate) fn step(&mut self, cx: &mut Cx<'_>) -> Result<bool, ActorError> {
+    pub(crate) fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         if !std::mem::replace(&mut self.greeted, true) {
             cx.report(&self.up.output())?;
         }
@@ -96,7 +98,7 @@ impl Rising {
     }
 
     /// What came of it, once it is up.
-    pub(crate) fn finish(self, cx: &mut Cx<'_>) -> Result<End, ActorError> {
+    pub(crate) fn finish(self, cx: &mut ActorContext<'_>) -> Result<End, ActorError> {
         let hello = self.up.peer().ok_or("no peer")?;
         let end = self.setup.finish(hello)?;
         cx.report(b"connected")?;
@@ -110,7 +112,7 @@ pub(crate) fn meet(
     args: impl Into<Vec<u8>>,
     device: &Arc<dyn Device>,
     mut setup: Setup,
-) -> (Box<dyn Running>, End) {
+) -> (Box<dyn RunningScenario>, End) {
     let (hello, tuning) = (setup.greeting(), Default::default());
     let ours = (setup.queue_pair(), tuning, hello);
     let (running, peer) = introduce(part, args, device, ours);
@@ -122,9 +124,9 @@ pub(crate) fn introduce(
     part: &str,
     args: impl Into<Vec<u8>>,
     device: &Arc<dyn Device>,
-    (qp, tuning, greeting): (&mut dyn QueuePair, Tuning, Vec<u8>),
-) -> (Box<dyn Running>, Hello) {
-    let play = Play::of([PartSpec::new(PEER, part).with_args(args.into())]);
+    (qp, tuning, greeting): (&mut dyn QueuePair, ConnectionParams, Vec<u8>),
+) -> (Box<dyn RunningScenario>, Hello) {
+    let play = Scenario::of([ActorSpec::new(PEER, part).with_args(args.into())]);
     let mut running = Processes::of_this_test(ENTRY).start(&play).unwrap();
     let mut up = BringUp::start(device.info(), qp, tuning, 1, greeting).unwrap();
     running.send(PEER, &up.output()).unwrap();
@@ -142,9 +144,9 @@ pub(crate) fn introduce(
 }
 
 /// What the other process says next.
-pub(crate) fn report(running: &mut dyn Running) -> Vec<u8> {
+pub(crate) fn report(running: &mut dyn RunningScenario) -> Vec<u8> {
     match running.poll(headworks_verbs::Duration::from_millis(60_000)) {
-        Some(Event::Report { bytes, .. }) => bytes,
+        Some(ScenarioEvent::Report { bytes, .. }) => bytes,
         other => panic!("{other:?}"),
     }
 }

@@ -5,11 +5,13 @@ use std::os::fd::BorrowedFd;
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::pair::{Hosts, awaited, config, fill, flush, found_within, holds, limit, longest, many};
+use crate::pair::{
+    Hosts, config, fill, flush, holds, limit, longest, message_count, poll_expr, poll_until_within,
+};
 
 /// Messages for a ring.
 fn rounds(config: &RingConfig) -> u64 {
-    many(10_000, config.slots.into())
+    message_count(10_000, config.slots.into())
 }
 
 fn ready(fd: BorrowedFd<'_>, seconds: i64) -> bool {
@@ -178,13 +180,13 @@ fn heads_are_pushed_before_the_receiver_sleeps() {
             }
             flush(&mut tx);
             for _ in 0..fill_slots {
-                awaited!(rx.try_recv().unwrap());
+                poll_expr!(rx.try_recv().unwrap());
             }
             rx.arm();
             assert!(!rx.step().unwrap());
             // From here on the receiver sleeps, but for skips, which wake it.
             println!("{slots} slots, {fill_slots} filled");
-            found_within(4, || {
+            poll_until_within(4, || {
                 if tx.try_send(&vec![1; longest]).is_ok() {
                     return Some(());
                 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use headworks_ring::{Framing, Mode, Receiver, RingError, SendError, Sender};
 
 use crate::pair::{
-    Counting, Hosts, awaited, config, connect, fill, flush, found, holds, limit, quiet, stepped,
-    takes_time,
+    Counting, Hosts, config, connect, fill, flush, holds, is_slow_device, limit, poll_expr,
+    poll_until, quiet, stepped,
 };
 
 /// Those of whose end [`quiet`] can tell.
 fn modes() -> &'static [Mode] {
-    match takes_time() {
+    match is_slow_device() {
         true => &[Mode::Poll, Mode::Notify],
         false => &[Mode::Poll, Mode::Notify, Mode::Latency],
     }
@@ -49,9 +49,9 @@ fn the_sender_learns_that_the_receiver_went() {
         }
         flush(&mut tx);
         for _ in 0..3 {
-            awaited!(rx.try_recv().unwrap());
+            poll_expr!(rx.try_recv().unwrap());
         }
-        found(|| rx.push_head().unwrap().then_some(()));
+        poll_until(|| rx.push_head().unwrap().then_some(()));
         stepped(&mut tx, |tx| (tx.consumed() == 3).then_some(()));
         drop(rx);
         let error = until(|| match tx.try_send(&[1; 32]) {
@@ -75,14 +75,14 @@ fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
     let mut next = 0;
     let mut send = |tx: &mut Sender| {
         fill(next, &mut message);
-        found(|| tx.try_send(&message).ok());
+        poll_until(|| tx.try_send(&message).ok());
         next += 1;
     };
     let mut read = 0;
     for _ in 0..before {
         send(&mut tx);
         tx.step().unwrap();
-        assert!(holds(read, &awaited!(rx.try_recv().unwrap())));
+        assert!(holds(read, &poll_expr!(rx.try_recv().unwrap())));
         read += 1;
         rx.push_head().unwrap();
     }
@@ -97,12 +97,12 @@ fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
     // Once the head that is pushed meanwhile has failed, what is left comes all the same.
     let pushed = rx.stats().head_writes;
     for _ in 0..after.min(6) {
-        assert!(holds(read, &awaited!(rx.try_recv().unwrap())));
+        assert!(holds(read, &poll_expr!(rx.try_recv().unwrap())));
         read += 1;
     }
     if rx.stats().head_writes == pushed {
         assert!(after < 6, "γ is 4");
-    } else if !takes_time() {
+    } else if !is_slow_device() {
         // Not every device tells of a request that failed otherwise than by its completion.
         until(|| hosts.right.next_async_event());
     }
@@ -151,7 +151,7 @@ fn taken_messages_outlive_the_sender() {
         }
         flush(&mut tx);
         quiet(&mut tx, 0, &counting);
-        let mut held: Vec<_> = (0..6).map(|_| awaited!(rx.try_take().unwrap())).collect();
+        let mut held: Vec<_> = (0..6).map(|_| poll_expr!(rx.try_take().unwrap())).collect();
         drop(tx);
         hosts.left = hosts.right.clone();
         while let Some(one) = held.pop() {

@@ -4,7 +4,8 @@ use headworks_ring::{Framing, Group, LengthError, Mode, Receiver, RingConfig, Se
 
 use crate::narrow::over;
 use crate::pair::{
-    Hosts, awaited, config, connect, fill, flush, found, found_within, longest, takes_time,
+    Hosts, config, connect, fill, flush, is_slow_device, longest, poll_expr, poll_until,
+    poll_until_within,
 };
 
 const MODES: [Mode; 3] = [Mode::Poll, Mode::Latency, Mode::Notify];
@@ -39,7 +40,7 @@ macro_rules! recv {
         same!($ring, $ring.rx.try_recv().unwrap().as_deref(), None)
     };
     ($ring:expr, $message:expr) => {
-        same!($ring, *awaited!($ring.rx.try_recv().unwrap()), $message)
+        same!($ring, *poll_expr!($ring.rx.try_recv().unwrap()), $message)
     };
 }
 
@@ -55,7 +56,7 @@ impl Ring {
         for len in lengths {
             let mut message = vec![0; len];
             fill(self.tx.sent(), &mut message);
-            found_within(100, || match self.tx.try_send(&message) {
+            poll_until_within(100, || match self.tx.try_send(&message) {
                 Err(SendError::Full) => {
                     recv!(self);
                     None
@@ -190,7 +191,7 @@ fn a_message_is_lent_by_its_own_receiver_only() {
     let [mut one, other] = [(); 2].map(|()| Ring::new(&hosts, &RingConfig::fixed(8, 16)));
     send!(one, [1; 16]);
     flush(&mut one.tx);
-    let held = awaited!(one.rx.try_take().unwrap());
+    let held = poll_expr!(one.rx.try_take().unwrap());
     assert_eq!(one.rx.bytes(&held), [1; 16]);
     other.rx.bytes(&held);
 }
@@ -204,8 +205,8 @@ fn a_message_is_released_by_its_own_receiver_only() {
         send!(ring, [1; 16]);
         flush(&mut ring.tx);
     }
-    let held = awaited!(one.rx.try_take().unwrap());
-    let _theirs = awaited!(other.rx.try_take().unwrap());
+    let held = poll_expr!(one.rx.try_take().unwrap());
+    let _theirs = poll_expr!(other.rx.try_take().unwrap());
     let _ = other.rx.release(held);
 }
 
@@ -223,7 +224,7 @@ fn latency_mode_passes_the_longest_after_the_shortest() {
 
 /// Slots of a ring that is four times as large as the send queue.
 fn larger(hosts: &mut Hosts) -> u32 {
-    let depth = match takes_time() {
+    let depth = match is_slow_device() {
         true => 256,
         false => hosts.left.info().limits.max_qp_wr,
     };
@@ -282,11 +283,11 @@ fn a_send_queue_smaller_than_the_ring_is_never_stuck() {
         while ring.tx.try_send(&[1; 8]).is_ok() {}
         let Ring { tx, rx, .. } = &mut ring;
         // Held back for ever, or not.
-        found(|| {
+        poll_until(|| {
             tx.step().unwrap();
             (tx.published() == tx.sent()).then_some(())
         });
-        found(|| {
+        poll_until(|| {
             while rx.try_recv().unwrap().is_some() {}
             (rx.consumed() == tx.sent()).then_some(())
         });
@@ -319,13 +320,13 @@ fn rings_that_cross_do_not_stop_each_other() {
         }
         for (group, _, rx) in &mut sides {
             for _ in 0..12 {
-                let (ring, _) = awaited!(group.try_recv().unwrap());
+                let (ring, _) = poll_expr!(group.try_recv().unwrap());
                 assert_eq!(ring, *rx, "{mode:?}");
             }
         }
         let mut waiting = [true; 2];
         println!("{mode:?}");
-        found_within(10, || {
+        poll_until_within(10, || {
             for ((group, tx, _), waiting) in sides.iter_mut().zip(&mut waiting) {
                 // Whoever waits for room receives nothing meanwhile.
                 let sender = group.sender(*tx).unwrap();

@@ -20,7 +20,7 @@ use headworks_ring::config::Settled;
 use headworks_ring::drain::Drain;
 use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
 use headworks_ring::{Receiver, RingConfig, SendError, Sender};
-use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, Payload, SendWr};
 
 use crate::pair::{Hosts, connect, fill, holds};
@@ -144,8 +144,8 @@ struct Written {
     cursor: AtomicU64,
 }
 
-impl Watch for Written {
-    fn sends(&self, chain: &[SendWr<'_>]) {
+impl Interposer for Written {
+    fn on_send_posted(&self, chain: &[SendWr<'_>]) {
         for request in chain {
             match request.payload {
                 Payload::Gather(slots) => {
@@ -177,7 +177,7 @@ impl Pair {
         let watch = |device: &Arc<dyn Device>| -> (Arc<dyn Device>, Arc<Written>) {
             let written = Arc::new(Written::default());
             (
-                Arc::new(Around::new(device.clone(), written.clone())),
+                Arc::new(InterposedDevice::new(device.clone(), written.clone())),
                 written,
             )
         };

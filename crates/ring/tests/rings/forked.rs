@@ -5,7 +5,7 @@
 use headworks_ring::{Framing, Group, Mode, RingConfig, RingError, SendError, Sender, SetupError};
 
 use crate::group::{group, join};
-use crate::pair::{Hosts, awaited, config, fill, flush, holds, stepped};
+use crate::pair::{Hosts, config, fill, flush, holds, poll_expr, stepped};
 
 /// Runs `f` in a forked child; what it says, from 0 to 255.
 fn in_child(f: impl FnOnce() -> i32) -> i32 {
@@ -49,7 +49,7 @@ fn a_childs_messages_are_refused_and_the_parents_are_unharmed() {
             }
             flush(&mut tx);
             for number in 0..6 {
-                let got = awaited!(rx.try_recv().unwrap());
+                let got = poll_expr!(rx.try_recv().unwrap());
                 assert!(holds(number, &got), "{mode:?} {framing:?} message {number}");
                 drop(got);
                 // The next one is there: a child may not take it either.
@@ -89,7 +89,7 @@ fn a_childs_group_says_that_it_is_the_parents() {
             });
             assert_eq!(refused, 1, "{mode:?} message {number}");
             if number < 3 {
-                let (from, got) = awaited!(group.try_recv().unwrap());
+                let (from, got) = poll_expr!(group.try_recv().unwrap());
                 assert!(from == ring && holds(number, &got));
             } else {
                 assert!(group.try_recv().unwrap().is_none());
@@ -97,7 +97,7 @@ fn a_childs_group_says_that_it_is_the_parents() {
         }
         idle.try_send(&message).unwrap();
         flush(&mut idle);
-        awaited!(group.try_recv().unwrap());
+        poll_expr!(group.try_recv().unwrap());
         // Where it only sends it is the same.
         let mut group = Group::default();
         group.add_sender(tx);
@@ -159,7 +159,7 @@ fn what_a_child_releases_stays_the_parents() {
             tx.try_send(&message).unwrap();
         }
         // Lent: dropped in the child, it is the parent's all the same.
-        let mut lent = Some(awaited!(rx.try_recv().unwrap()));
+        let mut lent = Some(poll_expr!(rx.try_recv().unwrap()));
         in_child(|| {
             drop(lent.take());
             0
@@ -172,7 +172,7 @@ fn what_a_child_releases_stays_the_parents() {
         let freed = |tx: &Sender| Some(tx.consumed()).filter(|&consumed| consumed > 0);
         let first = stepped(&mut tx, freed);
         // Taken: its release is refused.
-        let mut held = Some(awaited!(rx.try_take().unwrap()));
+        let mut held = Some(poll_expr!(rx.try_take().unwrap()));
         let refused = in_child(|| {
             let held = held.take().expect("taken by the parent");
             i32::from(rx.release(held) == Err(RingError::Forked))
@@ -211,7 +211,7 @@ fn what_a_child_commits_of_the_parents_reservation_is_not_sent() {
         let mut place = place.expect("the child's copy is gone, not ours");
         fill(0, &mut place);
         place.commit().unwrap();
-        let got = awaited!(rx.try_recv().unwrap());
+        let got = poll_expr!(rx.try_recv().unwrap());
         assert!(holds(0, &got), "{framing:?} {mode:?}");
     }
 }

@@ -11,7 +11,8 @@ use headworks_verbs::Device;
 
 use crate::asleep::{is_readable, sleep};
 use crate::pair::{
-    Counting, Hosts, awaited, config, fill, flush, found, holds, many, quiet, raise, takes_time,
+    Counting, Hosts, config, fill, flush, holds, is_slow_device, message_count, poll_expr,
+    poll_until, quiet, raise,
 };
 
 /// Nothing takes so long but what never comes.
@@ -63,7 +64,7 @@ fn send(tx: &mut Sender, number: u64) {
 fn send_soon(tx: &mut Sender, number: u64) {
     let mut message = [0; 48];
     fill(number, &mut message);
-    found(|| match tx.try_send(&message) {
+    poll_until(|| match tx.try_send(&message) {
         Ok(()) => Some(()),
         Err(SendError::Full) => None,
         Err(error) => panic!("{error}"),
@@ -75,7 +76,7 @@ fn a_thousand_rings_are_told_apart_and_share_lines() {
     for mode in MODES {
         let hosts = Hosts::new();
         let config = config(8, Framing::Fixed(48), mode);
-        let (count, rounds) = match takes_time() {
+        let (count, rounds) = match is_slow_device() {
             true => (80, 10),
             false => (1000, 40),
         };
@@ -107,7 +108,7 @@ fn a_thousand_rings_are_told_apart_and_share_lines() {
                 flush(tx);
             }
             println!("{mode:?}: round {round}");
-            found(|| {
+            poll_until(|| {
                 while let Some((ring, message)) = group.try_recv().unwrap() {
                     let at = ring.index();
                     assert_eq!(ring, rings[at].1);
@@ -127,7 +128,7 @@ fn a_flood_does_not_starve_a_trickle() {
     for mode in MODES {
         let hosts = Hosts::new();
         let config = config(64, Framing::Fixed(48), mode);
-        let count = match takes_time() {
+        let count = match is_slow_device() {
             true => 50,
             false => 1000,
         };
@@ -148,16 +149,16 @@ fn a_flood_does_not_starve_a_trickle() {
             // once.
             let mut come = vec![0_u32; count];
             // Where it takes its time to be there, more.
-            let is_over = |come: &[u32]| !takes_time() || !come[1..].contains(&0);
+            let is_over = |come: &[u32]| !is_slow_device() || !come[1..].contains(&0);
             while come.iter().sum::<u32>() < count as u32 - 1 + 2 * 4 || !is_over(&come) {
                 fill_up(&mut flood);
-                let (ring, _) = awaited!(group.try_recv().unwrap());
+                let (ring, _) = poll_expr!(group.try_recv().unwrap());
                 come[ring.index()] += 1;
             }
             assert_eq!(come[1..], vec![1; count - 1], "{mode:?}: round {round}");
             for _ in 0..round {
                 fill_up(&mut flood);
-                assert_eq!(awaited!(group.try_recv().unwrap()).0.index(), 0);
+                assert_eq!(poll_expr!(group.try_recv().unwrap()).0.index(), 0);
             }
         }
     }
@@ -173,7 +174,7 @@ fn what_a_group_cannot_be_is_said() {
         let made = Group::receiving(&hosts.right, &config);
         made.map(drop).unwrap_err().to_string()
     };
-    let most = match takes_time() {
+    let most = match is_slow_device() {
         true => "",
         false => "4096 ",
     };
@@ -228,7 +229,7 @@ fn rings_of_every_mode_are_received_from_in_one_group() {
                 .collect();
             due.sort();
             let mut come: Vec<RingId> = Vec::new();
-            found(|| {
+            poll_until(|| {
                 while let Some((ring, message)) = group.try_recv().unwrap() {
                     assert!(holds(round, &message));
                     come.push(ring);
@@ -278,7 +279,7 @@ fn a_sleeping_group_wakes_for_any_of_its_rings() {
         };
         let mut group = group(&hosts, &config, 20);
         const RINGS: u64 = 5;
-        let rounds = many(1000, slots.into());
+        let rounds = message_count(1000, slots.into());
         let mut senders: Vec<Sender> = (0..RINGS)
             .map(|_| join(&hosts, &config, &mut group).0)
             .collect();
@@ -375,13 +376,13 @@ fn messages_that_come_before_the_ring_is_admitted_wait() {
         }
         send(&mut other, 9);
         flush(&mut other);
-        assert_eq!(awaited!(group.try_recv().unwrap()).0, other_ring);
+        assert_eq!(poll_expr!(group.try_recv().unwrap()).0, other_ring);
         assert!(group.try_recv().unwrap().is_none());
         // Another end is made meanwhile.
         drop(group.seat().unwrap());
         let ring = group.admit(seat, &greeting).unwrap();
         for number in 0..3 {
-            let (from, message) = awaited!(group.try_recv().unwrap());
+            let (from, message) = poll_expr!(group.try_recv().unwrap());
             assert_eq!(from, ring);
             assert!(holds(number, &message));
         }
@@ -452,7 +453,7 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
         let (mut tx, ring) = join(&hosts, &config, &mut group);
         send(&mut tx, 1);
         flush(&mut tx);
-        assert_eq!(awaited!(group.try_recv().unwrap()).0, ring);
+        assert_eq!(poll_expr!(group.try_recv().unwrap()).0, ring);
     }
 }
 

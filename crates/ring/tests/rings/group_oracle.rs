@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::group::join;
 use crate::oracle::rings;
-use crate::pair::{Hosts, cases, fill, found, found_within, holds, takes_time};
+use crate::pair::{Hosts, case_count, fill, holds, is_slow_device, poll_until, poll_until_within};
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -134,7 +134,7 @@ impl<'h> Checked<'h> {
                         tx.step().unwrap();
                     }
                     // Elsewhere what is under way goes with it.
-                    if takes_time() {
+                    if is_slow_device() {
                         self.see_the_end_of(tx);
                     }
                 }
@@ -170,7 +170,7 @@ impl<'h> Checked<'h> {
 
     /// Receives until all that this sender sent is there.
     fn see_the_end_of(&mut self, mut tx: Sender) {
-        found(|| {
+        poll_until(|| {
             while self.receive() {}
             self.group.step(true).unwrap();
             tx.step().unwrap();
@@ -185,12 +185,12 @@ impl<'h> Checked<'h> {
                 continue;
             };
             // The longest message fits in the end.
-            found_within(300, || {
+            poll_until_within(300, || {
                 if self.rings[at].send(longest) {
                     return Some(());
                 }
                 while self.receive() {}
-                if takes_time() {
+                if is_slow_device() {
                     self.group.step(true).unwrap();
                 }
                 None
@@ -201,7 +201,7 @@ impl<'h> Checked<'h> {
                 tx.flush().unwrap();
             }
         }
-        found_within(10_000, || {
+        poll_until_within(10_000, || {
             if self.rings.iter().all(|ring| ring.lengths.is_empty()) {
                 return Some(());
             }
@@ -235,7 +235,7 @@ impl Ring {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(cases(150)))]
+    #![proptest_config(ProptestConfig::with_cases(case_count(150)))]
 
     #[test]
     fn every_message_of_every_ring_arrives_once_in_order(

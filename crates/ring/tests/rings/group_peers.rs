@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks_ring::{Broken, Framing, Group, GroupConfig, Mode, RingError, RingId};
+use headworks_runtime::RunningScenario;
 use headworks_shm::CursorError;
-use headworks_stage::Running;
 use headworks_verbs::Device;
 use proptest::prelude::*;
 
@@ -121,11 +121,11 @@ fn enlist(
     group: &mut Group,
     mode: Mode,
     count: u8,
-) -> (Box<dyn Running>, RingId) {
+) -> (Box<dyn RunningScenario>, RingId) {
     let mut seat = group.seat().unwrap();
     let mut args = vec![if mode == Mode::Poll { 2 } else { 1 }, count];
     args.extend(fabric.to_string_lossy().as_bytes());
-    let (hello, tuning) = (seat.greeting(), seat.tuning());
+    let (hello, tuning) = (seat.greeting(), seat.connection_params());
     let (running, peer) = introduce(
         "ring-peer",
         args,

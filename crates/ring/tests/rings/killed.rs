@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError};
-use headworks_stage::{Actor, ActorError, Change, Cx, Part, Running, Step};
+use headworks_runtime::{
+    Actor, ActorContext, ActorError, ActorInit, RunningScenario, Step, WakeCondition,
+};
 use headworks_verbs::Device;
 
 use crate::apart::{End, Rising, Setup, meet, open, report};
@@ -36,7 +38,7 @@ enum State {
 }
 
 impl Peer {
-    pub(crate) fn new(part: &Part) -> Result<Self, ActorError> {
+    pub(crate) fn new(part: &ActorInit) -> Result<Self, ActorError> {
         let (sends, count) = (part.args[0] != 0, part.args[1]);
         let path = PathBuf::from(String::from_utf8_lossy(&part.args[2..]).into_owned());
         let device = open(&path, "soft:h2");
@@ -54,11 +56,11 @@ impl Peer {
 }
 
 impl Actor for Peer {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         match &mut self.state {
             State::Rising(rising) => {
                 if !rising.step(cx)? {
-                    return Ok(Step::OnChange(Change::mail()));
+                    return Ok(Step::Wait(WakeCondition::mail()));
                 }
                 if let State::Rising(up) = std::mem::replace(&mut self.state, State::Gone) {
                     self.state = State::Up(up.finish(cx)?.into(), 0);
@@ -77,7 +79,7 @@ impl Actor for Peer {
                     }
                     tx.flush()?;
                     cx.report(b"done")?;
-                    return Ok(Step::OnChange(Change::mail()));
+                    return Ok(Step::Wait(WakeCondition::mail()));
                 }
                 End::Receives(rx) => {
                     while *count < self.count {
@@ -88,7 +90,7 @@ impl Actor for Peer {
                     }
                     rx.push_head()?;
                     cx.report(b"done")?;
-                    return Ok(Step::OnChange(Change::mail()));
+                    return Ok(Step::Wait(WakeCondition::mail()));
                 }
             },
             State::Gone => return Err("gone".into()),
@@ -103,7 +105,7 @@ fn join(
     count: u8,
     device: &Arc<dyn Device>,
     ours: Setup,
-) -> (Box<dyn Running>, End) {
+) -> (Box<dyn RunningScenario>, End) {
     let sends = matches!(ours, Setup::Receives(_));
     let mut args = vec![sends.into(), count];
     args.extend(fabric.to_string_lossy().as_bytes());

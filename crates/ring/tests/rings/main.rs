@@ -24,11 +24,11 @@ mod unruly_apart;
 
 /// Runs only in the processes that the tests of [`killed`], [`group_peers`] and [`unruly_apart`] start.
 #[test]
-fn plays_a_part() {
-    let mut cast = headworks_stage::Cast::new();
+fn child_process_entry() {
+    let mut cast = headworks_runtime::ActorRegistry::new();
     cast.register("ring-peer", |part| Ok(Box::new(killed::Peer::new(part)?)));
     cast.register("unruly-peer", |part| {
         Ok(Box::new(unruly_apart::Far::new(part)?))
     });
-    headworks_stage::child_entry_in_test(&cast, headworks_stage::no_devices());
+    headworks_runtime::child_entry_in_test(&cast, headworks_runtime::no_device_opener());
 }

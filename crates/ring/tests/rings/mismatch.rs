@@ -3,7 +3,7 @@
 use headworks_ring::{Framing, Mode, RingConfig, SenderSetup, SetupError};
 use proptest::prelude::*;
 
-use crate::pair::{Hosts, awaited, cases, config, flush};
+use crate::pair::{Hosts, case_count, config, flush, poll_expr};
 
 /// What each end says of the other.
 fn refusals(sending: &RingConfig, receiving: &RingConfig) -> [String; 2] {
@@ -59,7 +59,7 @@ fn one_end_that_sleeps_makes_both_notify() {
         for n in 0..100u8 {
             while tx.try_send(&[n; 32]).is_err() {}
             flush(&mut tx);
-            assert_eq!(&*awaited!(rx.try_recv().unwrap()), &[n; 32]);
+            assert_eq!(&*poll_expr!(rx.try_recv().unwrap()), &[n; 32]);
         }
     }
 }
@@ -89,7 +89,7 @@ fn two_ends_of_the_same_kind_and_other_versions_are_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(cases(64)))]
+    #![proptest_config(ProptestConfig::with_cases(case_count(64)))]
 
     #[test]
     fn a_hostile_greeting_is_refused_or_harmless(

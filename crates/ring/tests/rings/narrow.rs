@@ -12,13 +12,13 @@ use headworks_ring::{
     Broken, Framing, Group, GroupConfig, Mode, Receiver, RingConfig, RingError, SendError, Sender,
     SetupError,
 };
-use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, PollError};
 use proptest::prelude::*;
 
 use crate::group::join_told;
 use crate::oracle::rings;
-use crate::pair::{Hosts, config, connect, fill, flush, found, holds, many, stepped};
+use crate::pair::{Hosts, config, connect, fill, flush, holds, message_count, poll_until, stepped};
 
 /// What is done to a device, and seen of it.
 #[derive(Default)]
@@ -31,14 +31,14 @@ pub(crate) struct Watching {
     looks: AtomicUsize,
 }
 
-impl Watch for Watching {
-    fn asked(&self) {
+impl Interposer for Watching {
+    fn on_state_queried(&self) {
         self.looks.fetch_add(1, Ordering::Relaxed);
     }
-    fn lets_poll(&self) -> bool {
+    fn admits_poll(&self) -> bool {
         !self.late.load(Ordering::Relaxed)
     }
-    fn refuses_poll(&self) -> Option<PollError> {
+    fn poll_error(&self) -> Option<PollError> {
         self.overrun
             .load(Ordering::Relaxed)
             .then_some(PollError::Overrun)
@@ -50,7 +50,7 @@ pub(crate) fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc
     let mut info = inner.info().clone();
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
     let watching = Arc::new(Watching::default());
-    let device = Around::saying(inner.clone(), info, watching.clone());
+    let device = InterposedDevice::with_info(inner.clone(), info, watching.clone());
     (Arc::new(device), watching)
 }
 
@@ -112,7 +112,7 @@ fn no_room_in_the_send_queue_is_full_until_completions_come() {
             assert!(tx.step().is_ok());
             let published = tx.published();
             // What was published comes, and no more.
-            found(|| {
+            poll_until(|| {
                 while let Some(got) = rx.try_recv().unwrap() {
                     assert!(holds(read, &got), "{mode:?}: message {read}");
                     read += 1;
@@ -124,7 +124,7 @@ fn no_room_in_the_send_queue_is_full_until_completions_come() {
             // Nothing is held back.
             stepped(&mut tx, |tx| (tx.published() == sent).then_some(()));
         }
-        found(|| {
+        poll_until(|| {
             while let Some(got) = rx.try_recv().unwrap() {
                 assert!(holds(read, &got));
                 read += 1;
@@ -207,7 +207,7 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
             }
             let mut read = 0;
             println!("{mode:?}: round {round}");
-            found(|| {
+            poll_until(|| {
                 while group.try_recv().unwrap().is_some() {
                     read += 1;
                 }
@@ -215,7 +215,7 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
             });
             watching.late.store(false, Ordering::Relaxed);
             // Too few to look at all queue pairs: what completes must do.
-            found(|| {
+            poll_until(|| {
                 group.step(false).unwrap();
                 for tx in &mut senders {
                     tx.step().unwrap();
@@ -290,7 +290,7 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
 /// holds them all, and no space is kept back.
 #[test]
 fn a_head_for_each_of_thousands_of_messages() {
-    let count = many(3000, 25);
+    let count = message_count(3000, 25);
     let hosts = Hosts::new();
     for mode in [Mode::Poll, Mode::Notify] {
         let config = RingConfig {
@@ -308,7 +308,7 @@ fn a_head_for_each_of_thousands_of_messages() {
                 }
             }
             let mut read = [lap * count; 2];
-            found(|| {
+            poll_until(|| {
                 let mut waits = false;
                 while !waits {
                     while let Some((ring, got)) = group.try_recv().unwrap() {
@@ -384,7 +384,7 @@ fn a_completion_that_makes_room_keeps_a_step_from_sleep() {
     watching.late.store(true, Ordering::Relaxed);
     tx.try_send(&[7; 40]).unwrap();
     flush(&mut tx);
-    found(|| rx.try_recv().unwrap().map(drop));
+    poll_until(|| rx.try_recv().unwrap().map(drop));
     rx.push_head().unwrap();
     stepped(&mut tx, |tx| tx.is_drained().then_some(()));
     assert!(!tx.step().unwrap() && tx.is_full(), "nothing is new");

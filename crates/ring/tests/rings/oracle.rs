@@ -4,7 +4,7 @@ use headworks_ring::oracle::op;
 use headworks_ring::{Framing, Mode, RingConfig};
 use proptest::prelude::*;
 
-use crate::pair::{Hosts, cases, checked, config, longest};
+use crate::pair::{Hosts, case_count, checked, config, longest};
 
 /// Any legal ring of slots of 64 bytes.
 pub(crate) fn rings() -> impl Strategy<Value = RingConfig> {
@@ -30,7 +30,7 @@ pub(crate) fn rings() -> impl Strategy<Value = RingConfig> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(cases(120)))]
+    #![proptest_config(ProptestConfig::with_cases(case_count(120)))]
 
     #[test]
     fn every_message_arrives_once_in_order(

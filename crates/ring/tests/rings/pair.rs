@@ -9,14 +9,16 @@ use headworks_ring::oracle::{Checked, Ring};
 use headworks_ring::{
     Framing, Mode, Receiver, ReceiverSetup, RingConfig, Sender, SenderSetup, SetupError,
 };
-use headworks_shm::FabricDir;
+pub(crate) use headworks_runtime::poll_expr;
+use headworks_runtime::testing::{self, PollBudget};
+pub(crate) use headworks_runtime::testing::{
+    case_count, is_slow_device, limit, message_count, poll_until, poll_until_within,
+};
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_softnic::hostile::Rules;
-pub(crate) use headworks_stage::awaited;
-use headworks_stage::testing::{self, Patience};
-pub(crate) use headworks_stage::testing::{cases, found, found_within, limit, many, takes_time};
-use headworks_verbs::around::{Around, Watch};
-use headworks_verbs::bringup::{BringUp, Tuning};
+use headworks_verbs::bringup::{BringUp, ConnectionParams};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, Provider, QueuePair};
 use tempfile::TempDir;
 
@@ -67,7 +69,7 @@ impl Hosts {
 
     fn on(left: &str, right: &str, make: impl FnOnce(SoftProvider) -> SoftProvider) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let fabric = FabricDir::at(dir.path().join("fabric")).unwrap();
+        let fabric = Registry::open_at(dir.path().join("fabric")).unwrap();
         let provider = make(SoftProvider::on(fabric));
         let open = |name: &str| provider.open(&name.parse().unwrap()).unwrap();
         Self {
@@ -112,9 +114,9 @@ pub(crate) fn connect(
 
 /// A ring and what must come out of it, with as much patience as the devices need.
 pub(crate) fn checked(tx: Sender, rx: Receiver, framing: Framing) -> Checked<Ring> {
-    match takes_time() {
+    match is_slow_device() {
         true => {
-            let mut patience = Patience::of(1);
+            let mut patience = PollBudget::of(1);
             Checked::slow(tx, rx, framing, move || {
                 patience.wait();
                 true
@@ -131,18 +133,18 @@ pub(crate) fn raise(
     right: &Arc<dyn Device>,
     right_qp: &mut dyn QueuePair,
 ) {
-    let tuning = Tuning::default();
+    let tuning = ConnectionParams::default();
     let mut a = BringUp::start(left.info(), left_qp, tuning, 1, Vec::new()).unwrap();
     let mut b = BringUp::start(right.info(), right_qp, tuning, 2, Vec::new()).unwrap();
-    a.meet(left_qp, &mut b, right_qp).unwrap();
+    a.connect_both(left_qp, &mut b, right_qp).unwrap();
 }
 
 /// Counts the completions that are polled on a device.
 #[derive(Default)]
 pub(crate) struct Counting(AtomicU64);
 
-impl Watch for Counting {
-    fn polled(&self, count: usize) {
+impl Interposer for Counting {
+    fn on_polled(&self, count: usize) {
         self.0.fetch_add(count as u64, Ordering::Relaxed);
     }
 }
@@ -151,7 +153,7 @@ impl Counting {
     /// `device`, and what is counted there.
     pub(crate) fn around(device: &Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Self>) {
         let counting = Arc::new(Self::default());
-        let around = Around::new(device.clone(), counting.clone());
+        let around = InterposedDevice::new(device.clone(), counting.clone());
         (Arc::new(around), counting)
     }
 }
@@ -164,7 +166,7 @@ pub(crate) fn quiet(tx: &mut Sender, heads: u64, counting: &Counting) {
         Mode::Notify => heads,
         _ => 0,
     };
-    if takes_time() {
+    if is_slow_device() {
         assert!(tx.ring().elastic, "not every tail is signalled");
         stepped(tx, |tx| {
             let due = tx.stats().tail_writes + heads;
@@ -176,13 +178,13 @@ pub(crate) fn quiet(tx: &mut Sender, heads: u64, counting: &Counting) {
 /// Publishes all that was sent.
 #[track_caller]
 pub(crate) fn flush(tx: &mut Sender) {
-    found(|| tx.flush().unwrap().then_some(()));
+    poll_until(|| tx.flush().unwrap().then_some(()));
 }
 
 /// Steps until `tx` finds something, as what it was told by then.
 #[track_caller]
 pub(crate) fn stepped<T>(tx: &mut Sender, mut look: impl FnMut(&Sender) -> Option<T>) -> T {
-    found(|| {
+    poll_until(|| {
         tx.step().unwrap();
         look(tx)
     })

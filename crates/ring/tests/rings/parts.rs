@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use headworks_ring::oracle::{Checked, Ring, op};
 use headworks_ring::{Framing, Mode, ReceiverSetup, RingConfig, SenderSetup};
-use headworks_verbs::around::{Around, Watch};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, Payload, SendWr};
 use proptest::prelude::*;
 
 use crate::oracle::rings;
-use crate::pair::{Hosts, config, connect, fill, flush, found, holds};
+use crate::pair::{Hosts, config, connect, fill, flush, holds, poll_until};
 
 /// What is done to a device, and seen of it.
 #[derive(Default)]
@@ -22,8 +22,8 @@ struct Watching {
     late: AtomicBool,
 }
 
-impl Watch for Watching {
-    fn sends(&self, posted: &[SendWr<'_>]) {
+impl Interposer for Watching {
+    fn on_send_posted(&self, posted: &[SendWr<'_>]) {
         for wr in posted {
             let bytes = match wr.payload {
                 Payload::Inline(bytes) => bytes.len() as u64,
@@ -32,7 +32,7 @@ impl Watch for Watching {
             self.longest.fetch_max(bytes, Ordering::Relaxed);
         }
     }
-    fn lets_poll(&self) -> bool {
+    fn admits_poll(&self) -> bool {
         !self.late.load(Ordering::Relaxed)
     }
 }
@@ -43,7 +43,7 @@ fn short(inner: &Arc<dyn Device>, bytes: u32, depth: u32) -> (Arc<dyn Device>, A
     info.limits.max_message = bytes;
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
     let watching = Arc::new(Watching::default());
-    let device = Around::saying(inner.clone(), info, watching.clone());
+    let device = InterposedDevice::with_info(inner.clone(), info, watching.clone());
     (Arc::new(device), watching)
 }
 
@@ -106,7 +106,7 @@ fn a_batch_is_cut_where_a_message_must_end() {
     );
     assert_eq!((tx.stats().data_writes, tx.stats().tail_writes), (6, 1));
     for number in 0..16 {
-        found(|| {
+        poll_until(|| {
             let got = rx.try_recv().unwrap()?;
             assert!(holds(number, &got));
             Some(())

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
 
-use crate::pair::{Hosts, config, fill, holds, longest, many};
+use crate::pair::{Hosts, config, fill, holds, longest, message_count};
 
 /// Nothing takes so long but what never ends, because the other thread failed.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Messages for a ring: fewer where every one of them waits for the other thread.
 fn count(slots: u64) -> u64 {
-    many(if slots < 8 { 10_000 } else { 200_000 }, slots)
+    message_count(if slots < 8 { 10_000 } else { 200_000 }, slots)
 }
 
 /// Length of message `number`: mostly short, sometimes the longest.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use headworks_ring::RingError;
-use headworks_stage::{Actor, ActorError, Change, Cx, Part, Step};
+use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_verbs::Device;
 
 use crate::apart::{End, Rising, Setup, meet, open, report};
@@ -127,7 +127,7 @@ enum State {
 }
 
 impl Far {
-    pub(crate) fn new(part: &Part) -> Result<Self, ActorError> {
+    pub(crate) fn new(part: &ActorInit) -> Result<Self, ActorError> {
         let args = String::from_utf8_lossy(&part.args);
         let ring = Ring::parse(&args).ok_or("arguments")?;
         let device = ring.open("h2");
@@ -142,14 +142,14 @@ impl Far {
 }
 
 impl Actor for Far {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         if self.told {
-            return Ok(Step::OnChange(Change::mail()));
+            return Ok(Step::Wait(WakeCondition::mail()));
         }
         let (end, count) = match &mut self.state {
             State::Rising(rising) => {
                 if !rising.step(cx)? {
-                    return Ok(Step::OnChange(Change::mail()));
+                    return Ok(Step::Wait(WakeCondition::mail()));
                 }
                 if let State::Rising(up) = std::mem::replace(&mut self.state, State::Gone) {
                     self.state = State::Up(up.finish(cx)?.into(), 0);

@@ -2,13 +2,13 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::slots::tests::Heap;
+use crate::slot_queue::tests::HeapQueue;
 
 /// A producer some of whose values somebody else completes.
 struct Shared {
     lane: Lane<u64>,
-    heap: Heap<u64>,
-    detour: Detour,
+    heap: HeapQueue<u64>,
+    lane_bypass: LaneBypass,
     retired: AtomicU64,
     /// Values with somebody else.
     waiting: AtomicU64,
@@ -16,13 +16,13 @@ struct Shared {
 
 impl Shared {
     fn past_the_lane(&self, number: u64) {
-        self.detour.take(number);
+        self.lane_bypass.record(number);
         self.heap.queue.push(1, &number).unwrap();
     }
 
     /// As a queue pair completes a request that it executed while posting.
     fn complete(&self, number: u64) {
-        if !self.detour.is_over(&self.retired) {
+        if !self.lane_bypass.is_over(&self.retired) {
             return self.past_the_lane(number);
         }
         // SAFETY: one thread of the model calls this.
@@ -33,12 +33,12 @@ impl Shared {
     fn poll(&self, queued: bool, most: usize, got: &mut Vec<u64>) {
         // SAFETY: one thread of the model polls at a time, and takes values in no other way.
         unsafe {
-            let mut queue = self.heap.queue.only_consumer();
+            let mut queue = self.heap.queue.single_consumer();
             let take = |_, value: &u64| {
                 retire(&self.retired, *value);
                 got.push(*value);
             };
-            take_in_order(&self.lane, &mut queue, queued, most, take).unwrap();
+            pop_in_order(&self.lane, &mut queue, queued, most, take).unwrap();
         }
     }
 
@@ -78,8 +78,8 @@ fn check(before: bool, most: usize) {
     builder.check(move || {
         let shared = Arc::new(Shared {
             lane: Lane::new(2),
-            heap: Heap::new(4),
-            detour: Detour::new(),
+            heap: HeapQueue::new(4),
+            lane_bypass: LaneBypass::new(),
             retired: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
         });

@@ -10,23 +10,24 @@ use rustix::mm::{Advice, ProtFlags, madvise, munmap};
 
 use super::header::{HEADER_BYTES, Header};
 use super::{
-    HUGE_PAGE_BYTES, HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, map, space,
+    HUGE_PAGE_BYTES, HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, map,
+    memory_limits,
 };
-use crate::fork::Generation;
+use crate::fork::ForkGeneration;
 
 pub(super) fn create(request: &SegmentRequest<'_>) -> Result<SharedSegment, SegmentError> {
     let ordinary = file_bytes(request.len, rustix::param::page_size())?;
     if request.huge_pages == HugePages::Prefer {
         let huge = file_bytes(request.len, HUGE_PAGE_BYTES)?;
-        space::check_file_size(huge)?;
+        memory_limits::check_file_size(huge)?;
         // Any failure here only means ordinary pages: reserved ones may be few, or forbidden.
         if let Ok(segment) = build(request, huge, PageKind::Huge) {
             return Ok(segment);
         }
-        space::check(ordinary)?;
+        memory_limits::check(ordinary)?;
         return build(request, ordinary, PageKind::Advised);
     }
-    space::check(ordinary)?;
+    memory_limits::check(ordinary)?;
     build(request, ordinary, PageKind::Ordinary)
 }
 
@@ -49,7 +50,7 @@ fn build(
     pages: PageKind,
 ) -> Result<SharedSegment, SegmentError> {
     let fd = memory_file(request.name, pages)?;
-    let explain = |step| move |errno: Errno| space::explain(errno, step, bytes as u64);
+    let explain = |step| move |errno: Errno| memory_limits::explain(errno, step, bytes as u64);
     ftruncate(&fd, bytes as u64).map_err(explain("ftruncate"))?;
     let base = Mapping {
         base: map(&fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?,
@@ -75,7 +76,7 @@ fn build(
         mapped: bytes,
         len: request.len,
         pages,
-        generation: Generation::current(),
+        generation: ForkGeneration::current(),
     })
 }
 

@@ -25,7 +25,7 @@ fn attach_again(segment: &SharedSegment) -> Result<SharedSegment, SegmentError> 
 #[test]
 fn two_mappings_are_one_memory() {
     let made = SharedSegment::create(&request(10_000)).expect("create");
-    let opened = open_of(std::process::id(), made.fd().as_raw_fd()).expect("open");
+    let opened = open_fd_of(std::process::id(), made.fd().as_raw_fd()).expect("open");
     let attached = SharedSegment::attach(opened).expect("attach");
     assert_eq!(
         (attached.len(), attached.pages()),
@@ -99,9 +99,9 @@ fn other_files_are_refused() {
     let fd = memfd_create("known", flags).expect("memfd");
     ftruncate(&fd, 12_288).expect("size");
     let again = || fd.try_clone().expect("a descriptor");
-    foreign(SharedSegment::attach_known(again()));
+    foreign(SharedSegment::attach_without_header_check(again()));
     fcntl_add_seals(&fd, seals).expect("seal");
-    let known = SharedSegment::attach_known(again());
+    let known = SharedSegment::attach_without_header_check(again());
     assert_eq!(known.expect("sealed").len(), 8_192);
     let mut newer = good;
     newer[8] += 1;
@@ -141,7 +141,7 @@ fn in_own_process(test: &str) {
 #[test]
 fn who_attaches_a_segment_cannot_make_the_others_access_fail() {
     let ours = SharedSegment::create(&request(3 * 4096)).expect("memory");
-    let fd = open_of(std::process::id(), ours.fd().as_raw_fd()).expect("our own");
+    let fd = open_fd_of(std::process::id(), ours.fd().as_raw_fd()).expect("our own");
     let (ours, len) = (
         View::from(Arc::new(ours)),
         fstat(&fd).expect("open").st_size,

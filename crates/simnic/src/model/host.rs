@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use headworks_stage::Alarm;
+use headworks_net::EventFd;
 use headworks_verbs::{AsyncEvent, Gid, Instant, Sge, Status};
 
 use super::QpRef;
@@ -74,7 +74,7 @@ pub(crate) struct Host {
     /// Millionths by which its clock is too fast.
     pub(crate) drift: i32,
     pub(crate) async_events: VecDeque<AsyncEvent>,
-    pub(crate) async_alarm: Arc<Alarm>,
+    pub(crate) async_alarm: Arc<EventFd>,
 }
 
 /// When memory of a host, or a completion of its, changes. Not all of it happens when it is worked out: the bytes of a
@@ -247,7 +247,7 @@ impl Host {
             sights: Sights::default(),
             drift: 0,
             async_events: VecDeque::new(),
-            async_alarm: Arc::new(Alarm::new()?),
+            async_alarm: Arc::new(EventFd::new()?),
         })
     }
 
@@ -301,7 +301,7 @@ impl Host {
 
     pub(crate) fn tell(&mut self, event: AsyncEvent) {
         self.async_events.push_back(event);
-        self.async_alarm.ring();
+        self.async_alarm.signal();
     }
 }
 

@@ -84,7 +84,7 @@ impl Model {
             return Ok(());
         };
         let from = qp.state;
-        let to = headworks_verbs::state::check(qp.qp_type, from, attr)?;
+        let to = headworks_verbs::qp_state::check_transition(qp.qp_type, from, attr)?;
         let way = &mut qp.way;
         if let Some(access) = attr.access {
             way.access = access;

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use headworks_stage::actor::{CxBackend, Mail, MailError};
-use headworks_stage::{MESSAGE_COST, WAITING_MAX};
+use headworks_runtime::{ContextBackend, Mail, MailError};
+use headworks_runtime::{MAILBOX_BYTES_MAX, MESSAGE_OVERHEAD};
 use headworks_verbs::{Duration, Instant};
 
 use super::Troupe;
@@ -19,7 +19,7 @@ pub(super) struct Desk<'t> {
     pub(super) reports: Vec<Vec<u8>>,
 }
 
-impl CxBackend for Desk<'_> {
+impl ContextBackend for Desk<'_> {
     fn role(&self) -> &str {
         &self.troupe.actors[self.index].role
     }
@@ -55,8 +55,10 @@ impl CxBackend for Desk<'_> {
             return Ok(());
         }
         let sent = self.outbox.iter().filter(|(role, _)| role == to);
-        let sent: usize = sent.map(|(_, mail)| mail.bytes.len() + MESSAGE_COST).sum();
-        if player.waiting + sent + bytes.len() + MESSAGE_COST > WAITING_MAX {
+        let sent: usize = sent
+            .map(|(_, mail)| mail.bytes.len() + MESSAGE_OVERHEAD)
+            .sum();
+        if player.waiting + sent + bytes.len() + MESSAGE_OVERHEAD > MAILBOX_BYTES_MAX {
             return Err(MailError::Full(to.to_owned()));
         }
         let mail = Mail {
@@ -76,7 +78,7 @@ impl CxBackend for Desk<'_> {
             return None;
         }
         let (_, mail) = self.inbox.pop_front()?;
-        self.waiting -= mail.bytes.len() + MESSAGE_COST;
+        self.waiting -= mail.bytes.len() + MESSAGE_OVERHEAD;
         Some(mail)
     }
 

@@ -1,14 +1,14 @@
-//! What the director of a play in virtual time may do.
+//! What the coordinator of a play in virtual time may do.
 
-use headworks_stage::actor::{DIRECTOR, Mail, MailError};
-use headworks_stage::world::{Death, Event, Outcome, Running, StageError};
-use headworks_stage::{MAIL_MAX, MESSAGE_COST, WAITING_MAX};
+use headworks_runtime::{ActorOutcome, ProcessExit, RunningScenario, ScenarioError, ScenarioEvent};
+use headworks_runtime::{COORDINATOR, Mail, MailError};
+use headworks_runtime::{MAIL_MAX, MAILBOX_BYTES_MAX, MESSAGE_OVERHEAD};
 use headworks_verbs::{Duration, Instant};
 
 use super::{BUDGET, Troupe};
 use crate::units::{NEVER, NS, later};
 
-impl Running for Troupe {
+impl RunningScenario for Troupe {
     fn roles(&self) -> &[String] {
         &self.roles
     }
@@ -17,7 +17,7 @@ impl Running for Troupe {
         Instant::from_nanos(self.now / NS)
     }
 
-    fn poll(&mut self, timeout: Duration) -> Option<Event> {
+    fn poll(&mut self, timeout: Duration) -> Option<ScenarioEvent> {
         // What never happens does not, however long it is waited for.
         let limit = later(self.now, timeout.nanos().saturating_mul(NS)).min(NEVER - 1);
         for _ in 0..BUDGET {
@@ -34,16 +34,16 @@ impl Running for Troupe {
         self.told.pop_front()
     }
 
-    fn send(&mut self, role: &str, bytes: &[u8]) -> Result<(), StageError> {
+    fn send(&mut self, role: &str, bytes: &[u8]) -> Result<(), ScenarioError> {
         if bytes.len() > MAIL_MAX {
             return Err(MailError::TooLong(bytes.len()).into());
         }
         let index = self.index(role)?;
-        if self.actors[index].waiting + bytes.len() + MESSAGE_COST > WAITING_MAX {
+        if self.actors[index].waiting + bytes.len() + MESSAGE_OVERHEAD > MAILBOX_BYTES_MAX {
             return Err(MailError::Full(role.to_owned()).into());
         }
         let mail = Mail {
-            from: DIRECTOR.to_owned(),
+            from: COORDINATOR.to_owned(),
             bytes: bytes.to_vec(),
         };
         self.deliver(role, mail, self.present());
@@ -59,19 +59,19 @@ impl Running for Troupe {
         }
     }
 
-    fn kill(&mut self, role: &str) -> Result<(), StageError> {
+    fn kill(&mut self, role: &str) -> Result<(), ScenarioError> {
         let index = self.index(role)?;
-        self.ended(index, Outcome::Died(Death::Signal(9)));
+        self.ended(index, ActorOutcome::Died(ProcessExit::Signal(9)));
         Ok(())
     }
 
-    fn stop(&mut self, role: &str) -> Result<(), StageError> {
+    fn stop(&mut self, role: &str) -> Result<(), ScenarioError> {
         let index = self.index(role)?;
         self.actors[index].stopped = true;
         Ok(())
     }
 
-    fn cont(&mut self, role: &str) -> Result<(), StageError> {
+    fn cont(&mut self, role: &str) -> Result<(), ScenarioError> {
         let index = self.index(role)?;
         self.actors[index].stopped = false;
         self.wake(index, self.present());
@@ -82,7 +82,7 @@ impl Running for Troupe {
         None
     }
 
-    fn outcome(&self, role: &str) -> Option<Outcome> {
+    fn outcome(&self, role: &str) -> Option<ActorOutcome> {
         self.outcomes.get(role).cloned()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headworks_simnic::SimProvider;
 use headworks_simnic::faults::Rules;
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, BringUp, Completion, CompletionQueue, CqInit, Device,
     Duration, Instant, Payload, Provider, QpCaps, QpInit, QpType, QueuePair, RecvWr, Region,
@@ -114,18 +114,18 @@ impl Pair {
     pub(crate) fn new(rules: Rules, retry_count: u8, rnr_retry: u8) -> Self {
         let provider = SimProvider::new().with_rules(rules);
         let (mut here, mut there) = (Side::new(&provider, "a"), Side::new(&provider, "b"));
-        let tuning = Tuning {
+        let tuning = ConnectionParams {
             timeout: CODE,
             retry_count,
             rnr_retry,
-            ..Tuning::default()
+            ..ConnectionParams::default()
         };
         let begin = |side: &mut Side, seed| {
             BringUp::start(side.device.info(), &mut *side.qp, tuning, seed, Vec::new())
         };
         let mut one = begin(&mut here, 7).expect("begins");
         let mut two = begin(&mut there, 9).expect("begins");
-        one.meet(&mut *here.qp, &mut two, &mut *there.qp)
+        one.connect_both(&mut *here.qp, &mut two, &mut *there.qp)
             .expect("connects");
         Self {
             provider,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::fence;
 
-use headworks_shm::slots::len_hint_at;
+use headworks_shm::slot_queue::len_hint_at;
 use headworks_shm::{ProcessId, SharedSegment, ShmSafe};
 use headworks_verbs::{QpState, QpType};
 
@@ -184,7 +184,7 @@ impl Segments<'_> {
             if !current() {
                 return None;
             }
-            let fd = process.open_fd_to_read(fd).ok()?;
+            let fd = process.open_fd_read_only(fd).ok()?;
             let segment = SharedSegment::attach_read_only(fd).ok()?;
             // The descriptor's number may have come to name something else meanwhile.
             current().then_some(segment)

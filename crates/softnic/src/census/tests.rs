@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use headworks_shm::{FabricDir, HostKey, ProcessId};
+use headworks_shm::{HostKey, ProcessId, Registry};
 use headworks_verbs::{CqInit, Device};
 
 use super::*;
@@ -8,13 +8,13 @@ use crate::device::{Context, SoftDevice};
 use crate::provider::info;
 use crate::table::{Life, MAX_CQ, MAX_QP};
 
-fn fabric() -> (tempfile::TempDir, Arc<FabricDir>) {
+fn fabric() -> (tempfile::TempDir, Arc<Registry>) {
     let folder = tempfile::tempdir().unwrap();
-    let dir = FabricDir::at(folder.path().join("fabric")).unwrap();
+    let dir = Registry::open_at(folder.path().join("fabric")).unwrap();
     (folder, dir)
 }
 
-fn open(dir: &Arc<FabricDir>, name: &str) -> SoftDevice {
+fn open(dir: &Arc<Registry>, name: &str) -> SoftDevice {
     SoftDevice::over(Context::open(dir.clone(), info(&name.parse().unwrap())).unwrap())
 }
 

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::Ordering;
 
-use headworks_shm::slots::{Offer, PopClaim};
+use headworks_shm::slot_queue::{ConditionalPop, PopClaim};
 use headworks_verbs::{Access, Opcode, Status};
 
 use super::Link;
@@ -40,7 +40,7 @@ impl Claim {
             Ok(Some(pop)) => {
                 point::at("taken");
                 let receive = queue.value_prefix(&pop);
-                queue.expect_claim(pop.position().wrapping_add(SLOTS_AHEAD));
+                queue.prefetch_slot(pop.position().wrapping_add(SLOTS_AHEAD));
                 note_taken(link, &pop);
                 point::at("noted");
                 Ok(Self { receive, pop })
@@ -76,8 +76,8 @@ impl Claim {
     #[inline(always)]
     fn expect_next(&self, link: &Link, theirs: &Translations) {
         let ahead = self.pop.position().wrapping_add(MEMORY_AHEAD);
-        if let Some(next) = link.receives.slots.glance::<RecvHead>(ahead) {
-            theirs.expect_write(&next.sges[0]);
+        if let Some(next) = link.receives.slots.peek_prefix::<RecvHead>(ahead) {
+            theirs.prefetch_write(&next.sges[0]);
         }
     }
 
@@ -98,12 +98,12 @@ impl Claim {
             (link.srq().is_some() || receive.room() >= len) && reaches(link, theirs, receive)
         };
         match queue.claim_pop_if(who, fits) {
-            Ok(Offer::Taken(pop)) => {
+            Ok(ConditionalPop::Taken(pop)) => {
                 let receive = queue.value_prefix(&pop);
                 note_taken(link, &pop);
                 Some(Self { receive, pop })
             }
-            Ok(Offer::Left | Offer::Empty) => None,
+            Ok(ConditionalPop::Rejected | ConditionalPop::Empty) => None,
             Err(error) => {
                 tracing::warn!(%error, "a receive queue is corrupt");
                 link.fail_peer();
@@ -125,7 +125,7 @@ impl Claim {
         let place = link.recv_cq.reserve(registration.who);
         let is_lost = place.is_err();
         if let Ok(place) = place {
-            registration.note_completing();
+            registration.mark_completing();
             link.recv_cq.commit(place, slot, solicited);
         }
         link.receives.slots.finish(self.pop);

@@ -6,7 +6,7 @@ use headworks_verbs::{
     SendWr, Sge, Status,
 };
 
-use headworks_shm::asymmetric;
+use headworks_shm::asymmetric_fence;
 
 use super::datagram::Datagrams;
 use super::deliver::Claim;
@@ -342,7 +342,7 @@ impl Engine {
             self.link = Link::find(core);
             self.full_fences = self.link.as_ref().is_some_and(|link| link.full_fences);
             // The peer may need a full fence between our mark of executing and what follows.
-            asymmetric::full();
+            asymmetric_fence::full();
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
-use headworks_shm::asymmetric;
+use headworks_shm::asymmetric_fence;
 use headworks_verbs::{
     Duration, Instant, Opcode, Payload, QpAttr, QpState, RnrTimer, SendFlags, SendOp, SendWr, Sge,
     Status,
@@ -606,7 +606,7 @@ impl QpCore {
         }
         self.tell(generation);
         if !self.settled.load(Ordering::Acquire) {
-            asymmetric::heavy();
+            asymmetric_fence::heavy();
             if self.initiators().iter().any(|one| !one.is_idle_soon()) {
                 return false;
             }

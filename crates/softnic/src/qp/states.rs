@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use headworks_shm::asymmetric;
-use headworks_shm::lane::Detour;
-use headworks_verbs::{ModifyError, QpAttr, QpCaps, QpInit, QpState, QpType, ResourceError, state};
+use headworks_shm::asymmetric_fence;
+use headworks_shm::lane::LaneBypass;
+use headworks_verbs::{
+    ModifyError, QpAttr, QpCaps, QpInit, QpState, QpType, ResourceError, qp_state,
+};
 
 use super::engine::Engine;
 use super::pending::Pending;
@@ -87,7 +89,7 @@ impl SoftQp {
             signal_all: init.signal_all,
             waiting: AtomicU32::new(0),
             has_lane,
-            detour: Detour::new(),
+            lane_bypass: LaneBypass::new(),
             pending: Mutex::default(),
             unruly: context
                 .hostility
@@ -117,7 +119,7 @@ impl SoftQp {
         attr.check_values(&core.context.info.limits)?;
         let mut pending = core.lock_pending();
         let from = core.row().life();
-        let to = state::check(core.qp_type, from.state(), attr)?;
+        let to = qp_state::check_transition(core.qp_type, from.state(), attr)?;
         if to == QpState::Rtr {
             // Whoever may write here is known before it may: taking memory away waits for it.
             core.set_peer(core.find_peer(attr)?);
@@ -276,7 +278,7 @@ impl QpCore {
     /// Waits until no peer is executing a request on this queue pair any more. The error is who is
     /// stopped in the middle of one.
     pub(crate) fn quiesce(&self) -> Result<(), Vec<Initiator>> {
-        asymmetric::heavy();
+        asymmetric_fence::heavy();
         // Nor is a call of the peer's served: what is served holds this.
         drop(self.context.private.lock());
         let stopped = quarantine::wait_for(self.initiators());

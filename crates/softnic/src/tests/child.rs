@@ -216,7 +216,7 @@ fn entry() {
         return;
     };
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-    let dir = FabricDir::at(Path::new(&folder).join("fabric")).unwrap();
+    let dir = Registry::open_at(Path::new(&folder).join("fabric")).unwrap();
     let name = format!("soft:{}", std::env::var(HOST).unwrap());
     let device = SoftDevice::over(Context::open(dir, info(&name.parse().unwrap())).unwrap());
     let mut played = Played {
@@ -295,12 +295,12 @@ impl Played {
             }
             "intrude" => {
                 let fabric = Path::new(words[0]).join("fabric");
-                let opened = FabricDir::at(fabric).map_err(|error| error.to_string());
+                let opened = Registry::open_at(fabric).map_err(|error| error.to_string());
                 let opened = opened.and_then(|dir| {
                     let info = info(&"soft:h2".parse().unwrap());
                     Context::open(dir, info).map_err(|error| format!("{error:?} {error}"))
                 });
-                let table = headworks_shm::open_of(number(1) as u32, number(2) as i32);
+                let table = headworks_shm::open_fd_of(number(1) as u32, number(2) as i32);
                 match (opened, table) {
                     (Err(one), Err(other)) => say(&format!("kept-out {one} {other}")),
                     (one, other) => say(&format!("in {} {}", one.is_ok(), other.is_ok())),

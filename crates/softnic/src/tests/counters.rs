@@ -314,7 +314,7 @@ fn what_a_layer_numbers_completes_with_that_number() {
     let write = SendOp::Write(target(&b));
     // Of the kinds that are executed in the call, and not.
     let chain = [write, SendOp::Send, write, SendOp::Read(target(&b)), write].map(wr);
-    a.qp.post_send_as(7, &chain).unwrap();
+    a.qp.post_send_with_wr_id(7, &chain).unwrap();
     a.qp.post_send(&chain[..1]).unwrap();
     let limit = std::time::Instant::now() + LIMIT;
     let mut numbers = Vec::new();

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use headworks_shm::SenderRow;
-use headworks_verbs::bringup::start_datagrams;
+use headworks_verbs::bringup::bring_up_ud;
 use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
 
 use super::*;
@@ -31,7 +31,7 @@ fn ud_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue
 }
 
 fn bring_up(qp: &mut SoftQp) {
-    start_datagrams(qp, QKEY, 1).unwrap();
+    bring_up_ud(qp, QKEY, 1).unwrap();
 }
 
 impl Port {
@@ -128,7 +128,7 @@ pub(super) fn pair(fabric: &Fabric) -> (Port, Port, Destination) {
 /// A process that has ended.
 pub(super) fn dead_process() -> ProcessId {
     let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-    let process = ProcessId::of(child.id()).unwrap();
+    let process = ProcessId::of_pid(child.id()).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
     process

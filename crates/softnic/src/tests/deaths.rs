@@ -94,7 +94,7 @@ impl Struck {
                     told.contains(&last)
                 });
                 while self.poll() > 0 {}
-                let taken = srq.receives.slots.taken();
+                let taken = srq.receives.slots.popped();
                 assert_eq!(self.next - taken, self.posted.len() as u64, "none is lost");
                 // The first that is taken crosses the limit, also if its taker died then.
                 let limit = AsyncEvent::SrqLimit(srq.id());

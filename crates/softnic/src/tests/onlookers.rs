@@ -57,8 +57,8 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() 
 fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
     let fabric = Fabric::new();
     let mut other = Other::start(&fabric, "h2");
-    let (host, _, _) = fabric.dir.list().unwrap()[0];
-    let record = fabric.dir.lookup(host, 0).unwrap().unwrap();
+    let (host, _, _) = fabric.dir.list_contexts().unwrap()[0];
+    let record = fabric.dir.lookup_context(host, 0).unwrap().unwrap();
     let fd = record.process.open_fd(record.segment_fd).unwrap();
     let segment = SharedSegment::attach(fd).unwrap();
     let table = Table::new(Arc::new(segment)).unwrap();

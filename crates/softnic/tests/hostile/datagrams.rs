@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_softnic::hostile::Rules;
 use headworks_softnic::hostile::rules::losses;
-use headworks_verbs::bringup::start_datagrams;
+use headworks_verbs::bringup::bring_up_ud;
 use headworks_verbs::{
     Access, AhInit, AllocRequest, Completion, CompletionQueue, CqInit, Destination, GRH_BYTES,
     Payload, PostErrorKind, Provider, QpCaps, QpInit, QpType, RecvWr, Region, SendFlags, SendOp,
@@ -22,7 +22,7 @@ const SLOT: usize = GRH_BYTES + 8;
 /// Sends datagrams that carry their number, one receive for each; says which arrived, in their order.
 fn arrived(rules: Rules) -> Vec<u64> {
     let folder = tempfile::tempdir().unwrap();
-    let fabric = FabricDir::at(folder.path().join("fabric")).unwrap();
+    let fabric = Registry::open_at(folder.path().join("fabric")).unwrap();
     let plain = SoftProvider::on(fabric.clone());
     let hostile = SoftProvider::on(fabric).with_rules(rules);
     let open = |provider: &SoftProvider, name: &str| provider.open(&name.parse().unwrap()).unwrap();
@@ -48,7 +48,7 @@ fn arrived(rules: Rules) -> Vec<u64> {
             signal_all: true,
         };
         let mut qp = pds[at].create_qp(&init).unwrap();
-        start_datagrams(&mut *qp, QKEY, 1).unwrap();
+        bring_up_ud(&mut *qp, QKEY, 1).unwrap();
         (qp, cq)
     };
     let ((mut from, from_cq), (mut to, to_cq)) = (make(0), make(1));

@@ -4,7 +4,7 @@ use headworks_softnic::hostile::rules::{
     by, full, kill_after, kills, late, not_ready, rest, scatter, slow,
 };
 use headworks_softnic::hostile::{Event, Point, Rules, Verdict};
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     AsyncEvent, Opcode, Payload, PostErrorKind, QpAttr, QpState, SendFlags, SendOp, SendWr, Status,
 };
@@ -215,9 +215,9 @@ fn a_receive_that_is_posted_is_denied_only_where_a_try_is_left() {
         for end in [&mut *a, &mut *b] {
             end.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
         }
-        let tuning = Tuning {
+        let tuning = ConnectionParams {
             rnr_retry: retries,
-            ..Tuning::default()
+            ..ConnectionParams::default()
         };
         raise(a, b, tuning);
         for number in 0..3 {

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use headworks_shm::FabricDir;
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_softnic::hostile::{Chance, Event, Rule, Rules, Verdict};
-use headworks_verbs::bringup::{BringUp, Tuning};
+use headworks_verbs::bringup::{BringUp, ConnectionParams};
 use headworks_verbs::{
     Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Payload,
     PostError, Provider, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
@@ -184,7 +184,7 @@ impl Pair {
 
     fn new(hostile: impl FnOnce(SoftProvider) -> SoftProvider, options: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let fabric = FabricDir::at(folder.path().join("fabric")).unwrap();
+        let fabric = Registry::open_at(folder.path().join("fabric")).unwrap();
         let plain = SoftProvider::on(fabric.clone());
         let hostile = hostile(SoftProvider::on(fabric));
         let open = |provider: &SoftProvider, name: &str| {
@@ -192,7 +192,7 @@ impl Pair {
         };
         let mut a = open(&hostile, &format!("soft:h1{options}"));
         let mut b = open(&plain, "soft:h2");
-        raise(&mut a, &mut b, Tuning::default());
+        raise(&mut a, &mut b, ConnectionParams::default());
         Self {
             a,
             b,
@@ -202,10 +202,10 @@ impl Pair {
 }
 
 /// Connects them, also again.
-pub(crate) fn raise(a: &mut End, b: &mut End, tuning: Tuning) {
+pub(crate) fn raise(a: &mut End, b: &mut End, tuning: ConnectionParams) {
     let mut up = BringUp::start(a.device.info(), &mut *a.qp, tuning, 1, Vec::new()).unwrap();
     let mut down = BringUp::start(b.device.info(), &mut *b.qp, tuning, 2, Vec::new()).unwrap();
-    up.meet(&mut *a.qp, &mut down, &mut *b.qp).unwrap();
+    up.connect_both(&mut *a.qp, &mut down, &mut *b.qp).unwrap();
 }
 
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {

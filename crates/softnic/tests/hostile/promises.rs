@@ -194,7 +194,10 @@ fn what_is_not_declared_is_said() {
             assert_eq!(info.promises.atomic_aligned_8, at < 2);
             assert_eq!(info.description.contains("on purpose"), is_hostile);
             let in_order = info.promises.in_order_within_write > 0;
-            assert_eq!(in_order, !is_hostile && headworks_shm::place::IN_ORDER);
+            assert_eq!(
+                in_order,
+                !is_hostile && headworks_shm::ordered_copy::IN_ORDER
+            );
         }
     }
 }

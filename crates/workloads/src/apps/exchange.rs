@@ -7,7 +7,7 @@
 use std::hint::spin_loop;
 
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
-use headworks_stage::Spacing;
+use headworks_net::PollInterval;
 
 use super::{Progress, room};
 use crate::error::Result;
@@ -19,7 +19,7 @@ const EVERY: u32 = 256;
 /// How a side polls its channels.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Polling {
-    spacing: Spacing,
+    spacing: PollInterval,
     vain: u32,
 }
 
@@ -27,13 +27,13 @@ impl Polling {
     /// A message was there.
     #[inline]
     pub(super) fn found(&mut self) {
-        self.spacing.found();
+        self.spacing.on_message();
     }
 
     /// No message was there: leaves a stream that ran dry alone for a moment. Whether a look at the rest is due.
     #[inline]
     fn pass(&mut self) -> bool {
-        for _ in 0..self.spacing.empty() {
+        for _ in 0..self.spacing.on_empty() {
             spin_loop();
         }
         self.vain = self.vain.wrapping_add(1);

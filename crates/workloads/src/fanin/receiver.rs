@@ -2,7 +2,7 @@
 
 use headworks::ring::{Group, GroupConfig, Receiver, ReceiverSetup};
 use headworks::verbs::Instant;
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
 use super::{BURST, Ends, Load, Phase, SIZE, Task, config, failed};
 use crate::driven::{Drive, driven};
@@ -198,7 +198,11 @@ impl Receiving {
 }
 
 impl Drive<Receivers> for Receiving {
-    fn step(&mut self, ends: &mut Receivers, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(
+        &mut self,
+        ends: &mut Receivers,
+        cx: &mut ActorContext<'_>,
+    ) -> Result<Step, ActorError> {
         if let Stage::Ending(sent) = &mut self.stage {
             if let (None, Some(mail)) = (&sent, cx.mailed()) {
                 let number = <[u8; 8]>::try_from(&*mail);

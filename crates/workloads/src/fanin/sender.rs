@@ -1,7 +1,7 @@
 //! The process that holds all sending ends.
 
 use headworks::ring::{SendError, Sender, SenderSetup};
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
 use super::{BURST, Load, SIZE, Task, config, failed};
 use crate::driven::{Drive, driven};
@@ -117,7 +117,11 @@ impl Sending {
 }
 
 impl Drive<Vec<Ring>> for Sending {
-    fn step(&mut self, rings: &mut Vec<Ring>, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(
+        &mut self,
+        rings: &mut Vec<Ring>,
+        cx: &mut ActorContext<'_>,
+    ) -> Result<Step, ActorError> {
         match self.state {
             State::Waiting => {
                 let Some(mail) = cx.mailed() else {

@@ -1,7 +1,7 @@
 //! Opening one end of the measured queue pairs, and meeting the other end by mail.
 
 use headworks::ring::Unconnected;
-use headworks::verbs::bringup::Tuning;
+use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{QueuePair, RemoteAddr};
 pub use headworks_baselines::{End, Shape};
 
@@ -11,7 +11,7 @@ use crate::driven::Connect;
 use crate::error::{Result, WorkloadError};
 use crate::meeting::Meet;
 use crate::pair::{PairContext, wait};
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
 /// Everything but the queue pairs, on the part's device, which its name may have paced.
 pub fn open(pair: &PairContext, shape: &Shape) -> Result<End> {
@@ -30,8 +30,8 @@ impl Unconnected for Apart {
         &mut *self.0
     }
 
-    fn tuning(&self) -> Tuning {
-        Tuning::default()
+    fn connection_params(&self) -> ConnectionParams {
+        ConnectionParams::default()
     }
 }
 
@@ -94,7 +94,7 @@ impl Source {
 /// A part that is the one which `start` answers, once it does.
 pub(super) fn started<F>(mut start: F) -> Made
 where
-    F: FnMut(&mut Cx<'_>) -> Result<Option<Box<dyn Actor>>> + Send + 'static,
+    F: FnMut(&mut ActorContext<'_>) -> Result<Option<Box<dyn Actor>>> + Send + 'static,
 {
     let mut playing: Option<Box<dyn Actor>> = None;
     acting(move |cx| {
@@ -109,7 +109,7 @@ where
 /// A part whose step is a function; what the part keeps, the function has captured.
 pub(super) fn acting<F>(step: F) -> Made
 where
-    F: FnMut(&mut Cx<'_>) -> Result<Step, ActorError> + Send + 'static,
+    F: FnMut(&mut ActorContext<'_>) -> Result<Step, ActorError> + Send + 'static,
 {
     Ok(Box::new(Acting(step)))
 }
@@ -118,10 +118,10 @@ struct Acting<F>(F);
 
 impl<F> Actor for Acting<F>
 where
-    F: FnMut(&mut Cx<'_>) -> Result<Step, ActorError> + Send,
+    F: FnMut(&mut ActorContext<'_>) -> Result<Step, ActorError> + Send,
 {
     #[inline]
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         (self.0)(cx)
     }
 }

@@ -18,7 +18,7 @@ use super::{Load, Made, Setup, Verb, Way, bad_chain};
 use crate::error::{Result, WorkloadError};
 use crate::pair::{PairCx, Role, wait};
 use crate::report::Report;
-use headworks_stage::Step;
+use headworks_runtime::Step;
 
 /// Bytes of a message.
 pub const SIZE: usize = 64;

@@ -11,7 +11,7 @@ use super::{Load, Made, Setup, Verb};
 use crate::error::{Result, WorkloadError};
 use crate::pair::{PairCx, Role, wait};
 use crate::report::Report;
-use headworks_stage::{ActorError, Step};
+use headworks_runtime::{ActorError, Step};
 
 /// Bytes of the WRITE.
 const SIZE: usize = 64;

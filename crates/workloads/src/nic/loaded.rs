@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::pair::{BEGIN, PairCx, Role, wait};
 use crate::random::Random;
 use crate::report::{Look, Pacing, Report};
-use headworks_stage::{ActorError, Cx, Step};
+use headworks_runtime::{ActorContext, ActorError, Step};
 
 /// Which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -369,7 +369,7 @@ enum Start {
 }
 
 /// The end of a part that measures: tells the other.
-pub(super) fn finished(cx: &mut Cx<'_>, report: Report) -> Result<Step, ActorError> {
+pub(super) fn finished(cx: &mut ActorContext<'_>, report: Report) -> Result<Step, ActorError> {
     cx.mail(b"finished")?;
     cx.done(&report)
 }

@@ -5,7 +5,7 @@ use headworks::verbs::time::Duration;
 
 use super::Task;
 use crate::report::Report;
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
 
 /// Counted between two clock reads, at least: a clock read costs more than a small message.
 const CLOCK_EVERY: u64 = 256;
@@ -61,7 +61,7 @@ impl Meter {
 
     /// `count` in all so far. Says whether that is enough.
     #[inline]
-    pub fn count(&mut self, count: u64, cx: &mut Cx<'_>) -> bool {
+    pub fn count(&mut self, count: u64, cx: &mut ActorContext<'_>) -> bool {
         if count - self.end.1 < self.clock_every {
             return false;
         }

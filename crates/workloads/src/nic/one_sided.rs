@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks::verbs::memory::HeapBuffer;
+use headworks::verbs::memory_region::HeapBuffer;
 use headworks::verbs::{Access, Buffer};
 use headworks_baselines::{Memory, kernel};
 

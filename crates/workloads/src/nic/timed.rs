@@ -14,7 +14,7 @@ use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
 use crate::pair::{PairCx, Role, sleep};
 use crate::report::Report;
-use headworks_stage::{Cx, Step};
+use headworks_runtime::{ActorContext, Step};
 
 /// Requests in batches on one queue pair, each rung by itself, with pauses between the batches. A batch of one is the
 /// latency of a request.
@@ -207,7 +207,7 @@ impl Player {
         self.source.receive::<1>(&[0], |_| size)
     }
 
-    fn send(&mut self, cx: &mut Cx<'_>) -> Result<()> {
+    fn send(&mut self, cx: &mut ActorContext<'_>) -> Result<()> {
         let load = self.source.load;
         cx.charge(load.work());
         self.sent += 1;

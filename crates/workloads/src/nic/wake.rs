@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use headworks::verbs::{Completion, Opcode};
-use headworks_stage::packets::{Came, PacketListener, PacketSocket};
+use headworks_net::packets::{PacketListener, PacketSocket, RecvOutcome};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::end::{Shape, acting, started};
@@ -17,7 +17,7 @@ use super::{Load, Made, Setup, Task, Verb, Waker};
 use crate::error::{Result, WorkloadError};
 use crate::pair::{PairCx, Role};
 use crate::report::Report;
-use headworks_stage::{ActorError, Cx, Step};
+use headworks_runtime::{ActorContext, ActorError, Step};
 
 /// Receives posted, each of one word.
 const RECEIVES: usize = 16;
@@ -185,7 +185,7 @@ impl Ends for EventFds {
 fn passing(
     role: Role,
     path: PathBuf,
-) -> impl FnMut(&mut Cx<'_>) -> Result<Option<EventFds>> + Send {
+) -> impl FnMut(&mut ActorContext<'_>) -> Result<Option<EventFds>> + Send {
     let failed = |what: &'static str| move |e: std::io::Error| WorkloadError::at(what, e);
     let (mut listens, mut connected) = (None, None::<PacketSocket>);
     move |cx| {
@@ -215,9 +215,9 @@ fn passing(
         };
         // The other end sends both at once.
         let received = || match socket.recv().map_err(failed("receiving eventfds"))? {
-            Came::Packet(mut packet) => Ok(packet.files.pop()),
-            Came::Nothing => Ok(None),
-            Came::Ended => Err(WorkloadError("no eventfds came".into())),
+            RecvOutcome::Packet(mut packet) => Ok(packet.files.pop()),
+            RecvOutcome::WouldBlock => Ok(None),
+            RecvOutcome::Closed => Err(WorkloadError("no eventfds came".into())),
         };
         let Some(here) = received()? else {
             return Ok(None);

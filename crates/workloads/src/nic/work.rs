@@ -5,7 +5,7 @@ use super::end::acting;
 use super::meter::Meter;
 use crate::error::Result;
 use crate::pair::{PairCx, wait};
-use headworks_stage::Step;
+use headworks_runtime::Step;
 
 /// Pieces of work in one step: so many that what a step itself costs is less than a hundredth, also of small WRITEs.
 const BATCH: usize = 256;

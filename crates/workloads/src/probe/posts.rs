@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use headworks::verbs::bringup::Tuning;
+use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, DeviceName,
     Payload, ProtectionDomain, QpCaps, QpInit, QpType, QueuePair, SendFlags, SendOp, SendWr,
     Status,
 };
-use headworks_stage::Opener;
+use headworks_runtime::DeviceOpener;
 
 use crate::error::WorkloadError;
 
@@ -23,7 +23,11 @@ struct End {
 }
 
 /// Posts `count` WRITEs and sees them complete.
-pub(super) fn post(name: &DeviceName, count: u64, open: &Opener) -> Result<(), WorkloadError> {
+pub(super) fn post(
+    name: &DeviceName,
+    count: u64,
+    open: &DeviceOpener,
+) -> Result<(), WorkloadError> {
     let device = open(name).map_err(|e| WorkloadError::at("device", e))?;
     let pd = device
         .alloc_pd()
@@ -108,8 +112,15 @@ fn connect(
 ) -> Result<(), WorkloadError> {
     let failed = |e| WorkloadError::at("connecting", e);
     let start = |qp: &mut dyn QueuePair, psn| {
-        BringUp::start(device.info(), qp, Tuning::default(), psn, Vec::new()).map_err(failed)
+        BringUp::start(
+            device.info(),
+            qp,
+            ConnectionParams::default(),
+            psn,
+            Vec::new(),
+        )
+        .map_err(failed)
     };
     let (mut a, mut b) = (start(here, 1)?, start(there, 2)?);
-    a.meet(here, &mut b, there).map_err(failed)
+    a.connect_both(here, &mut b, there).map_err(failed)
 }

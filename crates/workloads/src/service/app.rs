@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 
+use headworks::net::clock;
 use headworks::service::{Listener, Service, ServiceError, Stream};
-use headworks::stage::clock;
 use headworks::verbs::{Completion, Duration, Instant, SendOp};
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
 
+use headworks::net::clock;
 use headworks::service::{Loan, Memory, Service, Stream};
-use headworks::stage::clock;
 use headworks::verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use headworks::stage::clock;
-use headworks::stage::{Spin, Waiter};
+use headworks::net::clock;
+use headworks::net::{SpinMode, Waiter};
 use headworks::verbs;
 use headworks_baselines::{BareReceiver, BareSegment, BareSender};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ fn take(from: &mut BareReceiver, message: &mut [u8]) -> bool {
 
 fn give(to: &mut BareSender, message: &[u8], waiter: &mut Waiter) {
     while !to.try_send(message) {
-        waiter.pass();
+        waiter.spin_once();
     }
     to.flush();
 }
@@ -59,14 +59,14 @@ impl Link {
             pairs.push((BareReceiver::new(join(*from)?, 1), to));
         }
         let mut message = vec![7; self.size];
-        let mut waiter = Waiter::new(verbs::Duration::ZERO, Spin::Yield);
+        let mut waiter = Waiter::new(verbs::Duration::ZERO, SpinMode::Yield);
         if let (Some((warm, run)), [(from, to)]) = (self.measures, &mut pairs[..]) {
             let start = clock::now() + verbs::Duration::from_nanos(warm);
             let window = start..start + verbs::Duration::from_nanos(run);
             return pingpong(window, || {
                 give(to, &message, &mut waiter);
                 while !take(from, &mut message) {
-                    waiter.pass();
+                    waiter.spin_once();
                 }
                 Ok(())
             });
@@ -80,7 +80,7 @@ impl Link {
                 }
             }
             if !did {
-                waiter.pass();
+                waiter.spin_once();
             }
         }
     }

@@ -4,9 +4,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use headworks::stage::clock;
-use headworks::stage::exchange::{Line, Listener, dial_by};
-use headworks::verbs::bringup::Tuning;
+use headworks::net::clock;
+use headworks::net::{Line, Listener, dial_wait};
+use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     Completion, Device, DeviceName, Duration, Instant, Payload, QpCaps, RecvWr, RemoteAddr,
     SendFlags, SendOp, SendWr,
@@ -77,7 +77,7 @@ pub(super) fn line(name: &str, calls: bool) -> Result<Line> {
     let fabric = headworks::fabric().map_err(failed("meeting"))?;
     let until = clock::now() + PATIENCE;
     let line = match calls {
-        true => dial_by(&fabric, name, until),
+        true => dial_wait(&fabric, name, until),
         false => Listener::bind(&fabric, name).and_then(|listener| listener.accept(until)),
     };
     line.map_err(failed("meeting"))
@@ -111,7 +111,13 @@ impl Native {
         for at in which {
             let (info, qp) = (self.end.device.info(), &mut self.end.queue_pairs[at]);
             let until = clock::now() + PATIENCE;
-            let hello = line.bring_up(info, &mut **qp, Tuning::default(), ours.clone(), until);
+            let hello = line.bring_up(
+                info,
+                &mut **qp,
+                ConnectionParams::default(),
+                ours.clone(),
+                until,
+            );
             theirs = Some(parse(&hello.map_err(failed("meeting"))?.payload)?);
         }
         theirs.ok_or_else(|| WorkloadError("meeting: no queue pairs".to_owned()))

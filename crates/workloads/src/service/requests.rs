@@ -6,8 +6,8 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::ops::Range;
 
+use headworks::net::clock;
 use headworks::service::{Memory, Operating, Service, Stream};
-use headworks::stage::clock;
 use headworks::verbs::{Completion, Instant, RemoteAddr, SendOp};
 use serde::{Deserialize, Serialize};
 

@@ -16,9 +16,11 @@ mod verbs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use headworks::runtime::{
+    Actor, ActorError, ActorInit, ActorRegistry, ActorSpec, Scenario, Step, World,
+};
+use headworks::runtime::{ActorOutcome, ScenarioEvent};
 use headworks::sim::{Figures, Preset, SimWorld};
-use headworks::stage::world::{Event, Outcome};
-use headworks::stage::{Actor, ActorError, Cast, Part, PartSpec, Play, Step, World};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
 pub use super::requests::{Load, What};
@@ -98,7 +100,7 @@ impl Load {
                 times,
                 state: Arc::default(),
             },
-            cast: Cast::new(),
+            cast: ActorRegistry::new(),
             parts: Vec::new(),
         };
         match arm {
@@ -109,7 +111,7 @@ impl Load {
         let Stage { scene, cast, parts } = stage;
         let count = parts.len();
         let world = SimWorld::new(cast, machine.preset.clone(), machine.seed);
-        let mut running = world.start(&Play::of(parts)).map_err(failed("stage"))?;
+        let mut running = world.start(&Scenario::of(parts)).map_err(failed("stage"))?;
         let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
         let figures = world.figures();
         // What had come when it began to be measured, and when it ceased to be.
@@ -129,11 +131,11 @@ impl Load {
                 looks.push((now, came(&figures)));
             }
             match running.poll(Duration::from_micros(100)) {
-                Some(Event::Ended {
-                    outcome: Outcome::Done,
+                Some(ScenarioEvent::Ended {
+                    outcome: ActorOutcome::Done,
                     ..
                 }) => ended += 1,
-                Some(Event::Ended { role, outcome }) => {
+                Some(ScenarioEvent::Ended { role, outcome }) => {
                     return Err(WorkloadError(format!("{role}: {outcome}")));
                 }
                 _ => {}
@@ -189,8 +191,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The actors of a play.
 struct Stage {
     scene: Scene,
-    cast: Cast,
-    parts: Vec<PartSpec>,
+    cast: ActorRegistry,
+    parts: Vec<ActorSpec>,
 }
 
 impl Stage {
@@ -199,13 +201,13 @@ impl Stage {
         &mut self,
         host: usize,
         role: String,
-        make: impl Fn(&Part) -> Result<A, ActorError> + Send + Sync + 'static,
+        make: impl Fn(&ActorInit) -> Result<A, ActorError> + Send + Sync + 'static,
     ) -> Result<()> {
-        let make = move |part: &Part| Ok(Box::new(make(part)?) as Box<dyn Actor>);
+        let make = move |part: &ActorInit| Ok(Box::new(make(part)?) as Box<dyn Actor>);
         self.cast.register(&role, make);
         let device = self.scene.machine.device(host)?;
         self.parts
-            .push(PartSpec::new(role.clone(), role).on(device));
+            .push(ActorSpec::new(role.clone(), role).on(device));
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use headworks::ring::{MessageReceiver, MessageSender};
 use headworks::verbs::Instant;
-use headworks_stage::{Actor, ActorError, Cx, Step};
+use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
 use crate::apps::exchange::{Server, Service};
 use crate::apps::flows::{Capture, Digest, FLOWS, Meter, Monitor, Replay, Tap};
@@ -33,13 +33,13 @@ pub(super) trait Side: Send {
     fn in_virtual_time(&mut self);
 
     /// Takes the time before a step.
-    fn begin(&mut self, _: &mut Cx<'_>) {}
+    fn begin(&mut self, _: &mut ActorContext<'_>) {}
 
     /// A bounded piece of work.
     fn step(&mut self, ends: &mut Ends<impl MessageSender, impl MessageReceiver>) -> Stepped;
 
     /// Takes the time after a step that came to `progress`; the report, once everything is done.
-    fn stepped(&mut self, _progress: Progress, _: &mut Cx<'_>) -> Report {
+    fn stepped(&mut self, _progress: Progress, _: &mut ActorContext<'_>) -> Report {
         Report::None
     }
 
@@ -69,7 +69,12 @@ fn both<S, R>(ends: &mut Ends<S, R>) -> Result<(&mut S, &mut R)> {
 }
 
 /// Once everything is done: so many messages since it `began`.
-fn rate(progress: Progress, messages: u64, began: Option<Instant>, cx: &mut Cx<'_>) -> Report {
+fn rate(
+    progress: Progress,
+    messages: u64,
+    began: Option<Instant>,
+    cx: &mut ActorContext<'_>,
+) -> Report {
     if progress != Progress::Done {
         return Report::None;
     }
@@ -118,7 +123,7 @@ impl<A: Side> Player<A> {
     fn step_once<S: MessageSender, R: MessageReceiver>(
         &mut self,
         ends: &mut Ends<S, R>,
-        cx: &mut Cx<'_>,
+        cx: &mut ActorContext<'_>,
     ) -> Result<Step, ActorError> {
         if !self.is_over {
             self.side.begin(cx);
@@ -159,7 +164,11 @@ impl<A: Side> Player<A> {
 }
 
 impl<A: Side, S: MessageSender, R: MessageReceiver> Drive<Ends<S, R>> for Player<A> {
-    fn step(&mut self, ends: &mut Ends<S, R>, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(
+        &mut self,
+        ends: &mut Ends<S, R>,
+        cx: &mut ActorContext<'_>,
+    ) -> Result<Step, ActorError> {
         let began = self.price.is_some().then(|| cx.now());
         let mut step = self.step_once(ends, cx)?;
         while let Some(began) = began
@@ -168,7 +177,7 @@ impl<A: Side, S: MessageSender, R: MessageReceiver> Drive<Ends<S, R>> for Player
         {
             step = self.step_once(ends, cx)?;
         }
-        if matches!(step, Step::OnChange(_)) {
+        if matches!(step, Step::Wait(_)) {
             if self.yields {
                 std::thread::yield_now();
             }
@@ -247,7 +256,7 @@ impl Side for FlowsMonitor {
         self.monitor.step(from).map_err(failed)
     }
 
-    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) -> Report {
+    fn stepped(&mut self, progress: Progress, cx: &mut ActorContext<'_>) -> Report {
         if self.began.is_none() && self.monitor.taken() > 0 {
             self.began = Some(cx.now());
         }
@@ -289,7 +298,7 @@ impl Side for KvClient {
         self.client.batch = 1;
     }
 
-    fn begin(&mut self, cx: &mut Cx<'_>) {
+    fn begin(&mut self, cx: &mut ActorContext<'_>) {
         // The table of the other side is made before it answers: time counts from the first answer.
         if self.client.answered() == 0 {
             self.began = Some(cx.now());
@@ -301,7 +310,7 @@ impl Side for KvClient {
         self.client.step(out, from).map_err(failed)
     }
 
-    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) -> Report {
+    fn stepped(&mut self, progress: Progress, cx: &mut ActorContext<'_>) -> Report {
         rate(progress, self.requests, self.began, cx)
     }
 }
@@ -339,7 +348,7 @@ impl Side for HttpClient {
         self.client.step(out, from).map_err(failed)
     }
 
-    fn stepped(&mut self, progress: Progress, cx: &mut Cx<'_>) -> Report {
+    fn stepped(&mut self, progress: Progress, cx: &mut ActorContext<'_>) -> Report {
         let (waited, before) = self.before;
         if self.client.answered() > before {
             // The time of an answer is the time of the next request: one clock read for each.

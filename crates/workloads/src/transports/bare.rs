@@ -2,7 +2,7 @@
 //! on verbs, there is a ring back only for workloads that send something back.
 
 use headworks_baselines::{BareReceiver, BareSegment, BareSender};
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
 
 use super::job::Job;
 use super::rings::{Ends, Rings};
@@ -33,7 +33,7 @@ fn failed(why: impl std::fmt::Display) -> WorkloadError {
 impl Connect for BareConnect {
     type Arm = Rings<BareSender, BareReceiver>;
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Self::Arm>> {
         let (slots, slot) = (self.job.slots as usize, self.job.size.next_multiple_of(64));
         // As the ring's defaults: α and γ, and β.
         let (quarter, eighth) = ((slots / 4).max(1) as u64, (slots / 8).max(1));

@@ -13,7 +13,7 @@ use super::job::{Channel, RingMode, Rival, Variant};
 use super::{Arm, Fill, Sink, Taken};
 use crate::error::Result;
 pub use crate::preset::Prices;
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
 
 /// A step takes so long in virtual time, about, where there is enough to do: what others do meanwhile is
 /// seen in the next one.
@@ -31,7 +31,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    fn pay(self, len: usize, cx: &mut Cx<'_>) {
+    fn pay(self, len: usize, cx: &mut ActorContext<'_>) {
         cx.charge(self.each);
         for _ in 0..self.copies {
             cx.copied(len as u64);
@@ -91,14 +91,14 @@ impl Price {
 }
 
 /// Whether a step that began then has taken as long as it should.
-pub(crate) fn is_long(began: Instant, cx: &mut Cx<'_>) -> bool {
+pub(crate) fn is_long(began: Instant, cx: &mut ActorContext<'_>) -> bool {
     cx.now().since(began) >= STEP
 }
 
 /// Pays for each message that goes through it.
 struct Paid<'a, 'c, T: ?Sized> {
     inner: &'a mut T,
-    cx: &'a mut Cx<'c>,
+    cx: &'a mut ActorContext<'c>,
     cost: Cost,
 }
 
@@ -126,7 +126,7 @@ pub(super) fn offer<A: Arm, F: Fill>(
     arm: &mut A,
     n: usize,
     fill: &mut F,
-    cx: &mut Cx<'_>,
+    cx: &mut ActorContext<'_>,
 ) -> Result<usize> {
     match arm.price() {
         None => arm.offer(n, fill),
@@ -140,7 +140,7 @@ fn offer_paid<A: Arm>(
     arm: &mut A,
     n: usize,
     fill: &mut dyn Fill,
-    cx: &mut Cx<'_>,
+    cx: &mut ActorContext<'_>,
     cost: Cost,
 ) -> Result<usize> {
     let (began, mut accepted) = (cx.now(), 0);
@@ -160,7 +160,7 @@ pub(super) fn take<A: Arm, S: Sink>(
     arm: &mut A,
     max: usize,
     sink: &mut S,
-    cx: &mut Cx<'_>,
+    cx: &mut ActorContext<'_>,
 ) -> Result<Taken> {
     match arm.price() {
         None => arm.take(max, sink),
@@ -174,7 +174,7 @@ fn take_paid<A: Arm>(
     arm: &mut A,
     max: usize,
     sink: &mut dyn Sink,
-    cx: &mut Cx<'_>,
+    cx: &mut ActorContext<'_>,
     cost: Cost,
 ) -> Result<Taken> {
     let (began, mut taken) = (cx.now(), 0);
@@ -192,13 +192,13 @@ fn take_paid<A: Arm>(
 
 /// Where the ends of an application's channels pay.
 pub struct Till<'e, 'c> {
-    cx: RefCell<&'e mut Cx<'c>>,
+    cx: RefCell<&'e mut ActorContext<'c>>,
     price: Price,
 }
 
 impl<'e, 'c> Till<'e, 'c> {
     /// Messages cost this.
-    pub fn new(cx: &'e mut Cx<'c>, price: Price) -> Self {
+    pub fn new(cx: &'e mut ActorContext<'c>, price: Price) -> Self {
         let cx = RefCell::new(cx);
         Self { cx, price }
     }

@@ -2,7 +2,7 @@
 //! earlier ones were taken.
 
 use headworks::verbs::{Instant, time::Duration};
-use headworks_stage::{ActorError, Cx, Step};
+use headworks_runtime::{ActorContext, ActorError, Step};
 
 use super::job::Job;
 use super::message::{Checked, Stamp, Stamps, Written};
@@ -119,7 +119,7 @@ impl<F: Source> Sender<F> {
         &mut self,
         arm: &mut impl Arm,
         now: Instant,
-        cx: &mut Cx<'_>,
+        cx: &mut ActorContext<'_>,
     ) -> Result<(Duration, bool)> {
         let begin = || (F::new(&self.job, now), now);
         let (fill, began) = self.source.get_or_insert_with(begin);
@@ -142,7 +142,7 @@ fn is_whole(job: &Job, sent: u64) -> bool {
 }
 
 impl<A: Arm, F: Source> Drive<A> for Sender<F> {
-    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, arm: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         match self.state {
             Sending::Offering => {
                 let now = cx.now();
@@ -171,7 +171,7 @@ impl<A: Arm, F: Source> Drive<A> for Sender<F> {
 }
 
 /// Done once the other actor has mailed.
-fn until_mailed(cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+fn until_mailed(cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
     Ok(match cx.mailed() {
         Some(_) => Step::Done,
         None => wait(),
@@ -197,7 +197,7 @@ impl Blast {
 }
 
 impl<A: Arm> Drive<A> for Blast {
-    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, arm: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let (now, sent) = (cx.now(), self.sender.sent);
         let job = &self.sender.job;
         if let Some((began, before)) = self.begin
@@ -232,7 +232,7 @@ impl<A: Arm> Drive<A> for Blast {
 pub struct Bystander;
 
 impl<A: Arm> Drive<A> for Bystander {
-    fn step(&mut self, _: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, _: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         until_mailed(cx)
     }
 }
@@ -246,7 +246,7 @@ pub trait Reading: Sink + Send {
     fn batch(job: &Job) -> usize;
 
     /// Some messages were taken. Answers whether their rate is measured.
-    fn took(&mut self, cx: &mut Cx<'_>) -> bool;
+    fn took(&mut self, cx: &mut ActorContext<'_>) -> bool;
 
     /// The report, where messages came at `rate`.
     fn report(&self, rate: Report) -> Result<Report>;
@@ -263,7 +263,7 @@ impl Reading for Checked {
     }
 
     #[inline]
-    fn took(&mut self, _: &mut Cx<'_>) -> bool {
+    fn took(&mut self, _: &mut ActorContext<'_>) -> bool {
         true
     }
 
@@ -281,7 +281,7 @@ impl Reading for Stamps {
         BATCH
     }
 
-    fn took(&mut self, cx: &mut Cx<'_>) -> bool {
+    fn took(&mut self, cx: &mut ActorContext<'_>) -> bool {
         if !self.due.is_empty() {
             let now = cx.now();
             for due in self.due.drain(..) {
@@ -335,7 +335,7 @@ impl<S: Reading> Receiver<S> {
 }
 
 impl<A: Arm, S: Reading> Drive<A> for Receiver<S> {
-    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, arm: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let (batch, is_virtual) = (S::batch(&self.job), arm.price().is_some());
         match cpu_cost::take(arm, batch, &mut self.sink, cx)? {
             Taken::Messages(0) => {

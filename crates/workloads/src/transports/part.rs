@@ -4,7 +4,7 @@ use headworks_baselines::paper_baselines::farm::{Farm, FarmAsPublished};
 use headworks_baselines::paper_baselines::l5::L5;
 use headworks_baselines::paper_baselines::raw::Raw;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
-use headworks_stage::Actor;
+use headworks_runtime::Actor;
 
 use super::Arm;
 use super::bare::BareConnect;

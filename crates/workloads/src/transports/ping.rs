@@ -1,7 +1,7 @@
 //! A message there and back, one at a time: half the round trip is the latency, unless round trips were asked for.
 
 use headworks::verbs::Instant;
-use headworks_stage::{ActorError, Cx, Step};
+use headworks_runtime::{ActorContext, ActorError, Step};
 
 use super::job::{Job, Workload};
 use super::message::{Checked, Written};
@@ -93,7 +93,7 @@ impl Measure {
 }
 
 impl<A: Arm> Drive<A> for Ping {
-    fn step(&mut self, arm: &mut A, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, arm: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let is_virtual = arm.price().is_some();
         for _ in 0..TRIES {
             let (moved, next) = match self.state {

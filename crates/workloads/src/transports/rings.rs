@@ -5,7 +5,7 @@
 use std::hint::spin_loop;
 
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
-use headworks_stage::Spacing;
+use headworks_net::PollInterval;
 
 use super::buffer::Buffer;
 use super::cpu_cost::Price;
@@ -159,7 +159,7 @@ pub struct Rings<S, R> {
     looks: u32,
     /// Messages of the application on their way into the ring.
     outbox: Buffer,
-    spacing: Spacing,
+    spacing: PollInterval,
     /// Calls in a row that found nothing to do.
     idle: u32,
     flushes: u32,
@@ -184,7 +184,7 @@ impl<S: MessageSender, R: MessageReceiver> Rings<S, R> {
             // Where time is virtual it has to pass between two looks.
             looks: if price.is_some() { 1 } else { TRIES },
             outbox: Buffer::new(outbox),
-            spacing: Spacing::default(),
+            spacing: PollInterval::default(),
             idle: 0,
             flushes: 0,
             finished: false,
@@ -281,11 +281,11 @@ impl<S: MessageSender, R: MessageReceiver> Arm for Rings<S, R> {
         let (mut taken, mut tries) = (0, 0);
         while taken < max {
             if self.ends.get(sink)? {
-                self.spacing.found();
+                self.spacing.on_message();
                 taken += 1;
                 continue;
             }
-            for _ in 0..self.spacing.empty() {
+            for _ in 0..self.spacing.on_empty() {
                 spin_loop();
             }
             // What was taken is handled before anything is waited for.

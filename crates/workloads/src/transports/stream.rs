@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
 use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat, open};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
@@ -168,7 +168,7 @@ impl StreamConnect {
     }
 
     /// Makes the names, and mails where they are.
-    fn listen(&self, cx: &mut Cx<'_>) -> Result<State> {
+    fn listen(&self, cx: &mut ActorContext<'_>) -> Result<State> {
         let (listener, mail): (OwnedFd, [u8; 2]) = match self.transport {
             Transport::Tcp => {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
@@ -202,7 +202,7 @@ impl StreamConnect {
     }
 
     /// The sending actor's end, told `mail` by the receiving actor.
-    fn follow(&self, mail: &[u8], cx: &mut Cx<'_>) -> Result<Stream> {
+    fn follow(&self, mail: &[u8], cx: &mut ActorContext<'_>) -> Result<Stream> {
         match self.transport {
             Transport::Tcp => {
                 let port = mail.try_into().map(u16::from_le_bytes);
@@ -224,7 +224,7 @@ impl StreamConnect {
     }
 
     /// The receiving actor's end, once the sending actor has followed.
-    fn accept(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>> {
+    fn accept(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Stream>> {
         match std::mem::replace(&mut self.state, State::Start) {
             State::Start => self.state = self.listen(cx)?,
             State::Listening(listener) => match accept_with(&listener, SocketFlags::CLOEXEC) {
@@ -300,7 +300,7 @@ impl StreamConnect {
 impl Connect for StreamConnect {
     type Arm = Stream;
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Stream>> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Stream>> {
         match self.role {
             Role::Receiver => self.accept(cx),
             Role::Sender => match cx.mailed() {

@@ -6,10 +6,10 @@ use std::iter;
 use std::sync::Arc;
 
 use headworks::ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
-use headworks::verbs::bringup::Tuning;
+use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{Device, QueuePair};
 use headworks_baselines::counting::{Counts, Tally, counted};
-use headworks_stage::Cx;
+use headworks_runtime::ActorContext;
 
 use super::cpu_cost::Price;
 use super::job::Job;
@@ -68,10 +68,10 @@ impl<K: Kind> Unconnected for End<K> {
         }
     }
 
-    fn tuning(&self) -> Tuning {
+    fn connection_params(&self) -> ConnectionParams {
         match self {
-            Self::Out(end) => end.tuning(),
-            Self::In(end) => end.tuning(),
+            Self::Out(end) => end.connection_params(),
+            Self::In(end) => end.connection_params(),
         }
     }
 }
@@ -146,7 +146,7 @@ impl<K: Kind, M: Connect<Arm = EndsOf<K>>> Connect for VerbsConnect<K, M> {
         Some(tally.counts().since(*before))
     }
 
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Option<Self::Arm>> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Self::Arm>> {
         let Some(mut ends) = self.meet.step(cx)? else {
             return Ok(None);
         };

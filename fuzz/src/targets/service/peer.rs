@@ -10,7 +10,7 @@ use headworks_daemon::control::{Between, Message};
 use headworks_daemon::domain::{DomainId, Offer};
 use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
 use headworks_daemon::link::Which;
-use headworks_verbs::bringup::Tuning;
+use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Payload, QpInit,
     QpType, QueuePair, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr,
@@ -99,9 +99,9 @@ impl Rogue {
                 0 => words.concat(),
                 _ => Vec::new(),
             };
-            let tuning = Tuning {
+            let tuning = ConnectionParams {
                 access: Access::ALL,
-                ..Tuning::default()
+                ..ConnectionParams::default()
             };
             let started = BringUp::start(device.info(), &mut *qp, tuning, which, payload);
             bringing.push(started.expect("starts"));

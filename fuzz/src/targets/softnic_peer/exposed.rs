@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::{SharedSegment, View, open_of};
+use headworks_shm::{SharedSegment, View, open_fd_of};
 use rustix::fs::fstat;
 
 use crate::input::Input;
@@ -25,7 +25,7 @@ impl Memories {
             let (true, Ok(number)) = (is_ours, number) else {
                 continue;
             };
-            let Ok(fd) = open_of(std::process::id(), number) else {
+            let Ok(fd) = open_fd_of(std::process::id(), number) else {
                 continue;
             };
             let inode = fstat(&fd).expect("it is open").st_ino;

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use headworks_client::{Block, EgressWriter, Extent, Op, Operation, Rights, Vqpn};
-use headworks_shm::FabricDir;
+use headworks_runtime::{ActorContext, StandaloneContext};
+use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_stage::{Alone, Cx};
 use headworks_verbs::{Device, Instant, Provider};
 
 use crate::channel::Then;
@@ -16,7 +16,7 @@ use crate::frame::{Header, Kind, OFFER, Remote};
 use crate::link::Which;
 
 /// No time passes.
-const ALONE: Alone = Alone {
+const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: || Instant::ZERO,
 };
@@ -40,7 +40,7 @@ fn key(own: usize) -> LinkKey {
 impl Two {
     fn new(config: &Config) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let fabric = FabricDir::at(directory.path().join("fabric")).unwrap();
+        let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
         let provider = SoftProvider::on(fabric);
         let mut domains = [0, 1].map(|own| {
             let name = format!("soft:h{own}").parse().unwrap();
@@ -81,7 +81,7 @@ impl Two {
     }
 
     fn step(&mut self, own: usize) -> bool {
-        let stepped = self.domains[own].step(&mut Cx::new(&mut { ALONE }));
+        let stepped = self.domains[own].step(&mut ActorContext::new(&mut { ALONE }));
         let mut was_busy = stepped.unwrap();
         while let Some(output) = self.domains[own].output() {
             was_busy = true;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use headworks_client::Board;
 use headworks_client::message::{Reply, VERSION};
+use headworks_net::packets::PacketListener;
 use headworks_shm::{HugePages, SegmentRequest};
-use headworks_stage::packets::PacketListener;
 
 use super::*;
 
@@ -61,9 +61,9 @@ fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// The next thing that the application says.
 fn heard(by: &PacketSocket) -> Request {
     let packet = soon("a request", || match by.recv().expect("a socket") {
-        Came::Packet(packet) => Some(packet.bytes),
-        Came::Nothing => None,
-        Came::Ended => panic!("the application has gone"),
+        RecvOutcome::Packet(packet) => Some(packet.bytes),
+        RecvOutcome::WouldBlock => None,
+        RecvOutcome::Closed => panic!("the application has gone"),
     });
     Request::decode(&packet).expect("a request")
 }

@@ -12,7 +12,7 @@ use headworks::client::{Outcomes, Session};
 use headworks::daemon::auth::Secret;
 use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};
 use headworks::daemon::{Config, Daemon};
-use headworks::stage::{Actor, ActorError, Cx, Part, Step};
+use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
 use super::programs::PORT;
@@ -106,7 +106,7 @@ pub(super) fn add(stage: &mut Stage) -> Result<()> {
             _ => vec![servers[host - 1].clone()],
         };
         let scene = stage.scene.clone();
-        let make = move |part: &Part| Host::new(part, host, &desks, scene.clone());
+        let make = move |part: &ActorInit| Host::new(part, host, &desks, scene.clone());
         stage.add(host, role(host), make)?;
     }
     match load.what {
@@ -138,7 +138,12 @@ struct Host {
 }
 
 impl Host {
-    fn new(part: &Part, number: usize, desks: &[Shared], scene: Scene) -> Result<Self, ActorError> {
+    fn new(
+        part: &ActorInit,
+        number: usize,
+        desks: &[Shared],
+        scene: Scene,
+    ) -> Result<Self, ActorError> {
         let device = part.open_device()?;
         let identity = Identity {
             // Without one, daemons serve loopback addresses alone.
@@ -158,7 +163,7 @@ impl Host {
     }
 
     /// Hands the daemon what other daemons say.
-    fn hear(&mut self, cx: &mut Cx<'_>) {
+    fn hear(&mut self, cx: &mut ActorContext<'_>) {
         while let Some(mail) = cx.receive() {
             let from = mail.from.strip_prefix('d');
             let from = from.and_then(|host| host.parse().ok());
@@ -197,7 +202,7 @@ impl Host {
     }
 
     /// Does what the daemon wants done.
-    fn obey(&mut self, cx: &mut Cx<'_>) -> Result<(), ActorError> {
+    fn obey(&mut self, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         while let Some(output) = self.daemon.output() {
             match output {
                 Output::Dial(to) => {
@@ -281,14 +286,19 @@ impl Host {
 }
 
 /// Tells another daemon, which sees the stream from the other side.
-fn say(cx: &mut Cx<'_>, (to, by_me): Line, kind: u8, message: &[u8]) -> Result<(), ActorError> {
+fn say(
+    cx: &mut ActorContext<'_>,
+    (to, by_me): Line,
+    kind: u8,
+    message: &[u8],
+) -> Result<(), ActorError> {
     let mut bytes = vec![kind, u8::from(!by_me)];
     bytes.extend(message);
     Ok(cx.send(&role(to), &bytes)?)
 }
 
 impl Actor for Host {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         if self.scene.is_over() {
             let queue_pairs = self.daemon.census().map(|(_, one)| one.queue_pairs).sum();
             if self.number == 0 {

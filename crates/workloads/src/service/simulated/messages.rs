@@ -1,6 +1,6 @@
 //! Applications in virtual time that send each other messages by turns.
 
-use headworks::stage::{Actor, ActorError, Cx, Step};
+use headworks::runtime::{Actor, ActorContext, ActorError, Step};
 use headworks::verbs::{Duration, Instant};
 
 use super::host::Shared;
@@ -81,7 +81,7 @@ fn fill(message: &mut [u8], number: u8) {
 }
 
 impl Actor for Talker {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let now = cx.now();
         if self.client.ends.is_empty() {
             self.client.hear()?;

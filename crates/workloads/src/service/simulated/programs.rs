@@ -6,7 +6,7 @@ use headworks::client::connection::{Connection, Received};
 use headworks::client::operation::RESULT_BYTES;
 use headworks::client::session::Event;
 use headworks::client::{Extent, Op, Operation, Outcome, Outcomes, Rights};
-use headworks::stage::{Actor, ActorError, Cx, Step};
+use headworks::runtime::{Actor, ActorContext, ActorError, Step};
 use headworks::verbs::{Duration, Instant};
 
 use super::host::{Operating, Shared, listens_at};
@@ -146,7 +146,7 @@ impl Caller {
 }
 
 impl Actor for Caller {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let now = cx.now();
         if !self.is_connected {
             self.client.hear()?;
@@ -187,7 +187,7 @@ struct Server {
 }
 
 impl Actor for Server {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         if self.scene.is_over() {
             let sum = (locked(&self.client.desk).counters)();
             *self.scene.look().sum.get_or_insert(0) += sum;

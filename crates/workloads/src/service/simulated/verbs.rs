@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use headworks::stage::{Actor, ActorError, Cx, Part, Step};
-use headworks::verbs::bringup::Tuning;
+use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
+use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{BringUp, Completion, Duration, Instant};
 use headworks_baselines::Shape;
 
@@ -119,7 +119,7 @@ impl Board {
         &mut self,
         at: usize,
         sharing: usize,
-        part: &Part,
+        part: &ActorInit,
         scene: &Scene,
     ) -> Result<Arc<Mutex<Group>>, ActorError> {
         let (load, preset) = (scene.load, &scene.machine.preset);
@@ -149,10 +149,10 @@ impl Board {
             let remote = &mut self.remotes[(at + number) % hosts];
             remote.end.populate(&theirs)?;
             let theirs = remote.end.queue_pairs.last_mut().expect("made above");
-            let start = |info, qp| BringUp::start(info, qp, Tuning::default(), 1, vec![]);
+            let start = |info, qp| BringUp::start(info, qp, ConnectionParams::default(), 1, vec![]);
             let mut here = start(native.end.device.info(), &mut **ours)?;
             let mut there = start(remote.end.device.info(), &mut **theirs)?;
-            here.meet(&mut **ours, &mut there, &mut **theirs)?;
+            here.connect_both(&mut **ours, &mut there, &mut **theirs)?;
             targets.push(remote.memory.region().remote(0));
         }
         scene.look().queue_pairs += targets.len();
@@ -187,7 +187,7 @@ struct Caller {
 }
 
 impl Actor for Caller {
-    fn step(&mut self, cx: &mut Cx<'_>) -> Result<Step, ActorError> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let now = cx.now();
         if let Some(step) = self.share.waits(now) {
             return Ok(step);
@@ -253,7 +253,7 @@ impl Caller {
     }
 
     /// Looks at what has come.
-    fn took(&mut self, group: &Group, cx: &mut Cx<'_>) -> Result<(), ActorError> {
+    fn took(&mut self, group: &Group, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         let now = cx.now();
         let OneSided { native, what, .. } = &group.verbs;
         for slot in std::mem::take(&mut self.own) {

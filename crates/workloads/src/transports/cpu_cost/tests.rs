@@ -140,12 +140,24 @@ impl PaidArm {
 
     fn offer(&mut self, n: usize) -> usize {
         let fill = &mut Written::default();
-        offer(&mut self.slots, n, fill, &mut Cx::new(&mut self.world)).unwrap()
+        offer(
+            &mut self.slots,
+            n,
+            fill,
+            &mut ActorContext::new(&mut self.world),
+        )
+        .unwrap()
     }
 
     fn take(&mut self, n: usize) -> Taken {
         let sink = &mut Checked::default();
-        take(&mut self.slots, n, sink, &mut Cx::new(&mut self.world)).unwrap()
+        take(
+            &mut self.slots,
+            n,
+            sink,
+            &mut ActorContext::new(&mut self.world),
+        )
+        .unwrap()
     }
 
     fn said(&self) -> Vec<String> {
@@ -195,7 +207,7 @@ fn an_applications_ends_pay_for_what_goes_through_and_for_nothing_else() {
     let mut world = Alone::default();
     let log = world.log.clone();
     let said = || std::mem::take(&mut *log.borrow_mut());
-    let mut cx = Cx::new(&mut world);
+    let mut cx = ActorContext::new(&mut world);
     let till = Till::new(&mut cx, price());
     // Room for one message.
     let mut queue = Queue::of(1);

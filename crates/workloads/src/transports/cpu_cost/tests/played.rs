@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use headworks::sim::{Preset, SimWorld};
-use headworks_stage::Cast;
+use headworks_runtime::ActorRegistry;
 
 use super::*;
 use crate::report::Report;
@@ -24,7 +24,7 @@ fn machine(settings: &[&str]) -> Preset {
 
 /// Runs something between two hosts of such machines.
 fn between<T>(machine: &Preset, run: impl FnOnce(&Testbed<'_>) -> T) -> T {
-    let mut cast = Cast::new();
+    let mut cast = ActorRegistry::new();
     register(&mut cast, Some(Prices::of(machine)));
     let stop = AtomicBool::new(false);
     let device = || "sim:cx5-100g".parse().unwrap();

@@ -1,0 +1,103 @@
+//! Errors of rendezvous and of lines.
+
+use std::io;
+
+use headworks_shm::RegistryError;
+use headworks_verbs::BringUpError;
+
+use crate::framing::FrameError;
+
+/// Two processes did not meet, or lost each other.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetError {
+    /// The name is not legal, is taken, or nobody listens under it; or the registry cannot be used.
+    #[error(transparent)]
+    Fabric(#[from] RegistryError),
+    /// Text with a colon that is no address.
+    #[error(
+        "bad address {0:?}: HOST:PORT or [IPV6]:PORT, rdma: before it to meet over RDMA, with a port up to 65535"
+    )]
+    BadAddress(String),
+    /// An address cannot be listened at.
+    #[error(
+        "{address}: {source}: it takes an address of this machine, and a port where nobody listens"
+    )]
+    CannotListen {
+        /// The address.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Nobody answers at an address.
+    #[error("{address}: {source}")]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The deadline passed.
+    #[error("{what}: the deadline passed")]
+    Deadline {
+        /// What was waited for.
+        what: &'static str,
+    },
+    /// The interrupt's descriptor was readable.
+    #[error("interrupted")]
+    Interrupted,
+    /// The other end closed or died.
+    #[error("the other end is gone")]
+    PeerGone,
+    /// The other end is another user's.
+    #[error("the other end belongs to user {theirs}, this one to user {ours}")]
+    OtherUser {
+        /// Its user id.
+        theirs: u32,
+        /// Ours.
+        ours: u32,
+    },
+    /// The queue pair could not be brought up.
+    #[error("connecting: {0}")]
+    BringUp(#[from] BringUpError),
+    /// A control message is too long.
+    #[error("control message: {0}")]
+    Frame(#[from] FrameError),
+    /// The other end does not read; try again when the line takes more.
+    #[error("the other end does not read its control messages")]
+    Full,
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl NetError {
+    /// Whether an address was asked for at which this machine cannot listen: it is another's, or in use.
+    pub fn is_address_unavailable(&self) -> bool {
+        matches!(self, Self::CannotListen { source, .. } if matches!(
+            source.kind(),
+            io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
+        ))
+    }
+
+    /// For `map_err`.
+    pub(crate) fn unreachable(address: &str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Unreachable {
+            address: address.to_owned(),
+            source,
+        }
+    }
+
+    /// For `map_err`.
+    pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            what,
+            source: source.into(),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Connections between processes, and how a process waits: what production code needs of the operating system
+//! beside shared memory.
+//!
+//! The module list is a map of the crate:
+//!
+//! - between two processes: [`rendezvous`] (they meet under a name of the registry, or at an address), [`line`] (the
+//!   control connection that they have then: bring-up of a queue pair, short messages, the peer's death), [`qp_stream`]
+//!   (a byte stream over a connected queue pair, for a line to run over), [`framing`] (length-prefixed messages on a
+//!   byte stream);
+//! - between an application and a daemon: [`packets`] (a Unix socket of packets, with open files);
+//! - waiting: [`waiting`] (yield for a bounded time, then sleep), [`WaitLimit`] (a deadline or an interrupt),
+//!   [`EventFd`] (wakes a thread of the same process), [`signals`] (Ctrl-C);
+//! - time and processors: [`clock`] (the one place that reads the real clock), [`cpu_affinity`].
+//!
+//! One process listens under a name in the registry ([`Listener::bind`]), the other dials it ([`dial`],
+//! [`dial_wait`] where it may be early). On different hosts they meet at an address instead
+//! ([`Listener::bind_tcp`], [`dial_tcp`], [`dial_tcp_wait`]): whoever reaches it may come, and what is said there,
+//! keys of memory among it, is neither encrypted nor authenticated, as RDMA itself is not. Or they have a
+//! queue pair connected by other means, and the line runs over that ([`QpStream`]). Both have a [`Line`] then: it
+//! carries the bytes of a [`BringUp`](headworks_verbs::BringUp) and, afterwards, short control messages; it stays
+//! open for as long as the connection lives, because its end is the peer's death.
+//!
+//! Steps ([`BringUpOnLine::step`], [`Line::recv_control`], …) never block; the calls that wait take a
+//! [`WaitLimit`].
+//!
+//! Nothing here knows a provider or an actor.
+#![deny(unsafe_code)]
+
+pub mod clock;
+pub mod cpu_affinity;
+pub mod framing;
+pub mod line;
+pub mod packets;
+pub mod qp_stream;
+pub mod rendezvous;
+pub mod signals;
+pub mod waiting;
+
+mod error;
+mod eventfd;
+mod wait_limit;
+
+pub use error::NetError;
+pub use eventfd::EventFd;
+pub use line::{BringUpOnLine, CONTROL_MESSAGE_MAX, KEEPALIVE_TIMEOUT_S, Line, LineTransport};
+pub use qp_stream::{QpConnection, QpStream, QpStreamSetup};
+pub use rendezvous::{
+    Listener, NO_LISTENER, RendezvousAddr, dial, dial_tcp, dial_tcp_wait, dial_wait,
+};
+pub use signals::Interrupt;
+pub use wait_limit::WaitLimit;
+pub use waiting::{Backoff, PollInterval, SPIN_BUDGET, SpinMode, WaitPhase, Waiter, WakeReason};

@@ -1,0 +1,393 @@
+//! A line: the control connection between two processes that have met, a byte stream of bring-up and short messages.
+
+use std::io;
+use std::net::{IpAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use headworks_verbs::bringup::{ConnectionParams, Hello};
+use headworks_verbs::{DeviceInfo, QueuePair};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
+    set_tcp_user_timeout, socket_peercred,
+};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::geteuid;
+
+use crate::framing::{FrameDecoder, encode_frame};
+use crate::waiting::ready_events;
+use crate::{NetError, WaitLimit};
+
+mod bring_up;
+mod transport;
+
+pub use bring_up::BringUpOnLine;
+pub use transport::LineTransport;
+
+/// Longest control message, in bytes.
+pub const CONTROL_MESSAGE_MAX: usize = 64 << 10;
+/// Seconds without a sign of life after which the other host counts as gone.
+pub const KEEPALIVE_TIMEOUT_S: u32 = 10;
+/// Bytes handed over and not taken by the socket.
+const UNWRITTEN_MAX: usize = 256 << 10;
+
+/// One end of a line.
+///
+/// - Bring-up, first and at most once: [`Line::bring_up`], or [`BringUpOnLine`] step by step.
+/// - Control messages, never blocking: [`Line::send_control`], [`Line::recv_control`], [`Line::flush`];
+///   waiting: [`Line::recv_control_wait`].
+/// - The peer's end: [`Line::peer_gone`]; the descriptor ([`AsFd`]) is readable then, as it is when a
+///   message waits.
+#[derive(Debug)]
+pub struct Line {
+    io: LineIo,
+    peer_pid: Option<u32>,
+    peer_host: Option<IpAddr>,
+    /// Read and not yet understood: of the bring-up, then of the messages.
+    pub(super) inbox: Vec<u8>,
+    messages: FrameDecoder,
+    unwritten: Vec<u8>,
+    ended: bool,
+}
+
+/// What a line runs over.
+#[derive(Debug)]
+enum LineIo {
+    Socket(OwnedFd),
+    Transport(Box<dyn LineTransport>),
+}
+
+impl LineIo {
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(socket) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                Ok(send(socket, bytes, flags)?)
+            }
+            Self::Transport(carrier) => carrier.send(bytes),
+        }
+    }
+
+    fn recv(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(socket) => Ok(recv(socket, bytes, RecvFlags::DONTWAIT)?.0),
+            Self::Transport(carrier) => carrier.recv(bytes),
+        }
+    }
+}
+
+impl Line {
+    /// Both ends, for two parties of one process.
+    pub fn pair() -> Result<(Self, Self), NetError> {
+        let (one, other) = UnixStream::pair().map_err(NetError::system("socket pair"))?;
+        Ok((Self::from_unix(one)?, Self::from_unix(other)?))
+    }
+
+    /// A line over a connected Unix socket. Refuses a peer of another user.
+    pub fn from_unix(stream: impl Into<OwnedFd>) -> Result<Self, NetError> {
+        let socket = stream.into();
+        let peer = socket_peercred(&socket).map_err(NetError::system("peer credentials"))?;
+        let (theirs, ours) = (peer.uid.as_raw(), geteuid().as_raw());
+        if theirs != ours {
+            return Err(NetError::OtherUser { theirs, ours });
+        }
+        let peer_pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
+        Ok(Self::new(LineIo::Socket(socket), Some(peer_pid)))
+    }
+
+    /// A line over something that is no socket, such as a [`QpStream`](super::QpStream).
+    pub fn from_transport(carrier: Box<dyn LineTransport>) -> Self {
+        Self::new(LineIo::Transport(carrier), None)
+    }
+
+    /// A line over a connected TCP socket: to another host. A host that vanishes without a word is
+    /// noticed after some seconds of silence ([`KEEPALIVE_TIMEOUT_S`]).
+    pub fn from_tcp(stream: TcpStream) -> Result<Self, NetError> {
+        let alone = std::time::Duration::from_secs(KEEPALIVE_TIMEOUT_S.into()) / 2;
+        let probes: u32 = 5;
+        let peer = stream.peer_addr().ok().map(|peer| peer.ip());
+        let set = set_tcp_nodelay(&stream, true)
+            .and_then(|()| set_socket_keepalive(&stream, true))
+            .and_then(|()| set_tcp_keepidle(&stream, alone))
+            .and_then(|()| set_tcp_keepintvl(&stream, alone / probes))
+            .and_then(|()| set_tcp_keepcnt(&stream, probes))
+            // What was sent and nobody acknowledged counts by itself.
+            .and_then(|()| set_tcp_user_timeout(&stream, KEEPALIVE_TIMEOUT_S * 1000));
+        set.map_err(NetError::system("a TCP socket"))?;
+        let line = Self::new(LineIo::Socket(stream.into()), None);
+        Ok(line.with_peer_host(peer))
+    }
+
+    fn new(io: LineIo, peer_pid: Option<u32>) -> Self {
+        Self {
+            io,
+            peer_pid,
+            peer_host: None,
+            inbox: Vec::new(),
+            messages: FrameDecoder::new(CONTROL_MESSAGE_MAX),
+            unwritten: Vec::new(),
+            ended: false,
+        }
+    }
+
+    /// The process at the other end, as the kernel knew it when the line was made; `None` if it is on
+    /// another host.
+    pub fn peer_pid(&self) -> Option<u32> {
+        self.peer_pid
+    }
+
+    /// The other end's address, if it came over a network and is known.
+    pub fn peer_host(&self) -> Option<IpAddr> {
+        self.peer_host
+    }
+
+    /// This line, whose other end has that address.
+    #[must_use]
+    pub fn with_peer_host(mut self, host: Option<IpAddr>) -> Self {
+        self.peer_host = host;
+        self
+    }
+
+    /// Connects `qp`, which is in RESET or INIT, with the queue pair that the other end brings up at the same
+    /// time; `payload` is for the other side, and theirs is in the [`Hello`]. Waits.
+    pub fn bring_up<'u>(
+        &mut self,
+        device: &DeviceInfo,
+        qp: &mut dyn QueuePair,
+        tuning: ConnectionParams,
+        payload: Vec<u8>,
+        until: impl Into<WaitLimit<'u>>,
+    ) -> Result<Hello, NetError> {
+        let until = until.into();
+        let mut bring_up = BringUpOnLine::start(device, qp, tuning, payload)?;
+        loop {
+            if let Some(hello) = bring_up.step(self, qp)? {
+                return Ok(hello);
+            }
+            self.wait("connecting", &until)?;
+        }
+    }
+
+    /// Sends a message of up to [`CONTROL_MESSAGE_MAX`] bytes, or keeps what the socket does not take for
+    /// [`Line::flush`].
+    pub fn send_control(&mut self, message: &[u8]) -> Result<(), NetError> {
+        if self.unwritten.len() > UNWRITTEN_MAX {
+            return Err(NetError::Full);
+        }
+        encode_frame(&mut self.unwritten, &[message], CONTROL_MESSAGE_MAX)?;
+        self.flush().map(drop)
+    }
+
+    /// Sends what is left over, and says whether all of it is gone.
+    pub fn flush(&mut self) -> Result<bool, NetError> {
+        let mut done = 0;
+        while done < self.unwritten.len() {
+            match self.io.send(&self.unwritten[done..]) {
+                Ok(sent) => done += sent,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => break,
+                    _ => return Err(lost(error, "writing to the other end")),
+                },
+            }
+        }
+        self.unwritten.drain(..done);
+        Ok(self.unwritten.is_empty())
+    }
+
+    /// Waits until all that was handed over is with the socket. What is not is lost with the line.
+    pub fn flush_wait<'u>(&mut self, until: impl Into<WaitLimit<'u>>) -> Result<(), NetError> {
+        let until = until.into();
+        while !self.flush()? {
+            self.wait("sending what is left", &until)?;
+        }
+        Ok(())
+    }
+
+    /// The next message, if it is there.
+    pub fn recv_control(&mut self) -> Result<Option<Vec<u8>>, NetError> {
+        loop {
+            if let Some(message) = self.messages.next_message()? {
+                return Ok(Some(message));
+            }
+            if self.inbox.is_empty() && !self.read()? {
+                if self.ended {
+                    return Err(NetError::PeerGone);
+                }
+                // What was woken for may be that the other end takes more.
+                if !self.unwritten.is_empty() {
+                    self.flush()?;
+                }
+                return Ok(None);
+            }
+            self.messages.feed(&self.inbox);
+            self.inbox.clear();
+        }
+    }
+
+    /// Waits for the next message.
+    pub fn recv_control_wait<'u>(
+        &mut self,
+        until: impl Into<WaitLimit<'u>>,
+    ) -> Result<Vec<u8>, NetError> {
+        let until = until.into();
+        loop {
+            if let Some(message) = self.recv_control()? {
+                return Ok(message);
+            }
+            self.flush()?;
+            self.wait("waiting for a control message", &until)?;
+        }
+    }
+
+    /// Whether the other end has closed or died. What it sent before can still be received. A system
+    /// call: ask when the descriptor is readable, or now and then.
+    pub fn peer_gone(&self) -> bool {
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        self.ended
+            || match &self.io {
+                LineIo::Socket(socket) => {
+                    ready_events(socket.as_fd(), PollFlags::RDHUP).intersects(gone)
+                }
+                LineIo::Transport(carrier) => carrier.is_gone(),
+            }
+    }
+
+    /// Whether the line ended; a line that did has nothing left to read.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) {
+        self.unwritten.extend_from_slice(bytes);
+    }
+
+    /// Has what arrived behind the last message in the inbox again: the bring-up's greeting may have come
+    /// along with the message before it.
+    pub(super) fn restore_inbox(&mut self) {
+        let mut rest = self.messages.take_rest();
+        if !rest.is_empty() {
+            rest.append(&mut self.inbox);
+            self.inbox = rest;
+        }
+    }
+
+    /// Reads what is there into the inbox, up to a bound; says whether it was anything.
+    pub(super) fn read(&mut self) -> Result<bool, NetError> {
+        let mut bytes = [0; 8 << 10];
+        match self.io.recv(&mut bytes) {
+            Ok(0) => self.ended = true,
+            Ok(got) => self.inbox.extend_from_slice(&bytes[..got]),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(false),
+                _ if is_loss(&error) => self.ended = true,
+                _ => return Err(lost(error, "reading from the other end")),
+            },
+        }
+        Ok(!self.ended)
+    }
+
+    fn wait(&self, what: &'static str, until: &WaitLimit<'_>) -> Result<(), NetError> {
+        let output = if self.unwritten.is_empty() {
+            PollFlags::empty()
+        } else {
+            PollFlags::OUT
+        };
+        until.wait(what, &[(self.as_fd(), PollFlags::IN | output)], None)
+    }
+}
+
+/// Whether an error says that the other end is gone.
+fn is_loss(error: &io::Error) -> bool {
+    let gone = [
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::ConnectionAborted,
+        io::ErrorKind::TimedOut,
+        io::ErrorKind::HostUnreachable,
+        io::ErrorKind::NetworkUnreachable,
+        io::ErrorKind::NetworkDown,
+    ];
+    gone.contains(&error.kind()) || Errno::from_io_error(error) == Some(Errno::HOSTDOWN)
+}
+
+fn lost(error: io::Error, what: &'static str) -> NetError {
+    match is_loss(&error) {
+        true => NetError::PeerGone,
+        false => NetError::system(what)(error),
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.io {
+            LineIo::Socket(socket) => socket.as_fd(),
+            LineIo::Transport(carrier) => carrier.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+    use crate::framing::FrameError;
+    use headworks_verbs::Duration;
+
+    #[test]
+    fn messages_arrive_whole_and_the_end_after_them() {
+        let (mut one, mut other) = Line::pair().expect("pair");
+        assert_eq!(other.recv_control().expect("open"), None);
+        let long = vec![7; CONTROL_MESSAGE_MAX];
+        one.send_control(b"first").expect("sends");
+        one.send_control(&long).expect("sends");
+        one.send_control(b"").expect("sends");
+        let soon = || clock::now() + Duration::from_secs(10);
+        assert_eq!(other.recv_control_wait(soon()).expect("first"), b"first");
+        assert_eq!(other.recv_control_wait(soon()).expect("long"), long);
+        assert!(one.flush().expect("open"));
+        assert_eq!(other.recv_control_wait(soon()).expect("empty"), b"");
+        one.send_control(b"last").expect("sends");
+        assert!(!other.peer_gone());
+        drop(one);
+        assert!(other.peer_gone());
+        assert_eq!(other.recv_control_wait(soon()).expect("last"), b"last");
+        assert!(matches!(other.recv_control(), Err(NetError::PeerGone)));
+        assert!(matches!(other.send_control(b"x"), Err(NetError::PeerGone)));
+    }
+
+    #[test]
+    fn limits_are_errors() {
+        let (mut one, mut other) = Line::pair().expect("pair");
+        let error = one
+            .send_control(&vec![0; CONTROL_MESSAGE_MAX + 1])
+            .expect_err("too long");
+        assert!(matches!(error, NetError::Frame(FrameError::TooLong { .. })));
+        let full = (0..10_000).find_map(|_| one.send_control(&[0; 4096]).err());
+        assert!(matches!(full, Some(NetError::Full)));
+        let past = other
+            .recv_control_wait(clock::now())
+            .map(|message| message.len());
+        assert_eq!(past.expect("there"), 4096);
+        other.write(&u32::MAX.to_le_bytes());
+        assert!(other.flush().expect("open"));
+        assert!(matches!(one.recv_control(), Err(NetError::Frame(_))));
+    }
+
+    #[test]
+    fn waiting_ends_by_deadline_and_by_interrupt() {
+        let (mut one, mut other) = Line::pair().expect("pair");
+        let error = one
+            .recv_control_wait(clock::now())
+            .expect_err("nothing there");
+        assert!(matches!(error, NetError::Deadline { .. }), "{error}");
+        let (interrupt, mut raise) = UnixStream::pair().expect("pair");
+        std::io::Write::write_all(&mut raise, b"!").expect("raises");
+        let until =
+            WaitLimit::deadline(headworks_verbs::Instant::FAR_FUTURE).or_readable(&interrupt);
+        let error = other.recv_control_wait(until).expect_err("interrupted");
+        assert!(matches!(error, NetError::Interrupted), "{error}");
+    }
+}

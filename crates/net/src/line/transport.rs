@@ -1,0 +1,23 @@
+//! What a line may run over where that is no socket.
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+
+/// A byte stream to another process, for a [`Line`](super::Line) to run over. Nothing blocks.
+///
+/// The descriptor is readable while there is something to receive, the other end is gone, or a
+/// [`LineTransport::send`] that was refused may be tried again.
+pub trait LineTransport: AsFd + Send + Sync + fmt::Debug {
+    /// Takes bytes from the front of `bytes` and says how many, at least one;
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) while it takes none,
+    /// [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the other end is gone.
+    fn send(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Hands out bytes that came and says how many; 0 at the end,
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) while there are none.
+    fn recv(&self, bytes: &mut [u8]) -> io::Result<usize>;
+
+    /// Whether the other end has closed or died, even if not all that it sent has been received.
+    fn is_gone(&self) -> bool;
+}

@@ -1,0 +1,358 @@
+//! Packets between processes of one machine, with an open file where one is needed: a Unix socket under a path.
+//! Nothing here blocks.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
+};
+
+/// Longest packet in bytes.
+pub const PACKET_MAX: usize = 4096;
+/// Files that may be sent with one packet, as the kernel has it.
+const FILES_MAX: usize = 253;
+/// Callers that may wait to be accepted.
+const BACKLOG: i32 = 128;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// One end of a way for packets. Readable ([`AsFd`]) when a packet waits, or the other end is gone.
+#[derive(Debug)]
+pub struct PacketSocket(OwnedFd);
+
+/// A packet that came.
+#[derive(Debug)]
+pub struct Packet {
+    /// What it says.
+    pub bytes: Vec<u8>,
+    /// The files that came with it; with an honest one there is one at most.
+    pub files: Vec<OwnedFd>,
+}
+
+/// What [`PacketSocket::recv`] found.
+#[derive(Debug)]
+pub enum RecvOutcome {
+    /// A packet.
+    Packet(Packet),
+    /// None yet.
+    WouldBlock,
+    /// None ever: the other end is gone.
+    Closed,
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let made = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None);
+    Ok(made?)
+}
+
+impl PacketSocket {
+    /// Calls whoever listens at `path`.
+    ///
+    /// # Errors
+    ///
+    /// As connect(2) has them: nobody listens, there is no such path, not allowed.
+    pub fn dial(path: &Path) -> io::Result<Self> {
+        let socket = socket()?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self(socket))
+    }
+
+    /// The user whose process is at the other end, as the kernel knew it when they met.
+    ///
+    /// # Errors
+    ///
+    /// As getsockopt(2) has them.
+    pub fn user(&self) -> io::Result<u32> {
+        Ok(socket_peercred(&self.0)?.uid.as_raw())
+    }
+
+    /// That process.
+    ///
+    /// # Errors
+    ///
+    /// As getsockopt(2) has them.
+    pub fn pid(&self) -> io::Result<u32> {
+        Ok(socket_peercred(&self.0)?.pid.as_raw_nonzero().get() as u32)
+    }
+
+    /// Sends a packet, with a file if there is one. `false`: there is no room for it now.
+    ///
+    /// # Errors
+    ///
+    /// The other end is gone, and what else sendmsg(2) has.
+    pub fn send(&self, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+        if !files.is_empty() && !with.push(SendAncillaryMessage::ScmRights(&files)) {
+            return Err(io::Error::other("no room for a file"));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match sendmsg(&self.0, &[io::IoSlice::new(bytes)], &mut with, flags) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The next packet. Of one that is longer than [`PACKET_MAX`], which nobody honest sends, there are no bytes.
+    ///
+    /// All files that came with it are handed on: the last close of a file may block, so that who must not wait
+    /// closes no file of somebody else's.
+    ///
+    /// # Errors
+    ///
+    /// As recvmsg(2) has them.
+    pub fn recv(&self) -> io::Result<RecvOutcome> {
+        let mut bytes = [0; PACKET_MAX];
+        let came = match recv_with_fds(&self.0, &mut bytes) {
+            // The other end was closed before it had received everything: that is said once, in front of what it had sent.
+            Err(Errno::CONNRESET) => recv_with_fds(&self.0, &mut bytes),
+            came => came,
+        };
+        let (len, files, is_cut) = match came {
+            Ok(came) => came,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(RecvOutcome::WouldBlock),
+            Err(Errno::CONNRESET) => return Ok(RecvOutcome::Closed),
+            Err(error) => return Err(error.into()),
+        };
+        if len == 0 && files.is_empty() {
+            return Ok(RecvOutcome::Closed);
+        }
+        let len = if is_cut { 0 } else { len };
+        let bytes = bytes[..len].to_vec();
+        Ok(RecvOutcome::Packet(Packet { bytes, files }))
+    }
+}
+
+/// Receives without waiting: how many bytes, what files came with them, and whether there was more.
+///
+/// # Errors
+///
+/// As recvmsg(2) has them.
+pub fn recv_with_fds(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+    let mut with = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut into = [io::IoSliceMut::new(bytes)];
+    let came = recvmsg(socket, &mut into, &mut with, flags)?;
+    let mut files = Vec::new();
+    for message in with.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
+        }
+    }
+    let is_cut = came.flags.contains(ReturnFlags::TRUNC);
+    Ok((came.bytes, files, is_cut))
+}
+
+impl From<PacketSocket> for OwnedFd {
+    fn from(socket: PacketSocket) -> Self {
+        socket.0
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Where others call; the path is removed when it is dropped.
+#[derive(Debug)]
+pub struct PacketListener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Held for as long as somebody listens; the kernel releases it on death.
+    _lock: OwnedFd,
+}
+
+impl PacketListener {
+    /// Listens at `path`, with `mode` as its permissions: whoever may write to it may call. What a dead one has left
+    /// there is replaced. A file `path.lock` beside it says that somebody listens.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::AddrInUse`] where a living process listens there; and as bind(2) has them.
+    pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let lock_path = lock_of(path);
+        let lock = lock(&lock_path)?;
+        let socket = Self::bound(path, &address, mode).inspect_err(|_| {
+            let _ = std::fs::remove_file(&lock_path);
+        })?;
+        let path = path.to_owned();
+        Ok(Self {
+            socket,
+            path,
+            _lock: lock,
+        })
+    }
+
+    fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<OwnedFd> {
+        // Nothing but a socket is removed.
+        match std::fs::symlink_metadata(path) {
+            Ok(left) if left.file_type().is_socket() => std::fs::remove_file(path)?,
+            Ok(_) => {
+                let why = "a file that is no socket is there, and stays";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let socket = socket()?;
+        bind(&socket, address)?;
+        // Nobody can call yet.
+        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next caller, if one waits.
+    ///
+    /// # Errors
+    ///
+    /// As accept(2) has them; too many files are open, for one.
+    pub fn accept(&self) -> io::Result<Option<PacketSocket>> {
+        match accept_with(&self.socket, FLAGS) {
+            Ok(socket) => Ok(Some(PacketSocket(socket))),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for PacketListener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+        // While it is held: whoever waits for it sees that it is no more.
+        let _ = std::fs::remove_file(lock_of(&self.path));
+    }
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    lock_path.into()
+}
+
+/// The lock of a path, which is there for as long as it is held.
+fn lock(path: &Path) -> io::Result<OwnedFd> {
+    loop {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?;
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),
+            Err(error) => return Err(error.into()),
+        }
+        // Its last holder may have removed it since it was opened.
+        let held = rustix::fs::fstat(&lock)?;
+        match rustix::fs::stat(path) {
+            Ok(there) if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino) => {
+                return Ok(lock);
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for PacketListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn packets_come_whole_and_with_their_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = PacketListener::bind(&path, 0o600).unwrap();
+        let again = PacketListener::bind(&path, 0o600).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AddrInUse);
+        assert!(listener.accept().unwrap().is_none());
+        let one = PacketSocket::dial(&path).unwrap();
+        let other = listener.accept().unwrap().expect("a caller");
+        assert_eq!(other.user().unwrap(), rustix::process::geteuid().as_raw());
+        assert_eq!(other.pid().unwrap(), std::process::id());
+        assert!(matches!(other.recv().unwrap(), RecvOutcome::WouldBlock));
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"inside").unwrap();
+        assert!(one.send(b"first", None).unwrap());
+        assert!(one.send(b"second", Some(file.as_fd())).unwrap());
+        drop(file);
+        let packet = |came| match came {
+            RecvOutcome::Packet(packet) => packet,
+            other => panic!("{other:?}"),
+        };
+        let first = packet(other.recv().unwrap());
+        assert_eq!(&first.bytes[..], b"first");
+        assert!(first.files.is_empty());
+        let second = packet(other.recv().unwrap());
+        assert_eq!(&second.bytes[..], b"second");
+        let mut file = std::fs::File::from(second.files.into_iter().next().expect("a file"));
+        let mut inside = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut inside).unwrap();
+        assert_eq!(inside, "inside");
+        one.send(&[7; PACKET_MAX + 1], None).unwrap();
+        assert!(packet(other.recv().unwrap()).bytes.is_empty(), "too long");
+        drop(one);
+        assert!(matches!(other.recv().unwrap(), RecvOutcome::Closed));
+        drop(listener);
+        let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert!(PacketSocket::dial(&path).is_err());
+    }
+
+    #[test]
+    fn what_was_said_before_the_end_comes_also_from_who_had_not_listened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = PacketListener::bind(&path, 0o600).unwrap();
+        let one = PacketSocket::dial(&path).unwrap();
+        let other = listener.accept().unwrap().expect("a caller");
+        assert!(other.send(b"unread", None).unwrap());
+        assert!(one.send(b"first", None).unwrap());
+        assert!(one.send(b"last", None).unwrap());
+        drop(one);
+        for said in [&b"first"[..], b"last"] {
+            match other.recv().unwrap() {
+                RecvOutcome::Packet(packet) => assert_eq!(packet.bytes, said),
+                came => panic!("{came:?}"),
+            }
+        }
+        assert!(matches!(other.recv().unwrap(), RecvOutcome::Closed));
+    }
+
+    #[test]
+    fn what_a_dead_listener_left_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let listener = PacketListener::bind(&path, 0o600).unwrap();
+        assert!(PacketSocket::dial(&path).is_ok());
+        drop(listener);
+    }
+}

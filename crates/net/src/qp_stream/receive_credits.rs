@@ -1,0 +1,189 @@
+//! How many messages may be under way, so that each finds a receive: pure.
+//!
+//! Both sides have as many receives posted as the other may count on. A message takes one; when it is
+//! posted again, the other side may send one more, and hears so by the next message: each carries the
+//! number of receives that were posted again, ever. A side that has nothing to say tells of it by an
+//! empty message once half of them have been. Such a message takes a receive like any other, so the last
+//! one is kept for it: it can always be sent, and then both sides can never wait for each other.
+
+/// What one side knows.
+#[derive(Clone, Debug)]
+pub(super) struct ReceiveCredits {
+    receives: u64,
+    /// Messages sent.
+    sent: u64,
+    /// Receives that the other side posted again, as it told.
+    reposted_by_peer: u64,
+    /// Receives that this side posted again, and what of that was told.
+    reposted: u64,
+    announced: u64,
+}
+
+/// The other side says what cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BadCredit;
+
+impl ReceiveCredits {
+    /// Both sides have so many receives, at least 2.
+    pub(super) const fn new(receives: u64) -> Self {
+        Self {
+            receives,
+            sent: 0,
+            reposted_by_peer: 0,
+            reposted: 0,
+            announced: 0,
+        }
+    }
+
+    /// Receives that the other side has for what is sent next, at least.
+    fn credit(&self) -> u64 {
+        self.receives + self.reposted_by_peer - self.sent
+    }
+
+    /// Whether a message with something in it may be sent.
+    pub(super) fn may_send(&self) -> bool {
+        self.credit() > 1
+    }
+
+    /// Whether an empty message is due, and may be sent.
+    pub(super) fn is_update_due(&self) -> bool {
+        self.reposted - self.announced >= self.receives / 2 && self.credit() > 0
+    }
+
+    /// A message is sent: the number that it carries.
+    pub(super) fn send(&mut self) -> u64 {
+        self.sent += 1;
+        self.announced = self.reposted;
+        self.reposted
+    }
+
+    /// A receive was posted again.
+    pub(super) fn repost(&mut self) {
+        self.reposted += 1;
+    }
+
+    /// A message came, with this number.
+    pub(super) fn on_message(&mut self, number: u64) -> Result<(), BadCredit> {
+        if !(self.reposted_by_peer..=self.sent).contains(&number) {
+            return Err(BadCredit);
+        }
+        self.reposted_by_peer = number;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const RECEIVES: u64 = 4;
+
+    /// A side, the messages on their way to it (number, whether empty), and those that it holds unread.
+    struct Side {
+        credits: ReceiveCredits,
+        coming: VecDeque<(u64, bool)>,
+        unread: usize,
+        posted: u64,
+        to_send: u32,
+        got: u32,
+    }
+
+    impl Side {
+        fn new(to_send: u32) -> Self {
+            Self {
+                credits: ReceiveCredits::new(RECEIVES),
+                coming: VecDeque::new(),
+                unread: 0,
+                posted: RECEIVES,
+                to_send,
+                got: 0,
+            }
+        }
+
+        /// A message arrives; it must find a receive.
+        fn arrive(&mut self) -> bool {
+            let Some((number, is_empty)) = self.coming.pop_front() else {
+                return false;
+            };
+            self.posted = self.posted.checked_sub(1).expect("a receive is posted");
+            self.credits.on_message(number).expect("an honest number");
+            match is_empty {
+                true => self.repost(),
+                false => self.unread += 1,
+            }
+            true
+        }
+
+        fn repost(&mut self) {
+            self.posted += 1;
+            self.credits.repost();
+        }
+
+        fn read(&mut self) -> bool {
+            if self.unread == 0 {
+                return false;
+            }
+            self.unread -= 1;
+            self.got += 1;
+            self.repost();
+            true
+        }
+
+        fn send(&mut self, other: &mut Self) -> bool {
+            let is_empty = !(self.to_send > 0 && self.credits.may_send());
+            if is_empty && !self.credits.is_update_due() {
+                return false;
+            }
+            self.to_send -= u32::from(!is_empty);
+            other.coming.push_back((self.credits.send(), is_empty));
+            true
+        }
+    }
+
+    fn act(sides: &mut [Side; 2], act: u8) -> bool {
+        let [one, other] = sides;
+        match act % 6 {
+            0 => one.send(other),
+            1 => other.send(one),
+            2 => one.arrive(),
+            3 => other.arrive(),
+            4 => one.read(),
+            _ => other.read(),
+        }
+    }
+
+    proptest! {
+        /// In any order: no message without a receive, no standstill, and silence in the end.
+        #[test]
+        fn everything_arrives_and_nothing_is_sent_in_vain(
+            sends in (0u32..60, 0u32..60),
+            acts in proptest::collection::vec(any::<u8>(), 0..400),
+        ) {
+            let mut sides = [Side::new(sends.0), Side::new(sends.1)];
+            for each in acts {
+                act(&mut sides, each);
+            }
+            // Then in turn, until nothing happens.
+            let mut rounds = 0;
+            while (0..6).fold(false, |acted, each| act(&mut sides, each) | acted) {
+                rounds += 1;
+                prop_assert!(rounds < 10_000, "they talk for ever");
+            }
+            prop_assert_eq!((sides[1].got, sides[0].got), sends);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let mut credits = ReceiveCredits::new(RECEIVES);
+        assert_eq!(credits.on_message(1), Err(BadCredit), "more than was sent");
+        credits.send();
+        credits.send();
+        assert_eq!(credits.on_message(2), Ok(()));
+        assert_eq!(credits.on_message(1), Err(BadCredit), "fewer than before");
+        assert_eq!(credits.on_message(u64::MAX), Err(BadCredit));
+    }
+}

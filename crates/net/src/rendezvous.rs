@@ -1,0 +1,326 @@
+//! Rendezvous of two processes: under a name of the fabric's registry, or at an address of the network.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use headworks_shm::{NameClaim, Registry, RegistryError};
+use headworks_verbs::Duration;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
+
+use crate::clock;
+use crate::{Line, NetError, WaitLimit};
+
+mod address;
+
+pub use address::RendezvousAddr;
+
+/// What was done when a wait for a listener ended that was not there.
+pub const NO_LISTENER: &str = "nobody listens: waiting for a listener";
+/// How long an early caller waits before it calls again: under a name, and over a network.
+const RETRY_NAME: Duration = Duration::from_millis(2);
+const RETRY_TCP: Duration = Duration::from_millis(50);
+
+/// Listens under a name or at an address, which is free again when the value is dropped or its process
+/// dies.
+#[derive(Debug)]
+pub struct Listener(ListenSocket);
+
+#[derive(Debug)]
+enum ListenSocket {
+    Name(NameClaim),
+    Port(TcpListener),
+}
+
+impl Listener {
+    /// Takes the name, if no living process has it.
+    pub fn bind(fabric: &Arc<Registry>, name: &str) -> Result<Self, NetError> {
+        let claim = fabric.bind_name(name)?;
+        claim
+            .listener()
+            .set_nonblocking(true)
+            .map_err(NetError::system("listening"))?;
+        Ok(Self(ListenSocket::Name(claim)))
+    }
+
+    /// Listens at `address`, `HOST:PORT`; port 0 takes a free one. Looks the host up, which may take as
+    /// long as the system's resolver does.
+    pub fn bind_tcp(address: &str) -> Result<Self, NetError> {
+        let failed = |source| NetError::CannotListen {
+            address: address.to_owned(),
+            source,
+        };
+        let listener = TcpListener::bind(address).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        listener
+            .map(|port| Self(ListenSocket::Port(port)))
+            .map_err(failed)
+    }
+
+    /// The address that it listens at, if it is one.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match &self.0 {
+            ListenSocket::Name(_) => None,
+            ListenSocket::Port(listener) => listener.local_addr().ok(),
+        }
+    }
+
+    /// The next caller, if one waits. Callers under a name that are other users' are turned away, and those
+    /// at an address whose connection is of no use.
+    pub fn try_accept(&self) -> Result<Option<Line>, NetError> {
+        loop {
+            let line = match &self.0 {
+                ListenSocket::Name(claim) => {
+                    let caller = claim.listener().accept();
+                    caller.map(|(stream, _)| Line::from_unix(stream))
+                }
+                ListenSocket::Port(listener) => {
+                    let caller = listener.accept();
+                    caller.map(|(stream, _)| Line::from_tcp(stream))
+                }
+            };
+            match line {
+                Ok(Ok(line)) => return Ok(Some(line)),
+                Ok(Err(error)) => match (&self.0, &error) {
+                    (ListenSocket::Port(_), _) | (_, NetError::OtherUser { .. }) => {
+                        tracing::warn!(%error, "turned a caller away");
+                    }
+                    _ => return Err(error),
+                },
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(None),
+                    // It hung up before it was accepted, or the network between failed.
+                    io::ErrorKind::Interrupted
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::NetworkDown
+                    | io::ErrorKind::NetworkUnreachable
+                    | io::ErrorKind::HostUnreachable => {}
+                    // accept(2) has them treated so: errors that wait on the connection.
+                    _ if is_connection_error(&error) => {}
+                    _ => return Err(NetError::system("accepting")(error)),
+                },
+            }
+        }
+    }
+
+    /// Waits for the next caller.
+    pub fn accept<'u>(&self, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
+        let until = until.into();
+        loop {
+            if let Some(line) = self.try_accept()? {
+                return Ok(line);
+            }
+            let readable = (self.as_fd(), PollFlags::IN);
+            until.wait("waiting for a caller", &[readable], None)?;
+        }
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable when a caller waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            ListenSocket::Name(claim) => claim.listener().as_fd(),
+            ListenSocket::Port(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// Whether an error of accept(2) is of the connection that was to be accepted.
+fn is_connection_error(error: &io::Error) -> bool {
+    const ALL: [Errno; 5] = [
+        Errno::PROTO,
+        Errno::NOPROTOOPT,
+        Errno::HOSTDOWN,
+        Errno::NONET,
+        Errno::OPNOTSUPP,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| ALL.contains(&errno))
+}
+
+/// Calls whoever listens under `name`, now.
+pub fn dial(fabric: &Registry, name: &str) -> Result<Line, NetError> {
+    Line::from_unix(fabric.connect_name(name)?)
+}
+
+/// Calls whoever listens under `name`, and waits for a listener that is not there yet.
+pub fn dial_wait<'u>(
+    fabric: &Registry,
+    name: &str,
+    until: impl Into<WaitLimit<'u>>,
+) -> Result<Line, NetError> {
+    let until = until.into();
+    loop {
+        match dial(fabric, name) {
+            Err(NetError::Fabric(RegistryError::NobodyListening { .. })) => {}
+            called => return called,
+        }
+        until.wait(NO_LISTENER, &[], Some(clock::now() + RETRY_NAME))?;
+    }
+}
+
+/// Calls whoever listens at `address`, `HOST:PORT`, and waits for the answer. Looks the host up, which
+/// may take as long as the system's resolver does; of several addresses the first that answers counts, and
+/// one that does not leaves time for those behind it.
+pub fn dial_tcp<'u>(address: &str, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
+    let called = connect_any(&look_up(address)?, false, &until.into())?;
+    Line::from_tcp(called.map_err(NetError::unreachable(address))?)
+}
+
+/// [`dial_tcp`] that waits for a listener that is not there yet: as long as one of the addresses says that
+/// nobody listens there.
+pub fn dial_tcp_wait<'u>(address: &str, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
+    let until = until.into();
+    let there = look_up(address)?;
+    loop {
+        match connect_any(&there, true, &until)? {
+            Err(error) if is_refusal(&error) => {}
+            called => {
+                return Line::from_tcp(called.map_err(NetError::unreachable(address))?);
+            }
+        }
+        let again = clock::now() + RETRY_TCP;
+        until.wait(NO_LISTENER, &[], Some(again))?;
+    }
+}
+
+fn look_up(address: &str) -> Result<Vec<SocketAddr>, NetError> {
+    let found = address.to_socket_addrs();
+    let found = found.map_err(NetError::unreachable(address))?;
+    Ok(found.collect())
+}
+
+/// Whether the host is there, and nobody listens.
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
+}
+
+/// Calls one address after the other; the inner error is the network's, and that nobody listens at one of
+/// them counts for more than what the others say. `again`: after that all are called once more.
+fn connect_any(
+    there: &[SocketAddr],
+    again: bool,
+    until: &WaitLimit<'_>,
+) -> Result<io::Result<TcpStream>, NetError> {
+    let mut failed = io::Error::from(io::ErrorKind::NotFound);
+    for (tried, at) in there.iter().enumerate() {
+        let more = usize::from(again && is_refusal(&failed));
+        let share = until.share(clock::now(), there.len() - tried + more);
+        let error = match connect_one(at, &share) {
+            Ok(Ok(stream)) => return Ok(Ok(stream)),
+            Ok(Err(errno)) => errno.into(),
+            Err(NetError::Deadline { .. }) if !until.is_over(clock::now()) => {
+                io::ErrorKind::TimedOut.into()
+            }
+            Err(error) => return Err(error),
+        };
+        if !is_refusal(&failed) {
+            failed = error;
+        }
+    }
+    Ok(Err(failed))
+}
+
+/// One call to one address; the inner error is the network's.
+fn connect_one(
+    at: &SocketAddr,
+    until: &WaitLimit<'_>,
+) -> Result<Result<TcpStream, Errno>, NetError> {
+    let family = match at {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket: OwnedFd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
+        .map_err(NetError::system("a socket"))?;
+    match connect(&socket, at) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS | Errno::INTR) => {
+            until.wait("calling", &[(socket.as_fd(), PollFlags::OUT)], None)?;
+            let outcome = socket_error(&socket);
+            if let Err(errno) = outcome.map_err(NetError::system("calling"))? {
+                return Ok(Err(errno));
+            }
+        }
+        Err(errno) => return Ok(Err(errno)),
+    }
+    let stream = TcpStream::from(socket);
+    // A call that came from the port that it goes to is answered by itself.
+    match stream.local_addr().ok() == stream.peer_addr().ok() {
+        true => Ok(Err(Errno::CONNREFUSED)),
+        false => Ok(Ok(stream)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_verbs::Instant;
+    use std::net::Ipv4Addr;
+
+    fn limit() -> WaitLimit<'static> {
+        WaitLimit::deadline(clock::now() + Duration::from_secs(60))
+    }
+
+    /// Where nobody listens; it was free a moment ago.
+    fn refused() -> SocketAddr {
+        let found = TcpListener::bind("127.0.0.1:0").expect("a port");
+        found.local_addr().expect("its address")
+    }
+
+    /// Where TCP does not lead, whatever the machine is connected to.
+    fn unreachable() -> SocketAddr {
+        (Ipv4Addr::BROADCAST, 9).into()
+    }
+
+    /// Where calls are not answered: as many wait there as may. They do until the descriptors are closed.
+    fn silent() -> (SocketAddr, [OwnedFd; 2]) {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let flags = SocketFlags::CLOEXEC;
+        let (inet, kind) = (AddressFamily::INET, SocketType::STREAM);
+        let socket = socket_with(inet, kind, flags, Some(ipproto::TCP)).expect("a socket");
+        rustix::net::bind(&socket, &any).expect("a port");
+        rustix::net::listen(&socket, 0).expect("listens");
+        let listener = TcpListener::from(socket);
+        let at = listener.local_addr().expect("its address");
+        let first = TcpStream::connect(at).expect("room for one");
+        (at, [listener.into(), first.into()])
+    }
+
+    #[test]
+    fn that_nobody_listens_at_one_address_is_not_hidden_by_another_that_cannot_be_reached() {
+        let (refused, unreachable) = (refused(), unreachable());
+        let failed = |there: &[SocketAddr]| {
+            let called = connect_any(there, true, &limit()).expect("time enough");
+            called.expect_err("nobody is there").kind()
+        };
+        let refusal = io::ErrorKind::ConnectionRefused;
+        assert_ne!(failed(&[unreachable]), refusal);
+        assert_eq!(failed(&[refused, unreachable]), refusal);
+        assert_eq!(failed(&[unreachable, refused]), refusal);
+        assert_eq!(failed(&[]), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let (silent, _held) = silent();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let there = [silent, listener.local_addr().expect("its address")];
+        let called = connect_any(&there, false, &limit()).expect("time enough");
+        called.expect("the second one listens");
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_does_not_keep_others_from_being_called_again() {
+        let (silent, _held) = silent();
+        let ever = WaitLimit::deadline(Instant::FAR_FUTURE);
+        let called = connect_any(&[refused(), silent], true, &ever).expect("time enough");
+        assert!(is_refusal(&called.expect_err("nobody is there")));
+    }
+}

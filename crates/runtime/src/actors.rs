@@ -1,0 +1,74 @@
+//! Registry of actors: their constructors, by name.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::actor::{Actor, ActorError};
+use crate::scenario::ActorInit;
+
+type Constructor = dyn Fn(&ActorInit) -> Result<Box<dyn Actor>, ActorError> + Send + Sync;
+
+/// Actors by name. The re-executed process of a part finds its actor here, so the same cast is built
+/// in every process of a program.
+#[derive(Clone, Default)]
+pub struct ActorRegistry {
+    actors: BTreeMap<String, Arc<Constructor>>,
+}
+
+impl ActorRegistry {
+    /// Nobody yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Registers a constructor; one of the same name is replaced.
+    pub fn register(
+        &mut self,
+        actor: &str,
+        constructor: impl Fn(&ActorInit) -> Result<Box<dyn Actor>, ActorError> + Send + Sync + 'static,
+    ) -> &mut Self {
+        self.actors.insert(actor.to_owned(), Arc::new(constructor));
+        self
+    }
+
+    /// The names registered, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.actors.keys().map(String::as_str)
+    }
+
+    /// Makes the actor of a part.
+    pub fn construct(&self, part: &ActorInit) -> Result<Box<dyn Actor>, ActorError> {
+        let Some(constructor) = self.actors.get(&part.actor) else {
+            let known = self.names().collect::<Vec<_>>().join(", ");
+            let text = format!("no actor {:?}: {known} are registered", part.actor);
+            return Err(ActorError::new(text));
+        };
+        constructor(part)
+    }
+}
+
+impl fmt::Debug for ActorRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.names()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::{ActorSpec, no_device_opener};
+
+    #[test]
+    fn an_unknown_actor_is_answered_with_those_there_are() {
+        let mut cast = ActorRegistry::new();
+        cast.register("ping", |_| Err("unused".into()));
+        let part = ActorInit {
+            spec: ActorSpec::new("a", "pong"),
+            opener: no_device_opener(),
+        };
+        let error = cast.construct(&part).err().expect("unknown").to_string();
+        assert_eq!(error, "no actor \"pong\": ping are registered");
+        assert!(part.open_device().is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! A world in this process: a thread for each part, pinned where the part says so.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use headworks_verbs::{Duration, Instant};
+
+use crate::actor::{COORDINATOR, Mail, MailError, check_len};
+use crate::context::{MailTransport, RealTimeContext};
+use crate::mailbox::Mailbox;
+use crate::scenario_events::{EventReceiver, ScenarioEvents};
+use crate::step_loop::run_actor;
+use crate::world::{ActorOutcome, RunningScenario, ScenarioError, ScenarioEvent, World};
+use crate::{ActorInit, ActorRegistry, DeviceOpener, Scenario};
+use headworks_net::clock;
+
+/// Runs plays on threads of this process. Nothing can be killed here.
+#[derive(Clone)]
+pub struct InProcess {
+    cast: ActorRegistry,
+    opener: DeviceOpener,
+}
+
+impl InProcess {
+    /// A world of these actors and devices.
+    pub fn new(cast: ActorRegistry, opener: DeviceOpener) -> Self {
+        Self { cast, opener }
+    }
+}
+
+impl World for InProcess {
+    fn start(&self, play: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError> {
+        let roles = play.check()?;
+        let mailbox = |role: &String| Ok((role.clone(), Arc::new(Mailbox::new(role)?)));
+        let mailboxes: io::Result<BTreeMap<_, _>> = roles.iter().map(mailbox).collect();
+        let mailboxes = mailboxes.map_err(|error| ScenarioError::system("mailbox", error))?;
+        let mailboxes = Arc::new(mailboxes);
+        let events = Arc::new(ScenarioEvents::new(roles.len(), None));
+        let audience = EventReceiver::new(roles, Arc::clone(&events));
+        // Dropped on the way out if a thread cannot be had, it ends those that were.
+        let mut running = RunningThreads {
+            audience,
+            mailboxes,
+            threads: Vec::new(),
+        };
+        for spec in &play.actors {
+            let part = ActorInit {
+                spec: spec.clone(),
+                opener: Arc::clone(&self.opener),
+            };
+            let thread = running
+                .start(part, self.cast.clone(), play.actors.len())
+                .map_err(|error| ScenarioError::system("starting a thread", error))?;
+            running.threads.push(thread);
+        }
+        Ok(Box::new(running))
+    }
+
+    fn can_kill(&self) -> bool {
+        false
+    }
+}
+
+type Mailboxes = Arc<BTreeMap<String, Arc<Mailbox>>>;
+
+struct RunningThreads {
+    audience: EventReceiver,
+    mailboxes: Mailboxes,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl RunningThreads {
+    fn start(
+        &self,
+        part: ActorInit,
+        cast: ActorRegistry,
+        parts: usize,
+    ) -> io::Result<JoinHandle<()>> {
+        let role = part.role.clone();
+        let mailbox = Arc::clone(&self.mailboxes[&role]);
+        let events = Arc::clone(&self.audience.events);
+        let post = MailboxTransport {
+            mailboxes: Arc::clone(&self.mailboxes),
+            events,
+        };
+        let mut desk = RealTimeContext {
+            role,
+            mailbox,
+            post,
+        };
+        std::thread::Builder::new()
+            .name(part.role.clone())
+            .spawn(move || {
+                let outcome = run_actor(&cast, &part, parts, &mut desk);
+                desk.mailbox.close();
+                desk.post.events.ended(&desk.role, outcome);
+            })
+    }
+
+    fn mailbox(&self, role: &str) -> Result<&Mailbox, ScenarioError> {
+        match self.mailboxes.get(role) {
+            None => Err(MailError::NoSuchRole(role.to_owned()).into()),
+            Some(mailbox) if mailbox.is_closed() => Err(ScenarioError::Ended(role.to_owned())),
+            Some(mailbox) => Ok(mailbox),
+        }
+    }
+}
+
+impl RunningScenario for RunningThreads {
+    fn roles(&self) -> &[String] {
+        &self.audience.roles
+    }
+
+    fn now(&self) -> Instant {
+        clock::now()
+    }
+
+    fn poll(&mut self, timeout: Duration) -> Option<ScenarioEvent> {
+        self.audience.poll(timeout)
+    }
+
+    fn send(&mut self, role: &str, bytes: &[u8]) -> Result<(), ScenarioError> {
+        check_len(bytes)?;
+        let mail = Mail {
+            from: COORDINATOR.to_owned(),
+            bytes: bytes.to_vec(),
+        };
+        Ok(self.mailbox(role)?.put(mail)?)
+    }
+
+    fn interrupt(&mut self) {
+        self.mailboxes
+            .values()
+            .for_each(|mailbox| mailbox.interrupt());
+    }
+
+    fn kill(&mut self, _role: &str) -> Result<(), ScenarioError> {
+        Err(ScenarioError::NeedsProcesses("killing an actor"))
+    }
+
+    fn stop(&mut self, _role: &str) -> Result<(), ScenarioError> {
+        Err(ScenarioError::NeedsProcesses("stopping an actor"))
+    }
+
+    fn cont(&mut self, _role: &str) -> Result<(), ScenarioError> {
+        Err(ScenarioError::NeedsProcesses("continuing an actor"))
+    }
+
+    fn pid(&self, _role: &str) -> Option<u32> {
+        None
+    }
+
+    fn outcome(&self, role: &str) -> Option<ActorOutcome> {
+        self.audience.outcome(role)
+    }
+}
+
+impl Drop for RunningThreads {
+    fn drop(&mut self) {
+        self.mailboxes.values().for_each(|mailbox| mailbox.cancel());
+        for thread in self.threads.drain(..) {
+            // A part's panic was caught and is its outcome.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Mail by hand: straight into the other's box.
+struct MailboxTransport {
+    mailboxes: Mailboxes,
+    events: Arc<ScenarioEvents>,
+}
+
+impl MailTransport for MailboxTransport {
+    fn send(&mut self, from: &str, to: &str, bytes: &[u8]) -> Result<(), MailError> {
+        let mailbox = self
+            .mailboxes
+            .get(to)
+            .ok_or_else(|| MailError::NoSuchRole(to.to_owned()))?;
+        mailbox.put(Mail {
+            from: from.to_owned(),
+            bytes: bytes.to_vec(),
+        })
+    }
+
+    fn report(&mut self, role: &str, bytes: &[u8]) -> Result<(), MailError> {
+        if self.events.report(role, bytes, false) {
+            Ok(())
+        } else {
+            Err(MailError::Full(COORDINATOR.to_owned()))
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unwritten(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,248 @@
+//! The process of one part: started by the coordinator, it plays and ends.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+
+use crate::actor::{COORDINATOR, MailError};
+use crate::context::{MailTransport, RealTimeContext};
+use crate::mailbox::Mailbox;
+use crate::processes::protocol::{self, FromChild, MESSAGE_MAX, ToChild};
+use crate::step_loop::run_actor;
+use crate::world::ActorOutcome;
+use crate::{ActorInit, ActorRegistry, ActorSpec, DeviceOpener};
+use headworks_net::framing::{FrameDecoder, FrameError};
+
+/// Says to a process that its standard input is the coordinator's socket: that socket's inode number,
+/// a colon, and the coordinator's process id.
+pub(crate) const CHILD_VARIABLE: &str = "HEADWORKS_STAGE_CHILD";
+
+/// Mail and reports that a part has handed over and the coordinator has not read.
+const UNWRITTEN_MAX: usize = 4 << 20;
+
+/// Plays the part if this process was started for one by [`Processes`](crate::Processes), and returns
+/// its exit code; `None` in every other process. First thing in `main`:
+///
+/// ```no_run
+/// use std::process::ExitCode;
+/// use headworks_runtime::{ActorRegistry, child_entry, no_device_opener};
+///
+/// fn main() -> ExitCode {
+///     let cast = ActorRegistry::new(); // …with the program's actors
+///     if let Some(code) = child_entry(&cast, no_device_opener()) {
+///         return code;
+///     }
+///     // The program proper.
+///     ExitCode::SUCCESS
+/// }
+/// ```
+pub fn child_entry(cast: &ActorRegistry, opener: DeviceOpener) -> Option<ExitCode> {
+    run_if_child(cast, opener).map(ExitCode::from)
+}
+
+/// [`child_entry`] for test programs: does not return in a process that was started for a part. A
+/// test program that uses [`Processes::of_this_test`](crate::Processes::of_this_test) has one test that
+/// does only this:
+///
+/// ```
+/// # use headworks_runtime::{ActorRegistry, child_entry_in_test, no_device_opener};
+/// # fn cast() -> ActorRegistry { ActorRegistry::new() }
+/// // #[test]
+/// fn child_process_entry() {
+///     child_entry_in_test(&cast(), no_device_opener());
+/// }
+/// # child_process_entry();
+/// ```
+pub fn child_entry_in_test(cast: &ActorRegistry, opener: DeviceOpener) {
+    if let Some(code) = run_if_child(cast, opener) {
+        std::process::exit(code.into());
+    }
+}
+
+fn run_if_child(cast: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
+    let value = std::env::var(CHILD_VARIABLE).ok()?;
+    let (inode, coordinator) = value.split_once(':')?;
+    // Programs that a part starts inherit the variable, not the socket.
+    let stdin = rustix::fs::fstat(rustix::stdio::stdin()).ok()?;
+    let is_socket = FileType::from_raw_mode(stdin.st_mode) == FileType::Socket;
+    if !is_socket || inode.parse() != Ok(stdin.st_ino) {
+        return None;
+    }
+    match run_child(cast, opener, coordinator.parse().ok()?) {
+        Ok(ActorOutcome::Done) => Some(0),
+        Ok(_) => Some(1),
+        Err(error) => {
+            print_error("a part's process", &error);
+            Some(1)
+        }
+    }
+}
+
+fn run_child(
+    cast: &ActorRegistry,
+    opener: DeviceOpener,
+    coordinator: i32,
+) -> io::Result<ActorOutcome> {
+    // Also ends a process that is stopped or stuck. The look at the parent comes after, in case it
+    // died before.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != coordinator) {
+        return Err(io::Error::other("the coordinator is gone"));
+    }
+    let socket = Arc::new(rustix::stdio::stdin().try_clone_to_owned()?);
+    let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(null)?;
+
+    let mut stream = MessageReader {
+        socket: Arc::clone(&socket),
+        deframer: FrameDecoder::new(MESSAGE_MAX),
+    };
+    let Some(ToChild::Start { spec, roles }) = stream.next()? else {
+        return Err(io::Error::other("the coordinator did not say what to play"));
+    };
+    let mailbox = Arc::new(Mailbox::new(&spec.role)?);
+    let reader = Arc::clone(&mailbox);
+    // Before pinning, so that it does not share the part's processor.
+    std::thread::Builder::new()
+        .name("mail".into())
+        .spawn(move || read_mail(stream, &reader))?;
+    Ok(run_in_this_process(
+        cast, spec, opener, roles, mailbox, socket,
+    ))
+}
+
+fn run_in_this_process(
+    cast: &ActorRegistry,
+    spec: ActorSpec,
+    opener: DeviceOpener,
+    roles: Vec<String>,
+    mailbox: Arc<Mailbox>,
+    socket: Arc<OwnedFd>,
+) -> ActorOutcome {
+    let parts = roles.len();
+    let post = SocketTransport {
+        socket,
+        roles,
+        unwritten: Vec::new(),
+    };
+    let mut desk = RealTimeContext {
+        role: spec.role.clone(),
+        mailbox,
+        post,
+    };
+    let outcome = run_actor(cast, &ActorInit { spec, opener }, parts, &mut desk);
+    // The coordinator counts a process that goes without a last word as dead: nothing more to do here.
+    let _ = desk.post.send_outcome(&outcome);
+    outcome
+}
+
+/// There is no one else to tell: the coordinator forwards it.
+fn print_error(what: &str, error: &io::Error) {
+    let _ = writeln!(io::stderr(), "{what}: {error}");
+}
+
+/// Reads until the coordinator's end, which is this process's end.
+fn read_mail(mut stream: MessageReader, mailbox: &Mailbox) {
+    loop {
+        match stream.next() {
+            Ok(Some(ToChild::Mail(mail))) => mailbox.put_blocking(mail),
+            Ok(Some(ToChild::Interrupt)) => mailbox.interrupt(),
+            Ok(Some(ToChild::Start { .. })) => {}
+            Ok(None) => break,
+            Err(error) => {
+                print_error("from the coordinator", &error);
+                break;
+            }
+        }
+    }
+    // As the death signal would; an orderly exit could wait for the part's thread.
+    let _ = kill_process(getpid(), Signal::KILL);
+}
+
+/// Messages from the coordinator.
+struct MessageReader {
+    socket: Arc<OwnedFd>,
+    deframer: FrameDecoder,
+}
+
+impl MessageReader {
+    /// Waits for the next one; `None` at the end.
+    fn next(&mut self) -> io::Result<Option<ToChild>> {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            if let Some(message) = self.deframer.next_message().map_err(io::Error::other)? {
+                return ToChild::parse(&message).map(Some).map_err(io::Error::other);
+            }
+            match rustix::io::retry_on_intr(|| recv(&self.socket, &mut bytes, RecvFlags::empty())) {
+                Ok((0, _)) => return Ok(None),
+                Ok((got, _)) => self.deframer.feed(&bytes[..got]),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The way to the coordinator.
+struct SocketTransport {
+    socket: Arc<OwnedFd>,
+    roles: Vec<String>,
+    unwritten: Vec<u8>,
+}
+
+impl SocketTransport {
+    fn write(
+        &mut self,
+        receiver: &str,
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), FrameError>,
+    ) -> Result<(), MailError> {
+        if self.unwritten.len() > UNWRITTEN_MAX {
+            return Err(MailError::Full(receiver.to_owned()));
+        }
+        // The length was checked before.
+        encode(&mut self.unwritten).map_err(|_| MailError::TooLong(crate::MAIL_MAX))?;
+        self.flush().map_err(|_| MailError::NoCoordinator)
+    }
+
+    fn send_outcome(&mut self, outcome: &ActorOutcome) -> io::Result<()> {
+        let why = match outcome {
+            ActorOutcome::Done => None,
+            failed => Some(failed.to_string()),
+        };
+        FromChild::Ended(why)
+            .encode(&mut self.unwritten)
+            .map_err(io::Error::other)?;
+        let mut rest = self.unwritten.as_slice();
+        while !rest.is_empty() {
+            let flags = SendFlags::NOSIGNAL;
+            let sent = rustix::io::retry_on_intr(|| send(&self.socket, rest, flags))?;
+            rest = &rest[sent..];
+        }
+        Ok(())
+    }
+}
+
+impl MailTransport for SocketTransport {
+    fn send(&mut self, _from: &str, to: &str, bytes: &[u8]) -> Result<(), MailError> {
+        if !self.roles.iter().any(|role| role == to) {
+            return Err(MailError::NoSuchRole(to.to_owned()));
+        }
+        self.write(to, |out| protocol::mail_to(out, to, bytes))
+    }
+
+    fn report(&mut self, _role: &str, bytes: &[u8]) -> Result<(), MailError> {
+        self.write(COORDINATOR, |out| protocol::report(out, bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        super::write_some(&self.socket, &mut self.unwritten)
+    }
+
+    fn unwritten(&self) -> Option<BorrowedFd<'_>> {
+        (!self.unwritten.is_empty()).then(|| self.socket.as_fd())
+    }
+}

@@ -1,0 +1,286 @@
+//! What the coordinator and the process of a part say to each other. Either side takes the other's
+//! bytes for hostile: everything is bounded, and what does not fit is a [`FrameError`].
+
+use headworks_verbs::DeviceName;
+
+use crate::actor::{MAIL_MAX, Mail};
+use crate::scenario::{ACTORS_MAX, ActorSpec, is_valid_name};
+use headworks_net::framing::{FrameError, encode_frame};
+
+/// Longest message: mail or arguments of the greatest length, and a part's other words.
+pub(crate) const MESSAGE_MAX: usize = MAIL_MAX + (256 << 10);
+/// Longest reason for a failure.
+const REASON_MAX: usize = 4096;
+
+/// From the coordinator.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ToChild {
+    /// The first message: what to play, and with whom.
+    Start {
+        spec: ActorSpec,
+        roles: Vec<String>,
+    },
+    Mail(Mail),
+    Interrupt,
+}
+
+/// To the coordinator.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum FromChild {
+    Mail {
+        to: String,
+        bytes: Vec<u8>,
+    },
+    Report(Vec<u8>),
+    /// The last message: how it ended, `None` for well.
+    Ended(Option<String>),
+}
+
+impl ToChild {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
+        match self {
+            Self::Start { spec, roles } => {
+                let mut head = vec![b'S'];
+                put_short(&mut head, spec.role.as_bytes())?;
+                put_short(&mut head, spec.actor.as_bytes())?;
+                let device = spec.device.as_ref().map(DeviceName::to_string);
+                put_short(&mut head, device.unwrap_or_default().as_bytes())?;
+                let cpu = spec.cpu.map_or(u64::MAX, |cpu| cpu as u64);
+                head.extend_from_slice(&cpu.to_le_bytes());
+                head.extend_from_slice(&(roles.len() as u16).to_le_bytes());
+                for role in roles {
+                    put_short(&mut head, role.as_bytes())?;
+                }
+                encode_frame(out, &[&head, &spec.args], MESSAGE_MAX)
+            }
+            Self::Mail(mail) => {
+                let mut head = vec![b'M'];
+                put_short(&mut head, mail.from.as_bytes())?;
+                encode_frame(out, &[&head, &mail.bytes], MESSAGE_MAX)
+            }
+            Self::Interrupt => encode_frame(out, &[b"I"], MESSAGE_MAX),
+        }
+    }
+
+    pub(crate) fn parse(message: &[u8]) -> Result<Self, FrameError> {
+        let mut rest = Reader(message);
+        match rest.byte()? {
+            b'S' => {
+                let (role, actor) = (rest.name()?, rest.name()?);
+                let device = match rest.text()? {
+                    "" => None,
+                    text => Some(text.parse().map_err(|_| FrameError::Malformed("device"))?),
+                };
+                let cpu = u64::from_le_bytes(rest.array()?);
+                let count = usize::from(u16::from_le_bytes(rest.array()?));
+                if count > ACTORS_MAX {
+                    return Err(FrameError::Malformed("number of roles"));
+                }
+                let roles = (0..count).map(|_| rest.name()).collect::<Result<_, _>>()?;
+                let cpu = usize::try_from(cpu).ok().filter(|&cpu| cpu != usize::MAX);
+                let spec = ActorSpec {
+                    role,
+                    actor,
+                    device,
+                    cpu,
+                    args: rest.rest().to_vec(),
+                };
+                Ok(Self::Start { spec, roles })
+            }
+            b'M' => Ok(Self::Mail(Mail {
+                from: rest.name()?,
+                bytes: rest.rest().to_vec(),
+            })),
+            b'I' => Ok(Self::Interrupt),
+            _ => Err(FrameError::Malformed("kind")),
+        }
+    }
+}
+
+impl FromChild {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
+        match self {
+            Self::Mail { to, bytes } => mail_to(out, to, bytes),
+            Self::Report(bytes) => report(out, bytes),
+            Self::Ended(None) => encode_frame(out, &[b"D"], MESSAGE_MAX),
+            Self::Ended(Some(why)) => {
+                let reason = why.as_bytes();
+                encode_frame(
+                    out,
+                    &[b"F", &reason[..reason.len().min(REASON_MAX)]],
+                    MESSAGE_MAX,
+                )
+            }
+        }
+    }
+
+    pub(crate) fn parse(message: &[u8]) -> Result<Self, FrameError> {
+        let mut rest = Reader(message);
+        let kind = rest.byte()?;
+        let message = match kind {
+            b'M' => Self::Mail {
+                to: rest.name()?,
+                bytes: rest.rest().to_vec(),
+            },
+            b'R' => Self::Report(rest.rest().to_vec()),
+            b'D' => Self::Ended(None),
+            b'F' => Self::Ended(Some(String::from_utf8_lossy(rest.rest()).into_owned())),
+            _ => return Err(FrameError::Malformed("kind")),
+        };
+        match &message {
+            Self::Mail { bytes, .. } | Self::Report(bytes) if bytes.len() > MAIL_MAX => {
+                Err(FrameError::TooLong {
+                    len: bytes.len(),
+                    max: MAIL_MAX,
+                })
+            }
+            _ => Ok(message),
+        }
+    }
+}
+
+/// [`FromChild::Mail`] without a copy of the bytes.
+pub(crate) fn mail_to(out: &mut Vec<u8>, to: &str, bytes: &[u8]) -> Result<(), FrameError> {
+    let mut head = vec![b'M'];
+    put_short(&mut head, to.as_bytes())?;
+    encode_frame(out, &[&head, bytes], MESSAGE_MAX)
+}
+
+/// [`FromChild::Report`] without a copy of the bytes.
+pub(crate) fn report(out: &mut Vec<u8>, bytes: &[u8]) -> Result<(), FrameError> {
+    encode_frame(out, &[b"R", bytes], MESSAGE_MAX)
+}
+
+fn put_short(out: &mut Vec<u8>, bytes: &[u8]) -> Result<(), FrameError> {
+    let too_long = FrameError::TooLong {
+        len: bytes.len(),
+        max: u16::MAX.into(),
+    };
+    let len = u16::try_from(bytes.len()).map_err(|_| too_long)?;
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(bytes);
+    Ok(())
+}
+
+/// Takes fields from the front of a message.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
+        let (head, rest) = self
+            .0
+            .split_first_chunk()
+            .ok_or(FrameError::Malformed("length"))?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    fn byte(&mut self) -> Result<u8, FrameError> {
+        self.array().map(|[byte]| byte)
+    }
+
+    fn text(&mut self) -> Result<&'a str, FrameError> {
+        let len = usize::from(u16::from_le_bytes(self.array()?));
+        let (head, rest) = self
+            .0
+            .split_at_checked(len)
+            .ok_or(FrameError::Malformed("length"))?;
+        self.0 = rest;
+        std::str::from_utf8(head).map_err(|_| FrameError::Malformed("text"))
+    }
+
+    fn name(&mut self) -> Result<String, FrameError> {
+        let name = self.text()?;
+        if is_valid_name(name) {
+            Ok(name.to_owned())
+        } else {
+            Err(FrameError::Malformed("name"))
+        }
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_net::framing::HEADER;
+    use proptest::prelude::*;
+
+    fn names() -> impl Strategy<Value = String> {
+        prop::collection::vec(prop::sample::select(b"abcXYZ09._-".as_slice()), 1..=64)
+            .prop_map(|bytes| String::from_utf8(bytes).expect("ASCII"))
+    }
+
+    fn bytes() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(any::<u8>(), 0..200)
+    }
+
+    fn specs() -> impl Strategy<Value = ActorSpec> {
+        let device = prop::option::of(Just("soft:h2,hostile,seed=7".parse().expect("legal")));
+        (
+            names(),
+            names(),
+            device,
+            bytes(),
+            prop::option::of(0usize..4096),
+        )
+            .prop_map(|(role, actor, device, args, cpu)| ActorSpec {
+                role,
+                actor,
+                device,
+                args,
+                cpu,
+            })
+    }
+
+    fn to_child() -> impl Strategy<Value = ToChild> {
+        prop_oneof![
+            (specs(), prop::collection::vec(names(), 0..20))
+                .prop_map(|(spec, roles)| ToChild::Start { spec, roles }),
+            (names(), bytes()).prop_map(|(from, bytes)| ToChild::Mail(Mail { from, bytes })),
+            Just(()).prop_map(|()| ToChild::Interrupt),
+        ]
+    }
+
+    fn from_child() -> impl Strategy<Value = FromChild> {
+        prop_oneof![
+            (names(), bytes()).prop_map(|(to, bytes)| FromChild::Mail { to, bytes }),
+            bytes().prop_map(FromChild::Report),
+            prop::option::of(".{0,40}").prop_map(FromChild::Ended),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive(to in to_child(), from in from_child()) {
+            let mut out = Vec::new();
+            to.encode(&mut out).unwrap();
+            prop_assert_eq!(ToChild::parse(&out[HEADER..]).unwrap(), to);
+            out.clear();
+            from.encode(&mut out).unwrap();
+            prop_assert_eq!(FromChild::parse(&out[HEADER..]).unwrap(), from);
+        }
+
+        #[test]
+        fn any_bytes_never_panic(kind in prop::sample::select(b"SMIRDFx".as_slice()), mut rest in bytes()) {
+            rest.insert(0, kind);
+            let _ = ToChild::parse(&rest);
+            let _ = FromChild::parse(&rest);
+            let _ = FromChild::parse(&rest[1..]);
+        }
+
+        #[test]
+        fn damaged_messages_never_panic(to in to_child(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut out = Vec::new();
+            to.encode(&mut out).unwrap();
+            let message = &mut out[HEADER..];
+            let at = at.index(message.len());
+            message[at] = byte;
+            let _ = ToChild::parse(message);
+            let _ = ToChild::parse(&message[..at]);
+        }
+    }
+}

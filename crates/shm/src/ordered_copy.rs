@@ -1,0 +1,180 @@
+//! Copying bytes into memory that other processes read meanwhile, with what an RDMA WRITE promises.
+//!
+//! [`copy_in_order`] stores in ascending address order, and every 8-byte word of the destination that is covered whole
+//! is stored whole. So a reader that polls the last byte of a message sees all of it (x86-64 keeps stores in
+//! order; elsewhere [`IN_ORDER`] is false and that must not be relied on), and one that reads an aligned word
+//! sees an old or a new one. `memcpy` promises neither. Where source and destination are equally far from
+//! a word boundary each word is also read whole, so it serves for READ as well.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+#[cfg(target_arch = "x86_64")]
+#[path = "ordered_copy/x86_64.rs"]
+mod arch;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "ordered_copy/portable.rs"]
+mod arch;
+
+/// Whether bytes become visible in ascending address order.
+pub const IN_ORDER: bool = cfg!(target_arch = "x86_64");
+
+/// Copies `len` bytes to `dst` in ascending order, every aligned 8-byte word whole.
+///
+/// An aligned word alone (`len` is 8) is a Release store; longer copies are followed by what the caller needs to
+/// publish them.
+///
+/// # Safety
+/// `src` is readable and `dst` is writable for `len` bytes, and they do not overlap. Other processes may
+/// access both at the same time; threads of this program that do use atomics or raw pointers only.
+#[inline(always)]
+pub unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
+    if len == 8 && dst.addr().is_multiple_of(8) {
+        // SAFETY: readable by contract; need not be aligned.
+        let word = unsafe { src.cast::<u64>().read_unaligned() };
+        // SAFETY: aligned and writable by contract.
+        unsafe { AtomicU64::from_ptr(dst.cast()) }.store(word, Ordering::Release);
+    } else {
+        // SAFETY: by contract.
+        unsafe { arch::copy_in_order(dst, src, len) }
+    }
+}
+
+/// Copies `len` bytes to `dst` past the caches, every aligned 8-byte word whole, in any order; they are all
+/// visible before what is stored after the call.
+///
+/// An ordinary store into a line that no cache holds reads the line first. For a long copy into memory
+/// that will have left the caches before it comes round again that is a third of all traffic; into
+/// memory that a cache holds, ordinary stores are faster.
+///
+/// # Safety
+/// As [`copy_in_order`].
+pub unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: by contract.
+    unsafe { arch::copy_non_temporal(dst, src, len) }
+}
+
+/// Hints that the line at `at` will be written soon, and asks for it to be this core's. Never faults.
+///
+/// Targets of WRITEs are mostly written in ascending order and were last read by another core:
+/// fetching the next line while this request is finished takes that transfer off the next one.
+#[inline(always)]
+pub fn prefetch_write(at: *const u8) {
+    arch::prefetch_write(at);
+}
+
+/// Hints that the line at `at` will be read soon. Never faults.
+#[inline(always)]
+pub fn prefetch_read(at: *const u8) {
+    arch::prefetch_read(at);
+}
+
+/// Hints that all of an object will be read soon: its lines come at the same time, and not each when the one before
+/// has.
+#[inline]
+pub fn prefetch_object<T>(what: &T) {
+    let from = core::ptr::from_ref(what).cast::<u8>();
+    for offset in (0..size_of::<T>()).step_by(64) {
+        arch::prefetch_read(from.wrapping_add(offset));
+    }
+}
+
+/// Reads the aligned word at `src` with Acquire.
+///
+/// # Safety
+/// `src` is aligned to 8 and readable.
+#[inline(always)]
+pub unsafe fn load_word(src: *const u8) -> u64 {
+    // SAFETY: by contract; nothing is written through the pointer.
+    unsafe { AtomicU64::from_ptr(src.cast_mut().cast()) }.load(Ordering::Acquire)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Copy = unsafe fn(*mut u8, *const u8, usize);
+
+    fn check(dst_at: usize, src_at: usize, len: usize) {
+        check_copy(copy_in_order, (dst_at, src_at, len));
+    }
+
+    fn check_copy(copy: Copy, (dst_at, src_at, len): (usize, usize, usize)) {
+        let source: Vec<u8> = (0..src_at + len).map(|at| (at * 7 + 1) as u8).collect();
+        let mut expected = vec![0xee; dst_at + len + 64];
+        expected[dst_at..dst_at + len].copy_from_slice(&source[src_at..]);
+        // Words, so that the offset is the alignment.
+        let mut storage = vec![[0xeeee_eeee_eeee_eeee_u64; 8]; expected.len().div_ceil(64) + 1];
+        let base = storage.as_mut_ptr().cast::<u8>();
+        let skip = base.align_offset(64);
+        // SAFETY: within `source` and `storage`, which are two allocations.
+        unsafe { copy(base.add(skip + dst_at), source.as_ptr().add(src_at), len) };
+        // SAFETY: storage has this many bytes after the first multiple of 64.
+        let got = unsafe { core::slice::from_raw_parts(base.add(skip), expected.len()) };
+        assert_eq!(got, expected, "dst {dst_at}, src {src_at}, len {len}");
+    }
+
+    #[test]
+    fn all_small_lengths_and_alignments() {
+        for len in 0..=140 {
+            for dst_at in 0..34 {
+                check(dst_at, (dst_at * 5 + len) % 17, len);
+                check_copy(copy_non_temporal, (dst_at, (dst_at * 5 + len) % 17, len));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn equals_copy_from_slice(dst_at in 0..64_usize, src_at in 0..64_usize, len in 0..600_usize) {
+            check(dst_at, src_at, len);
+        }
+
+        #[test]
+        fn equals_copy_from_slice_when_long(
+            dst_at in 0..64_usize, src_at in 0..64_usize, len in 600..20_000_usize,
+        ) {
+            check(dst_at, src_at, len);
+            check_copy(copy_non_temporal, (dst_at, src_at, len));
+        }
+    }
+
+    /// A reader that sees the last byte of a round sees all of it; words are never torn.
+    #[test]
+    fn a_reader_sees_a_prefix_of_whole_words() {
+        use std::sync::atomic::AtomicBool;
+        const WORDS: usize = 24;
+        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let mut seen: Vec<u64> = words
+                        .iter()
+                        .rev()
+                        .map(|word| word.load(Ordering::Acquire))
+                        .collect();
+                    for word in &seen {
+                        assert_eq!(word % 0x0001_0001_0001_0001, 0, "torn word {word:#x}");
+                    }
+                    if IN_ORDER {
+                        // Read from the last to the first, rounds can only grow.
+                        seen.dedup();
+                        assert!(
+                            seen.is_sorted(),
+                            "a later word was placed before an earlier one"
+                        );
+                    }
+                }
+            });
+            for round in 1..60_000_u64 {
+                let source = [(round & 0xffff) * 0x0001_0001_0001_0001; WORDS];
+                let dst = words.as_ptr().cast::<u8>().cast_mut();
+                // SAFETY: the words are atomics, so writable through a shared reference; the reader uses atomics.
+                unsafe { copy_in_order(dst, source.as_ptr().cast(), size_of_val(&source)) };
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,251 @@
+//! x86-64: its stores become visible in program order, so it is enough that the compiler keeps that order
+//! and that no store is split between two cache lines: volatile stores, aligned to their own size.
+
+use core::arch::x86_64::{
+    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x, _mm_sfence,
+    _mm_stream_si128, _mm256_loadu_si256,
+};
+
+/// The longest copy that is done in line when it is aligned.
+const INLINE_BYTES_MAX: usize = 256;
+
+/// From here on wider stores are worth looking up whether the processor has them.
+const WIDE_BYTES_MIN: usize = 512;
+
+/// Asks for a line to write to.
+#[inline(always)]
+pub(super) fn prefetch_write(at: *const u8) {
+    // SAFETY: a hint: it changes no state and does not fault on any address. Processors that do not
+    // know it take it for a no-op.
+    unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags)) };
+}
+
+/// Asks for a line to read from.
+#[inline(always)]
+pub(super) fn prefetch_read(at: *const u8) {
+    // SAFETY: a hint, as above; every x86-64 has SSE.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+}
+
+/// # Safety
+/// As [`copy_in_order`](super::copy_in_order).
+#[inline(always)]
+pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
+    if len <= INLINE_BYTES_MAX
+        && (dst.addr() | len).is_multiple_of(16)
+        && src.addr().is_multiple_of(8)
+    {
+        // SAFETY: by contract, and aligned.
+        unsafe { copy_blocks_of_16(dst, src, len, |at| load_words(at)) };
+    } else {
+        // SAFETY: by contract.
+        unsafe { copy_in_order_any(dst, src, len) };
+    }
+}
+
+/// Loads a block as two words. A message is often written a word at a time just before it is sent, and
+/// a load wider than the store that it depends on waits until that store, and all before it, are done.
+///
+/// # Safety
+/// 16 bytes at `src` are readable, and it is aligned to 8.
+#[inline(always)]
+unsafe fn load_words(src: *const u8) -> __m128i {
+    let words = src.cast::<u64>();
+    // SAFETY: by contract.
+    let (low, high) = unsafe { (words.read_volatile(), words.add(1).read_volatile()) };
+    // SAFETY: every x86-64 has SSE2.
+    unsafe { _mm_set_epi64x(high as i64, low as i64) }
+}
+
+/// # Safety
+/// As [`copy_in_order`](super::copy_in_order); `dst` and `len` are multiples of 16, and `load` may load 16 bytes anywhere
+/// in the source.
+#[inline(always)]
+unsafe fn copy_blocks_of_16(
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    load: impl Fn(*const u8) -> __m128i,
+) {
+    let block = |at: usize| {
+        // SAFETY: each use has checked that `at + 16 <= len`; the destination is aligned.
+        unsafe {
+            dst.add(at)
+                .cast::<__m128i>()
+                .write_volatile(load(src.add(at)))
+        };
+    };
+    let line = |at: usize| {
+        block(at);
+        block(at + 16);
+        block(at + 32);
+        block(at + 48);
+    };
+    if len == 64 {
+        return line(0);
+    }
+    let mut at = 0;
+    while len - at >= 64 {
+        line(at);
+        at += 64;
+    }
+    while at < len {
+        block(at);
+        at += 16;
+    }
+}
+
+/// # Safety
+/// As [`copy_in_order`](super::copy_in_order).
+#[inline(never)]
+unsafe fn copy_in_order_any(mut dst: *mut u8, mut src: *const u8, mut len: usize) {
+    /// Stores one `$t` and moves on.
+    macro_rules! step {
+        ($t:ty) => {{
+            // SAFETY: each use has checked that this many bytes are left and that `dst` is aligned to them.
+            unsafe {
+                dst.cast::<$t>().write_volatile(src.cast::<$t>().read_unaligned());
+                dst = dst.add(size_of::<$t>());
+                src = src.add(size_of::<$t>());
+            }
+            len -= size_of::<$t>();
+        }};
+    }
+    // Up to the alignment of the blocks, in ascending sizes; what is short of it is done by the tail below.
+    if dst.addr() & 1 != 0 && len >= 1 {
+        step!(u8);
+    }
+    if dst.addr() & 2 != 0 && len >= 2 {
+        step!(u16);
+    }
+    if dst.addr() & 4 != 0 && len >= 4 {
+        step!(u32);
+    }
+    if dst.addr() & 8 != 0 && len >= 8 {
+        step!(u64);
+    }
+    if len >= 16 && dst.addr().is_multiple_of(16) {
+        let blocks = if len >= WIDE_BYTES_MIN && is_x86_feature_detected!("avx2") {
+            // SAFETY: by contract; the processor has AVX2 and `dst` is aligned to 16.
+            unsafe { copy_wide(dst, src, len) }
+        } else {
+            let blocks = len & !15;
+            // SAFETY: by contract; `dst` is aligned to 16.
+            unsafe { copy_blocks_of_16(dst, src, blocks, |at| _mm_loadu_si128(at.cast())) };
+            blocks
+        };
+        // SAFETY: `blocks <= len`.
+        unsafe {
+            dst = dst.add(blocks);
+            src = src.add(blocks);
+        }
+        len -= blocks;
+    }
+    // Here either fewer than 16 bytes are left, or the head stopped short because fewer than its step were:
+    // in both cases `dst` is aligned to every size that still fits.
+    while len >= 8 {
+        step!(u64);
+    }
+    if len >= 4 {
+        step!(u32);
+    }
+    if len >= 2 {
+        step!(u16);
+    }
+    if len >= 1 {
+        // SAFETY: one byte is left.
+        unsafe { dst.write_volatile(src.read()) };
+    }
+}
+
+/// Bytes of the target that are asked for ahead of the stores. Stores leave the core one after the
+/// other, and some processors ask for the line of one at a time: then a copy into lines that are in
+/// another core's cache takes their whole way for each.
+const PREFETCH_DISTANCE: usize = 1024;
+
+/// Places a multiple of 16 bytes, at most 15 short of `len`, and says how many.
+///
+/// # Safety
+/// As [`copy_in_order`](super::copy_in_order); `dst` is aligned to 16 and the processor has AVX2.
+#[target_feature(enable = "avx2")]
+unsafe fn copy_wide(dst: *mut u8, src: *const u8, len: usize) -> usize {
+    let mut at = 0;
+    let block_16 = |at: usize| {
+        // SAFETY: the callers below have checked that `at + 16 <= len`.
+        unsafe {
+            let block = _mm_loadu_si128(src.add(at).cast());
+            dst.add(at).cast::<__m128i>().write_volatile(block);
+        }
+    };
+    if dst.addr() & 16 != 0 && len >= 16 {
+        block_16(at);
+        at += 16;
+    }
+    let ahead = |at: usize| {
+        if at < len {
+            prefetch_write(dst.wrapping_add(at));
+        }
+    };
+    for line in 0..PREFETCH_DISTANCE / 64 {
+        ahead(line * 64);
+    }
+    while len - at >= 128 {
+        ahead(at + PREFETCH_DISTANCE);
+        ahead(at + PREFETCH_DISTANCE + 64);
+        // SAFETY: 128 bytes are left, and the destination is aligned to 32.
+        unsafe {
+            let from = src.add(at).cast::<__m256i>();
+            let to = dst.add(at).cast::<__m256i>();
+            let blocks = [
+                _mm256_loadu_si256(from),
+                _mm256_loadu_si256(from.add(1)),
+                _mm256_loadu_si256(from.add(2)),
+                _mm256_loadu_si256(from.add(3)),
+            ];
+            to.write_volatile(blocks[0]);
+            to.add(1).write_volatile(blocks[1]);
+            to.add(2).write_volatile(blocks[2]);
+            to.add(3).write_volatile(blocks[3]);
+        }
+        at += 128;
+    }
+    while len - at >= 16 {
+        block_16(at);
+        at += 16;
+    }
+    at
+}
+
+/// # Safety
+/// As [`copy_non_temporal`](super::copy_non_temporal).
+pub(super) unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {
+    const LINE: usize = 64;
+    let head = dst.align_offset(LINE).min(len);
+    let lines = (len - head) / LINE * LINE;
+    // SAFETY: by contract.
+    unsafe { copy_in_order(dst, src, head) };
+    let mut at = head;
+    while at < head + lines {
+        // SAFETY: 64 bytes are left, and the destination is aligned to 64. Every x86-64 has SSE2.
+        unsafe {
+            let from = src.add(at).cast::<__m128i>();
+            let to = dst.add(at).cast::<__m128i>();
+            let blocks = [
+                _mm_loadu_si128(from),
+                _mm_loadu_si128(from.add(1)),
+                _mm_loadu_si128(from.add(2)),
+                _mm_loadu_si128(from.add(3)),
+            ];
+            _mm_stream_si128(to, blocks[0]);
+            _mm_stream_si128(to.add(1), blocks[1]);
+            _mm_stream_si128(to.add(2), blocks[2]);
+            _mm_stream_si128(to.add(3), blocks[3]);
+        }
+        at += LINE;
+    }
+    // These stores are in no order with any others until this.
+    // SAFETY: every x86-64 has SSE.
+    unsafe { _mm_sfence() };
+    // SAFETY: by contract.
+    unsafe { copy_in_order(dst.add(at), src.add(at), len - at) };
+}

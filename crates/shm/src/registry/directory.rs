@@ -1,0 +1,199 @@
+//! Opening, making, locking and removing the directory.
+
+use std::fs::DirBuilder;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, flock, fstat, open, openat, stat, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::getuid;
+
+use super::{Registry, RegistryError};
+
+const LOCK_FILE: &str = "lock";
+
+/// How long somebody else may hold the lock; it is held for a few system calls.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+const RETRY_EVERY: Duration = Duration::from_millis(1);
+
+/// The directory while nobody else changes it.
+#[derive(Debug)]
+pub(super) struct LockedDirectory {
+    pub(super) dir: OwnedFd,
+    lock: OwnedFd,
+}
+
+impl Drop for LockedDirectory {
+    fn drop(&mut self) {
+        // Explicitly: a child forked meanwhile holds the descriptor too.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+impl Registry {
+    /// The directory, if it exists, and is ours alone.
+    pub(super) fn open_existing_directory(&self) -> Result<Option<OwnedFd>, RegistryError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = match open(&self.path, flags, Mode::empty()) {
+            Ok(dir) => dir,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                return Err(RegistryError::NotDirectory {
+                    path: self.path.clone(),
+                });
+            }
+            Err(Errno::ACCESS) => return Err(self.access_error()),
+            Err(errno) => return Err(self.failed("", errno)),
+        };
+        let stat = fstat(&dir).map_err(|errno| self.failed("", errno))?;
+        self.check(stat.st_uid, stat.st_mode)?;
+        Ok(Some(dir))
+    }
+
+    /// The directory, made if it is missing.
+    pub(super) fn open_or_create_directory(&self) -> Result<OwnedFd, RegistryError> {
+        let start = Instant::now();
+        loop {
+            if let Some(dir) = self.open_existing_directory()? {
+                return Ok(dir);
+            }
+            match DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.path)
+            {
+                Ok(()) => {}
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::EXIST) => {}
+                    Some(Errno::NOSPC | Errno::DQUOT) => {
+                        return Err(self.no_space(0, "its file system"));
+                    }
+                    _ => return Err(RegistryError::io("making", &self.path, error)),
+                },
+            }
+            // It may have been removed again by the last one to leave; that cannot go on for ever.
+            self.check_lock_timeout(start, "the directory is removed as soon as it is made")?;
+        }
+    }
+
+    /// The locked directory, made if it is missing.
+    pub(super) fn lock(&self) -> Result<LockedDirectory, RegistryError> {
+        let start = Instant::now();
+        loop {
+            let dir = self.open_or_create_directory()?;
+            if let Some(locked) = self.lock_dir(dir, start)? {
+                return Ok(locked);
+            }
+            self.check_lock_timeout(start, "the directory keeps being removed")?;
+        }
+    }
+
+    /// The locked directory, unless it is missing.
+    pub(super) fn lock_existing(&self) -> Result<Option<LockedDirectory>, RegistryError> {
+        let start = Instant::now();
+        while let Some(dir) = self.open_existing_directory()? {
+            if let Some(locked) = self.lock_dir(dir, start)? {
+                return Ok(Some(locked));
+            }
+            self.check_lock_timeout(start, "the directory keeps being removed")?;
+        }
+        Ok(None)
+    }
+
+    /// Removes the directory if nothing is left in it. Whoever waits for the lock meanwhile sees that and starts over.
+    pub(super) fn remove_if_empty(&self, locked: &LockedDirectory) {
+        let nothing_left = self.entries(&locked.dir).is_ok_and(|names| {
+            names
+                .iter()
+                .all(|name| matches!(&name[..], "." | ".." | LOCK_FILE))
+        });
+        if nothing_left && self.is_current(&locked.dir) {
+            let _ = unlinkat(&locked.dir, LOCK_FILE, AtFlags::empty());
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
+
+    /// Locks `dir`; `None` if it turns out to have been removed.
+    fn lock_dir(
+        &self,
+        dir: OwnedFd,
+        start: Instant,
+    ) -> Result<Option<LockedDirectory>, RegistryError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = match openat(&dir, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(lock) => lock,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(self.failed(LOCK_FILE, errno)),
+        };
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    self.check_lock_timeout(start, "its lock has been held by another process")?;
+                    thread::sleep(RETRY_EVERY);
+                }
+                Err(errno) => return Err(self.failed(LOCK_FILE, errno)),
+            }
+        }
+        let linked = fstat(&lock).is_ok_and(|stat| stat.st_nlink > 0);
+        let current = linked && self.is_current(&dir);
+        Ok(current.then_some(LockedDirectory { dir, lock }))
+    }
+
+    /// Whether `dir` still is what the path names.
+    fn is_current(&self, dir: &OwnedFd) -> bool {
+        match (fstat(dir), stat(&self.path)) {
+            (Ok(open), Ok(named)) => (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino),
+            _ => false,
+        }
+    }
+
+    fn check_lock_timeout(&self, start: Instant, what: &str) -> Result<(), RegistryError> {
+        if start.elapsed() < LOCK_TIMEOUT {
+            return Ok(());
+        }
+        let what = format!("registry {}: {what}", self.path.display());
+        Err(RegistryError::Busy {
+            what,
+            seconds: LOCK_TIMEOUT.as_secs(),
+        })
+    }
+
+    /// Why it may not be opened.
+    fn access_error(&self) -> RegistryError {
+        match stat(&self.path) {
+            Ok(stat) => match self.check(stat.st_uid, stat.st_mode) {
+                Err(error) => error,
+                Ok(()) => self.failed("", Errno::ACCESS),
+            },
+            Err(errno) => self.failed("", errno),
+        }
+    }
+
+    fn check(&self, owner: u32, mode: u32) -> Result<(), RegistryError> {
+        let us = getuid().as_raw();
+        let path = || self.path.clone();
+        if FileType::from_raw_mode(mode) != FileType::Directory {
+            return Err(RegistryError::NotDirectory { path: path() });
+        }
+        if owner != us {
+            return Err(RegistryError::Owner {
+                path: path(),
+                owner,
+                us,
+            });
+        }
+        if mode & 0o077 != 0 {
+            return Err(RegistryError::Mode {
+                path: path(),
+                mode: mode & 0o7777,
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,344 @@
+//! Memory that a device can reach: buffers, registered regions, keys, scatter/gather entries.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crate::error::ResourceError;
+
+/// What a registered region may be used for. Combine with `|`. Local reads are always allowed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Access(u32);
+
+impl Access {
+    /// The device may only read it for this process's own requests.
+    pub const NONE: Self = Self(0);
+    /// The device may write it for this process's own requests (receives, READ results).
+    pub const LOCAL_WRITE: Self = Self(1);
+    /// A peer may WRITE to it. Needs [`Access::LOCAL_WRITE`].
+    pub const REMOTE_WRITE: Self = Self(2);
+    /// A peer may READ it.
+    pub const REMOTE_READ: Self = Self(4);
+    /// A peer may do atomics on it. Needs [`Access::LOCAL_WRITE`].
+    pub const REMOTE_ATOMIC: Self = Self(8);
+    /// Everything.
+    pub const ALL: Self = Self(15);
+
+    /// The bits, in libibverbs' encoding.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The access with these bits; unknown bits are dropped.
+    pub const fn from_bits_truncate(bits: u32) -> Self {
+        Self(bits & Self::ALL.0)
+    }
+
+    /// Whether everything in `other` is allowed here.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether the combination is one the specification allows: remote writes and atomics need
+    /// local write.
+    pub const fn is_consistent(self) -> bool {
+        self.0 & (Self::REMOTE_WRITE.0 | Self::REMOTE_ATOMIC.0) == 0
+            || self.contains(Self::LOCAL_WRITE)
+    }
+}
+
+impl std::ops::BitOr for Access {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (Self::LOCAL_WRITE, "local write"),
+            (Self::REMOTE_WRITE, "remote write"),
+            (Self::REMOTE_READ, "remote read"),
+            (Self::REMOTE_ATOMIC, "remote atomic"),
+        ];
+        let allowed: Vec<_> = names
+            .iter()
+            .filter(|(bit, _)| self.contains(*bit))
+            .map(|(_, name)| *name)
+            .collect();
+        write!(f, "Access({})", allowed.join(", "))
+    }
+}
+
+/// Which pages to ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Pages {
+    /// The machine's ordinary pages.
+    #[default]
+    Ordinary,
+    /// 2 MiB pages where the machine has some; ordinary ones, with a notice, where not.
+    PreferHuge,
+}
+
+/// A request for memory from the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocRequest {
+    /// Bytes wanted, at least 1.
+    pub len: usize,
+    /// Alignment in bytes: a power of two, at most 4096.
+    pub align: usize,
+    /// Which pages to ask for.
+    pub pages: Pages,
+    /// The NUMA node to take it from; `None` leaves it to the device (its own node).
+    pub numa_node: Option<u32>,
+}
+
+impl AllocRequest {
+    /// `len` bytes, cache-line aligned, on ordinary pages.
+    pub const fn of(len: usize) -> Self {
+        Self {
+            len,
+            align: 64,
+            pages: Pages::Ordinary,
+            numa_node: None,
+        }
+    }
+
+    /// Refuses what no device gives: no bytes, or an alignment that is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ResourceError::Limit`].
+    pub fn check(&self) -> Result<(), ResourceError> {
+        let (what, asked, highest) = match self.len {
+            0 => ("buffer length", 0, u64::MAX),
+            _ if self.align.is_power_of_two() && self.align <= 4096 => return Ok(()),
+            _ => ("buffer alignment", self.align as u64, 4096),
+        };
+        Err(ResourceError::Limit {
+            what,
+            asked,
+            lowest: 1,
+            highest,
+        })
+    }
+}
+
+/// Memory that stays mapped at one address for as long as the value lives.
+///
+/// Devices and peers write to it at any time, so nothing may hold a plain Rust reference into a
+/// part that a peer can write. The accessors of the shared-memory crate copy instead.
+///
+/// # Safety
+///
+/// `as_ptr()` must point to `len()` bytes that are readable by this process, never move, and stay
+/// mapped until the value is dropped. They must be writable too, unless the value is only ever
+/// registered with [`Access::NONE`] or [`Access::REMOTE_READ`].
+#[allow(
+    unsafe_code,
+    reason = "the contract that lets everything above use plain addresses"
+)]
+pub unsafe trait Buffer: Send + Sync {
+    /// The first byte.
+    fn as_ptr(&self) -> *mut u8;
+    /// Its length in bytes.
+    fn len(&self) -> usize;
+    /// Whether it has no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Which pages it got in the end.
+    fn pages(&self) -> Pages {
+        Pages::Ordinary
+    }
+    /// The shared segment that holds it from the first byte on, and nothing else: to be handed to another process,
+    /// which then has all of this memory. `None` where it shares its file with other memory, or has none.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Ordinary memory of this process, zeroed, at the start of a cache line: a [`Buffer`] that came from
+/// no device.
+pub struct HeapBuffer {
+    lines: Box<[Line]>,
+    len: usize,
+}
+
+/// A cache line of bytes that others may write.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "reached by address")] [AtomicU64; 8]);
+
+impl HeapBuffer {
+    /// `len` bytes, at least 1.
+    pub fn new(len: usize) -> Arc<Self> {
+        let lines = len.max(1).div_ceil(size_of::<Line>());
+        Arc::new(Self {
+            lines: std::iter::repeat_with(Line::default).take(lines).collect(),
+            len: len.max(1),
+        })
+    }
+}
+
+// SAFETY: the box holds `len` bytes or more, in cells that may be written through a shared reference,
+// and neither moves nor is given back before the value is dropped.
+#[allow(unsafe_code, reason = "see `Buffer`")]
+unsafe impl Buffer for HeapBuffer {
+    fn as_ptr(&self) -> *mut u8 {
+        self.lines.as_ptr().cast_mut().cast()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// A registered memory region: a buffer that a device reaches under two keys. Dropping it
+/// deregisters it; the device has finished with the memory when drop returns, and with it peers,
+/// except on `soft` one whose process is stopped in the middle of a request: when that goes on, the
+/// rest of the request may still arrive in this memory, and in no other.
+pub struct Region {
+    lkey: u32,
+    rkey: u32,
+    access: Access,
+    atomic_aligned_8: bool,
+    // Deregistered before the memory goes away: this field must stay ahead of `buffer`.
+    _registration: Box<dyn Send + Sync>,
+    buffer: Arc<dyn Buffer>,
+}
+
+impl Region {
+    /// For providers: a region over all of `buffer`; `registration` deregisters when dropped.
+    pub fn new(
+        lkey: u32,
+        rkey: u32,
+        access: Access,
+        buffer: Arc<dyn Buffer>,
+        registration: Box<dyn Send + Sync>,
+    ) -> Self {
+        Self {
+            lkey,
+            rkey,
+            access,
+            atomic_aligned_8: true,
+            _registration: registration,
+            buffer,
+        }
+    }
+
+    /// For providers: the same region, of which aligned words are not placed whole, whatever the
+    /// device promises.
+    #[must_use]
+    pub fn without_atomic_aligned_8(self) -> Self {
+        Self {
+            atomic_aligned_8: false,
+            ..self
+        }
+    }
+
+    /// Whether [`Promises::atomic_aligned_8`](crate::Promises::atomic_aligned_8), where the device
+    /// makes it, holds for this memory: not for memory that the device did not allocate and reaches
+    /// by copying.
+    pub fn atomic_aligned_8(&self) -> bool {
+        self.atomic_aligned_8
+    }
+
+    /// The key for this process's own requests.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key a peer needs.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// What it was registered for.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The memory itself.
+    pub fn buffer(&self) -> &Arc<dyn Buffer> {
+        &self.buffer
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Whether it has no bytes at all.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// The address of byte `offset`, for this process's requests and for peers alike.
+    pub fn addr(&self, offset: usize) -> u64 {
+        self.buffer.as_ptr() as u64 + offset as u64
+    }
+
+    /// A scatter/gather entry for `len` bytes from `offset`. The device checks the bounds.
+    pub fn sge(&self, offset: usize, len: u32) -> Sge {
+        Sge {
+            addr: self.addr(offset),
+            len,
+            lkey: self.lkey,
+        }
+    }
+
+    /// What a peer needs to reach byte `offset`.
+    pub fn remote(&self, offset: usize) -> RemoteAddr {
+        RemoteAddr {
+            addr: self.addr(offset),
+            rkey: self.rkey,
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Region({} bytes, rkey {:#x}, {:?})",
+            self.len(),
+            self.rkey,
+            self.access
+        )
+    }
+}
+
+/// A scatter/gather entry: `len` bytes of this process's registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Sge {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Local key of the region that holds them.
+    pub lkey: u32,
+}
+
+/// Registered memory of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct RemoteAddr {
+    /// Address of the first byte, in the peer's address space.
+    pub addr: u64,
+    /// Remote key of the region that holds it.
+    pub rkey: u32,
+}
+
+impl RemoteAddr {
+    /// The address `bytes` further on.
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self {
+            addr: self.addr.wrapping_add(bytes),
+            rkey: self.rkey,
+        }
+    }
+}
