@@ -1,5 +1,5 @@
-//! Programs on the `headworks` crate alone, and the code of the README, compiled and run as tests of
-//! this documentation.
+//! Programs on the `headworks` crate alone, and the code of the guides in `docs/`, compiled and run as
+//! tests of this documentation.
 //!
 //! | program (`examples/examples/`) | what it shows |
 //! |---|---|
@@ -16,7 +16,9 @@
 //! two hosts on this machine in [`hosts`]; what has nothing to do with either is in [`shell`] (exit codes, the other
 //! process) and [`pcap`].
 //!
-#![doc = include_str!("../../README.md")]
+#![doc = include_str!("../../docs/rings.md")]
+#![doc = include_str!("../../docs/services.md")]
+#![doc = include_str!("../../docs/testing-your-rdma-code.md")]
 
 pub mod applications;
 pub mod crossing;

@@ -66,7 +66,7 @@ pub enum BringUpError {
         "the two ends are on {kind} devices of different machines, users or registries, which do not reach each \
          other: between machines it takes RDMA devices"
     )]
-    RegistryMismatch {
+    FabricMismatch {
         /// Both ends'.
         kind: ProviderKind,
     },
@@ -396,7 +396,7 @@ impl BringUp {
             return Err(BringUpError::KindMismatch { ours, theirs });
         }
         if self.network != peer.network && ![self.network, peer.network].contains(&0) {
-            return Err(BringUpError::RegistryMismatch { kind: ours });
+            return Err(BringUpError::FabricMismatch { kind: ours });
         }
         let (ours, theirs) = (self.gid.subnet_prefix(), peer.gid.subnet_prefix());
         match (self.lid, peer.lid) {

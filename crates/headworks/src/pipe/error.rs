@@ -136,7 +136,7 @@ impl PipeError {
                     BringUpError::NotHeadworks
                     | BringUpError::VersionMismatch { .. }
                     | BringUpError::KindMismatch { .. }
-                    | BringUpError::RegistryMismatch { .. }
+                    | BringUpError::FabricMismatch { .. }
                     | BringUpError::NetworkMismatch { .. }
                     | BringUpError::SubnetMismatch { .. },
                 ) => true,
