@@ -18,7 +18,7 @@ use headworks::connect;
 use headworks::net::{Interrupt, Listener, dial_wait};
 use headworks::ring::{RingConfig, SendError, Sender};
 use headworks_examples::pcap::{self, Flow, Packet};
-use headworks_examples::shell::{self, Failure, Outcome, Watch, soon, whenever};
+use headworks_examples::program::{self, Failure, IdleWait, Outcome, no_deadline, short_deadline};
 
 /// What is sent of a packet: its flow, 3 bytes of nothing, time in ns, sequence, size.
 const RECORD: usize = 40;
@@ -29,16 +29,16 @@ fn ring() -> RingConfig {
 }
 
 fn main() -> ExitCode {
-    shell::run("flow_meter", |args, interrupt| match *args {
-        [] => shell::both("flow_meter", |name| {
+    program::run("flow_meter", |args, interrupt| match *args {
+        [] => program::run_both("flow_meter", |name| {
             send(name, made_up(1_000_000), interrupt)
         }),
         ["listen", name] => listen(name, interrupt),
         ["send", name] => send(name, made_up(1_000_000), interrupt),
         ["send", name, trace] => send(name, pcap::read(trace)?.into_iter(), interrupt),
-        [number] if shell::is_number(number) => {
-            let packets = made_up(shell::count(number)?);
-            shell::both("flow_meter", |name| send(name, packets, interrupt))
+        [number] if program::is_number(number) => {
+            let packets = made_up(program::count(number)?);
+            program::run_both("flow_meter", |name| send(name, packets, interrupt))
         }
         _ => Err(Failure::BadInput(
             "usage: flow_meter [COUNT] | listen NAME | send NAME [TRACE.pcap]".to_owned(),
@@ -49,10 +49,10 @@ fn main() -> ExitCode {
 /// The side that sees packets.
 fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt) -> Outcome {
     let device = headworks::open(&"soft:tap".parse()?)?;
-    let fabric = headworks::fabric()?;
-    let mut line = dial_wait(&fabric, name, soon(interrupt))?;
-    let mut sender = connect::sender(&device, &ring(), &mut line, soon(interrupt))?;
-    let mut watch = Watch::new(interrupt);
+    let fabric = headworks::registry()?;
+    let mut line = dial_wait(&fabric, name, short_deadline(interrupt))?;
+    let mut sender = connect::sender(&device, &ring(), &mut line, short_deadline(interrupt))?;
+    let mut watch = IdleWait::new(interrupt);
     let (mut sequence, mut digest) = (0u64, 0u64);
     for packet in packets {
         watch.check()?;
@@ -70,7 +70,7 @@ fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt
     }
     // The end is said beside the ring, with what must have come through it.
     line.send_control(&[sequence.to_le_bytes(), digest.to_le_bytes()].concat())?;
-    match &*line.recv_control_wait(whenever(interrupt))? {
+    match &*line.recv_control_wait(no_deadline(interrupt))? {
         b"right" => Ok(()),
         _ => Err(Failure::Failed(
             "the other side counted otherwise".to_owned(),
@@ -96,14 +96,14 @@ fn try_send(sender: &mut Sender, packet: &Packet, sequence: u64) -> Outcome<bool
 
 /// The side that counts.
 fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
-    let listener = Listener::bind(&headworks::fabric()?, name)?;
+    let listener = Listener::bind(&headworks::registry()?, name)?;
     let device = headworks::open(&"soft:meter".parse()?)?;
-    let mut line = listener.accept(whenever(interrupt))?;
-    let mut receiver = connect::receiver(&device, &ring(), &mut line, soon(interrupt))?;
+    let mut line = listener.accept(no_deadline(interrupt))?;
+    let mut receiver = connect::receiver(&device, &ring(), &mut line, short_deadline(interrupt))?;
     // One sender: the name is free again.
     drop(listener);
     let began = Instant::now();
-    let mut watch = Watch::new(interrupt);
+    let mut watch = IdleWait::new(interrupt);
     let mut flows: HashMap<Flow, [u64; 2]> = HashMap::new();
     let (mut packets, mut told) = (0, None::<[u64; 2]>);
     while told.is_none_or(|[total, _]| packets < total) {
@@ -145,7 +145,7 @@ fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
         let flow = show(flow);
         text += &format!("{flow:<50} {packets:>9} packets {bytes:>12} bytes\n");
     }
-    shell::say(text.as_bytes())
+    program::say(text.as_bytes())
 }
 
 fn show(flow: &Flow) -> String {

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use headworks::net::Interrupt;
 use headworks::ring::{Framing, Mode, RingConfig};
-use headworks_examples::crossing::{Crossing, Rings};
-use headworks_examples::shell::{self, Failure, Outcome};
+use headworks_examples::duplex_rings::{DuplexConfig, DuplexRings};
+use headworks_examples::program::{self, Failure, Outcome};
 
 /// Longest request or response, in bytes.
 const MESSAGE_MAX: usize = 16 << 10;
@@ -23,7 +23,7 @@ const MESSAGE_MAX: usize = 16 << 10;
 const FIELDS_MAX: usize = 64;
 
 /// Slots of 1,472 bytes: most requests and responses fit into one, so that each is one WRITE.
-fn rings() -> Rings {
+fn rings() -> DuplexConfig {
     let ring = RingConfig {
         slots: 64,
         slot_size: Some(1472),
@@ -31,21 +31,21 @@ fn rings() -> Rings {
         mode: Mode::Latency,
         ..RingConfig::default()
     };
-    Rings {
+    DuplexConfig {
         there: ring.clone(),
         back: ring,
     }
 }
 
 fn main() -> ExitCode {
-    shell::run("http_server", |args, interrupt| {
-        let both = |count| shell::both("http_server", |name| measure(name, count, interrupt));
+    program::run("http_server", |args, interrupt| {
+        let both = |count| program::run_both("http_server", |name| measure(name, count, interrupt));
         match *args {
             [] => both(100_000),
             ["listen", name] => serve(name, &made_up(), interrupt),
             ["get", name] => get(name, "/file", interrupt),
             ["get", name, path] => get(name, path, interrupt),
-            [number] if shell::is_number(number) => both(shell::count(number)?),
+            [number] if program::is_number(number) => both(program::count(number)?),
             _ => Err(Failure::BadInput(
                 "usage: http_server [COUNT] | listen NAME | get NAME [PATH]".to_owned(),
             )),
@@ -55,13 +55,13 @@ fn main() -> ExitCode {
 
 /// The side with the file.
 fn serve(name: &str, file: &[u8], interrupt: &Interrupt) -> Outcome {
-    let mut client = Crossing::listen(name, &rings(), interrupt)?;
+    let mut client = DuplexRings::listen(name, &rings(), interrupt)?;
     let page = [&head("200 OK", file.len())[..], file].concat();
     loop {
         let response = match client.try_receive(status)? {
             Some("200 OK") => &page,
             Some(status) => &[&head(status, status.len())[..], status.as_bytes()].concat(),
-            None if client.wait()? => return client.goodbye_too(),
+            None if client.wait()? => return client.close_second(),
             None => continue,
         };
         client.send(response.len(), |place| place.copy_from_slice(response))?;
@@ -95,7 +95,7 @@ fn head(status: &str, length: usize) -> Vec<u8> {
 
 /// The side that asks: sends a request, and shows status and body of the response to `look`.
 fn fetch<R>(
-    server: &mut Crossing<'_>,
+    server: &mut DuplexRings<'_>,
     request: &[u8],
     look: impl Fn(u16, &[u8]) -> R,
 ) -> Outcome<R> {
@@ -132,7 +132,7 @@ fn request(path: &str) -> Vec<u8> {
 
 /// Fetches the file so many times and compares it.
 fn measure(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
-    let mut server = Crossing::call(name, &rings(), interrupt)?;
+    let mut server = DuplexRings::call(name, &rings(), interrupt)?;
     let (request, file) = (request("/file"), made_up());
     let mut nanos = Vec::new();
     for number in 0..count {
@@ -144,7 +144,7 @@ fn measure(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
         }
         nanos.push(began.elapsed().as_nanos());
     }
-    server.goodbye()?;
+    server.close_first()?;
     let seconds = nanos.iter().sum::<u128>() as f64 / 1e9;
     nanos.sort_unstable();
     let at = |share: usize| nanos[(nanos.len() - 1) * share / 100] as f64 / 1e3;
@@ -153,18 +153,18 @@ fn measure(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     let line = format!(
         "{count} requests in {seconds:.2} s: {rate:.0} per second, median {median:.1} µs, p99 {p99:.1} µs\n"
     );
-    shell::say(line.as_bytes())
+    program::say(line.as_bytes())
 }
 
 /// Fetches a path once.
 fn get(name: &str, path: &str, interrupt: &Interrupt) -> Outcome {
-    let mut server = Crossing::call(name, &rings(), interrupt)?;
+    let mut server = DuplexRings::call(name, &rings(), interrupt)?;
     let (code, body) = fetch(&mut server, &request(path), |code, body| {
         (code, body.to_vec())
     })?;
-    server.goodbye()?;
+    server.close_first()?;
     match code {
-        200 => shell::say(&body),
+        200 => program::say(&body),
         code => Err(Failure::Failed(format!("{path}: {code}"))),
     }
 }

@@ -6,7 +6,7 @@
 //! key_value ask NAME        asks for records, as many as by default
 //! ```
 //!
-//! Requests go one way on a ring, responses the other way on another: [`Crossing`] has both.
+//! Requests go one way on a ring, responses the other way on another: [`DuplexRings`] has both.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use headworks::net::Interrupt;
 use headworks::ring::RingConfig;
-use headworks_examples::crossing::{Crossing, Rings};
-use headworks_examples::shell::{self, Failure, Outcome};
+use headworks_examples::duplex_rings::{DuplexConfig, DuplexRings};
+use headworks_examples::program::{self, Failure, Outcome};
 
 /// Number of the request and key.
 const REQUEST: usize = 16;
@@ -30,13 +30,13 @@ const COUNT: u64 = 1_000_000;
 type Value = [u8; VALUE];
 
 fn main() -> ExitCode {
-    shell::run("key_value", |args, interrupt| {
-        let both = |count| shell::both("key_value", |name| ask(name, count, interrupt));
+    program::run("key_value", |args, interrupt| {
+        let both = |count| program::run_both("key_value", |name| ask(name, count, interrupt));
         match *args {
             [] => both(COUNT),
             ["listen", name] => serve(name, interrupt),
             ["ask", name] => ask(name, COUNT, interrupt),
-            [number] if shell::is_number(number) => both(shell::count(number)?),
+            [number] if program::is_number(number) => both(program::count(number)?),
             _ => Err(Failure::BadInput(
                 "usage: key_value [COUNT] | listen NAME | ask NAME".to_owned(),
             )),
@@ -45,8 +45,8 @@ fn main() -> ExitCode {
 }
 
 /// Requests go one way, responses the other.
-fn rings() -> Rings {
-    Rings {
+fn rings() -> DuplexConfig {
+    DuplexConfig {
         there: RingConfig::fixed(128, REQUEST),
         back: RingConfig::fixed(128, RESPONSE),
     }
@@ -55,7 +55,7 @@ fn rings() -> Rings {
 /// The side with the records.
 fn serve(name: &str, interrupt: &Interrupt) -> Outcome {
     let records: HashMap<u64, Value> = (0..RECORDS).map(|key| (key, value_of(key))).collect();
-    let mut client = Crossing::listen(name, &rings(), interrupt)?;
+    let mut client = DuplexRings::listen(name, &rings(), interrupt)?;
     loop {
         let request = client.try_receive(|message| [word(message, 0), word(message, 8)])?;
         if let Some([number, key]) = request {
@@ -66,14 +66,14 @@ fn serve(name: &str, interrupt: &Interrupt) -> Outcome {
                 place[8..].copy_from_slice(value);
             })?;
         } else if client.wait()? {
-            return client.goodbye_too();
+            return client.close_second();
         }
     }
 }
 
 /// The side that asks, and checks every answer.
 fn ask(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
-    let mut server = Crossing::call(name, &rings(), interrupt)?;
+    let mut server = DuplexRings::call(name, &rings(), interrupt)?;
     let began = Instant::now();
     // Keys of the requests on their way, the oldest first.
     let mut asked = VecDeque::with_capacity(WINDOW);
@@ -106,9 +106,9 @@ fn ask(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     }
     let seconds = began.elapsed().as_secs_f64();
     let rate = count as f64 / seconds / 1e6;
-    server.goodbye()?;
+    server.close_first()?;
     let line = format!("{count} requests in {seconds:.2} s: {rate:.2} M/s, each answered right\n");
-    shell::say(line.as_bytes())
+    program::say(line.as_bytes())
 }
 
 /// The value of a key, known to both sides so that it can be checked.

@@ -12,16 +12,16 @@
 //! | `migration` | memory that is lent, and bytes that are used where they came to lie |
 //!
 //! Each is two processes: started without arguments it starts itself as the other one, and where it uses daemons as
-//! those, too. Two rings that cross are in [`crossing`], calls of the service's that end at Ctrl-C in [`applications`],
-//! two hosts on this machine in [`hosts`]; what has nothing to do with either is in [`shell`] (exit codes, the other
+//! those, too. Two rings that cross are in [`duplex_rings`], calls of the service's that end at Ctrl-C in [`service_program`],
+//! two hosts on this machine in [`local_hosts`]; what has nothing to do with either is in [`program`] (exit codes, the other
 //! process) and [`pcap`].
 //!
 #![doc = include_str!("../../docs/rings.md")]
 #![doc = include_str!("../../docs/services.md")]
 #![doc = include_str!("../../docs/testing-your-rdma-code.md")]
 
-pub mod applications;
-pub mod crossing;
-pub mod hosts;
+pub mod duplex_rings;
+pub mod local_hosts;
 pub mod pcap;
-pub mod shell;
+pub mod program;
+pub mod service_program;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 
-use crate::shell::{Failure, Outcome};
+use crate::program::{Failure, Outcome};
 
 /// The longest file: it is read whole.
 const BYTES_MAX: u64 = 1 << 30;

@@ -14,7 +14,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 const LEN: usize = 64;
 
 /// One side: a queue pair with its completion queue, and registered memory that the other side may write.
-struct Side {
+struct ExampleProcess {
     device: Arc<dyn Device>,
     cq: Arc<dyn CompletionQueue>,
     qp: Box<dyn QueuePair>,
@@ -22,7 +22,7 @@ struct Side {
     _pd: Arc<dyn ProtectionDomain>,
 }
 
-impl Side {
+impl ExampleProcess {
     fn open(fabric: &Fabric, name: &str) -> Outcome<Self> {
         let device = fabric.open(name)?;
         let pd = device.alloc_pd()?;
@@ -77,7 +77,7 @@ impl Side {
 /// Bytes of the message that had not arrived when its last byte was seen.
 fn missing_when_the_last_byte_is_seen(seed: u64) -> Outcome<usize> {
     let fabric = Fabric::new(std::env::temp_dir())?;
-    let (mut from, to) = Side::pair(&fabric, seed)?;
+    let (mut from, to) = ExampleProcess::pair(&fabric, seed)?;
     let op = SendOp::Write(to.memory.remote(0));
     let payload = Payload::Inline(&[7; LEN]);
     from.qp.post_send(&[SendWr {
@@ -95,7 +95,7 @@ fn missing_when_the_last_byte_is_seen(seed: u64) -> Outcome<usize> {
 /// The same with the completion of an immediate, which follows all bytes.
 fn missing_at_the_completion(seed: u64) -> Outcome<usize> {
     let fabric = Fabric::new(std::env::temp_dir())?;
-    let (mut from, mut to) = Side::pair(&fabric, seed)?;
+    let (mut from, mut to) = ExampleProcess::pair(&fabric, seed)?;
     while to
         .qp
         .post_recv(&[RecvWr {

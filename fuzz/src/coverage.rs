@@ -35,9 +35,9 @@ fn counters() -> &'static [std::sync::atomic::AtomicU8] {
 
 /// Everything seen so far: per edge, which magnitudes of counts.
 #[derive(Debug, Default)]
-pub struct Seen(Vec<u8>);
+pub struct EdgeCoverage(Vec<u8>);
 
-impl Seen {
+impl EdgeCoverage {
     /// Forgets what was counted until now.
     pub fn start() {
         for counter in counters() {

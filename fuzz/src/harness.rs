@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::campaign::{self, Plan};
+use crate::runner::{self, RunOptions};
 use crate::{SEED, Target};
 
 /// Set for the process that runs the target: where it keeps the input under way.
@@ -24,7 +24,7 @@ pub fn test(name: &str, scratch: &Path) {
     let target = crate::target(name).expect("tests are called as their targets");
     if let Some(kept) = env::var_os(KEPT) {
         let plan = plan(target, kept.into());
-        let done = campaign::run(target, &plan).expect("its corpus is read, its inputs are kept");
+        let done = runner::run(target, &plan).expect("its corpus is read, its inputs are kept");
         println!(
             "{name}: {} inputs of the corpus, {} made",
             done.corpus, done.made
@@ -49,7 +49,7 @@ pub fn test(name: &str, scratch: &Path) {
         (Some(signal), _) => format!("signal {signal}"),
         (_, code) => format!("exit code {}", code.unwrap_or_default()),
     };
-    let again = match campaign::kept(&kept) {
+    let again = match runner::read_kept_input(&kept) {
         Ok(input) => {
             let file = scratch.join(format!("{name}.failed"));
             fs::write(&file, &input).expect("the input is written");
@@ -81,7 +81,7 @@ fn scratch_for(name: &str, scratch: &Path) -> (PathBuf, PathBuf) {
 
 /// By default the same inputs each time, unless the machine is slow; with `HEADWORKS_LONG` set for a
 /// minute, and then by `HEADWORKS_FUZZ_SEED` others each time.
-fn plan(target: &Target, kept: PathBuf) -> Plan {
+fn plan(target: &Target, kept: PathBuf) -> RunOptions {
     let long = env::var_os("HEADWORKS_LONG").is_some();
     let seed = env::var("HEADWORKS_FUZZ_SEED").map_or(SEED, |seed| {
         let number = seed.parse();
@@ -91,7 +91,7 @@ fn plan(target: &Target, kept: PathBuf) -> Plan {
         true => (Duration::from_secs(60), u64::MAX),
         false => (Duration::from_secs(2), target.inputs),
     };
-    Plan {
+    RunOptions {
         seed,
         time,
         inputs,

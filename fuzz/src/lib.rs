@@ -8,27 +8,27 @@
 //! | a memory file: size, seals, header | `shm::segment` | `segment` |
 //! | a queue's head, tail, slot words and values, also while we use it | `shm::slot_queue` | `slot_queue` |
 //! | cursors; offsets and lengths into a view | `shm::cursor`, `shm::view` | `cursors` |
-//! | what the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::share` | `pace_share` |
+//! | what the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::share` | `pacing_share` |
 //! | files and sockets of the registry | `shm::registry` (contexts, names, common segments) | `registry` |
 //! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::translate`, `softnic::qp::link` | `softnic_peer` |
 //! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
 //! | what it puts into our queues, and the words of our own rows (`life`, `executing`, `armed`, `overrun`, `taken`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::bell` | `softnic_peer` |
-//! | the header of a call through a window, and where that is | `softnic::window` (`serve`), in the name of the memory's owner | `softnic_window` |
-//! | the answer to a call, what was fetched | `softnic::window` (`Window::answer`), `softnic::qp::engine` (`ask`) | `softnic_window` |
+//! | the header of a call through a window, and where that is | `softnic::window` (`serve`), in the name of the memory's owner | `softnic_bounce` |
+//! | the answer to a call, what was fetched | `softnic::window` (`Window::answer`), `softnic::qp::engine` (`ask`) | `softnic_bounce` |
 //! | rows of who sends datagrams here, how many there are; marks in our receive queues and CQs | `softnic::senders`, `softnic::quarantine`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
 //! | queue pairs of datagrams, receives and CQs of a destination; our row there | `softnic::qp::datagram`, `softnic::qp::deliver` | `softnic_datagrams` |
-//! | a datagram's header, in the receive | `verbs::datagram` (`Grh::parse`) | `datagram` |
-//! | any context's record and table, and the queues that it leads to | `softnic::census`, `shm::slot_queue` (`len_hint_at`) | `census` |
+//! | a datagram's header, in the receive | `verbs::datagram` (`Grh::parse`) | `datagram_header` |
+//! | any context's record and table, and the queues that it leads to | `softnic::census`, `shm::slot_queue` (`len_hint_at`) | `softnic_inspect` |
 //! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
 //! | the bytes of a bring-up | `verbs::bringup`, `net::line` | `bring_up` |
-//! | frames and control messages of a line | `net::framing`, `net::line` | `frames` |
-//! | a line's messages over a queue pair, and the numbers that they carry | `net::qp_stream` (`QpStream`) | `stream` |
-//! | the greeting of a rival design; its cursors, headers, immediates | `baselines::paper_baselines` (`setup`, `sender`, `receiver`) | `rival_peer` |
+//! | frames and control messages of a line | `net::framing`, `net::line` | `line_frames` |
+//! | a line's messages over a queue pair, and the numbers that they carry | `net::qp_stream` (`QpStream`) | `qp_stream` |
+//! | the greeting of a rival design; its cursors, headers, immediates | `baselines::paper_baselines` (`setup`, `sender`, `receiver`) | `baseline_peer` |
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
 //! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
 //! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
-//! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::message`, `client::egress`, `client::ingress`, `client::board`, `daemon::daemon` | `service_application` |
-//! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::meet`, `daemon::domain::hear` | `service_daemon` |
+//! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::message`, `client::egress`, `client::ingress`, `client::board`, `daemon::daemon` | `daemon_application` |
+//! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::meet`, `daemon::domain::hear` | `daemon_peer` |
 //! | a device's name | `verbs::device_name`, the providers | `device_name` |
 //! | nobody of ours: a capture file | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |
 //! | a request or response of HTTP | `workloads::apps::http` | `http_request` |
@@ -40,7 +40,7 @@
 //!
 //! # How they run
 //!
-//! A target is a function over bytes, [`Target::run`]; [`input`] takes the bytes apart. [`campaign`] runs
+//! A target is a function over bytes, [`Target::run`]; [`input`] takes the bytes apart. [`runner`] runs
 //! it on the committed corpus (`corpus/TARGET/`), then on inputs made from that ([`mutate`]) by a
 //! seed. [`harness`] makes it a test: a process of its own, so that a crash, a hang or a panic in any
 //! thread is told with the input and the command that does it again. [`coverage`] is for runs that
@@ -57,11 +57,11 @@
 //! of bytes and no guidance. All that is wanted from either are the few hundred lines beside this
 //! file, and since targets are plain functions over bytes, both could drive them any day.
 
-pub mod campaign;
 pub mod coverage;
 pub mod harness;
 pub mod input;
 pub mod mutate;
+pub mod runner;
 mod targets;
 
 use std::fs;

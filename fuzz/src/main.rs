@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use headworks_fuzz::campaign::{self, Plan};
+use headworks_fuzz::runner::{self, RunOptions};
 use headworks_fuzz::{SEED, TARGETS, Target, coverage, target};
 
 const USAGE: &str = "\
@@ -71,7 +71,7 @@ fn begin(args: &[&str]) -> Result<(), String> {
             let target = known(name)?;
             for file in files {
                 let shown = |error| format!("{file}: {error}");
-                campaign::replay(target, Path::new(file)).map_err(shown)?;
+                runner::replay(target, Path::new(file)).map_err(shown)?;
                 println!("{file}: passed");
             }
             Ok(())
@@ -80,7 +80,8 @@ fn begin(args: &[&str]) -> Result<(), String> {
             if !coverage::is_counted() {
                 return Err("this build counts no edges".to_owned());
             }
-            let new = campaign::distil(known(name)?, files).map_err(|error| error.to_string())?;
+            let new =
+                runner::minimise_corpus(known(name)?, files).map_err(|error| error.to_string())?;
             new.iter().for_each(|file| println!("{file}"));
             Ok(())
         }
@@ -95,7 +96,7 @@ fn known(name: &str) -> Result<&'static Target, String> {
 }
 
 fn run(target: &Target, options: &[&str]) -> Result<(), String> {
-    let mut plan = Plan {
+    let mut plan = RunOptions {
         seed: SEED,
         time: Duration::from_secs(60),
         inputs: u64::MAX,
@@ -122,7 +123,7 @@ fn run(target: &Target, options: &[&str]) -> Result<(), String> {
             .map_err(|error| format!("{}: {error}", folder.display()))?;
         plan.kept = Some(folder.join(".kept"));
     }
-    let done = campaign::run(target, &plan).map_err(|error| error.to_string())?;
+    let done = runner::run(target, &plan).map_err(|error| error.to_string())?;
     let (corpus, made, edges) = (done.corpus, done.made, done.edges);
     println!(
         "{}: {corpus} inputs of the corpus, {made} made, {edges} edges",

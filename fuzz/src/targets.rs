@@ -2,27 +2,27 @@
 
 use crate::Target;
 
+mod baseline_peer;
 mod bring_up;
-mod census;
 mod cursors;
-mod datagram;
+mod daemon;
+mod datagram_header;
 mod device_name;
-mod frames;
-mod hosts;
+mod fixtures;
 mod http_request;
-mod pace_share;
+mod line_frames;
+mod pacing_share;
 mod pcap_trace;
 mod pipe_peer;
+mod qp_stream;
 mod registry;
 mod ring_group;
 mod ring_peer;
-mod rival_peer;
 mod segment;
-mod service;
 mod slot_queue;
+mod softnic_inspect;
 mod softnic_peer;
 mod softnic_record;
-mod stream;
 
 /// All of them.
 pub const TARGETS: &[Target] = &[
@@ -48,9 +48,9 @@ pub const TARGETS: &[Target] = &[
         inputs: 50_000,
     },
     Target {
-        name: "pace_share",
+        name: "pacing_share",
         about: "what the processes of a paced RNIC share, while we take part and look on",
-        run: pace_share::run,
+        run: pacing_share::run,
         longest: 1024,
         inputs: 3_000,
     },
@@ -69,9 +69,9 @@ pub const TARGETS: &[Target] = &[
         inputs: 20_000,
     },
     Target {
-        name: "datagram",
+        name: "datagram_header",
         about: "the header that a datagram's receive begins with",
-        run: datagram::run,
+        run: datagram_header::run,
         longest: 64,
         inputs: 50_000,
     },
@@ -83,16 +83,16 @@ pub const TARGETS: &[Target] = &[
         inputs: 20_000,
     },
     Target {
-        name: "frames",
+        name: "line_frames",
         about: "a line's bytes: bring-up, then control messages",
-        run: frames::run,
+        run: line_frames::run,
         longest: 8192,
         inputs: 10_000,
     },
     Target {
-        name: "stream",
+        name: "qp_stream",
         about: "a line over a queue pair: messages, and the numbers that they carry",
-        run: stream::run,
+        run: qp_stream::run,
         longest: 2048,
         inputs: 1_000,
     },
@@ -104,9 +104,9 @@ pub const TARGETS: &[Target] = &[
         inputs: 400,
     },
     Target {
-        name: "rival_peer",
+        name: "baseline_peer",
         about: "a rival design's other end: greeting, cursors, headers, immediates",
-        run: rival_peer::run,
+        run: baseline_peer::run,
         longest: 1024,
         inputs: 400,
     },
@@ -132,9 +132,9 @@ pub const TARGETS: &[Target] = &[
         inputs: 100,
     },
     Target {
-        name: "softnic_window",
+        name: "softnic_bounce",
         about: "who asks through a window, who is asked: calls and answers that somebody scribbles over",
-        run: softnic_peer::windows,
+        run: softnic_peer::bounce,
         longest: 1024,
         inputs: 100,
     },
@@ -153,9 +153,9 @@ pub const TARGETS: &[Target] = &[
         inputs: 100,
     },
     Target {
-        name: "census",
+        name: "softnic_inspect",
         about: "a look from outside at a context that is none",
-        run: census::run,
+        run: softnic_inspect::run,
         longest: 1024,
         inputs: 50,
     },
@@ -174,16 +174,16 @@ pub const TARGETS: &[Target] = &[
         inputs: 10_000,
     },
     Target {
-        name: "service_application",
+        name: "daemon_application",
         about: "a daemon whose applications send it anything and scribble over the memory that they share with it",
-        run: service::application::run,
+        run: daemon::application::run,
         longest: 1024,
         inputs: 1_500,
     },
     Target {
-        name: "service_daemon",
+        name: "daemon_peer",
         about: "a daemon to which another says anything, on the stream between them and in frames",
-        run: service::peer::run,
+        run: daemon::peer::run,
         longest: 1024,
         inputs: 1_500,
     },

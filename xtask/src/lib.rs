@@ -4,8 +4,8 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`arrows`] | which package may depend on which: the one table, and the check over `cargo metadata` |
-//! | [`modules`] | which modules of a crate use which: no cycle in those that it lists |
+//! | [`layering`] | which package may depend on which: the one table, and the check over `cargo metadata` |
+//! | [`module_cycles`] | which modules of a crate use which: no cycle in those that it lists |
 //! | [`tidy`] | rules about source text that the compiler does not know |
 //! | [`ci`] | the steps of integration with their time budgets |
 //! | [`fuzz`] | runs of a fuzz target that are guided by what the inputs reach |
@@ -17,11 +17,11 @@
 
 use std::path::{Path, PathBuf};
 
-pub mod arrows;
 pub mod ci;
 pub mod fuzz;
 pub mod install;
-pub mod modules;
+pub mod layering;
+pub mod module_cycles;
 pub mod rxe;
 pub mod tidy;
 

@@ -122,7 +122,7 @@ pub fn run(args: &[String]) -> Result<u8, String> {
     let variables: Vec<_> = env::vars().filter(|(name, _)| travels(name)).collect();
     let job = Job::parse(args)?;
     check_program(&job.program[0])?;
-    boot(&job, &directory, &variables, |command| {
+    boot_machine(&job, &directory, &variables, |command| {
         let status = command.status();
         status.map_err(|error| format!("timeout: {error}"))
     })
@@ -150,20 +150,20 @@ pub(crate) fn run_script(
     run: impl FnOnce(&mut Command) -> Result<ExitStatus, String>,
 ) -> Result<u8, String> {
     let words = ["--seconds", &seconds.to_string(), "sh", "-c", script].map(str::to_owned);
-    boot(&Job::parse(&words)?, &root(), variables, run)
+    boot_machine(&Job::parse(&words)?, &root(), variables, run)
 }
 
-fn boot(
+fn boot_machine(
     job: &Job,
     directory: &Path,
     variables: &[(String, String)],
     run: impl FnOnce(&mut Command) -> Result<ExitStatus, String>,
 ) -> Result<u8, String> {
-    let (folder, kernel) = ready()?;
+    let (folder, kernel) = prepare_machine()?;
     let disk = disk(&folder, &kernel)?;
     let script = job.script(&directory.display().to_string(), variables);
     let status = folder.join(format!("status.{}", std::process::id()));
-    let ended = run(machine(job, &kernel, &disk, &status, &script).stdin(Stdio::null()));
+    let ended = run(qemu_command(job, &kernel, &disk, &status, &script).stdin(Stdio::null()));
     let said = fs::read_to_string(&status).unwrap_or_default();
     let _ = fs::remove_file(&status);
     let ended = ended?;
@@ -178,16 +178,16 @@ fn boot(
 }
 
 /// Whether a machine can be had here, which fetches its kernel if it is not there yet, or why not.
-pub fn missing() -> Result<(), String> {
+pub fn missing_programs() -> Result<(), String> {
     let providers = Path::new("/etc/libibverbs.d/rxe.driver");
     if !providers.exists() {
         return Err("missing: apt-get install ibverbs-providers librdmacm1 (Debian)".to_owned());
     }
-    ready().map(drop)
+    prepare_machine().map(drop)
 }
 
 /// Where things are kept, and the kernel.
-fn ready() -> Result<(PathBuf, kernel::Kernel), String> {
+fn prepare_machine() -> Result<(PathBuf, kernel::Kernel), String> {
     programs()?;
     let folder = folder();
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -271,7 +271,7 @@ fn disk(folder: &Path, kernel: &kernel::Kernel) -> Result<PathBuf, String> {
 }
 
 /// The machine, as a command that ends with it, with this process, and with its time.
-fn machine(
+fn qemu_command(
     job: &Job,
     kernel: &kernel::Kernel,
     disk: &Path,

@@ -12,7 +12,7 @@ const LINES_MAX: usize = 800;
 const UNSAFE: &[&str] = &[
     "crates/capi/src/exports.rs",
     "crates/capi/src/raw.rs",
-    "crates/headworks/src/service/memory.rs",
+    "crates/headworks/src/service/shared_memory.rs",
     "crates/verbs/src/memory_region.rs",
     "crates/shm/",
     "crates/softnic/src/arena.rs",
@@ -25,7 +25,7 @@ const UNSAFE: &[&str] = &[
     "crates/softnic/src/table.rs",
     "crates/softnic/src/translate.rs",
     "crates/softnic/src/window.rs",
-    "crates/simnic/src/memory.rs",
+    "crates/simnic/src/registered_memory.rs",
     "crates/ibverbs/src/abi.rs",
     "crates/ibverbs/src/chain.rs",
     "crates/ibverbs/src/cm/abi.rs",
@@ -41,11 +41,11 @@ const UNSAFE: &[&str] = &[
     "crates/baselines/src/bare.rs",
     "crates/baselines/src/kernel.rs",
     "crates/baselines/src/memory.rs",
-    "crates/headworks/src/asynchronous/watch.rs",
-    "crates/conformance/src/bytes.rs",
+    "crates/headworks/src/asynchronous/waiter.rs",
+    "crates/conformance/src/buffer_access.rs",
     "fuzz/src/coverage.rs",
     "fuzz/src/targets/slot_queue.rs",
-    "fuzz/src/targets/softnic_peer/private.rs",
+    "fuzz/src/targets/softnic_peer/guarded_buffer.rs",
 ];
 
 /// Code that is handed the time and never asks for it.

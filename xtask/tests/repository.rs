@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use xtask::{arrows, modules, root, tidy};
+use xtask::{layering, module_cycles, root, tidy};
 
 fn assert_none(what: &str, wrong: &[impl ToString]) {
     let lines: Vec<_> = wrong.iter().map(ToString::to_string).collect();
@@ -10,7 +10,7 @@ fn assert_none(what: &str, wrong: &[impl ToString]) {
 }
 
 #[test]
-fn dependencies_follow_the_arrows() {
+fn dependencies_follow_the_layering() {
     // Whoever was given only the built test may not be able to start cargo.
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut asked = Command::new(&cargo);
@@ -22,13 +22,13 @@ fn dependencies_follow_the_arrows() {
         assert!(!required, "cargo is required: {error}");
         return;
     }
-    let workspace = arrows::metadata(&root()).unwrap();
-    assert_none("dependencies", &arrows::check(&workspace));
+    let workspace = layering::metadata(&root()).unwrap();
+    assert_none("dependencies", &layering::check(&workspace));
 }
 
 #[test]
 fn modules_of_a_crate_form_no_cycle() {
-    assert_none("cycles", &modules::check(&root()).unwrap());
+    assert_none("cycles", &module_cycles::check(&root()).unwrap());
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks::service::{Connecting, Listener, Operating, ServiceError, Stream, Transfer};
+use headworks::service::{
+    Listener, PendingConnection, RemoteOperation, ServiceError, Stream, Transfer,
+};
 
 use crate::error::Error;
 use crate::handle::{Handle, Kind, Waits, Way, locked, number};
@@ -26,14 +28,14 @@ pub(crate) struct Link {
     /// Bytes that C was shown and has not released.
     shown: usize,
     /// Operations that nobody waits for any more.
-    pub(crate) orphans: Vec<Operating>,
+    pub(crate) orphans: Vec<RemoteOperation>,
 }
 
 /// How far it is.
 enum Stage {
     Connecting {
         /// It has the descriptor, also when it has failed.
-        connecting: Connecting,
+        connecting: PendingConnection,
         has_failed: bool,
     },
     Connected(Box<Stream>),

@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use headworks::net::clock;
-use headworks::service::{Operating, Rights, ServiceError, Stream, Transfer};
+use headworks::service::{RemoteOperation, Rights, ServiceError, Stream, Transfer};
 use headworks::verbs::Duration;
 use libc::{size_t, sockaddr, socklen_t, ssize_t};
 
@@ -553,7 +553,7 @@ extern "C" fn hw_write(
 unsafe fn change(
     fd: c_int,
     before: *mut u64,
-    start: impl FnMut(&mut Stream) -> Result<Operating, ServiceError>,
+    start: impl FnMut(&mut Stream) -> Result<RemoteOperation, ServiceError>,
 ) -> c_int {
     call(-1, || {
         let handle = Handle::of(fd)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Mutex;
 
-use headworks::service::{Export, Loan, Memory, Operating, ServiceError};
+use headworks::service::{Export, Loan, RemoteOperation, ServiceError, SharedMemory};
 
 use crate::connection::Link;
 use crate::error::Error;
@@ -17,7 +17,7 @@ static PLACES: Mutex<BTreeMap<usize, Place>> = Mutex::new(BTreeMap::new());
 /// Who has it.
 enum Place {
     /// C.
-    Own(Memory),
+    Own(SharedMemory),
     /// A call, just now.
     InUse,
     /// The daemon, by the connection of that [id](Handle::id).
@@ -31,7 +31,7 @@ pub(crate) enum Held {
     /// It is being sent.
     Loan(Loan),
     /// It is read to, or written from.
-    Operating(Operating),
+    Operating(RemoteOperation),
     /// The other end may use it.
     Export(Export),
 }
@@ -40,7 +40,7 @@ pub(crate) enum Held {
 pub(crate) struct Lease<'h> {
     at: usize,
     handle: &'h Handle,
-    pub(crate) memory: Option<Memory>,
+    pub(crate) memory: Option<SharedMemory>,
     held: Option<Held>,
 }
 

@@ -1,6 +1,6 @@
 //! Memory of the other end's.
 
-use headworks::service::{Operating, Rights, ServiceError, Stream};
+use headworks::service::{RemoteOperation, Rights, ServiceError, Stream};
 
 use crate::connection::{Connection, Link};
 use crate::error::Error;
@@ -64,7 +64,7 @@ pub(crate) fn copy(
 pub(crate) fn change(
     handle: &Handle,
     waits: Waits,
-    start: impl FnMut(&mut Stream) -> Result<Operating, ServiceError>,
+    start: impl FnMut(&mut Stream) -> Result<RemoteOperation, ServiceError>,
 ) -> Result<u64, Error> {
     let connection = handle.made(waits)?;
     let mut operating = begin(handle, connection, waits, start)?;
@@ -88,8 +88,8 @@ fn begin(
     handle: &Handle,
     connection: &Connection,
     waits: Waits,
-    mut start: impl FnMut(&mut Stream) -> Result<Operating, ServiceError>,
-) -> Result<Operating, Error> {
+    mut start: impl FnMut(&mut Stream) -> Result<RemoteOperation, ServiceError>,
+) -> Result<RemoteOperation, Error> {
     handle.wait(Way::Out, waits, || {
         connection.sending(|link| {
             reap(link)?;

@@ -19,8 +19,8 @@ use headworks::service;
 use headworks::verbs::{Device, DeviceName, Duration};
 
 use crate::args::device;
-use crate::fail;
-use crate::journal::Journal;
+use crate::exit_status;
+use crate::stderr_log::StderrLog;
 
 /// The address where none is named.
 const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -74,33 +74,33 @@ pub(crate) struct Daemon {
 }
 
 /// What was asked for, with what was left open.
-struct Chosen {
+struct DaemonDevice {
     device: DeviceName,
     shell: ShellConfig,
     level: tracing::Level,
-    file: Read,
+    file: ConfigFile,
     /// Where the file names the device, if it does.
     device_at: Option<String>,
 }
 
-impl Chosen {
+impl DaemonDevice {
     /// The device.
     fn open(&self) -> anyhow::Result<Arc<dyn Device>> {
         headworks::open(&self.device).map_err(|error| match &self.device_at {
-            Some(at) => fail::bad_input(format_args!("{at}: {error}")),
-            None => fail::bad_input(error),
+            Some(at) => exit_status::bad_input(format_args!("{at}: {error}")),
+            None => exit_status::bad_input(error),
         })
     }
 }
 
 /// What was read, if there was a file.
 #[derive(Default)]
-struct Read {
+struct ConfigFile {
     file: Option<(PathBuf, String)>,
     settings: Settings,
 }
 
-impl Read {
+impl ConfigFile {
     /// Where a key is said: in which line of the file.
     fn at(&self, key: &str) -> String {
         let Some((path, text)) = &self.file else {
@@ -114,8 +114,8 @@ impl Read {
 }
 
 pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
-    let chosen = choose(command)?;
-    let journal = Journal::of_stderr();
+    let chosen = resolve_options(command)?;
+    let journal = StderrLog::of_stderr();
     crate::log(chosen.level.max(crate::level(verbose)), journal.clone());
     if command.check {
         chosen.open()?;
@@ -123,17 +123,17 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
             Some((path, _)) => format!("{} was read", path.display()),
             None => "no file was read".to_owned(),
         };
-        return fail::print(&format!("all of it is legal: {read}\n"));
+        return exit_status::print(&format!("all of it is legal: {read}\n"));
     }
     // Early, so that no signal ends it half-way.
-    let interrupt = Interrupt::install().map_err(fail::bad_input)?;
+    let interrupt = Interrupt::install().map_err(exit_status::bad_input)?;
     let notify = Notify::from_env().map_err(|error| {
-        fail::bad_input(format_args!("NOTIFY_SOCKET: {error}: nobody listens there"))
+        exit_status::bad_input(format_args!("NOTIFY_SOCKET: {error}: nobody listens there"))
     })?;
     // Whatever keeps it from serving: more of something, or another address, port or path is what helps.
     let device = chosen.open()?;
     let shell = Shell::open(device.clone(), &chosen.shell);
-    let mut shell = shell.map_err(fail::bad_input)?;
+    let mut shell = shell.map_err(exit_status::bad_input)?;
     let serves = format!(
         "serving {} on {}: applications attach at {}",
         chosen.shell.identity.address,
@@ -165,12 +165,12 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
             journal.tell(format_args!("{ends} ends of connections were reset"));
             Ok(())
         }
-        Ended::Interrupted => Err(fail::interrupted()),
+        Ended::Interrupted => Err(exit_status::interrupted()),
     }
 }
 
-fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
-    let file = settings(command.config.as_deref())?;
+fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
+    let file = read_config_file(command.config.as_deref())?;
     let settings = file.settings.clone();
     let in_file = settings
         .device
@@ -180,10 +180,10 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
     let device = match (&command.device, in_file) {
         (Some(device), _) => device.clone(),
         (None, Some(name)) => device(name)
-            .map_err(|why| fail::bad_input(format_args!("{}: {why}", file.at("device"))))?,
-        (None, None) => device(headworks::DEFAULT_DEVICE).map_err(fail::bad_input)?,
+            .map_err(|why| exit_status::bad_input(format_args!("{}: {why}", file.at("device"))))?,
+        (None, None) => device(headworks::DEFAULT_DEVICE).map_err(exit_status::bad_input)?,
     };
-    fail::check_shared(&device)?;
+    exit_status::check_not_simulated(&device)?;
     let address = command.address.or(settings.address).unwrap_or(ADDRESS);
     let says = |is_named: bool, flag: &str, key: &str| match is_named {
         true => flag.to_owned(),
@@ -191,18 +191,18 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
     };
     let canonical = address.to_canonical();
     if canonical.is_unspecified() || canonical.is_multicast() {
-        return Err(fail::bad_input(format_args!(
+        return Err(exit_status::bad_input(format_args!(
             "{} {address}: it is one address, at which other hosts reach this one, neither unspecified nor multicast",
             says(command.address.is_some(), "--address", "address"),
         )));
     }
     let secret = match (&command.secret, &settings.secret) {
-        (Some(path), _) => Some(secret_of("secret", path)?),
-        (None, Some(path)) => Some(secret_of(&file.at("secret"), path)?),
+        (Some(path), _) => Some(read_secret("secret", path)?),
+        (None, Some(path)) => Some(read_secret(&file.at("secret"), path)?),
         (None, None) => None,
     };
     if !address.is_loopback() && secret.is_none() {
-        return Err(fail::bad_input(format_args!(
+        return Err(exit_status::bad_input(format_args!(
             "address {address}: without a secret a daemon serves loopback addresses only (name one with --secret FILE)",
         )));
     }
@@ -220,7 +220,7 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
     if let Some(MetricsAt::Path(path)) = &metrics {
         check_path(&metrics_at, path)?;
         if *path == socket {
-            return Err(fail::bad_input(format_args!(
+            return Err(exit_status::bad_input(format_args!(
                 "{metrics_at} {}: applications attach there ({socket_at}): a path of its own, IP:PORT, or off",
                 path.display()
             )));
@@ -229,13 +229,13 @@ fn choose(command: &Daemon) -> anyhow::Result<Chosen> {
     let users = command.users.or(settings.users);
     let drain = command.drain.or(settings.drain_seconds);
     let log = command.log.or(settings.log).unwrap_or(Log::Warn);
-    Ok(Chosen {
+    Ok(DaemonDevice {
         device,
         shell: ShellConfig {
             identity: Identity {
                 secret,
                 entropy: entropy()?,
-                ..Identity::open(address, life())
+                ..Identity::open(address, start_time_nanos())
             },
             port: command.port.or(settings.port).unwrap_or(PORT),
             socket,
@@ -257,35 +257,35 @@ const SOCKET_PATH_MAX: usize = 107;
 fn check_path(at: &str, path: &Path) -> anyhow::Result<()> {
     match path.as_os_str().len() {
         1..=SOCKET_PATH_MAX => Ok(()),
-        len => Err(fail::bad_input(format_args!(
+        len => Err(exit_status::bad_input(format_args!(
             "{at} {path:?} has {len} bytes: a path of 1 to {SOCKET_PATH_MAX} bytes"
         ))),
     }
 }
 
 /// What the file says that was named, or the first of those where one is looked for.
-fn settings(named: Option<&Path>) -> anyhow::Result<Read> {
+fn read_config_file(named: Option<&Path>) -> anyhow::Result<ConfigFile> {
     let read = |path: &Path| {
         let text = std::fs::read_to_string(path);
-        text.map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))
+        text.map_err(|error| exit_status::bad_input(format_args!("{}: {error}", path.display())))
     };
     let (path, text) = match named {
         Some(path) => (path.to_owned(), read(path)?),
-        None => match places().into_iter().find(|path| path.exists()) {
+        None => match config_file_paths().into_iter().find(|path| path.exists()) {
             Some(path) => (path.clone(), read(&path)?),
-            None => return Ok(Read::default()),
+            None => return Ok(ConfigFile::default()),
         },
     };
     let settings = Settings::parse(&text);
-    let settings =
-        settings.map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))?;
-    Ok(Read {
+    let settings = settings
+        .map_err(|error| exit_status::bad_input(format_args!("{}: {error}", path.display())))?;
+    Ok(ConfigFile {
         file: Some((path, text)),
         settings,
     })
 }
 
-fn places() -> Vec<PathBuf> {
+fn config_file_paths() -> Vec<PathBuf> {
     let set = |name| std::env::var_os(name).map(PathBuf::from);
     let is_absolute = |path: &PathBuf| path.is_absolute();
     let own = set("XDG_CONFIG_HOME").filter(is_absolute);
@@ -296,8 +296,9 @@ fn places() -> Vec<PathBuf> {
 }
 
 /// What a file has that nobody else can read, and `at` names.
-fn secret_of(at: &str, path: &Path) -> anyhow::Result<Secret> {
-    let wrong = |why: String| fail::bad_input(format_args!("{at} {}: {why}", path.display()));
+fn read_secret(at: &str, path: &Path) -> anyhow::Result<Secret> {
+    let wrong =
+        |why: String| exit_status::bad_input(format_args!("{at} {}: {why}", path.display()));
     let mut file = File::open(path).map_err(|error| wrong(error.to_string()))?;
     let mode = file.metadata().map_err(|error| wrong(error.to_string()))?;
     if mode.permissions().mode() & 0o077 != 0 {
@@ -318,7 +319,7 @@ fn entropy() -> anyhow::Result<[u8; 32]> {
 }
 
 /// Another number each time.
-fn life() -> u64 {
+fn start_time_nanos() -> u64 {
     let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
     since.as_nanos() as u64 ^ u64::from(std::process::id()) << 48
 }

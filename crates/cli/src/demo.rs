@@ -1,12 +1,12 @@
 //! `headworks demo`: what this is, shown in half a minute.
 
-mod child;
+mod bulk_pipe;
+mod daemons;
 mod echo;
-mod hosts;
-mod many;
-mod peers;
-mod rings;
-mod stream;
+mod many_connections;
+mod os_transports;
+mod peer_process;
+mod small_messages;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,9 +19,9 @@ use anyhow::{Context, anyhow};
 use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::verbs::{DeviceName, Duration};
 
-use crate::fail::{self, interrupted};
+use crate::exit_status::{self, interrupted};
 
-pub(crate) use child::run as run_child;
+pub(crate) use peer_process::run as run_child;
 
 /// How long the other process may take for whatever comes next.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -38,9 +38,9 @@ pub(crate) struct Demo {
 const LONGEST_S: u64 = 5;
 
 /// The time for one thing.
-struct Limit(Instant);
+struct TimeLimit(Instant);
 
-impl Limit {
+impl TimeLimit {
     fn new() -> Self {
         Self(Instant::now())
     }
@@ -56,17 +56,17 @@ impl Limit {
 
 /// What the system's own means are to carry.
 #[derive(Clone, Copy)]
-struct Load {
+struct MeasuredLoad {
     /// Of the stream.
     pieces: usize,
     /// There and back.
     trips: u64,
 }
 
-impl Load {
+impl MeasuredLoad {
     /// The usual, or as much less as the device could do.
-    fn after(bulk: &stream::Bulk, small: &rings::Small) -> Self {
-        let pieces = (peers::PIECES as f64 * bulk.part).ceil() as usize;
+    fn after(bulk: &bulk_pipe::BulkResult, small: &small_messages::SmallMessageResult) -> Self {
+        let pieces = (os_transports::PIECES as f64 * bulk.part).ceil() as usize;
         let trips = small.trips / 4;
         Self {
             pieces: pieces.max(64),
@@ -76,7 +76,7 @@ impl Load {
 }
 
 /// Throughput and latency of one way of passing bytes.
-struct Row {
+struct ResultRow {
     name: &'static str,
     gigabytes: f64,
     one_way_ns: f64,
@@ -92,11 +92,11 @@ pub(crate) fn run(
     let interrupt = Interrupt::install().context("catching signals")?;
     if let Some(path) = &path {
         check(path)
-            .map_err(|error| fail::bad_input(format_args!("{}: {error}", path.display())))?;
+            .map_err(|error| exit_status::bad_input(format_args!("{}: {error}", path.display())))?;
     }
     let peer = peer.unwrap_or_else(|| device.clone());
     for device in [&device, &peer] {
-        fail::check_shared(device)?;
+        exit_status::check_not_simulated(device)?;
         headworks::open(device)?;
     }
     let demo = Demo {
@@ -110,7 +110,7 @@ pub(crate) fn run(
         // next removes what the dead left in the registry.
         let _ = headworks::open(&demo.device);
         // Where that joins no registry: the two met there all the same.
-        let _ = headworks::fabric().map(|fabric| fabric.remove_dead());
+        let _ = headworks::registry().map(|fabric| fabric.remove_dead());
     }
     if demo.interrupt.is_raised() {
         // Whatever broke, broke because of it.
@@ -140,15 +140,15 @@ impl Demo {
         self.stream(path)?;
         let small = self.rings()?;
         let bulk = self.bulk()?;
-        let load = Load::after(&bulk, &small);
-        let mut rows = vec![Row {
+        let load = MeasuredLoad::after(&bulk, &small);
+        let mut rows = vec![ResultRow {
             name: "headworks",
             gigabytes: bulk.gigabytes,
             one_way_ns: small.one_way_ns,
         }];
-        for kind in peers::KINDS {
+        for kind in os_transports::OS_TRANSPORTS {
             self.progress(&format!("measuring {}", kind.name()));
-            rows.push(self.peer(kind, load)?);
+            rows.push(self.measure_transport(kind, load)?);
         }
         say(
             "3. Beside what the operating system offers, measured just now between the same two\n   processes: a stream in pieces of 256 KiB, and 64 bytes there and back, halved.\n",
@@ -173,12 +173,12 @@ impl Demo {
     }
 
     /// Starts this program as the other process, in the role that `args` say.
-    fn spawn(&self, args: &[&str]) -> anyhow::Result<Started> {
+    fn spawn(&self, args: &[&str]) -> anyhow::Result<PeerProcess> {
         self.spawn_on(&self.peer, args)
     }
 
     /// The same, with that device.
-    fn spawn_on(&self, device: &DeviceName, args: &[&str]) -> anyhow::Result<Started> {
+    fn spawn_on(&self, device: &DeviceName, args: &[&str]) -> anyhow::Result<PeerProcess> {
         let child = Command::new("/proc/self/exe")
             .arg("demo-child")
             .arg("--device")
@@ -188,16 +188,16 @@ impl Demo {
             .stdout(Stdio::piped())
             .spawn()
             .context("starting the other process")?;
-        Ok(Started(child))
+        Ok(PeerProcess(child))
     }
 
     fn progress(&self, what: &str) {
-        fail::tell(format_args!("   … {what}"));
+        exit_status::tell(format_args!("   … {what}"));
     }
 
     /// Fails once Ctrl-C was pressed. Cheap enough for every message.
-    fn go_on(&self) -> anyhow::Result<()> {
-        go_on(Some(&self.interrupt))
+    fn check_interrupt(&self) -> anyhow::Result<()> {
+        check_interrupt(Some(&self.interrupt))
     }
 
     /// Waits for something to read: what the other process says, or itself.
@@ -206,7 +206,7 @@ impl Demo {
         let until = clock::now() + PATIENCE;
         let woken = Waiter::default().wait(&fds, Some(until), |_| false);
         let woken = woken.context("waiting for the other process")?;
-        self.go_on()?;
+        self.check_interrupt()?;
         match woken {
             WakeReason::Deadline => Err(anyhow!("the other process said nothing for {PATIENCE}")),
             _ => Ok(()),
@@ -214,7 +214,7 @@ impl Demo {
     }
 
     /// Waits for the other process's end, and answers what it said.
-    fn finish(&self, mut other: Started) -> anyhow::Result<String> {
+    fn finish(&self, mut other: PeerProcess) -> anyhow::Result<String> {
         drop(other.0.stdin.take());
         let mut said = String::new();
         if let Some(mut out) = other.0.stdout.take() {
@@ -231,7 +231,7 @@ impl Demo {
     }
 }
 
-fn go_on(interrupt: Option<&Interrupt>) -> anyhow::Result<()> {
+fn check_interrupt(interrupt: Option<&Interrupt>) -> anyhow::Result<()> {
     match interrupt {
         Some(interrupt) if interrupt.is_raised() => Err(interrupted()),
         _ => Ok(()),
@@ -239,9 +239,9 @@ fn go_on(interrupt: Option<&Interrupt>) -> anyhow::Result<()> {
 }
 
 /// The other process; it does not outlive this value.
-struct Started(Child);
+struct PeerProcess(Child);
 
-impl Drop for Started {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         // It has ended already, or must now.
         let _ = self.0.kill();

@@ -6,7 +6,7 @@ use anyhow::Context;
 use headworks::verbs::DeviceInfo;
 use serde_json::{Value, json};
 
-use crate::fail::print;
+use crate::exit_status::print;
 
 /// Lists every device that is there: all it says of itself with `all`.
 pub(crate) fn list(all: bool, as_json: bool) -> anyhow::Result<()> {
@@ -17,7 +17,7 @@ pub(crate) fn list(all: bool, as_json: bool) -> anyhow::Result<()> {
     }
     let described = if all { in_full } else { in_short };
     let mut text: String = devices.iter().map(described).collect();
-    for kind in headworks::devices::missing() {
+    for kind in headworks::devices::missing_libraries() {
         let _ = writeln!(text, "{kind}");
     }
     print(&text)

@@ -2,11 +2,11 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `facts` | reads what the machine says of itself, from `/proc` and `/sys`; which devices can be used, and how, say those who open them |
-//! | `advice` | what follows from that: decided without looking at anything else; `advice::nic` of a device |
+//! | `system_info` | reads what the machine says of itself, from `/proc` and `/sys`; which devices can be used, and how, say those who open them |
+//! | `advice` | what follows from that: decided without looking at anything else; `advice::rdma_device` of a device |
 
 mod advice;
-mod facts;
+mod system_info;
 
 use std::path::Path;
 
@@ -14,26 +14,26 @@ use headworks::verbs::{DeviceName, OpenError};
 use headworks::{devices, rdma};
 use serde_json::{Value, json};
 
-use crate::fail::{Exit, FAILED, bad_input, print};
+use crate::exit_status::{Exit, FAILED, bad_input, print};
 use advice::{Finding, Verdict};
-use facts::{Facts, Libraries};
+use system_info::{RdmaLibraries, SystemInfo};
 
 /// Looks, at one device if it is named, and prints what it found. Fails if something keeps a device from working.
 pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<()> {
     let root = Path::new("/");
     if let Some(device) = device {
-        check(device, &facts::devices(root))?;
+        check(device, &system_info::devices(root))?;
     }
     let only = device.and_then(DeviceName::name);
-    let libraries = Libraries {
-        devices: devices::known_to_libibverbs(),
+    let libraries = RdmaLibraries {
+        devices: devices::libibverbs_devices(),
         manager: devices::connection_manager(),
         choice: &|name| match device {
             Some(device) if only == Some(name) => devices::choice(device),
             _ => devices::choice(&format!("{}:{name}", rdma::KIND).parse()?),
         },
     };
-    let facts = Facts::read(root, libraries, only);
+    let facts = SystemInfo::read(root, libraries, only);
     let findings = advice::advise(&facts);
     let text = match as_json {
         true => format!("{:#}\n", in_json(&findings)),

@@ -9,17 +9,17 @@ use std::time::Duration;
 use anyhow::Context;
 use headworks::net::Interrupt;
 use headworks::runtime::{Processes, World};
-use headworks::sim::trace::ENTRIES;
+use headworks::sim::trace::TRACE_ENTRIES_MAX;
 use headworks::sim::{Setting, Tracer, is_simulated};
-use headworks_experiments::files::Replacement;
-use headworks_experiments::simulated::Simulated;
+use headworks_experiments::atomic_file::AtomicFile;
+use headworks_experiments::simulated_machine::SimulatedMachine;
 use headworks_experiments::{Options, registry};
 
 use crate::args;
-use crate::fail::{BAD_INPUT, bad_input, code_of};
+use crate::exit_status::{BAD_INPUT, bad_input, code_of};
 
 /// How soon an interrupt is passed on.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Lists or runs experiments.
 pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
@@ -36,7 +36,7 @@ pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
                 quick: run.quick,
                 trace: run.trace,
                 set: run.set,
-                figures: None,
+                usage_monitor: None,
                 out: run.out,
             };
             only_simulated("--set", !options.set.is_empty(), &options)?;
@@ -59,7 +59,7 @@ fn list() -> anyhow::Result<()> {
         let about = experiment.about();
         text.push_str(&format!("{}\n    {}\n", about.name, about.line));
     }
-    crate::fail::print(&text)
+    crate::exit_status::print(&text)
 }
 
 /// What is only of simulated devices is not given with others.
@@ -89,17 +89,17 @@ fn only_once(set: &[Setting]) -> anyhow::Result<()> {
 struct TraceFile {
     tracer: Tracer,
     path: PathBuf,
-    replacement: Replacement,
+    replacement: AtomicFile,
 }
 
 impl TraceFile {
     /// A file that cannot be written is told of now, not after the measurements. What is there stays until then.
     fn new(path: &Path) -> anyhow::Result<Self> {
-        let replacement = Replacement::of(path);
+        let replacement = AtomicFile::of(path);
         let replacement = replacement
             .map_err(|why| bad_input(format_args!("--sim-trace: {}: {why}", path.display())))?;
         Ok(Self {
-            tracer: Tracer::new(ENTRIES),
+            tracer: Tracer::new(TRACE_ENTRIES_MAX),
             path: path.to_owned(),
             replacement,
         })
@@ -109,9 +109,9 @@ impl TraceFile {
         let written = self.replacement.write(|out| self.tracer.write(out));
         written.with_context(|| format!("writing {}", self.path.display()))?;
         if let Some(notice) = self.tracer.notice() {
-            crate::fail::tell(notice);
+            crate::exit_status::tell(notice);
         }
-        crate::fail::tell(format_args!("written: {}", self.path.display()));
+        crate::exit_status::tell(format_args!("written: {}", self.path.display()));
         Ok(())
     }
 }
@@ -119,11 +119,11 @@ impl TraceFile {
 /// Where the parts run: in processes, or in virtual time, where the options are to know what plays count.
 fn world(options: &mut Options, trace: Option<&TraceFile>) -> anyhow::Result<Arc<dyn World>> {
     let tracer = trace.map(|trace| trace.tracer.clone());
-    let Some(simulated) = Simulated::on(&options.device, &options.set, tracer) else {
+    let Some(simulated) = SimulatedMachine::on(&options.device, &options.set, tracer) else {
         return Ok(Arc::new(Processes::of_this_program()));
     };
     let simulated = simulated?;
-    options.figures = Some(simulated.figures().clone());
+    options.usage_monitor = Some(simulated.usage_monitor().clone());
     Ok(simulated.world().clone())
 }
 
@@ -143,12 +143,12 @@ fn run_all(
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 stop.fetch_or(interrupt.is_raised(), Ordering::Relaxed);
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(INTERRUPT_CHECK_INTERVAL);
             }
         });
         // What an interrupt comes too late for stays, and is told of.
         let mut tell = |directory: &Path| {
-            crate::fail::tell(format_args!("written: {}", directory.display()));
+            crate::exit_status::tell(format_args!("written: {}", directory.display()));
         };
         let written = headworks_experiments::run(names, &options, &world, &stop, &mut tell);
         over.store(true, Ordering::Relaxed);
@@ -157,7 +157,7 @@ fn run_all(
     // Parts that were killed leave their entries.
     drop(world);
     if written.is_err() {
-        let _ = headworks::fabric().map(|fabric| fabric.remove_dead());
+        let _ = headworks::registry().map(|fabric| fabric.remove_dead());
     }
     Ok(written?)
 }

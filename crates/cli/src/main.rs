@@ -6,14 +6,14 @@ mod daemon;
 mod demo;
 mod devices;
 mod doctor;
+mod exit_status;
 mod experiment;
-mod fail;
-mod journal;
+mod interruptible_sleep;
 mod pace;
-mod pause;
 mod pipe;
 mod progress;
 mod sim;
+mod stderr_log;
 mod top;
 
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) => return fail::usage(&error),
+        Err(error) => return exit_status::usage(&error),
     };
     // A daemon's file says how much it says.
     if !matches!(args.command, Command::Daemon(_)) {
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail::report(&error),
+        Err(error) => exit_status::report(&error),
     }
 }
 

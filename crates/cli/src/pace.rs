@@ -6,7 +6,7 @@ mod status;
 mod trace;
 
 use clap::Subcommand;
-use headworks::pace::{Onlooker, PaceStatus};
+use headworks::pace::{Observer, PaceStatus};
 
 /// What to do with pacing.
 #[derive(Subcommand)]
@@ -42,8 +42,8 @@ fn gbps(bytes_per_s: u64) -> f64 {
 }
 
 /// Whether it limits what is in flight, not the rate.
-fn is_window(onlooker: &Onlooker) -> bool {
-    onlooker.constants().window != 0.0
+fn is_window(observer: &Observer) -> bool {
+    observer.constants().window != 0.0
 }
 
 fn micros(status: &PaceStatus) -> f64 {

@@ -5,13 +5,13 @@ use std::os::fd::AsFd;
 
 use anyhow::Context;
 use headworks::net::{Interrupt, clock};
-use headworks::pipe::{Direction, Patience, Pipe, usual_device};
+use headworks::pipe::{Direction, Pipe, WaitOptions, default_device_for};
 use headworks::verbs::Duration;
 
 use rustix::fs::OFlags;
 
 use crate::args;
-use crate::fail::{bad_input, check_shared};
+use crate::exit_status::{bad_input, check_not_simulated};
 use crate::progress::Progress;
 
 /// Refuses a standard input or output that was closed when the program was started: the bytes would
@@ -54,7 +54,7 @@ pub(crate) fn run(command: &args::Pipe) -> anyhow::Result<()> {
     let args = match command {
         args::Pipe::Listen(args) | args::Pipe::Connect { args, .. } => args,
     };
-    let patience = Patience {
+    let patience = WaitOptions {
         interrupt: Some(interrupt.as_fd()),
         deadline: args
             .timeout
@@ -62,9 +62,9 @@ pub(crate) fn run(command: &args::Pipe) -> anyhow::Result<()> {
     };
     let device = match &args.device {
         Some(device) => device.clone(),
-        None => usual_device(&args.name).parse()?,
+        None => default_device_for(&args.name).parse()?,
     };
-    check_shared(&device)?;
+    check_not_simulated(&device)?;
     let pipe = match command {
         args::Pipe::Listen(args) => Pipe::listen(&device, &args.name, patience)?,
         args::Pipe::Connect { args, reverse } => {

@@ -4,25 +4,25 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use headworks::census::{self, Census};
+use headworks::inspect::{self, Census};
 use headworks::net::Interrupt;
 
 use crate::args::Top;
-use crate::fail::{bad_input, interrupted, print};
-use crate::pause::sleeps_through;
+use crate::exit_status::{bad_input, interrupted, print};
+use crate::interruptible_sleep::sleep_unless_interrupted;
 
-mod daemon;
+mod counter_rates;
+mod daemon_metrics;
 mod json;
-mod rates;
 mod text;
 
-pub(crate) use daemon::scrape;
-use rates::Rates;
+use counter_rates::Rates;
+pub(crate) use daemon_metrics::scrape;
 
 /// Shows what is on the fabric, or in a daemon, once or again and again.
 pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     if let Some(which) = &args.daemon {
-        return daemon::run(which, args);
+        return daemon_metrics::run(which, args);
     }
     let (kind, host) = (args.device.kind(), args.device.name());
     if kind != "soft" {
@@ -38,14 +38,14 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     let mut before: Option<(Instant, Census)> = None;
     watch(args, |width| {
         let now = Instant::now();
-        let census = census::look(host)?;
+        let census = inspect::snapshot(host)?;
         let rates = before
             .as_ref()
             .map(|(then, earlier)| Rates::between(earlier, &census, now - *then));
         let text = if args.json {
             format!("{}\n", json::line(&census, rates.as_ref()))
         } else {
-            let seen = text::Seen {
+            let seen = text::FabricView {
                 census: &census,
                 rates: rates.as_ref(),
                 device: &args.device,
@@ -70,7 +70,7 @@ fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> a
     };
     let interval = Duration::from_secs_f64(args.interval);
     for index in 0..most {
-        if index > 0 && sleeps_through(&interrupt, interval)? {
+        if index > 0 && sleep_unless_interrupted(&interrupt, interval)? {
             break;
         }
         let size = terminal_size();
@@ -80,7 +80,7 @@ fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> a
             (false, 1..) if !args.json => format!("\n{text}"),
             (false, _) => text,
         };
-        if !crate::fail::print_unless_closed(&text)? {
+        if !crate::exit_status::print_unless_closed(&text)? {
             return Ok(());
         }
         if interrupt.is_raised() {

@@ -3,18 +3,18 @@
 //!
 //! An object's number is the caller's choice and unique within its host; it is never used again.
 //! Memory is named by region and offset, queue pairs of other hosts by host and number: what they
-//! are in numbers on a wire is filled in on the way ([`Book`](crate::book::Book)), so that the same
+//! are in numbers on a wire is filled in on the way ([`HandleTable`](crate::handles::HandleTable)), so that the same
 //! calls mean the same on every provider.
 
 use headworks_verbs::{Access, Opcode, QpAttr, QpCaps, QpType};
 use serde::{Deserialize, Serialize};
 
-use crate::world::{End, HostId};
+use crate::world::{HostId, HostRole};
 
 mod codec;
 mod reply;
 
-pub use reply::{Done, Event, Facts, Refusal, Reply};
+pub use reply::{DeviceFacts, Done, Event, Refusal, Reply};
 
 /// An object's number within its host.
 pub type Id = u32;
@@ -26,8 +26,8 @@ pub type Id = u32;
 )]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Call {
-    /// Opens the device that the world has at `end`. Answered with [`Reply::Facts`].
-    Open { device: Id, end: End },
+    /// Opens the device that the world has at `end`. Answered with [`Reply::Device`].
+    Open { device: Id, end: HostRole },
     /// Takes all asynchronous events that wait.
     TakeEvents { device: Id },
     /// The clock of completion timestamps.
@@ -71,7 +71,7 @@ pub enum Call {
         limit: u32,
     },
     /// A queue pair. Answered with [`Reply::Queue`].
-    CreateQp(QpPlan),
+    CreateQp(QpCreateCall),
     /// An address handle for datagrams to the port of another host.
     CreateAh { ah: Id, pd: Id, to: Port },
     /// Drops an object of any kind.
@@ -146,7 +146,7 @@ pub enum Call {
     /// completions, of very many the last.
     Repeat {
         times: u64,
-        until: Option<Sign>,
+        until: Option<ByteCondition>,
         calls: Vec<Self>,
     },
 }
@@ -154,7 +154,7 @@ pub enum Call {
 /// A byte of memory that is about to become this.
 #[expect(missing_docs, reason = "fields say where it is, and what it will be")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sign {
+pub struct ByteCondition {
     pub buffer: Id,
     pub offset: usize,
     pub byte: u8,
@@ -162,7 +162,7 @@ pub struct Sign {
 
 /// What a queue pair is made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct QpPlan {
+pub struct QpCreateCall {
     /// Its number.
     pub qp: Id,
     /// Its domain.
@@ -193,7 +193,7 @@ pub enum Peer {
     /// A queue pair of a host.
     Of { host: HostId, qp: Id },
     /// A port and a number.
-    At { port: PortAddr, qpn: u32 },
+    At { port: PortAddress, qpn: u32 },
 }
 
 /// A port.
@@ -206,19 +206,19 @@ pub enum Port {
     /// That of a host's device.
     Of { host: HostId },
     /// An address.
-    At { port: PortAddr },
+    At { port: PortAddress },
 }
 
 /// A port's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortAddr {
+pub struct PortAddress {
     /// Its GID.
     pub gid: [u8; 16],
     /// Its LID, on an InfiniBand network; 0 for none.
     pub lid: u16,
 }
 
-/// Local bytes of a request.
+/// InProcessWorld bytes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
     /// The region.
@@ -228,7 +228,7 @@ pub struct Piece {
     /// Bytes.
     pub len: u32,
     /// What is wrong with it.
-    pub twist: Twist,
+    pub address_fault: AddressFault,
 }
 
 /// Memory of a peer.
@@ -243,7 +243,7 @@ pub enum Remote {
         /// From here; may lie outside.
         offset: i64,
         /// What is wrong with it.
-        twist: Twist,
+        address_fault: AddressFault,
     },
     /// An address and a key.
     At {
@@ -256,14 +256,14 @@ pub enum Remote {
 
 /// What is wrong with an address: nothing, by default.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
-pub struct Twist {
+pub struct AddressFault {
     /// Exclusive-ored to the key.
     pub key_xor: u32,
     /// Stands instead of the address.
     pub absolute: Option<u64>,
 }
 
-impl Twist {
+impl AddressFault {
     /// Another key.
     pub const fn key(key_xor: u32) -> Self {
         Self {
@@ -289,14 +289,17 @@ impl Twist {
 
 impl Piece {
     /// The same, with something wrong.
-    pub const fn twisted(self, twist: Twist) -> Self {
-        Self { twist, ..self }
+    pub const fn with_address_fault(self, address_fault: AddressFault) -> Self {
+        Self {
+            address_fault,
+            ..self
+        }
     }
 }
 
 impl Remote {
     /// The same, with something wrong; an address and a key stay what they are.
-    pub const fn twisted(self, twist: Twist) -> Self {
+    pub const fn with_address_fault(self, address_fault: AddressFault) -> Self {
         match self {
             Self::Of {
                 host,
@@ -307,7 +310,7 @@ impl Remote {
                 host,
                 region,
                 offset,
-                twist,
+                address_fault,
             },
             at => at,
         }

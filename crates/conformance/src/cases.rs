@@ -1,26 +1,26 @@
 //! The cases.
 
-use crate::{Bench, Verdict};
+use crate::{CaseContext, Verdict};
 
-mod accounting;
 mod atomics;
-mod channel;
+mod completion_channel;
 mod cq;
 mod datagrams;
 mod deaths;
-mod fault;
 mod limits;
+mod long_transfers;
 mod matrix;
 mod memory;
-mod partings;
-mod pending;
-mod refusals;
+mod memory_fault;
+mod queue_capacity;
 mod retries;
 mod shared_receives;
+mod stale_keys;
 mod states;
+mod teardown;
 mod transfers;
 
-type Run = Box<dyn Fn(&mut Bench<'_>) -> Verdict + Send + Sync>;
+type Run = Box<dyn Fn(&mut CaseContext<'_>) -> Verdict + Send + Sync>;
 
 /// One thing that a provider must do.
 pub struct Case {
@@ -53,7 +53,7 @@ impl Case {
     /// A case.
     pub fn new(
         name: impl Into<String>,
-        run: impl Fn(&mut Bench<'_>) -> Verdict + Send + Sync + 'static,
+        run: impl Fn(&mut CaseContext<'_>) -> Verdict + Send + Sync + 'static,
     ) -> Self {
         Self {
             name: name.into(),
@@ -101,13 +101,13 @@ pub fn cases() -> impl Iterator<Item = Case> {
         transfers::cases(),
         atomics::cases(),
         shared_receives::cases(),
-        accounting::cases(),
+        queue_capacity::cases(),
         retries::cases(),
-        refusals::cases(),
+        stale_keys::cases(),
         states::cases(),
-        partings::cases(),
-        pending::cases(),
-        channel::cases(),
+        teardown::cases(),
+        long_transfers::cases(),
+        completion_channel::cases(),
         cq::cases(),
         datagrams::cases(),
         limits::cases(),

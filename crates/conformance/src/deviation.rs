@@ -1,6 +1,6 @@
 //! What a device is known to do otherwise than the specification has it: data, for the cases to demand
 //! what is known instead. What is not known fails. What is known and does not show fails as well where a
-//! list is [certain](Knowledge::is_certain), so that it stays true; elsewhere it is told of.
+//! list is [certain](KnownDeviations::is_certain), so that it stays true; elsewhere it is told of.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::Verdict;
 
 /// What is known of the devices of a world.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Knowledge {
+pub struct KnownDeviations {
     /// Each thing that they do otherwise.
     pub all: &'static [Deviation],
     /// It was found on the same driver of the same kernel: all of it must show. Elsewhere the devices may
@@ -23,25 +23,25 @@ pub struct Knowledge {
 pub struct Deviation {
     /// The cases that see it.
     pub cases: &'static [&'static str],
-    /// With which operations, as the case calls them ([`Bench::part`](crate::Bench::part)): all, if none
+    /// With which operations, as the case calls them ([`CaseContext::section`](crate::CaseContext::section)): all, if none
     /// is named.
-    pub of: &'static [&'static str],
+    pub operations: &'static [&'static str],
     /// What is seen instead.
-    pub does: Does,
+    pub behaviour: DeviantBehaviour,
     /// The verb and what is asked of it, for the documentation.
-    pub asked: (&'static str, &'static str),
+    pub verb_and_request: (&'static str, &'static str),
     /// What the specification says, with the section.
     pub demanded: &'static str,
     /// What the device does, and why, where that is known.
-    pub seen: &'static str,
+    pub observed: &'static str,
 }
 
 /// How a case sees a deviation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Does {
+pub enum DeviantBehaviour {
     /// What must complete with the first status completes with the second.
     Completes(Status, Status),
-    /// As [`Does::Completes`], or as it must, as chance has it.
+    /// As [`DeviantBehaviour::Completes`], or as it must, as chance has it.
     MayComplete(Status, Status),
     /// What must complete with an error is refused when it is posted, as an error of this kind.
     Refuses(&'static str),
@@ -49,22 +49,22 @@ pub enum Does {
     Keeps(&'static str),
     /// The case gets no further: it ends with a line that has this in it.
     Ends(&'static str),
-    /// As [`Does::Ends`], of a wait for what never comes, which is given up sooner for that: within
-    /// [`Does::SOON`]. It begins with the name of that wait ([`Bench::during`](crate::Bench::during)), and a
+    /// As [`DeviantBehaviour::Ends`], of a wait for what never comes, which is given up sooner for that: within
+    /// [`DeviantBehaviour::HANG_TIMEOUT`]. It begins with the name of that wait ([`CaseContext::named_wait`](crate::CaseContext::named_wait)), and a
     /// colon.
     Hangs(&'static str),
-    /// As [`Does::Hangs`], or all goes well, as chance has it.
+    /// As [`DeviantBehaviour::Hangs`], or all goes well, as chance has it.
     MayHang(&'static str),
 }
 
-impl Does {
+impl DeviantBehaviour {
     /// How long anything may take where it is known that something never comes.
-    pub const SOON: Duration = Duration::from_millis(1_000);
+    pub const HANG_TIMEOUT: Duration = Duration::from_millis(1_000);
 }
 
 /// The deviations that a case may see, and which of them it saw.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct DeviationTracker {
     known: Vec<Deviation>,
     is_certain: bool,
     part: Option<&'static str>,
@@ -74,13 +74,18 @@ pub struct Watch {
     unseen: Vec<String>,
 }
 
-impl Watch {
+impl DeviationTracker {
     /// Those of `all` that the case called `name` may see.
-    pub fn of(name: &str, knowledge: Knowledge) -> Self {
+    pub fn for_case(name: &str, known_deviations: KnownDeviations) -> Self {
         let is_here = |known: &&Deviation| known.cases.contains(&name);
         Self {
-            known: knowledge.all.iter().filter(is_here).copied().collect(),
-            is_certain: knowledge.is_certain,
+            known: known_deviations
+                .all
+                .iter()
+                .filter(is_here)
+                .copied()
+                .collect(),
+            is_certain: known_deviations.is_certain,
             ..Self::default()
         }
     }
@@ -89,17 +94,17 @@ impl Watch {
     fn now(&self) -> impl Iterator<Item = (usize, &Deviation)> {
         let part = self.part;
         let counts = move |known: &Deviation| {
-            known.of.is_empty() || part.is_some_and(|part| known.of.contains(&part))
+            known.operations.is_empty() || part.is_some_and(|part| known.operations.contains(&part))
         };
         let all = self.known.iter().enumerate();
         all.filter(move |(_, known)| counts(known))
     }
 
-    fn find<T>(&mut self, wanted: impl Fn(Does) -> Option<T>) -> Option<T> {
+    fn find<T>(&mut self, wanted: impl Fn(DeviantBehaviour) -> Option<T>) -> Option<T> {
         let found = self.now().find_map(|(at, known)| {
-            let found = wanted(known.does)?;
+            let found = wanted(known.behaviour)?;
             // One of all parts is seen if it is in any.
-            let part = self.part.filter(|_| !known.of.is_empty());
+            let part = self.part.filter(|_| !known.operations.is_empty());
             Some(((at, part), found))
         });
         found.map(|(which, found)| {
@@ -112,7 +117,7 @@ impl Watch {
     /// that is good if it is `found`.
     pub fn status(&mut self, demanded: Status, found: Status) -> Status {
         let came = |does| match does {
-            Does::Completes(from, to) | Does::MayComplete(from, to) => {
+            DeviantBehaviour::Completes(from, to) | DeviantBehaviour::MayComplete(from, to) => {
                 ((from, to) == (demanded, found)).then_some(to)
             }
             _ => None,
@@ -120,8 +125,10 @@ impl Watch {
         if let Some(known) = self.find(came) {
             return known;
         }
-        let must = |(_, known): (usize, &Deviation)| match known.does {
-            Does::Completes(from, to) => (from == demanded && self.is_certain).then_some(to),
+        let must = |(_, known): (usize, &Deviation)| match known.behaviour {
+            DeviantBehaviour::Completes(from, to) => {
+                (from == demanded && self.is_certain).then_some(to)
+            }
             _ => None,
         };
         self.now().find_map(must).unwrap_or(demanded)
@@ -130,14 +137,16 @@ impl Watch {
     /// Whether it is known that a request which must complete with an error is refused with this kind of
     /// one.
     pub fn refuses(&mut self, found: &str) -> bool {
-        let refused = |does| matches!(does, Does::Refuses(kind) if kind == found).then_some(());
+        let refused =
+            |does| matches!(does, DeviantBehaviour::Refuses(kind) if kind == found).then_some(());
         self.find(refused).is_some()
     }
 
     /// Whether an event, written so, does not come that must.
     pub fn keeps(&mut self, event: &str) -> bool {
-        let kept =
-            |does| matches!(does, Does::Keeps(name) if event.starts_with(name)).then_some(());
+        let kept = |does| {
+            matches!(does, DeviantBehaviour::Keeps(name) if event.starts_with(name)).then_some(())
+        };
         self.find(kept).is_some()
     }
 
@@ -162,34 +171,34 @@ impl Watch {
             let rest = wait.and_then(|wait| line.strip_prefix(wait));
             rest.is_some_and(|rest| rest.starts_with(": "))
         };
-        let hangs = |(_, known): (usize, &Deviation)| match known.does {
-            Does::Hangs(line) | Does::MayHang(line) => is_it(line),
+        let hangs = |(_, known): (usize, &Deviation)| match known.behaviour {
+            DeviantBehaviour::Hangs(line) | DeviantBehaviour::MayHang(line) => is_it(line),
             _ => false,
         };
         match self.now().any(hangs) {
-            true => Does::SOON,
+            true => DeviantBehaviour::HANG_TIMEOUT,
             false => usual,
         }
     }
 
     /// From now on it is about the operation `part`.
-    pub fn enter(&mut self, part: &'static str) {
+    pub fn begin_section(&mut self, part: &'static str) {
         self.part = Some(part);
     }
 
     /// What is to be made of the verdict on the part that was entered.
-    pub fn leave(&mut self, verdict: Verdict) -> Verdict {
+    pub fn end_section(&mut self, verdict: Verdict) -> Verdict {
         let part = self.part;
         self.judged.extend(part);
-        let judged = self.judge(verdict, |known| !known.of.is_empty());
+        let judged = self.judge(verdict, |known| !known.operations.is_empty());
         self.part = None;
         judged
     }
 
     /// What is to be made of the verdict on the whole case.
     pub fn end(&mut self, verdict: Verdict) -> Verdict {
-        self.judge(verdict, |known| known.of.is_empty())?;
-        let all = self.known.iter().flat_map(|known| known.of);
+        self.judge(verdict, |known| known.operations.is_empty())?;
+        let all = self.known.iter().flat_map(|known| known.operations);
         match all.into_iter().find(|part| !self.judged.contains(*part)) {
             Some(part) => Err(format!("a deviation of {part}, which this case has not")),
             None => Ok(()),
@@ -201,25 +210,31 @@ impl Watch {
         let mut ended = BTreeSet::new();
         let mut hung = false;
         for (at, known) in self.now().filter(|(_, known)| of(known)) {
-            let (Does::Ends(line) | Does::Hangs(line) | Does::MayHang(line)) = known.does else {
+            let (DeviantBehaviour::Ends(line)
+            | DeviantBehaviour::Hangs(line)
+            | DeviantBehaviour::MayHang(line)) = known.behaviour
+            else {
                 continue;
             };
             if verdict.as_ref().is_err_and(|seen| seen.contains(line)) {
                 verdict = Ok(());
                 ended.insert(at);
-                hung |= matches!(known.does, Does::MayHang(_));
+                hung |= matches!(known.behaviour, DeviantBehaviour::MayHang(_));
             }
         }
         verdict?;
         let is_missing = |(at, known): &(usize, &Deviation)| {
             let is_seen = ended.contains(at) || self.seen.contains(&(*at, self.part));
-            let by_chance = matches!(known.does, Does::MayHang(_) | Does::MayComplete(..));
+            let by_chance = matches!(
+                known.behaviour,
+                DeviantBehaviour::MayHang(_) | DeviantBehaviour::MayComplete(..)
+            );
             // What chance has ended early has not come to show the rest.
             of(known) && !is_seen && !by_chance && !hung
         };
         let missing = self.now().filter(is_missing);
         let missing: Vec<_> = missing
-            .map(|(_, known)| format!("{:?}", known.does))
+            .map(|(_, known)| format!("{:?}", known.behaviour))
             .collect();
         match missing.first() {
             Some(first) if self.is_certain => Err(format!("known and not seen: {first}")),

@@ -4,14 +4,14 @@
 //! worlds at the same time, step by step, and compares after each what came of it: what every call was
 //! answered with, how every request and every receive ended, where queue pairs are, every byte of
 //! memory; and in the end the asynchronous events. What no device may do is found on each of them alone, or
-//! two of one make would agree on it. What the specification leaves open is a [`Rule`], with its reason. [`search`] draws programs from seeds, and makes one that disagrees small.
+//! two of one make would agree on it. What the specification leaves open is a [`DivergenceRule`], with its reason. [`search`] draws programs from seeds, and makes one that disagrees small.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`program`] | programs |
-//! | [`draw`] | drawing them |
-//! | [`seen`] | what was seen of a step |
-//! | [`rules`] | what counts as the same |
+//! | [`generate`] | drawing them |
+//! | [`observation`] | what was seen of a step |
+//! | [`comparison`] | what counts as the same |
 //! | [`search`] | many programs, and the smallest that disagrees |
 
 use std::collections::BTreeMap;
@@ -19,22 +19,22 @@ use std::fmt;
 
 use headworks_verbs::Duration;
 
-use crate::Bench;
+use crate::CaseContext;
 
-mod account;
-pub mod draw;
-mod less;
+pub mod comparison;
+pub mod generate;
+pub mod observation;
+mod outstanding;
 pub mod program;
-pub mod rules;
+mod runner;
 pub mod search;
-pub mod seen;
-mod stand;
+mod shrink;
 
+pub use comparison::{AllowedDivergence, DivergenceRule, RuleUses};
 pub use program::Program;
-pub use rules::{Leeway, Rule, Uses};
 
-use seen::{Doubt, Span};
-use stand::{Stand, Told};
+use observation::{Span, UnspecifiedBytes};
+use runner::{ProgramRunner, ReportedEvent};
 
 /// Two worlds disagree on a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,22 +61,22 @@ pub struct Tally {
     /// How requests and receives ended, and how often.
     pub fates: BTreeMap<String, u64>,
     /// Rules that were needed, and how often.
-    pub uses: Uses,
+    pub uses: RuleUses,
 }
 
 /// How long an event may be later on one of two devices.
-const EVENT_PATIENCE: Duration = Duration::from_millis(2_000);
+const EVENT_TIMEOUT: Duration = Duration::from_millis(2_000);
 
 /// Runs a program on both, and compares.
 pub fn run(
     program: &Program,
-    left: &mut Bench<'_>,
-    right: &mut Bench<'_>,
+    left: &mut CaseContext<'_>,
+    right: &mut CaseContext<'_>,
     tally: &mut Tally,
 ) -> Result<(), Disagreement> {
-    let leeway = Leeway {
-        manners: [left.manners(), right.manners()],
-        known: [left.known().to_vec(), right.known().to_vec()],
+    let allowed = AllowedDivergence {
+        behaviour: [left.behaviour(), right.behaviour()],
+        known: [left.deviations().to_vec(), right.deviations().to_vec()],
     };
     let failed = |step: usize, whose: &'static str| {
         move |line: String| Disagreement {
@@ -84,15 +84,17 @@ pub fn run(
             lines: vec![format!("{whose}: {line}")],
         }
     };
-    let mut left = Stand::make(left, 0, program).map_err(failed(0, "left"))?;
-    let mut right = Stand::make(right, 1, program).map_err(failed(0, "right"))?;
+    let mut left = ProgramRunner::new(left, 0, program).map_err(failed(0, "left"))?;
+    let mut right = ProgramRunner::new(right, 1, program).map_err(failed(0, "right"))?;
     tally.programs += 1;
     for (number, step) in program.steps.iter().enumerate() {
-        let ours = left.step(step, &leeway).map_err(failed(number, "left"))?;
-        let theirs = right.step(step, &leeway).map_err(failed(number, "right"))?;
-        let mut verdict = rules::compare(&ours, &theirs, &leeway, &mut tally.uses);
+        let ours = left.step(step, &allowed).map_err(failed(number, "left"))?;
+        let theirs = right
+            .step(step, &allowed)
+            .map_err(failed(number, "right"))?;
+        let mut verdict = comparison::compare(&ours, &theirs, &allowed, &mut tally.uses);
         if verdict.differences.is_empty() {
-            let doubts = [&ours.doubtful, &theirs.doubtful, &verdict.doubtful];
+            let doubts = [&ours.unspecified, &theirs.unspecified, &verdict.unspecified];
             let doubts = doubts.into_iter().flatten().copied().collect();
             let differences = memory(&mut left, &mut right, doubts, &mut tally.uses);
             verdict.differences = differences.map_err(failed(number, "memory"))?;
@@ -110,22 +112,25 @@ pub fn run(
         if verdict.is_last {
             break;
         }
-        events(&mut left, &mut right, &leeway, &mut tally.uses).map_err(|line| Disagreement {
+        events(&mut left, &mut right, &allowed, &mut tally.uses).map_err(|line| Disagreement {
             step: number,
             lines: vec![line],
         })?;
     }
     let end = program.steps.len();
-    left.leave(program.parting).map_err(failed(end, "left"))?;
-    right.leave(program.parting).map_err(failed(end, "right"))
+    left.destroy_all(program.teardown_seed)
+        .map_err(failed(end, "left"))?;
+    right
+        .destroy_all(program.teardown_seed)
+        .map_err(failed(end, "right"))
 }
 
 /// Compares all memory but for bytes in doubt, which are made the same.
 fn memory(
-    left: &mut Stand<'_, '_>,
-    right: &mut Stand<'_, '_>,
-    doubts: Vec<Doubt>,
-    uses: &mut Uses,
+    left: &mut ProgramRunner<'_, '_>,
+    right: &mut ProgramRunner<'_, '_>,
+    doubts: Vec<UnspecifiedBytes>,
+    uses: &mut RuleUses,
 ) -> Result<Vec<String>, String> {
     let (ours, theirs) = (left.memory()?, right.memory()?);
     let mut differences = Vec::new();
@@ -140,7 +145,7 @@ fn memory(
                     from: at,
                     to: at + 1,
                 };
-                match doubts.iter().find(|doubt| doubt.span.meets(&byte)) {
+                match doubts.iter().find(|doubt| doubt.span.overlaps(&byte)) {
                     Some(doubt) => {
                         *uses.entry(doubt.rule).or_default() += 1;
                     }
@@ -155,24 +160,27 @@ fn memory(
         }
     }
     for doubt in &doubts {
-        left.heal(doubt.span)?;
-        right.heal(doubt.span)?;
+        left.equalise(doubt.span)?;
+        right.equalise(doubt.span)?;
     }
     Ok(differences)
 }
 
 /// Compares asynchronous events, of which some may be on their way.
 fn events(
-    left: &mut Stand<'_, '_>,
-    right: &mut Stand<'_, '_>,
-    leeway: &Leeway,
-    uses: &mut Uses,
+    left: &mut ProgramRunner<'_, '_>,
+    right: &mut ProgramRunner<'_, '_>,
+    allowed: &AllowedDivergence,
+    uses: &mut RuleUses,
 ) -> Result<(), String> {
-    let until = left.now() + EVENT_PATIENCE;
-    let twice = leeway.manners.iter().all(|manners| manners.tells_twice);
-    let counts = |told: &Told| {
-        !(0..2).any(|device| leeway.keeps(device, told.what))
-            && (twice || !(told.was_told && told.what == "QpFatal"))
+    let until = left.now() + EVENT_TIMEOUT;
+    let twice = allowed
+        .behaviour
+        .iter()
+        .all(|behaviour| behaviour.reports_failure_twice);
+    let counts = |told: &ReportedEvent| {
+        !(0..2).any(|device| allowed.keeps(device, told.what))
+            && (twice || !(told.was_reported && told.what == "QpFatal"))
     };
     loop {
         let (all_ours, all_theirs) = (left.events()?, right.events()?);
@@ -180,7 +188,7 @@ fn events(
             .map(|told| told.iter().filter(|told| counts(told)).collect::<Vec<_>>());
         if ours == theirs {
             if all_ours != all_theirs {
-                *uses.entry(Rule::ToldTwice).or_default() += 1;
+                *uses.entry(DivergenceRule::ToldTwice).or_default() += 1;
             }
             return Ok(());
         }

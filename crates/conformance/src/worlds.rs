@@ -1,29 +1,29 @@
-//! Worlds: hosts as puppets of this process, or in processes of their own.
+//! Worlds: hosts as executors of this process, or in processes of their own.
 
-pub mod apart;
-pub mod local;
+pub mod in_process;
+pub mod processes;
 
-pub use apart::Apart;
-pub use local::Local;
+pub use in_process::InProcessWorld;
+pub use processes::ProcessWorld;
 
-use crate::deviation::Knowledge;
-use crate::puppet::Names;
-use crate::world::{End, Manners};
+use crate::deviation::KnownDeviations;
+use crate::executor::DeviceNames;
+use crate::world::{DeviceBehaviour, HostRole};
 
 /// Which devices stand at the ends.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct WorldLayout {
     /// By end.
-    pub names: Names,
+    pub names: DeviceNames,
     /// All ends are one device, opened once.
     pub one_device: bool,
     /// How they behave.
-    pub manners: Manners,
+    pub behaviour: DeviceBehaviour,
     /// What they are known to do otherwise than the specification has it.
-    pub knowledge: Knowledge,
+    pub known_deviations: KnownDeviations,
 }
 
-impl Layout {
+impl WorldLayout {
     /// A device for each end, each opened for itself.
     ///
     /// # Panics
@@ -32,23 +32,26 @@ impl Layout {
     pub fn of(names: [&str; 3]) -> Self {
         let parse = |name: &str| name.parse().expect("the name of a device");
         Self {
-            names: End::ALL.into_iter().zip(names.map(parse)).collect(),
+            names: HostRole::ALL.into_iter().zip(names.map(parse)).collect(),
             one_device: false,
-            manners: Manners::default(),
-            knowledge: Knowledge::default(),
+            behaviour: DeviceBehaviour::default(),
+            known_deviations: KnownDeviations::default(),
         }
     }
 
     /// Devices that behave so.
     #[must_use]
-    pub fn with(self, manners: Manners) -> Self {
-        Self { manners, ..self }
+    pub fn with(self, behaviour: DeviceBehaviour) -> Self {
+        Self { behaviour, ..self }
     }
 
     /// Devices of which this is known.
     #[must_use]
-    pub fn knowing(self, knowledge: Knowledge) -> Self {
-        Self { knowledge, ..self }
+    pub fn with_known_deviations(self, known_deviations: KnownDeviations) -> Self {
+        Self {
+            known_deviations,
+            ..self
+        }
     }
 
     /// One device that is its own peer.

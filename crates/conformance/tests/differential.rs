@@ -8,17 +8,17 @@ use std::time::Instant;
 
 use headworks_conformance::call::Done;
 use headworks_conformance::differential::search::{Search, search};
-use headworks_conformance::worlds::{Layout, Local};
-use headworks_conformance::{Call, End, HostId, Manners, Reply, World};
+use headworks_conformance::worlds::{InProcessWorld, WorldLayout};
+use headworks_conformance::{Call, DeviceBehaviour, HostId, HostRole, Reply, World};
 use headworks_verbs::{Duration, Opcode, Status};
 
-#[path = "shared/fabric.rs"]
-mod fabric;
-#[path = "shared/devices.rs"]
-mod shared;
+#[path = "shared/rdma_devices.rs"]
+mod rdma_devices;
+#[path = "shared/soft_registry.rs"]
+mod soft_registry;
 
-use fabric::soft;
-use shared::{PLAIN, devices, knowledge, opener};
+use rdma_devices::{RDMA_NIC_BEHAVIOUR, devices, known_deviations, opener};
+use soft_registry::soft_opener;
 
 /// Which programs: that of `HEADWORKS_SEED`, or as many as `PROPTEST_CASES` says or else so many, and twenty times
 /// that with `HEADWORKS_LONG`.
@@ -32,7 +32,7 @@ fn wanted(programs: u64) -> Search {
         return Search {
             first,
             programs: 1,
-            makes_small: true,
+            shrinks: true,
         };
     }
     let times = match std::env::var_os("HEADWORKS_LONG") {
@@ -42,7 +42,7 @@ fn wanted(programs: u64) -> Search {
     Search {
         first: 1,
         programs: number("PROPTEST_CASES").unwrap_or(programs) * times,
-        makes_small: true,
+        shrinks: true,
     }
 }
 
@@ -78,48 +78,53 @@ fn compare<L: World, R: World>(
 }
 
 /// The names of two soft hosts with these options.
-fn hosts(options: &str) -> Layout {
+fn hosts(options: &str) -> WorldLayout {
     let [first, second, third] = ["h1", "h2", "h3"].map(|host| format!("soft:{host}{options}"));
-    Layout::of([&*first, &*second, &*third]).with(Manners::SOFT)
+    WorldLayout::of([&*first, &*second, &*third]).with(DeviceBehaviour::SOFT)
 }
 
 /// What two ordinary hosts do, those of another layout do.
-fn compare_soft(test: &str, name: &str, programs: u64, other: &Layout) {
+fn compare_soft(test: &str, name: &str, programs: u64, other: &WorldLayout) {
     let parent = tempfile::tempdir().expect("tempdir");
     let [first, second] = ["first", "second"].map(|name| parent.path().join(name));
     compare(
         test,
         ["soft", name],
         programs,
-        || Local::new(soft(&first), hosts("")),
-        || Local::new(soft(&second), other.clone()),
+        || InProcessWorld::new(soft_opener(&first), hosts("")),
+        || InProcessWorld::new(soft_opener(&second), other.clone()),
     );
 }
 
 #[test]
-fn of_two_fabrics() {
-    compare_soft("of_two_fabrics", "soft", 100, &hosts(""));
+fn soft_devices_of_two_registries_agree() {
+    compare_soft(
+        "soft_devices_of_two_registries_agree",
+        "soft",
+        100,
+        &hosts(""),
+    );
 }
 
 #[test]
-fn of_one_device() {
-    let layout = Layout::loopback("soft").with(Manners::SOFT);
-    compare_soft("of_one_device", "loopback", 100, &layout);
+fn soft_devices_on_one_host_agree() {
+    let layout = WorldLayout::loopback("soft").with(DeviceBehaviour::SOFT);
+    compare_soft("soft_devices_on_one_host_agree", "loopback", 100, &layout);
 }
 
 #[test]
-fn of_hostile_hosts() {
-    let layout = hosts(",hostile,kills=no,seed=1").with(Manners {
-        at_once: false,
-        refusals: 3,
-        late: 6,
-        ..Manners::SOFT
+fn hostile_soft_devices_agree() {
+    let layout = hosts(",hostile,kills=no,seed=1").with(DeviceBehaviour {
+        completes_in_call: false,
+        spurious_refusals: 3,
+        empty_polls_max: 6,
+        ..DeviceBehaviour::SOFT
     });
-    compare_soft("of_hostile_hosts", "hostile", 250, &layout);
+    compare_soft("hostile_soft_devices_agree", "hostile", 250, &layout);
 }
 
 /// Changes what a call was answered with.
-type Lie = fn(&Call, &mut Reply);
+type Falsification = fn(&Call, &mut Reply);
 
 /// What an ordinary software RNIC does, NICs do.
 #[test]
@@ -127,25 +132,25 @@ fn of_libibverbs() {
     let Some(names) = devices() else { return };
     let parent = tempfile::tempdir().expect("tempdir");
     let fabric = parent.path().join("fabric");
-    let layout = Layout::of([&names[0], &names[1], &names[0]]).with(PLAIN);
-    let layout = layout.knowing(knowledge(&names));
+    let layout = WorldLayout::of([&names[0], &names[1], &names[0]]).with(RDMA_NIC_BEHAVIOUR);
+    let layout = layout.with_known_deviations(known_deviations(&names));
     compare(
         "of_libibverbs",
         ["soft", &names.join(" and ")],
         300,
-        || Local::new(soft(&fabric), hosts("")),
-        || Local::new(opener(), layout.clone()),
+        || InProcessWorld::new(soft_opener(&fabric), hosts("")),
+        || InProcessWorld::new(opener(), layout.clone()),
     );
 }
 
 /// A world whose answers somebody changes.
-struct Lying {
-    honest: Local,
-    lie: Lie,
+struct FalsifyingWorld {
+    honest: InProcessWorld,
+    lie: Falsification,
 }
 
-impl World for Lying {
-    fn host(&mut self, end: End) -> Result<HostId, String> {
+impl World for FalsifyingWorld {
+    fn host(&mut self, end: HostRole) -> Result<HostId, String> {
         self.honest.host(end)
     }
 
@@ -155,12 +160,12 @@ impl World for Lying {
         reply
     }
 
-    fn at_once(&mut self, calls: Vec<(HostId, Call)>) -> Vec<Reply> {
-        self.honest.at_once(calls)
+    fn call_concurrently(&mut self, calls: Vec<(HostId, Call)>) -> Vec<Reply> {
+        self.honest.call_concurrently(calls)
     }
 
-    fn begin(&mut self, host: HostId, call: Call) -> Result<(), String> {
-        self.honest.begin(host, call)
+    fn begin_unanswered(&mut self, host: HostId, call: Call) -> Result<(), String> {
+        self.honest.begin_unanswered(host, call)
     }
 
     fn advance(&mut self) {
@@ -173,8 +178,8 @@ impl World for Lying {
         now + Duration::from_nanos(9 * now.nanos())
     }
 
-    fn manners(&self) -> Manners {
-        self.honest.manners()
+    fn behaviour(&self) -> DeviceBehaviour {
+        self.honest.behaviour()
     }
 
     fn can_kill(&self) -> bool {
@@ -194,7 +199,7 @@ fn completions(reply: &mut Reply, change: impl FnOnce(&mut Vec<Done>)) {
 }
 
 /// One lie each, of many kinds: all that is compared.
-const LIES: &[(&str, Lie)] = &[
+const FALSIFICATIONS: &[(&str, Falsification)] = &[
     ("another status", |_, reply| {
         completions(reply, |all| {
             for done in all
@@ -279,20 +284,20 @@ const LIES: &[(&str, Lie)] = &[
 ];
 
 #[test]
-fn what_one_device_does_otherwise_is_found() {
+fn every_injected_difference_is_found() {
     let parent = tempfile::tempdir().expect("tempdir");
     let [first, second] = ["first", "second"].map(|name| parent.path().join(name));
-    for (what, lie) in LIES {
+    for (what, lie) in FALSIFICATIONS {
         let programs = Search {
             first: 1,
             programs: 60,
-            makes_small: false,
+            shrinks: false,
         };
         let (_, found) = search(
             programs,
-            || Local::new(soft(&first), hosts("")),
-            || Lying {
-                honest: Local::new(soft(&second), hosts("")),
+            || InProcessWorld::new(soft_opener(&first), hosts("")),
+            || FalsifyingWorld {
+                honest: InProcessWorld::new(soft_opener(&second), hosts("")),
                 lie: *lie,
             },
         );

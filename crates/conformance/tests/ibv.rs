@@ -3,25 +3,25 @@
 //! reason, where there is none; `HEADWORKS_REQUIRE=ibv` has that fail. `cargo xtask rxe` is a machine that
 //! has two.
 
-use headworks_conformance::worlds::{Apart, Layout, Local, apart};
-use headworks_conformance::{World, cases, run};
+use headworks_conformance::worlds::{InProcessWorld, ProcessWorld, WorldLayout, processes};
+use headworks_conformance::{World, cases, runner};
 use headworks_runtime::{ActorRegistry, Processes, child_entry_in_test, no_device_opener};
 
-#[path = "shared/devices.rs"]
-mod shared;
+#[path = "shared/rdma_devices.rs"]
+mod rdma_devices;
 
-use shared::{PLAIN, devices, knowledge, opener};
+use rdma_devices::{RDMA_NIC_BEHAVIOUR, devices, known_deviations, opener};
 
 /// Runs only in the processes that the tests below start.
 #[test]
 fn child_process_entry() {
     let mut cast = ActorRegistry::new();
-    apart::register(&mut cast, |_| opener());
+    processes::register(&mut cast, |_| opener());
     child_entry_in_test(&cast, no_device_opener());
 }
 
 fn run_in<W: World>(name: &str, world: impl Fn() -> W) {
-    let tally = run::run(name, cases().filter(run::wanted()), world);
+    let tally = runner::run_cases(name, cases().filter(runner::case_filter()), world);
     let (ran, skipped, failed) = (tally.ran, &tally.skipped, &tally.failed);
     println!("{name}: {ran} cases, {} skipped", skipped.len());
     assert!(failed.is_empty(), "{name}: {failed:?}");
@@ -30,27 +30,29 @@ fn run_in<W: World>(name: &str, world: impl Fn() -> W) {
     assert!(!none, "{name}: no case ran: HEADWORKS_CASE is {asked:?}");
 }
 
-fn layout(names: &[String; 2]) -> Layout {
-    let mut layout = Layout::of([&names[0], &names[1], &names[0]]).with(PLAIN);
+fn layout(names: &[String; 2]) -> WorldLayout {
+    let mut layout = WorldLayout::of([&names[0], &names[1], &names[0]]).with(RDMA_NIC_BEHAVIOUR);
     if std::env::var_os("HEADWORKS_LONG").is_some() {
-        layout.manners.many = 70_000;
+        layout.behaviour.objects_max = 70_000;
     }
-    layout.knowing(knowledge(names))
+    layout.with_known_deviations(known_deviations(names))
 }
 
 #[test]
 fn between_two_devices() {
     let Some(names) = devices() else { return };
     let layout = layout(&names);
-    run_in("two devices", || Local::new(opener(), layout.clone()));
+    run_in("two devices", || {
+        InProcessWorld::new(opener(), layout.clone())
+    });
 }
 
 #[test]
 fn on_one_device() {
     let Some([name, _]) = devices() else { return };
-    let layout = Layout::loopback(&name).with(PLAIN);
-    let layout = layout.knowing(knowledge(&[name]));
-    run_in("loopback", || Local::new(opener(), layout.clone()));
+    let layout = WorldLayout::loopback(&name).with(RDMA_NIC_BEHAVIOUR);
+    let layout = layout.with_known_deviations(known_deviations(&[name]));
+    run_in("loopback", || InProcessWorld::new(opener(), layout.clone()));
 }
 
 #[test]
@@ -58,7 +60,7 @@ fn between_processes() {
     let Some(names) = devices() else { return };
     let layout = layout(&names);
     run_in("processes", || {
-        Apart::new(
+        ProcessWorld::new(
             Processes::of_this_test("child_process_entry"),
             "",
             layout.clone(),

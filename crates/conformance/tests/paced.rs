@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use headworks_conformance::worlds::{Layout, Local};
-use headworks_conformance::{Case, Manners, cases, run};
+use headworks_conformance::worlds::{InProcessWorld, WorldLayout};
+use headworks_conformance::{Case, DeviceBehaviour, cases, runner};
 use headworks_net::clock;
 use headworks_pacing::share::BYTES;
 use headworks_pacing::{Clock, Config, PacedDevice, Pacing, Share};
@@ -13,13 +13,13 @@ use headworks_runtime::DeviceOpener;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{Device, Gid, Provider};
 
-#[path = "shared/fabric.rs"]
-mod fabric;
-#[path = "shared/network.rs"]
-mod network;
+#[path = "shared/sim_network.rs"]
+mod sim_network;
+#[path = "shared/soft_registry.rs"]
+mod soft_registry;
 
-use fabric::soft;
-use network::{Network, SIM};
+use sim_network::{SIM_BEHAVIOUR, SimNetwork};
+use soft_registry::soft_opener;
 
 /// Every device paced, with these constants; those of one host share.
 fn paced(inner: DeviceOpener, config: &Config, is_real: bool) -> DeviceOpener {
@@ -82,7 +82,7 @@ fn wide(timestamps: bool) -> Config {
     }
 }
 
-fn judge(name: &str, tally: &run::Tally) {
+fn judge(name: &str, tally: &runner::CaseTally) {
     let (ran, skipped, failed) = (tally.ran, &tally.skipped, &tally.failed);
     println!("{name}: {ran} cases, {} skipped", skipped.len());
     assert!(failed.is_empty(), "{name}: {failed:?}");
@@ -90,25 +90,25 @@ fn judge(name: &str, tally: &run::Tally) {
     assert!(ran > skipped.len() || !is_all, "{name}: {skipped:?}");
 }
 
-const SOFT: Manners = Manners {
-    at_once: false,
-    holds_back: true,
-    ..Manners::SOFT
+const PACED_SOFT_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
+    completes_in_call: false,
+    defers_requests: true,
+    ..DeviceBehaviour::SOFT
 };
 
 fn on_soft(name: &str, config: &Config) {
-    on(name, config, "", SOFT);
+    on(name, config, "", PACED_SOFT_BEHAVIOUR);
 }
 
 /// On software RNICs whose names have these options.
-fn on(name: &str, config: &Config, options: &str, manners: Manners) {
+fn on(name: &str, config: &Config, options: &str, behaviour: DeviceBehaviour) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     let [h1, h2, h3] = ["h1", "h2", "h3"].map(|host| format!("soft:{host}{options}"));
-    let layout = Layout::of([&*h1, &*h2, &*h3]).with(manners);
-    let opener = || paced(soft(&path), config, true);
-    let tally = run::run(name, cases().filter(run::wanted()), || {
-        Local::new(opener(), layout.clone())
+    let layout = WorldLayout::of([&*h1, &*h2, &*h3]).with(behaviour);
+    let opener = || paced(soft_opener(&path), config, true);
+    let tally = runner::run_cases(name, cases().filter(runner::case_filter()), || {
+        InProcessWorld::new(opener(), layout.clone())
     });
     judge(name, &tally);
     assert!(!path.exists(), "the last to leave removes the directory");
@@ -125,10 +125,10 @@ fn soft_where_everything_waits() {
 }
 
 /// As of such devices without pacing.
-const HOSTILE: Manners = Manners {
-    refusals: 3,
-    late: 6,
-    ..SOFT
+const HOSTILE_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
+    spurious_refusals: 3,
+    empty_polls_max: 6,
+    ..PACED_SOFT_BEHAVIOUR
 };
 
 #[test]
@@ -137,7 +137,7 @@ fn hostile_as_fast_as_it_goes() {
         "paced hostile",
         &wide(false),
         ",hostile,kills=no,seed=1",
-        HOSTILE,
+        HOSTILE_BEHAVIOUR,
     );
 }
 
@@ -147,19 +147,19 @@ fn hostile_where_everything_waits() {
         "narrow hostile",
         &narrow(),
         ",hostile,kills=no,seed=3",
-        HOSTILE,
+        HOSTILE_BEHAVIOUR,
     );
 }
 
 /// As of simulated RNICs elsewhere, but for what waits.
-const PACED_SIM: Manners = Manners {
-    by_itself: false,
-    holds_back: true,
-    ..SIM
+const PACED_SIM_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
+    progresses_without_calls: false,
+    defers_requests: true,
+    ..SIM_BEHAVIOUR
 };
 
 /// Cases whose sender makes no call while its receiver waits: in virtual time nobody else lets go what waits.
-const SILENT: [&str; 3] = [
+const CASES_WITHOUT_EVENTS: [&str; 3] = [
     "cq::several_pollers",
     "datagrams::sq_full",
     "matrix::recv_cq_full",
@@ -167,12 +167,12 @@ const SILENT: [&str; 3] = [
 
 fn on_sim(name: &str, config: &Config, not: &[&str]) {
     let hosts = ["h1", "h2", "h3"].map(|host| format!("sim:cx5-100g,host={host}"));
-    let layout = Layout::of([&hosts[0], &hosts[1], &hosts[2]]).with(PACED_SIM);
+    let layout = WorldLayout::of([&hosts[0], &hosts[1], &hosts[2]]).with(PACED_SIM_BEHAVIOUR);
     let world = || {
-        let network = Arc::new(Network::default());
+        let network = Arc::new(SimNetwork::default());
         let there = network.clone();
         let opener: DeviceOpener = Arc::new(move |name| there.0.open(name));
-        Local::new(paced(opener, config, false), layout.clone()).in_time(network)
+        InProcessWorld::new(paced(opener, config, false), layout.clone()).with_time_source(network)
     };
     let is_asked = |case: &Case| {
         let is_not = not.contains(&&*case.name);
@@ -181,8 +181,8 @@ fn on_sim(name: &str, config: &Config, not: &[&str]) {
         }
         !is_not
     };
-    let asked = cases().filter(run::wanted()).filter(is_asked);
-    let tally = run::run(name, asked, world);
+    let asked = cases().filter(runner::case_filter()).filter(is_asked);
+    let tally = runner::run_cases(name, asked, world);
     judge(name, &tally);
 }
 
@@ -193,5 +193,5 @@ fn simulated_as_fast_as_it_goes() {
 
 #[test]
 fn simulated_where_everything_waits() {
-    on_sim("narrow sim", &narrow(), &SILENT);
+    on_sim("narrow sim", &narrow(), &CASES_WITHOUT_EVENTS);
 }

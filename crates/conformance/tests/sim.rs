@@ -2,25 +2,27 @@
 
 use std::sync::Arc;
 
-use headworks_conformance::worlds::{Layout, Local};
-use headworks_conformance::{cases, run};
+use headworks_conformance::worlds::{InProcessWorld, WorldLayout};
+use headworks_conformance::{cases, runner};
 use headworks_runtime::DeviceOpener;
 use headworks_verbs::Provider;
 
-#[path = "shared/network.rs"]
-mod network;
+#[path = "shared/sim_network.rs"]
+mod sim_network;
 
-use network::{Network, SIM};
+use sim_network::{SIM_BEHAVIOUR, SimNetwork};
 
-fn world(layout: &Layout) -> Local {
-    let network = Arc::new(Network::default());
+fn world(layout: &WorldLayout) -> InProcessWorld {
+    let network = Arc::new(SimNetwork::default());
     let there = network.clone();
     let opener: DeviceOpener = Arc::new(move |name| there.0.open(name));
-    Local::new(opener, layout.clone()).in_time(network)
+    InProcessWorld::new(opener, layout.clone()).with_time_source(network)
 }
 
-fn run_in(name: &str, layout: &Layout) {
-    let tally = run::run(name, cases().filter(run::wanted()), || world(layout));
+fn run_in(name: &str, layout: &WorldLayout) {
+    let tally = runner::run_cases(name, cases().filter(runner::case_filter()), || {
+        world(layout)
+    });
     let (ran, skipped, failed) = (tally.ran, &tally.skipped, &tally.failed);
     println!("{name}: {ran} cases, {} skipped", skipped.len());
     assert!(failed.is_empty(), "{name}: {failed:?}");
@@ -32,12 +34,12 @@ fn run_in(name: &str, layout: &Layout) {
 #[test]
 fn between_hosts() {
     let hosts = ["h1", "h2", "h3"].map(|host| format!("sim:cx5-100g,host={host}"));
-    let layout = Layout::of([&hosts[0], &hosts[1], &hosts[2]]).with(SIM);
+    let layout = WorldLayout::of([&hosts[0], &hosts[1], &hosts[2]]).with(SIM_BEHAVIOUR);
     run_in("hosts", &layout);
 }
 
 #[test]
 fn on_one_device() {
-    let layout = Layout::loopback("sim:cx5-100g").with(SIM);
+    let layout = WorldLayout::loopback("sim:cx5-100g").with(SIM_BEHAVIOUR);
     run_in("loopback", &layout);
 }

@@ -3,22 +3,24 @@
 
 use std::path::Path;
 
-use headworks_conformance::run::Tally;
-use headworks_conformance::worlds::{Apart, Layout, Local, apart};
-use headworks_conformance::{Bench, Call, End, Manners, Reply, World, cases, run};
+use headworks_conformance::runner::CaseTally;
+use headworks_conformance::worlds::{InProcessWorld, ProcessWorld, WorldLayout, processes};
+use headworks_conformance::{
+    Call, CaseContext, DeviceBehaviour, HostRole, Reply, World, cases, runner,
+};
 use headworks_runtime::{ActorRegistry, Processes, child_entry_in_test, no_device_opener};
 use headworks_verbs::Duration;
 
-#[path = "shared/fabric.rs"]
-mod fabric;
+#[path = "shared/soft_registry.rs"]
+mod soft_registry;
 
-use fabric::soft as opener;
+use soft_registry::soft_opener as opener;
 
 /// Runs only in the processes that the tests below start.
 #[test]
 fn child_process_entry() {
     let mut cast = ActorRegistry::new();
-    apart::register(&mut cast, |fabric| opener(Path::new(fabric)));
+    processes::register(&mut cast, |fabric| opener(Path::new(fabric)));
     child_entry_in_test(&cast, no_device_opener());
 }
 
@@ -26,11 +28,11 @@ fn child_process_entry() {
 fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
-    let is_wanted = run::wanted();
-    let mut tally = Tally::default();
+    let is_wanted = runner::case_filter();
+    let mut tally = CaseTally::default();
     for case in cases().filter(is_wanted) {
         let name_of = case.name.clone();
-        tally.add(run::run(name, [case], || world(&path)));
+        tally.add(runner::run_cases(name, [case], || world(&path)));
         if path.exists() {
             // Whoever was killed leaves an entry, which goes with the next to come.
             let next = opener(&path)(&"soft:h4".parse().expect("a name"));
@@ -41,7 +43,7 @@ fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
             "after {name_of}: the last to leave removes the directory"
         );
     }
-    let Tally {
+    let CaseTally {
         ran,
         skipped,
         failed,
@@ -54,37 +56,37 @@ fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
     assert!(!none, "{name}: no case ran: HEADWORKS_CASE is {asked:?}");
 }
 
-fn local(path: &Path, layout: Layout) -> Local {
-    Local::new(opener(path), layout)
+fn local(path: &Path, layout: WorldLayout) -> InProcessWorld {
+    InProcessWorld::new(opener(path), layout)
 }
 
 #[test]
 fn between_two_hosts() {
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(Manners::SOFT);
+    let layout = WorldLayout::of(["soft:h1", "soft:h2", "soft:h3"]).with(DeviceBehaviour::SOFT);
     run_in("two hosts", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn between_two_contexts_of_a_host() {
-    let layout = Layout::of(["soft"; 3]).with(Manners::SOFT);
+    let layout = WorldLayout::of(["soft"; 3]).with(DeviceBehaviour::SOFT);
     run_in("one host", |path| local(path, layout.clone()));
 }
 
 #[test]
 fn on_one_device() {
-    let layout = Layout::loopback("soft").with(Manners::SOFT);
+    let layout = WorldLayout::loopback("soft").with(DeviceBehaviour::SOFT);
     run_in("loopback", |path| local(path, layout.clone()));
 }
 
 /// Hostile at both ends: within what they declare and what the specification leaves open.
-fn hostile(options: &str) -> Layout {
+fn hostile(options: &str) -> WorldLayout {
     let name = |host: &str| format!("soft:{host},hostile,kills=no,{options}");
     let [first, second, third] = ["h1", "h2", "h3"].map(name);
-    Layout::of([&*first, &*second, &*third]).with(Manners {
-        at_once: false,
-        refusals: 3,
-        late: 6,
-        ..Manners::SOFT
+    WorldLayout::of([&*first, &*second, &*third]).with(DeviceBehaviour {
+        completes_in_call: false,
+        spurious_refusals: 3,
+        empty_polls_max: 6,
+        ..DeviceBehaviour::SOFT
     })
 }
 
@@ -116,13 +118,13 @@ fn between_hostile_hosts_that_promise_little() {
     }
 }
 
-fn in_processes(path: &Path, layout: Layout) -> Apart {
+fn in_processes(path: &Path, layout: WorldLayout) -> ProcessWorld {
     let processes = Processes::of_this_test("child_process_entry");
-    Apart::new(processes, path.to_string_lossy(), layout)
+    ProcessWorld::new(processes, path.to_string_lossy(), layout)
 }
 
-fn apart(path: &Path) -> Apart {
-    let layout = Layout::of(["soft:h1", "soft:h2", "soft:h3"]).with(Manners::SOFT);
+fn apart(path: &Path) -> ProcessWorld {
+    let layout = WorldLayout::of(["soft:h1", "soft:h2", "soft:h3"]).with(DeviceBehaviour::SOFT);
     in_processes(path, layout)
 }
 
@@ -144,13 +146,13 @@ fn a_host_that_answers_late_is_not_asked_again() {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     let mut world = apart(&path);
-    let host = world.host(End::First).expect("a host");
-    let (device, channel, end) = (1, 2, End::First);
+    let host = world.host(HostRole::First).expect("a host");
+    let (device, channel, end) = (1, 2, HostRole::First);
     let opened = world.call(host, Call::Open { device, end });
-    assert!(matches!(opened, Reply::Facts(_)), "{opened:?}");
+    assert!(matches!(opened, Reply::Device(_)), "{opened:?}");
     let made = world.call(host, Call::CreateChannel { channel, device });
     assert_eq!(made, Reply::Done);
-    let mut world = world.with_patience(Duration::from_millis(20));
+    let mut world = world.with_call_timeout(Duration::from_millis(20));
     let at_most_ms = 10_000;
     let sleep = Call::Sleep {
         channel,
@@ -167,8 +169,8 @@ fn when_both_die_the_next_one_cleans_up() {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     let mut world = apart(&path);
-    let mut bench = Bench::new(&mut world);
-    let (a, b) = bench.pair().expect("connects");
+    let mut bench = CaseContext::new(&mut world);
+    let (a, b) = bench.connected_pair().expect("connects");
     bench.kill(a.host).expect("killed");
     bench.kill(b.host).expect("killed");
     // Until they are dead.

@@ -39,11 +39,11 @@ fn play(
     let preset = Preset::named("cx5-100g").expect("a preset");
     let world = SimWorld::new(cast, preset, seed).with_rules(faults);
     let ledger = ended(world.start(&play).expect("starts"), limit, &ledger)?;
-    let left = world.census();
-    if !(headworks_simnic::Census { packets: 0, ..left }).is_empty() {
+    let left = world.object_counts();
+    if !(headworks_simnic::ObjectCounts { packets: 0, ..left }).is_empty() {
         return Err(format!("left behind: {left:?}"));
     }
-    let usage = world.figures().last().expect("a play");
+    let usage = world.usage_monitor().last().expect("a play");
     let not_ready = usage.hosts.iter().map(|host| host.counters.not_ready);
     Ok((ledger, not_ready.sum()))
 }

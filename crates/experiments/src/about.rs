@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use headworks::sim::{Figures, Preset, Setting, is_simulated};
+use headworks::sim::{Preset, Setting, UsageMonitor, is_simulated};
 use headworks::verbs::{DeviceName, OpenError};
 use serde::Serialize;
 
-use crate::simulated;
+use crate::simulated_machine;
 
 /// The publication that a figure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -95,7 +95,7 @@ pub struct Options {
     /// Other values for constants of the simulated machines, where the device is one.
     pub set: Vec<Setting>,
     /// What plays count in the world of virtual time, where the experiments run in one.
-    pub figures: Option<Arc<Figures>>,
+    pub usage_monitor: Option<Arc<UsageMonitor>>,
     /// Where the results go; each experiment has a directory of its name below it.
     pub out: PathBuf,
 }
@@ -110,7 +110,7 @@ impl Options {
             quick: false,
             trace: None,
             set: Vec::new(),
-            figures: None,
+            usage_monitor: None,
             out: PathBuf::from("results"),
         }
     }
@@ -126,7 +126,7 @@ impl Options {
 
     /// The machine that the device simulates, with its settings, and the seed; `None` if it simulates none.
     pub fn machine(&self) -> Option<Result<(Preset, u64), OpenError>> {
-        simulated::machine(&self.device, &self.set)
+        simulated_machine::machine(&self.device, &self.set)
     }
 
     /// The other host's device: as given, or for a soft device another host of the same fabric, and for a simulated

@@ -9,15 +9,15 @@ use headworks::sim::Usage;
 use headworks_runtime::World;
 
 use crate::about::Options;
-use crate::busy;
+use crate::cpu_affinity::two_cpus;
 use crate::error::RunError;
 use crate::outcome::{Grid, Outcome};
-use crate::pin::two_cpus;
-use crate::progress::Progress;
-use crate::simulated;
+use crate::progress_bar::ProgressReporter;
+use crate::simulated_machine;
 use crate::table::{Measured, Point, Sample};
 use crate::testbed::Testbed;
 use crate::transports::WorkloadError;
+use crate::utilisation;
 
 /// What all experiments of a quick run take together, leaving some of the minute for the report.
 const QUICK_TOTAL: Duration = Duration::from_secs(54);
@@ -87,9 +87,9 @@ pub struct Bench<'a> {
     /// How to run.
     pub options: &'a Options,
     /// Where pairs of parts run.
-    pub place: Testbed<'a>,
+    pub testbed: Testbed<'a>,
     stop: &'a AtomicBool,
-    progress: Progress,
+    progress: ProgressReporter,
     started: Instant,
     budget: Option<Duration>,
     /// Whether it goes by the wall clock where time is virtual, too.
@@ -110,24 +110,24 @@ impl<'a> Bench<'a> {
         experiments: usize,
     ) -> Self {
         let devices = [options.device.clone(), options.peer()];
-        let place = Testbed {
+        let testbed = Testbed {
             world,
             devices,
             cpus: two_cpus(),
             stop,
-            figures: options.figures.clone(),
-            counted: Arc::default(),
+            usage_monitor: options.usage_monitor.clone(),
+            measured_usage: Arc::default(),
         };
         // What is simulated comes out the same, whatever else runs.
-        let share = match place.is_simulated() {
+        let share = match testbed.is_simulated() {
             true => QUICK_TOTAL,
             false => QUICK_TOTAL / experiments.max(1) as u32,
         };
         Self {
             options,
-            place,
+            testbed,
             stop,
-            progress: Progress::new(name),
+            progress: ProgressReporter::new(name),
             started: Instant::now(),
             budget: options.quick.then_some(share),
             by_the_wall_clock: false,
@@ -146,8 +146,8 @@ impl<'a> Bench<'a> {
     /// [`Self::outcome`] of parts that run on processors of this machine as `pinning` says, of the sender's and the
     /// receiver's; or on those of simulated ones.
     pub fn pinned(&self, pinning: impl FnOnce([usize; 2]) -> String) -> Outcome {
-        let (mut outcome, cpus) = (Outcome::default(), self.place.cpus);
-        if self.place.is_simulated() {
+        let (mut outcome, cpus) = (Outcome::default(), self.testbed.cpus);
+        if self.testbed.is_simulated() {
             outcome.pinning = "each process or thread on a simulated core of its own".to_owned();
             return outcome;
         }
@@ -225,12 +225,12 @@ impl<'a> Bench<'a> {
 
     /// Whether what is measured has a time of its own, and comes out the same again.
     fn is_virtual(&self) -> bool {
-        self.place.is_simulated() && !self.by_the_wall_clock
+        self.testbed.is_simulated() && !self.by_the_wall_clock
     }
 
     /// Whether points take about as long as each other: on simulated devices as long as there is much to simulate.
     fn takes_alike(&self) -> bool {
-        !self.place.is_simulated()
+        !self.testbed.is_simulated()
     }
 
     /// Time since the start. What is simulated has its own time: how much of it is measured, and what, does not depend on
@@ -250,7 +250,7 @@ impl<'a> Bench<'a> {
 
     /// What perftest does for a request beside the verbs, in nanoseconds, where time is virtual.
     pub fn perftest_ns(&self) -> u64 {
-        simulated::perftest_ns(&self.options.device, &self.options.set)
+        simulated_machine::perftest_ns(&self.options.device, &self.options.set)
     }
 
     /// How long one of `points` points, measured in every round, may take: `full`, or what
@@ -284,7 +284,7 @@ impl<'a> Bench<'a> {
         self.check()?;
         self.progress.expect(1, self.takes_alike());
         self.progress.at(label);
-        self.place.take_usage();
+        self.testbed.take_usage();
         let result = measure(self);
         self.note_usage(self.points, label.to_owned());
         self.points += 1;
@@ -327,7 +327,7 @@ impl<'a> Bench<'a> {
                 let (arm, label) = (point.arm.to_string(), sweep.label(point));
                 let failed = failures.get(&arm).map_or(0, |(times, _)| *times);
                 self.progress.at(&label);
-                self.place.take_usage();
+                self.testbed.take_usage();
                 let sample = if failed >= GIVE_UP_AFTER {
                     None
                 } else if self.has_taken(OVERDUE, Duration::ZERO) {
@@ -358,14 +358,14 @@ impl<'a> Bench<'a> {
 
     /// Keeps how busy simulated machines were at a point.
     fn note_usage(&mut self, number: usize, label: String) {
-        if let Some(usage) = self.place.take_usage() {
+        if let Some(usage) = self.testbed.take_usage() {
             self.usage.insert(number, (label, usage));
         }
     }
 
     /// How busy simulated machines were at each point, as a table.
     pub(crate) fn utilisation(&self) -> Option<Grid> {
-        busy::grid(self.usage.values())
+        utilisation::grid(self.usage.values())
     }
 
     pub(crate) fn finish(&mut self) {
@@ -384,7 +384,7 @@ mod tests {
             ..Options::on(device.parse().unwrap())
         };
         let stop = Box::leak(Box::new(AtomicBool::new(false)));
-        let nowhere = simulated::Simulated::named("cx5-100g").expect("a preset");
+        let nowhere = simulated_machine::SimulatedMachine::named("cx5-100g").expect("a preset");
         let nowhere = nowhere.world().clone();
         Bench::new(
             "t",
@@ -431,7 +431,7 @@ mod tests {
                 over,
                 ..Usage::default()
             };
-            *bench.place.counted.lock().unwrap() = Some(usage);
+            *bench.testbed.measured_usage.lock().unwrap() = Some(usage);
         };
         bench.once("x", |bench| count(bench, 1)).unwrap();
         for overs in [[2, 3], [4, 5]] {
@@ -477,7 +477,7 @@ mod tests {
         // An experiment may find its place later.
         let mut bench = bench("soft", true, 1);
         assert!(bench.rounds() == QUICK_ROUNDS && bench.takes_alike());
-        bench.place = early.place.clone();
+        bench.testbed = early.testbed.clone();
         assert!(bench.rounds() == 1 && !bench.takes_alike());
     }
 

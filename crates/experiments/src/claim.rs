@@ -67,7 +67,7 @@ impl fmt::Display for Claim {
 
 /// A claim with the section of the paper that makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Stated {
+pub struct PaperValue {
     /// What is claimed, in the unit of the metric.
     pub claim: Claim,
     /// Section, figure or table, as the paper numbers it; "derived: …" where the value follows from a sentence,

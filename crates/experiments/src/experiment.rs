@@ -4,7 +4,7 @@ use std::fmt;
 
 pub use crate::about::{About, Paper, RunsOn};
 use crate::bench::Bench;
-use crate::claim::Stated;
+use crate::claim::PaperValue;
 use crate::error::RunError;
 use crate::outcome::Outcome;
 use crate::table::{Measured, Table};
@@ -15,7 +15,7 @@ pub trait Experiment: Sync {
     fn about(&self) -> &About;
 
     /// Every metric of its summary, with what the paper states of it.
-    fn metrics(&self) -> Vec<(String, Option<Stated>)>;
+    fn metrics(&self) -> Vec<(String, Option<PaperValue>)>;
 
     /// The files of its figures, where they do not depend on the device.
     fn figures(&self) -> Vec<String>;
@@ -45,7 +45,7 @@ impl<A: Copy + PartialEq + fmt::Display> Experiment for Case<A> {
         &self.about
     }
 
-    fn metrics(&self) -> Vec<(String, Option<Stated>)> {
+    fn metrics(&self) -> Vec<(String, Option<PaperValue>)> {
         (self.table)().keys()
     }
 

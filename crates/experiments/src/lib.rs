@@ -11,7 +11,7 @@
 //! | [`claim`] | a value that a paper states: exact, about, below, above, range |
 //! | [`cases`] | the experiments, a file or folder for each paper; the [`registry`] |
 //! | [`outcome`], [`report`], [`mod@format`] | what was found; CSV, JSON, SVG and Markdown |
-//! | `busy` | utilisation of simulated machines at each point |
+//! | `utilisation` | utilisation of simulated machines at each point |
 //! | [`machine`] | the machine that it ran on |
 //!
 //! What is measured with, the transports and workloads, is the crate `headworks-workloads`, whose modules are re-exported.
@@ -19,7 +19,6 @@
 
 pub mod about;
 pub mod bench;
-pub(crate) mod busy;
 pub mod cases;
 pub mod claim;
 pub mod error;
@@ -30,16 +29,18 @@ pub mod outcome;
 pub mod report;
 pub mod runner;
 pub mod table;
+pub(crate) mod utilisation;
 
 pub use about::{About, Options, Paper, RunsOn};
 pub use cases::{find, registry};
 pub use error::RunError;
 pub use experiment::{Case, Experiment};
-pub use headworks_workloads::probe::child_main;
+pub use headworks_workloads::child_programs::child_main;
+pub use headworks_workloads::cpu_prices::CpuPrices;
 pub use headworks_workloads::task::register;
-pub use headworks_workloads::transports::cpu_cost::Prices;
 pub use headworks_workloads::{
-    apps, chance, external, fanin, files, latency, measure, nic, pages, pin, probe, progress,
-    random, service, simulated, stats, study, testbed, transports, ucx,
+    apps, atomic_file, case_studies, child_programs, cpu_affinity, fanin, huge_pages, latency, nic,
+    nic_measurements, progress_bar, random, seeds, service, simulated_machine, stats, subprocess,
+    testbed, transports, ucx_perftest,
 };
 pub use runner::run;

@@ -9,12 +9,12 @@ use serde::Serialize;
 use serde_json::Number;
 
 use crate::about::{About, Options, Paper};
-use crate::chance;
-use crate::claim::Stated;
+use crate::claim::PaperValue;
 use crate::format::grid::Grid;
 use crate::format::human;
 use crate::machine::{Machine, PROFILE};
 use crate::outcome::{ELSEWHERE, Outcome};
+use crate::seeds;
 
 /// A file could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub fn check(dir: &Path) -> Result<(), WriteError> {
         .map(|name| dir.join(name))
         .into_iter()
         .try_for_each(|path| {
-            let file = crate::files::Replacement::of(&path);
+            let file = crate::atomic_file::AtomicFile::of(&path);
             file.map(drop).map_err(WriteError::at(path))
         })
 }
@@ -54,7 +54,7 @@ pub struct Results<'a> {
     /// The experiment.
     pub about: &'a About,
     /// The paper's statements, by metric.
-    pub stated: BTreeMap<String, Stated>,
+    pub stated: BTreeMap<String, PaperValue>,
     /// How it was run.
     pub options: &'a Options,
     /// The machine that it ran on.
@@ -83,7 +83,7 @@ struct Summary<'a> {
     repeats: usize,
     ratios: BTreeMap<&'a String, f64>,
     /// The paper's statement about a metric: the claim and its section.
-    paper_values: &'a BTreeMap<String, Stated>,
+    paper_values: &'a BTreeMap<String, PaperValue>,
     skipped: &'a BTreeMap<String, String>,
 }
 
@@ -95,7 +95,7 @@ impl Results<'_> {
         std::fs::create_dir_all(&dir).map_err(WriteError::at(&dir))?;
         let put = |name: &str, text: &str| {
             let path = dir.join(name);
-            crate::files::replace(&path, text.as_bytes()).map_err(WriteError::at(path))
+            crate::atomic_file::replace(&path, text.as_bytes()).map_err(WriteError::at(path))
         };
         put("points.csv", &self.outcome.points.to_csv())?;
         for figure in &self.outcome.figures {
@@ -124,7 +124,7 @@ impl Results<'_> {
             paper: about.paper,
             device,
             simulated,
-            seed: chance::seed(&options.device),
+            seed: seeds::seed(&options.device),
             settings: options.settings().map(number).collect(),
             machine: &self.machine,
             version: VERSION,
@@ -156,7 +156,7 @@ impl Results<'_> {
         {
             out += &format!("Paper: {title} ({year}), {figure}.\n\n");
         }
-        for (what, value) in self.surroundings() {
+        for (what, value) in self.environment() {
             out += &format!("- {what}: {value}\n");
         }
         out.push('\n');
@@ -183,7 +183,7 @@ impl Results<'_> {
     }
 
     /// The device, the machine and the options of the run: names and values.
-    fn surroundings(&self) -> Vec<(&str, String)> {
+    fn environment(&self) -> Vec<(&str, String)> {
         let Self {
             options, outcome, ..
         } = self;
@@ -199,7 +199,7 @@ impl Results<'_> {
             _ => "the same".to_owned(),
         };
         let mut all = vec![("device", format!("{device}{simulated}, peer {peer}"))];
-        all.extend(chance::seed(&options.device).map(|seed| ("seed", seed.to_string())));
+        all.extend(seeds::seed(&options.device).map(|seed| ("seed", seed.to_string())));
         let with_unit = |setting: &Setting| format!("{setting} {}", setting.constant().unit);
         let settings: Vec<_> = options.settings().map(with_unit).collect();
         if !settings.is_empty() {
@@ -285,7 +285,7 @@ mod tests {
         let set = set.iter().map(|setting| setting.parse().unwrap());
         let results = Results {
             about: &about,
-            stated: BTreeMap::from([("k".to_owned(), Stated { claim, section })]),
+            stated: BTreeMap::from([("k".to_owned(), PaperValue { claim, section })]),
             options: &Options {
                 set: set.collect(),
                 ..Options::on(device.parse().unwrap())

@@ -10,13 +10,13 @@ use headworks_runtime::World;
 use crate::about::{About, Options, RunsOn};
 use crate::apps::flows::Capture;
 use crate::bench::Bench;
-use crate::busy;
 use crate::cases::{find, registry};
 pub use crate::error::RunError;
 use crate::experiment::Experiment;
 use crate::machine::Machine;
 use crate::report::{self, Results, WriteError};
-use crate::simulated;
+use crate::simulated_machine;
+use crate::utilisation;
 
 /// Runs the experiments called `names` one after the other and writes the results of each as soon
 /// as it is finished, which `written` is told of with its directory. `stop`, once set, ends the run at the next
@@ -127,7 +127,7 @@ fn check_peer(options: &Options) -> Result<(), String> {
     else {
         return Ok(());
     };
-    let stands_for = |device| match simulated::machine(device, &[]) {
+    let stands_for = |device| match simulated_machine::machine(device, &[]) {
         Some(Ok((preset, seed))) => Ok(Some((preset.name, seed))),
         None => Ok(None),
         // Opening the device says what is wrong with it.
@@ -168,7 +168,7 @@ fn run_one(
     let mut outcome = experiment.run(&mut bench)?;
     if let Some(table) = bench.utilisation() {
         outcome.grids.push(table);
-        outcome.notes.push(busy::NOTE.into());
+        outcome.notes.push(utilisation::NOTE.into());
     }
     let metrics = experiment.metrics();
     outcome.complete(metrics.iter().map(|(key, _)| key.as_str()));
@@ -197,7 +197,7 @@ mod tests {
 
     /// A world in which nothing is played.
     fn nowhere() -> Arc<dyn World> {
-        let simulated = simulated::Simulated::named("cx5-100g");
+        let simulated = simulated_machine::SimulatedMachine::named("cx5-100g");
         simulated.expect("a preset").world().clone()
     }
 

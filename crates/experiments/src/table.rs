@@ -12,7 +12,7 @@ pub use measured::{
     Sample, VALUE, grid,
 };
 
-use crate::claim::{Claim, Stated};
+use crate::claim::{Claim, PaperValue};
 use crate::format::grid::{Cell, Grid};
 use crate::format::human;
 use crate::format::svg::{Axis, Figure, Series};
@@ -60,13 +60,13 @@ enum Statistic {
 pub struct Metric<A> {
     key: String,
     expr: Expr<A>,
-    stated: Option<Stated>,
+    stated: Option<PaperValue>,
 }
 
 impl<A> Metric<A> {
     /// The paper's value, in the metric's unit, with the section that states it.
     pub fn paper(&mut self, claim: Claim, section: &'static str) -> &mut Self {
-        self.stated = Some(Stated { claim, section });
+        self.stated = Some(PaperValue { claim, section });
         self
     }
 }
@@ -300,7 +300,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
     }
 
     /// The keys of all metrics, with what the paper states of them.
-    pub fn keys(&self) -> Vec<(String, Option<Stated>)> {
+    pub fn keys(&self) -> Vec<(String, Option<PaperValue>)> {
         let metrics = self.metrics.iter();
         metrics
             .map(|metric| (metric.key.clone(), metric.stated))

@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use headworks_experiments::simulated::Simulated;
+use headworks_experiments::simulated_machine::SimulatedMachine;
 use headworks_experiments::{Options, RunError, run};
 
 /// Runs an experiment into `out`, and answers what its files hold.
 fn files(name: &str, device: &str, out: &Path) -> Result<[String; 3], RunError> {
     let device = device.parse().expect("a device's name");
-    let simulated = Simulated::on(&device, &[], None).expect("a simulated device");
+    let simulated = SimulatedMachine::on(&device, &[], None).expect("a simulated device");
     let simulated = simulated.expect("a preset");
     let options = Options {
         quick: true,
-        figures: Some(simulated.figures().clone()),
+        usage_monitor: Some(simulated.usage_monitor().clone()),
         out: out.to_owned(),
         ..Options::on(device)
     };

@@ -101,7 +101,7 @@
 //! ([`Sender::fd`], [`Sender::arm`], [`Sender::step`], [`Sender::drain_events`], the receiver's
 //! alike): arm, look once more, wait, take the events, look.
 
-mod watch;
+mod waiter;
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -116,10 +116,10 @@ use headworks_ring::{Held, Receiver, Reservation, SendError, Sender};
 use tokio::task::coop::poll_proceed;
 
 use crate::blocking::{BlockingError, Received};
-use watch::Watch;
+use waiter::TaskWaiter;
 
 /// How often one poll arms, looks and is rung for before it leaves the thread to others.
-const ROUNDS: u32 = 4;
+const ATTEMPTS_BEFORE_YIELD: u32 = 4;
 
 /// The sending end of a ring, for a task.
 ///
@@ -129,18 +129,18 @@ const ROUNDS: u32 = 4;
 /// - *The end*: [`AsyncSender::close`] waits until everything was consumed. Dropping it ends the ring
 ///   behind what was published.
 pub struct AsyncSender {
-    outbox: Outbox,
-    watch: Watch,
+    outbox: UnsentMessage,
+    waiter: TaskWaiter,
 }
 
 /// The ring, and what is to go before anything else.
-struct Outbox {
+struct UnsentMessage {
     sender: Sender,
     /// A message that the sink accepted and the ring had no room for.
     kept: Option<Vec<u8>>,
 }
 
-impl Outbox {
+impl UnsentMessage {
     /// Sends `message`, if there is room.
     fn offer(&mut self, message: &[u8]) -> Result<bool, BlockingError> {
         match self.sender.try_send(message) {
@@ -194,10 +194,10 @@ impl AsyncSender {
     /// # Panics
     /// Outside a tokio runtime whose I/O is enabled.
     pub fn new(sender: Sender, line: Line) -> Result<Self, BlockingError> {
-        let watch = Watch::new(sender.fd(), sender.ring().mode, line)?;
+        let waiter = TaskWaiter::new(sender.fd(), sender.ring().mode, line)?;
         let kept = None;
-        let outbox = Outbox { sender, kept };
-        Ok(Self { outbox, watch })
+        let outbox = UnsentMessage { sender, kept };
+        Ok(Self { outbox, waiter })
     }
 
     /// Sends a copy of `message` once there is room.
@@ -215,17 +215,17 @@ impl AsyncSender {
 
     /// Publishes everything that was sent.
     pub async fn flush(&mut self) -> Result<(), BlockingError> {
-        poll_fn(|cx| self.poll_until(cx, Outbox::flush)).await
+        poll_fn(|cx| self.poll_until(cx, UnsentMessage::flush)).await
     }
 
     /// Publishes everything and waits until the receiver has consumed it.
     pub async fn close(&mut self) -> Result<(), BlockingError> {
-        poll_fn(|cx| self.poll_until(cx, Outbox::drain)).await
+        poll_fn(|cx| self.poll_until(cx, UnsentMessage::drain)).await
     }
 
     /// Gives the ring and the line back. What [`Sink`] kept for want of room is lost: flush before.
     pub fn into_parts(self) -> (Sender, Line) {
-        (self.outbox.sender, self.watch.into_line())
+        (self.outbox.sender, self.waiter.into_line())
     }
 
     /// The sender itself, for what never waits.
@@ -237,10 +237,10 @@ impl AsyncSender {
     fn poll_until(
         &mut self,
         cx: &mut Context<'_>,
-        mut look: impl FnMut(&mut Outbox) -> Result<bool, BlockingError>,
+        mut look: impl FnMut(&mut UnsentMessage) -> Result<bool, BlockingError>,
     ) -> Poll<Result<(), BlockingError>> {
         let turn = ready!(poll_proceed(cx));
-        for _ in 0..ROUNDS {
+        for _ in 0..ATTEMPTS_BEFORE_YIELD {
             if look(&mut self.outbox)? {
                 turn.made_progress();
                 return Poll::Ready(Ok(()));
@@ -253,11 +253,11 @@ impl AsyncSender {
             }
             stepped?;
             // Only what a step behind it did not find is not there: the peer may have consumed all, and gone.
-            if self.watch.is_gone() {
+            if self.waiter.is_gone() {
                 return Poll::Ready(Err(BlockingError::PeerGone));
             }
             let sender = &mut self.outbox.sender;
-            ready!(self.watch.poll_rung(cx, || sender.drain_events()))?;
+            ready!(self.waiter.poll_wake_up(cx, || sender.drain_events()))?;
         }
         cx.waker().wake_by_ref();
         Poll::Pending
@@ -269,7 +269,7 @@ impl<M: AsRef<[u8]>> Sink<M> for AsyncSender {
     type Error = BlockingError;
 
     fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), BlockingError>> {
-        let has_room = |outbox: &mut Outbox| Ok(outbox.clear()? && !outbox.sender.is_full());
+        let has_room = |outbox: &mut UnsentMessage| Ok(outbox.clear()? && !outbox.sender.is_full());
         self.get_mut().poll_until(cx, has_room)
     }
 
@@ -288,11 +288,11 @@ impl<M: AsRef<[u8]>> Sink<M> for AsyncSender {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), BlockingError>> {
-        self.get_mut().poll_until(cx, Outbox::flush)
+        self.get_mut().poll_until(cx, UnsentMessage::flush)
     }
 
     fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), BlockingError>> {
-        self.get_mut().poll_until(cx, Outbox::drain)
+        self.get_mut().poll_until(cx, UnsentMessage::drain)
     }
 }
 
@@ -303,7 +303,7 @@ impl<M: AsRef<[u8]>> Sink<M> for AsyncSender {
 /// - *The end*: [`AsyncReceiver::close`], so that the sender learns what was consumed.
 pub struct AsyncReceiver {
     receiver: Receiver,
-    watch: Watch,
+    waiter: TaskWaiter,
     /// The stream has said why it ended.
     ended: bool,
 }
@@ -314,10 +314,10 @@ impl AsyncReceiver {
     /// # Panics
     /// Outside a tokio runtime whose I/O is enabled.
     pub fn new(receiver: Receiver, line: Line) -> Result<Self, BlockingError> {
-        let watch = Watch::new(receiver.fd(), receiver.ring().mode, line)?;
+        let waiter = TaskWaiter::new(receiver.fd(), receiver.ring().mode, line)?;
         Ok(Self {
             receiver,
-            watch,
+            waiter,
             ended: false,
         })
     }
@@ -336,7 +336,7 @@ impl AsyncReceiver {
 
     /// Gives the ring and the line back.
     pub fn into_parts(self) -> (Receiver, Line) {
-        (self.receiver, self.watch.into_line())
+        (self.receiver, self.waiter.into_line())
     }
 
     /// Gives the ring's memory back, and the line. Tells the sender what was consumed; a device that is
@@ -345,7 +345,7 @@ impl AsyncReceiver {
     pub fn close(mut self) -> Line {
         // A broken ring has nobody to tell.
         let _ = self.receiver.push_head();
-        self.watch.into_line()
+        self.waiter.into_line()
     }
 
     /// The receiver itself, for what never waits.
@@ -355,12 +355,12 @@ impl AsyncReceiver {
 
     fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<Result<Held, BlockingError>> {
         let turn = ready!(poll_proceed(cx));
-        for _ in 0..ROUNDS {
+        for _ in 0..ATTEMPTS_BEFORE_YIELD {
             if let Some(held) = self.receiver.try_take()? {
                 turn.made_progress();
                 return Poll::Ready(Ok(held));
             }
-            if self.watch.is_gone() {
+            if self.waiter.is_gone() {
                 return Poll::Ready(Err(BlockingError::PeerGone));
             }
             self.receiver.arm();
@@ -370,7 +370,7 @@ impl AsyncReceiver {
                 continue;
             }
             let receiver = &mut self.receiver;
-            ready!(self.watch.poll_rung(cx, || receiver.drain_events()))?;
+            ready!(self.waiter.poll_wake_up(cx, || receiver.drain_events()))?;
         }
         cx.waker().wake_by_ref();
         Poll::Pending

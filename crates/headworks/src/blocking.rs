@@ -5,7 +5,7 @@
 //! [`Line`] to the other end (whose end is the peer's death), and on an interrupt where one was given.
 //! It steps its ring whenever it waits. The ring must be in [`Mode::Notify`].
 
-mod watch;
+mod waiter;
 
 use std::ops::Deref;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use headworks_ring::{
 };
 use headworks_verbs::Instant;
 
-pub(crate) use watch::{Watch, system};
+pub(crate) use waiter::{EndWaiter, system};
 
 /// A wait ended without what was waited for.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ impl From<NetError> for BlockingError {
 /// - *The end*: [`BlockingSender::close`] waits until everything was consumed.
 pub struct BlockingSender {
     sender: Sender,
-    watch: Watch,
+    waiter: EndWaiter,
 }
 
 impl BlockingSender {
@@ -114,18 +114,18 @@ impl BlockingSender {
             Some(fd) if sender.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
             _ => return Err(BlockingError::NotNotify),
         };
-        let watch = Watch::new(fd.map_err(system("descriptor"))?, line);
-        Ok(Self { sender, watch })
+        let waiter = EndWaiter::new(fd.map_err(system("descriptor"))?, line);
+        Ok(Self { sender, waiter })
     }
 
     /// Waits end with [`BlockingError::Interrupted`] once `fd` is readable.
     pub fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
-        self.watch.interrupt_on(fd)
+        self.waiter.interrupt_on(fd)
     }
 
     /// Waits end with [`BlockingError::Deadline`] at this instant; `None` for never.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.watch.deadline = deadline;
+        self.waiter.deadline = deadline;
     }
 
     /// Sends a copy of `message` once there is room. [`BlockingError::TooManyMessages`] comes at once, whatever
@@ -150,13 +150,13 @@ impl BlockingSender {
     pub fn flush(&mut self) -> Result<(), BlockingError> {
         while !self.sender.flush()? {
             let sender = &mut self.sender;
-            self.watch.wait(|phase| {
+            self.waiter.wait(|phase| {
                 if phase == WaitPhase::Arm {
                     sender.arm();
                 }
                 !matches!(sender.flush(), Ok(false))
             })?;
-            self.woken()?;
+            self.on_wake_up()?;
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl BlockingSender {
         }
         while !self.sender.is_drained() {
             let sender = &mut self.sender;
-            self.watch.wait(|phase| {
+            self.waiter.wait(|phase| {
                 if phase == WaitPhase::Arm {
                     sender.arm();
                 }
@@ -181,9 +181,9 @@ impl BlockingSender {
                 break;
             }
             stepped?;
-            self.woken()?;
+            self.on_wake_up()?;
         }
-        Ok(self.watch.line)
+        Ok(self.waiter.line)
     }
 
     /// The sender itself, for what never waits.
@@ -191,26 +191,26 @@ impl BlockingSender {
         &mut self.sender
     }
 
-    pub(crate) fn watch(&mut self) -> &mut Watch {
-        &mut self.watch
+    pub(crate) fn waiter(&mut self) -> &mut EndWaiter {
+        &mut self.waiter
     }
 
     /// Waits for the other side to say something over the line, and sees meanwhile that the ring breaks: whoever
     /// has sent everything asks it for nothing more, and the other side need not notice.
-    pub(crate) fn listen(&mut self) -> Result<(), BlockingError> {
+    pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
         let sender = &mut self.sender;
-        self.watch.wait(|phase| {
+        self.waiter.wait(|phase| {
             if phase == WaitPhase::Arm {
                 sender.arm();
             }
             sender.step().is_err()
         })?;
         // What was said counts for more than what became of the ring since.
-        if !self.watch.heard.is_empty() {
+        if !self.waiter.line_messages.is_empty() {
             return Ok(());
         }
         self.sender.step()?;
-        self.woken()
+        self.on_wake_up()
     }
 
     fn wait_for_room(&mut self, len: usize) -> Result<(), BlockingError> {
@@ -221,22 +221,22 @@ impl BlockingSender {
                 Err(error) => return Err(error.into()),
             }
             let sender = &mut self.sender;
-            self.watch.wait(|phase| {
+            self.waiter.wait(|phase| {
                 if phase == WaitPhase::Arm {
                     sender.arm();
                 }
                 sender.step().is_err() || !matches!(sender.try_reserve(len), Err(SendError::Full))
             })?;
-            self.woken()?;
+            self.on_wake_up()?;
         }
     }
 
     /// After a wait: the events that woke us, and whether the peer lives.
-    fn woken(&mut self) -> Result<(), BlockingError> {
-        if std::mem::take(&mut self.watch.rang) {
+    fn on_wake_up(&mut self) -> Result<(), BlockingError> {
+        if std::mem::take(&mut self.waiter.ring_readable) {
             self.sender.drain_events();
         }
-        if self.watch.gone {
+        if self.waiter.line_ended {
             return Err(BlockingError::PeerGone);
         }
         Ok(())
@@ -246,7 +246,7 @@ impl BlockingSender {
 /// The receiving end of a ring, for a thread that waits.
 pub struct BlockingReceiver {
     receiver: Receiver,
-    watch: Watch,
+    waiter: EndWaiter,
 }
 
 impl BlockingReceiver {
@@ -256,18 +256,18 @@ impl BlockingReceiver {
             Some(fd) if receiver.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
             _ => return Err(BlockingError::NotNotify),
         };
-        let watch = Watch::new(fd.map_err(system("descriptor"))?, line);
-        Ok(Self { receiver, watch })
+        let waiter = EndWaiter::new(fd.map_err(system("descriptor"))?, line);
+        Ok(Self { receiver, waiter })
     }
 
     /// Waits end with [`BlockingError::Interrupted`] once `fd` is readable.
     pub fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
-        self.watch.interrupt_on(fd)
+        self.waiter.interrupt_on(fd)
     }
 
     /// Waits end with [`BlockingError::Deadline`] at this instant; `None` for never.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.watch.deadline = deadline;
+        self.waiter.deadline = deadline;
     }
 
     /// The next message where it lies, once it is there; dropping it releases it. What was published
@@ -284,11 +284,11 @@ impl BlockingReceiver {
             if let Some(held) = self.receiver.try_take()? {
                 return Ok(held);
             }
-            if self.watch.gone {
+            if self.waiter.line_ended {
                 return Err(BlockingError::PeerGone);
             }
             let receiver = &mut self.receiver;
-            self.watch.wait(|phase| {
+            self.waiter.wait(|phase| {
                 if phase == WaitPhase::Arm {
                     receiver.arm();
                     // Who waits keeps no space back; what fails here, the step reports.
@@ -296,7 +296,7 @@ impl BlockingReceiver {
                 }
                 !matches!(receiver.step(), Ok(false))
             })?;
-            if std::mem::take(&mut self.watch.rang) {
+            if std::mem::take(&mut self.waiter.ring_readable) {
                 self.receiver.drain_events();
             }
         }
@@ -308,7 +308,7 @@ impl BlockingReceiver {
     pub fn close(mut self) -> Line {
         // A broken ring has nobody to tell.
         let _ = self.receiver.push_head();
-        self.watch.line
+        self.waiter.line
     }
 
     /// The receiver itself, for what never waits.
@@ -316,12 +316,12 @@ impl BlockingReceiver {
         &mut self.receiver
     }
 
-    pub(crate) fn watch(&mut self) -> &mut Watch {
-        &mut self.watch
+    pub(crate) fn waiter(&mut self) -> &mut EndWaiter {
+        &mut self.waiter
     }
 
-    pub(crate) fn parts(&mut self) -> (&Receiver, &mut Watch) {
-        (&self.receiver, &mut self.watch)
+    pub(crate) fn parts(&mut self) -> (&Receiver, &mut EndWaiter) {
+        (&self.receiver, &mut self.waiter)
     }
 }
 

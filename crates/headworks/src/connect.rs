@@ -62,11 +62,11 @@ pub fn pair(
     let mut receiver = ReceiverSetup::new(far, config)?;
     let (ours, theirs) = (sender.greeting(), receiver.greeting());
     let ends = ((near.info(), &mut sender), (far.info(), &mut receiver));
-    meet(ends.0, ends.1, [random()?, random()?]).map_err(NetError::from)?;
+    meet(ends.0, ends.1, [random_psn()?, random_psn()?]).map_err(NetError::from)?;
     Ok((sender.finish(&theirs)?, receiver.finish(&ours)?))
 }
 
-fn random() -> Result<u32, NetError> {
+fn random_psn() -> Result<u32, NetError> {
     let mut bytes = [0; 4];
     getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| NetError::System {
         what: "random numbers",

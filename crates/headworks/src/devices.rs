@@ -25,13 +25,13 @@ pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_
 pub const DEFAULT_DEVICE: &str = "soft";
 
 /// Simulated devices of one process are on one network.
-static SIMULATED: LazyLock<SimProvider> = LazyLock::new(SimProvider::new);
+static SIM_PROVIDER: LazyLock<SimProvider> = LazyLock::new(SimProvider::new);
 
 fn providers() -> Vec<Box<dyn Provider>> {
     vec![
         Box::new(SoftProvider::new()),
         Box::new(IbvProvider::new()),
-        Box::new(&*SIMULATED),
+        Box::new(&*SIM_PROVIDER),
     ]
 }
 
@@ -52,11 +52,11 @@ fn open_plain(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
         .find(|provider| provider.kind() == name.kind())
     {
         Some(provider) => provider.open(name),
-        None => Err(unknown(name)),
+        None => Err(unknown_kind(name)),
     }
 }
 
-fn unknown(name: &DeviceName) -> OpenError {
+fn unknown_kind(name: &DeviceName) -> OpenError {
     let known: Vec<_> = providers().iter().map(|each| each.kind()).collect();
     OpenError::UnknownKind {
         kind: name.kind().to_owned(),
@@ -72,7 +72,7 @@ pub fn check(name: &DeviceName) -> Result<(), OpenError> {
         "soft" => SoftProvider::check(&plain),
         "ibv" => IbvProvider::check(&plain),
         _ if is_simulated(&plain) => machine(&plain).map(drop),
-        _ => Err(unknown(&plain)),
+        _ => Err(unknown_kind(&plain)),
     }
 }
 
@@ -97,7 +97,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
 
 /// Kinds of devices of which [`devices`] names none because something is not installed: one line each,
 /// which says what.
-pub fn missing() -> Vec<String> {
+pub fn missing_libraries() -> Vec<String> {
     let ibv = IbvProvider::missing().map(|error| format!("ibv: {error}"));
     ibv.into_iter().collect()
 }
@@ -105,7 +105,7 @@ pub fn missing() -> Vec<String> {
 /// The RDMA devices that libibverbs knows of, by its own names and whether they can be opened or not; or,
 /// in one line, why it cannot be asked. A device of the kernel that is not among them has no provider
 /// library here.
-pub fn known_to_libibverbs() -> Result<Vec<String>, String> {
+pub fn libibverbs_devices() -> Result<Vec<String>, String> {
     match IbvProvider::missing() {
         Some(error) => Err(error.to_string()),
         None => IbvProvider::names().map_err(|error| error.to_string()),

@@ -4,7 +4,7 @@
 //! # Map
 //!
 //! - [`open`], [`devices()`]: devices by name; `soft` needs no hardware.
-//! - [`census`]: a look at a live fabric from outside.
+//! - [`inspect`]: a look at a live fabric from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
 //! - [`connect`]: a ring's ends, made and connected over a line.
 //! - [`pipe`]: a byte stream between two processes, of one machine or two, over a ring.
@@ -22,9 +22,9 @@
 #[cfg(feature = "tokio")]
 pub mod asynchronous;
 pub mod blocking;
-pub mod census;
 pub mod connect;
 pub mod devices;
+pub mod inspect;
 pub mod pace;
 pub mod pipe;
 pub mod rdma;
@@ -42,6 +42,6 @@ pub use headworks_simnic as sim;
 pub use headworks_verbs as verbs;
 
 /// The user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides where it is).
-pub fn fabric() -> Result<std::sync::Arc<headworks_shm::Registry>, net::NetError> {
+pub fn registry() -> Result<std::sync::Arc<headworks_shm::Registry>, net::NetError> {
     Ok(headworks_shm::Registry::open_default()?)
 }

@@ -8,13 +8,13 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device = headworks::open(&"soft:h1,pace".parse()?)?;
 //! // … queue pairs as of any device …
-//! let status = headworks::pace::look(device.info()).ok_or("not paced by this process")?;
+//! let status = headworks::pace::status(device.info()).ok_or("not paced by this process")?;
 //! println!("{} B/s, {} queue pairs active", status.rate_bytes_per_s, status.active);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! [`onlookers`] shows what all processes of the user pace, and [`calibrate()`] what delays an idle device has; the command
+//! [`observers`] shows what all processes of the user pace, and [`calibrate()`] what delays an idle device has; the command
 //! has both: `headworks pace`. docs/pacing.md is the guide.
 
 use std::collections::BTreeMap;
@@ -32,13 +32,13 @@ use headworks_simnic::{Preset, is_simulated, provider};
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Instant, OpenError};
 
 pub mod calibrate;
-mod onlook;
+mod observe;
 
 pub use calibrate::calibrate;
 pub use headworks_pacing::monitor::Class;
 pub use headworks_pacing::{CONSTANTS, Constant, Counts};
 pub use headworks_pacing::{Config as PaceConfig, Status as PaceStatus};
-pub use onlook::{Onlooker, onlookers};
+pub use observe::{Observer, observers};
 
 /// The option that paces.
 const OPTION: &str = "pace";
@@ -61,13 +61,13 @@ pub fn split(name: &DeviceName) -> Result<(DeviceName, Option<Config>), OpenErro
     if let Some(name) = name.name() {
         plain += &format!(":{name}");
     }
-    let mut config = defaults(name);
+    let mut config = default_config(name);
     let mut has_least = false;
     for (key, value) in name.options() {
         let text = value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}"));
         if let Some(constant) = key.strip_prefix(PREFIX) {
             let set = config.set(constant, value.unwrap_or_default());
-            set.map_err(|error| refused(&text, error))?;
+            set.map_err(|error| bad_option(&text, error))?;
             has_least |= constant == "min_rate_gbps";
         } else if key == OPTION {
             if value.is_some() {
@@ -86,12 +86,12 @@ pub fn split(name: &DeviceName) -> Result<(DeviceName, Option<Config>), OpenErro
     }
     config
         .check()
-        .map_err(|error| refused(&name.to_string(), error))?;
+        .map_err(|error| bad_option(&name.to_string(), error))?;
     let plain = plain.parse().map_err(OpenError::Name)?;
     Ok((plain, Some(config)))
 }
 
-fn refused(what: &str, error: SetError) -> OpenError {
+fn bad_option(what: &str, error: SetError) -> OpenError {
     OpenError::Provider {
         what: what.to_owned(),
         source: error.into(),
@@ -99,7 +99,7 @@ fn refused(what: &str, error: SetError) -> OpenError {
 }
 
 /// The constants of a kind of devices, where nothing is said.
-fn defaults(name: &DeviceName) -> Config {
+fn default_config(name: &DeviceName) -> Config {
     let mut config = Config::default();
     if is_simulated(name) {
         let plain = name.name().map_or_else(
@@ -165,23 +165,23 @@ pub(crate) fn paced(
 }
 
 /// What is shared of an RNIC, as long as somebody here paces it.
-struct Shared {
+struct SharedRate {
     share: Share,
     /// Others find it by this.
     _claim: Option<CommonSegmentClaim>,
 }
 
 /// An RNIC that this process paces.
-struct Paced {
-    shared: Weak<Shared>,
+struct PacedRnic {
+    shared: Weak<SharedRate>,
     config: Arc<Config>,
     clock: Clock,
     /// A forked child has none of them: not even the claim that keeps the memory there.
     made_by: ForkGeneration,
 }
 
-impl Paced {
-    fn shared(&self) -> Option<Arc<Shared>> {
+impl PacedRnic {
+    fn shared(&self) -> Option<Arc<SharedRate>> {
         match self.made_by.is_foreign() {
             true => None,
             false => self.shared.upgrade(),
@@ -190,12 +190,12 @@ impl Paced {
 }
 
 /// The RNICs that this process paces, by key.
-static PACED: LazyLock<Mutex<BTreeMap<String, Paced>>> = LazyLock::new(Mutex::default);
+static PACED_RNICS: LazyLock<Mutex<BTreeMap<String, PacedRnic>>> = LazyLock::new(Mutex::default);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What the RNIC of a device of that name is called, however the device is named: without options, and with the name of
-/// the only one there is where none is given. [`Onlooker::rnic`] is that.
+/// the only one there is where none is given. [`Observer::rnic`] is that.
 pub fn rnic(device: &DeviceName) -> String {
     let kind = device.kind();
     match (kind, device.name()) {
@@ -211,7 +211,7 @@ pub fn rnic(device: &DeviceName) -> String {
 }
 
 /// A name for the RNIC in the registry.
-fn key_of(info: &DeviceInfo) -> String {
+fn registry_key(info: &DeviceInfo) -> String {
     let rnic = match info.name.kind() {
         // One port's address is another's on another device.
         "ibv" => rnic(&info.name),
@@ -220,11 +220,11 @@ fn key_of(info: &DeviceInfo) -> String {
     format!("{KEY}{:016x}", fnv1a(rnic.as_bytes()))
 }
 
-fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<Shared>, BoxError> {
-    let key = key_of(info);
+fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<SharedRate>, BoxError> {
+    let key = registry_key(info);
     // Held meanwhile: of two that open at once, one makes it.
-    let paced = PACED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(shared) = paced.get(&key).and_then(Paced::shared) {
+    let paced = PACED_RNICS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(shared) = paced.get(&key).and_then(PacedRnic::shared) {
         return Ok(shared);
     }
     let (segment, claim) = if is_real {
@@ -240,18 +240,18 @@ fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<Shared>, BoxError> {
         };
         (Arc::new(SharedSegment::create(&request)?), None)
     };
-    Ok(Arc::new(Shared {
+    Ok(Arc::new(SharedRate {
         share: Share::over(View::from(segment))?,
         _claim: claim,
     }))
 }
 
-fn remember(info: &DeviceInfo, shared: &Arc<Shared>, config: &Arc<Config>, clock: &Clock) {
-    let mut paced = PACED.lock().unwrap_or_else(PoisonError::into_inner);
+fn remember(info: &DeviceInfo, shared: &Arc<SharedRate>, config: &Arc<Config>, clock: &Clock) {
+    let mut paced = PACED_RNICS.lock().unwrap_or_else(PoisonError::into_inner);
     paced.retain(|_, paced| paced.shared.strong_count() > 0);
     paced.insert(
-        key_of(info),
-        Paced {
+        registry_key(info),
+        PacedRnic {
             shared: Arc::downgrade(shared),
             config: config.clone(),
             clock: clock.clone(),
@@ -261,20 +261,20 @@ fn remember(info: &DeviceInfo, shared: &Arc<Shared>, config: &Arc<Config>, clock
 }
 
 /// What the pacing of the RNIC says now that a device of this process is of; `None` where it paces none.
-pub fn look(info: &DeviceInfo) -> Option<Status> {
+pub fn status(info: &DeviceInfo) -> Option<Status> {
     with(info, |share, config, now| share.status(config, now))
 }
 
 /// A receiver signals congestion: cuts the rate of the RNIC, for all its processes. Says whether it did; `None` where
 /// this process does not pace it.
-pub fn cut(info: &DeviceInfo) -> Option<bool> {
+pub fn cut_rate(info: &DeviceInfo) -> Option<bool> {
     with(info, |share, config, now| share.cut(config, now))
 }
 
 fn with<R>(info: &DeviceInfo, ask: impl FnOnce(&Share, &Config, Instant) -> R) -> Option<R> {
     let (shared, config, clock) = {
-        let paced = PACED.lock().unwrap_or_else(PoisonError::into_inner);
-        let paced = paced.get(&key_of(info))?;
+        let paced = PACED_RNICS.lock().unwrap_or_else(PoisonError::into_inner);
+        let paced = paced.get(&registry_key(info))?;
         let shared = paced.shared()?;
         (shared, paced.config.clone(), paced.clock.clone())
     };

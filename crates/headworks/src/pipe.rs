@@ -18,14 +18,14 @@
 //!                            <-> delivered: bytes, from whoever receives
 //! ```
 
-mod door;
-mod ends;
+mod accept_queue;
+mod endpoints;
 mod error;
-mod meet;
+mod handshake;
 
-pub use ends::{PipeReceiver, PipeSender};
+pub use endpoints::{PipeReceiver, PipeSender};
 pub use error::PipeError;
-pub use meet::{Direction, Patience, Pipe, usual_device};
+pub use handshake::{Direction, Pipe, WaitOptions, default_device_for};
 
 use headworks_ring::{Framing, Mode, RingConfig};
 

@@ -3,7 +3,7 @@
 //! Where two processes meet at an address of the network, the meeting itself can go by RDMA: no TCP port
 //! has to be open, and the device, its port and address, the MTU and the level of service are those that
 //! the connection manager found for the way. A queue pair of its own carries the line; a ring that is
-//! connected over it has another one, on the device that [`Met::device`] names.
+//! connected over it has another one, on the device that [`EstablishedLine::device`] names.
 //!
 //! ```text
 //! dial                                      Listening
@@ -26,17 +26,17 @@ use headworks_verbs::{DeviceName, Duration, OpenError, PostError, PostErrorKind,
 
 use crate::devices;
 
-pub(crate) use listening::Caller;
-pub use listening::Listening;
+pub(crate) use listener::IncomingConnection;
+pub use listener::RdmaListener;
 
-mod listening;
+mod listener;
 
 /// The kind of devices that meet over RDMA, as a name: any of them.
 pub const KIND: &str = "ibv";
 /// How long an early caller waits before it calls again.
 const RETRY: Duration = Duration::from_millis(200);
 /// How long the other side may take once it was asked, or was answered.
-pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Two processes did not meet over RDMA.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ impl RdmaError {
     }
 
     /// Whether a listener may yet come: there is none, or one goes just now that had callers waiting.
-    fn is_early(&self) -> bool {
+    fn is_no_listener_yet(&self) -> bool {
         let Self::Manager { source, .. } = self else {
             return false;
         };
@@ -117,13 +117,13 @@ impl RdmaError {
 
     /// Whether it is one caller's that went wrong, and the next may do better; `is_over`: so is the wait,
     /// `anywhere`: callers come to several devices.
-    fn is_callers(&self, is_over: bool, anywhere: bool) -> bool {
+    fn is_callers_fault(&self, is_over: bool, any_device: bool) -> bool {
         match self {
             Self::Greeting { .. } => true,
             Self::Manager { source, .. } => match source {
                 CmError::Forked => false,
                 // At one address nobody comes by another device.
-                CmError::Removed | CmError::Route(RouteError::OtherDevice { .. }) => anywhere,
+                CmError::Removed | CmError::Route(RouteError::OtherDevice { .. }) => any_device,
                 _ => true,
             },
             Self::Line(NetError::Deadline { .. }) => !is_over,
@@ -132,7 +132,7 @@ impl RdmaError {
             Self::Resource(ResourceError::Forked) => false,
             Self::Post(error) if error.kind == PostErrorKind::Forked => false,
             // The caller chose the device.
-            Self::Device(_) | Self::Resource(_) | Self::Post(_) => anywhere,
+            Self::Device(_) | Self::Resource(_) | Self::Post(_) => any_device,
             _ => false,
         }
     }
@@ -160,7 +160,7 @@ impl RdmaError {
 
 /// Two processes that met.
 #[derive(Debug)]
-pub struct Met {
+pub struct EstablishedLine {
     /// The line between them.
     pub line: Line,
     /// The device that leads there, with all that the connection manager found out and the caller left
@@ -177,17 +177,17 @@ pub fn dial<'u>(
     device: &DeviceName,
     waits: bool,
     until: impl Into<WaitLimit<'u>>,
-) -> Result<Met, RdmaError> {
+) -> Result<EstablishedLine, RdmaError> {
     let source = source_of(device)?;
     let there = resolve(address)?;
-    call_any(&there, address, waits, &until.into(), |to, until| {
+    connect_any(&there, address, waits, &until.into(), |to, until| {
         // One of the other family is not where a call to this address can come from.
         let from = source.filter(|from| from.is_ipv4() == to.is_ipv4());
-        call(to, from.as_ref(), device, address, until)
+        connect_one(to, from.as_ref(), device, address, until)
     })
 }
 
-fn call_any<A, T>(
+fn connect_any<A, T>(
     there: &[A],
     address: &str,
     waits: bool,
@@ -196,9 +196,9 @@ fn call_any<A, T>(
 ) -> Result<T, RdmaError> {
     let mut nobody = false;
     loop {
-        let mut failed = nowhere(address);
+        let mut failed = no_address_error(address);
         for (tried, to) in there.iter().enumerate() {
-            let more = usize::from(waits && failed.is_early());
+            let more = usize::from(waits && failed.is_no_listener_yet());
             let share = until.share(clock::now(), there.len() - tried + more);
             let error = match call(to, &share) {
                 Err(error @ RdmaError::Manager { .. }) => error,
@@ -213,25 +213,25 @@ fn call_any<A, T>(
                 called => return called,
             };
             // That one host is there counts for more than what others say.
-            if !failed.is_early() {
+            if !failed.is_no_listener_yet() {
                 failed = error;
             }
-            nobody |= failed.is_early();
+            nobody |= failed.is_no_listener_yet();
         }
-        if !(waits && failed.is_early()) {
+        if !(waits && failed.is_no_listener_yet()) {
             return Err(failed);
         }
         until.wait_until(NO_LISTENER, clock::now() + RETRY)?;
     }
 }
 
-fn call(
+fn connect_one(
     to: &SocketAddr,
     from: Option<&SocketAddr>,
     device: &DeviceName,
     address: &str,
     until: &WaitLimit<'_>,
-) -> Result<Met, RdmaError> {
+) -> Result<EstablishedLine, RdmaError> {
     let failed = RdmaError::manager(address);
     let mut call = Connection::call(to, from).map_err(&failed)?;
     let route = loop {
@@ -247,14 +247,14 @@ fn call(
     let qpn = setup.queue_pair().qpn();
     let question = Greeting::OURS.bytes();
     call.ask(qpn, &question).map_err(&failed)?;
-    stand(&mut call, &mut setup, address, until)?;
-    greeted(&call, address)?;
-    let line = line(call, setup)?;
-    Ok(Met { line, device })
+    wait_established(&mut call, &mut setup, address, until)?;
+    check_greeting(&call, address)?;
+    let line = open_line(call, setup)?;
+    Ok(EstablishedLine { line, device })
 }
 
 /// Waits until both sides can send.
-fn stand(
+fn wait_established(
     connection: &mut Connection,
     setup: &mut QpStreamSetup,
     address: &str,
@@ -267,14 +267,14 @@ fn stand(
     Ok(())
 }
 
-fn line(connection: Connection, setup: QpStreamSetup) -> Result<Line, NetError> {
-    let peer = connection.peer().and_then(usable);
+fn open_line(connection: Connection, setup: QpStreamSetup) -> Result<Line, NetError> {
+    let peer = connection.peer().and_then(usable_gid_address);
     let stream: QpStream = setup.finish(Box::new(StreamConnection(connection)))?;
     Ok(Line::from_transport(Box::new(stream)).with_peer_host(peer))
 }
 
 /// Whether the other side is of this kind and version.
-fn greeted(connection: &Connection, address: &str) -> Result<(), RdmaError> {
+fn check_greeting(connection: &Connection, address: &str) -> Result<(), RdmaError> {
     Greeting::check(connection.greeting()).map_err(|source| RdmaError::Greeting {
         address: address.to_owned(),
         source,
@@ -309,11 +309,11 @@ fn source_of(device: &DeviceName) -> Result<Option<SocketAddr>, RdmaError> {
         return Ok(None);
     }
     let gid = Ipv6Addr::from(info.gid.0);
-    Ok(usable(gid).map(|address| SocketAddr::new(address, 0)))
+    Ok(usable_gid_address(gid).map(|address| SocketAddr::new(address, 0)))
 }
 
 /// The IP address that a port's address stands for, if it is one that a call can come from.
-fn usable(gid: Ipv6Addr) -> Option<IpAddr> {
+fn usable_gid_address(gid: Ipv6Addr) -> Option<IpAddr> {
     match gid.to_ipv4_mapped() {
         Some(address) => Some(address.into()),
         // One of a link means nothing without its interface.
@@ -323,7 +323,7 @@ fn usable(gid: Ipv6Addr) -> Option<IpAddr> {
 }
 
 /// A caller's address, for people.
-pub(crate) fn shown(caller: Option<IpAddr>) -> String {
+pub(crate) fn describe_caller(caller: Option<IpAddr>) -> String {
     caller.map_or_else(|| "unknown".to_owned(), |caller| caller.to_string())
 }
 
@@ -335,7 +335,7 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, RdmaError> {
     Ok(found?.collect())
 }
 
-fn nowhere(address: &str) -> RdmaError {
+fn no_address_error(address: &str) -> RdmaError {
     RdmaError::Host {
         address: address.to_owned(),
         source: io::ErrorKind::NotFound.into(),
@@ -369,7 +369,7 @@ mod tests {
     fn a_device_of_another_kind_is_refused_by_name() {
         let soft: DeviceName = "soft:h1".parse().expect("a name");
         for error in [
-            Listening::at("127.0.0.1:0", &soft).expect_err("no such thing"),
+            RdmaListener::at("127.0.0.1:0", &soft).expect_err("no such thing"),
             dial("127.0.0.1:1", &soft, false, clock::now()).expect_err("no such thing"),
         ] {
             let said = error.to_string();
@@ -380,7 +380,9 @@ mod tests {
 
     #[test]
     fn addresses_of_ports_are_those_of_the_network() {
-        let ip = |gid: &str| usable(gid.parse().expect("an address")).map(|ip| ip.to_string());
+        let ip = |gid: &str| {
+            usable_gid_address(gid.parse().expect("an address")).map(|ip| ip.to_string())
+        };
         assert_eq!(ip("::ffff:192.0.2.1").as_deref(), Some("192.0.2.1"));
         assert_eq!(ip("2001:db8::1").as_deref(), Some("2001:db8::1"));
         assert_eq!(ip("fe80::1"), None);
@@ -423,11 +425,15 @@ mod tests {
             let error = refused(reason, greeting);
             assert!(matches!(error, RdmaError::Manager { .. }), "{error}");
             assert!(!error.is_bad_input(), "{reason}: {error}");
-            assert_eq!(error.is_early(), reason == 28, "{reason}: {error}");
+            assert_eq!(
+                error.is_no_listener_yet(),
+                reason == 28,
+                "{reason}: {error}"
+            );
         }
         let stranger = refused(28, b"GET /\0\0\0");
-        assert!(stranger.is_bad_input() && !stranger.is_early());
-        assert!(!refused(28, &Greeting::OURS.bytes()).is_early());
+        assert!(stranger.is_bad_input() && !stranger.is_no_listener_yet());
+        assert!(!refused(28, &Greeting::OURS.bytes()).is_no_listener_yet());
     }
 
     fn failed(source: CmError) -> RdmaError {
@@ -449,7 +455,7 @@ mod tests {
         let mut ends = ends.into_iter();
         let mut calls = 0;
         let until = WaitLimit::deadline(clock::now() + Duration::from_secs(60));
-        let called = call_any(&[4, 6], "h:1", waits, &until, |_, _| {
+        let called = connect_any(&[4, 6], "h:1", waits, &until, |_, _| {
             calls += 1;
             ends.next().expect("no more calls than that")
         });
@@ -473,7 +479,7 @@ mod tests {
             // Who does not wait hears that the host is there.
             let (met, calls) = called(false, ends());
             let error = met.expect_err("nobody listens");
-            assert!(error.is_early() && calls == 2, "{error} {calls}");
+            assert!(error.is_no_listener_yet() && calls == 2, "{error} {calls}");
         }
         let (met, calls) = called(true, vec![Err(no_way()), Err(late())]);
         let error = met.expect_err("no way there");
@@ -485,7 +491,7 @@ mod tests {
         let over = |refusals: usize| {
             let mut before = 0..refusals;
             let until = WaitLimit::deadline(clock::now() + Duration::from_millis(700));
-            let met: Result<(), _> = call_any(&[4], "h:1", true, &until, |_, share| {
+            let met: Result<(), _> = connect_any(&[4], "h:1", true, &until, |_, share| {
                 if before.next().is_none() {
                     share.wait_until("connecting", headworks_verbs::Instant::FAR_FUTURE)?;
                 }
@@ -518,7 +524,7 @@ mod tests {
     fn an_address_that_does_not_answer_leaves_time_for_the_next() {
         let until = WaitLimit::deadline(clock::now() + Duration::from_secs(600));
         let mut shares = Vec::new();
-        let met = call_any(&[4, 6], "h:1", false, &until, |to, share| {
+        let met = connect_any(&[4, 6], "h:1", false, &until, |to, share| {
             let soon = clock::now() + Duration::from_secs(100);
             shares.push(share.is_over(soon));
             match to {
@@ -562,7 +568,7 @@ mod tests {
             legal: "mtu=256",
         };
         let no_memory = ResourceError::NoSpace("locked memory".to_owned());
-        for (error, is_callers) in [
+        for (error, is_callers_fault) in [
             (stranger(), [true, true]),
             (silent(), [true, true]),
             (no_way(), [true, true]),
@@ -581,9 +587,9 @@ mod tests {
             // What this side asked for is so on no device.
             (RdmaError::Device(nonsense), [false, false]),
         ] {
-            let found = [false, true].map(|anywhere| error.is_callers(false, anywhere));
-            assert_eq!(found, is_callers, "{error}");
+            let found = [false, true].map(|any_device| error.is_callers_fault(false, any_device));
+            assert_eq!(found, is_callers_fault, "{error}");
         }
-        assert!(!late().is_callers(true, true), "the wait is over");
+        assert!(!late().is_callers_fault(true, true), "the wait is over");
     }
 }

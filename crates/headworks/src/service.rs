@@ -24,8 +24,8 @@
 //!
 //! # Polling
 //!
-//! [`Stream::fd`], [`Listener::fd`] and [`Connecting`] have descriptors for poll(2) and epoll(7), with
-//! [`Stream::set_nonblocking`], [`Listener::try_accept`] and [`Connecting::finish`] for when they are ready. They are
+//! [`Stream::fd`], [`Listener::fd`] and [`PendingConnection`] have descriptors for poll(2) and epoll(7), with
+//! [`Stream::set_nonblocking`], [`Listener::try_accept`] and [`PendingConnection::finish`] for when they are ready. They are
 //! level-triggered, as those of sockets: readable while there is something to be received, writable while there is
 //! room, hung up once the connection is reset. One may be ready in vain; what was asked for then says so by
 //! [`ServiceError::WouldBlock`].
@@ -41,7 +41,7 @@
 //!
 //! # Without copies
 //!
-//! [`Stream::peek`] shows what has come where it lies. What lies in a [`Memory`] from [`Service::alloc`] is sent from
+//! [`Stream::peek`] shows what has come where it lies. What lies in a [`SharedMemory`] from [`Service::alloc`] is sent from
 //! there by [`Stream::lend`].
 
 use std::fmt;
@@ -56,24 +56,24 @@ pub use headworks_client::{ContractError, Outcome, Reset, Rights};
 use headworks_shm::SegmentError;
 use headworks_verbs::Instant;
 
-mod connecting;
 mod datagrams;
+mod leader_followers;
 mod listener;
-mod memory;
-mod remote;
-mod shared;
-mod side;
-mod sleepers;
+mod pending_connection;
+mod readiness_socket;
+mod remote_memory;
+mod shared_memory;
+mod shared_session;
 mod stream;
-mod watch;
+mod stream_half;
 
-pub use connecting::Connecting;
 pub use datagrams::{Datagrams, MESSAGE_MAX, Message};
 pub use listener::Listener;
-pub use memory::{Loan, Memory};
-pub use remote::{Export, Operating, Unrevoked};
-use shared::{Answer, Shared};
-pub use stream::{Peeked, Reader, Stream, Unreturned};
+pub use pending_connection::PendingConnection;
+pub use remote_memory::{Export, RemoteOperation, RevokeError};
+pub use shared_memory::{Loan, SharedMemory};
+use shared_session::{Answer, SharedSession};
+pub use stream::{Peeked, Reader, ReclaimError, Stream};
 
 /// Where the daemon that serves `address` is attached to, unless it was told otherwise: by its own user's applications.
 pub fn socket_of(address: IpAddr) -> PathBuf {
@@ -182,11 +182,11 @@ impl From<ServiceError> for io::Error {
 }
 
 /// The daemon answers what it was not asked.
-const ANOTHER: ContractError = ContractError::Message("another answer");
+const UNEXPECTED_ANSWER: ContractError = ContractError::Message("another answer");
 
 /// An application's way to the daemon of its host. Clones are the same one.
 #[derive(Clone)]
-pub struct Service(Arc<Shared>);
+pub struct Service(Arc<SharedSession>);
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -220,7 +220,7 @@ impl Service {
     ///
     /// [`ServiceError::NoDaemon`], [`ServiceError::Refused`].
     pub fn attach(path: &Path, name: &str) -> Result<Self, ServiceError> {
-        Shared::attach(path, name).map(Self)
+        SharedSession::attach(path, name).map(Self)
     }
 
     /// Where the daemon is attached to.
@@ -255,7 +255,7 @@ impl Service {
     ) -> Result<Stream, ServiceError> {
         match self.0.answer(deadline, |session| session.connect(to))? {
             Answer::Connected(connection) => Ok(Stream::new(&self.0, connection)),
-            _ => Err(ANOTHER.into()),
+            _ => Err(UNEXPECTED_ANSWER.into()),
         }
     }
 
@@ -264,8 +264,8 @@ impl Service {
     /// # Errors
     ///
     /// [`ServiceError::DaemonGone`], [`ServiceError::System`].
-    pub fn connect_start(&self, to: SocketAddr) -> Result<Connecting, ServiceError> {
-        Connecting::start(&self.0, to)
+    pub fn connect_start(&self, to: SocketAddr) -> Result<PendingConnection, ServiceError> {
+        PendingConnection::start(&self.0, to)
     }
 
     /// Memory that can be lent: see [`Stream::lend`]. It is the application's until it is dropped.
@@ -273,10 +273,10 @@ impl Service {
     /// # Errors
     ///
     /// [`ServiceError::Refused`]: a quota, or no memory. [`ServiceError::DaemonGone`].
-    pub fn alloc(&self, len: u32) -> Result<Memory, ServiceError> {
+    pub fn alloc(&self, len: u32) -> Result<SharedMemory, ServiceError> {
         match self.0.answer(None, |session| session.alloc(len))? {
-            Answer::Allocated(extent) => Memory::new(&self.0, extent, len),
-            _ => Err(ANOTHER.into()),
+            Answer::Allocated(extent) => SharedMemory::new(&self.0, extent, len),
+            _ => Err(UNEXPECTED_ANSWER.into()),
         }
     }
 
@@ -300,7 +300,7 @@ impl Service {
             .answer(None, |session| session.listen(port, backlog))?
         {
             Answer::Listening { listener, port } => Ok(Listener::new(&self.0, listener, port)),
-            _ => Err(ANOTHER.into()),
+            _ => Err(UNEXPECTED_ANSWER.into()),
         }
     }
 }

@@ -11,7 +11,7 @@
 //!     assert_eq!(device.info().promises.in_order_within_write, 0);
 //!     // Or exactly what the test is about.
 //!     let rules = Rules::new(seed).with(rules::scatter(4)).with(rules::kill_after(10));
-//!     let peer = fabric.open_by(rules, "soft:h2").unwrap();
+//!     let peer = fabric.open_with_rules(rules, "soft:h2").unwrap();
 //!     // … connect them, and run the code under test …
 //!     # drop((device, peer));
 //! });
@@ -123,7 +123,7 @@ impl Fabric {
     }
 
     /// Opens a soft device on it that misbehaves by these rules, not by those that its name may ask for.
-    pub fn open_by(&self, rules: Rules, name: &str) -> Result<Arc<dyn Device>, OpenError> {
+    pub fn open_with_rules(&self, rules: Rules, name: &str) -> Result<Arc<dyn Device>, OpenError> {
         Self::open_with(
             &SoftProvider::on(self.fabric.clone()).with_rules(rules),
             name,
@@ -153,16 +153,16 @@ pub fn each_seed(seeds: impl IntoIterator<Item = u64>, mut test: impl FnMut(u64)
         None => seeds.into_iter().collect(),
     };
     for seed in seeds {
-        let told = Told(seed);
+        let told = SeedReport(seed);
         test(seed);
         std::mem::forget(told);
     }
 }
 
 /// Dropped only by a panic.
-struct Told(u64);
+struct SeedReport(u64);
 
-impl Drop for Told {
+impl Drop for SeedReport {
     fn drop(&mut self) {
         eprintln!(
             "failed with seed {0}; {SEED_VARIABLE}={0} runs it alone",

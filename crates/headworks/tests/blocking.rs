@@ -361,7 +361,7 @@ fn until_asleep(thread: i32) {
 fn child_process_entry() {
     let mut cast = ActorRegistry::new();
     cast.register("peer", |part| Ok(Box::new(Peer::new(part)?)));
-    cast.register("reads", |part| Ok(Box::new(Reads(path_of(part)))));
+    cast.register("reads", |part| Ok(Box::new(ReaderActor(path_of(part)))));
     child_entry_in_test(&cast, no_device_opener());
 }
 
@@ -399,9 +399,9 @@ fn path_of(part: &ActorInit) -> PathBuf {
 }
 
 /// Reads three messages and goes.
-struct Reads(PathBuf);
+struct ReaderActor(PathBuf);
 
-impl Actor for Reads {
+impl Actor for ReaderActor {
     fn step(&mut self, _: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let fabric = Registry::open_at(&self.0).map_err(|error| error.to_string())?;
         let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;

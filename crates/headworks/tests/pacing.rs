@@ -29,13 +29,13 @@ const LONGEST: usize = 64 << 20;
 const DEVICE: &str = "HEADWORKS_TEST_PACES";
 
 /// Another process, that does what it is told and answers each order with a line.
-struct Other {
+struct PacingProcess {
     process: Child,
     orders: Option<ChildStdin>,
     answers: BufReader<std::process::ChildStderr>,
 }
 
-impl Other {
+impl PacingProcess {
     fn begins(fabric: &Registry, device: &str) -> Self {
         let mut process = Command::new("/proc/self/exe")
             .args(["--exact", "--ignored", "--nocapture", "another"])
@@ -93,7 +93,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for PacingProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -236,8 +236,8 @@ fn another() {
             ("sends", Some(pair)) => pair.sends(number(1)),
             ("writes", Some(pair)) => pair.writes(number(1), number(2)),
             ("is_woken", Some(pair)) => pair.is_woken(number(1)),
-            ("cuts", _) => assert_eq!(pace::cut(device.info()), Some(true)),
-            ("forks", _) => assert!(in_child(|| takes_part(&name)), "of its own"),
+            ("cuts", _) => assert_eq!(pace::cut_rate(device.info()), Some(true)),
+            ("forks", _) => assert!(run_in_forked_child(|| takes_part(&name)), "of its own"),
             (other, _) => panic!("what is {other}?"),
         }
         eprintln!("done");
@@ -245,7 +245,7 @@ fn another() {
 }
 
 /// Whether `f` is true in a forked child.
-fn in_child(f: impl FnOnce() -> bool) -> bool {
+fn run_in_forked_child(f: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child only runs `f`, while no other thread of this process holds a lock, and ends at once.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
@@ -268,24 +268,24 @@ fn takes_part(name: &str) -> bool {
     let is_ours = commons
         .iter()
         .any(|(_, held)| held.process.pid == std::process::id());
-    is_ours && pace::look(device.info()).is_some()
+    is_ours && pace::status(device.info()).is_some()
 }
 
-fn fresh() -> (tempfile::TempDir, Arc<Registry>) {
+fn new_registry() -> (tempfile::TempDir, Arc<Registry>) {
     let parent = tempfile::tempdir().expect("a directory");
     let fabric = Registry::open_at(parent.path().join("fabric")).expect("a fabric");
     (parent, fabric)
 }
 
 /// The RNIC that is paced here: its key, who paces it, and what they share.
-struct Seen {
+struct SharedRateView {
     key: String,
     pids: Vec<u32>,
     view: View,
     share: Share,
 }
 
-fn look(fabric: &Registry) -> Seen {
+fn read_shared_rate(fabric: &Registry) -> SharedRateView {
     let commons = fabric.common_segments().expect("the registry");
     let (key, record) = commons.first().expect("somebody paces");
     let one = |(other, held): &(String, _)| {
@@ -298,7 +298,7 @@ fn look(fabric: &Registry) -> Seen {
     let segment = record.attach_read_only().expect("memory");
     let segment = segment.expect("a living process's");
     let view = View::from(Arc::new(segment));
-    Seen {
+    SharedRateView {
         key: key.clone(),
         pids,
         share: Share::over(view.clone()).expect("long enough"),
@@ -306,7 +306,7 @@ fn look(fabric: &Registry) -> Seen {
     }
 }
 
-impl Seen {
+impl SharedRateView {
     /// The shared clock: when the next request is due.
     fn next(&self) -> Instant {
         let word = self.view.atomic_u64(0).expect("within");
@@ -328,15 +328,15 @@ const SLOW: &str = "soft:h1,pace,pace_line_rate_gbps=0.1,pace_min_rate_gbps=0.00
 
 #[test]
 fn a_killed_processes_debt_is_nobodys_and_its_place_is_taken_over() {
-    let (_parent, fabric) = fresh();
-    let mut debtor = Other::paces(&fabric, SLOW);
-    let mut other = Other::paces(&fabric, SLOW);
+    let (_parent, fabric) = new_registry();
+    let mut debtor = PacingProcess::paces(&fabric, SLOW);
+    let mut other = PacingProcess::paces(&fabric, SLOW);
     other.ask("joins");
     for order in ["joins", "writes 1 64", "cuts"] {
         assert_eq!(debtor.ask(order), "done");
     }
     debtor.ask(&format!("sends {LONGEST}"));
-    let seen = look(&fabric);
+    let seen = read_shared_rate(&fabric);
     let owed = seen.next();
     assert!(
         owed.since(clock::now()).as_secs_f64() > 300.0,
@@ -349,7 +349,7 @@ fn a_killed_processes_debt_is_nobodys_and_its_place_is_taken_over() {
     assert!(seen.next() < owed, "what was owed is forgiven");
     // Its row is there until somebody needs one.
     let bits = seen.share.bits();
-    let mut next = Other::paces(&fabric, SLOW);
+    let mut next = PacingProcess::paces(&fabric, SLOW);
     next.ask("joins");
     assert_eq!(seen.status().members, 2);
     assert_eq!(
@@ -357,7 +357,7 @@ fn a_killed_processes_debt_is_nobodys_and_its_place_is_taken_over() {
         bits - 1,
         "its queue pair is not active any more"
     );
-    let living = look(&fabric);
+    let living = read_shared_rate(&fabric);
     let mut pids = [other.pid(), next.pid()];
     pids.sort_unstable();
     assert_eq!(living.pids, pids);
@@ -371,8 +371,8 @@ fn two_processes_keep_to_one_rate() {
     const COUNT: u64 = 1_000;
     const LEN: u64 = 16_000;
     let device = "soft:h1,pace,pace_line_rate_gbps=1,pace_min_rate_gbps=1,pace_overhead_bytes=0";
-    let (_parent, fabric) = fresh();
-    let mut both = [(); 2].map(|()| Other::paces(&fabric, device));
+    let (_parent, fabric) = new_registry();
+    let mut both = [(); 2].map(|()| PacingProcess::paces(&fabric, device));
     for other in &mut both {
         other.ask("joins");
     }
@@ -385,7 +385,7 @@ fn two_processes_keep_to_one_rate() {
     }
     // All that both have posted is on the one clock, but for the burst that it had to give.
     let bytes = 2 * COUNT * LEN - 65_536;
-    let passed = look(&fabric).next().since(began).nanos();
+    let passed = read_shared_rate(&fabric).next().since(began).nanos();
     assert!(
         passed >= bytes * 8,
         "{passed} ns for {bytes} bytes at 8 ns each"
@@ -398,14 +398,14 @@ fn two_processes_keep_to_one_rate() {
 #[test]
 fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
     let device = "soft:h1,pace";
-    let (_parent, fabric) = fresh();
-    let mut first = Other::paces(&fabric, device);
+    let (_parent, fabric) = new_registry();
+    let mut first = PacingProcess::paces(&fabric, device);
     first.ask("cuts");
-    let cut = look(&fabric).status().rate_bytes_per_s;
-    let second = Other::paces(&fabric, device);
+    let cut = read_shared_rate(&fabric).status().rate_bytes_per_s;
+    let second = PacingProcess::paces(&fabric, device);
     first.dies();
-    let third = Other::paces(&fabric, device);
-    let seen = look(&fabric);
+    let third = PacingProcess::paces(&fabric, device);
+    let seen = read_shared_rate(&fabric);
     assert_eq!(seen.pids.len(), 2);
     assert_eq!(
         seen.status().rate_bytes_per_s,
@@ -415,8 +415,8 @@ fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
     second.dies();
     third.dies();
     // Whoever comes next begins anew.
-    let fourth = Other::paces(&fabric, device);
-    let seen = look(&fabric);
+    let fourth = PacingProcess::paces(&fabric, device);
+    let seen = read_shared_rate(&fabric);
     assert_eq!(seen.pids, [fourth.pid()]);
     assert_eq!(seen.status().rate_bytes_per_s, 2 * cut);
     assert_eq!((seen.next(), seen.status().members), (Instant::ZERO, 0));
@@ -428,8 +428,8 @@ fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
 fn who_sleeps_is_woken_also_for_what_is_flushed_while_it_waits() {
     // 84 ms until the next is due.
     let device = "soft:h1,pace_line_rate_gbps=0.1,pace_slice_bytes=1048576";
-    let (_parent, fabric) = fresh();
-    let mut other = Other::paces(&fabric, device);
+    let (_parent, fabric) = new_registry();
+    let mut other = PacingProcess::paces(&fabric, device);
     other.ask("joins");
     assert_eq!(other.ask("is_woken 1048576"), "done");
     other.leaves();
@@ -437,17 +437,17 @@ fn who_sleeps_is_woken_also_for_what_is_flushed_while_it_waits() {
 
 #[test]
 fn a_forked_child_that_paces_holds_what_is_shared_itself() {
-    let (_parent, fabric) = fresh();
-    let mut parent = Other::paces(&fabric, "soft:h1,pace");
+    let (_parent, fabric) = new_registry();
+    let mut parent = PacingProcess::paces(&fabric, "soft:h1,pace");
     assert_eq!(parent.ask("forks"), "done");
     parent.leaves();
 }
 
 #[test]
 fn eight_processes_that_begin_together_share_one_memory() {
-    let (_parent, fabric) = fresh();
+    let (_parent, fabric) = new_registry();
     let mut all: Vec<_> = (0..8)
-        .map(|_| Other::begins(&fabric, "soft:h1,pace"))
+        .map(|_| PacingProcess::begins(&fabric, "soft:h1,pace"))
         .collect();
     for other in &mut all {
         assert_eq!(other.answer(), "open");
@@ -458,8 +458,8 @@ fn eight_processes_that_begin_together_share_one_memory() {
     for other in &mut all {
         assert_eq!(other.answer(), "done");
     }
-    let seen = look(&fabric);
-    let mut pids: Vec<_> = all.iter().map(Other::pid).collect();
+    let seen = read_shared_rate(&fabric);
+    let mut pids: Vec<_> = all.iter().map(PacingProcess::pid).collect();
     pids.sort_unstable();
     assert_eq!(seen.pids, pids);
     assert_eq!(seen.status().members, 8);
@@ -471,23 +471,23 @@ fn eight_processes_that_begin_together_share_one_memory() {
         }
     }
     // The last to leave cleaned up after those, or whoever comes does.
-    Other::paces(&fabric, "soft:h1,pace").leaves();
+    PacingProcess::paces(&fabric, "soft:h1,pace").leaves();
     assert!(is_gone(&fabric));
 }
 
 #[test]
 fn another_version_or_length_is_refused_in_one_line() {
-    let (_parent, fabric) = fresh();
+    let (_parent, fabric) = new_registry();
     // Keys are of a directory: another one, made anew, has others.
-    let keeper = Other::paces(&fabric, "soft:h2");
-    let first = Other::paces(&fabric, "soft:h1,pace");
-    let key = look(&fabric).key;
+    let keeper = PacingProcess::paces(&fabric, "soft:h2");
+    let first = PacingProcess::paces(&fabric, "soft:h1,pace");
+    let key = read_shared_rate(&fabric).key;
     first.leaves();
     for (len, version) in [(BYTES, LAYOUT_VERSION + 1), (BYTES + 64, LAYOUT_VERSION)] {
         let held = fabric
             .claim_common_segment(&key, len, version)
             .expect("nobody's");
-        let mut refused = Other::begins(&fabric, "soft:h1,pace");
+        let mut refused = PacingProcess::begins(&fabric, "soft:h1,pace");
         let line = refused.answer();
         assert!(
             line.contains("soft:h1,pace") && line.contains(&key),
@@ -495,10 +495,10 @@ fn another_version_or_length_is_refused_in_one_line() {
         );
         refused.leaves();
         // Unpaced it opens.
-        Other::paces(&fabric, "soft:h1").leaves();
+        PacingProcess::paces(&fabric, "soft:h1").leaves();
         drop(held);
     }
     keeper.leaves();
-    Other::paces(&fabric, "soft:h1,pace").leaves();
+    PacingProcess::paces(&fabric, "soft:h1,pace").leaves();
     assert!(is_gone(&fabric));
 }

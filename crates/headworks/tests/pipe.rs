@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use headworks::net::{Line, NetError, clock, dial_tcp_wait};
-use headworks::pipe::{Direction, Patience, Pipe, PipeError, VERSION};
+use headworks::pipe::{Direction, Pipe, PipeError, VERSION, WaitOptions};
 use headworks::runtime::testing;
 use headworks::verbs::{DeviceName, Duration, Instant};
 
@@ -100,7 +100,7 @@ fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let (interrupt, raise) = UnixStream::pair().expect("a pair");
     let raise = Some(raise);
-    let patience = |slow: bool| Patience {
+    let patience = |slow: bool| WaitOptions {
         interrupt: slow.then(|| interrupt.as_fd()),
         deadline: Some(clock::now() + LIMIT),
     };
@@ -137,7 +137,7 @@ fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
 
 /// Runs the test `part` in a process with a fabric of its own: pipes meet in the one that a process's
 /// environment names.
-fn play(part: &str) {
+fn run_child(part: &str) {
     let fabric = tempfile::tempdir().expect("a directory");
     let registry = fabric.path().join("fabric");
     let status = Command::new("/proc/self/exe")
@@ -151,12 +151,12 @@ fn play(part: &str) {
 
 #[test]
 fn a_side_that_never_has_to_wait_is_interrupted_all_the_same() {
-    play("plays_both_sides");
+    run_child("plays_both_sides");
 }
 
 #[test]
 fn a_listener_at_an_address_turns_strangers_away_and_waits_on() {
-    play("plays_strangers");
+    run_child("plays_strangers");
 }
 
 /// Set in the process that a test above starts.
@@ -246,7 +246,7 @@ fn plays_strangers() {
     let found = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = found.local_addr().expect("its address").to_string();
     drop(found);
-    let patience = Patience {
+    let patience = WaitOptions {
         interrupt: None,
         deadline: Some(clock::now() + LIMIT),
     };

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
 use headworks::net::{Line, NetError, clock};
-use headworks::pipe::{Direction, Patience, Pipe, PipeError};
-use headworks::rdma::{self, Listening, RdmaError};
+use headworks::pipe::{Direction, Pipe, PipeError, WaitOptions};
+use headworks::rdma::{self, RdmaError, RdmaListener};
 use headworks::runtime::testing;
 use headworks::verbs::{DeviceName, Duration, Instant};
 use headworks_ibverbs::cm::{CmError, CmListener, Connection, Greeting};
@@ -91,8 +91,8 @@ fn address(ip: IpAddr) -> String {
     SocketAddr::new(ip, port).to_string()
 }
 
-fn patience() -> Patience<'static> {
-    Patience {
+fn patience() -> WaitOptions<'static> {
+    WaitOptions {
         interrupt: None,
         deadline: Some(limit()),
     }
@@ -147,9 +147,9 @@ impl Write for Sink {
 const PLAYS: &str = "HEADWORKS_TEST_PLAYS";
 
 /// A process that is killed and reaped, however the test ends.
-struct Other(Child);
+struct ChildProcess(Child);
 
-impl Other {
+impl ChildProcess {
     fn plays(what: &str, at: &str, device: &str) -> Self {
         let child = Command::new("/proc/self/exe")
             .args(["--exact", "plays", "--nocapture"])
@@ -164,7 +164,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -208,7 +208,7 @@ fn a_pipe_carries_everything_both_ways() {
         for what in ["sends", "receives"] {
             let at = address(*ip);
             // It may be early: it waits for the listener.
-            let other = Other::plays(what, &at, "ibv");
+            let other = ChildProcess::plays(what, &at, "ibv");
             let pipe = listen(&at, "ibv").expect("somebody calls");
             assert_eq!(run(pipe, false).expect("all"), BYTES, "{what} {there}");
             other.ends_well();
@@ -223,7 +223,7 @@ fn devices_that_are_named_are_those_that_meet() {
         return println!("skipped: there are no two devices");
     };
     let at = address(*ip);
-    let other = Other::plays("sends", &at, &there.to_string());
+    let other = ChildProcess::plays("sends", &at, &there.to_string());
     let pipe = listen(&at, &here.to_string()).expect("somebody calls");
     assert_eq!(run(pipe, false).expect("all"), BYTES);
     other.ends_well();
@@ -235,7 +235,7 @@ fn a_peer_that_is_killed_is_noticed() {
         return;
     };
     let at = address(ip);
-    let mut other = Other::plays("stalls", &at, "ibv");
+    let mut other = ChildProcess::plays("stalls", &at, "ibv");
     let pipe = listen(&at, "ibv").expect("somebody calls");
     let Pipe::Receiver(receiver) = pipe else {
         panic!("the wrong way");
@@ -261,7 +261,7 @@ fn where_nobody_listens_is_said_at_once() {
     };
     let at = format!("rdma:{}", address(ip));
     let device = "ibv".parse().expect("a name");
-    let patience = Patience::default();
+    let patience = WaitOptions::default();
     let error = Pipe::connect(&device, &at, Direction::ToListener, patience).map(drop);
     let said = error.expect_err("nobody is there").to_string();
     assert!(
@@ -278,7 +278,7 @@ fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
     let ours = Greeting::OURS.bytes();
     let later = Greeting { version: 999 }.bytes();
     let any: DeviceName = "ibv".parse().expect("a name");
-    let listening = Listening::at(&address(ip), &any).expect("listens");
+    let listening = RdmaListener::at(&address(ip), &any).expect("listens");
     let to = listening.address();
     thread::scope(|scope| {
         let calls = scope.spawn(|| {
@@ -311,7 +311,7 @@ fn a_caller_by_a_device_of_no_use_does_not_end_a_listener_that_listens_anywhere(
     let to = format!("rdma:{at}");
     let anywhere = at.replace(&ip.to_string(), "0.0.0.0");
     let (interrupt, mut raise) = UnixStream::pair().expect("a pair");
-    let patience_of_listener = Patience {
+    let patience_of_listener = WaitOptions {
         interrupt: Some(interrupt.as_fd()),
         deadline: Some(limit()),
     };
@@ -347,7 +347,7 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
             let silent: Vec<_> = (0..3)
                 .map(|_| rdma::dial(&at, &any, true, limit()).expect("a listener"))
                 .collect();
-            (Other::plays("sends", &at, "ibv"), silent)
+            (ChildProcess::plays("sends", &at, "ibv"), silent)
         });
         let pipe = listen(&at, "ibv").expect("the one that greets");
         let (other, silent) = calls.join().expect("calls");
@@ -431,7 +431,7 @@ fn an_address_of_another_device_than_was_named_is_refused_with_both_names() {
     let [(here, _), (there, ip), ..] = &devices[..] else {
         return println!("skipped: there are no two devices");
     };
-    let error = Listening::at(&address(*ip), here).expect_err("the other's address");
+    let error = RdmaListener::at(&address(*ip), here).expect_err("the other's address");
     assert!(error.is_bad_input());
     let said = error.to_string();
     for name in [here, there] {
@@ -446,7 +446,7 @@ fn a_call_by_way_of_another_device_than_was_named_is_refused_and_the_next_is_met
         return println!("skipped: there are no two devices");
     };
     let anywhere = address(*ours).replace(&ours.to_string(), "0.0.0.0");
-    let listening = Listening::at(&anywhere, here).expect("listens");
+    let listening = RdmaListener::at(&anywhere, here).expect("listens");
     let any: DeviceName = "ibv".parse().expect("a name");
     let call = |ip: &IpAddr| {
         let at = format!("{ip}:{}", listening.address().port());
@@ -469,7 +469,7 @@ fn a_call_by_way_of_another_device_than_was_named_is_refused_and_the_next_is_met
 /// Both ends of a line, in this process.
 fn lines(ip: IpAddr) -> (Line, Line) {
     let any: DeviceName = "ibv".parse().expect("a name");
-    let listening = Listening::at(&address(ip), &any).expect("listens");
+    let listening = RdmaListener::at(&address(ip), &any).expect("listens");
     let at = listening.address().to_string();
     thread::scope(|scope| {
         let called = scope.spawn(|| listening.accept(limit()).expect("a caller"));

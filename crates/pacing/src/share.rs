@@ -5,7 +5,7 @@
 //! | 0 | the clock ([`crate::clock`]) | everybody |
 //! | 64 | the rate in bytes a second; until when it is held down | everybody |
 //! | 128 | the shortest delay seen of each [`Kind`] | everybody |
-//! | 192 | constants that onlookers need | whoever began to pace last |
+//! | 192 | constants that observers need | whoever began to pace last |
 //! | 256 | what the RNIC is called | whoever paces it; all say the same |
 //! | 320 | rows, 64 bytes each: who, when last seen, active queue pairs, moves of the clock | their owner |
 //! | then | owners of the bitmap's blocks | by compare-and-swap |
@@ -229,7 +229,7 @@ impl Share {
             .sum()
     }
 
-    /// What there is to see, for onlookers too.
+    /// What there is to see, for observers too.
     pub fn status(&self, config: &Config, now: Instant) -> Status {
         let (active, _) = self.active(now);
         let thresholds = controller::Thresholds::of(config, active);

@@ -1,6 +1,6 @@
 //! The caches of an RNIC: which entries of the host's tables are on the chip. Pure.
 
-use crate::chance::{Chance, mix};
+use crate::random::{Random, mix};
 
 /// Which entry goes when there is no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) struct Cache {
     keys: Vec<u64>,
     policy: Policy,
     index: Index,
-    chance: Chance,
+    random: Random,
 }
 
 impl Cache {
@@ -46,7 +46,7 @@ impl Cache {
             keys: vec![0; sets as usize * ways],
             policy,
             index,
-            chance: Chance::new(seed),
+            random: Random::new(seed),
         }
     }
 
@@ -92,7 +92,7 @@ impl Cache {
                     }
                     Policy::Random => {
                         let at =
-                            free.unwrap_or_else(|| self.chance.below(self.ways as u64) as usize);
+                            free.unwrap_or_else(|| self.random.below(self.ways as u64) as usize);
                         set[at] = key;
                     }
                 }

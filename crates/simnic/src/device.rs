@@ -12,12 +12,12 @@ use headworks_verbs::{
     SharedReceiveQueue, SrqId, SrqInit,
 };
 
-use crate::channel::Channel;
-use crate::memory;
+use crate::completion_channel::SimChannel;
+use crate::hardware_units::Ps;
 use crate::model::{Armed, Cq, Model, Qp, Srq};
 use crate::preset::Preset;
-use crate::units::Ps;
-use crate::wqe::{Rwqe, Wqe};
+use crate::registered_memory;
+use crate::wqe::{ReceiveWqe, Wqe};
 
 /// Bytes of a request beside its data, and of a line of it.
 const HEADER: u64 = 32;
@@ -25,9 +25,9 @@ const LINE: u64 = 64;
 
 /// The model, for all devices of a world.
 #[derive(Clone)]
-pub(crate) struct Shared(Arc<Mutex<Model>>);
+pub(crate) struct SharedModel(Arc<Mutex<Model>>);
 
-impl Shared {
+impl SharedModel {
     pub(crate) fn new(model: Model) -> Self {
         Self(Arc::new(Mutex::new(model)))
     }
@@ -44,7 +44,7 @@ impl Shared {
 
 /// A device.
 pub(crate) struct SimDevice {
-    pub(crate) model: Shared,
+    pub(crate) model: SharedModel,
     pub(crate) host: u32,
     /// Which opening this is: what others made is none of its objects.
     pub(crate) opened: u32,
@@ -73,7 +73,7 @@ impl Device for SimDevice {
 
     fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
         request.check()?;
-        let memory = memory::Memory::new(request).ok_or_else(|| {
+        let memory = registered_memory::SimBuffer::new(request).ok_or_else(|| {
             let len = request.len;
             ResourceError::NoSpace(format!("no memory for a buffer of {len} bytes"))
         })?;
@@ -83,7 +83,7 @@ impl Device for SimDevice {
     fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
         let counted = self.model.lock().channels.clone();
         let channel =
-            Channel::new(self.opened, counted).map_err(|source| ResourceError::System {
+            SimChannel::new(self.opened, counted).map_err(|source| ResourceError::System {
                 what: "a completion channel",
                 source,
             })?;
@@ -96,7 +96,7 @@ impl Device for SimDevice {
             None => None,
             // What another provider made cannot be written to.
             Some(channel) => {
-                let own = channel.as_any().downcast_ref::<Channel>();
+                let own = channel.as_any().downcast_ref::<SimChannel>();
                 let own = own.filter(|channel| channel.is_of(self.opened));
                 Some(
                     own.ok_or(ResourceError::Foreign("completion channel"))?
@@ -186,7 +186,7 @@ impl Pages {
 }
 
 struct SimPd {
-    model: Shared,
+    model: SharedModel,
     host: u32,
     opened: u32,
     pd: u32,
@@ -195,7 +195,7 @@ struct SimPd {
 }
 
 /// Deregisters when it is dropped.
-struct Registration(Shared, u32);
+struct Registration(SharedModel, u32);
 
 impl Drop for Registration {
     fn drop(&mut self) {
@@ -344,7 +344,7 @@ impl SimPd {
 }
 
 /// Lets go of its key when it is dropped.
-struct SimAh(Shared, u32);
+struct SimAh(SharedModel, u32);
 
 impl AddressHandle for SimAh {
     fn key(&self) -> AhKey {
@@ -359,7 +359,7 @@ impl Drop for SimAh {
 }
 
 struct SimCq {
-    model: Shared,
+    model: SharedModel,
     id: u32,
     depth: u32,
 }
@@ -403,7 +403,7 @@ impl Drop for SimCq {
 }
 
 struct SimSrq {
-    model: Shared,
+    model: SharedModel,
     id: u32,
     max_wr: u32,
 }
@@ -430,7 +430,7 @@ impl SharedReceiveQueue for SimSrq {
             if srq.queue.len() >= srq.max_wr as usize {
                 return Err(PostErrorKind::QueueFull.at(index));
             }
-            srq.queue.push_back(Rwqe::new(wr, 0, at));
+            srq.queue.push_back(ReceiveWqe::new(wr, 0, at));
             model.work(cost);
         }
         Ok(())
@@ -457,7 +457,7 @@ impl Drop for SimSrq {
 }
 
 struct SimQp {
-    model: Shared,
+    model: SharedModel,
     index: u32,
     qpn: Qpn,
     caps: QpCaps,
@@ -509,7 +509,13 @@ impl QueuePair for SimQp {
                     break;
                 }
             };
-            let wqe = Wqe::new(wr, len, qp.next_psn, qp.way.mtu.max(1), qp.signal_all);
+            let wqe = Wqe::new(
+                wr,
+                len,
+                qp.next_psn,
+                qp.connection.mtu.max(1),
+                qp.signal_all,
+            );
             spent += cost.post;
             if let Some(bytes) = wqe.data.bytes() {
                 let lines = (HEADER + 4 + bytes.len() as u64).div_ceil(LINE);
@@ -570,7 +576,7 @@ impl QueuePair for SimQp {
             }
             receives.posted += 1;
             let position = receives.posted;
-            receives.queue.push_back(Rwqe::new(wr, position, at));
+            receives.queue.push_back(ReceiveWqe::new(wr, position, at));
             let flushes = qp.state == QpState::Error;
             model.work(cost);
             if flushes {
@@ -634,9 +640,9 @@ fn check_send(qp: &Qp, wr: &SendWr<'_>) -> Result<u32, PostErrorKind> {
         return Err(PostErrorKind::MessageTooLong(crate::provider::MAX_MESSAGE));
     }
     let legal = match wr.op {
-        SendOp::Read(_) => !inline && qp.way.max_reads > 0,
+        SendOp::Read(_) => !inline && qp.connection.max_reads > 0,
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
-            !inline && len == 8 && qp.way.max_reads > 0
+            !inline && len == 8 && qp.connection.max_reads > 0
         }
         SendOp::SendTo(_) | SendOp::SendToImm(..) => qp.qp_type == QpType::Ud,
         _ => qp.qp_type == QpType::Rc,

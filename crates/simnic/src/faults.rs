@@ -1,7 +1,7 @@
 //! What goes wrong in a simulated network, by rules and a seed.
 //!
-//! A [`Rule`] is shown an [`Event`] (packets leave, a receive is looked for, an actor is to be stepped) with
-//! its facts and some [`Chance`], and may answer with a [`Verdict`]. All rules of a list are asked, and what they
+//! A [`Rule`] is shown an [`FaultEvent`] (packets leave, a receive is looked for, an actor is to be stepped) with
+//! its facts and some [`Random`], and may answer with a [`Verdict`]. All rules of a list are asked, and what they
 //! say comes together: who is killed is, whatever others say; what one refuses is refused; delays of packets add
 //! up, and whoever stalls an actor longest decides. Packets that come later for any reason are judged once more,
 //! with the time at which they come then: a link that is down by that time loses them. No rule has a state, a
@@ -18,8 +18,8 @@
 //! let at = |micros| Instant::ZERO + Duration::from_micros(micros);
 //! let rules = Rules::new(7)
 //!     .with(rules::loss(1_000))
-//!     .with(rules::flap("receiver", at(50), Duration::from_micros(20)))
-//!     .with(rules::crash("sender", at(900)));
+//!     .with(rules::link_down("receiver", at(50), Duration::from_micros(20)))
+//!     .with(rules::kill_actor("sender", at(900)));
 //! assert_eq!(rules.moments(), [at(900)]);
 //! ```
 
@@ -29,26 +29,26 @@ use std::sync::Arc;
 
 use headworks_verbs::{Duration, Instant};
 
-use crate::units::{NS, Ps, later};
+use crate::hardware_units::{NS, Ps, later};
 
-pub(crate) mod history;
 pub mod rules;
-mod sentence;
+pub(crate) mod run_digest;
+mod verdict;
 
-pub use crate::chance::Chance;
-use history::History;
-pub(crate) use sentence::Sentence;
+pub use crate::random::Random;
+use run_digest::RunDigest;
+pub(crate) use verdict::CombinedVerdict;
 
 /// What is about to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Point {
+pub enum FaultPoint {
     /// Packets of a request, a response or a datagram leave. [`Verdict::Refuse`]: they are lost;
     /// [`Verdict::WaitFor`]; [`Verdict::Overtaken`]; [`Verdict::Kill`]: their queue pair fails. Asked once more of
     /// packets that come later than they would, with when that is.
     Packets,
-    /// An acknowledgement or what is said instead leaves: as [`Point::Packets`].
-    Answer,
+    /// An acknowledgement or what is said instead leaves: as [`FaultPoint::Packets`].
+    Acknowledge,
     /// A message needs a receive. [`Verdict::Refuse`]: none is posted.
     Receive,
     /// An actor is to be stepped. [`Verdict::WaitFor`]: later.
@@ -63,14 +63,14 @@ pub enum Point {
 }
 
 /// How many points there are.
-const POINTS: usize = 7;
+const FAULT_POINTS: usize = 7;
 
 /// An event and its facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Event<'e> {
+pub struct FaultEvent<'e> {
     /// What is about to happen.
-    pub point: Point,
+    pub point: FaultPoint,
     /// The host where it is: that packets leave, where a receive is needed, on which an actor runs.
     pub host: &'e str,
     /// Where packets go; the role of an actor; otherwise empty.
@@ -107,8 +107,8 @@ pub enum Verdict {
 
 /// A rule of what goes wrong: pure.
 pub trait Rule: Send + Sync {
-    /// What is to happen, if that is this rule's business. `chance` is this decision's own.
-    fn judge(&self, event: &Event<'_>, chance: &mut Chance) -> Option<Verdict>;
+    /// What is to happen, if that is this rule's business. `random` is this decision's own.
+    fn judge(&self, event: &FaultEvent<'_>, random: &mut Random) -> Option<Verdict>;
 
     /// When it wants to be asked about every actor's life.
     fn moments(&self) -> Vec<Instant> {
@@ -157,11 +157,11 @@ impl Rules {
     }
 
     /// What all say of an event. `stream` is the host's number.
-    pub(crate) fn judge(&self, event: &Event<'_>, stream: u64) -> Sentence {
-        let mut all = Sentence::default();
+    pub(crate) fn judge(&self, event: &FaultEvent<'_>, stream: u64) -> CombinedVerdict {
+        let mut all = CombinedVerdict::default();
         for (rank, rule) in self.list.iter().enumerate() {
             let key = [stream, event.point as u64, event.number, rank as u64];
-            if let Some(verdict) = rule.judge(event, &mut Chance::of(self.seed, &key)) {
+            if let Some(verdict) = rule.judge(event, &mut Random::of(self.seed, &key)) {
                 all.add(event.point, verdict);
             }
         }
@@ -183,10 +183,10 @@ pub(crate) struct Facts<'e> {
 pub(crate) struct Faults {
     rules: Rules,
     /// How often was asked, by host and point.
-    asked: Vec<[u64; POINTS]>,
+    asked: Vec<[u64; FAULT_POINTS]>,
     /// Before when nothing arrives on a way.
     held: BTreeMap<(u32, u32), Ps>,
-    pub(crate) history: History,
+    pub(crate) run_digest: RunDigest,
 }
 
 impl Faults {
@@ -195,22 +195,27 @@ impl Faults {
             rules,
             asked: Vec::new(),
             held: BTreeMap::new(),
-            history: History::default(),
+            run_digest: RunDigest::default(),
         }
     }
 
     /// What rules say of something.
-    pub(crate) fn judge(&mut self, point: Point, facts: Facts<'_>) -> Sentence {
+    pub(crate) fn judge(&mut self, point: FaultPoint, facts: Facts<'_>) -> CombinedVerdict {
         let number = self.count(point, facts.host.0);
         let said = self
             .rules
             .judge(&event(point, number, &facts), facts.host.0.into());
-        self.history.note(&[point as u64, number, said.digest()]);
+        self.run_digest.note(&[point as u64, number, said.digest()]);
         said
     }
 
     /// What becomes of packets on their way to a host.
-    pub(crate) fn carry(&mut self, point: Point, mut facts: Facts<'_>, to: u32) -> Fate {
+    pub(crate) fn packet_outcome(
+        &mut self,
+        point: FaultPoint,
+        mut facts: Facts<'_>,
+        to: u32,
+    ) -> PacketOutcome {
         let (stream, way) = (facts.host.0.into(), (facts.host.0, to));
         let number = self.count(point, facts.host.0);
         let mut said = self.rules.judge(&event(point, number, &facts), stream);
@@ -222,35 +227,35 @@ impl Faults {
             said.unite(self.rules.judge(&event(point, number, &facts), stream));
         }
         let fate = match (said.kills, said.refuses) {
-            (true, _) => Fate::Kills,
-            (_, true) => Fate::Lost,
-            _ => Fate::Arrives(facts.arrives),
+            (true, _) => PacketOutcome::Kills,
+            (_, true) => PacketOutcome::Lost,
+            _ => PacketOutcome::Arrives(facts.arrives),
         };
-        if held.is_some() && matches!(fate, Fate::Arrives(_)) {
+        if held.is_some() && matches!(fate, PacketOutcome::Arrives(_)) {
             self.held.insert(way, in_turn);
         }
         let at = match fate {
-            Fate::Arrives(at) => at,
+            PacketOutcome::Arrives(at) => at,
             _ => 0,
         };
         let words = [point as u64, number, said.digest(), at, to.into()];
-        self.history.note(&words);
+        self.run_digest.note(&words);
         fate
     }
 
     /// Whether a WRITE is placed from its end; `stream` is its queue pair's own.
     pub(crate) fn is_backwards(&mut self, facts: Facts<'_>, stream: u64, number: u64) -> bool {
-        let event = event(Point::Placing, number, &facts);
+        let event = event(FaultPoint::Placing, number, &facts);
         let said = self.rules.judge(&event, stream);
-        let words = [Point::Placing as u64, stream, number, said.digest()];
-        self.history.note(&words);
+        let words = [FaultPoint::Placing as u64, stream, number, said.digest()];
+        self.run_digest.note(&words);
         said.backwards
     }
 
     /// Which such event of a host it is.
-    fn count(&mut self, point: Point, host: u32) -> u64 {
+    fn count(&mut self, point: FaultPoint, host: u32) -> u64 {
         if self.asked.len() <= host as usize {
-            self.asked.resize(host as usize + 1, [0; POINTS]);
+            self.asked.resize(host as usize + 1, [0; FAULT_POINTS]);
         }
         let number = &mut self.asked[host as usize][point as usize];
         *number += 1;
@@ -260,7 +265,7 @@ impl Faults {
 
 /// What becomes of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum PacketOutcome {
     /// They come at that time.
     Arrives(Ps),
     Lost,
@@ -268,8 +273,8 @@ pub(crate) enum Fate {
     Kills,
 }
 
-fn event<'e>(point: Point, number: u64, facts: &Facts<'e>) -> Event<'e> {
-    Event {
+fn event<'e>(point: FaultPoint, number: u64, facts: &Facts<'e>) -> FaultEvent<'e> {
+    FaultEvent {
         point,
         host: facts.host.1,
         to: facts.to,
@@ -289,8 +294,8 @@ pub(crate) fn ps(span: Duration) -> Ps {
 mod tests {
     use super::*;
 
-    fn event(point: Point, number: u64) -> Event<'static> {
-        Event {
+    fn event(point: FaultPoint, number: u64) -> FaultEvent<'static> {
+        FaultEvent {
             point,
             host: "a",
             to: "b",
@@ -302,7 +307,7 @@ mod tests {
     }
 
     /// How many of so many events are refused.
-    fn refused(rules: &Rules, point: Point, times: u64) -> u64 {
+    fn refused(rules: &Rules, point: FaultPoint, times: u64) -> u64 {
         let all = (1..=times).map(|number| rules.judge(&event(point, number), 0));
         all.filter(|said| said.refuses).count() as u64
     }
@@ -310,13 +315,13 @@ mod tests {
     #[test]
     fn one_packet_in_so_many_is_lost_and_bursts_more_often() {
         let rules = Rules::new(1).with(rules::loss(50));
-        for point in [Point::Packets, Point::Answer] {
+        for point in [FaultPoint::Packets, FaultPoint::Acknowledge] {
             assert!((120..300).contains(&refused(&rules, point, 10_000)));
         }
-        assert_eq!(refused(&rules, Point::Receive, 1000), 0);
-        let burst = |number| Event {
+        assert_eq!(refused(&rules, FaultPoint::Receive, 1000), 0);
+        let burst = |number| FaultEvent {
             packets: 4,
-            ..event(Point::Packets, number)
+            ..event(FaultPoint::Packets, number)
         };
         let lost = (1..=10_000).filter(|n| rules.judge(&burst(*n), 0).refuses);
         assert!((600..1000).contains(&lost.count()));
@@ -324,34 +329,34 @@ mod tests {
 
     #[test]
     fn one_packet_in_so_many_kills_its_queue_pair_and_bursts_more_often() {
-        let rules = Rules::new(1).with(rules::kills(50));
+        let rules = Rules::new(1).with(rules::kill_queue_pair(50));
         let killed = |point, packets| {
-            let of = |number| Event {
+            let of = |number| FaultEvent {
                 packets,
                 ..event(point, number)
             };
             let killed = (1..=10_000).filter(|number| rules.judge(&of(*number), 0).kills);
             killed.count()
         };
-        for point in [Point::Packets, Point::Answer] {
+        for point in [FaultPoint::Packets, FaultPoint::Acknowledge] {
             assert!((120..300).contains(&killed(point, 1)));
             assert!((600..1000).contains(&killed(point, 4)));
         }
-        assert_eq!(killed(Point::Receive, 1), 0);
-        let never = Rules::new(1).with(rules::kills(0));
-        assert!(!never.judge(&event(Point::Packets, 1), 0).kills);
+        assert_eq!(killed(FaultPoint::Receive, 1), 0);
+        let never = Rules::new(1).with(rules::kill_queue_pair(0));
+        assert!(!never.judge(&event(FaultPoint::Packets, 1), 0).kills);
     }
 
     #[test]
-    fn every_verdict_is_in_the_history() {
+    fn every_verdict_is_in_the_run_digest() {
         // Whoever only looks at what is judged, and whoever also lets it happen, note the same of each verdict.
         let judged = |verdict| {
-            let says = rules::by(move |_, _| Some(verdict));
+            let says = rules::from_fn(move |_, _| Some(verdict));
             let mut faults = Faults::new(Rules::new(1).with(says));
-            faults.judge(Point::Packets, facts(0));
+            faults.judge(FaultPoint::Packets, facts(0));
             faults.is_backwards(facts(0), 1, 1);
-            faults.carry(Point::Packets, facts(0), 1);
-            (faults.history.digest(), faults.history.len)
+            faults.packet_outcome(FaultPoint::Packets, facts(0), 1);
+            (faults.run_digest.digest(), faults.run_digest.len)
         };
         let all = [
             Verdict::Pass,
@@ -370,16 +375,16 @@ mod tests {
     #[test]
     fn a_link_that_is_down_loses_what_is_on_it_to_and_from() {
         let (from, span) = (Instant::from_nanos(50_000), Duration::from_micros(20));
-        let down = |name: &str| Rules::new(1).with(rules::flap(name, from, span));
+        let down = |name: &str| Rules::new(1).with(rules::link_down(name, from, span));
         for name in ["a", "b"] {
             // Those that leave at 50 and 60 µs.
-            let lost = refused(&down(name), Point::Packets, 20);
+            let lost = refused(&down(name), FaultPoint::Packets, 20);
             assert_eq!(lost, 2, "{name}");
         }
-        assert_eq!(refused(&down("c"), Point::Packets, 20), 0);
-        let long = Event {
+        assert_eq!(refused(&down("c"), FaultPoint::Packets, 20), 0);
+        let long = FaultEvent {
             arrives: Instant::from_nanos(51_000),
-            ..event(Point::Packets, 4)
+            ..event(FaultPoint::Packets, 4)
         };
         assert!(down("a").judge(&long, 0).refuses);
     }
@@ -388,9 +393,9 @@ mod tests {
     fn what_is_drawn_is_the_hosts_and_the_rules_own() {
         let draws = |seed| Rules::new(seed).with(rules::loss(3));
         let more = draws(1).with(rules::not_ready(2));
-        let fates = |rules: &Rules, host| -> Vec<Sentence> {
+        let fates = |rules: &Rules, host| -> Vec<CombinedVerdict> {
             let all = 1..200;
-            all.map(|number| rules.judge(&event(Point::Packets, number), host))
+            all.map(|number| rules.judge(&event(FaultPoint::Packets, number), host))
                 .collect()
         };
         assert_eq!(fates(&draws(1), 0), fates(&more, 0));
@@ -415,57 +420,58 @@ mod tests {
         let span = Duration::from_micros(20);
         let from = Instant::from_nanos(50_000);
         for late in [Verdict::WaitFor, Verdict::Overtaken] {
-            let delay = move || rules::by(move |_, _| Some(late(Duration::from_micros(30))));
-            let down = || rules::flap("b", from, span);
+            let delay = move || rules::from_fn(move |_, _| Some(late(Duration::from_micros(30))));
+            let down = || rules::link_down("b", from, span);
             for rules in [
                 Rules::new(1).with(delay()).with(down()),
                 Rules::new(1).with(down()).with(delay()),
             ] {
                 let mut faults = Faults::new(rules);
-                let mut carry = |at| faults.carry(Point::Packets, facts(at * MICRO), 1);
+                let mut carry =
+                    |at| faults.packet_outcome(FaultPoint::Packets, facts(at * MICRO), 1);
                 // They come at 49.5, 50.5 and 90.5 µs; those of 60 µs leave while it is down.
-                assert!(matches!(carry(19), Fate::Arrives(_)));
-                assert_eq!([carry(20), carry(60)], [Fate::Lost; 2]);
-                assert!(matches!(carry(80), Fate::Arrives(_)));
+                assert!(matches!(carry(19), PacketOutcome::Arrives(_)));
+                assert_eq!([carry(20), carry(60)], [PacketOutcome::Lost; 2]);
+                assert!(matches!(carry(80), PacketOutcome::Arrives(_)));
             }
         }
     }
 
     #[test]
     fn what_rules_say_comes_together() {
-        let one = |verdict| rules::by(move |_, _| Some(verdict));
+        let one = |verdict| rules::from_fn(move |_, _| Some(verdict));
         let micros = Duration::from_micros;
         let both = Rules::new(1)
             .with(one(Verdict::WaitFor(micros(3))))
             .with(one(Verdict::Overtaken(micros(4))))
             .with(one(Verdict::WaitFor(micros(5))));
-        let at = Faults::new(both.clone()).carry(Point::Packets, facts(0), 1);
-        assert_eq!(at, Fate::Arrives(500 * NS + 12 * MICRO));
+        let at = Faults::new(both.clone()).packet_outcome(FaultPoint::Packets, facts(0), 1);
+        assert_eq!(at, PacketOutcome::Arrives(500 * NS + 12 * MICRO));
         let lost = both.with(one(Verdict::Refuse));
-        let fate = |rules| Faults::new(rules).carry(Point::Packets, facts(0), 1);
-        assert_eq!(fate(lost.clone()), Fate::Lost);
-        assert_eq!(fate(lost.with(one(Verdict::Kill))), Fate::Kills);
+        let fate = |rules| Faults::new(rules).packet_outcome(FaultPoint::Packets, facts(0), 1);
+        assert_eq!(fate(lost.clone()), PacketOutcome::Lost);
+        assert_eq!(fate(lost.with(one(Verdict::Kill))), PacketOutcome::Kills);
         let stalls = Rules::new(1)
             .with(one(Verdict::WaitFor(micros(3))))
             .with(one(Verdict::WaitFor(micros(2))));
-        let said = Faults::new(stalls).judge(Point::Step, facts(0));
+        let said = Faults::new(stalls).judge(FaultPoint::Step, facts(0));
         assert_eq!(said.waits, Some(micros(3)));
     }
 
     #[test]
     fn what_is_overtaken_overtakes_nothing_that_waits() {
-        let says = |event: &Event<'_>, _: &mut Chance| match event.number {
+        let says = |event: &FaultEvent<'_>, _: &mut Random| match event.number {
             1 => Some(Verdict::WaitFor(Duration::from_micros(50))),
             2 => Some(Verdict::Overtaken(Duration::from_micros(1))),
             _ => None,
         };
-        let mut faults = Faults::new(Rules::new(1).with(rules::by(says)));
-        let mut carry = |at| faults.carry(Point::Packets, facts(at * MICRO), 1);
+        let mut faults = Faults::new(Rules::new(1).with(rules::from_fn(says)));
+        let mut carry = |at| faults.packet_outcome(FaultPoint::Packets, facts(at * MICRO), 1);
         let waits = 50 * MICRO + 500 * NS;
-        assert_eq!(carry(0), Fate::Arrives(waits));
-        assert_eq!(carry(2), Fate::Arrives(waits + MICRO));
+        assert_eq!(carry(0), PacketOutcome::Arrives(waits));
+        assert_eq!(carry(2), PacketOutcome::Arrives(waits + MICRO));
         // And what leaves behind both is held by the first alone.
-        assert_eq!(carry(3), Fate::Arrives(waits));
-        assert_eq!(carry(60), Fate::Arrives(60 * MICRO + 500 * NS));
+        assert_eq!(carry(3), PacketOutcome::Arrives(waits));
+        assert_eq!(carry(60), PacketOutcome::Arrives(60 * MICRO + 500 * NS));
     }
 }

@@ -12,42 +12,42 @@
 //! | [`provider`] | devices `sim:PRESET[,host=NAME][,seed=N]`: names, options, limits, promises |
 //! | [`world`] | the world of virtual time: actors on the cores of simulated hosts |
 //! | [`preset`] | every constant of the model |
-//! | [`usage`], `figures` | how busy everything was, and what held a play back |
+//! | [`utilisation`], `usage_monitor` | how busy everything was, and what held a play back |
 //! | [`trace`] | what happened when, for viewers of Chrome's trace format |
 //! | [`faults`] | what goes wrong, by rules and a seed |
 //! | `device` | a device of a host, and what is made from it |
-//! | `channel` | completion channels |
+//! | `completion_channel` | completion channels |
 //! | `model` | hosts, RNICs, the network: what happens, event by event |
 //! | `wqe` | requests as the RNIC has them |
-//! | `memory` | registered memory |
-//! | `agenda`, `units`, `cache` | what happens when; what is waited for; what is on the chip: pure |
-//! | `chance` | seeded random numbers |
+//! | `registered_memory` | registered memory |
+//! | `event_queue`, `hardware_units`, `cache` | what happens when; what is waited for; what is on the chip: pure |
+//! | `random` | seeded random numbers |
 
-mod agenda;
 mod cache;
-mod chance;
-mod channel;
+mod completion_channel;
 mod device;
+mod event_queue;
 pub mod faults;
-mod figures;
+mod hardware_units;
+mod model;
+pub mod preset;
+pub mod provider;
+mod random;
 #[allow(
     unsafe_code,
     reason = "copies between registered memory of this process"
 )]
-mod memory;
-mod model;
-pub mod preset;
-pub mod provider;
+mod registered_memory;
 pub mod trace;
-mod units;
-pub mod usage;
+mod usage_monitor;
+pub mod utilisation;
 pub mod world;
 mod wqe;
 
-pub use figures::Figures;
-pub use model::{Census, Counters};
+pub use model::{Counters, ObjectCounts};
 pub use preset::{CONSTANTS, Constant, Preset, SetError, Setting};
 pub use provider::{KIND, SimProvider, is_simulated};
 pub use trace::Tracer;
-pub use usage::{Usage, Utilisation};
+pub use usage_monitor::UsageMonitor;
+pub use utilisation::{Usage, Utilisation};
 pub use world::SimWorld;

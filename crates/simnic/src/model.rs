@@ -3,20 +3,20 @@
 //! | module | what |
 //! |---|---|
 //! | `host` | an RNIC: its units, pipes, caches, counters |
-//! | `states` | queue pairs made, and moved from state to state |
+//! | `qp_states` | queue pairs made, and moved from state to state |
 //! | `queues` | queue pairs, completion queues, receives: what they hold |
 //! | `send` | a request from its doorbell to the wire |
-//! | `arrive` | a packet from the wire to memory |
-//! | `respond` | what READs and atomics bring, on its way back |
+//! | `packet_arrival` | a packet from the wire to memory |
+//! | `read_response` | what READs and atomics bring, on its way back |
 //! | `datagram` | datagrams |
-//! | `watch` | what a trace and a table of utilisation are told |
-//! | `unruly` | what rules have go wrong ([`crate::faults`]) |
-//! | `census` | how many objects there are |
-//! | `answer` | acknowledgements, retries, the end of a request |
+//! | `instrumentation` | what a trace and a table of utilisation are told |
+//! | `fault_apply` | what rules have go wrong ([`crate::faults`]) |
+//! | `object_counts` | how many objects there are |
+//! | `acknowledge` | acknowledgements, retries, the end of a request |
 //!
 //! One message of one packet is four events: a sending unit takes it, it arrives at the other host, its
 //! bytes are placed, its acknowledgement comes. Everything between is worked out where it begins: a unit or a
-//! pipe says when its turn ends ([`crate::units`]).
+//! pipe says when its turn ends ([`crate::hardware_units`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,34 +26,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headworks_verbs::{AsyncEvent, Duration, QpState, Status};
 use slab::Slab;
 
-use crate::agenda::Agenda;
-use crate::chance::Chance;
-use crate::channel::Channel;
+use crate::completion_channel::SimChannel;
+use crate::event_queue::EventQueue;
 use crate::faults::Faults;
-use crate::memory::Regions;
+use crate::hardware_units::{NEVER, NS, Pipe, Ps, ns};
 use crate::preset::Preset;
-use crate::units::{NEVER, NS, Pipe, Ps, ns};
+use crate::random::Random;
+use crate::registered_memory::Regions;
 use crate::wqe::cache_key;
 
-mod answer;
-mod arrive;
-mod census;
+mod acknowledge;
 mod datagram;
+mod fault_apply;
 mod host;
+mod instrumentation;
+mod object_counts;
+mod packet_arrival;
+mod qp_states;
 mod queues;
-mod respond;
+mod read_response;
 mod send;
-mod states;
-mod unruly;
-mod watch;
 
-pub use census::Census;
 pub(crate) use datagram::AddressHandles;
-use datagram::Label;
+use datagram::DatagramHeader;
 pub use host::Counters;
 pub(crate) use host::Host;
+pub(crate) use instrumentation::{ActorTime, Instrumentation};
+pub use object_counts::ObjectCounts;
 pub(crate) use queues::{Armed, Cq, Qp, Srq};
-pub(crate) use watch::{Acted, Watch};
 
 /// Bits of a queue pair's number that say which; the others say which use of it.
 const QP_NUMBER: u32 = 18;
@@ -63,7 +63,7 @@ static NETWORKS: AtomicU64 = AtomicU64::new(1);
 /// All queue pairs by index, each with which use of its number it is.
 pub(crate) type Qps = Vec<(u32, Option<Box<Qp>>)>;
 
-/// What happens. Small: the agenda moves it.
+/// What happens. Small: the event queue moves it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
     /// A doorbell reaches the RNIC: requests up to this one are posted.
@@ -77,17 +77,21 @@ pub(crate) enum Event {
     /// They are through the receiving unit, and their bytes go to memory.
     Place(PieceId),
     /// An answer without bytes reaches the one who sent.
-    Answer { qp: QpRef, psn: u64, answer: Answer },
+    Acknowledge {
+        qp: QpRef,
+        psn: u64,
+        answer: Acknowledge,
+    },
     /// The next part of an answer goes.
     Respond { qp: QpRef },
     /// An acknowledgement may be overdue.
-    Overdue { qp: QpRef },
+    Timeout { qp: QpRef },
     /// A pause for want of a receive is over.
     Resume { qp: QpRef },
     /// A queue pair fails by itself.
     Fails { qp: QpRef },
     /// Something can be seen on a host.
-    Seen { host: u32 },
+    HostChanged { host: u32 },
     /// A completion channel has something to say: of this use of its queue's number.
     Channel { cq: u32, life: u32 },
 }
@@ -132,7 +136,7 @@ impl Piece {
     /// The bytes that travel with it; others are at the sender until it comes.
     pub(crate) fn cargo(&self) -> &[u8] {
         match &self.kind {
-            PieceKind::Bytes | PieceKind::Question => &[],
+            PieceKind::Bytes | PieceKind::ReadRequest => &[],
             PieceKind::Response(bytes) => bytes,
             PieceKind::Datagram(label) => &label.bytes,
         }
@@ -145,29 +149,29 @@ pub(crate) enum PieceKind {
     /// A SEND or a WRITE.
     Bytes,
     /// A READ or an atomic.
-    Question,
+    ReadRequest,
     /// What comes back: these bytes.
     Response(Box<[u8]>),
     /// A datagram.
-    Datagram(Box<Label>),
+    Datagram(Box<DatagramHeader>),
 }
 
 /// An answer without bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum Acknowledge {
     /// All before this number is done.
     Ack,
     /// There is no receive: not before so many nanoseconds are over.
-    NotReady(u32),
+    RnrNak(u32),
     /// Another number was expected.
-    Gap,
+    SequenceNak,
     /// The request cannot be carried out.
-    Refused(Status),
+    Nak(Status),
 }
 
 /// Who is acting, and what time it is there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Acting {
+pub(crate) struct ActingActor {
     pub(crate) host: u32,
     pub(crate) now: Ps,
     /// Nothing may happen after this before others have acted.
@@ -181,7 +185,7 @@ pub(crate) struct Model {
     pub(crate) preset: Preset,
     pub(crate) cost: Costs,
     pub(crate) now: Ps,
-    pub(crate) agenda: Agenda<Event>,
+    pub(crate) event_queue: EventQueue<Event>,
     /// Packets under way.
     pub(crate) pieces: Slab<Piece>,
     pub(crate) hosts: Vec<Host>,
@@ -193,10 +197,10 @@ pub(crate) struct Model {
     pub(crate) srqs: Vec<Option<Srq>>,
     pub(crate) regions: Regions,
     pub(crate) handles: AddressHandles,
-    pub(crate) chance: Chance,
+    pub(crate) random: Random,
     /// What goes wrong.
     pub(crate) faults: Option<Box<Faults>>,
-    pub(crate) acting: Option<Acting>,
+    pub(crate) acting: Option<ActingActor>,
     /// What time it is for whoever calls from outside of a world.
     pub(crate) outside: Ps,
     pub(crate) next_pd: u32,
@@ -206,13 +210,13 @@ pub(crate) struct Model {
     pub(crate) network: u64,
     pub(crate) events: u64,
     /// Hosts on which something could be seen since somebody asked.
-    pub(crate) seen: Vec<(u32, Ps)>,
+    pub(crate) changed_hosts: Vec<(u32, Ps)>,
     /// There are actors, who may wait for something that can be seen.
     pub(crate) has_actors: bool,
     /// What each actor computed.
-    pub(crate) actors: Vec<Acted>,
+    pub(crate) actors: Vec<ActorTime>,
     /// Who wants to know what happens when, if anybody does.
-    pub(crate) watch: Option<Box<Watch>>,
+    pub(crate) instrumentation: Option<Box<Instrumentation>>,
     next_life: u32,
 }
 
@@ -313,7 +317,7 @@ impl Model {
             cost: Costs::of(&preset),
             preset,
             now: 0,
-            agenda: Agenda::default(),
+            event_queue: EventQueue::default(),
             pieces: Slab::new(),
             hosts: Vec::new(),
             qps: Vec::new(),
@@ -323,7 +327,7 @@ impl Model {
             srqs: Vec::new(),
             regions: Regions::default(),
             handles: AddressHandles::default(),
-            chance: Chance::new(seed),
+            random: Random::new(seed),
             faults: None,
             acting: None,
             outside: 0,
@@ -332,10 +336,10 @@ impl Model {
             // Networks of other processes are others.
             network: u64::from(std::process::id()) << 32 | NETWORKS.fetch_add(1, Ordering::Relaxed),
             events: 0,
-            seen: Vec::new(),
+            changed_hosts: Vec::new(),
             has_actors: false,
             actors: Vec::new(),
-            watch: None,
+            instrumentation: None,
             next_life: 1,
         }
     }
@@ -345,11 +349,11 @@ impl Model {
         if let Some(found) = self.hosts.iter().position(|host| host.name == name) {
             return Ok(found as u32);
         }
-        let seed = self.chance.bits();
+        let seed = self.random.bits();
         let number = self.hosts.len() as u32;
         self.hosts
             .push(Host::new(number, name, &self.preset, seed)?);
-        self.watch_host(number);
+        self.trace_host(number);
         self.set_clock(number);
         Ok(number)
     }
@@ -385,7 +389,7 @@ impl Model {
     pub(crate) fn catch_up(&mut self) {
         match self.acting {
             // Whoever sees something acts from then on: nothing later may have happened.
-            Some(acting) => self.run_to_sight(acting.now.min(acting.limit)),
+            Some(acting) => self.run_until_change(acting.now.min(acting.limit)),
             None => self.run(self.outside),
         }
     }
@@ -400,10 +404,10 @@ impl Model {
     /// Everything that happens until `limit`.
     #[inline]
     pub(crate) fn run(&mut self, limit: Ps) {
-        if self.watch.is_some() {
-            return self.run_watched(limit, false);
+        if self.instrumentation.is_some() {
+            return self.run_traced(limit, false);
         }
-        while let Some((at, event)) = self.agenda.take(limit) {
+        while let Some((at, event)) = self.event_queue.take(limit) {
             debug_assert!(at >= self.now, "{event:?} in the past");
             self.now = at;
             self.events += 1;
@@ -412,12 +416,12 @@ impl Model {
     }
 
     /// Everything that happens until `limit`, or until somebody who watches can see something.
-    pub(crate) fn run_to_sight(&mut self, limit: Ps) {
-        if self.watch.is_some() {
-            return self.run_watched(limit, true);
+    pub(crate) fn run_until_change(&mut self, limit: Ps) {
+        if self.instrumentation.is_some() {
+            return self.run_traced(limit, true);
         }
-        while self.seen.is_empty()
-            && let Some((at, event)) = self.agenda.take(limit)
+        while self.changed_hosts.is_empty()
+            && let Some((at, event)) = self.event_queue.take(limit)
         {
             debug_assert!(at >= self.now, "{event:?} in the past");
             self.now = at;
@@ -428,29 +432,29 @@ impl Model {
 
     fn happen(&mut self, event: Event) {
         if let Some(faults) = &mut self.faults {
-            faults.history.happened(self.now, &event, &self.pieces);
+            faults.run_digest.happened(self.now, &event, &self.pieces);
         }
         match event {
             Event::Doorbell { qp, upto } => self.rung(qp, upto),
             Event::Called { qp } => self.called(qp),
             Event::Idle { host, unit } => self.idle(host, unit),
-            Event::Arrive(piece) => self.arrived(piece),
+            Event::Arrive(piece) => self.on_packets(piece),
             Event::Place(piece) => {
                 let piece = self.pieces.remove(piece.place());
                 self.place(piece);
             }
-            Event::Answer { qp, psn, answer } => self.answered(qp, psn, answer),
+            Event::Acknowledge { qp, psn, answer } => self.on_acknowledge(qp, psn, answer),
             Event::Respond { qp } => self.respond(qp),
-            Event::Overdue { qp } => self.overdue(qp),
+            Event::Timeout { qp } => self.on_timeout(qp),
             Event::Resume { qp } => self.resume(qp),
             Event::Fails { qp } => {
                 if self.qp(qp).is_some() {
                     self.fail_silently(qp.index);
                 }
             }
-            Event::Seen { host } => {
-                self.hosts[host as usize].sights.told();
-                self.seen.push((host, self.now));
+            Event::HostChanged { host } => {
+                self.hosts[host as usize].change_times.mark_reported();
+                self.changed_hosts.push((host, self.now));
             }
             Event::Channel { cq, life } => self.channel_event(cq, life),
         }
@@ -460,7 +464,7 @@ impl Model {
     #[inline]
     pub(crate) fn put_arrival(&mut self, at: Ps, piece: Piece) {
         let id = PieceId(self.pieces.insert(piece) as u32);
-        self.agenda.put(at, Event::Arrive(id));
+        self.event_queue.put(at, Event::Arrive(id));
     }
 
     /// Packets under way.
@@ -531,8 +535,8 @@ impl Model {
     }
 
     /// Tells a host's program of something that no completion tells of.
-    pub(crate) fn tell(&mut self, host: u32, event: AsyncEvent) {
-        self.hosts[host as usize].tell(event);
+    pub(crate) fn raise_async_event(&mut self, host: u32, event: AsyncEvent) {
+        self.hosts[host as usize].raise_async_event(event);
     }
 
     /// A queue pair fails by itself, and answers nothing any more.
@@ -556,13 +560,13 @@ impl Model {
         if told {
             qp.events += 1;
             let qpn = headworks_verbs::Qpn::new(qpn).unwrap_or_default();
-            self.tell(host, AsyncEvent::QpFatal(qpn));
+            self.raise_async_event(host, AsyncEvent::QpFatal(qpn));
         }
         self.flush(index);
         self.last_receive(index);
         // Nothing may complete, and whoever watches can see the state all the same.
         let now = self.now.max(self.time());
-        self.changes(host, now);
+        self.note_change(host, now);
     }
 
     /// A queue pair that failed takes no more of its SRQ's receives.
@@ -574,36 +578,36 @@ impl Model {
             qp.events += 1;
             let (host, qpn) = (qp.host, qp.qpn);
             let qpn = headworks_verbs::Qpn::new(qpn).unwrap_or_default();
-            self.tell(host, AsyncEvent::QpLastWqe(qpn));
+            self.raise_async_event(host, AsyncEvent::QpLastWqe(qpn));
         }
     }
 
     /// Memory or a completion of a host changes at that time. Outside of a world nobody waits.
     #[inline(always)]
-    pub(crate) fn changes(&mut self, host: u32, at: Ps) {
+    pub(crate) fn note_change(&mut self, host: u32, at: Ps) {
         if self.has_actors {
-            self.changes_for_actors(host, at);
+            self.note_change_for_actors(host, at);
         }
     }
 
     #[inline(never)]
-    fn changes_for_actors(&mut self, host: u32, at: Ps) {
-        let told = self.hosts[host as usize].sights.add(self.now, at);
+    fn note_change_for_actors(&mut self, host: u32, at: Ps) {
+        let told = self.hosts[host as usize].change_times.add(self.now, at);
         if let Some(at) = told {
-            self.agenda.put(at, Event::Seen { host });
+            self.event_queue.put(at, Event::HostChanged { host });
         }
     }
 
     /// Somebody wants to know when something can be seen on a host.
     pub(crate) fn watch_for_changes(&mut self, host: u32) {
-        let told = self.hosts[host as usize].sights.watch(self.now);
+        let told = self.hosts[host as usize].change_times.watch(self.now);
         if let Some(at) = told {
-            self.agenda.put(at, Event::Seen { host });
+            self.event_queue.put(at, Event::HostChanged { host });
         }
     }
 
     /// The channel of a queue in its present use.
-    pub(crate) fn channel_of(&self, cq: u32, life: u32) -> Option<Channel> {
+    pub(crate) fn channel_of(&self, cq: u32, life: u32) -> Option<SimChannel> {
         let found = self.cqs.get(cq as usize)?.as_ref()?;
         found.channel.clone().filter(|_| found.life == life)
     }

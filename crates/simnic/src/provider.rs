@@ -8,11 +8,11 @@ use headworks_verbs::{
     Provider,
 };
 
-use crate::device::{Shared, SimDevice};
+use crate::device::{SharedModel, SimDevice};
 use crate::faults::Rules;
+use crate::hardware_units::NS;
 use crate::model::{Counters, Host, Model};
 use crate::preset::Preset;
-use crate::units::NS;
 
 /// Longest message, in bytes.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
@@ -37,10 +37,10 @@ pub struct SimProvider {
 }
 
 /// By preset and seed.
-type Networks = BTreeMap<(&'static str, u64), Shared>;
+type Networks = BTreeMap<(&'static str, u64), SharedModel>;
 
 /// What a name asks for.
-pub(crate) struct Asked {
+pub(crate) struct SimDeviceOptions {
     pub(crate) preset: Preset,
     pub(crate) seed: u64,
     pub(crate) host: String,
@@ -67,12 +67,12 @@ impl SimProvider {
         Self { rules, ..self }
     }
 
-    /// A digest of all that happened on each network, as [`SimWorld::history`](crate::SimWorld::history) has it.
-    pub fn histories(&self) -> Vec<(u64, u64)> {
+    /// A digest of all that happened on each network, as [`SimWorld::run_digest`](crate::SimWorld::run_digest) has it.
+    pub fn run_digests(&self) -> Vec<(u64, u64)> {
         let networks = self.networks();
         let all = networks
             .values()
-            .filter_map(|network| network.lock().history());
+            .filter_map(|network| network.lock().run_digest());
         all.collect()
     }
 
@@ -106,7 +106,7 @@ impl SimProvider {
     }
 }
 
-impl Asked {
+impl SimDeviceOptions {
     pub(crate) fn of(name: &DeviceName) -> Result<Self, OpenError> {
         let called = name.name().unwrap_or(DEFAULT_PRESET);
         let preset = Preset::named(called).ok_or_else(|| OpenError::NotFound {
@@ -154,12 +154,12 @@ pub fn is_simulated(name: &DeviceName) -> bool {
 ///
 /// Those of [`Provider::open`] where a name says what it must not.
 pub fn machine(name: &DeviceName) -> Result<(Preset, u64), OpenError> {
-    Asked::of(name).map(|asked| (asked.preset, asked.seed))
+    SimDeviceOptions::of(name).map(|asked| (asked.preset, asked.seed))
 }
 
 /// Opens the device of a host of this network.
 pub(crate) fn open(
-    model: &Shared,
+    model: &SharedModel,
     name: &DeviceName,
     host: &str,
 ) -> Result<Arc<dyn Device>, OpenError> {
@@ -231,14 +231,14 @@ impl Provider for SimProvider {
     fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
         let named = |preset: &&str| {
             let name: DeviceName = format!("sim:{preset}").parse()?;
-            let asked = Asked::of(&name)?;
+            let asked = SimDeviceOptions::of(&name)?;
             Ok(info(&name, &asked.preset))
         };
         Preset::NAMES.iter().map(named).collect()
     }
 
     fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
-        let mut asked = Asked::of(name)?;
+        let mut asked = SimDeviceOptions::of(name)?;
         if let Some(preset) = &self.preset {
             asked.preset = preset.clone();
         }
@@ -248,9 +248,9 @@ impl Provider for SimProvider {
             .or_insert_with(|| {
                 let mut model = Model::new(asked.preset.clone(), asked.seed);
                 if let Some(rules) = &self.rules {
-                    model.obey(rules.clone());
+                    model.set_fault_rules(rules.clone());
                 }
-                Shared::new(model)
+                SharedModel::new(model)
             });
         open(network, name, &asked.host)
     }
@@ -264,7 +264,7 @@ mod tests {
     fn an_option_that_is_not_legal_is_told_with_what_is() {
         let refused = |option: &str| {
             let name = format!("sim:cx5-100g,{option}").parse().expect("a name");
-            match Asked::of(&name).map(|_| ()) {
+            match SimDeviceOptions::of(&name).map(|_| ()) {
                 Err(OpenError::BadOption {
                     option: named,
                     legal,
@@ -292,7 +292,7 @@ mod tests {
         );
         let longest = "a.B_-".repeat(13)[..HOST_MAX].to_owned();
         let name = format!("sim,host={longest},seed={}", u64::MAX);
-        let asked = Asked::of(&name.parse().expect("a name")).expect("legal");
+        let asked = SimDeviceOptions::of(&name.parse().expect("a name")).expect("legal");
         assert_eq!((asked.host, asked.seed), (longest, u64::MAX));
     }
 }

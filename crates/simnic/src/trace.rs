@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::units::Ps;
+use crate::hardware_units::Ps;
 
 /// How many entries a trace has unless more are asked for: some 150 MB of text.
-pub const ENTRIES: usize = 1_000_000;
+pub const TRACE_ENTRIES_MAX: usize = 1_000_000;
 
 /// Gathers a trace. Whoever writes it holds one, and so does the world that fills it.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ pub(crate) enum Track {
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Label {
+pub(crate) enum TraceLabel {
     /// Something of a request.
     Of(&'static str, Subject),
     /// So many of these.
@@ -72,11 +72,11 @@ struct Entry {
     at: Ps,
     /// `None` for what takes no time.
     takes: Option<Ps>,
-    label: Label,
+    label: TraceLabel,
 }
 
 impl Tracer {
-    /// One of at most so many entries ([`ENTRIES`] is a good number). What comes after those is left out.
+    /// One of at most so many entries ([`TRACE_ENTRIES_MAX`] is a good number). What comes after those is left out.
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(Mutex::new(Trace {
             limit,
@@ -129,7 +129,7 @@ impl Tracer {
         trace.hosts.len() as u32
     }
 
-    /// The number of a role, for [`Label::Step`].
+    /// The number of a role, for [`TraceLabel::Step`].
     pub(crate) fn role(&self, role: &str) -> u32 {
         let mut trace = self.lock();
         if let Some(found) = trace.by_role.get(role) {
@@ -142,7 +142,13 @@ impl Tracer {
     }
 
     /// Something takes a time.
-    pub(crate) fn span(&self, process: u32, track: Track, (begin, end): (Ps, Ps), label: Label) {
+    pub(crate) fn span(
+        &self,
+        process: u32,
+        track: Track,
+        (begin, end): (Ps, Ps),
+        label: TraceLabel,
+    ) {
         self.lock().enter(Entry {
             process,
             track,
@@ -153,7 +159,7 @@ impl Tracer {
     }
 
     /// Something happens.
-    pub(crate) fn instant(&self, process: u32, track: Track, at: Ps, label: Label) {
+    pub(crate) fn instant(&self, process: u32, track: Track, at: Ps, label: TraceLabel) {
         self.lock().enter(Entry {
             process,
             track,
@@ -234,7 +240,7 @@ impl Trace {
             )?,
         }
         match entry.label {
-            Label::Of(name, of) => writeln!(
+            TraceLabel::Of(name, of) => writeln!(
                 out,
                 "\"name\":{},\"args\":{{\"qp\":{},\"request\":{},\"bytes\":{}}}}},",
                 Text(name),
@@ -242,14 +248,14 @@ impl Trace {
                 of.request,
                 of.bytes
             ),
-            Label::Count(name, count) => {
+            TraceLabel::Count(name, count) => {
                 writeln!(
                     out,
                     "\"name\":{},\"args\":{{\"count\":{count}}}}},",
                     Text(name)
                 )
             }
-            Label::Step(role) => {
+            TraceLabel::Step(role) => {
                 let role = self.roles.get(role as usize).map_or("", String::as_str);
                 writeln!(out, "\"name\":{}}},", Text(role))
             }
@@ -333,7 +339,7 @@ mod tests {
     fn times_are_whole_picoseconds_and_names_any_text() {
         let tracer = Tracer::new(10);
         let first = tracer.host(tracer.begin(), "a\"\\\n");
-        let step = Label::Step(tracer.role("x"));
+        let step = TraceLabel::Step(tracer.role("x"));
         tracer.span(first, Track::Core(0), (1_000_001, 3_000_000), step);
         let text = text(&tracer);
         assert!(text.contains("\"ts\":1.000001,\"dur\":1.999999,"), "{text}");
@@ -348,7 +354,7 @@ mod tests {
         let tracer = Tracer::new(10);
         let first = tracer.host(tracer.begin(), "a");
         for span in [(7, 8), (3, 4), (3, 9), (5, 6)] {
-            let label = Label::Count("x", span.0 * 10 + span.1);
+            let label = TraceLabel::Count("x", span.0 * 10 + span.1);
             tracer.span(first, Track::LinkIn, span, label);
         }
         let text = text(&tracer);
@@ -361,7 +367,7 @@ mod tests {
     fn what_is_too_much_is_left_out_and_told() {
         let tracer = Tracer::new(2);
         let first = tracer.host(tracer.begin(), "a");
-        let label = Label::Count("miss", 1);
+        let label = TraceLabel::Count("miss", 1);
         for at in 1..=5 {
             assert_eq!(tracer.notice().is_some(), at > 3);
             tracer.instant(first, Track::Events, at * 1_000, label);

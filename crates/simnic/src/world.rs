@@ -20,40 +20,40 @@ use headworks_runtime::{Mail, MailError};
 use headworks_verbs::{DeviceName, Duration};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::agenda::Agenda;
-use crate::device::Shared;
+use crate::device::SharedModel;
+use crate::event_queue::EventQueue;
 use crate::faults::Rules;
-use crate::figures::Figures;
-use crate::model::{Acted, Acting, Census, Model};
+use crate::hardware_units::{NS, Ps, ns};
+use crate::model::{ActingActor, ActorTime, Model, ObjectCounts};
 use crate::preset::Preset;
-use crate::provider::{self, Asked};
+use crate::provider::{self, SimDeviceOptions};
 use crate::trace::Tracer;
-use crate::units::{NS, Ps, ns};
+use crate::usage_monitor::UsageMonitor;
 
-mod desk;
-mod running;
+mod context;
+mod running_scenario;
 
-use desk::Desk;
+use context::SimContext;
 
 /// What a step takes at least: nobody does anything in no time.
-const LEAST: Ps = NS;
+const STEP_COST_MIN: Ps = NS;
 /// A step that took no longer, only looked, and wants another, found nothing.
 const SPIN: Ps = 30 * NS;
 /// How often one that spins reads the clock, as far as it can tell.
-const GLANCE: Duration = Duration::from_nanos(500);
+const SPIN_CLOCK_INTERVAL: Duration = Duration::from_nanos(500);
 /// Steps and events that one poll of the coordinator's may take.
-const BUDGET: u64 = 1 << 16;
+const POLL_BUDGET: u64 = 1 << 16;
 
 /// Runs plays in virtual time.
 pub struct SimWorld {
     cast: ActorRegistry,
     preset: Preset,
     seed: u64,
-    figures: Arc<Figures>,
+    usage_monitor: Arc<UsageMonitor>,
     tracer: Option<Tracer>,
     rules: Option<Rules>,
     /// The network of the play that was started last.
-    latest: Mutex<Option<Shared>>,
+    latest: Mutex<Option<SharedModel>>,
 }
 
 impl SimWorld {
@@ -63,7 +63,7 @@ impl SimWorld {
             cast,
             preset,
             seed,
-            figures: Arc::default(),
+            usage_monitor: Arc::default(),
             tracer: None,
             rules: None,
             latest: Mutex::default(),
@@ -80,11 +80,11 @@ impl SimWorld {
     }
 
     /// What plays of this world count. Plays that run at the same time are told apart only by who is last.
-    pub fn figures(&self) -> Arc<Figures> {
-        self.figures.clone()
+    pub fn usage_monitor(&self) -> Arc<UsageMonitor> {
+        self.usage_monitor.clone()
     }
 
-    /// This one, in which things go wrong by these rules. What happens is noted then ([`SimWorld::history`]).
+    /// This one, in which things go wrong by these rules. What happens is noted then ([`SimWorld::run_digest`]).
     #[must_use]
     pub fn with_rules(self, rules: Rules) -> Self {
         let rules = Some(rules);
@@ -92,14 +92,15 @@ impl SimWorld {
     }
 
     /// The objects that there are now of the play that was started last.
-    pub fn census(&self) -> Census {
-        self.ask_latest(|model| model.census()).unwrap_or_default()
+    pub fn object_counts(&self) -> ObjectCounts {
+        self.ask_latest(|model| model.object_counts())
+            .unwrap_or_default()
     }
 
     /// A digest of all that happened in the play that was started last, and how much that was: the same for
     /// the same play, preset, seed and rules. `None` in a world without rules.
-    pub fn history(&self) -> Option<(u64, u64)> {
-        self.ask_latest(|model| model.history()).flatten()
+    pub fn run_digest(&self) -> Option<(u64, u64)> {
+        self.ask_latest(|model| model.run_digest()).flatten()
     }
 
     fn ask_latest<T>(&self, ask: impl FnOnce(&Model) -> T) -> Option<T> {
@@ -116,24 +117,24 @@ impl World for SimWorld {
         if let Some(rules) = &self.rules {
             let all = rules.moments();
             moments.extend(all.into_iter().map(|at| at.nanos().saturating_mul(NS)));
-            model.obey(rules.clone());
+            model.set_fault_rules(rules.clone());
         }
         model.has_actors = true;
-        let model = Shared::new(model);
+        let model = SharedModel::new(model);
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(model.clone());
         if let Some(tracer) = &self.tracer {
-            model.lock().watched_by(tracer.clone());
+            model.lock().trace_to(tracer.clone());
         }
-        self.figures.begin(&model);
-        let mut troupe = Troupe {
+        self.usage_monitor.begin(&model);
+        let mut scenario = SimScenario {
             model,
-            figures: self.figures.clone(),
+            usage_monitor: self.usage_monitor.clone(),
             roles,
             actors: Vec::new(),
-            wakes: Agenda::default(),
+            wakes: EventQueue::default(),
             cores: BTreeMap::new(),
             parked: BTreeMap::new(),
-            told: VecDeque::new(),
+            unread_events: VecDeque::new(),
             outcomes: BTreeMap::new(),
             interrupted: false,
             moments,
@@ -141,18 +142,18 @@ impl World for SimWorld {
         };
         for spec in &play.actors {
             let host_name = host_of(spec.device.as_ref(), &spec.role);
-            let host = troupe.model.lock().host(&host_name);
+            let host = scenario.model.lock().host(&host_name);
             let host = host.map_err(|source| ScenarioError::System {
                 what: "a simulated host".to_owned(),
                 source,
             })?;
             let part = ActorInit {
                 spec: spec.clone(),
-                opener: opener(&troupe.model, &spec.role),
+                opener: opener(&scenario.model, &spec.role),
             };
-            troupe.enter(&self.cast, part, host);
+            scenario.add_actor(&self.cast, part, host);
         }
-        Ok(Box::new(troupe))
+        Ok(Box::new(scenario))
     }
 
     fn can_kill(&self) -> bool {
@@ -167,29 +168,29 @@ fn host_of(device: Option<&DeviceName>, role: &str) -> String {
 }
 
 /// Opens devices of the host of a part.
-fn opener(model: &Shared, role: &str) -> DeviceOpener {
+fn opener(model: &SharedModel, role: &str) -> DeviceOpener {
     let (model, role) = (model.clone(), role.to_owned());
     Arc::new(move |name| {
         let host = host_of(Some(name), &role);
         // What the name says of machines is the world's to say.
-        Asked::of(name)?;
+        SimDeviceOptions::of(name)?;
         provider::open(&model, name, &host)
     })
 }
 
 /// The parts of a play, and what they wait for.
-struct Troupe {
-    model: Shared,
-    figures: Arc<Figures>,
+struct SimScenario {
+    model: SharedModel,
+    usage_monitor: Arc<UsageMonitor>,
     roles: Vec<String>,
-    actors: Vec<Player>,
+    actors: Vec<ScheduledActor>,
     /// Who is to be stepped when; one whose turn it is no more has another number.
-    wakes: Agenda<(usize, u64)>,
+    wakes: EventQueue<(usize, u64)>,
     /// When the cores that actors have are free.
     cores: BTreeMap<(u32, usize), Ps>,
     /// Who waits for something on a host.
     parked: BTreeMap<u32, BTreeSet<usize>>,
-    told: VecDeque<ScenarioEvent>,
+    unread_events: VecDeque<ScenarioEvent>,
     outcomes: BTreeMap<String, ActorOutcome>,
     interrupted: bool,
     /// When rules are asked who dies.
@@ -197,7 +198,7 @@ struct Troupe {
     now: Ps,
 }
 
-struct Player {
+struct ScheduledActor {
     role: String,
     host: u32,
     core: usize,
@@ -215,7 +216,7 @@ struct Player {
     waiting: usize,
 }
 
-impl Player {
+impl ScheduledActor {
     fn has_ended(&self) -> bool {
         self.actor.is_none()
     }
@@ -226,28 +227,31 @@ impl Player {
     }
 }
 
-impl Troupe {
+impl SimScenario {
     /// Makes the actor of a part, at the beginning of time.
-    fn enter(&mut self, cast: &ActorRegistry, part: ActorInit, host: u32) {
+    fn add_actor(&mut self, cast: &ActorRegistry, part: ActorInit, host: u32) {
         let index = self.actors.len();
         let cores = self.model.lock().preset.cores as usize;
-        let before = self.actors.iter().filter(|player| player.host == host);
+        let before = self
+            .actors
+            .iter()
+            .filter(|scheduled| scheduled.host == host);
         let core = part.cpu.unwrap_or_else(|| before.count()) % cores.max(1);
-        self.model.lock().actors.push(Acted {
+        self.model.lock().actors.push(ActorTime {
             role: part.role.clone(),
             host,
             core: core as u32,
             busy: 0,
             until: 0,
         });
-        self.act(host, 0);
+        self.begin_acting(host, 0);
         let made = catch_failure(|| cast.construct(&part));
-        let (end, _) = self.rest();
+        let (end, _) = self.end_acting();
         let (actor, ended) = match made {
             Ok(actor) => (Some(actor), None),
             Err(outcome) => (None, Some(outcome)),
         };
-        self.actors.push(Player {
+        self.actors.push(ScheduledActor {
             role: part.role.clone(),
             host,
             core,
@@ -262,15 +266,15 @@ impl Troupe {
         });
         match ended {
             None => self.wake(index, end),
-            Some(outcome) => self.ended(index, outcome),
+            Some(outcome) => self.end_actor(index, outcome),
         }
     }
 
     /// Somebody on a host acts from now on.
-    fn act(&mut self, host: u32, now: Ps) {
+    fn begin_acting(&mut self, host: u32, now: Ps) {
         let limit = self.wakes.next_at().unwrap_or(Ps::MAX);
         let mut model = self.model.lock();
-        model.acting = Some(Acting {
+        model.acting = Some(ActingActor {
             host,
             now,
             limit: limit.max(now),
@@ -279,7 +283,7 @@ impl Troupe {
     }
 
     /// Nobody acts any more; when that was, and whether anything was done.
-    fn rest(&self) -> (Ps, bool) {
+    fn end_acting(&self) -> (Ps, bool) {
         let acting = self.model.lock().acting.take();
         acting.map_or((0, false), |acting| (acting.now, acting.has_worked))
     }
@@ -292,101 +296,105 @@ impl Troupe {
 
     /// Has an actor be stepped at that time, unless what it waits for comes before.
     fn wake_by(&mut self, index: usize, at: Ps) {
-        let player = &mut self.actors[index];
-        player.turn += 1;
-        player.wakes_at = at;
-        let turn = player.turn;
+        let scheduled = &mut self.actors[index];
+        scheduled.turn += 1;
+        scheduled.wakes_at = at;
+        let turn = scheduled.turn;
         self.wakes.put(at, (index, turn));
     }
 
     /// An actor's step was its last: it ends when that does, after all that happens meanwhile.
-    fn ends(&mut self, index: usize, at: Ps, outcome: ActorOutcome) {
+    fn schedule_end(&mut self, index: usize, at: Ps, outcome: ActorOutcome) {
         self.actors[index].ending = Some((at, outcome));
         self.wake(index, at);
     }
 
-    fn ended(&mut self, index: usize, outcome: ActorOutcome) {
+    fn end_actor(&mut self, index: usize, outcome: ActorOutcome) {
         // What its objects do when they go they do now.
-        let (host, now) = (self.actors[index].host, self.present());
-        self.act(host, now);
+        let (host, now) = (self.actors[index].host, self.current_time());
+        self.begin_acting(host, now);
         self.actors[index].actor = None;
-        self.rest();
-        let player = &mut self.actors[index];
-        player.turn += 1;
-        player.waits = None;
-        player.mail.clear();
-        let role = player.role.clone();
+        self.end_acting();
+        let scheduled = &mut self.actors[index];
+        scheduled.turn += 1;
+        scheduled.waits = None;
+        scheduled.mail.clear();
+        let role = scheduled.role.clone();
         self.outcomes.insert(role.clone(), outcome.clone());
-        self.told.push_back(ScenarioEvent::Ended { role, outcome });
+        self.unread_events
+            .push_back(ScenarioEvent::Ended { role, outcome });
     }
 
     /// The time that nothing happens before any more.
-    fn present(&self) -> Ps {
+    fn current_time(&self) -> Ps {
         self.now.max(self.model.lock().now)
     }
 
     fn is_over(&self) -> bool {
-        self.actors.iter().all(Player::has_ended)
+        self.actors.iter().all(ScheduledActor::has_ended)
     }
 
     /// The next thing that happens, if that is before `limit`; whether there was any.
-    fn go_on(&mut self, limit: Ps) -> bool {
+    fn run_next(&mut self, limit: Ps) -> bool {
         let next = self.wakes.next_at().unwrap_or(Ps::MAX).min(limit);
         let moment = self.moments.front().copied();
         let next = moment.map_or(next, |moment| next.min(moment));
         let (now, seen) = {
             let mut model = self.model.lock();
-            model.run_to_sight(next);
-            (model.now, std::mem::take(&mut model.seen))
+            model.run_until_change(next);
+            (model.now, std::mem::take(&mut model.changed_hosts))
         };
         if !seen.is_empty() {
             self.now = self.now.max(now);
             for (host, at) in seen {
-                self.look(host, at);
+                self.wake_parked(host, at);
             }
             return true;
         }
         if moment == Some(next) && self.moments.pop_front().is_some() {
             self.now = self.now.max(next);
-            self.kill_some();
+            self.kill_by_rules();
             return true;
         }
         let Some((at, (index, turn))) = self.wakes.take(limit) else {
             return false;
         };
         self.now = self.now.max(at);
-        let player = &self.actors[index];
-        if player.turn != turn || player.has_ended() || player.stopped {
+        let scheduled = &self.actors[index];
+        if scheduled.turn != turn || scheduled.has_ended() || scheduled.stopped {
             return true;
         }
-        match player.ending.clone() {
+        match scheduled.ending.clone() {
             None => self.step(index, at),
-            Some((end, outcome)) if end <= at => self.ended(index, outcome),
+            Some((end, outcome)) if end <= at => self.end_actor(index, outcome),
             Some((end, _)) => self.wake(index, end),
         }
         true
     }
 
     /// Rules say who dies now.
-    fn kill_some(&mut self) {
+    fn kill_by_rules(&mut self) {
         for index in 0..self.actors.len() {
-            let player = &self.actors[index];
-            if player.has_ended() {
+            let scheduled = &self.actors[index];
+            if scheduled.has_ended() {
                 continue;
             }
-            let dies = self.model.lock().dies(player.host, &player.role, self.now);
+            let dies = self
+                .model
+                .lock()
+                .is_killed(scheduled.host, &scheduled.role, self.now);
             if dies {
-                self.ended(index, ActorOutcome::Died(ProcessExit::Signal(9)));
+                self.end_actor(index, ActorOutcome::Died(ProcessExit::Signal(9)));
             }
         }
     }
 
     /// Something can be seen on a host: those who wait for it look.
-    fn look(&mut self, host: u32, at: Ps) {
+    fn wake_parked(&mut self, host: u32, at: Ps) {
         let wake = ns(self.model.lock().preset.wake_ns);
         for index in self.parked.remove(&host).unwrap_or_default() {
-            let player = &self.actors[index];
-            let (Some(change), latest) = (&player.waits, player.wakes_at) else {
+            let scheduled = &self.actors[index];
+            let (Some(change), latest) = (&scheduled.waits, scheduled.wakes_at) else {
                 continue;
             };
             // What it waits for besides may come before it is awake.
@@ -414,38 +422,39 @@ impl Troupe {
         }
         let stalled = {
             let role = &self.actors[index].role;
-            self.model.lock().stalled(host, role, at)
+            self.model.lock().stall_end(host, role, at)
         };
         if let Some(until) = stalled {
             return self.wake(index, until);
         }
-        let player = &mut self.actors[index];
-        let Some(mut actor) = player.actor.take() else {
+        let scheduled = &mut self.actors[index];
+        let Some(mut actor) = scheduled.actor.take() else {
             return;
         };
-        let (inbox, waiting) = (std::mem::take(&mut player.mail), player.waiting);
-        self.act(host, at);
-        let mut desk = Desk {
-            troupe: self,
+        let (inbox, waiting) = (std::mem::take(&mut scheduled.mail), scheduled.waiting);
+        self.begin_acting(host, at);
+        let mut context = SimContext {
+            scenario: self,
             index,
             inbox,
             waiting,
             outbox: Vec::new(),
             reports: Vec::new(),
         };
-        let step = catch_failure(|| actor.step(&mut ActorContext::new(&mut desk)));
-        let (inbox, waiting) = (desk.inbox, desk.waiting);
-        let (outbox, reports) = (desk.outbox, desk.reports);
-        let player = &mut self.actors[index];
-        (player.actor, player.mail, player.waiting) = (Some(actor), inbox, waiting);
-        let (end, has_worked) = self.rest();
-        let end = end.max(at + LEAST);
-        self.model.lock().acted(index, (at, end));
+        let step = catch_failure(|| actor.step(&mut ActorContext::new(&mut context)));
+        let (inbox, waiting) = (context.inbox, context.waiting);
+        let (outbox, reports) = (context.outbox, context.reports);
+        let scheduled = &mut self.actors[index];
+        (scheduled.actor, scheduled.mail, scheduled.waiting) = (Some(actor), inbox, waiting);
+        let (end, has_worked) = self.end_acting();
+        let end = end.max(at + STEP_COST_MIN);
+        self.model.lock().record_step(index, (at, end));
         self.cores.insert((host, core), end);
         self.model.lock().note_step(index, at, end);
         for bytes in reports {
             let role = self.actors[index].role.clone();
-            self.told.push_back(ScenarioEvent::Report { role, bytes });
+            self.unread_events
+                .push_back(ScenarioEvent::Report { role, bytes });
         }
         if !outbox.is_empty() {
             let way = ns(self.model.lock().preset.mail_ns);
@@ -457,28 +466,30 @@ impl Troupe {
             Ok(Step::Again) if !has_worked && end - at <= SPIN => {
                 // It found nothing to do, and looks again and again: at what it looks for, or at the clock.
                 let now = self.model.lock().clock_of(host, end.next_multiple_of(NS));
-                let until = now + GLANCE;
+                let until = now + SPIN_CLOCK_INTERVAL;
                 let change = WakeCondition::memory().or_mail().until(until);
                 self.wait(index, (at, end), change);
             }
             Ok(Step::Again) => self.wake(index, end),
             Ok(Step::At(when)) => {
-                let when = self.model.lock().when(host, when);
+                let when = self.model.lock().time_of_clock(host, when);
                 self.wake(index, end.max(when));
             }
             Ok(Step::Wait(change)) => self.wait(index, (at, end), change),
-            Ok(Step::Done) => self.ends(index, end, ActorOutcome::Done),
-            Err(outcome) => self.ends(index, end, outcome),
+            Ok(Step::Done) => self.schedule_end(index, end, ActorOutcome::Done),
+            Err(outcome) => self.schedule_end(index, end, outcome),
         }
     }
 
     /// An actor waits, unless what it waits for is there.
     fn wait(&mut self, index: usize, (began, end): (Ps, Ps), change: WakeCondition) {
         let host = self.actors[index].host;
-        let changed = self.model.lock().hosts[host as usize].sights.after(began);
+        let changed = self.model.lock().hosts[host as usize]
+            .change_times
+            .after(began);
         let mail = self.actors[index].mail.front().map(|(at, _)| *at);
         let deadline = change.deadline();
-        let until = deadline.map(|at| self.model.lock().when(host, at));
+        let until = deadline.map(|at| self.model.lock().time_of_clock(host, at));
         // What came while it was stepped it may not have seen.
         let memory = changed.filter(|_| change.on_memory());
         let mail = mail.filter(|_| change.on_mail());
@@ -499,24 +510,31 @@ impl Troupe {
     }
 
     fn deliver(&mut self, to: &str, mail: Mail, at: Ps) {
-        let Some(index) = self.actors.iter().position(|player| player.role == to) else {
+        let Some(index) = self
+            .actors
+            .iter()
+            .position(|scheduled| scheduled.role == to)
+        else {
             return;
         };
-        let player = &mut self.actors[index];
-        if player.is_leaving() {
+        let scheduled = &mut self.actors[index];
+        if scheduled.is_leaving() {
             return;
         }
-        player.waiting += mail.bytes.len() + MESSAGE_OVERHEAD;
-        let at = player.mail.back().map_or(at, |(last, _)| at.max(*last));
-        player.mail.push_back((at, mail));
-        let is_waited_for = player.waits.as_ref().is_some_and(WakeCondition::on_mail);
-        if is_waited_for && at < player.wakes_at {
+        scheduled.waiting += mail.bytes.len() + MESSAGE_OVERHEAD;
+        let at = scheduled.mail.back().map_or(at, |(last, _)| at.max(*last));
+        scheduled.mail.push_back((at, mail));
+        let is_waited_for = scheduled.waits.as_ref().is_some_and(WakeCondition::on_mail);
+        if is_waited_for && at < scheduled.wakes_at {
             self.wake_by(index, at);
         }
     }
 
     fn index(&self, role: &str) -> Result<usize, ScenarioError> {
-        let found = self.actors.iter().position(|player| player.role == role);
+        let found = self
+            .actors
+            .iter()
+            .position(|scheduled| scheduled.role == role);
         let index = found.ok_or_else(|| MailError::NoSuchRole(role.to_owned()))?;
         match self.actors[index].has_ended() {
             false => Ok(index),
@@ -525,9 +543,9 @@ impl Troupe {
     }
 }
 
-impl Drop for Troupe {
+impl Drop for SimScenario {
     fn drop(&mut self) {
-        self.figures.end(&self.model);
+        self.usage_monitor.end(&self.model);
     }
 }
 

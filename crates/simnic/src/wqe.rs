@@ -2,13 +2,13 @@
 
 use headworks_verbs::{Opcode, Payload, RecvWr, SendFlags, SendOp, SendWr, Sge};
 
-use crate::units::Ps;
+use crate::hardware_units::Ps;
 /// Inline bytes that fit a request.
 const SHORT: usize = 24;
 
 /// Where a request's bytes are.
 #[derive(Debug)]
-pub(crate) enum Data {
+pub(crate) enum WqeData {
     None,
     One(Sge),
     Many(Box<[Sge]>),
@@ -16,7 +16,7 @@ pub(crate) enum Data {
     Long(Box<[u8]>),
 }
 
-impl Data {
+impl WqeData {
     fn of_sges(sges: &[Sge]) -> Self {
         match sges {
             [] => Self::None,
@@ -60,7 +60,7 @@ impl Data {
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
-    pub(crate) data: Data,
+    pub(crate) data: WqeData,
     pub(crate) len: u32,
     /// Its first packet's number.
     pub(crate) psn: u64,
@@ -86,8 +86,8 @@ impl Wqe {
     #[inline]
     pub(crate) fn new(wr: &SendWr<'_>, len: u32, psn: u64, mtu: u32, signal_all: bool) -> Self {
         let data = match wr.payload {
-            Payload::Gather(sges) => Data::of_sges(sges),
-            Payload::Inline(bytes) => Data::of_bytes(bytes),
+            Payload::Gather(sges) => WqeData::of_sges(sges),
+            Payload::Inline(bytes) => WqeData::of_bytes(bytes),
         };
         let reads = matches!(
             wr.op,
@@ -154,21 +154,21 @@ pub(crate) fn cache_key(qp: u32, number: u64) -> u64 {
 
 /// A receive.
 #[derive(Debug)]
-pub(crate) struct Rwqe {
+pub(crate) struct ReceiveWqe {
     pub(crate) wr_id: u64,
-    pub(crate) data: Data,
+    pub(crate) data: WqeData,
     /// How many receives of its queue pair there are no more once this one is polled; an SRQ's has none.
     pub(crate) position: u64,
     /// When it was posted: who posts may be ahead of what the model has come to.
     pub(crate) at: Ps,
 }
 
-impl Rwqe {
+impl ReceiveWqe {
     pub(crate) fn new(wr: &RecvWr<'_>, position: u64, at: Ps) -> Self {
         Self {
             at,
             wr_id: wr.wr_id,
-            data: Data::of_sges(wr.sges),
+            data: WqeData::of_sges(wr.sges),
             position,
         }
     }

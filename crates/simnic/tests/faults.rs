@@ -1,11 +1,11 @@
 //! What goes wrong between simulated hosts, and what reliable connections make of it.
 
-#[path = "faults/pair.rs"]
-mod pair;
+#[path = "faults/connected_hosts.rs"]
+mod connected_hosts;
 
+use connected_hosts::{ConnectedHosts, TIMEOUT};
 use headworks_simnic::faults::{Rules, Verdict, rules};
 use headworks_verbs::{Completion, Duration, Instant, QpAttr, QpState, Status};
-use pair::{Pair, TIMEOUT};
 
 fn micros(count: u64) -> Duration {
     Duration::from_micros(count)
@@ -27,7 +27,7 @@ fn rough(seed: u64) -> Rules {
 #[test]
 fn whatever_is_lost_overtaken_or_doubled_every_write_is_placed_once_and_in_order() {
     for seed in 1..=20 {
-        let mut pair = Pair::new(rough(seed), 7, 7);
+        let mut pair = ConnectedHosts::new(rough(seed), 7, 7);
         // Each over a part of the one before, from many bursts to one byte.
         let lens = [40_000, 5_000, 64, 1];
         for number in 0..40u64 {
@@ -55,7 +55,7 @@ fn whatever_is_lost_overtaken_or_doubled_every_write_is_placed_once_and_in_order
 #[test]
 fn atomics_are_carried_out_once_though_their_answers_are_lost() {
     for seed in 1..=20 {
-        let mut pair = Pair::new(rough(seed).with(rules::lost_answers(4)), 7, 7);
+        let mut pair = ConnectedHosts::new(rough(seed).with(rules::lose_acknowledges(4)), 7, 7);
         for number in 0..30 {
             pair.add(number, 1);
         }
@@ -75,7 +75,7 @@ fn atomics_are_carried_out_once_though_their_answers_are_lost() {
 #[test]
 fn reads_come_though_what_they_bring_is_lost_and_later_writes_are_acknowledged() {
     for seed in 1..=20 {
-        let mut pair = Pair::new(rough(seed), 7, 7);
+        let mut pair = ConnectedHosts::new(rough(seed), 7, 7);
         pair.there.fill(0, 60_000, 9);
         for number in 0..10u64 {
             pair.read(2 * number, 50_000);
@@ -94,7 +94,7 @@ fn reads_come_though_what_they_bring_is_lost_and_later_writes_are_acknowledged()
 #[test]
 fn a_message_takes_one_receive_however_often_it_is_sent() {
     for seed in 1..=20 {
-        let mut pair = Pair::new(rough(seed).with(rules::lost_answers(3)), 7, 7);
+        let mut pair = ConnectedHosts::new(rough(seed).with(rules::lose_acknowledges(3)), 7, 7);
         for number in 0..40 {
             pair.receive(number, 10_000);
         }
@@ -119,14 +119,14 @@ fn a_message_takes_one_receive_however_often_it_is_sent() {
 
 #[test]
 fn a_link_that_comes_back_in_time_is_survived_and_one_that_does_not_is_not() {
-    let down = |span| Rules::new(1).with(rules::flap("b", at(0), span));
-    let mut pair = Pair::new(down(TIMEOUT), 7, 7);
+    let down = |span| Rules::new(1).with(rules::link_down("b", at(0), span));
+    let mut pair = ConnectedHosts::new(down(TIMEOUT), 7, 7);
     pair.write(1, 64, 3);
     assert_eq!(pair.sends(1)[0].status, Status::Success);
     assert!(pair.now() > at(0) + TIMEOUT);
 
     // One try and as many again as were asked for, each for the time to the acknowledgement.
-    let mut pair = Pair::new(down(Duration::from_secs(9)), 3, 7);
+    let mut pair = ConnectedHosts::new(down(Duration::from_secs(9)), 3, 7);
     pair.write(1, 64, 3);
     pair.write(2, 64, 3);
     let done = pair.sends(2);
@@ -139,14 +139,14 @@ fn a_link_that_comes_back_in_time_is_survived_and_one_that_does_not_is_not() {
 
 #[test]
 fn a_storm_is_waited_out_for_ever_or_as_often_as_was_said() {
-    let storm = || Rules::new(1).with(rules::storm("b", at(0), Duration::from_millis(20)));
-    let mut pair = Pair::new(storm(), 7, 7);
+    let storm = || Rules::new(1).with(rules::no_receives("b", at(0), Duration::from_millis(20)));
+    let mut pair = ConnectedHosts::new(storm(), 7, 7);
     pair.receive(1, 64);
     pair.send(1, 64, 3);
     assert_eq!(pair.sends(1)[0].status, Status::Success);
     assert!(pair.now() > at(20_000));
 
-    let mut pair = Pair::new(storm(), 7, 2);
+    let mut pair = ConnectedHosts::new(storm(), 7, 2);
     pair.receive(1, 64);
     pair.send(1, 64, 3);
     assert_eq!(pair.sends(1)[0].status, Status::RnrRetryExceeded);
@@ -155,8 +155,8 @@ fn a_storm_is_waited_out_for_ever_or_as_often_as_was_said() {
 
 #[test]
 fn a_queue_pair_that_is_killed_fails_by_itself_and_says_so() {
-    let rules = Rules::new(1).with(rules::kill_after("a", 3));
-    let mut pair = Pair::new(rules, 7, 7);
+    let rules = Rules::new(1).with(rules::kill_queue_pair_at("a", 3));
+    let mut pair = ConnectedHosts::new(rules, 7, 7);
     for number in 0..5 {
         pair.write(number, 64, 3);
     }
@@ -164,19 +164,19 @@ fn a_queue_pair_that_is_killed_fails_by_itself_and_says_so() {
     let failed = done.iter().filter(|one| one.status == Status::Flushed);
     assert!(failed.count() >= 3, "{done:?}");
     assert_eq!(pair.here.qp.state(), QpState::Error);
-    assert!(pair.here.is_told_of_death());
+    assert!(pair.here.has_fatal_event());
 }
 
 #[test]
 fn a_queue_pair_that_fails_in_the_middle_of_an_answer_gives_no_more_of_it() {
     // 3 MB take the link 240 µs, and this is in the middle.
-    let dies = |pair: &mut Pair| {
+    let dies = |pair: &mut ConnectedHosts| {
         let error = QpAttr::to_state(QpState::Error);
         pair.there.qp.modify(&error).expect("fails");
     };
-    let kills = Rules::new(1).with(rules::kill_after("b", 100));
+    let kills = Rules::new(1).with(rules::kill_queue_pair_at("b", 100));
     for (rules, dies) in [(Rules::new(1), Some(dies)), (kills, None)] {
-        let mut pair = Pair::new(rules, 3, 7);
+        let mut pair = ConnectedHosts::new(rules, 3, 7);
         pair.there.fill(0, 3 << 20, 9);
         pair.read(1, 3 << 20);
         pair.rest(micros(100));
@@ -191,7 +191,7 @@ fn a_queue_pair_that_fails_in_the_middle_of_an_answer_gives_no_more_of_it() {
 
 #[test]
 fn a_refusal_is_of_the_request_that_was_refused_though_a_read_before_it_is_not_answered_yet() {
-    let mut pair = Pair::new(Rules::new(1), 7, 7);
+    let mut pair = ConnectedHosts::new(Rules::new(1), 7, 7);
     pair.there.fill(0, 60_000, 9);
     pair.read(1, 60_000);
     pair.add(2, 1);
@@ -207,9 +207,9 @@ fn a_refusal_is_of_the_request_that_was_refused_though_a_read_before_it_is_not_a
 #[test]
 fn clocks_that_drift_are_read_and_stamped_so() {
     let rules = Rules::new(1)
-        .with(rules::drift("a", 1_000))
-        .with(rules::drift("b", -1_000));
-    let mut pair = Pair::new(rules, 7, 7);
+        .with(rules::clock_drift("a", 1_000))
+        .with(rules::clock_drift("b", -1_000));
+    let mut pair = ConnectedHosts::new(rules, 7, 7);
     pair.rest(Duration::from_secs(1));
     let (here, there) = (pair.here.device.now(), pair.there.device.now());
     let apart = here.since(there).nanos();
@@ -222,11 +222,11 @@ fn clocks_that_drift_are_read_and_stamped_so() {
 #[test]
 fn one_that_is_overtaken_is_asked_for_and_nothing_waits_for_a_timeout() {
     // Of the packets of one host the third comes late.
-    let rules = Rules::new(1).with(rules::by(|event, _| {
+    let rules = Rules::new(1).with(rules::from_fn(|event, _| {
         let third = event.host == "a" && event.packets == 1 && event.number == 3;
         third.then_some(Verdict::Overtaken(Duration::from_micros(3)))
     }));
-    let mut pair = Pair::new(rules, 7, 7);
+    let mut pair = ConnectedHosts::new(rules, 7, 7);
     for number in 0..6 {
         pair.write(number, 64, number as u8);
     }
@@ -238,7 +238,7 @@ fn one_that_is_overtaken_is_asked_for_and_nothing_waits_for_a_timeout() {
 
 /// How often the end of a WRITE of several parts was there before its beginning, and the bytes in the end.
 fn torn(rules: Rules, len: u32) -> (u64, Vec<u8>) {
-    let mut pair = Pair::new(rules, 7, 7);
+    let mut pair = ConnectedHosts::new(rules, 7, 7);
     pair.write(0, len, 1);
     let mut torn = 0;
     for _ in 0..20_000 {
@@ -257,36 +257,36 @@ fn torn(rules: Rules, len: u32) -> (u64, Vec<u8>) {
 fn a_write_of_several_parts_may_be_placed_from_its_end_and_is_whole_then() {
     let all = |len| vec![1; len as usize];
     for len in [40_000, 30_000] {
-        let (torn_so, bytes) = torn(Rules::new(1).with(rules::backwards(1)), len);
+        let (torn_so, bytes) = torn(Rules::new(1).with(rules::place_backwards(1)), len);
         assert!(torn_so > 0 && bytes == all(len), "{len}: {torn_so}");
         assert_eq!(torn(Rules::new(1), len), (0, all(len)));
     }
     // Also where parts of it are sent again.
     for seed in 1..=50 {
-        let (_, bytes) = torn(rough(seed).with(rules::backwards(2)), 50_000);
+        let (_, bytes) = torn(rough(seed).with(rules::place_backwards(2)), 50_000);
         assert!(bytes == all(50_000), "{seed}");
     }
 }
 
 #[test]
-fn histories_differ_where_bytes_or_completions_do() {
+fn run_digests_differ_where_bytes_or_completions_do() {
     let of = |number, byte| {
-        let mut pair = Pair::new(Rules::new(1), 7, 7);
+        let mut pair = ConnectedHosts::new(Rules::new(1), 7, 7);
         pair.write(number, 64, byte);
         pair.sends(1);
-        pair.histories()
+        pair.run_digests()
     };
     assert_eq!(of(0, 1), of(0, 1));
     assert_ne!(of(0, 1), of(0, 2), "bytes");
     assert_ne!(of(0, 1), of(1, 1), "completions");
     // A rule that changes nothing but says so.
     let of = |rules| {
-        let mut pair = Pair::new(rules, 7, 7);
+        let mut pair = ConnectedHosts::new(rules, 7, 7);
         pair.send(0, 64, 1);
         pair.rest(micros(3));
-        pair.histories()
+        pair.run_digests()
     };
-    let says = |what| rules::by(move |_, _| Some(what));
+    let says = |what| rules::from_fn(move |_, _| Some(what));
     let (nothing, later) = (Verdict::Pass, Verdict::Overtaken(Duration::ZERO));
     assert_ne!(
         of(Rules::new(1).with(says(nothing))),
@@ -298,10 +298,10 @@ fn histories_differ_where_bytes_or_completions_do() {
 fn packets_that_come_never_are_packets_that_are_lost() {
     let ever = Duration::from_nanos(u64::MAX);
     for late in [Verdict::WaitFor, Verdict::Overtaken] {
-        let mut pair = Pair::new(
+        let mut pair = ConnectedHosts::new(
             Rules::new(1)
-                .with(rules::by(move |_, _| Some(late(ever))))
-                .with(rules::by(move |_, _| Some(late(ever)))),
+                .with(rules::from_fn(move |_, _| Some(late(ever))))
+                .with(rules::from_fn(move |_, _| Some(late(ever)))),
             3,
             7,
         );

@@ -13,9 +13,9 @@ use headworks_simnic::{Preset, SimWorld};
 use headworks_verbs::{Access, AllocRequest, Device, Duration, Instant, Region};
 
 /// Looks for mail without end, and says each time that what it did took so long.
-struct Looks(Duration);
+struct MailPoller(Duration);
 
-impl Actor for Looks {
+impl Actor for MailPoller {
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         cx.charge(self.0);
         Ok(match cx.receive() {
@@ -26,9 +26,9 @@ impl Actor for Looks {
 }
 
 /// How much of a microsecond and more the core of one that looks was busy, in nanoseconds.
-fn looked(cost: Duration) -> u64 {
+fn polling_steps(cost: Duration) -> u64 {
     let mut cast = ActorRegistry::new();
-    cast.register("looks", move |_| Ok(Box::new(Looks(cost))));
+    cast.register("looks", move |_| Ok(Box::new(MailPoller(cost))));
     let preset = Preset::named("cx5-100g").expect("a preset");
     let world = SimWorld::new(cast, preset, 1);
     let play = Scenario::of(vec![ActorSpec::new("looks", "looks")]);
@@ -36,28 +36,28 @@ fn looked(cost: Duration) -> u64 {
     while running.now() < Instant::ZERO + Duration::from_micros(100) {
         running.poll(Duration::from_micros(1));
     }
-    let usage = world.figures().now().expect("a play");
+    let usage = world.usage_monitor().now().expect("a play");
     usage.actors[0].busy / 1_000
 }
 
 #[test]
 fn a_charge_of_nothing_is_no_work_and_one_of_something_is() {
-    let idle = looked(Duration::ZERO);
+    let idle = polling_steps(Duration::ZERO);
     assert!(idle < 1_000, "{idle} ns of 100 us");
-    let busy = looked(Duration::from_nanos(1));
+    let busy = polling_steps(Duration::from_nanos(1));
     assert!(busy > 90_000, "{busy} ns of 100 us");
 }
 
 #[test]
-fn virtual_time_plays_as_every_world_does() {
+fn virtual_time_runs_the_scenarios_of_every_world() {
     let preset = Preset::named("cx5-100g").expect("a preset");
     world_scenarios::run_all(&SimWorld::new(world_scenarios::actors(), preset, 1));
 }
 
 /// Rests twice for a second, as its clock says, and notes what that says.
-struct Rests(Arc<Mutex<Vec<Instant>>>);
+struct Sleeper(Arc<Mutex<Vec<Instant>>>);
 
-impl Actor for Rests {
+impl Actor for Sleeper {
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let mut read = self.0.lock().expect("nobody panicked");
         read.push(cx.now());
@@ -71,13 +71,13 @@ impl Actor for Rests {
 }
 
 /// What the clock of an actor said, and how long it took.
-fn rested(ppm: i32) -> (Vec<Instant>, Duration) {
+fn sleep_times(ppm: i32) -> (Vec<Instant>, Duration) {
     let read = Arc::new(Mutex::default());
     let own = read.clone();
     let mut cast = ActorRegistry::new();
-    cast.register("rests", move |_| Ok(Box::new(Rests(own.clone()))));
+    cast.register("rests", move |_| Ok(Box::new(Sleeper(own.clone()))));
     let preset = Preset::named("cx5-100g").expect("a preset");
-    let rules = Rules::new(1).with(rules::drift("rests", ppm));
+    let rules = Rules::new(1).with(rules::clock_drift("rests", ppm));
     let world = SimWorld::new(cast, preset, 1).with_rules(rules);
     let play = Scenario::of(vec![ActorSpec::new("rests", "rests")]);
     let mut running = world.start(&play).expect("starts");
@@ -89,7 +89,7 @@ fn rested(ppm: i32) -> (Vec<Instant>, Duration) {
 #[test]
 fn an_actor_reads_and_waits_by_the_clock_of_its_host() {
     for (ppm, took) in [(0, 2_000_000), (250_000, 1_600_000), (-200_000, 2_500_000)] {
-        let (read, all) = rested(ppm);
+        let (read, all) = sleep_times(ppm);
         let rests = [1, 2].map(|at| read[at].since(read[at - 1]).nanos());
         for rest in rests {
             assert!(
@@ -103,14 +103,14 @@ fn an_actor_reads_and_waits_by_the_clock_of_its_host() {
 }
 
 /// Has a region, and computes for so long in its only step, which ends it, or fails.
-struct Works {
+struct BusyActor {
     _region: Region,
     _device: Arc<dyn Device>,
     span: Duration,
     fails: bool,
 }
 
-impl Works {
+impl BusyActor {
     fn new(part: &ActorInit, span: Duration, fails: bool) -> Result<Self, ActorError> {
         let device = part.open_device()?;
         let buffer = device.alloc(&AllocRequest::of(4096))?;
@@ -123,7 +123,7 @@ impl Works {
     }
 }
 
-impl Actor for Works {
+impl Actor for BusyActor {
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         cx.charge(self.span);
         match self.fails {
@@ -144,9 +144,9 @@ fn world(cast: ActorRegistry, rules: Rules, names: &[&str]) -> (SimWorld, Scenar
     (SimWorld::new(cast, preset, 1).with_rules(rules), play)
 }
 
-fn works(cast: &mut ActorRegistry, name: &'static str, span: Duration, fails: bool) {
+fn add_busy_actor(cast: &mut ActorRegistry, name: &'static str, span: Duration, fails: bool) {
     cast.register(name, move |part| {
-        Ok(Box::new(Works::new(part, span, fails)?))
+        Ok(Box::new(BusyActor::new(part, span, fails)?))
     });
 }
 
@@ -155,37 +155,37 @@ fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
     let micros = Duration::from_micros;
     for fails in [false, true] {
         let mut cast = ActorRegistry::new();
-        works(&mut cast, "long", micros(1_000), fails);
-        works(&mut cast, "short", micros(600), false);
+        add_busy_actor(&mut cast, "long", micros(1_000), fails);
+        add_busy_actor(&mut cast, "short", micros(600), false);
         // The first of them to be stepped is the last to end.
         let (world, play) = world(cast, Rules::new(1), &["long", "short"]);
         let mut running = world.start(&play).expect("starts");
         assert_eq!(running.poll(micros(500)), None);
-        assert_eq!(world.census().regions, 2);
+        assert_eq!(world.object_counts().regions, 2);
         let ended = |told| match told {
             Some(ScenarioEvent::Ended { role, outcome }) => (role, outcome == ActorOutcome::Done),
             other => panic!("{other:?}"),
         };
         assert_eq!(ended(running.poll(micros(300))), ("short".into(), true));
         assert_eq!(running.now(), Instant::ZERO + micros(600));
-        assert_eq!(world.census().regions, 1);
+        assert_eq!(world.object_counts().regions, 1);
         // It can still be sent to, and nobody reads that.
         running.send("long", b"late").expect("sent");
         assert_eq!(running.outcome("long"), None);
         assert_eq!(ended(running.poll(micros(500))), ("long".into(), !fails));
         assert_eq!(running.now(), Instant::ZERO + micros(1_000));
-        assert!(world.census().is_empty());
+        assert!(world.object_counts().is_empty());
     }
 }
 
 #[test]
 fn whoever_is_killed_in_its_last_step_was_killed() {
     let mut cast = ActorRegistry::new();
-    works(&mut cast, "long", Duration::from_micros(1_000), false);
+    add_busy_actor(&mut cast, "long", Duration::from_micros(1_000), false);
     let at = Instant::ZERO + Duration::from_micros(400);
     let (world, play) = world(
         cast,
-        Rules::new(1).with(rules::crash("long", at)),
+        Rules::new(1).with(rules::kill_actor("long", at)),
         &["long"],
     );
     let mut running = world.start(&play).expect("starts");
@@ -196,24 +196,24 @@ fn whoever_is_killed_in_its_last_step_was_killed() {
     assert!(matches!(outcome, ActorOutcome::Died(_)), "{outcome:?}");
     assert_eq!(running.now(), at);
     assert_eq!(running.poll(Duration::from_secs(1)), None);
-    assert!(world.census().is_empty());
+    assert!(world.object_counts().is_empty());
 }
 
 #[test]
 fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
     let ever = Duration::from_nanos(u64::MAX);
-    let stall = |from| rules::stall("stalled", Instant::ZERO + from, ever);
+    let stall = |from| rules::stall_actors("stalled", Instant::ZERO + from, ever);
     for rules in [
         Rules::new(1).with(stall(Duration::ZERO)),
-        Rules::new(1).with(rules::by(|event, _| {
+        Rules::new(1).with(rules::from_fn(|event, _| {
             let own = event.host == "stalled";
             own.then_some(Verdict::WaitFor(Duration::from_nanos(u64::MAX)))
         })),
     ] {
         let mut cast = ActorRegistry::new();
-        works(&mut cast, "stalled", Duration::from_nanos(1), false);
-        works(&mut cast, "busy", ever, false);
-        works(&mut cast, "well", Duration::from_millis(3), false);
+        add_busy_actor(&mut cast, "stalled", Duration::from_nanos(1), false);
+        add_busy_actor(&mut cast, "busy", ever, false);
+        add_busy_actor(&mut cast, "well", Duration::from_millis(3), false);
         let (world, play) = world(cast, rules, &["stalled", "busy", "well"]);
         let mut running = world.start(&play).expect("starts");
         let told = running.poll(Duration::from_millis(4));
@@ -225,11 +225,11 @@ fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
         for span in [Duration::from_secs(1), ever, ever] {
             assert_eq!(running.poll(span), None);
         }
-        assert_eq!(world.census().regions, 2);
+        assert_eq!(world.object_counts().regions, 2);
         for role in ["stalled", "busy"] {
             assert_eq!(running.outcome(role), None);
             running.kill(role).expect("killed");
         }
-        assert!(world.census().is_empty());
+        assert!(world.object_counts().is_empty());
     }
 }

@@ -1,18 +1,18 @@
 //! Rings on simulated RNICs on which things go wrong, by a seed, and whether they keep what they promise.
 //!
 //! A seed says everything: the machines, the ring's configuration, how its ends are used, what goes wrong
-//! (`plan`). The sides are actors (`end`) of a world of virtual time; a ledger of what they did is judged when all
-//! have ended (`ledger`): no message lost, doubled, overtaken or changed; none that waits for ever; nothing left behind;
+//! (`plan`). The sides are actors (`ring_actor`) of a world of virtual time; a record of what they did is judged when all
+//! have ended (`oracle`): no message lost, doubled, overtaken or changed; none that waits for ever; nothing left behind;
 //! after an error, what the ends say was delivered was. The same seed and program do the same, to the event.
 //!
 //! The crate is a library, so that a test runs a batch of seeds and `headworks sim soak` as many as there is time for.
 
-mod end;
-mod ledger;
-mod messages;
-mod plan;
+mod message_contents;
 #[cfg(test)]
-mod sabotage;
+mod mutation_tests;
+mod oracle;
+mod plan;
+mod ring_actor;
 
 use std::any::Any;
 use std::fmt;
@@ -24,23 +24,23 @@ use headworks::runtime::{ActorRegistry, ActorSpec, Scenario, World};
 use headworks::sim::{Preset, SimWorld};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
-use ledger::Run;
+use oracle::SoakRun;
 use plan::{Plan, RECEIVER};
 
 /// How long nothing may happen to a ring that is to go on, in virtual time: ten times what a peer that says
 /// nothing is given up after.
-const PATIENCE: Duration = Duration::from_secs(6);
+const STALL_TIMEOUT: Duration = Duration::from_secs(6);
 /// How often it is looked whether anything did.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Looks after which nothing may be under way any more once all ends have what they wanted: longer than anything is
 /// retried.
-const LOOKS: u32 = 100;
+const QUIESCE_POLLS_MAX: u32 = 100;
 /// Events of a seed at most: five times those of as many packets as a plan's messages are expected to take.
 const EVENTS_MAX: u64 = 20_000_000;
 
 /// The result of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ran {
+pub struct SeedResult {
     /// Messages that were received.
     pub messages: u64,
     /// Rings.
@@ -50,7 +50,7 @@ pub struct Ran {
     /// Packets that were sent again.
     pub sent_again: u64,
     /// A digest of all events: the same in every run.
-    pub history: u64,
+    pub run_digest: u64,
     /// Events.
     pub events: u64,
 }
@@ -92,12 +92,12 @@ impl fmt::Display for Violation {
 /// # Errors
 ///
 /// The promises that were not kept; a panic, wherever it was, is one too.
-pub fn run(seed: u64) -> Result<Ran, Box<Violation>> {
+pub fn run(seed: u64) -> Result<SeedResult, Box<Violation>> {
     guarded(seed, || Plan::of(seed))
 }
 
 /// Runs what `plan` makes, and catches what panics.
-fn guarded(seed: u64, plan: impl FnOnce() -> Plan) -> Result<Ran, Box<Violation>> {
+fn guarded(seed: u64, plan: impl FnOnce() -> Plan) -> Result<SeedResult, Box<Violation>> {
     let violated = |plan: String, what: Vec<String>| Box::new(Violation { seed, plan, what });
     let panicked = |why: Box<dyn Any + Send>| {
         let text = why.downcast_ref::<String>().map(String::as_str);
@@ -112,16 +112,16 @@ fn guarded(seed: u64, plan: impl FnOnce() -> Plan) -> Result<Ran, Box<Violation>
         .map_err(|what| violated(said, what))
 }
 
-fn run_plan(plan: Plan) -> Result<Ran, Vec<String>> {
-    let run = Arc::new(Run::new(plan));
+fn run_plan(plan: Plan) -> Result<SeedResult, Vec<String>> {
+    let run = Arc::new(SoakRun::new(plan));
     let plan = &run.plan;
-    let (cast, play) = cast(&run);
+    let (cast, play) = scenario_of(&run);
     let world = SimWorld::new(cast, machine(plan), plan.seed).with_rules(plan.rules.clone());
     let mut wrong = Vec::new();
-    direct(&world, &play, &run, &mut wrong).map_err(|error| vec![error.to_string()])?;
-    let ledger = run.ledger();
-    wrong.extend(ledger.judge(plan));
-    let mut left = world.census();
+    coordinate(&world, &play, &run, &mut wrong).map_err(|error| vec![error.to_string()])?;
+    let observations = run.observations();
+    wrong.extend(observations.judge(plan));
+    let mut left = world.object_counts();
     if !plan.lingers {
         // What was on its way when everybody had gone never came: no time has passed since.
         left.packets = 0;
@@ -132,15 +132,19 @@ fn run_plan(plan: Plan) -> Result<Ran, Vec<String>> {
     if !wrong.is_empty() {
         return Err(wrong);
     }
-    let (history, events) = world.history().unwrap_or_default();
-    let usage = world.figures().last();
+    let (run_digest, events) = world.run_digest().unwrap_or_default();
+    let usage = world.usage_monitor().last();
     let hosts = usage.iter().flat_map(|usage| &usage.hosts);
-    Ok(Ran {
-        messages: ledger.rings.iter().map(|ring| ring.received).sum(),
+    Ok(SeedResult {
+        messages: observations.rings.iter().map(|ring| ring.received).sum(),
         rings: plan.rings,
-        broken: ledger.rings.iter().filter(|ring| ring.is_broken()).count(),
+        broken: observations
+            .rings
+            .iter()
+            .filter(|ring| ring.is_broken())
+            .count(),
         sent_again: hosts.map(|host| host.counters.sent_again).sum(),
-        history,
+        run_digest,
         events,
     })
 }
@@ -158,7 +162,7 @@ fn machine(plan: &Plan) -> Preset {
     preset
 }
 
-fn cast(run: &Arc<Run>) -> (ActorRegistry, Scenario) {
+fn scenario_of(run: &Arc<SoakRun>) -> (ActorRegistry, Scenario) {
     let (mut cast, mut parts, plan) = (ActorRegistry::new(), Vec::new(), &run.plan);
     let device = format!("sim:{}{}", plan.preset, plan.pacing);
     let sending = match plan.senders_host {
@@ -173,16 +177,16 @@ fn cast(run: &Arc<Run>) -> (ActorRegistry, Scenario) {
         let on = on.unwrap_or_else(|error| unreachable!("{error}"));
         parts.push(ActorSpec::new(&role, &role).on(on));
         let run = run.clone();
-        cast.register(&role, move |part| end::new(part, sends, run.clone()));
+        cast.register(&role, move |part| ring_actor::new(part, sends, run.clone()));
     }
     (cast, Scenario::of(parts))
 }
 
 /// Runs the play: tells those that go on who died, and ends it if nothing moves any more.
-fn direct(
+fn coordinate(
     world: &SimWorld,
     play: &Scenario,
-    run: &Run,
+    run: &SoakRun,
     wrong: &mut Vec<String>,
 ) -> Result<(), ScenarioError> {
     let mut running = world.start(play)?;
@@ -195,7 +199,7 @@ fn direct(
         if alive.is_empty() {
             break;
         }
-        match running.poll(LOOK) {
+        match running.poll(POLL_INTERVAL) {
             Some(ScenarioEvent::Ended { role, outcome }) => {
                 match &outcome {
                     ActorOutcome::Done => continue,
@@ -210,17 +214,17 @@ fn direct(
             }
             Some(ScenarioEvent::Report { .. }) => {}
             None => {
-                let (so_far, now) = (run.ledger().moved, running.now());
+                let (so_far, now) = (run.observations().moved, running.now());
                 if so_far != moved {
                     (moved, since) = (so_far, now);
                 }
-                let expected = run.ledger().held_by(&alive);
+                let expected = run.observations().held_by(&alive);
                 if let Some(expected) = expected.filter(|_| !is_looked_at) {
                     looks += 1;
                     since = now;
                     // What was lost is sent again.
-                    let found = world.census();
-                    if found.packets > 0 && looks < LOOKS {
+                    let found = world.object_counts();
+                    if found.packets > 0 && looks < QUIESCE_POLLS_MAX {
                         continue;
                     }
                     if found != expected {
@@ -231,13 +235,13 @@ fn direct(
                     }
                     is_looked_at = true;
                 }
-                let (_, events) = world.history().unwrap_or_default();
+                let (_, events) = world.run_digest().unwrap_or_default();
                 let at = |instant: Instant| instant.since(Instant::ZERO);
                 if events > EVENTS_MAX {
                     wrong.push(format!("no end after {events} events, at {}", at(now)));
                     break;
                 }
-                if now.since(since) > PATIENCE {
+                if now.since(since) > STALL_TIMEOUT {
                     wrong.push(format!("nothing moves after {}", at(since)));
                     break;
                 }

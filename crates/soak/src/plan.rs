@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks::ring::{Framing, Mode, RingConfig};
-use headworks::sim::faults::{Chance, Event, Rule, Rules, Verdict, rules};
-use headworks::sim::{Census, Preset};
+use headworks::sim::faults::{FaultEvent, Random, Rule, Rules, Verdict, rules};
+use headworks::sim::{ObjectCounts, Preset};
 use headworks::verbs::{Device, Duration, Instant, Pages, Promises};
 
 /// The role of the receiving end.
@@ -52,20 +52,20 @@ pub(super) struct Plan {
     pub(super) promises: Promises,
     /// Messages of each ring.
     pub(super) messages: u64,
-    pub(super) sending: Pace,
-    pub(super) receiving: Pace,
+    pub(super) sending: UsagePattern,
+    pub(super) receiving: UsagePattern,
     pub(super) rules: Rules,
     /// Ends stay when they have all they wanted, so that what they have then is counted.
     pub(super) lingers: bool,
     /// A ring of a group that the receiver ends, after so many messages of it.
     pub(super) removes: Option<(usize, u64)>,
     /// Replaces the device of a role: only tests of the soak itself use another device.
-    pub(super) around: Unprinted<Replace>,
+    pub(super) wrap_device: Unprinted<WrapDevice>,
     /// The message that is sent as that of a number: another one only in tests of the soak itself.
     pub(super) sends: Unprinted<fn(u64) -> u64>,
     /// Options of the devices' name that pace them; empty where they are not paced.
     pub(super) pacing: String,
-    pub(super) fatal: Fatal,
+    pub(super) fatal: ExpectedFailure,
     /// Of so many packets a thousand are lost or overtaken, so that the receiver sees a gap.
     pub(super) gaps: u64,
     /// Of so many answers a thousand are lost.
@@ -76,7 +76,7 @@ pub(super) struct Plan {
 }
 
 /// Replaces the device of a role.
-pub(super) type Replace = fn(&str, Arc<dyn Device>) -> Arc<dyn Device>;
+pub(super) type WrapDevice = fn(&str, Arc<dyn Device>) -> Arc<dyn Device>;
 
 /// A function. A plan is printed without it: where a function is differs from run to run.
 #[derive(Clone, Copy)]
@@ -89,14 +89,14 @@ impl<F> fmt::Debug for Unprinted<F> {
 }
 
 /// A rule of which is noted whether it ever had something to say.
-struct Noted<R> {
+struct RecordedRule<R> {
     rule: R,
     fired: Arc<AtomicBool>,
 }
 
-impl<R: Rule> Rule for Noted<R> {
-    fn judge(&self, event: &Event<'_>, chance: &mut Chance) -> Option<Verdict> {
-        let said = self.rule.judge(event, chance);
+impl<R: Rule> Rule for RecordedRule<R> {
+    fn judge(&self, event: &FaultEvent<'_>, random: &mut Random) -> Option<Verdict> {
+        let said = self.rule.judge(event, random);
         if said.is_some() {
             self.fired.store(true, Ordering::Relaxed);
         }
@@ -110,7 +110,7 @@ impl<R: Rule> Rule for Noted<R> {
 
 /// How an end is used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(super) struct UsagePattern {
     /// Messages in a row at most.
     pub(super) batch: u64,
     /// Once in so many batches it does something else for a while.
@@ -127,7 +127,7 @@ pub(super) struct Pace {
 
 /// What ends a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fatal {
+pub(super) enum ExpectedFailure {
     Nothing,
     /// An actor dies.
     Crash(String),
@@ -139,49 +139,49 @@ pub(super) enum Fatal {
 
 impl Plan {
     pub(super) fn of(seed: u64) -> Self {
-        let chance = &mut Chance::of(seed, &[1]);
-        let is_group = chance.once_in(3);
-        let crosses = !is_group && chance.once_in(3);
+        let random = &mut Random::of(seed, &[1]);
+        let is_group = random.once_in(3);
+        let crosses = !is_group && random.once_in(3);
         let rings = match is_group {
-            true => chance.within(1, 4) as usize,
+            true => random.within(1, 4) as usize,
             false => 1 + usize::from(crosses),
         };
-        let senders_host = (is_group && rings > 1 && chance.once_in(3)).then_some(SENDERS);
-        let (configs, promises) = configs(is_group, chance);
+        let senders_host = (is_group && rings > 1 && random.once_in(3)).then_some(SENDERS);
+        let (configs, promises) = configs(is_group, random);
         let mut plan = Self {
-            preset: chance.one_of(&Preset::NAMES),
-            constants: constants(chance),
+            preset: random.one_of(&Preset::NAMES),
+            constants: constants(random),
             rings,
             crosses,
             senders_host,
             is_group,
             promises,
-            messages: chance.one_of(&[1, 20, 200, 200, 600]),
-            sending: pace(chance),
-            receiving: pace(chance),
-            lingers: !chance.once_in(3),
+            messages: random.one_of(&[1, 20, 200, 200, 600]),
+            sending: pace(random),
+            receiving: pace(random),
+            lingers: !random.once_in(3),
             pacing: pacing(seed),
-            ..Self::calm(seed, configs)
+            ..Self::without_faults(seed, configs)
         };
         if crosses {
             // One that sleeps on one ring sleeps on both.
             plan.sending.sleeps = plan.receiving.sleeps;
         }
-        if is_group && chance.once_in(4) {
-            let ring = chance.below(rings as u64) as usize;
-            plan.removes = Some((ring, chance.within(1, plan.messages)));
+        if is_group && random.once_in(4) {
+            let ring = random.below(rings as u64) as usize;
+            plan.removes = Some((ring, random.within(1, plan.messages)));
         }
-        plan.add_faults(chance);
-        if chance.once_in(3) {
-            plan.add_death(chance);
+        plan.add_faults(random);
+        if random.once_in(3) {
+            plan.add_death(random);
         }
-        plan.bound();
+        plan.bound_messages();
         plan
     }
 
     /// One ring on which nothing goes wrong, and which is used in one way.
-    pub(super) fn calm(seed: u64, configs: [RingConfig; 2]) -> Self {
-        let pace = Pace {
+    pub(super) fn without_faults(seed: u64, configs: [RingConfig; 2]) -> Self {
+        let pace = UsagePattern {
             batch: 3,
             rests: 0,
             rest: micros(1),
@@ -205,10 +205,10 @@ impl Plan {
             rules: Rules::new(seed),
             lingers: true,
             removes: None,
-            around: Unprinted(|_, device| device),
+            wrap_device: Unprinted(|_, device| device),
             sends: Unprinted(|number| number),
             pacing: String::new(),
-            fatal: Fatal::Nothing,
+            fatal: ExpectedFailure::Nothing,
             gaps: 0,
             lost_answers: 0,
             fired: Arc::default(),
@@ -221,7 +221,7 @@ impl Plan {
     /// Whatever is behind a gap is sent again (the specification's reliable connections go back, they do not choose), and
     /// that is all that the sender has under way, at most its array. Of 640 KiB in packets of 256 B, one in 14 of
     /// which is lost or overtaken, each message goes over the wire more than a hundred times.
-    pub(super) fn bound(&mut self) {
+    pub(super) fn bound_messages(&mut self) {
         let mtu = self.constant("link.mtu").unwrap_or(1024);
         let ring = &self.configs[0];
         let slot = ring.settle().map_or(0, |ring| ring.slot_size as u64).max(1);
@@ -266,7 +266,7 @@ impl Plan {
 
     /// Whether an actor may die.
     pub(super) fn may_die(&self, role: &str) -> bool {
-        self.fatal == Fatal::Crash(role.to_owned())
+        self.fatal == ExpectedFailure::Crash(role.to_owned())
     }
 
     /// Whether there was a reason for a ring to break.
@@ -275,10 +275,10 @@ impl Plan {
             return false;
         }
         match &self.fatal {
-            Fatal::Nothing => false,
-            Fatal::Crash(role) => role == RECEIVER || *role == self.sender(ring),
-            Fatal::Host(host) => host == RECEIVER || *host == self.senders_host(ring),
-            Fatal::AnyHost => true,
+            ExpectedFailure::Nothing => false,
+            ExpectedFailure::Crash(role) => role == RECEIVER || *role == self.sender(ring),
+            ExpectedFailure::Host(host) => host == RECEIVER || *host == self.senders_host(ring),
+            ExpectedFailure::AnyHost => true,
         }
     }
 
@@ -295,35 +295,40 @@ impl Plan {
 
     /// The objects of a connected end that is made from this one of the two configurations, or of a group whose rings
     /// have all gone.
-    pub(super) fn objects(&self, config: usize, of_group: bool) -> Census {
+    pub(super) fn objects(&self, config: usize, of_group: bool) -> ObjectCounts {
         let is_end = usize::from(!of_group);
         // Where nothing is taken inline, cursors are sent from a region of their own.
         let is_inline = self.constant("nic.max_inline") != Some(0);
-        Census {
+        ObjectCounts {
             queue_pairs: is_end,
             // A paced device has one of its own for each.
             completion_queues: 1 + usize::from(self.is_paced()),
             completion_channels: usize::from(self.sleeps(config)),
             regions: 1 + if is_inline { 0 } else { is_end },
-            ..Census::default()
+            ..ObjectCounts::default()
         }
     }
 
     /// Hosts on which something may go wrong.
-    fn a_host(&self, chance: &mut Chance) -> String {
-        match chance.once_in(2) {
+    fn random_host(&self, random: &mut Random) -> String {
+        match random.once_in(2) {
             true => RECEIVER.to_owned(),
-            false => self.senders_host(chance.below(self.rings as u64) as usize),
+            false => self.senders_host(random.below(self.rings as u64) as usize),
         }
     }
 
-    pub(super) fn fatal(&mut self, said: String, rule: impl Rule + 'static, fatal: Fatal) {
+    pub(super) fn add_fatal_rule(
+        &mut self,
+        said: String,
+        rule: impl Rule + 'static,
+        fatal: ExpectedFailure,
+    ) {
         let fired = self.fired.clone();
-        self.rule(said, Noted { rule, fired });
+        self.add_rule(said, RecordedRule { rule, fired });
         self.fatal = fatal;
     }
 
-    pub(super) fn rule(&mut self, said: String, rule: impl Rule + 'static) {
+    pub(super) fn add_rule(&mut self, said: String, rule: impl Rule + 'static) {
         self.said.push(said);
         self.rules = std::mem::replace(&mut self.rules, Rules::new(0)).with(rule);
     }
@@ -339,10 +344,10 @@ impl Plan {
         &mut self,
         said: &str,
         rule: fn(u64, Duration) -> R,
-        chance: &mut Chance,
+        random: &mut Random,
     ) -> u64 {
-        let (times, most) = (chance.one_of(&SOME), micros(chance.one_of(&[1, 10, 100])));
-        self.rule(format!("{said} 1/{times} {most}"), rule(times, most));
+        let (times, most) = (random.one_of(&SOME), micros(random.one_of(&[1, 10, 100])));
+        self.add_rule(format!("{said} 1/{times} {most}"), rule(times, most));
         times
     }
 
@@ -352,87 +357,109 @@ impl Plan {
         said: &str,
         (least, most): (u64, u64),
         rule: fn(&str, Instant, Duration) -> R,
-        chance: &mut Chance,
+        random: &mut Random,
     ) {
-        let (host, from) = (self.a_host(chance), moment(chance));
-        let span = micros(1 << chance.within(least, most));
+        let (host, from) = (self.random_host(random), moment(random));
+        let span = micros(1 << random.within(least, most));
         let said = format!("{host} {said} {} for {span}", told(from));
-        self.rule(said, rule(&host, from, span));
+        self.add_rule(said, rule(&host, from, span));
     }
 
     /// Faults that rings survive.
-    fn add_faults(&mut self, chance: &mut Chance) {
+    fn add_faults(&mut self, random: &mut Random) {
         // Eight times in a row is a cause to give up: that must be out of reach, also for packets of which all
         // are lost with one.
         let burst = self.constant("nic.burst").unwrap_or(4);
-        if chance.once_in(2) {
-            let times = chance.one_of(&SOME).max(12 * burst);
+        if random.once_in(2) {
+            let times = random.one_of(&SOME).max(12 * burst);
             self.gaps += 1_000 / times;
-            self.rule(format!("loss 1/{times}"), rules::loss(times));
+            self.add_rule(format!("loss 1/{times}"), rules::loss(times));
         }
-        if chance.once_in(4) {
-            let times = chance.within(10, 40);
+        if random.once_in(4) {
+            let times = random.within(10, 40);
             self.lost_answers = 1_000 / times;
             let said = format!("lost answers 1/{times}");
-            self.rule(said, rules::lost_answers(times));
+            self.add_rule(said, rules::lose_acknowledges(times));
         }
-        if chance.once_in(2) {
-            self.gaps += 1_000 / self.add_late("reorder", rules::reorder, chance);
+        if random.once_in(2) {
+            self.gaps += 1_000 / self.add_late("reorder", rules::reorder, random);
         }
-        if chance.once_in(2) {
-            self.add_late("jitter", rules::jitter, chance);
+        if random.once_in(2) {
+            self.add_late("jitter", rules::jitter, random);
         }
-        if chance.once_in(4) {
-            let times = chance.within(2, 50);
-            self.rule(format!("not ready 1/{times}"), rules::not_ready(times));
+        if random.once_in(4) {
+            let times = random.within(2, 50);
+            self.add_rule(format!("not ready 1/{times}"), rules::not_ready(times));
         }
-        for _ in 0..chance.below(3) {
-            self.add_spell("down", (0, 17), rules::flap, chance);
+        for _ in 0..random.below(3) {
+            self.add_spell("down", (0, 17), rules::link_down, random);
         }
-        for _ in 0..chance.below(3) {
-            self.add_spell("stalled", (0, 15), rules::stall, chance);
+        for _ in 0..random.below(3) {
+            self.add_spell("stalled", (0, 15), rules::stall_actors, random);
         }
-        if chance.once_in(4) {
-            self.add_spell("without receives", (5, 15), rules::storm, chance);
+        if random.once_in(4) {
+            self.add_spell("without receives", (5, 15), rules::no_receives, random);
         }
-        if self.promises.in_order_within_write == 0 && chance.once_in(3) {
-            let times = chance.one_of(&[1, 2, 10]);
-            self.rule(format!("backwards 1/{times}"), rules::backwards(times));
+        if self.promises.in_order_within_write == 0 && random.once_in(3) {
+            let times = random.one_of(&[1, 2, 10]);
+            self.add_rule(
+                format!("backwards 1/{times}"),
+                rules::place_backwards(times),
+            );
         }
-        if chance.once_in(4) {
-            let (host, ppm) = (self.a_host(chance), chance.within(0, 400) as i32 - 200);
-            self.rule(format!("{host} drifts {ppm} ppm"), rules::drift(&host, ppm));
+        if random.once_in(4) {
+            let (host, ppm) = (self.random_host(random), random.within(0, 400) as i32 - 200);
+            self.add_rule(
+                format!("{host} drifts {ppm} ppm"),
+                rules::clock_drift(&host, ppm),
+            );
         }
     }
 
     /// What rings do not.
-    fn add_death(&mut self, chance: &mut Chance) {
-        let host = self.a_host(chance);
-        match chance.below(4) {
+    fn add_death(&mut self, random: &mut Random) {
+        let host = self.random_host(random);
+        match random.below(4) {
             0 => {
-                let ring = chance.below(self.rings as u64) as usize;
-                let role = match chance.once_in(2) {
+                let ring = random.below(self.rings as u64) as usize;
+                let role = match random.once_in(2) {
                     true => RECEIVER.to_owned(),
                     false => self.sender(ring),
                 };
-                let at = moment(chance);
+                let at = moment(random);
                 let said = format!("{role} crashes {}", told(at));
-                self.fatal(said, rules::crash(&role, at), Fatal::Crash(role));
+                self.add_fatal_rule(
+                    said,
+                    rules::kill_actor(&role, at),
+                    ExpectedFailure::Crash(role),
+                );
             }
             1 => {
-                let number = chance.within(1, 100);
+                let number = random.within(1, 100);
                 let said = format!("{host} fails with packet {number}");
-                self.fatal(said, rules::kill_after(&host, number), Fatal::Host(host));
+                self.add_fatal_rule(
+                    said,
+                    rules::kill_queue_pair_at(&host, number),
+                    ExpectedFailure::Host(host),
+                );
             }
             2 => {
-                let times = chance.one_of(&[30, 300, 3_000]);
+                let times = random.one_of(&[30, 300, 3_000]);
                 let said = format!("kills 1/{times}");
-                self.fatal(said, rules::kills(times), Fatal::AnyHost);
+                self.add_fatal_rule(
+                    said,
+                    rules::kill_queue_pair(times),
+                    ExpectedFailure::AnyHost,
+                );
             }
             _ => {
-                let (from, span) = (moment(chance), Duration::from_millis(1_500));
+                let (from, span) = (moment(random), Duration::from_millis(1_500));
                 let said = format!("{host} down {} for {span}", told(from));
-                self.fatal(said, rules::flap(&host, from, span), Fatal::Host(host));
+                self.add_fatal_rule(
+                    said,
+                    rules::link_down(&host, from, span),
+                    ExpectedFailure::Host(host),
+                );
             }
         }
     }
@@ -447,35 +474,35 @@ fn micros(count: u64) -> Duration {
 }
 
 /// A time at which rings are likely to be at work.
-fn moment(chance: &mut Chance) -> Instant {
-    let scale = 1 << chance.within(6, 14);
-    Instant::ZERO + micros(chance.within(scale / 2, scale))
+fn moment(random: &mut Random) -> Instant {
+    let scale = 1 << random.within(6, 14);
+    Instant::ZERO + micros(random.within(scale / 2, scale))
 }
 
-fn pace(chance: &mut Chance) -> Pace {
-    Pace {
-        batch: chance.one_of(&[1, 3, 16, 64]),
-        rests: chance.one_of(&[0, 0, 2, 10, 100]),
-        rest: micros(chance.one_of(&[1, 20, 400])),
-        cost: Duration::from_nanos(chance.one_of(&[0, 50, 1_000, 5_000])),
-        sleeps: chance.once_in(2),
-        holds: chance.once_in(3),
+fn pace(random: &mut Random) -> UsagePattern {
+    UsagePattern {
+        batch: random.one_of(&[1, 3, 16, 64]),
+        rests: random.one_of(&[0, 0, 2, 10, 100]),
+        rest: micros(random.one_of(&[1, 20, 400])),
+        cost: Duration::from_nanos(random.one_of(&[0, 50, 1_000, 5_000])),
+        sleeps: random.once_in(2),
+        holds: random.once_in(3),
     }
 }
 
 /// Machines are as their preset has them, or smaller: short packets, few at a time, caches that hold little.
-fn constants(chance: &mut Chance) -> Vec<(&'static str, &'static str)> {
+fn constants(random: &mut Random) -> Vec<(&'static str, &'static str)> {
     let mut all = Vec::new();
-    if chance.once_in(3) {
-        all.push(("link.mtu", chance.one_of(&["256", "1024"])));
+    if random.once_in(3) {
+        all.push(("link.mtu", random.one_of(&["256", "1024"])));
     }
-    if chance.once_in(3) {
-        all.push(("nic.burst", chance.one_of(&["1", "2", "16"])));
+    if random.once_in(3) {
+        all.push(("nic.burst", random.one_of(&["1", "2", "16"])));
     }
-    if chance.once_in(4) {
+    if random.once_in(4) {
         all.extend([("nic.icm", "8"), ("nic.mtt", "8"), ("nic.mpt", "8")]);
     }
-    if chance.once_in(4) {
+    if random.once_in(4) {
         all.push(("nic.max_inline", "0"));
     }
     all
@@ -483,15 +510,15 @@ fn constants(chance: &mut Chance) -> Vec<(&'static str, &'static str)> {
 
 /// Whether and how devices are paced: from hardly ever holding anything back to holding back and cutting nearly all.
 fn pacing(seed: u64) -> String {
-    let chance = &mut Chance::of(seed, &[2]);
-    if !chance.once_in(3) {
+    let random = &mut Random::of(seed, &[2]);
+    if !random.once_in(3) {
         return String::new();
     }
-    let line = chance.one_of(&[1, 4, 100]);
+    let line = random.one_of(&[1, 4, 100]);
     let mut options = format!(",pace,pace_line_rate_gbps={line},pace_min_rate_gbps=0.5");
     let mut set = |key: &str, values: &[u64]| {
-        if chance.once_in(2) {
-            let value = chance.one_of(values);
+        if random.once_in(2) {
+            let value = random.one_of(values);
             options += &format!(",pace_{key}={value}");
         }
     };
@@ -509,32 +536,32 @@ fn pacing(seed: u64) -> String {
 }
 
 /// What the two ends are made from, and what their devices promise.
-fn configs(is_group: bool, chance: &mut Chance) -> ([RingConfig; 2], Promises) {
+fn configs(is_group: bool, random: &mut Random) -> ([RingConfig; 2], Promises) {
     let mut promises = PROMISES;
     let modes = [Mode::Poll, Mode::Poll, Mode::Notify, Mode::Latency];
     let most = if is_group { 3 } else { 4 };
-    let mode = chance.one_of(&modes[..most]);
-    if mode == Mode::Latency && !chance.once_in(4) {
+    let mode = random.one_of(&modes[..most]);
+    if mode == Mode::Latency && !random.once_in(4) {
         // The model places bytes in order; no preset promises it.
         promises.in_order_within_write = u32::MAX;
     }
     let config = loop {
-        let config = config(mode, chance);
+        let config = config(mode, random);
         if config.settle().is_ok() {
             break config;
         }
     };
     let mut configs = [config.clone(), config];
     // One end that sleeps makes both.
-    if mode == Mode::Poll && chance.once_in(6) {
+    if mode == Mode::Poll && random.once_in(6) {
         let end = if is_group {
             1
         } else {
-            chance.below(2) as usize
+            random.below(2) as usize
         };
         configs[end].mode = Mode::Notify;
-    } else if mode != Mode::Latency && chance.once_in(6) {
-        match chance.once_in(2) {
+    } else if mode != Mode::Latency && random.once_in(6) {
+        match random.once_in(2) {
             true => promises.ordered_between_writes = false,
             false => promises.atomic_aligned_8 = false,
         }
@@ -546,30 +573,30 @@ fn configs(is_group: bool, chance: &mut Chance) -> ([RingConfig; 2], Promises) {
     (configs, promises)
 }
 
-fn config(mode: Mode, chance: &mut Chance) -> RingConfig {
-    let slots = chance.one_of(&[2, 3, 4, 5, 8, 16, 33, 128]);
-    let slot_size = chance.one_of(&[64, 64, 128, 192, 1024, 5120]);
+fn config(mode: Mode, random: &mut Random) -> RingConfig {
+    let slots = random.one_of(&[2, 3, 4, 5, 8, 16, 33, 128]);
+    let slot_size = random.one_of(&[64, 64, 128, 192, 1024, 5120]);
     let array = (slots as u64 - 1) * slot_size;
-    let framing = match chance.once_in(2) {
-        true => Framing::Fixed(chance.within(1, slot_size) as usize),
-        false => Framing::Variable(chance.within(0, array.min(60_000)) as usize),
+    let framing = match random.once_in(2) {
+        true => Framing::Fixed(random.within(1, slot_size) as usize),
+        false => Framing::Variable(random.within(0, array.min(60_000)) as usize),
     };
-    let every = |chance: &mut Chance| match chance.below(3) {
+    let every = |random: &mut Random| match random.below(3) {
         0 => None,
         1 => Some(1),
-        _ => Some(chance.within(1, u64::from(slots) - 1) as u32),
+        _ => Some(random.within(1, u64::from(slots) - 1) as u32),
     };
     RingConfig {
         slots,
         slot_size: Some(slot_size as usize),
-        transmit_every: every(chance),
-        publish_every: every(chance),
-        push_every: every(chance),
+        transmit_every: every(random),
+        publish_every: every(random),
+        push_every: every(random),
         framing,
         mode,
-        elastic: chance.one_of(&[None, None, Some(true), Some(false)]),
-        misaligned_by: chance.one_of(&[0, 0, 0, 8, 56]),
-        pages: chance.one_of(&[Pages::Ordinary, Pages::Ordinary, Pages::PreferHuge]),
+        elastic: random.one_of(&[None, None, Some(true), Some(false)]),
+        misaligned_by: random.one_of(&[0, 0, 0, 8, 56]),
+        pages: random.one_of(&[Pages::Ordinary, Pages::Ordinary, Pages::PreferHuge]),
         ..RingConfig::default()
     }
 }
@@ -577,7 +604,7 @@ fn config(mode: Mode, chance: &mut Chance) -> RingConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sabotage::{bounded, calm, rough};
+    use crate::mutation_tests::{bounded, plan_with_faults, plan_without_faults};
 
     #[test]
     fn everything_there_is_is_drawn() {
@@ -591,7 +618,7 @@ mod tests {
             ("one, held", |plan| !plan.is_group && plan.receiving.holds),
             ("senders of a host", |plan| plan.senders_host.is_some()),
             ("removed", |plan| plan.removes.is_some()),
-            ("kills", |plan| plan.fatal == Fatal::AnyHost),
+            ("kills", |plan| plan.fatal == ExpectedFailure::AnyHost),
             ("huge", |plan| plan.configs[0].pages == Pages::PreferHuge),
         ];
         for (what, is) in kinds {
@@ -608,10 +635,10 @@ mod tests {
 
     #[test]
     fn few_messages_are_drawn_where_each_takes_many_packets() {
-        assert_eq!(bounded(calm()).messages, 200);
-        let few = bounded(rough(600));
+        assert_eq!(bounded(plan_without_faults()).messages, 200);
+        let few = bounded(plan_with_faults(600));
         assert!((FEW..300).contains(&few.messages), "{few:?}");
-        let mut more = rough(600);
+        let mut more = plan_with_faults(600);
         (more.rings, more.removes) = (4, Some((2, 600)));
         let more = bounded(more);
         assert!((FEW..few.messages).contains(&more.messages), "{more:?}");

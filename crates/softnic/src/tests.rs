@@ -33,7 +33,7 @@ mod deaths;
 mod hostile;
 mod limits;
 mod many;
-mod onlookers;
+mod observers;
 mod other_user;
 mod private;
 mod refused;

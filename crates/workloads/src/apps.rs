@@ -6,17 +6,17 @@
 //! | [`flows`] | a network function that measures traffic | [`flows::Tap`] | [`flows::Monitor`] |
 //! | [`kv`] | a key-value store under YCSB's workload C | [`kv::Client`] | [`kv::Server`] |
 //! | [`http`] | a server of small files | [`http::Client`] | [`http::Server`] |
-//! | [`exchange`] | the loops of clients and servers | | |
+//! | [`request_response`] | the loops of clients and servers | | |
 //!
 //! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
 //! [`MessageReceiver`](headworks::ring::MessageReceiver) ends. The ends are handed to each step, so a message costs
 //! no dynamic dispatch. Except for [`flows::Capture::read`] none of them waits, reads a clock or does I/O. Each
 //! checks what it receives; a wrong message is an error.
 
-pub mod exchange;
 pub mod flows;
 pub mod http;
 pub mod kv;
+pub mod request_response;
 
 use headworks::ring::{RingError, SendError};
 
@@ -24,7 +24,7 @@ use crate::error::{Result, WorkloadError};
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum StepProgress {
     /// Something was sent or received; call the next step at once.
     Worked,
     /// Nothing could be done before the other side does something.
@@ -34,7 +34,7 @@ pub enum Progress {
     Done,
 }
 
-impl Progress {
+impl StepProgress {
     /// Of a step that sent and received so many messages.
     #[inline]
     fn of(messages: usize) -> Self {

@@ -10,10 +10,10 @@ use headworks::ring::RingConfig;
 use headworks_runtime::Actor;
 use serde::{Deserialize, Serialize};
 
+use crate::actor_pair::PairContext;
+use crate::actor_pair::Role;
 use crate::error::{Result, WorkloadError};
-use crate::pair::PairContext;
-use crate::pair::Role;
-pub use crate::report::Phase;
+pub use crate::report::PhaseResult;
 
 /// Bytes of a message.
 pub const SIZE: usize = 64;
@@ -25,7 +25,7 @@ pub const BURST: u32 = 32;
 
 /// How the receiving ends look for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Ends {
+pub enum RingLayout {
     /// One group: tails packed on its board.
     Group,
     /// Receivers by themselves, each with a tail's line of its own, asked one after the other.
@@ -34,7 +34,7 @@ pub enum Ends {
 
 /// What the senders do while the receiver counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Load {
+pub enum FaninLoad {
     /// Nothing: what is counted are looks in vain.
     Idle,
     /// Every ring in turn gets as many messages as there is room for, at most [`BURST`].
@@ -45,18 +45,18 @@ pub enum Load {
     Flood,
 }
 
-impl Load {
+impl FaninLoad {
     /// All of them, in the order in which they are measured.
     pub const ALL: [Self; 4] = [Self::Idle, Self::All, Self::One, Self::Flood];
 }
 
 /// One point to measure, as told to both parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
+pub struct FaninTask {
     /// How many rings.
     pub rings: usize,
     /// How they are received from.
-    pub ends: Ends,
+    pub ends: RingLayout,
     /// Measured time of each phase.
     pub run_ns: u64,
     /// Time before that, not measured.
@@ -69,7 +69,7 @@ fn config() -> RingConfig {
 }
 
 /// The actor of `task` that has the pair's role.
-pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
+pub fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     match pair.role {
         Role::Sender => sender::actor(task, pair),
         Role::Receiver => receiver::actor(task, pair),
@@ -83,24 +83,24 @@ fn failed(why: impl std::fmt::Display) -> WorkloadError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pair::testing::play_both;
+    use crate::actor_pair::testing::run_both;
     use crate::report::Report;
 
     #[test]
     fn every_load_is_received_from_any_number_of_rings() {
-        for ends in [Ends::Group, Ends::Separate] {
+        for ends in [RingLayout::Group, RingLayout::Separate] {
             for rings in [1, 3, 40] {
-                let task = Task {
+                let task = FaninTask {
                     rings,
                     ends,
                     run_ns: 2_000_000,
                     warm_ns: 200_000,
                 };
-                let [_, got] = play_both(move |pair| actor(&task, pair), "");
+                let [_, got] = run_both(move |pair| actor(&task, pair), "");
                 let Report::Phases(phases) = got else {
                     panic!("{got:?}");
                 };
-                assert_eq!(phases.len(), Load::ALL.len());
+                assert_eq!(phases.len(), FaninLoad::ALL.len());
                 assert!(phases.iter().all(|phase| phase.nanos > 0), "{phases:?}");
                 // Looks at least are counted, however busy the machine is.
                 assert!(phases[0].count > 0);

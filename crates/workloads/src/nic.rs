@@ -2,29 +2,29 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`flow`] | 64 bytes one way: WRITEs into polled memory, or SENDs into receives of an SRQ |
+//! | [`one_way_messages`] | 64 bytes one way: WRITEs into polled memory, or SENDs into receives of an SRQ |
 //! | [`one_sided`] | WRITEs over one queue pair or a thousand; into memory from anywhere, or the bare call |
 //! | [`footprint`] | what a connected queue pair takes |
-//! | [`wake`] | waking each other by completion channels, or by eventfds |
-//! | [`loaded`] | one verb over so many queue pairs, each so deep in requests, and what pacing says meanwhile |
-//! | [`timed`] | requests in batches, in flows, there and back, or call by call, timed |
-//! | [`end`] | an end's queue pairs and what they hang on; meeting the other end |
-//! | `source`, `work` | posting and polling; working again and again |
-//! | [`meter`] | the measured time |
+//! | [`wakeups`] | waking each other by completion channels, or by eventfds |
+//! | [`verb_load`] | one verb over so many queue pairs, each so deep in requests, and what pacing says meanwhile |
+//! | [`request_times`] | requests in batches, in flows, there and back, or call by call, timed |
+//! | [`endpoint`] | an end's queue pairs and what they hang on; meeting the other end |
+//! | `requester`, `repeated_work` | posting and polling; working again and again |
+//! | [`rate_meter`] | the measured time |
 
-pub mod end;
-pub mod flow;
+pub mod endpoint;
 pub mod footprint;
-pub mod loaded;
-pub mod meter;
 pub mod one_sided;
-pub(crate) mod source;
-pub mod timed;
-pub mod wake;
-mod work;
+pub mod one_way_messages;
+pub mod rate_meter;
+mod repeated_work;
+pub mod request_times;
+pub(crate) mod requester;
+pub mod verb_load;
+pub mod wakeups;
 
-pub use loaded::{Gait, Load, Verb, Watched};
-pub use timed::{Batches, CHAIN_MAX, Flows};
+pub use request_times::{Batches, CHAIN_MAX, Flows};
+pub use verb_load::{PostingOrder, SampledLoad, Verb, VerbLoad};
 
 use std::path::PathBuf;
 
@@ -32,16 +32,16 @@ use headworks::verbs::time::Duration;
 use headworks_runtime::Actor;
 use serde::{Deserialize, Serialize};
 
+use crate::actor_pair::PairContext;
 use crate::error::{Result, WorkloadError};
-use crate::pair::PairContext;
 
 /// What a pair of parts does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum What {
+pub enum NicWorkload {
     /// Messages of 64 bytes one way, posted in chains of so many.
     Flow {
         /// How they travel.
-        way: Way,
+        way: MessagePath,
         /// Requests per call, on both sides: 1 or 16.
         chain: usize,
     },
@@ -62,20 +62,20 @@ pub enum What {
         /// Bytes at a time.
         size: usize,
         /// By which way.
-        over: Over,
+        over: RemoteWritePath,
     },
     /// Waking each other in turn.
-    Wake(Waker),
+    Wake(WakeMethod),
     /// One verb, as much of it as goes.
-    Loaded(Load),
+    Loaded(VerbLoad),
     /// The same, timed.
     Batches(Batches),
     /// The same in flows, timed as a whole.
     Flows(Flows),
     /// As much of it as goes, looked at meanwhile.
-    Watched(Watched),
+    Sampled(SampledLoad),
     /// One message at a time, there and back.
-    PingPong(Load),
+    PingPong(VerbLoad),
     /// Short WRITEs, each call timed.
     Posts {
         /// Requests of a call.
@@ -85,7 +85,7 @@ pub enum What {
 
 /// How bytes get into another process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Over {
+pub enum RemoteWritePath {
     /// By WRITE.
     Verbs,
     /// By `process_vm_writev`.
@@ -94,7 +94,7 @@ pub enum Over {
 
 /// What wakes a sleeping end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Waker {
+pub enum WakeMethod {
     /// A SEND whose completion raises its completion channel.
     Channel,
     /// An eventfd.
@@ -103,7 +103,7 @@ pub enum Waker {
 
 /// How messages travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Way {
+pub enum MessagePath {
     /// WRITE into memory that the receiver polls.
     PolledMemory,
     /// SEND into receives of an SRQ, whose CQ the receiver polls.
@@ -112,21 +112,21 @@ pub enum Way {
 
 /// One point to measure, as told to both parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
+pub struct NicTask {
     /// What to do.
-    pub what: What,
+    pub what: NicWorkload,
     /// Measured time.
     pub run_ns: u64,
     /// Time before that, not measured.
     pub warm_ns: u64,
     /// Whether what is measured of several pairs begins when all are warm, and ends at the same time of all; of
-    /// [`What::Loaded`] and [`What::Watched`] only.
+    /// [`NicWorkload::Loaded`] and [`NicWorkload::Sampled`] only.
     pub together: bool,
     /// A private directory for names.
     pub dir: PathBuf,
 }
 
-impl Task {
+impl NicTask {
     /// Measured time.
     pub fn run(&self) -> Duration {
         Duration::from_nanos(self.run_ns)
@@ -140,7 +140,7 @@ impl Task {
 
 /// What a part is made of.
 struct Setup<'a> {
-    task: &'a Task,
+    task: &'a NicTask,
     pair: &'a PairContext,
 }
 
@@ -148,20 +148,22 @@ struct Setup<'a> {
 type Made = Result<Box<dyn Actor>>;
 
 /// The actor of `task` that has the pair's role.
-pub fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
+pub fn actor(task: &NicTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let setup = &Setup { task, pair };
     match task.what {
-        What::Flow { way, chain } => flow::part(way, chain, setup),
-        What::Spread { queue_pairs, chain } => one_sided::spread(queue_pairs, chain, setup),
-        What::Footprint { queue_pairs } => footprint::part(queue_pairs, setup),
-        What::Foreign { size, over } => one_sided::foreign(size, over, setup),
-        What::Loaded(load) => loaded::part(load, None, setup),
-        What::Batches(batches) => timed::batches(batches, setup),
-        What::Flows(flows) => timed::flows(flows, setup),
-        What::Watched(watched) => loaded::part(watched.load, Some(watched.every_ns), setup),
-        What::PingPong(load) => timed::ping_pong(load, setup),
-        What::Posts { chain } => timed::posts(chain, setup),
-        What::Wake(waker) => wake::part(waker, setup),
+        NicWorkload::Flow { way, chain } => one_way_messages::part(way, chain, setup),
+        NicWorkload::Spread { queue_pairs, chain } => one_sided::spread(queue_pairs, chain, setup),
+        NicWorkload::Footprint { queue_pairs } => footprint::part(queue_pairs, setup),
+        NicWorkload::Foreign { size, over } => one_sided::foreign(size, over, setup),
+        NicWorkload::Loaded(load) => verb_load::part(load, None, setup),
+        NicWorkload::Batches(batches) => request_times::batches(batches, setup),
+        NicWorkload::Flows(flows) => request_times::flows(flows, setup),
+        NicWorkload::Sampled(watched) => {
+            verb_load::part(watched.load, Some(watched.every_ns), setup)
+        }
+        NicWorkload::PingPong(load) => request_times::ping_pong(load, setup),
+        NicWorkload::Posts { chain } => request_times::posts(chain, setup),
+        NicWorkload::Wake(waker) => wakeups::part(waker, setup),
     }
 }
 

@@ -29,9 +29,9 @@ pub enum Report {
     /// From the doorbell to the completion, of each request in a batch.
     Delays(Vec<Quantiles>),
     /// What was seen of a load while it ran.
-    Looks(Vec<Look>),
+    PacingSamples(Vec<PacingSample>),
     /// What was counted of many rings, phase by phase.
-    Phases(Vec<Phase>),
+    Phases(Vec<PhaseResult>),
     /// Requests answered in a time, one after the other, and how long each took.
     Served {
         /// How many.
@@ -59,18 +59,18 @@ pub enum Report {
 
 /// What was seen at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Look {
+pub struct PacingSample {
     /// When, on the clock that all parts share.
     pub at_ns: u64,
     /// Requests that have ended so far.
     pub done: u64,
     /// What the pacing says; `None` where there is none.
-    pub pacing: Option<Pacing>,
+    pub pacing: Option<PacingState>,
 }
 
 /// What the pacing of an RNIC said.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pacing {
+pub struct PacingState {
     /// Bytes a second.
     pub rate: f64,
     /// The average delay, in nanoseconds.
@@ -85,7 +85,7 @@ pub struct Pacing {
 
 /// What was counted in one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Phase {
+pub struct PhaseResult {
     /// Messages, or looks in vain, each over all rings.
     pub count: u64,
     /// In this time.

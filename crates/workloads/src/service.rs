@@ -2,28 +2,28 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `requests` | one-sided requests of a caller: what is asked for, and whether the answer is right; in both worlds |
-//! | [`native`] | programs that speak verbs themselves; in both worlds |
-//! | [`simulated`] | the daemon's core and its applications on simulated hosts, and threads that share queue pairs |
-//! | [`hosts`] | two daemons, and the processes beside them, until they are dropped |
-//! | [`asking`] | applications that measure: messages, and one-sided requests |
-//! | `serving` | applications that are asked: over the service, and over TCP |
-//! | [`app`] | applications that are told what to do: they ask each other now and then, or hold connections |
+//! | `one_sided` | one-sided requests of a caller: what is asked for, and whether the answer is right; in both worlds |
+//! | [`native_verbs`] | programs that speak verbs themselves; in both worlds |
+//! | [`virtual_time`] | the daemon's core and its applications on simulated hosts, and threads that share queue pairs |
+//! | [`daemon_hosts`] | two daemons, and the processes beside them, until they are dropped |
+//! | [`load`] | applications that measure: messages, and one-sided requests |
+//! | `servers` | applications that are asked: over the service, and over TCP |
+//! | [`controlled_app`] | applications that are told what to do: they ask each other now and then, or hold connections |
 //! | [`control`] | processes that are told what to do |
 //! | [`rusage`] | what processes take of this machine |
-//! | [`chain`] | four processes that hand a message on through shared memory: what a way over two daemons takes at least |
+//! | [`shm_relay`] | four processes that hand a message on through shared memory: what a way over two daemons takes at least |
 
-pub mod app;
-pub mod asking;
-pub mod chain;
 pub mod control;
-pub mod hosts;
-pub mod native;
+pub mod controlled_app;
+pub mod daemon_hosts;
+pub mod load;
+pub mod native_verbs;
 pub mod rusage;
-pub mod simulated;
+pub mod shm_relay;
+pub mod virtual_time;
 
-mod requests;
-mod serving;
+mod one_sided;
+mod servers;
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -57,13 +57,13 @@ pub enum Role {
     /// A TCP server, which says its port.
     ServingTcp,
     /// An application that measures, and says what.
-    Asking(asking::Asking),
+    Load(load::LoadClient),
     /// An application that is told what to do.
-    App(app::App),
+    App(controlled_app::ControlledApp),
     /// A program with verbs of its own, whose memory others use.
-    Holding(native::Holding),
+    IdleQueuePairs(native_verbs::IdleQueuePairs),
     /// A link of a chain.
-    Link(chain::Link),
+    RelayHop(shm_relay::RelayHop),
 }
 
 type Result<T, E = WorkloadError> = std::result::Result<T, E>;
@@ -86,7 +86,7 @@ fn failed<E: Display>(what: &str) -> impl Fn(E) -> WorkloadError {
 }
 
 /// Does what this process was started for.
-pub(crate) fn play(role: &str) -> Result<()> {
+pub(crate) fn run_role(role: &str) -> Result<()> {
     // If the process that started it is killed, nothing else ends it.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("the parent's death"))?;
     let role: Role = serde_json::from_str(role).map_err(failed("role"))?;
@@ -95,12 +95,12 @@ pub(crate) fn play(role: &str) -> Result<()> {
             device,
             address,
             socket,
-        } => hosts::serve(&device, address, socket),
-        Role::Serving { socket, port } => serving::serve(&socket, port),
-        Role::ServingTcp => serving::serve_tcp(),
-        Role::Asking(asking) => control::say(&asking.measure()?),
-        Role::App(app) => app.play(),
-        Role::Holding(holding) => holding.play(),
-        Role::Link(link) => control::say(&link.play()?),
+        } => daemon_hosts::serve(&device, address, socket),
+        Role::Serving { socket, port } => servers::serve(&socket, port),
+        Role::ServingTcp => servers::serve_tcp(),
+        Role::Load(asking) => control::reply(&asking.measure()?),
+        Role::App(app) => app.run(),
+        Role::IdleQueuePairs(holding) => holding.run(),
+        Role::RelayHop(link) => control::reply(&link.run()?),
     }
 }

@@ -3,12 +3,12 @@
 use headworks_runtime::{Actor, ActorRegistry};
 use serde::{Deserialize, Serialize};
 
+use crate::actor_pair::PairContext;
+use crate::cpu_prices::CpuPrices;
 use crate::error::{Result, WorkloadError};
-use crate::pair::PairContext;
-use crate::preset::Prices;
 use crate::transports::job::Job;
-use crate::transports::part as transports;
-use crate::{fanin, nic, study};
+use crate::transports::transport_actor as transports;
+use crate::{case_studies, fanin, nic};
 
 /// Name of the actor that does any [`Task`].
 pub const ACTOR: &str = "workload";
@@ -19,11 +19,11 @@ pub enum Task {
     /// Messages over a transport.
     Messages(Job),
     /// A load on a NIC.
-    Nic(nic::Task),
+    Nic(nic::NicTask),
     /// One thread that receives from many rings.
-    FanIn(fanin::Task),
+    FanIn(fanin::FaninTask),
     /// An application over a transport.
-    Study(study::Task),
+    Study(case_studies::StudyTask),
 }
 
 macro_rules! into_task {
@@ -38,9 +38,9 @@ macro_rules! into_task {
 
 into_task!(
     Messages(Job),
-    Nic(nic::Task),
-    FanIn(fanin::Task),
-    Study(study::Task)
+    Nic(nic::NicTask),
+    FanIn(fanin::FaninTask),
+    Study(case_studies::StudyTask)
 );
 
 impl Task {
@@ -71,7 +71,7 @@ impl Task {
             Self::Nic(task) => task.run_ns.saturating_add(task.warm_ns),
             Self::FanIn(task) => {
                 let phase = task.run_ns.saturating_add(task.warm_ns);
-                phase.saturating_mul(fanin::Load::ALL.len() as u64)
+                phase.saturating_mul(fanin::FaninLoad::ALL.len() as u64)
             }
             Self::Study(task) => task.planned_ns,
         }
@@ -83,13 +83,13 @@ impl Task {
             Self::Messages(job) => transports::actor(job, pair),
             Self::Nic(task) => nic::actor(&task, pair),
             Self::FanIn(task) => fanin::actor(&task, pair),
-            Self::Study(task) => study::actor(task, pair),
+            Self::Study(task) => case_studies::actor(task, pair),
         }
     }
 }
 
 /// Adds the actor of every task to `cast`. In a world of virtual time processors pay `prices`.
-pub fn register(cast: &mut ActorRegistry, prices: Option<Prices>) {
+pub fn register(cast: &mut ActorRegistry, prices: Option<CpuPrices>) {
     cast.register(ACTOR, move |part| {
         let task = Task::from_bytes(&part.args)?;
         Ok(task.actor(&PairContext::new(part, prices))?)
@@ -99,7 +99,7 @@ pub fn register(cast: &mut ActorRegistry, prices: Option<Prices>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transports::job::{Buffering, Channel, Transport, Waiting, Workload};
+    use crate::transports::job::{Buffering, Channel, StreamKind, Waiting, Workload};
 
     #[test]
     fn tasks_travel_and_impossible_ones_are_refused() {
@@ -107,16 +107,16 @@ mod tests {
             touch: true,
             buffer: Some(4096),
             ..Job::new(
-                Channel::Stream(Transport::Tcp, Waiting::Blocking, Buffering::Buffered),
+                Channel::Stream(StreamKind::Tcp, Waiting::Blocking, Buffering::Buffered),
                 Workload::Load { per_second: 1.5e6 },
                 64,
                 std::time::Duration::from_nanos(15),
                 "/tmp/x".as_ref(),
             )
         };
-        let fan_in = fanin::Task {
+        let fan_in = fanin::FaninTask {
             rings: 3,
-            ends: fanin::Ends::Group,
+            ends: fanin::RingLayout::Group,
             run_ns: 10,
             warm_ns: 2,
         };
@@ -128,6 +128,6 @@ mod tests {
         }
         assert!(Task::from_bytes(b"{}").is_err());
         assert!(travelled(&Job { size: 1, ..job }.into()).is_err());
-        assert!(travelled(&fanin::Task { rings: 0, ..fan_in }.into()).is_err());
+        assert!(travelled(&fanin::FaninTask { rings: 0, ..fan_in }.into()).is_err());
     }
 }

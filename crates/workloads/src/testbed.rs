@@ -3,18 +3,18 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::sim::{Figures, Usage, is_simulated};
+use headworks::sim::{Usage, UsageMonitor, is_simulated};
 use headworks::verbs::{DeviceName, Duration};
 use headworks_runtime::{
     ActorOutcome, ActorRegistry, ActorSpec, InProcess, Scenario, ScenarioEvent, World,
 };
 
+use crate::actor_pair::{BEGIN, Role};
+use crate::cpu_affinity::allowed_cpus;
 use crate::error::{Result, WorkloadError};
-use crate::observer::Looks;
-use crate::pair::{BEGIN, Role};
-use crate::pin::allowed_cpus;
 use crate::report::Report;
 use crate::task::{ACTOR, Task};
+use crate::usage_samples::UsageSamples;
 
 /// Beyond the planned time, a pair has so long to connect and to report.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,9 +33,9 @@ pub struct Testbed<'a> {
     /// Set by an interrupt.
     pub stop: &'a AtomicBool,
     /// What plays count, where time is virtual.
-    pub figures: Option<Arc<Figures>>,
+    pub usage_monitor: Option<Arc<UsageMonitor>>,
     /// What the last one counted while it was measured.
-    pub counted: Arc<Mutex<Option<Usage>>>,
+    pub measured_usage: Arc<Mutex<Option<Usage>>>,
 }
 
 /// A directory for the names of one measurement.
@@ -88,16 +88,18 @@ impl Testbed<'_> {
 
     /// What the simulated machines counted while the last play was measured: `None` where there are none.
     pub fn usage(&self) -> Option<Usage> {
-        self.counted().clone()
+        self.measured_usage().clone()
     }
 
     /// The same, which is then forgotten.
     pub fn take_usage(&self) -> Option<Usage> {
-        self.counted().take()
+        self.measured_usage().take()
     }
 
-    fn counted(&self) -> MutexGuard<'_, Option<Usage>> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn measured_usage(&self) -> MutexGuard<'_, Option<Usage>> {
+        self.measured_usage
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The device of the sending parts or of the receiving ones: simulated ones are on two hosts.
@@ -135,14 +137,14 @@ impl Testbed<'_> {
         let mut running = running.map_err(|e| WorkloadError::at("stage", e))?;
         // On the world's own clock.
         let deadline = running.now() + allowed(task.planned_ns());
-        let mut looks = Looks::default();
-        *self.counted() = None;
+        let mut looks = UsageSamples::default();
+        *self.measured_usage() = None;
         let mut ready = 0;
         let mut reports: Vec<Option<Report>> = vec![None; names.len()];
         while names.iter().any(|name| running.outcome(name).is_none()) {
             let mut pause = Duration::from_millis(50);
-            if let Some(figures) = &self.figures {
-                looks.look(figures);
+            if let Some(usage_monitor) = &self.usage_monitor {
+                looks.sample(usage_monitor);
                 pause = Duration::from_nanos(looks.pause_ns());
             }
             match running.poll(pause) {
@@ -155,7 +157,7 @@ impl Testbed<'_> {
                                 told.map_err(|e| WorkloadError::at("stage", e))?;
                             }
                             // Nothing before is measured: looks are for what comes.
-                            looks = Looks::default();
+                            looks = UsageSamples::default();
                         }
                     }
                     report => {
@@ -190,10 +192,10 @@ impl Testbed<'_> {
         let reports: Option<Vec<Report>> = reports.into_iter().collect();
         let reports =
             reports.ok_or_else(|| WorkloadError("an actor ended without a report".into()))?;
-        if let Some(figures) = &self.figures {
-            looks.look(figures);
+        if let Some(usage_monitor) = &self.usage_monitor {
+            looks.sample(usage_monitor);
             let (began, ended) = measured(&reports);
-            *self.counted() = looks.between(began, ended);
+            *self.measured_usage() = looks.between(began, ended);
         }
         let (pairs, _) = reports.as_chunks::<2>();
         Ok(pairs.to_vec())

@@ -5,22 +5,22 @@
 //! Workloads are generic over it, so that a message costs no dynamic dispatch: one step of an actor
 //! moves a batch.
 
-pub mod bare;
+pub mod bare_ring;
 mod buffer;
+pub mod byte_stream;
+pub mod channel_designs;
+pub mod channel_names;
+pub mod channel_pair;
 pub mod cpu_cost;
-pub mod designs;
 pub mod job;
-pub mod local;
-pub mod message;
-pub mod names;
-pub mod oneway;
-pub mod part;
-pub mod ping;
-pub mod rings;
-pub mod stream;
+pub mod machine_limits;
+pub mod message_contents;
 #[cfg(test)]
-mod testing;
-pub mod verbs;
+mod mock_channel;
+pub mod one_way;
+pub mod ping_pong;
+pub mod transport_actor;
+pub mod verbs_connect;
 
 pub use crate::error::{Result, WorkloadError};
 
@@ -38,7 +38,7 @@ pub struct ArmNote {
 }
 
 /// Writes the contents of messages.
-pub trait Fill {
+pub trait MessageSource {
     /// Writes one message.
     fn fill(&mut self, message: &mut [u8]);
     /// The message that was written last could not be sent: the next is to be the same.
@@ -46,14 +46,14 @@ pub trait Fill {
 }
 
 /// Reads the contents of messages.
-pub trait Sink {
+pub trait MessageSink {
     /// Reads one message.
     fn take(&mut self, message: &[u8]);
 }
 
-/// What [`Arm::take`] found.
+/// What [`MessageTransport::take`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakeResult {
     /// So many messages; 0 for none at the moment.
     Messages(usize),
     /// The other end has finished and everything was taken.
@@ -61,17 +61,17 @@ pub enum Taken {
 }
 
 /// One end of a channel.
-pub trait Arm {
+pub trait MessageTransport {
     /// The processor time that its messages cost; `None` where time is not virtual.
-    fn price(&self) -> Option<cpu_cost::Price> {
+    fn price(&self) -> Option<cpu_cost::MessageCost> {
         None
     }
 
     /// Hands over at most `n` messages, each filled by `fill`; answers how many it accepted.
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize>;
+    fn offer<F: MessageSource>(&mut self, n: usize, fill: &mut F) -> Result<usize>;
 
     /// Takes at most `max` messages.
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken>;
+    fn take<S: MessageSink>(&mut self, max: usize, sink: &mut S) -> Result<TakeResult>;
 
     /// Puts what was accepted on its way; answers whether all of it is. Called when the sender
     /// has nothing more to send at the moment, so it must be cheap when there is nothing to do.

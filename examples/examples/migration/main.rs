@@ -22,10 +22,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use headworks::net::Interrupt;
-use headworks_examples::applications::{self, Args, go_on};
-use headworks_examples::hosts::Hosts;
-use headworks_examples::shell::{self, Failure, Outcome};
-use receiver::Arrival;
+use headworks_examples::local_hosts::LocalHosts;
+use headworks_examples::program::{self, Failure, Outcome};
+use headworks_examples::service_program::{self, Args, check_interrupt};
+use receiver::FileReceiver;
 
 const NAME: &str = "migration";
 const USAGE: &str = "usage: migration [FILE] | receive INTO [--socket PATH] [--port N] | \
@@ -38,14 +38,14 @@ const WRONG: u8 = b'w';
 const NAMED: u8 = b'n';
 
 fn main() -> ExitCode {
-    applications::run(NAME, |args, interrupt| match *args {
+    service_program::run(NAME, |args, interrupt| match *args {
         ["receive", ..] => {
             let args = Args::of(args, &["--socket", "--port"], USAGE)?;
             let [_, into] = args.words[..] else {
                 return Err(usage());
             };
             let port = args.port()?;
-            let arrival = Arrival::at(Path::new(into))?;
+            let arrival = FileReceiver::at(Path::new(into))?;
             receiver::receive(&args.service(NAME)?, port, arrival, interrupt)
         }
         ["send", ..] => {
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
                 [path] => Some(open(path)?),
                 _ => return Err(usage()),
             };
-            let hosts = Hosts::start(interrupt)?;
+            let hosts = LocalHosts::start(interrupt)?;
             let file = match file {
                 Some(file) => file,
                 None => made_up(hosts.directory(), interrupt)?,
@@ -73,9 +73,9 @@ fn main() -> ExitCode {
                 let args = ["receive", &copy.to_string_lossy()];
                 hosts.serve(1, &args, interrupt)?
             };
-            let to = *to.first().ok_or_else(shell::gone)?;
+            let to = *to.first().ok_or_else(program::gone)?;
             sender::send_file(&hosts.attach(0, NAME)?, to, file, interrupt)?;
-            receiver.dismiss()
+            receiver.finish()
         }
     })
 }
@@ -101,7 +101,7 @@ fn made_up(directory: &Path, interrupt: &Interrupt) -> Outcome<File> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut piece = vec![0; 1 << 20];
     for _ in 0..MADE_UP / piece.len() as u64 {
-        go_on(interrupt)?;
+        check_interrupt(interrupt)?;
         for word in piece.chunks_exact_mut(8) {
             state ^= state << 13;
             state ^= state >> 7;

@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 
 use headworks::net::Interrupt;
 use headworks::service::{Service, ServiceError};
-use headworks_examples::applications::{accept, patiently, receive_exact, send};
-use headworks_examples::shell::{Failure, Outcome, gone, say};
+use headworks_examples::program::{Failure, Outcome, gone, say};
+use headworks_examples::service_program::{accept, receive_exact, retry_until_interrupted, send};
 use tempfile::NamedTempFile;
 
 use crate::{NAMED, RIGHT, WRONG};
 
 /// A file that is to come. Under its name it is whole, or what was there before: until then it has another name in the
 /// same folder, and is removed if it does not come that far.
-pub(crate) struct Arrival {
+pub(crate) struct FileReceiver {
     file: NamedTempFile,
     into: PathBuf,
 }
 
-impl Arrival {
+impl FileReceiver {
     /// Whether a file can get that name is found out now, and not when it has come.
     pub(crate) fn at(into: &Path) -> Outcome<Self> {
         let wrong = |why: &str| Err(Failure::BadInput(format!("{}: {why}", into.display())));
@@ -53,10 +53,10 @@ impl Arrival {
 pub(crate) fn receive(
     service: &Service,
     port: u16,
-    arrival: Arrival,
+    arrival: FileReceiver,
     interrupt: &Interrupt,
 ) -> Outcome {
-    let Arrival { mut file, into } = arrival;
+    let FileReceiver { mut file, into } = arrival;
     let failed = |error: std::io::Error| Failure::Failed(format!("{}: {error}", into.display()));
     let listener = service.listen(port, 1)?;
     say(format!("receiving at port {}\n", listener.port()).as_bytes())?;
@@ -69,7 +69,7 @@ pub(crate) fn receive(
     let mut left = u64::from_le_bytes(len);
     let mut hash = crc32fast::Hasher::new();
     while left > 0 {
-        let took = patiently(&mut stream, interrupt, |stream| {
+        let took = retry_until_interrupted(&mut stream, interrupt, |stream| {
             let came = stream.peek()?;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(came.len());
             hash.update(&came[..len]);

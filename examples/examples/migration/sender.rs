@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use headworks::net::Interrupt;
-use headworks::service::{Loan, Memory, Service, ServiceError, Stream, Unreturned};
-use headworks_examples::applications::{connect, patiently, receive_exact, send};
-use headworks_examples::shell::{Failure, Outcome, say};
+use headworks::service::{Loan, ReclaimError, Service, ServiceError, SharedMemory, Stream};
+use headworks_examples::program::{Failure, Outcome, say};
+use headworks_examples::service_program::{connect, receive_exact, retry_until_interrupted, send};
 
 use crate::{NAMED, RIGHT};
 
@@ -30,7 +30,7 @@ pub(crate) fn send_file(
 ) -> Outcome {
     let len = file.metadata()?.len();
     let mut stream = connect(service, to, interrupt)?;
-    let mut lender = Lender::new(service)?;
+    let mut lender = LentMemory::new(service)?;
     let mut progress = Progress::new(len);
     let mut hash = crc32fast::Hasher::new();
     let began = Instant::now();
@@ -70,13 +70,13 @@ pub(crate) fn send_file(
 }
 
 /// Pieces of memory, some of which are lent.
-struct Lender {
-    spare: Vec<Memory>,
+struct LentMemory {
+    spare: Vec<SharedMemory>,
     /// The oldest first.
     lent: VecDeque<Loan>,
 }
 
-impl Lender {
+impl LentMemory {
     fn new(service: &Service) -> Outcome<Self> {
         let spare = (0..PIECES).map(|_| service.alloc(PIECE as u32));
         Ok(Self {
@@ -86,15 +86,15 @@ impl Lender {
     }
 
     /// A piece that can be written to: one that was never lent, or the oldest that was, once it was sent.
-    fn memory(&mut self, stream: &mut Stream, interrupt: &Interrupt) -> Outcome<Memory> {
+    fn memory(&mut self, stream: &mut Stream, interrupt: &Interrupt) -> Outcome<SharedMemory> {
         if let Some(memory) = self.spare.pop() {
             return Ok(memory);
         }
-        patiently(stream, interrupt, |stream| {
+        retry_until_interrupted(stream, interrupt, |stream| {
             let oldest = self.lent.pop_front().ok_or(ServiceError::Ended)?;
             stream
                 .reclaim(oldest)
-                .map_err(|Unreturned { loan, error }| {
+                .map_err(|ReclaimError { loan, error }| {
                     self.lent.push_front(loan);
                     error
                 })
@@ -104,12 +104,12 @@ impl Lender {
     fn lend(
         &mut self,
         stream: &mut Stream,
-        memory: Memory,
+        memory: SharedMemory,
         len: usize,
         interrupt: &Interrupt,
     ) -> Outcome {
         let mut memory = Some(memory);
-        let lent = patiently(stream, interrupt, |stream| {
+        let lent = retry_until_interrupted(stream, interrupt, |stream| {
             stream.lend_from(&mut memory, len)
         })?;
         self.lent.push_back(lent);

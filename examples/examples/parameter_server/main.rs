@@ -17,9 +17,9 @@ mod worker;
 use std::process::ExitCode;
 
 use headworks::net::Interrupt;
-use headworks_examples::applications::{self, Args};
-use headworks_examples::hosts::Hosts;
-use headworks_examples::shell::{self, Failure, Outcome};
+use headworks_examples::local_hosts::LocalHosts;
+use headworks_examples::program::{self, Failure, Outcome};
+use headworks_examples::service_program::{self, Args};
 
 const NAME: &str = "parameter_server";
 const USAGE: &str = "usage: parameter_server [ROUNDS] | serve [--servers N] [--socket PATH] [--port N] | \
@@ -36,7 +36,7 @@ const HELLO: usize = 4;
 const MANY: u64 = 64;
 
 fn main() -> ExitCode {
-    applications::run(NAME, |args, interrupt| match *args {
+    service_program::run(NAME, |args, interrupt| match *args {
         ["serve", ..] => {
             let args = Args::of(args, &["--servers", "--socket", "--port"], USAGE)?;
             if args.words.len() > 1 {
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         _ => {
             let args = Args::of(args, &[], USAGE)?;
             let rounds = rounds(&args.words)?;
-            let hosts = Hosts::start(interrupt)?;
+            let hosts = LocalHosts::start(interrupt)?;
             for each in [1, 4] {
                 both(&hosts, each, rounds, interrupt)?;
             }
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 }
 
 /// So many servers on one host, as many workers on the other.
-fn both(hosts: &Hosts, each: usize, rounds: u64, interrupt: &Interrupt) -> Outcome {
+fn both(hosts: &LocalHosts, each: usize, rounds: u64, interrupt: &Interrupt) -> Outcome {
     let args = ["serve", "--servers", &each.to_string()];
     let (servers, to) = hosts.serve(1, &args, interrupt)?;
     let workers = (0..each).map(|_| hosts.attach(0, NAME));
@@ -81,7 +81,7 @@ fn both(hosts: &Hosts, each: usize, rounds: u64, interrupt: &Interrupt) -> Outco
         rounds,
         interrupt,
     )?;
-    servers.dismiss()
+    servers.finish()
 }
 
 fn usage() -> Failure {
@@ -91,7 +91,7 @@ fn usage() -> Failure {
 fn rounds(words: &[&str]) -> Outcome<u64> {
     match *words {
         [] => Ok(ROUNDS),
-        [number] if shell::is_number(number) => shell::count(number),
+        [number] if program::is_number(number) => program::count(number),
         _ => Err(usage()),
     }
 }

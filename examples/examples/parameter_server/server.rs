@@ -5,8 +5,8 @@ use std::thread;
 
 use headworks::net::Interrupt;
 use headworks::service::{Listener, Service, Stream};
-use headworks_examples::applications::{accept, joined, receive, receive_exact, send};
-use headworks_examples::shell::{Failure, Outcome, gone, say};
+use headworks_examples::program::{Failure, Outcome, gone, say};
+use headworks_examples::service_program::{accept, join_all, receive, receive_exact, send};
 
 use crate::{HELLO, KEY, MANY, PAIRS, VALUE};
 
@@ -27,7 +27,7 @@ pub(crate) fn serve(servers: &[Service], port: u16, interrupt: &Interrupt) -> Ou
     thread::scope(|scope| {
         let serve = |listener| scope.spawn(move || serve_at(listener, interrupt));
         let threads: Vec<_> = listeners.iter().map(serve).collect();
-        joined(threads).map(drop)
+        join_all(threads).map(drop)
     })
 }
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use headworks::net::Interrupt;
 use headworks::service::{Service, Stream};
-use headworks_examples::applications::{connect, joined, receive_exact, send};
-use headworks_examples::shell::{Failure, Outcome, say};
+use headworks_examples::program::{Failure, Outcome, say};
+use headworks_examples::service_program::{connect, join_all, receive_exact, send};
 
 use crate::{PAIRS, VALUE};
 
@@ -31,7 +31,7 @@ pub(crate) fn work(
                 })
             })
             .collect();
-        joined(threads)
+        join_all(threads)
     })?;
     let longest = took.into_iter().max().unwrap_or_default();
     let each = longest.as_secs_f64() / rounds as f64;

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use headworks::net::Interrupt;
 use headworks::service::{Reader, Service, Stream};
-use headworks_examples::applications::{connect, joined, receive_exact, send};
-use headworks_examples::shell::{Failure, Outcome, gone, say};
+use headworks_examples::program::{Failure, Outcome, gone, say};
+use headworks_examples::service_program::{connect, join_all, receive_exact, send};
 
 use crate::wire::{ANSWER, Operation, REQUEST, Request, VALUE_MAX};
 
@@ -60,7 +60,7 @@ pub(crate) fn ask(
                 scope.spawn(move || converse(stream, keys, part, interrupt))
             })
             .collect();
-        joined(threads)
+        join_all(threads)
     })?;
     let bytes: u64 = done.into_iter().sum();
     let seconds = began.elapsed().as_secs_f64();
@@ -81,7 +81,7 @@ fn converse(mut stream: Stream, keys: u64, count: u64, interrupt: &Interrupt) ->
         let checks = scope.spawn(move || check(reader, &expected, interrupt));
         let sent = request(&mut stream, keys, count, &expect, interrupt);
         drop(expect);
-        let checked = joined(vec![checks]);
+        let checked = join_all(vec![checks]);
         // A wrong answer is why nothing is sent any more.
         Ok(checked?.into_iter().sum::<u64>() + sent?)
     })

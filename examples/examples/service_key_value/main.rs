@@ -16,9 +16,9 @@ mod wire;
 
 use std::process::ExitCode;
 
-use headworks_examples::applications::{self, Args};
-use headworks_examples::hosts::Hosts;
-use headworks_examples::shell::{self, Failure, Outcome};
+use headworks_examples::local_hosts::LocalHosts;
+use headworks_examples::program::{self, Failure, Outcome};
+use headworks_examples::service_program::{self, Args};
 
 const NAME: &str = "service_key_value";
 const USAGE: &str = "usage: service_key_value [COUNT] [--connections N] | serve [--socket PATH] [--port N] | \
@@ -27,11 +27,11 @@ const COUNT: u64 = 200_000;
 const CONNECTIONS: u64 = 4;
 
 fn main() -> ExitCode {
-    applications::run(NAME, |args, interrupt| {
+    service_program::run(NAME, |args, interrupt| {
         let known = |options| Args::of(args, options, USAGE);
         let count = |words: &[&str]| match *words {
             [] => Ok(COUNT),
-            [number] if shell::is_number(number) => shell::count(number),
+            [number] if program::is_number(number) => program::count(number),
             _ => Err(Failure::BadInput(USAGE.to_owned())),
         };
         match *args {
@@ -54,12 +54,12 @@ fn main() -> ExitCode {
                 let args = known(&["--connections"])?;
                 let count = count(&args.words)?;
                 let connections = connections(&args)?;
-                let hosts = Hosts::start(interrupt)?;
+                let hosts = LocalHosts::start(interrupt)?;
                 let (server, to) = hosts.serve(1, &["serve"], interrupt)?;
                 let service = hosts.attach(0, NAME)?;
-                let to = *to.first().ok_or_else(shell::gone)?;
+                let to = *to.first().ok_or_else(program::gone)?;
                 client::ask(&service, to, count, connections, interrupt)?;
-                server.dismiss()
+                server.finish()
             }
         }
     })

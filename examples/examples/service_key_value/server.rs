@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use headworks::net::Interrupt;
 use headworks::service::{Listener, Service, ServiceError, Stream};
-use headworks_examples::applications::go_on;
-use headworks_examples::shell::{Outcome, say};
+use headworks_examples::program::{Outcome, say};
+use headworks_examples::service_program::check_interrupt;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
@@ -57,7 +57,7 @@ fn wait(
         fds.push(PollFd::from_borrowed_fd(client.stream.fd()?, flags));
     }
     while poll(&mut fds, None) == Err(Errno::INTR) {}
-    go_on(interrupt)?;
+    check_interrupt(interrupt)?;
     let clients = fds.iter().skip(2);
     Ok(clients.map(|fd| !fd.revents().is_empty()).collect())
 }

@@ -1,14 +1,14 @@
 //! Every example as a user starts it: both processes, little work, and what it says of what is wrong.
 
-mod desk;
-mod service;
+mod test_env;
+mod with_daemons;
 
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use desk::{Desk, Side, within};
+use test_env::{ExampleProcess, TestEnv, wait_until};
 
 const EXAMPLES: [&str; 3] = ["flow_meter", "key_value", "http_server"];
 
@@ -19,7 +19,7 @@ fn both_sides_do_their_work() {
         ("key_value", "20000 requests in "),
         ("http_server", "20000 requests in "),
     ] {
-        let (code, out, complaint) = Desk::new().run(name, &["20000"]);
+        let (code, out, complaint) = TestEnv::new().run(name, &["20000"]);
         assert_eq!((code, &*complaint), (Some(0), ""), "{name}");
         assert!(out.starts_with(said), "{name}: {out}");
     }
@@ -27,17 +27,17 @@ fn both_sides_do_their_work() {
 
 #[test]
 fn sides_meet_under_a_name() {
-    let desk = Desk::new();
-    let listener = desk.listen("http_server", &[]);
-    let (code, file, complaint) = desk.run("http_server", &["get", "here", "/file"]);
+    let env = TestEnv::new();
+    let listener = env.listen("http_server", &[]);
+    let (code, file, complaint) = env.run("http_server", &["get", "here", "/file"]);
     assert_eq!((code, &*complaint), (Some(0), ""));
     assert_eq!(
         file.len(),
         1024 + file.bytes().filter(|byte| *byte > 127).count()
     );
     assert_eq!(listener.end().0, Some(0));
-    let listener = desk.listen("http_server", &[]);
-    let got = desk.run("http_server", &["get", "here", "/other"]);
+    let listener = env.listen("http_server", &[]);
+    let got = env.run("http_server", &["get", "here", "/other"]);
     let complaint = "http_server: /other: 404\n".to_owned();
     assert_eq!(got, (Some(1), String::new(), complaint));
     assert_eq!(listener.end().0, Some(0));
@@ -69,12 +69,12 @@ fn trace() -> Vec<u8> {
 
 #[test]
 fn a_trace_is_sent_and_counted() {
-    let desk = Desk::new();
-    let path = desk.dir.path().join("trace.pcap");
+    let env = TestEnv::new();
+    let path = env.dir.path().join("trace.pcap");
     std::fs::write(&path, trace()).expect("writes");
     let path = path.to_str().expect("a path");
-    let listener = desk.listen("flow_meter", &[]);
-    let sent = desk.run("flow_meter", &["send", "here", path]);
+    let listener = env.listen("flow_meter", &[]);
+    let sent = env.run("flow_meter", &["send", "here", path]);
     assert_eq!(sent, (Some(0), String::new(), String::new()));
     let (code, out, _) = listener.end();
     assert_eq!(code, Some(0));
@@ -89,8 +89,8 @@ fn a_trace_is_sent_and_counted() {
 
 #[test]
 fn bad_input_is_one_line_and_exit_code_2() {
-    let desk = Desk::new();
-    let trace = desk.dir.path().join("none.pcap");
+    let env = TestEnv::new();
+    let trace = env.dir.path().join("none.pcap");
     std::fs::write(&trace, [0; 100]).expect("writes");
     let trace = trace.to_str().expect("a path");
     let mut wrong: Vec<(&str, Vec<&str>, &str)> = vec![
@@ -109,13 +109,13 @@ fn bad_input_is_one_line_and_exit_code_2() {
         wrong.push((name, vec!["listen", "no/name"], "no/name"));
     }
     for (name, args, said) in wrong {
-        let (code, out, complaint) = desk.run(name, &args);
+        let (code, out, complaint) = env.run(name, &args);
         assert_eq!((code, &*out), (Some(2), ""), "{name} {args:?}: {complaint}");
         assert_eq!(complaint.lines().count(), 1, "{complaint}");
         assert!(complaint.contains(said), "{name} {args:?}: {complaint}");
     }
-    let _listener = desk.listen("key_value", &[]);
-    let (code, _, complaint) = desk.run("key_value", &["listen", "here"]);
+    let _listener = env.listen("key_value", &[]);
+    let (code, _, complaint) = env.run("key_value", &["listen", "here"]);
     assert_eq!(
         (code, complaint.lines().count()),
         (Some(2), 1),
@@ -126,8 +126,8 @@ fn bad_input_is_one_line_and_exit_code_2() {
 #[test]
 fn ctrl_c_ends_a_side_that_waits() {
     for name in EXAMPLES {
-        let desk = Desk::new();
-        let listener = desk.listen(name, &[]);
+        let env = TestEnv::new();
+        let listener = env.listen(name, &[]);
         listener.signal(Signal::INT);
         let (code, out, complaint) = listener.end();
         let line = format!("{name}: interrupted\n");
@@ -136,12 +136,12 @@ fn ctrl_c_ends_a_side_that_waits() {
 }
 
 /// Starts both sides with work for hours, in a process group of their own, and waits until they have met.
-fn busy(desk: &Desk, name: &str) -> Side {
-    let side = desk.start_with(name, &["100000000000"], |command| {
+fn busy(env: &TestEnv, name: &str) -> ExampleProcess {
+    let side = env.start_with(name, &["100000000000"], |command| {
         command.process_group(0);
     });
     // The listening side takes its name first, and gives it up once the other side is there.
-    desk.until("both sides", |entries| {
+    env.until("both sides", |entries| {
         let devices = entries.iter().filter(|entry| entry.starts_with("c."));
         devices.count() == 2 && !entries.iter().any(|entry| entry.starts_with("n."))
     });
@@ -151,25 +151,25 @@ fn busy(desk: &Desk, name: &str) -> Side {
 #[test]
 fn the_death_of_the_other_side_is_told_in_one_line() {
     for name in EXAMPLES {
-        let desk = Desk::new();
-        let mut caller = busy(&desk, name);
+        let env = TestEnv::new();
+        let mut caller = busy(&env, name);
         caller.signal(Signal::KILL);
         assert_eq!(caller.wait(), None);
-        desk.is_deserted();
+        env.assert_nobody_left();
         let line = format!("{name}: the other side is gone\n");
-        assert_eq!(caller.said(), [String::new(), line]);
+        assert_eq!(caller.output(), [String::new(), line]);
     }
 }
 
 #[test]
 fn ctrl_c_ends_both_sides_at_work() {
     for name in EXAMPLES {
-        let desk = Desk::new();
-        let mut caller = busy(&desk, name);
+        let env = TestEnv::new();
+        let mut caller = busy(&env, name);
         caller.signal(Signal::INT);
         let code = caller.wait();
-        desk.is_deserted();
-        let [out, complaint] = caller.said();
+        env.assert_nobody_left();
+        let [out, complaint] = caller.output();
         assert_eq!((code, &*out), (Some(130), ""), "{complaint}");
         let line = format!("{name}: interrupted\n");
         assert!(complaint.contains(&line), "{complaint}");
@@ -181,12 +181,12 @@ fn ctrl_c_ends_both_sides_at_work() {
 fn ctrl_c_at_a_terminal_is_nobodys_failure() {
     for name in EXAMPLES {
         for _ in 0..5 {
-            let desk = Desk::new();
-            let mut caller = busy(&desk, name);
+            let env = TestEnv::new();
+            let mut caller = busy(&env, name);
             kill_process_group(Pid::from_child(&caller.child), Signal::INT).expect("signals");
             let code = caller.wait();
-            desk.is_deserted();
-            let [out, complaint] = caller.said();
+            env.assert_nobody_left();
+            let [out, complaint] = caller.output();
             assert_eq!((code, &*out), (Some(130), ""), "{complaint}");
             let line = format!("{name}: interrupted");
             assert!(!complaint.is_empty());
@@ -200,19 +200,19 @@ fn ctrl_c_at_a_terminal_is_nobodys_failure() {
 /// One whose other side dies before it calls: of that one the listener has the end of a pipe.
 #[test]
 fn a_listener_that_was_started_for_a_caller_does_not_wait_for_ever() {
-    let desk = Desk::new();
-    let mut listener = desk.start_with("key_value", &["listen", "here"], |command| {
+    let env = TestEnv::new();
+    let mut listener = env.start_with("key_value", &["listen", "here"], |command| {
         command
             .env("HEADWORKS_EXAMPLE_STARTED", "1")
             .stdin(Stdio::piped());
     });
-    desk.until("a listener", |entries| {
+    env.until("a listener", |entries| {
         entries.iter().any(|entry| entry == "n.here")
     });
     assert!(listener.child.try_wait().expect("ours").is_none(), "waits");
     drop(listener.child.stdin.take());
     assert_eq!(listener.wait(), Some(1));
-    let [out, complaint] = listener.said();
+    let [out, complaint] = listener.output();
     let line = "key_value: the other side is gone\n";
     assert_eq!((&*out, &*complaint), ("", line));
 }
@@ -222,16 +222,16 @@ fn a_listener_that_was_started_for_a_caller_does_not_wait_for_ever() {
 #[test]
 fn of_many_that_call_at_once_one_is_served() {
     const CALLERS: usize = 4;
-    let desk = Desk::new();
-    let listener = desk.listen("http_server", &[]);
+    let env = TestEnv::new();
+    let listener = env.listen("http_server", &[]);
     // Not before it waits for callers: it may have the registry's lock, which they need.
-    within("a listener at rest", || listener.rests());
+    wait_until("a listener at rest", || listener.is_idle());
     listener.signal(Signal::STOP);
     let callers: Vec<_> = (0..CALLERS)
-        .map(|_| desk.start("http_server", &["get", "here"]))
+        .map(|_| env.start("http_server", &["get", "here"]))
         .collect();
     // The listener's socket, and one for each that nobody has accepted.
-    within("a call of each", || desk.sockets() == 1 + CALLERS);
+    wait_until("a call of each", || env.sockets() == 1 + CALLERS);
     listener.signal(Signal::CONT);
     let (code, out, complaint) = listener.end();
     assert_eq!((code, &*out, &*complaint), (Some(0), "", ""));

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{BringUp, Device, Gid, Lid, QueuePair};
 
-use super::hosts::{Stub, open};
+use super::fixtures::{StubQueuePair, open};
 use crate::input::Input;
 
 /// Whose limits are told; it does nothing else.
@@ -16,7 +16,7 @@ pub(super) fn device() -> &'static Arc<dyn Device> {
 
 pub(super) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let mut qp = Stub::new();
+    let mut qp = StubQueuePair::new();
     let first = input.byte();
     let mut info = device().info().clone();
     if first & 0x80 != 0 {

@@ -3,7 +3,7 @@
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{DeviceName, Provider};
 
-use super::hosts::fabric;
+use super::fixtures::registry;
 
 pub(super) fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
@@ -26,7 +26,7 @@ pub(super) fn run(bytes: &[u8]) {
         "{shown} is another device"
     );
     if name.kind() == "soft" {
-        match SoftProvider::on(fabric()).open(&name) {
+        match SoftProvider::on(registry()).open(&name) {
             Ok(device) => assert_eq!(device.info().name.name(), name.name()),
             Err(error) => assert!(
                 !error.to_string().contains('\n'),

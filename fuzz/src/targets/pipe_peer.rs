@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use headworks::pipe::{Direction, Patience, Pipe};
+use headworks::pipe::{Direction, Pipe, WaitOptions};
 use headworks_net::{Line, Listener, clock, dial};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{Device, Duration};
 
-use super::hosts::{fabric, open};
+use super::fixtures::{open, registry};
 use super::ring_peer::{GREETING, Peer, RECEIVES, SENDS};
 use crate::input::Input;
 
@@ -37,18 +37,18 @@ pub(super) fn run(bytes: &[u8]) {
         if listens {
             ours = scope.spawn(listen);
             let mut dialled = None;
-            super::hosts::until("a listener", || {
-                dialled = dial(&fabric(), NAME).ok();
+            super::fixtures::until("a listener", || {
+                dialled = dial(&registry(), NAME).ok();
                 dialled.is_some()
             });
             line = dialled;
         } else {
-            let listener = Listener::bind(&fabric(), NAME).expect("a free name");
+            let listener = Listener::bind(&registry(), NAME).expect("a free name");
             ours = scope.spawn(move || call(sends));
             line = listener.accept(soon()).ok();
         }
         if let Some(mut line) = line {
-            play(&mut input, &mut line, &device, listens, sends);
+            run_peer(&mut input, &mut line, &device, listens, sends);
         }
         // The line is closed: so the other side ends.
         ours.join().expect("no panic");
@@ -59,16 +59,16 @@ fn soon() -> headworks_verbs::Instant {
     clock::now() + Duration::from_secs(30)
 }
 
-fn patience() -> Patience<'static> {
-    Patience {
+fn patience() -> WaitOptions<'static> {
+    WaitOptions {
         deadline: Some(soon()),
-        ..Patience::default()
+        ..WaitOptions::default()
     }
 }
 
 fn listen() {
     let name = "soft:pipe".parse().expect("a device's name");
-    use_it(Pipe::listen(&name, NAME, patience()).ok());
+    exercise(Pipe::listen(&name, NAME, patience()).ok());
 }
 
 fn call(sends: bool) {
@@ -77,10 +77,10 @@ fn call(sends: bool) {
         true => Direction::ToListener,
         false => Direction::ToConnector,
     };
-    use_it(Pipe::connect(&name, NAME, direction, patience()).ok());
+    exercise(Pipe::connect(&name, NAME, direction, patience()).ok());
 }
 
-fn use_it(pipe: Option<Pipe>) {
+fn exercise(pipe: Option<Pipe>) {
     match pipe {
         Some(Pipe::Sender(sender)) => {
             let _ = sender.send_from(&mut &vec![7; 3 * SLOT][..], |_| {});
@@ -93,7 +93,7 @@ fn use_it(pipe: Option<Pipe>) {
 }
 
 /// The hostile side. `sends` is whether the other does.
-fn play(
+fn run_peer(
     input: &mut Input<'_>,
     line: &mut Line,
     device: &Arc<dyn Device>,
@@ -125,7 +125,7 @@ fn play(
     else {
         return;
     };
-    if !peer.learn(&theirs.payload) {
+    if !peer.parse_greeting(&theirs.payload) {
         return;
     }
     while !input.is_over() {

@@ -10,7 +10,7 @@ use headworks_shm::{
 };
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use super::hosts::fabric;
+use super::fixtures::registry;
 use crate::input::Input;
 
 const NAMES: [&str; 10] = [
@@ -31,7 +31,7 @@ const COMMON_NAMES: [&str; 4] = ["s.key.1.0", "s.key.1.1", "s.other.1.0", "s.key
 const COMMON_BYTES: usize = 64;
 
 pub(super) fn run(bytes: &[u8]) {
-    let fabric = fabric();
+    let fabric = registry();
     let mut input = Input::new(bytes);
     let us = ProcessId::current().expect("this process");
     let ours = record(us);
@@ -56,13 +56,13 @@ pub(super) fn run(bytes: &[u8]) {
             },
         };
         odd |= !put(&mut input, &fabric.path().join(file), entry);
-        use_it(&mut input, &fabric, &ours);
+        exercise(&mut input, &fabric, &ours);
     }
     drop((claim, common));
     clear(fabric.path());
     // Whatever was there, the registry serves who comes next.
     if !odd {
-        let fabric = super::hosts::fabric();
+        let fabric = super::fixtures::registry();
         let claim = fabric
             .claim_context(HostKey(2), &ours)
             .expect("it is empty");
@@ -150,7 +150,7 @@ fn put(input: &mut Input<'_>, path: &Path, entry: &[u8]) -> bool {
     }
 }
 
-fn use_it(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord) {
+fn exercise(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord) {
     match input.byte() % 8 {
         0 => {
             let _ = fabric.list_contexts();

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use headworks_ring::{Framing, Group, GroupConfig, Mode, RingConfig, RingId};
 use headworks_verbs::Device;
 
-use super::hosts::open;
+use super::fixtures::open;
 use super::ring_peer::Peer;
 use crate::input::Input;
 
@@ -47,7 +47,7 @@ pub(super) fn run(bytes: &[u8]) {
                 let which = input.below(peers.len());
                 let peer = &mut peers[which].0;
                 match input.byte() % 3 {
-                    0 => peer.act_on_board(&mut input, RINGS),
+                    0 => peer.write_tail_array(&mut input, RINGS),
                     _ => peer.act(&mut input, 64),
                 }
             }

@@ -9,7 +9,7 @@ use headworks_verbs::{
     QpInit, QpState, QpType, QueuePair, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr,
 };
 
-use super::hosts::{connect, open};
+use super::fixtures::{connect, open};
 use crate::input::Input;
 
 pub(super) const GREETING: usize = 63;
@@ -189,7 +189,7 @@ impl Peer {
     ) {
         assert_eq!(greeting.len(), GREETING, "the greeting is another now");
         connect((&**device, qp), (&**peer, &mut *self.qp)).expect("two queue pairs");
-        assert!(self.learn(greeting));
+        assert!(self.parse_greeting(greeting));
     }
 
     pub(super) fn queue_pair(&mut self) -> &mut dyn QueuePair {
@@ -197,7 +197,7 @@ impl Peer {
     }
 
     /// Takes from a greeting where the other end's memory is, and posts receives for its immediates.
-    pub(super) fn learn(&mut self, greeting: &[u8]) -> bool {
+    pub(super) fn parse_greeting(&mut self, greeting: &[u8]) -> bool {
         let remote = |at: usize| {
             let (addr, key) = greeting.get(at..at + 12)?.split_at(8);
             Some(RemoteAddr {
@@ -269,7 +269,7 @@ impl Peer {
     }
 
     /// Does something to a word near their cursor, of so many that there may be.
-    pub(super) fn act_on_board(&mut self, input: &mut Input<'_>, words: usize) {
+    pub(super) fn write_tail_array(&mut self, input: &mut Input<'_>, words: usize) {
         let offset = 8 * (input.below(2 * words) as i64 - words as i64);
         let to = self.cursor.plus(offset as u64);
         self.act_at(input, to, 0);

@@ -54,12 +54,12 @@ fn words(capacity: usize) -> usize {
 
 /// Stores into one word of the queue.
 #[derive(Clone, Copy)]
-struct Scribble {
+struct WordStore {
     at: usize,
     word: u64,
 }
 
-impl Scribble {
+impl WordStore {
     fn next(input: &mut Input<'_>, memory: &Memory, capacity: usize) -> Self {
         let slot = 16 + input.below(capacity) * 4;
         // The hints and the slots' own words are what is looked at; values can be anything.
@@ -96,7 +96,7 @@ pub(super) fn run(bytes: &[u8]) {
     let hammers: Vec<_> = match input.byte() {
         0..200 => Vec::new(),
         count => (0..count % 4 + 1)
-            .map(|_| Scribble::next(&mut input, &memory, capacity))
+            .map(|_| WordStore::next(&mut input, &memory, capacity))
             .collect(),
     };
     let stop = AtomicBool::new(false);
@@ -110,7 +110,7 @@ pub(super) fn run(bytes: &[u8]) {
                 }
             });
         }
-        use_it(&mut input, &memory, &queue, capacity);
+        exercise(&mut input, &memory, &queue, capacity);
         stop.store(true, Ordering::Relaxed);
     });
     memory.check(capacity);
@@ -124,7 +124,7 @@ pub(super) fn run(bytes: &[u8]) {
     memory.check(capacity);
 }
 
-fn use_it(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>, capacity: usize) {
+fn exercise(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>, capacity: usize) {
     let (mut pushes, mut pops) = (Vec::new(), Vec::new());
     // As many calls as a queue of this length can be busy with, a few times over.
     for _ in 0..256 {
@@ -133,7 +133,7 @@ fn use_it(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>, c
         }
         let who = u16::from(input.byte() % 4);
         match input.byte() % 16 {
-            0..5 => Scribble::next(input, memory, capacity).store(memory),
+            0..5 => WordStore::next(input, memory, capacity).store(memory),
             5 | 6 => drop(queue.push(who, &[input.u64(); 3])),
             7 => pushes.extend(queue.claim_push(who)),
             8 => drop(pushes.pop().map(|claim| queue.commit(claim, &[7; 3]))),

@@ -14,7 +14,7 @@ use headworks_verbs::{
     SendFlags, SendOp, SendWr,
 };
 
-use super::hosts::{fabric, open};
+use super::fixtures::{open, registry};
 use crate::input::Input;
 
 pub(super) const HOST: HostKey = HostKey(0x5eed);
@@ -22,10 +22,10 @@ const LINE: usize = 64;
 
 pub(super) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let fabric = fabric();
+    let fabric = registry();
     let victim = open("soft:victim");
     let (mut qp, cq, memory) = end(&victim);
-    let things = Things::new(&mut input, &fabric);
+    let things = FakeContext::new(&mut input, &fabric);
     let record = things.record(&mut input);
     let claim = fabric.claim_context(HOST, &record).expect("a free index");
     assert_eq!(claim.index, 0);
@@ -61,7 +61,7 @@ pub(super) fn run(bytes: &[u8]) {
 }
 
 /// What a record can lead to.
-pub(super) struct Things {
+pub(super) struct FakeContext {
     /// As long as a table, all zero.
     table: Arc<SharedSegment>,
     /// Where it holds something from the beginning.
@@ -72,7 +72,7 @@ pub(super) struct Things {
     file: std::fs::File,
 }
 
-impl Things {
+impl FakeContext {
     pub(super) fn new(input: &mut Input<'_>, fabric: &Arc<headworks_shm::Registry>) -> Self {
         let listed = fabric.list_contexts().expect("the registry");
         let (_, _, real) = listed.first().expect("the victim's");
@@ -188,10 +188,10 @@ impl Things {
     }
 }
 
-pub(super) type Ours = (Box<dyn QueuePair>, Arc<dyn CompletionQueue>, Region);
+pub(super) type LocalQp = (Box<dyn QueuePair>, Arc<dyn CompletionQueue>, Region);
 
 /// What a program needs to connect.
-pub(super) fn end(device: &Arc<dyn Device>) -> Ours {
+pub(super) fn end(device: &Arc<dyn Device>) -> LocalQp {
     let init = CqInit {
         depth: 16,
         ..CqInit::default()

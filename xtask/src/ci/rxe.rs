@@ -8,21 +8,26 @@ use crate::rxe;
 
 /// What runs inside, in this order. A minute each at most, but for the conformance suite
 /// and rings.
-const INSIDE: &[Inside] = &[
-    test("ibverbs", "devices", OWN, ""),
-    test("conformance", "ibv", OWN, IN_ONE_PROCESS),
-    test("conformance", "ibv", FEW, "between_processes"),
-    test("conformance", "differential", SOME, "of_libibverbs"),
+const GUEST_JOBS: &[GuestJob] = &[
+    test("ibverbs", "devices", AS_DECLARED, ""),
+    test("conformance", "ibv", AS_DECLARED, IN_ONE_PROCESS),
+    test("conformance", "ibv", KILL_CASES, "between_processes"),
+    test("conformance", "differential", FEW_PROGRAMS, "of_libibverbs"),
     // Cursors by WRITE with immediate, as rxe is declared; and where even the order of WRITEs is denied.
-    test("ring", "rings", OWN, NOT_SOFT),
-    test("ring", "rings", DENIED, "oracle threads"),
+    test("ring", "rings", AS_DECLARED, NOT_SOFT),
+    test("ring", "rings", UNORDERED, "oracle threads"),
     // Cursors and laps that are polled for.
     test("ring", "rings", POLLED, NOT_SOFT),
     test("baselines", "paper_baselines", POLLED, NOT_SOFT),
-    test("headworks", "pipe", OWN, ""),
-    test("headworks", "rdma", OWN, "--test-threads=1"),
-    test("cli", "command", OWN, "hosts:: rdma:: --test-threads=1"),
-    test("cli", "command", OWN, SERVICE),
+    test("headworks", "pipe", AS_DECLARED, ""),
+    test("headworks", "rdma", AS_DECLARED, "--test-threads=1"),
+    test(
+        "cli",
+        "command",
+        AS_DECLARED,
+        "pipe_between_hosts:: pipe_over_rdma:: --test-threads=1",
+    ),
+    test("cli", "command", AS_DECLARED, DAEMON_TESTS),
     headworks("demo --device ibv:rxe0 --peer-device ibv:rxe1"),
     headworks(
         "experiment run rxe-ring --quick --device ibv:rxe0 --peer-device ibv:rxe1 --out /tmp/results",
@@ -32,16 +37,16 @@ const INSIDE: &[Inside] = &[
 const SECONDS: u32 = 1200;
 
 /// The two devices as they declare themselves.
-const OWN: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1'";
+const AS_DECLARED: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1'";
 /// Hosts that are processes are slow to start there: the cases that kill some, and a few of the others.
-const FEW: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' \
-                   HEADWORKS_CASE=deaths::,killed,transfers::,partings::peer,matrix::remote_bad_key";
+const KILL_CASES: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' \
+                   HEADWORKS_CASE=deaths::,killed,transfers::,teardown::peer,matrix::remote_bad_key";
 /// Of the programs that both devices run, the first ones: each takes seconds.
-const SOME: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' PROPTEST_CASES=15";
+const FEW_PROGRAMS: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' PROPTEST_CASES=15";
 /// All cases, where hosts need no process of their own.
 const IN_ONE_PROCESS: &str = "--test-threads=1 between_two_devices on_one_device";
 /// The two devices without the only promise that rxe makes.
-const DENIED: &str =
+const UNORDERED: &str =
     "HEADWORKS_IBV='ibv:rxe0,ordered_between_writes=no;ibv:rxe1,ordered_between_writes=no'";
 /// The same with what rxe keeps in this machine, whose kernel copies by words: all that a ring can use.
 const POLLED: &str = "HEADWORKS_IBV='ibv:rxe0,atomic_aligned_8=yes,in_order_within_write=all;\
@@ -55,14 +60,14 @@ const NOT_SOFT: &str = "--test-threads=1 --skip hostile:: --skip unruly --skip k
 /// Daemons and their applications: streams, messages, memory of others', what is polled, who is killed, who means no
 /// good, and of C what goes ways of its own. Left out is what opens no device, or the soft one by name: the unit for
 /// systemd, what the service manager is told, files and command lines.
-const SERVICE: &str = "daemon:: operate:: polled:: remote:: datagrams:: casualties:: guests:: \
-                       c::c_uses_memory c::c_sends_and_receives --test-threads=1 \
+const DAEMON_TESTS: &str = "daemon:: daemon_operation:: daemon_polling:: daemon_remote_memory:: daemon_datagrams:: kills:: hostile_clients:: \
+                       c_library::c_uses_memory c_library::c_sends_and_receives --test-threads=1 \
                        --skip the_unit_is_one --skip the_service_manager --skip a_file_says \
                        --skip what_cannot_be_served";
 
 /// One thing that runs inside.
 #[derive(Clone, Copy)]
-enum Inside {
+enum GuestJob {
     /// A program of a package's tests, with these variables.
     Test {
         folder: &'static str,
@@ -79,8 +84,8 @@ const fn test(
     program: &'static str,
     variables: &'static str,
     args: &'static str,
-) -> Inside {
-    Inside::Test {
+) -> GuestJob {
+    GuestJob::Test {
         folder,
         program,
         variables,
@@ -88,13 +93,13 @@ const fn test(
     }
 }
 
-const fn headworks(args: &'static str) -> Inside {
-    Inside::Headworks(args)
+const fn headworks(args: &'static str) -> GuestJob {
+    GuestJob::Headworks(args)
 }
 
 /// The step.
 pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
-    if let Err(why) = rxe::missing() {
+    if let Err(why) = rxe::missing_programs() {
         let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
         return match required.split(',').any(|word| word == "rxe") {
             true => Err(format!("rxe is required: {why}")),
@@ -115,15 +120,15 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     }
 }
 
-/// A script that runs all of [`INSIDE`], whichever of them fails.
+/// A script that runs all of [`GUEST_JOBS`], whichever of them fails.
 fn script(suites: &[Suite]) -> Result<String, String> {
     let mut script = "failed=0\n\
                       began=$(date +%s)\n\
                       ended() { echo \"rxe: $1: $2, $(($(date +%s) - began)) s after the beginning\"; }\n"
         .to_owned();
-    for inside in INSIDE {
+    for inside in GUEST_JOBS {
         let (what, line) = match *inside {
-            Inside::Test {
+            GuestJob::Test {
                 folder,
                 program,
                 variables,
@@ -135,7 +140,7 @@ fn script(suites: &[Suite]) -> Result<String, String> {
                 let on = variables.replace('\'', "");
                 (format!("{on} {folder}/{program} {args}"), line)
             }
-            Inside::Headworks(args) => {
+            GuestJob::Headworks(args) => {
                 // Beside the folder of the test programs, as cargo builds it for those of its package.
                 let command = find(suites, "cli", "command")?;
                 let target = command.program.parent().and_then(Path::parent);
@@ -218,7 +223,7 @@ mod tests {
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
         // None of those programs is there.
-        assert_eq!(said.matches("FAILED").count(), INSIDE.len(), "{said}");
+        assert_eq!(said.matches("FAILED").count(), GUEST_JOBS.len(), "{said}");
         assert_eq!(output.status.code(), Some(1));
     }
 }

@@ -11,8 +11,8 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::PATIENCE;
-use super::hosts::say_number;
-use super::many::{Wire, is_to_wait, watch};
+use super::daemons::print_number;
+use super::many_connections::{TestSocket, is_to_wait, watch};
 
 const EVENTS: usize = 64;
 /// Bytes that are received at a time.
@@ -23,8 +23,8 @@ pub(super) fn run(socket: &str, connections: usize) -> anyhow::Result<()> {
     let service = Service::attach(Path::new(socket), "demo-echo")?;
     let listener = service.listen(0, connections as u32)?;
     let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("TCP")?;
-    say_number(listener.port())?;
-    say_number(tcp.local_addr().context("TCP")?.port())?;
+    print_number(listener.port())?;
+    print_number(tcp.local_addr().context("TCP")?.port())?;
     // Whoever is to connect, or the daemon with it, may be gone.
     let until = || clock::now() + PATIENCE;
     let streams = (0..connections).map(|_| Ok(listener.accept_by(Some(until()))?));
@@ -53,7 +53,7 @@ struct Echo<W> {
 }
 
 /// Until all have ended.
-fn echo<W: Wire>(wires: Vec<W>) -> anyhow::Result<()> {
+fn echo<W: TestSocket>(wires: Vec<W>) -> anyhow::Result<()> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("epoll")?;
     let mut all = Vec::new();
     for (number, mut wire) in (0..).zip(wires) {
@@ -96,7 +96,7 @@ fn echo<W: Wire>(wires: Vec<W>) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl<W: Wire> Echo<W> {
+impl<W: TestSocket> Echo<W> {
     /// Sends back what can be; `false` where the connection has ended.
     fn pass(&mut self, piece: &mut [u8]) -> anyhow::Result<bool> {
         loop {

@@ -1,10 +1,10 @@
 //! What follows from the facts.
 
-mod nic;
+mod rdma_device;
 
 use headworks::devices::{INSTALL_LIBIBVERBS, INSTALL_LIBRDMACM};
 
-use super::facts::{Facts, ManagerFile};
+use super::system_info::{ManagerFile, SystemInfo};
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,24 +71,24 @@ const OPEN_FILES_MIN: u64 = 4096;
 const SHM_BYTES_MIN: u64 = 16 << 20;
 
 /// All that there is to say, in the order in which to mend it.
-pub(super) fn advise(facts: &Facts) -> Vec<Finding> {
+pub(super) fn advise(facts: &SystemInfo) -> Vec<Finding> {
     let mut findings = match facts.devices.is_empty() {
         true => no_device(facts),
         false => vec![library(facts)],
     };
     for nic in &facts.devices {
-        findings.extend(nic::advise(facts, nic));
+        findings.extend(rdma_device::advise(facts, nic));
     }
     findings.extend(manager(facts));
     findings.push(memlock(facts));
     findings.push(open_files(facts));
-    if !facts.is_of_one {
+    if !facts.is_single_device {
         findings.extend(shm(facts));
     }
     findings.push(huge_pages(facts));
     findings.push(cores(facts));
     findings.extend(governor(facts));
-    if !facts.is_of_one {
+    if !facts.is_single_device {
         findings.extend(private_memory(facts));
     }
     findings
@@ -96,7 +96,7 @@ pub(super) fn advise(facts: &Facts) -> Vec<Finding> {
 
 /// Where there is no device, which is nothing that has to be mended: how to come by one, and what of its
 /// libraries is there.
-fn no_device(facts: &Facts) -> Vec<Finding> {
+fn no_device(facts: &SystemInfo) -> Vec<Finding> {
     let state = |check, missing: Option<&String>, install| match missing {
         None => Finding::good(check, "installed"),
         Some(why) => Finding::good(check, "not installed: an RDMA device would need it")
@@ -121,7 +121,7 @@ fn no_device(facts: &Facts) -> Vec<Finding> {
     ]
 }
 
-fn library(facts: &Facts) -> Finding {
+fn library(facts: &SystemInfo) -> Finding {
     match &facts.library {
         Some(Err(why)) => Finding::bad(Broken, "libibverbs", why)
             .because("the kernel has RDMA devices, and programs reach them by this library")
@@ -131,7 +131,7 @@ fn library(facts: &Facts) -> Finding {
 }
 
 /// Where there are devices: whether their programs can meet by the connection manager as well.
-fn manager(facts: &Facts) -> Option<Finding> {
+fn manager(facts: &SystemInfo) -> Option<Finding> {
     if facts.devices.is_empty() {
         return None;
     }
@@ -158,11 +158,11 @@ fn manager(facts: &Facts) -> Option<Finding> {
     })
 }
 
-fn memlock(facts: &Facts) -> Finding {
+fn memlock(facts: &SystemInfo) -> Finding {
     let Some(bytes) = facts.memlock else {
         return Finding::good("memlock", "unlimited");
     };
-    if facts.locks_freely {
+    if facts.may_lock_all_memory {
         return Finding::good("memlock", "unlimited for this user");
     }
     let found = format!("{} KiB may be locked", bytes >> 10);
@@ -178,7 +178,7 @@ fn memlock(facts: &Facts) -> Finding {
     }
 }
 
-fn open_files(facts: &Facts) -> Finding {
+fn open_files(facts: &SystemInfo) -> Finding {
     match facts.open_files {
         Some(most) if most < OPEN_FILES_MIN => {
             Finding::bad(Improvable, "open files", format!("{most} at most"))
@@ -190,7 +190,7 @@ fn open_files(facts: &Facts) -> Finding {
     }
 }
 
-fn shm(facts: &Facts) -> Option<Finding> {
+fn shm(facts: &SystemInfo) -> Option<Finding> {
     let bytes = facts.shm_bytes?;
     let found = format!("/dev/shm has {} MiB", bytes >> 20);
     if bytes >= SHM_BYTES_MIN {
@@ -204,7 +204,7 @@ fn shm(facts: &Facts) -> Option<Finding> {
     })
 }
 
-fn huge_pages(facts: &Facts) -> Finding {
+fn huge_pages(facts: &SystemInfo) -> Finding {
     let huge = &facts.huge;
     let found = format!("{} of {} pages of 2 MiB free", huge.free, huge.total);
     if huge.free > 0 || ["always", "advise", "within_size", "force"].contains(&&*huge.shmem) {
@@ -219,7 +219,7 @@ fn huge_pages(facts: &Facts) -> Finding {
         .mend("sysctl vm.nr_hugepages=512")
 }
 
-fn cores(facts: &Facts) -> Finding {
+fn cores(facts: &SystemInfo) -> Finding {
     match facts.cores {
         1 => Finding::bad(Improvable, "cores", "one core")
             .because("two ends that poll take turns on one core: let them wait (mode Notify) or give them two")
@@ -231,7 +231,7 @@ fn cores(facts: &Facts) -> Finding {
     }
 }
 
-fn governor(facts: &Facts) -> Option<Finding> {
+fn governor(facts: &SystemInfo) -> Option<Finding> {
     let slow: Vec<_> = facts
         .governors
         .iter()
@@ -252,7 +252,7 @@ fn governor(facts: &Facts) -> Option<Finding> {
     )
 }
 
-fn private_memory(facts: &Facts) -> Option<Finding> {
+fn private_memory(facts: &SystemInfo) -> Option<Finding> {
     let scope = facts.ptrace_scope?;
     if scope == 0 {
         return Some(Finding::good("private memory", "peers may copy it"));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::Context;
 use headworks::net::Interrupt;
 use headworks::pace::calibrate::{
-    BYTES, CalibrateError, Calibration, IDLE_SPREAD, ROUNDS, calibrate, name, peer_of,
+    BYTES, CalibrateError, Calibration, IDLE_SPREAD, ROUNDS, calibrate, default_peer, name,
 };
 use headworks::sim::{is_simulated, provider};
 use headworks::verbs::DeviceName;
@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::args::device;
-use crate::fail::{bad_input, print, tell};
+use crate::exit_status::{bad_input, print, tell};
 
 /// Which devices.
 #[derive(clap::Args)]
@@ -34,7 +34,7 @@ pub(crate) fn run(command: &Calibrate) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let device = &command.device;
     let peer = command.peer_device.clone();
-    let peer = peer.unwrap_or_else(|| peer_of(device));
+    let peer = peer.unwrap_or_else(|| default_peer(device));
     check(device, &peer)?;
     let bar = ProgressBar::new(0);
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
@@ -49,7 +49,7 @@ pub(crate) fn run(command: &Calibrate) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let found = found.map_err(|error| match error {
         CalibrateError::Open(error) => error.into(),
-        CalibrateError::Interrupted => crate::fail::interrupted(),
+        CalibrateError::Interrupted => crate::exit_status::interrupted(),
         other => anyhow::Error::new(other).context(format!("measuring {device}")),
     })?;
     match command.json {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use headworks::pace::{CONSTANTS, Constant};
 use serde_json::{Value, json};
 
-use crate::fail::print;
+use crate::exit_status::print;
 
 /// How they are listed.
 #[derive(clap::Args)]

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use headworks::pace::{Onlooker, onlookers};
+use headworks::pace::{Observer, observers};
 use serde_json::{Value, json};
 
 use super::{gbps, is_window, micros};
-use crate::fail::print;
+use crate::exit_status::print;
 
 /// How it is shown.
 #[derive(clap::Args)]
@@ -17,7 +17,7 @@ pub(crate) struct Status {
 }
 
 pub(crate) fn run(command: &Status) -> anyhow::Result<()> {
-    let all = onlookers()?;
+    let all = observers()?;
     if command.json {
         let all: Vec<_> = all.iter().map(in_json).collect();
         return print(&format!("{:#}\n", Value::Array(all)));
@@ -28,11 +28,11 @@ pub(crate) fn run(command: &Status) -> anyhow::Result<()> {
     print(&all.iter().map(in_text).collect::<String>())
 }
 
-fn in_text(onlooker: &Onlooker) -> String {
-    let (status, constants) = (onlooker.status(), onlooker.constants());
-    let mut text = format!("{}\n", onlooker.rnic());
+fn in_text(observer: &Observer) -> String {
+    let (status, constants) = (observer.status(), observer.constants());
+    let mut text = format!("{}\n", observer.rnic());
     // Writing to a string does not fail.
-    let _ = match is_window(onlooker) {
+    let _ = match is_window(observer) {
         true => writeln!(
             text,
             "    limits what is in flight, not the rate (pace_window)"
@@ -60,7 +60,7 @@ fn in_text(onlooker: &Onlooker) -> String {
         " the rate rises up to {} and falls from {} on",
         status.raise_below, status.lower_above,
     );
-    let pids: Vec<_> = onlooker.pids().iter().map(u32::to_string).collect();
+    let pids: Vec<_> = observer.pids().iter().map(u32::to_string).collect();
     let _ = writeln!(
         text,
         "    active queue pairs {}, completion queues {}; pid {}",
@@ -71,15 +71,15 @@ fn in_text(onlooker: &Onlooker) -> String {
     text
 }
 
-fn in_json(onlooker: &Onlooker) -> Value {
-    let (status, constants) = (onlooker.status(), onlooker.constants());
+fn in_json(observer: &Observer) -> Value {
+    let (status, constants) = (observer.status(), observer.constants());
     json!({
-        "rnic": onlooker.rnic(),
-        "pids": onlooker.pids(),
+        "rnic": observer.rnic(),
+        "pids": observer.pids(),
         "rate_bytes_per_s": status.rate_bytes_per_s,
         "line_rate_bytes_per_s": constants.line_rate(),
         "min_rate_bytes_per_s": constants.min_rate(),
-        "window": is_window(onlooker),
+        "window": is_window(observer),
         // 0 before the first.
         "delay_ns": status.delay.nanos(),
         "ratio": status.ratio,

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use headworks::devices::check;
 use headworks::net::Interrupt;
-use headworks::pace::{PaceStatus, onlookers, rnic};
+use headworks::pace::{PaceStatus, observers, rnic};
 use headworks::sim::is_simulated;
 use headworks::verbs::DeviceName;
-use headworks_experiments::files::Replacement;
+use headworks_experiments::atomic_file::AtomicFile;
 use headworks_experiments::format::grid::{Cell, Grid};
 use headworks_experiments::format::svg::{Axis, Figure, Series};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{gbps, micros};
 use crate::args::device;
-use crate::fail::{bad_input, tell};
-use crate::pause::sleeps_through;
+use crate::exit_status::{bad_input, tell};
+use crate::interruptible_sleep::sleep_unless_interrupted;
 
 /// Longest time, in seconds: a year.
 const FOR_MAX: u64 = 365 * 24 * 3600;
@@ -72,8 +72,8 @@ struct Sample {
 
 /// The files, which are there whole or not at all.
 struct Files {
-    csv: Replacement,
-    svg: Replacement,
+    csv: AtomicFile,
+    svg: AtomicFile,
     directory: PathBuf,
 }
 
@@ -85,7 +85,7 @@ impl Files {
         std::fs::create_dir_all(directory).map_err(|why| refused(directory, why))?;
         let file = |name| {
             let path = directory.join(name);
-            Replacement::of(&path).map_err(|why| refused(&path, why))
+            AtomicFile::of(&path).map_err(|why| refused(&path, why))
         };
         Ok(Self {
             csv: file("pace.csv")?,
@@ -116,15 +116,15 @@ pub(crate) fn run(command: &Trace) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let only = command.device.as_ref().map(named).transpose()?;
     // A registry that cannot be looked at is told of before anything is made.
-    onlookers()?;
+    observers()?;
     let files = Files::new(&command.out)?;
-    let mut watch = Watch {
+    let mut watch = TraceRecorder {
         only,
         began: Instant::now(),
         rnics: BTreeMap::new(),
         samples: Vec::new(),
     };
-    let ended = watch.watch(command, &interrupt);
+    let ended = watch.record(command, &interrupt);
     if watch.samples.is_empty() {
         tell("nothing was paced meanwhile: the table is empty");
     }
@@ -147,7 +147,7 @@ fn named(device: &DeviceName) -> anyhow::Result<String> {
     }
 }
 
-struct Watch {
+struct TraceRecorder {
     only: Option<String>,
     began: Instant,
     /// By name: in which order they were seen.
@@ -155,14 +155,14 @@ struct Watch {
     samples: Vec<Sample>,
 }
 
-impl Watch {
-    fn watch(&mut self, command: &Trace, interrupt: &Interrupt) -> anyhow::Result<()> {
+impl TraceRecorder {
+    fn record(&mut self, command: &Trace, interrupt: &Interrupt) -> anyhow::Result<()> {
         let interval = Duration::from_millis(command.interval_ms);
         let end = command.secs.map(Duration::from_secs);
         let bar = bar();
         let mut next = Duration::ZERO;
         let ended = loop {
-            if let Err(error) = self.look(&bar) {
+            if let Err(error) = self.take_samples(&bar) {
                 break Err(error);
             }
             if self.samples.len() >= SAMPLES_MAX {
@@ -179,8 +179,8 @@ impl Watch {
                 next += interval;
             }
             let until = end.map_or(next, |end| next.min(end));
-            if sleeps_through(interrupt, until.saturating_sub(now))? {
-                break Err(crate::fail::interrupted());
+            if sleep_unless_interrupted(interrupt, until.saturating_sub(now))? {
+                break Err(crate::exit_status::interrupted());
             }
             if end.is_some_and(|end| self.began.elapsed() >= end) {
                 break Ok(());
@@ -190,10 +190,10 @@ impl Watch {
         ended
     }
 
-    fn look(&mut self, bar: &ProgressBar) -> anyhow::Result<()> {
+    fn take_samples(&mut self, bar: &ProgressBar) -> anyhow::Result<()> {
         let is_new = self.samples.is_empty();
-        for onlooker in onlookers()? {
-            let rnic = onlooker.rnic();
+        for observer in observers()? {
+            let rnic = observer.rnic();
             if self.only.as_ref().is_some_and(|only| *only != rnic) {
                 continue;
             }
@@ -202,7 +202,7 @@ impl Watch {
             self.samples.push(Sample {
                 seconds: self.began.elapsed().as_secs_f64(),
                 rnic,
-                status: onlooker.status(),
+                status: observer.status(),
             });
         }
         let line = match (&self.only, self.names().first()) {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use headworks::sim::{CONSTANTS, Constant, Preset};
 use serde_json::{Map, Value, json};
 
-use crate::fail::{bad_input, print};
+use crate::exit_status::{bad_input, print};
 
 /// Which machines, and how.
 #[derive(clap::Args)]

@@ -8,7 +8,7 @@ use headworks::net::Interrupt;
 use headworks_soak as soak;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::fail::{Exit, FAILED, bad_input, print, tell};
+use crate::exit_status::{Exit, FAILED, bad_input, print, tell};
 
 /// Seeds that are run where nobody says which.
 const SEEDS: Range<u64> = 1..1001;
@@ -55,7 +55,7 @@ fn secs(text: &str) -> Result<u64, String> {
 
 /// What all seeds came to.
 #[derive(Default)]
-struct Sum {
+struct SoakTotals {
     /// The first.
     from: u64,
     seeds: u64,
@@ -84,9 +84,9 @@ pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
         .secs
         .map(|secs| Instant::now() + Duration::from_secs(secs));
     let bar = bar(&seeds);
-    let mut sum = Sum {
+    let mut sum = SoakTotals {
         from: seeds.start,
-        ..Sum::default()
+        ..SoakTotals::default()
     };
     for seed in seeds {
         if interrupt.is_raised() || until.is_some_and(|until| Instant::now() >= until) {
@@ -108,18 +108,18 @@ pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
     }
     bar.finish_and_clear();
     sum.print()?;
-    let Sum { seeds, failed, .. } = sum;
+    let SoakTotals { seeds, failed, .. } = sum;
     if failed > 0 {
         let line = format!("{failed} of {seeds} seeds failed");
         return Err(Exit { code: FAILED, line }.into());
     }
     if interrupt.is_raised() {
-        return Err(crate::fail::interrupted());
+        return Err(crate::exit_status::interrupted());
     }
     Ok(())
 }
 
-impl Sum {
+impl SoakTotals {
     fn print(&self) -> anyhow::Result<()> {
         let Self {
             from,

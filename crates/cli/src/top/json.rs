@@ -1,9 +1,9 @@
 //! A look as one line of JSON. Rates are there from the second look on.
 
-use headworks::census::{Census, ContextCensus, QueuePairCensus};
+use headworks::inspect::{Census, ContextCensus, QueuePairCensus};
 use serde_json::{Value, json};
 
-use super::rates::{Rate, Rates};
+use super::counter_rates::{Rate, Rates};
 
 pub(super) fn line(census: &Census, rates: Option<&Rates>) -> Value {
     let contexts: Vec<_> = census.contexts.iter().map(|c| context(c, rates)).collect();

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use headworks::census::{Census, ContextCensus, QueuePairCensus};
+use headworks::inspect::{Census, ContextCensus, QueuePairCensus};
 use headworks::verbs::{DeviceName, QpState};
 
-use super::rates::{Rate, Rates, moved};
+use super::counter_rates::{Rate, Rates, traffic_of};
 
 /// What was seen, and how it is shown.
-pub(super) struct Seen<'a> {
+pub(super) struct FabricView<'a> {
     pub(super) census: &'a Census,
     /// Since the look before, if there was one.
     pub(super) rates: Option<&'a Rates>,
@@ -20,7 +20,7 @@ pub(super) struct Seen<'a> {
     pub(super) queue_pairs: Option<usize>,
 }
 
-impl Seen<'_> {
+impl FabricView<'_> {
     pub(super) fn drawn(&self) -> String {
         let mut text = String::new();
         let contexts = &self.census.contexts;
@@ -65,7 +65,7 @@ impl Seen<'_> {
             in_state(QpState::Error),
             sum(|qp| qp.counters.sends_posted),
             sum(|qp| qp.counters.sends_outstanding()),
-            bytes(sum(|qp| moved(qp).1) as f64),
+            bytes(sum(|qp| traffic_of(qp).1) as f64),
             sum(|qp| qp.counters.received),
             bytes(sum(|qp| qp.counters.received_bytes) as f64),
         );
@@ -82,7 +82,7 @@ impl Seen<'_> {
             let _ = writeln!(text, "  {}", said.join(", "));
         }
         let cqs = &context.completion_queues;
-        let count = |f: fn(&&headworks::census::CompletionQueueCensus) -> bool| {
+        let count = |f: fn(&&headworks::inspect::CompletionQueueCensus) -> bool| {
             cqs.iter().filter(f).count()
         };
         let unpolled = cqs.iter().map(|cq| cq.counters.unpolled);
@@ -132,7 +132,7 @@ impl Seen<'_> {
         pairs.sort_by(|a, b| {
             let now = |qp| rate(qp).map_or(0.0, |rate: Rate| rate.requests);
             let by_rate = now(b).total_cmp(&now(a));
-            by_rate.then_with(|| moved(b).cmp(&moved(a)))
+            by_rate.then_with(|| traffic_of(b).cmp(&traffic_of(a)))
         });
         let _ = writeln!(
             text,
@@ -156,7 +156,7 @@ impl Seen<'_> {
                 format!("{:?}", qp.state).to_uppercase(),
                 counters.sends_posted,
                 counters.sends_outstanding(),
-                bytes(moved(qp).1 as f64),
+                bytes(traffic_of(qp).1 as f64),
                 counters.receives_outstanding(),
                 counters.received,
                 per_second(rate(qp)),

@@ -15,7 +15,7 @@ use headworks::runtime::testing;
 use headworks::service::{Service, ServiceError, Stream};
 use rustix::process::Signal;
 
-use crate::common::{self, Fabric, NOTICE, Side, until};
+use crate::test_env::{self, CommandProcess, NOTICE, TestEnv, until};
 
 /// Addresses and ports are this machine's: one pair of daemons at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -28,14 +28,14 @@ const PORT: &str = "17471";
 
 /// Two daemons on a fabric of their own.
 pub(crate) struct Daemons {
-    pub(crate) fabric: Fabric,
-    pub(crate) sides: Vec<Side>,
+    pub(crate) fabric: TestEnv,
+    pub(crate) sides: Vec<CommandProcess>,
 }
 
 impl Daemons {
     pub(crate) fn start() -> Self {
         let mut daemons = Self {
-            fabric: Fabric::new(),
+            fabric: TestEnv::new(),
             sides: Vec::new(),
         };
         daemons.sides = (0..2).map(|host| daemons.daemon(host)).collect();
@@ -58,18 +58,18 @@ impl Daemons {
         words.map(str::to_owned).to_vec()
     }
 
-    pub(crate) fn daemon(&self, host: usize) -> Side {
+    pub(crate) fn daemon(&self, host: usize) -> CommandProcess {
         self.daemon_with(host, &[])
     }
 
-    pub(crate) fn daemon_with(&self, host: usize, others: &[&str]) -> Side {
+    pub(crate) fn daemon_with(&self, host: usize, others: &[&str]) -> CommandProcess {
         let args = self.args(host);
         let own = args.iter().map(String::as_str);
         let words: Vec<&str> = own.chain(others.iter().copied()).collect();
-        let mut side = Side::start(&mut self.fabric.headworks(&words));
+        let mut side = CommandProcess::start(&mut self.fabric.headworks(&words));
         let socket = self.socket(host);
         until("the daemon", || {
-            assert!(!side.has_ended(), "{}", side.complaint());
+            assert!(!side.has_ended(), "{}", side.stderr_line());
             Service::attach(&socket, "looks").is_ok()
         });
         side
@@ -85,7 +85,7 @@ impl Daemons {
 
     /// An application of the first host's in a process of its own: this program again, of which it runs the test
     /// `name`, with the daemon's socket under `variable`.
-    pub(crate) fn another_process(&self, name: &str, variable: &str) -> Side {
+    pub(crate) fn another_process(&self, name: &str, variable: &str) -> CommandProcess {
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new(program);
         command
@@ -93,7 +93,7 @@ impl Daemons {
             .env(variable, self.socket(0))
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        Side::start(&mut command)
+        CommandProcess::start(&mut command)
     }
 
     /// Both end when they are told to, and leave nothing.
@@ -103,9 +103,9 @@ impl Daemons {
 
     /// The same; what each of them has said.
     pub(crate) fn end_saying(mut self) -> Vec<String> {
-        let ends = |(host, side): (usize, &mut Side)| {
+        let ends = |(host, side): (usize, &mut CommandProcess)| {
             side.signal(Signal::TERM);
-            let (ended, said) = (side.wait(), side.complaint());
+            let (ended, said) = (side.wait(), side.stderr_line());
             assert_eq!(ended.code(), Some(0), "{said}");
             let socket = self.fabric.file(&format!("{host}.sock"));
             assert!(!socket.exists(), "its socket is left");
@@ -203,7 +203,7 @@ pub(crate) fn locked() -> Locked {
     thread::spawn(move || {
         if watched.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             eprintln!("{name} has not ended after {PATIENCE:?}");
-            common::kill_children();
+            test_env::kill_children();
             std::process::exit(1);
         }
     });
@@ -506,9 +506,9 @@ fn what_cannot_be_served_is_told_in_one_line() {
     let _one = locked();
     let daemons = Daemons::start();
     let run = |words: &[&str]| {
-        let mut side = Side::start(&mut daemons.fabric.headworks(words));
+        let mut side = CommandProcess::start(&mut daemons.fabric.headworks(words));
         let code = side.wait().code();
-        (code, side.complaint())
+        (code, side.stderr_line())
     };
     let args = daemons.args(0);
     let again: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -552,7 +552,7 @@ fn hosts_of_either_family_meet() {
         println!("skipped: there is no IPv6 here");
         return;
     }
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let six: std::net::IpAddr = "::1".parse().unwrap();
     let addresses = [six, HOSTS[1].parse().unwrap()];
     let mut sides = Vec::new();
@@ -572,7 +572,7 @@ fn hosts_of_either_family_meet() {
                 "--socket",
                 &socket.display().to_string(),
             ];
-            sides.push(Side::start(&mut fabric.headworks(&words)));
+            sides.push(CommandProcess::start(&mut fabric.headworks(&words)));
             until("the daemon", || Service::attach(&socket, "looks").is_ok());
             Service::attach(&socket, "test").unwrap()
         })
@@ -595,7 +595,7 @@ fn hosts_of_either_family_meet() {
     drop(services);
     for side in &mut sides {
         side.signal(Signal::TERM);
-        assert_eq!(side.wait().code(), Some(0), "{}", side.complaint());
+        assert_eq!(side.wait().code(), Some(0), "{}", side.stderr_line());
     }
     fabric.is_clean();
 }

@@ -8,17 +8,17 @@ use std::sync::mpsc::{Receiver, channel};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::common::{Fabric, LIMIT, Side, bytes, until};
+use crate::test_env::{CommandProcess, LIMIT, TestEnv, bytes, until};
 
 /// A demonstration that runs, in a process group of its own, and its lines, of both kinds.
 struct Demo {
-    side: Side,
+    side: CommandProcess,
     lines: Receiver<String>,
     said: Vec<String>,
 }
 
 impl Demo {
-    fn start(fabric: &Fabric, args: &[&str]) -> Self {
+    fn start(fabric: &TestEnv, args: &[&str]) -> Self {
         let args: Vec<_> = ["demo"].iter().chain(args).copied().collect();
         let (from, to) = std::io::pipe().expect("a pipe");
         let errors = to.try_clone().expect("a descriptor");
@@ -30,7 +30,7 @@ impl Demo {
             .stderr(Stdio::from(errors))
             .process_group(0);
         Self {
-            side: Side::start(&mut command),
+            side: CommandProcess::start(&mut command),
             lines: lines(from),
             said: Vec::new(),
         }
@@ -84,12 +84,12 @@ impl Demo {
 }
 
 /// Where a demonstration has its temporary files.
-fn temporary(fabric: &Fabric) -> PathBuf {
+fn temporary(fabric: &TestEnv) -> PathBuf {
     fabric.file("tmp")
 }
 
 /// Nothing is left, in the registry or in the temporary folder.
-fn is_clean(fabric: &Fabric) {
+fn is_clean(fabric: &TestEnv) {
     fabric.is_clean();
     let left = std::fs::read_dir(temporary(fabric)).into_iter().flatten();
     let left: Vec<_> = left.flatten().map(|entry| entry.path()).collect();
@@ -134,7 +134,7 @@ fn verdict(sent: &[u8]) -> String {
 }
 
 /// Sends `path`, and ends the demonstration after the first part.
-fn sends(fabric: &Fabric, path: &Path, sent: &[u8]) {
+fn sends(fabric: &TestEnv, path: &Path, sent: &[u8]) {
     let mut demo = Demo::start(fabric, &[path.to_str().expect("UTF-8")]);
     assert_eq!(demo.until_it_says("at both ends"), verdict(sent));
     demo.side.signal(Signal::INT);
@@ -144,7 +144,7 @@ fn sends(fabric: &Fabric, path: &Path, sent: &[u8]) {
 
 #[test]
 fn a_file_and_a_directory_arrive() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let (file, directory) = (fabric.file("file"), fabric.file("directory"));
     let content = bytes(3_000_001);
     std::fs::write(&file, &content).expect("writes");
@@ -162,7 +162,7 @@ fn a_file_and_a_directory_arrive() {
 
 #[test]
 fn an_empty_file_arrives_and_everything_is_shown() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let file = fabric.file("empty");
     std::fs::write(&file, b"").expect("writes");
     let mut demo = Demo::start(&fabric, &[file.to_str().expect("UTF-8")]);
@@ -190,14 +190,14 @@ fn an_empty_file_arrives_and_everything_is_shown() {
 
 #[test]
 fn a_path_that_cannot_be_sent_is_one_line() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let missing = fabric.file("missing");
     for (path, says) in [
         (missing.to_str().expect("UTF-8"), "No such file"),
         ("/dev/null", "neither a file nor a directory"),
     ] {
-        let mut side = Side::start(&mut fabric.headworks(&["demo", path]));
-        let complaint = side.ends_with(2);
+        let mut side = CommandProcess::start(&mut fabric.headworks(&["demo", path]));
+        let complaint = side.expect_exit(2);
         assert!(
             complaint.contains(path) && complaint.contains(says),
             "{complaint}"
@@ -211,7 +211,7 @@ const BOTH_WAYS: &[bool] = &[true, false];
 
 /// Ctrl-C in the phase that begins with `words`, while `args` are sent.
 fn ctrl_c(args: &[&str], words: &str, ways: &[bool]) {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     for &at_terminal in ways {
         // On a busy machine the whole rest may be over before we press it.
         let pressed = (0..10).any(|_| Demo::start(&fabric, args).interrupt_at(words, at_terminal));
@@ -249,7 +249,7 @@ fn ctrl_c_between_messages_there_and_back() {
 /// Without the other process nothing goes on: whatever waits for it must see the signal itself.
 #[test]
 fn ctrl_c_while_the_other_process_stands_still() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let empty = fabric.file("empty");
     std::fs::write(&empty, b"").expect("writes");
     let empty = [empty.to_str().expect("UTF-8")];

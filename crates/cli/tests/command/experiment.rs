@@ -4,11 +4,11 @@ use std::io::{BufRead, BufReader, Read};
 
 use rustix::process::Signal;
 
-use crate::common::{Fabric, Side};
+use crate::test_env::{CommandProcess, TestEnv};
 
 #[test]
 fn ctrl_c_before_anything_was_measured_leaves_no_results() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let out = fabric.file("all/results");
     let place = out.display().to_string();
     let args = [
@@ -19,7 +19,7 @@ fn ctrl_c_before_anything_was_measured_leaves_no_results() {
         "--out",
         &place,
     ];
-    let mut side = Side::start(&mut fabric.headworks(&args));
+    let mut side = CommandProcess::start(&mut fabric.headworks(&args));
     let mut errors = BufReader::new(side.0.stderr.take().expect("standard error"));
     let mut said = String::new();
     errors.read_line(&mut said).expect("a line");
@@ -34,12 +34,12 @@ fn ctrl_c_before_anything_was_measured_leaves_no_results() {
 
 #[test]
 fn an_experiment_that_is_about_rdma_devices_takes_none_in_silence() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let out = fabric.file("results");
     let place = out.display().to_string();
     let args = ["experiment", "run", "rxe-ring", "--quick", "--out", &place];
-    let mut side = Side::start(&mut fabric.headworks(&args));
-    let said = side.ends_with(2);
+    let mut side = CommandProcess::start(&mut fabric.headworks(&args));
+    let said = side.expect_exit(2);
     assert!(
         said.contains("rxe-ring") && said.contains("ibv:NAME") && said.contains("--device"),
         "{said}"

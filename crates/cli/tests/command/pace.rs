@@ -5,29 +5,29 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::common::{Fabric, Side, open, until};
+use crate::test_env::{CommandProcess, TestEnv, open, until};
 
 /// What a command that ends well says on standard output.
-fn said(fabric: &Fabric, args: &[&str]) -> String {
+fn stdout_of(fabric: &TestEnv, args: &[&str]) -> String {
     let all: Vec<_> = std::iter::once("pace")
         .chain(args.iter().copied())
         .collect();
-    let mut side = Side::start(fabric.headworks(&all).stdout(Stdio::piped()));
+    let mut side = CommandProcess::start(fabric.headworks(&all).stdout(Stdio::piped()));
     let mut text = String::new();
     let mut out = side.0.stdout.take().expect("a pipe");
     out.read_to_string(&mut text).expect("reads");
-    side.ends_with(0);
+    side.expect_exit(0);
     text
 }
 
 /// Two processes, the second of which keeps a device busy that both or it alone pace.
-struct Busy {
-    listener: Side,
-    connector: Side,
+struct StreamingPipe {
+    listener: CommandProcess,
+    connector: CommandProcess,
 }
 
-impl Busy {
-    fn on(fabric: &Fabric, listening: &str, connecting: &str) -> Self {
+impl StreamingPipe {
+    fn on(fabric: &TestEnv, listening: &str, connecting: &str) -> Self {
         let args = ["--device", listening];
         let listener = fabric.listen(&args, "busy", Stdio::null(), Stdio::null());
         let args = ["--device", connecting];
@@ -42,26 +42,26 @@ impl Busy {
 
 #[test]
 fn nobody_who_paces_is_said_and_no_registry_is_made() {
-    let fabric = Fabric::new();
-    let text = said(&fabric, &["status"]);
+    let fabric = TestEnv::new();
+    let text = stdout_of(&fabric, &["status"]);
     assert_eq!(text, "no process of this user paces an RNIC now\n");
-    assert_eq!(said(&fabric, &["status", "--json"]), "[]\n");
+    assert_eq!(stdout_of(&fabric, &["status", "--json"]), "[]\n");
     assert!(!fabric.registry().exists());
 }
 
 #[test]
 fn who_paces_is_seen_with_its_own_constants_until_it_is_killed() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     // One that does not pace is there, too.
     let paced =
         "soft:h1,pace_line_rate_gbps=4,pace_min_rate_gbps=1,pace_init_alpha=3,pace_init_beta=8";
-    let mut busy = Busy::on(&fabric, "soft:h2", paced);
+    let mut busy = StreamingPipe::on(&fabric, "soft:h2", paced);
     let pid = busy.connector.0.id();
     until("the RNIC at work", || {
-        let text = said(&fabric, &["status"]);
+        let text = stdout_of(&fabric, &["status"]);
         text.contains("active queue pairs 1,") && !text.contains("no delay")
     });
-    let text = said(&fabric, &["status"]);
+    let text = stdout_of(&fabric, &["status"]);
     for wanted in [
         "soft:h1\n",
         "Gbit/s, of 1 to 4;",
@@ -71,7 +71,7 @@ fn who_paces_is_seen_with_its_own_constants_until_it_is_killed() {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
     assert!(!text.contains("soft:h2"), "{text}");
-    let json = said(&fabric, &["status", "--json"]);
+    let json = stdout_of(&fabric, &["status", "--json"]);
     for wanted in [
         "\"rnic\": \"soft:h1\"",
         "\"line_rate_bytes_per_s\": 500000000",
@@ -84,20 +84,20 @@ fn who_paces_is_seen_with_its_own_constants_until_it_is_killed() {
     assert!(!busy.connector.has_ended() && !busy.listener.has_ended());
     busy.connector.0.kill().expect("kills");
     busy.connector.wait();
-    assert!(said(&fabric, &["status"]).starts_with("no process"));
+    assert!(stdout_of(&fabric, &["status"]).starts_with("no process"));
     drop(busy);
     fabric.is_clean_after_next_user();
 }
 
 #[test]
 fn processes_that_pace_one_rnic_are_seen_together() {
-    let fabric = Fabric::new();
-    let busy = Busy::on(&fabric, "soft:h2,pace_window=1", "soft:h2,pace_window=1");
+    let fabric = TestEnv::new();
+    let busy = StreamingPipe::on(&fabric, "soft:h2,pace_window=1", "soft:h2,pace_window=1");
     let mut pids = [busy.listener.0.id(), busy.connector.0.id()];
     pids.sort_unstable();
     let wanted = format!("completion queues 2; pid {}, {}\n", pids[0], pids[1]);
-    until("both", || said(&fabric, &["status"]).contains(&wanted));
-    let text = said(&fabric, &["status"]);
+    until("both", || stdout_of(&fabric, &["status"]).contains(&wanted));
+    let text = stdout_of(&fabric, &["status"]);
     assert_eq!(text.lines().next(), Some("soft:h2"));
     // There is no rate then.
     assert!(
@@ -107,7 +107,7 @@ fn processes_that_pace_one_rnic_are_seen_together() {
 }
 
 /// The rows of a table, without its header, which is looked at.
-fn rows(fabric: &Fabric, dir: &str) -> Vec<Vec<String>> {
+fn rows(fabric: &TestEnv, dir: &str) -> Vec<Vec<String>> {
     let path = fabric.file(dir).join("pace.csv");
     let text = std::fs::read_to_string(path).expect("a table");
     let mut lines = text.lines();
@@ -122,7 +122,7 @@ fn rows(fabric: &Fabric, dir: &str) -> Vec<Vec<String>> {
     lines.map(cells).collect()
 }
 
-fn files(fabric: &Fabric, dir: &str) -> Vec<String> {
+fn files(fabric: &TestEnv, dir: &str) -> Vec<String> {
     let all = std::fs::read_dir(fabric.file(dir)).expect("a directory");
     let names = all.map(|entry| entry.expect("an entry").file_name());
     let mut names: Vec<_> = names
@@ -134,10 +134,10 @@ fn files(fabric: &Fabric, dir: &str) -> Vec<String> {
 
 #[test]
 fn a_trace_has_what_was_paced_until_an_interrupt() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let out = fabric.file("out");
     let out = out.to_str().expect("a path");
-    let mut trace = Side::start(&mut fabric.headworks(&[
+    let mut trace = CommandProcess::start(&mut fabric.headworks(&[
         "pace",
         "trace",
         "--interval-ms",
@@ -153,7 +153,7 @@ fn a_trace_has_what_was_paced_until_an_interrupt() {
     let mut first = vec![0; waits.len()];
     stderr.read_exact(&mut first).expect("a line");
     assert_eq!(String::from_utf8_lossy(&first), waits);
-    let mut busy = Busy::on(
+    let mut busy = StreamingPipe::on(
         &fabric,
         "soft:h2,pace",
         "soft:h1,pace_line_rate_gbps=4,pace_min_rate_gbps=1",
@@ -188,7 +188,7 @@ fn a_trace_has_what_was_paced_until_an_interrupt() {
 
 #[test]
 fn what_a_killed_trace_left_behind_goes_with_the_next_and_what_a_living_one_has_stays() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let out = fabric.file("out");
     let out = out.to_str().expect("a path");
     let args = ["pace", "trace", "--out", out];
@@ -197,18 +197,18 @@ fn what_a_killed_trace_left_behind_goes_with_the_next_and_what_a_living_one_has_
         let all = all.map(|all| all.flatten().count());
         all.unwrap_or(0) >= most
     };
-    let mut killed = Side::start(&mut fabric.headworks(&args));
+    let mut killed = CommandProcess::start(&mut fabric.headworks(&args));
     until("its files", || has(2));
     killed.signal(Signal::KILL);
     killed.wait();
     assert_eq!(files(&fabric, "out").len(), 2);
-    let mut living = Side::start(&mut fabric.headworks(&args));
+    let mut living = CommandProcess::start(&mut fabric.headworks(&args));
     // It says so once it has its own files.
     let mut stderr = living.0.stderr.take().expect("a pipe");
     stderr.read_exact(&mut [0; 1]).expect("a line");
     assert_eq!(files(&fabric, "out").len(), 2);
     let for_a_second = ["pace", "trace", "--out", out, "--for", "1"];
-    let mut next = Side::start(&mut fabric.headworks(&for_a_second));
+    let mut next = CommandProcess::start(&mut fabric.headworks(&for_a_second));
     assert_eq!(next.wait().code(), Some(0));
     assert_eq!(files(&fabric, "out").len(), 4);
     living.signal(Signal::INT);
@@ -218,14 +218,15 @@ fn what_a_killed_trace_left_behind_goes_with_the_next_and_what_a_living_one_has_
 
 #[test]
 fn a_trace_of_nothing_is_an_empty_table() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let out = fabric.file("out");
     let out = out.to_str().expect("a path");
-    let mut trace =
-        Side::start(&mut fabric.headworks(&["pace", "trace", "--for", "1", "--out", out]));
+    let mut trace = CommandProcess::start(
+        &mut fabric.headworks(&["pace", "trace", "--for", "1", "--out", out]),
+    );
     assert_eq!(trace.wait().code(), Some(0));
     assert_eq!(
-        trace.complaint(),
+        trace.stderr_line(),
         format!(
             "nothing is paced yet: waiting\nnothing was paced meanwhile: the table is empty\n\
              written: {out}/pace.csv, pace.svg\n"
@@ -237,8 +238,8 @@ fn a_trace_of_nothing_is_an_empty_table() {
 
 #[test]
 fn base_delays_of_the_software_rnic_are_options_that_open_it() {
-    let fabric = Fabric::new();
-    let mut side = Side::start(
+    let fabric = TestEnv::new();
+    let mut side = CommandProcess::start(
         fabric
             .headworks(&["pace", "calibrate"])
             .stdout(Stdio::piped()),
@@ -248,7 +249,7 @@ fn base_delays_of_the_software_rnic_are_options_that_open_it() {
     out.read_to_string(&mut text).expect("reads");
     assert_eq!(side.wait().code(), Some(0));
     // A machine that is busy with other tests is told of.
-    let complaint = side.complaint();
+    let complaint = side.stderr_line();
     assert!(
         complaint.is_empty() || complaint.starts_with("warning: soft seems not to be idle"),
         "{complaint}"
@@ -274,23 +275,23 @@ fn base_delays_of_the_software_rnic_are_options_that_open_it() {
     let device = format!("soft:h1,pace,{options}");
     let mut listener = fabric.listen(&["--device", &device], "a", Stdio::null(), Stdio::null());
     let mut connector = fabric.connect(&["--device", "soft:h2"], "a", Stdio::null(), Stdio::null());
-    connector.ends_with(0);
-    listener.ends_with(0);
+    connector.expect_exit(0);
+    listener.expect_exit(0);
     fabric.is_clean();
 }
 
 #[test]
 fn a_device_that_has_less_room_than_it_says_now_and_then_is_measured_all_the_same() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     for seed in 1..=3 {
         let device = format!("soft:h1,hostile,seed={seed}");
         let args = ["pace", "calibrate", "--device", &device];
-        let mut side = Side::start(fabric.headworks(&args).stdout(Stdio::piped()));
+        let mut side = CommandProcess::start(fabric.headworks(&args).stdout(Stdio::piped()));
         let mut text = String::new();
         let mut out = side.0.stdout.take().expect("a pipe");
         out.read_to_string(&mut text).expect("reads");
         let code = side.wait().code();
-        let complaint = side.complaint();
+        let complaint = side.stderr_line();
         assert_eq!(code, Some(0), "{complaint}");
         assert!(text.contains("pace_base_delay_ud_ns="), "{text}");
         // It is late at random, which looks like work.
@@ -301,11 +302,11 @@ fn a_device_that_has_less_room_than_it_says_now_and_then_is_measured_all_the_sam
 
 #[test]
 fn ctrl_c_ends_a_measurement() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let args = ["pace", "calibrate", "--device", "soft:h1,hostile"];
     // One that was done before the signal came says nothing of it.
     until("an interrupt in time", || {
-        let mut side = Side::start(&mut fabric.headworks(&args));
+        let mut side = CommandProcess::start(&mut fabric.headworks(&args));
         let has_opened = |name: std::ffi::OsString| name.to_string_lossy().starts_with("c.");
         until("its device", || {
             let entries = std::fs::read_dir(fabric.registry());
@@ -317,7 +318,7 @@ fn ctrl_c_ends_a_measurement() {
         }
         side.signal(Signal::INT);
         let code = side.wait().code();
-        let complaint = side.complaint();
+        let complaint = side.stderr_line();
         assert!(matches!(code, Some(0 | 130)), "{complaint}");
         code == Some(130) && complaint == "headworks: interrupted\n"
     });
@@ -326,16 +327,16 @@ fn ctrl_c_ends_a_measurement() {
 
 #[test]
 fn what_is_simulated_says_so_and_comes_out_the_same() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let device = ["calibrate", "--device", "sim:cx6-100g,seed=3"];
-    let text = said(&fabric, &device);
+    let text = stdout_of(&fabric, &device);
     assert!(
         text.starts_with("simulated: sim:cx6-100g,seed=3 to sim:cx6-100g,host=h2,seed=3:"),
         "{text}"
     );
     assert!(text.contains("the device's timestamp"), "{text}");
-    assert_eq!(said(&fabric, &device), text);
-    let json = said(&fabric, &[&device[..], &["--json"]].concat());
+    assert_eq!(stdout_of(&fabric, &device), text);
+    let json = stdout_of(&fabric, &[&device[..], &["--json"]].concat());
     let options = text.lines().last().expect("options");
     assert!(
         json.contains("\"simulated\": true")
@@ -347,9 +348,9 @@ fn what_is_simulated_says_so_and_comes_out_the_same() {
 
 #[test]
 fn every_constant_is_listed() {
-    let fabric = Fabric::new();
-    let text = said(&fabric, &["constants"]);
-    let json = said(&fabric, &["constants", "--json"]);
+    let fabric = TestEnv::new();
+    let text = stdout_of(&fabric, &["constants"]);
+    let json = stdout_of(&fabric, &["constants", "--json"]);
     for key in [
         "line_rate_gbps",
         "base_delay_ud_ns",
@@ -371,7 +372,7 @@ fn every_constant_is_listed() {
 
 #[test]
 fn wrong_options_are_one_line() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     let file = fabric.file("file");
     std::fs::write(&file, "").expect("writes");
     let (file, below) = (file.to_str().expect("a path"), file.join("below"));
@@ -452,8 +453,8 @@ fn wrong_options_are_one_line() {
         let all: Vec<_> = std::iter::once("pace")
             .chain(args.iter().copied())
             .collect();
-        let mut side = Side::start(&mut fabric.headworks(&all));
-        let complaint = side.ends_with(2);
+        let mut side = CommandProcess::start(&mut fabric.headworks(&all));
+        let complaint = side.expect_exit(2);
         assert!(complaint.contains(says), "{args:?}: {complaint}");
     }
     assert!(!fabric.registry().exists());
@@ -461,7 +462,7 @@ fn wrong_options_are_one_line() {
 
 #[test]
 fn experiments_that_compare_pacing_refuse_a_device_that_is_paced_already() {
-    let fabric = Fabric::new();
+    let fabric = TestEnv::new();
     for (name, devices) in [
         ("weir-overhead", &["--device", "soft:h1,pace"][..]),
         (
@@ -475,7 +476,7 @@ fn experiments_that_compare_pacing_refuse_a_device_that_is_paced_already() {
     ] {
         let args = ["experiment", "run", name, "--quick", "--out", "/nowhere"];
         let args = [&args[..], devices].concat();
-        let said = Side::start(&mut fabric.headworks(&args)).ends_with(2);
+        let said = CommandProcess::start(&mut fabric.headworks(&args)).expect_exit(2);
         let paced = devices.last().expect("one");
         for part in [name, *paced, "paces devices itself"] {
             assert!(said.contains(part), "{args:?}: {said}");

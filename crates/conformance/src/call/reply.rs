@@ -5,7 +5,7 @@ use headworks_verbs::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Id, PortAddr, codec};
+use super::{Id, PortAddress, codec};
 
 /// What a call is answered with.
 #[expect(
@@ -27,8 +27,8 @@ pub enum Reply {
     /// Bytes.
     Bytes(Vec<u8>),
     /// A device as it presents itself.
-    Facts(Facts),
-    /// A region's keys: for the [`Book`](crate::book::Book), not for comparison.
+    Device(DeviceFacts),
+    /// A region's keys: for the [`HandleTable`](crate::handles::HandleTable), not for comparison.
     Keys {
         addr: u64,
         lkey: u32,
@@ -61,11 +61,11 @@ pub enum Reply {
 
 /// A device as it presents itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Facts {
+pub struct DeviceFacts {
     /// The KIND of its name.
     pub kind: String,
     /// Its port's address.
-    pub port: PortAddr,
+    pub port: PortAddress,
     /// Its port's MTU.
     #[serde(with = "codec::mtu")]
     pub mtu: Mtu,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use headworks_verbs::{QpCaps, Status};
 
-use crate::call::{Call, Done, Op, Receive, Reply, Send, Sign};
-use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
+use crate::call::{ByteCondition, Call, Done, Op, Receive, Reply, Send};
+use crate::{Case, CaseContext, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![Case::new("cq::several_pollers", several_pollers).row(
@@ -18,21 +18,21 @@ pub(super) fn cases() -> Vec<Case> {
 
 const POLLERS: usize = 3;
 
-fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
+fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
     const BATCH: u64 = 100;
     const AT_LEAST: u64 = 20;
     // A world that lets nobody poll at the same time as another would go on for ever.
     const AT_MOST: u64 = 5000;
-    let options = Options {
+    let options = QpOptions {
         caps: QpCaps {
             max_send_wr: 256,
             max_recv_wr: 256,
-            ..Options::default().caps
+            ..QpOptions::default().caps
         },
         depth: 512,
-        ..Options::default()
+        ..QpOptions::default()
     };
-    let (a, b) = bench.pair_of(&options, &options)?;
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
     let receives = |batch: u64| {
         let post = |id| Call::PostRecv {
             queue: b.qp,
@@ -40,7 +40,7 @@ fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
         };
         Call::Each((batch * BATCH..(batch + 1) * BATCH).map(post).collect())
     };
-    bench.done(b.host.id, receives(0))?;
+    bench.call_ok(b.host.id, receives(0))?;
     let mut took = [0u64; POLLERS];
     let mut seen = BTreeSet::new();
     for batch in 0..AT_MOST {
@@ -48,7 +48,7 @@ fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
             break;
         }
         // Everybody polls until the last has been sent, which a WRITE behind it tells.
-        let sign = Sign {
+        let sign = ByteCondition {
             buffer: b.buffer,
             offset: 0,
             byte: (batch as u8).wrapping_add(1),
@@ -75,7 +75,7 @@ fn several_pollers(bench: &mut Bench<'_>) -> Verdict {
         let chain = vec![last];
         work.push(Call::PostSend { qp: a.qp, chain });
         calls.push((a.host.id, Call::Each(work)));
-        let replies = bench.at_once(calls)?;
+        let replies = bench.call_concurrently(calls)?;
         for (index, reply) in replies.into_iter().enumerate() {
             match reply {
                 Reply::Completions(done) => {

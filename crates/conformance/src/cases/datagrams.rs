@@ -3,14 +3,14 @@
 
 use headworks_verbs::{GRH_BYTES, Grh, PostErrorKind, Psn, QpAttr, QpState, QpType, Status};
 
-use crate::bench::{Host, piece};
 use crate::call::{Call, Event, Id, Op, Peer, Port, Refusal, Send};
-use crate::cases::fault::Fault;
-use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+use crate::case_context::{Host, piece};
+use crate::cases::memory_fault::MemoryFault;
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
-mod leaving;
-mod posting;
-mod receiving;
+mod post_errors;
+mod receive_errors;
+mod teardown;
 
 const QKEY: u32 = 0x1234;
 const HEADER: u32 = GRH_BYTES as u32;
@@ -77,16 +77,16 @@ pub(super) fn cases() -> Vec<Case> {
             "another, that works",
         ),
     ];
-    cases.extend(posting::cases());
-    cases.extend(receiving::cases());
-    cases.extend(leaving::cases());
+    cases.extend(post_errors::cases());
+    cases.extend(receive_errors::cases());
+    cases.extend(teardown::cases());
     cases
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> QpOptions {
+    QpOptions {
         qp_type: QpType::Ud,
-        ..Options::default()
+        ..QpOptions::default()
     }
 }
 
@@ -104,7 +104,7 @@ fn to_rts() -> QpAttr {
     }
 }
 
-fn bring_up(bench: &mut Bench<'_>, side: Side) -> Verdict {
+fn bring_up(bench: &mut CaseContext<'_>, side: QpFixture) -> Verdict {
     for attr in [to_init(), QpAttr::to_state(QpState::Rtr), to_rts()] {
         bench
             .modify(side, attr, None)
@@ -114,30 +114,30 @@ fn bring_up(bench: &mut Bench<'_>, side: Side) -> Verdict {
 }
 
 /// A queue pair of datagrams in RTS.
-fn up(bench: &mut Bench<'_>, host: Host) -> Result<Side, String> {
-    let side = bench.side(host, &options())?;
+fn up(bench: &mut CaseContext<'_>, host: Host) -> Result<QpFixture, String> {
+    let side = bench.new_qp(host, &options())?;
     bring_up(bench, side)?;
     Ok(side)
 }
 
-fn pair(bench: &mut Bench<'_>) -> Result<(Side, Side), String> {
-    let (first, second) = (bench.first()?, bench.second()?);
+fn pair(bench: &mut CaseContext<'_>) -> Result<(QpFixture, QpFixture), String> {
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
     Ok((up(bench, first)?, up(bench, second)?))
 }
 
 /// An address handle of `from`'s domain for the port of `to`.
-fn handle(bench: &mut Bench<'_>, from: Side, to: Host) -> Result<Id, String> {
-    let ah = bench.id();
+fn handle(bench: &mut CaseContext<'_>, from: QpFixture, to: Host) -> Result<Id, String> {
+    let ah = bench.new_id();
     let call = Call::CreateAh {
         ah,
         pd: from.pd,
         to: Port::Of { host: to.id },
     };
-    bench.done(from.host.id, call)?;
+    bench.call_ok(from.host.id, call)?;
     Ok(ah)
 }
 
-fn to(ah: Id, side: Side) -> Op {
+fn to(ah: Id, side: QpFixture) -> Op {
     Op::SendTo {
         ah,
         peer: Peer::Of {
@@ -163,14 +163,14 @@ fn with_qkey(op: Op, qkey: u32) -> Op {
 }
 
 /// Posts one, and waits until it is done.
-fn send(bench: &mut Bench<'_>, from: Side, op: Op, len: u32, status: Status) -> Verdict {
+fn send(bench: &mut CaseContext<'_>, from: QpFixture, op: Op, len: u32, status: Status) -> Verdict {
     bench.post(from, 1, op, &[from.sge(0, len)])?;
     bench.expect_sent(from, 1, status).map(drop)
 }
 
 /// Posts one whose address handle may not be named.
-fn no_way(bench: &mut Bench<'_>, from: Side, op: Op) -> Verdict {
-    if bench.manners().refuses_datagrams {
+fn no_way(bench: &mut CaseContext<'_>, from: QpFixture, op: Op) -> Verdict {
+    if bench.behaviour().refuses_bad_datagrams {
         let request = Send::new(1, op, &[from.sge(0, 8)]);
         let refused = bench.post_chain(from, vec![request]);
         let operation = PostErrorKind::Operation.at(0);
@@ -183,11 +183,11 @@ fn no_way(bench: &mut Bench<'_>, from: Side, op: Op) -> Verdict {
     bench.to_state(from, QpState::Rts)
 }
 
-fn arrives(bench: &mut Bench<'_>) -> Verdict {
+fn arrives(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     for (from, at) in [(a, b), (a, a)] {
         let ah = handle(bench, from, at.host)?;
-        bench.put(from, 4096, b"datagram")?;
+        bench.write_buffer(from, 4096, b"datagram")?;
         let Op::SendTo { ah, peer, qkey, .. } = to(ah, at) else {
             return Err("another operation".to_owned());
         };
@@ -208,14 +208,14 @@ fn arrives(bench: &mut Bench<'_>) -> Verdict {
             let got = bench.expect_received(at, 5, Status::Success)?;
             ensure_eq!((got.byte_len, got.imm), (HEADER + 8, imm), "what came");
             ensure!(got.grh, "no GRH");
-            let whose: Vec<_> = bench.book().whose(got.src_qpn).collect();
+            let whose: Vec<_> = bench.handles().find_qpn(got.src_qpn).collect();
             ensure!(
                 whose.contains(&(from.host.id, from.qp)),
                 "from {}",
                 got.src_qpn
             );
-            let head = bench.get(at, 0, GRH_BYTES + 4)?;
-            let tail = bench.get(at, 100, 4)?;
+            let head = bench.read_buffer(at, 0, GRH_BYTES + 4)?;
+            let tail = bench.read_buffer(at, 100, 4)?;
             ensure_eq!(
                 (&head[GRH_BYTES..], &tail[..]),
                 (&b"data"[..], &b"gram"[..]),
@@ -241,7 +241,7 @@ fn arrives(bench: &mut Bench<'_>) -> Verdict {
 /// What is expected of a datagram that is longer than the receive it finds.
 const TOO_LONG: &str = "too long for the receive";
 
-fn lost(bench: &mut Bench<'_>) -> Verdict {
+fn lost(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let ah = handle(bench, a, b.host)?;
     // Nobody has posted.
@@ -268,12 +268,12 @@ fn lost(bench: &mut Bench<'_>) -> Verdict {
     };
     send(bench, a, never, 8, Status::Success)?;
     // Not receiving yet.
-    let early = bench.side(b.host, &options())?;
+    let early = bench.new_qp(b.host, &options())?;
     bench
         .modify(early, to_init(), None)
         .map_err(|error| error.to_string())?;
     // Of another transport.
-    let (_, connected) = bench.pair()?;
+    let (_, connected) = bench.connected_pair()?;
     for other in [early, connected] {
         bench.receive(other, 1, &[other.sge(0, 100)])?;
         // Also as if it had no Q_Key.
@@ -285,14 +285,14 @@ fn lost(bench: &mut Bench<'_>) -> Verdict {
     bench.expect_state(connected, QpState::Rts, "the connected one")?;
     // Too long for the receive, which waits for one that fits (class D of 9.9.3).
     send(bench, a, to(ah, b), 9, Status::Success)?;
-    bench.during(TOO_LONG, |bench| bench.expect_nothing_more(b))?;
+    bench.named_wait(TOO_LONG, |bench| bench.expect_nothing_more(b))?;
     send(bench, a, to(ah, b), 8, Status::Success)?;
     bench.expect_received(b, 1, Status::Success)?;
     bench.expect_state(a, QpState::Rts, "the sender")?;
     bench.expect_state(b, QpState::Rts, "the receiver")
 }
 
-fn own_qkey(bench: &mut Bench<'_>) -> Verdict {
+fn own_qkey(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let ah = handle(bench, a, b.host)?;
     let own = with_qkey(to(ah, b), 1 << 31);
@@ -300,7 +300,7 @@ fn own_qkey(bench: &mut Bench<'_>) -> Verdict {
         bench.receive(b, id, &[b.sge(0, 100)])?;
     }
     send(bench, a, own, 8, Status::Success)?;
-    bench.during("with the queue pair's own", |bench| {
+    bench.named_wait("with the queue pair's own", |bench| {
         bench.expect_received(b, 0, Status::Success)
     })?;
     let other = QpAttr {
@@ -314,20 +314,20 @@ fn own_qkey(bench: &mut Bench<'_>) -> Verdict {
     bench.expect_nothing_more(b)
 }
 
-fn longest(bench: &mut Bench<'_>) -> Verdict {
+fn longest(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let ah = handle(bench, a, b.host)?;
     let mtu = bench.facts(a.host)?.mtu.bytes();
     bench.receive(b, 1, &[b.sge(0, HEADER + mtu + 1)])?;
     let long = Send::new(1, to(ah, b), &[a.sge(0, mtu), a.sge(0, 1)]);
     let posted = bench.post_chain(a, vec![long]);
-    if bench.manners().refuses_datagrams {
+    if bench.behaviour().refuses_bad_datagrams {
         let too_long = PostErrorKind::MessageTooLong(mtu).at(0);
         ensure_eq!(posted, Err(Refusal::from(too_long)), "refused");
     } else {
-        posted.map_err(crate::bench::line)?;
+        posted.map_err(crate::case_context::error_line)?;
         // C10-93.1.1: no packet, and no error. There are devices that make one all the same.
-        let done = bench.sent(a)?;
+        let done = bench.next_send_completion(a)?;
         ensure!(
             matches!(done.status, Status::Success | Status::LocalLength),
             "{:?}",
@@ -338,22 +338,25 @@ fn longest(bench: &mut Bench<'_>) -> Verdict {
     if bench.state(a)? == QpState::Sqe {
         bench.to_state(a, QpState::Rts)?;
     }
-    bench.fill(a, 0, mtu as usize, 3)?;
+    bench.fill_buffer(a, 0, mtu as usize, 3)?;
     send(bench, a, to(ah, b), mtu, Status::Success)?;
     let got = bench.expect_received(b, 1, Status::Success)?;
     ensure_eq!(got.byte_len, HEADER + mtu, "length");
-    ensure!(bench.holds(b, GRH_BYTES, mtu as usize, 3)?, "other bytes");
+    ensure!(
+        bench.buffer_matches(b, GRH_BYTES, mtu as usize, 3)?,
+        "other bytes"
+    );
     Ok(())
 }
 
-fn stops_at_a_bad_key(bench: &mut Bench<'_>) -> Verdict {
+fn stops_at_a_bad_key(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let (there, back) = (handle(bench, a, b.host)?, handle(bench, b, a.host)?);
     for id in 0..2 {
         bench.receive(b, id, &[b.sge(0, 100)])?;
         bench.receive(a, 10 + id, &[a.sge(0, 100)])?;
     }
-    let bad = Fault::Key.apply(bench, a, 8, 1)?.pieces();
+    let bad = MemoryFault::Key.apply(bench, a, 8, 1)?.pieces();
     let chain = vec![
         Send::new(1, to(there, b), &[a.sge(0, 8)]).quiet(),
         Send::new(2, to(there, b), &bad).quiet(),
@@ -376,7 +379,7 @@ fn stops_at_a_bad_key(bench: &mut Bench<'_>) -> Verdict {
     bench.expect_nothing_more(a)
 }
 
-fn foreign_handle(bench: &mut Bench<'_>) -> Verdict {
+fn foreign_handle(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let other = up(bench, a.host)?;
     let foreign = handle(bench, other, b.host)?;
@@ -388,10 +391,10 @@ fn foreign_handle(bench: &mut Bench<'_>) -> Verdict {
     bench.expect_nothing_more(b)
 }
 
-fn states(bench: &mut Bench<'_>) -> Verdict {
-    let host = bench.first()?;
-    let side = bench.side(host, &options())?;
-    let connected = bench.side(host, &Options::default())?;
+fn states(bench: &mut CaseContext<'_>) -> Verdict {
+    let host = bench.first_host()?;
+    let side = bench.new_qp(host, &options())?;
+    let connected = bench.new_qp(host, &QpOptions::default())?;
     let kind = |refused: Result<(), crate::call::Refusal>| refused.map_err(|error| error.kind);
     let attributes = Err("Attributes".to_owned());
     let refused = bench.modify(side, QpAttr::to_state(QpState::Init), None);
@@ -402,7 +405,7 @@ fn states(bench: &mut Bench<'_>) -> Verdict {
     bench
         .modify(side, to_init(), None)
         .map_err(|error| error.to_string())?;
-    let attr = bench.rtr_attr(side, &Options::default())?;
+    let attr = bench.rtr_attr(side, &QpOptions::default())?;
     let refused = bench.modify(side, attr, Some(connected));
     ensure_eq!(kind(refused), attributes, "RTR with a peer");
     bench.expect_state(side, QpState::Init, "the queue pair")?;
@@ -415,14 +418,14 @@ fn states(bench: &mut Bench<'_>) -> Verdict {
     bring_up(bench, side)
 }
 
-fn shared_receives(bench: &mut Bench<'_>) -> Verdict {
-    let (first, second) = (bench.first()?, bench.second()?);
+fn shared_receives(bench: &mut CaseContext<'_>) -> Verdict {
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
     let a = up(bench, first)?;
     let ah = handle(bench, a, second)?;
     let (pd, srq) = super::shared_receives::srq(bench, second, 8, 3)?;
     let mut sides = Vec::new();
     for _ in 0..2 {
-        let side = bench.side_within(second, pd, Some(srq), &options())?;
+        let side = bench.new_qp_in_pd(second, pd, Some(srq), &options())?;
         bring_up(bench, side)?;
         sides.push(side);
     }
@@ -432,17 +435,17 @@ fn shared_receives(bench: &mut Bench<'_>) -> Verdict {
     }
     for id in 0..6u64 {
         let b = sides[id as usize % 2];
-        bench.put(a, 0, &[id as u8; 10])?;
+        bench.write_buffer(a, 0, &[id as u8; 10])?;
         send(bench, a, to(ah, b), 10, Status::Success)?;
         let got = bench.expect_received(b, id, Status::Success)?;
         ensure_eq!((got.qp, got.byte_len), (Some(b.qp), HEADER + 10), "whose");
-        let seen = bench.get(sides[0], id as usize * 128 + GRH_BYTES, 10)?;
+        let seen = bench.read_buffer(sides[0], id as usize * 128 + GRH_BYTES, 10)?;
         ensure_eq!(seen, vec![id as u8; 10], "bytes");
     }
     bench.expect_event(second, Event::SrqLimit(Some(srq)))
 }
 
-fn handles(bench: &mut Bench<'_>) -> Verdict {
+fn handles(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let first = handle(bench, a, b.host)?;
     bench.receive(b, 1, &[b.sge(0, 100)])?;

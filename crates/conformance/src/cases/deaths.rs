@@ -6,7 +6,7 @@ use headworks_verbs::{Duration, QpState, RnrTimer, Status};
 
 use crate::call::{Call, Event, Op, Reply, Send};
 use crate::cases::{shared_receives, states};
-use crate::{Bench, Case, End, Options, Side, Verdict, ensure, ensure_eq};
+use crate::{Case, CaseContext, HostRole, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     let told = "QpFatal, in error, every receive once: Success or Flushed";
@@ -18,7 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
             "woken, QpFatal, in error",
         ),
         Case::new("deaths::while_it_writes", |bench| {
-            while_it_works(bench, 10, Watch::Polling)
+            while_it_works(bench, 10, WaitMode::Polling)
         })
         .row(
             "poll",
@@ -27,7 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
             told,
         ),
         Case::new("deaths::while_it_writes_and_we_sleep", |bench| {
-            while_it_works(bench, 10, Watch::Asleep)
+            while_it_works(bench, 10, WaitMode::Asleep)
         })
         .row(
             "next_event",
@@ -36,8 +36,8 @@ pub(super) fn cases() -> Vec<Case> {
             told,
         ),
         Case::new("deaths::at_many_moments", |bench| {
-            while_it_works(bench, 100, Watch::Polling)?;
-            while_it_works(bench, 100, Watch::Asleep)
+            while_it_works(bench, 100, WaitMode::Polling)?;
+            while_it_works(bench, 100, WaitMode::Asleep)
         })
         .row(
             "poll",
@@ -86,24 +86,30 @@ const LEN: u32 = 1 << 20;
 /// Why a case does not apply.
 const UNNOTICED: &str = "who has nothing posted does not notice here that its peer dies";
 
-fn options() -> Options {
-    Options {
+fn options() -> QpOptions {
+    QpOptions {
         len: LEN as usize,
-        ..Options::default()
+        ..QpOptions::default()
     }
 }
 
 /// A side of ours, connected to one of a host that is there to be killed.
-fn with_victim(bench: &mut Bench<'_>, options: &Options) -> Result<(Side, Side), String> {
-    let first = bench.first()?;
-    let second = bench.another(End::Second)?;
-    let (ours, theirs) = (bench.side(first, options)?, bench.side(second, options)?);
+fn with_victim(
+    bench: &mut CaseContext<'_>,
+    options: &QpOptions,
+) -> Result<(QpFixture, QpFixture), String> {
+    let first = bench.first_host()?;
+    let second = bench.new_host(HostRole::Second)?;
+    let (ours, theirs) = (
+        bench.new_qp(first, options)?,
+        bench.new_qp(second, options)?,
+    );
     bench.connect(ours, options, theirs, options)?;
     Ok((ours, theirs))
 }
 
 /// SENDs and WRITEs of all lengths for ever.
-fn works(from: Side, to: Side) -> Call {
+fn works(from: QpFixture, to: QpFixture) -> Call {
     let mut calls = Vec::new();
     for id in 0..12u64 {
         let len = [8, 600, 70_000, LEN][id as usize % 4];
@@ -128,30 +134,30 @@ fn works(from: Side, to: Side) -> Call {
     }
 }
 
-fn at_rest(bench: &mut Bench<'_>) -> Verdict {
-    if !bench.manners().notices_deaths {
+fn at_rest(bench: &mut CaseContext<'_>) -> Verdict {
+    if !bench.behaviour().detects_peer_death {
         return bench.skip(UNNOTICED);
     }
     for _ in 0..5 {
-        let (a, b) = with_victim(bench, &Options::default())?;
+        let (a, b) = with_victim(bench, &QpOptions::default())?;
         bench.arm_both(a)?;
         bench.kill(b.host)?;
-        bench.sleep_for_event(a)?;
+        bench.wait_channel_event(a)?;
         bench.expect_state(a, QpState::Error, "the one left")?;
         bench.expect_fatal(a)?;
-        bench.drop_side(a)?;
+        bench.destroy_qp_fixture(a)?;
     }
     Ok(())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Watch {
+enum WaitMode {
     Polling,
     Asleep,
 }
 
-fn while_it_works(bench: &mut Bench<'_>, rounds: u64, watch: Watch) -> Verdict {
-    if !bench.manners().notices_deaths {
+fn while_it_works(bench: &mut CaseContext<'_>, rounds: u64, watch: WaitMode) -> Verdict {
+    if !bench.behaviour().detects_peer_death {
         return bench.skip(UNNOTICED);
     }
     for number in 0..rounds {
@@ -168,13 +174,13 @@ fn while_it_works(bench: &mut Bench<'_>, rounds: u64, watch: Watch) -> Verdict {
 
 /// Receives of one side, and what became of them.
 struct Receives {
-    side: Side,
+    side: QpFixture,
     posted: u64,
     done: BTreeMap<u64, Status>,
 }
 
 impl Receives {
-    fn top_up(&mut self, bench: &mut Bench<'_>) -> Verdict {
+    fn top_up(&mut self, bench: &mut CaseContext<'_>) -> Verdict {
         while self.posted - (self.done.len() as u64) < 32 {
             let side = self.side;
             bench.receive(side, self.posted, &[side.sge(0, LEN)])?;
@@ -184,7 +190,7 @@ impl Receives {
     }
 
     /// Polls; how many completed.
-    fn collect(&mut self, bench: &mut Bench<'_>) -> Result<usize, String> {
+    fn collect(&mut self, bench: &mut CaseContext<'_>) -> Result<usize, String> {
         let done = bench.poll(self.side.host, self.side.recv_cq)?;
         for found in &done {
             ensure!(found.wr_id < self.posted, "{} was not posted", found.wr_id);
@@ -203,7 +209,7 @@ impl Receives {
     }
 }
 
-fn killed_after(bench: &mut Bench<'_>, after: Duration, watch: Watch) -> Verdict {
+fn killed_after(bench: &mut CaseContext<'_>, after: Duration, watch: WaitMode) -> Verdict {
     let (a, b) = with_victim(bench, &options())?;
     let mut receives = Receives {
         side: a,
@@ -211,7 +217,7 @@ fn killed_after(bench: &mut Bench<'_>, after: Duration, watch: Watch) -> Verdict
         done: BTreeMap::new(),
     };
     receives.top_up(bench)?;
-    bench.begin(b.host.id, works(b, a))?;
+    bench.begin_unanswered(b.host.id, works(b, a))?;
     let kill_at = bench.now() + after;
     let mut alive = true;
     bench
@@ -224,15 +230,15 @@ fn killed_after(bench: &mut Bench<'_>, after: Duration, watch: Watch) -> Verdict
                 bench.expect_state(a, QpState::Rts, "the one whose peer lives")?;
                 receives.top_up(bench)?;
             }
-            if watch == Watch::Asleep {
+            if watch == WaitMode::Asleep {
                 // Armed before the last look: nothing may be missed.
                 bench.arm(a.host, a.recv_cq, false)?;
             }
             let count = receives.collect(bench)?;
-            if watch == Watch::Asleep && count == 0 && !alive {
+            if watch == WaitMode::Asleep && count == 0 && !alive {
                 let is_over = receives.done.len() as u64 == receives.posted;
                 if !is_over {
-                    bench.sleep_for_event(a)?;
+                    bench.wait_channel_event(a)?;
                 }
             }
             Ok((!alive && receives.done.len() as u64 == receives.posted).then_some(()))
@@ -241,12 +247,12 @@ fn killed_after(bench: &mut Bench<'_>, after: Duration, watch: Watch) -> Verdict
     bench.expect_fatal(a)?;
     bench.expect_state(a, QpState::Error, "the one left")?;
     bench.expect_nothing_more(a)?;
-    bench.drop_side(a)
+    bench.destroy_qp_fixture(a)
 }
 
-fn with_sends_to_it(bench: &mut Bench<'_>) -> Verdict {
+fn with_sends_to_it(bench: &mut CaseContext<'_>) -> Verdict {
     for _ in 0..3 {
-        let (a, b) = with_victim(bench, &Options::default())?;
+        let (a, b) = with_victim(bench, &QpOptions::default())?;
         // The peer posts no receives: these wait.
         for id in 0..8 {
             let request = Send::new(id, Op::Send, &[]);
@@ -268,12 +274,12 @@ fn with_sends_to_it(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
-    let first = bench.first()?;
+fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
+    let first = bench.first_host()?;
     let huge = bench.facts(first)?.limits.max_message.min(32 << 20);
-    let options = Options {
+    let options = QpOptions {
         len: huge as usize,
-        ..Options::default()
+        ..QpOptions::default()
     };
     for round in 0..4 {
         let (a, b) = with_victim(bench, &options)?;
@@ -292,14 +298,16 @@ fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
             Send::new(2, other, &all).quiet(),
             Send::new(3, add, &[a.sge(0, 8)]),
         ];
-        bench.post_chain(a, chain).map_err(crate::bench::line)?;
+        bench
+            .post_chain(a, chain)
+            .map_err(crate::case_context::error_line)?;
         bench.kill(b.host)?;
         // It fails sooner or later, and what is behind the failed one is flushed. What was
         // unsignalled and successful says nothing.
         let mut failed = false;
         for id in 0..4 {
             if id == 2 && !failed {
-                let done = bench.sent(a)?;
+                let done = bench.next_send_completion(a)?;
                 let expected = [
                     (2, Status::RetryExceeded),
                     (3, Status::RetryExceeded),
@@ -311,7 +319,7 @@ fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
                 }
                 break;
             }
-            let done = bench.sent(a)?;
+            let done = bench.next_send_completion(a)?;
             ensure_eq!(done.wr_id, id, "order");
             match done.status {
                 Status::Success if !failed => {}
@@ -323,14 +331,14 @@ fn while_we_read_it(bench: &mut Bench<'_>) -> Verdict {
         bench.expect_nothing_more(a)?;
         bench.expect_failed(a)?;
         bench.expect_state(a, QpState::Error, "the one left")?;
-        bench.drop_side(a)?;
+        bench.destroy_qp_fixture(a)?;
     }
     Ok(())
 }
 
 /// When the peer dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
+enum DeathTime {
     /// Before anything here knows of it but its number.
     Unknown,
     /// While another queue pair of ours is connected to it, which is told first.
@@ -339,11 +347,11 @@ enum When {
     InRtr,
 }
 
-fn before_anything_was_sent(bench: &mut Bench<'_>) -> Verdict {
-    if !bench.manners().notices_deaths {
+fn before_anything_was_sent(bench: &mut CaseContext<'_>) -> Verdict {
+    if !bench.behaviour().detects_peer_death {
         return bench.skip(UNNOTICED);
     }
-    for when in [When::Unknown, When::Known, When::InRtr] {
+    for when in [DeathTime::Unknown, DeathTime::Known, DeathTime::InRtr] {
         for _ in 0..3 {
             dies(bench, when).map_err(|seen| format!("{when:?}: {seen}"))?;
         }
@@ -351,34 +359,34 @@ fn before_anything_was_sent(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn dies(bench: &mut Bench<'_>, when: When) -> Verdict {
-    let options = Options::default();
-    let first = bench.first()?;
-    let victim = bench.another(End::Second)?;
-    let theirs = bench.side(victim, &options)?;
-    let a = bench.side(first, &options)?;
+fn dies(bench: &mut CaseContext<'_>, when: DeathTime) -> Verdict {
+    let options = QpOptions::default();
+    let first = bench.first_host()?;
+    let victim = bench.new_host(HostRole::Second)?;
+    let theirs = bench.new_qp(victim, &options)?;
+    let a = bench.new_qp(first, &options)?;
     bench.to_init(a, &options)?;
     bench.receive(a, 7, &[])?;
     bench.arm(a.host, a.recv_cq, false)?;
     match when {
-        When::InRtr => {
+        DeathTime::InRtr => {
             bench.to_rtr(a, &options, theirs)?;
             bench.kill(victim)?;
         }
-        When::Unknown => {
+        DeathTime::Unknown => {
             bench.kill(victim)?;
             bench.to_rtr(a, &options, theirs)?;
         }
-        When::Known => {
-            let other = bench.side(first, &options)?;
-            let its_peer = bench.side(victim, &options)?;
+        DeathTime::Known => {
+            let other = bench.new_qp(first, &options)?;
+            let its_peer = bench.new_qp(victim, &options)?;
             bench.connect(other, &options, its_peer, &options)?;
             bench.kill(victim)?;
             bench.expect_fatal(other)?;
             bench.to_rtr(a, &options, theirs)?;
         }
     }
-    bench.sleep_for_event(a)?;
+    bench.wait_channel_event(a)?;
     bench.expect_fatal(a)?;
     bench.expect_received(a, 7, Status::Flushed)?;
     bench.expect_state(a, QpState::Error, "the one left")
@@ -388,8 +396,8 @@ fn dies(bench: &mut Bench<'_>, when: When) -> Verdict {
 const ENDLESS: u32 = 64 << 20;
 const RECEIVES: u64 = 4;
 
-fn holding_a_shared_receive(bench: &mut Bench<'_>) -> Verdict {
-    if !bench.manners().notices_deaths {
+fn holding_a_shared_receive(bench: &mut CaseContext<'_>) -> Verdict {
+    if !bench.behaviour().detects_peer_death {
         return bench.skip(UNNOTICED);
     }
     let mut held = 0;
@@ -404,22 +412,22 @@ fn holding_a_shared_receive(bench: &mut Bench<'_>) -> Verdict {
 }
 
 /// Says whether the peer held a receive when it died.
-fn hold(bench: &mut Bench<'_>) -> Result<bool, String> {
-    let first = bench.first()?;
-    let victim = bench.another(End::Second)?;
+fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
+    let first = bench.first_host()?;
+    let victim = bench.new_host(HostRole::Second)?;
     let (pd, srq) = shared_receives::srq(bench, first, RECEIVES as u32, 0)?;
-    let long = Options {
+    let long = QpOptions {
         len: ENDLESS as usize,
-        ..Options::default()
+        ..QpOptions::default()
     };
-    let short = Options::default();
-    let a = bench.side_within(first, pd, Some(srq), &long)?;
-    let b = bench.side(victim, &long)?;
+    let short = QpOptions::default();
+    let a = bench.new_qp_in_pd(first, pd, Some(srq), &long)?;
+    let b = bench.new_qp(victim, &long)?;
     bench.connect(a, &long, b, &long)?;
     // Another queue pair of the same SRQ, with a peer that lives.
-    let third = bench.host(End::Third)?;
-    let other = bench.side_within(first, pd, Some(srq), &short)?;
-    let friend = bench.side(third, &short)?;
+    let third = bench.host(HostRole::Third)?;
+    let other = bench.new_qp_in_pd(first, pd, Some(srq), &short)?;
+    let friend = bench.new_qp(third, &short)?;
     bench.connect(friend, &short, other, &short)?;
     let into = [a.sge(0, ENDLESS)];
     for id in 0..RECEIVES {
@@ -428,7 +436,7 @@ fn hold(bench: &mut Bench<'_>) -> Result<bool, String> {
     // Here and there a byte that is another over there, which tells that it has begun.
     let marks = (0..64).map(|number| number << 20);
     for offset in marks.clone() {
-        bench.put(b, offset, &[1])?;
+        bench.write_buffer(b, offset, &[1])?;
     }
     bench.post(b, 0, Op::Send, &[b.sge(0, ENDLESS)])?;
     let looks = marks.map(|offset| Call::Get {
@@ -438,14 +446,14 @@ fn hold(bench: &mut Bench<'_>) -> Result<bool, String> {
     });
     let looks = Call::Each(looks.collect());
     bench.wait("the first of it", |bench| {
-        let seen = bench.done(first.id, looks.clone())?;
+        let seen = bench.call_ok(first.id, looks.clone())?;
         let one = Reply::Bytes(vec![1]);
         Ok(matches!(seen, Reply::Each(seen) if seen.contains(&one)).then_some(()))
     })?;
     bench.kill(victim)?;
     // Nothing of this queue pair is in the SRQ any more once this is told.
     bench.expect_event(first, Event::QpLastWqe(Some(a.qp)))?;
-    let done = bench.poll_surely(first, a.recv_cq)?;
+    let done = bench.poll_past_empty(first, a.recv_cq)?;
     ensure!(done.len() <= 1, "more than it took: {done:?}");
     let mut held = false;
     if let Some(done) = done.first() {
@@ -482,29 +490,35 @@ fn hold(bench: &mut Bench<'_>) -> Result<bool, String> {
 }
 
 /// What they leave hinders nobody who comes next.
-fn of_both(bench: &mut Bench<'_>) -> Verdict {
+fn of_both(bench: &mut CaseContext<'_>) -> Verdict {
     // Nobody needs receives to go on for ever.
-    let options = Options {
+    let options = QpOptions {
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
         ..options()
     };
     for number in 0..6u64 {
-        let (one, other) = (bench.another(End::First)?, bench.another(End::Second)?);
-        let (a, b) = (bench.side(one, &options)?, bench.side(other, &options)?);
+        let (one, other) = (
+            bench.new_host(HostRole::First)?,
+            bench.new_host(HostRole::Second)?,
+        );
+        let (a, b) = (bench.new_qp(one, &options)?, bench.new_qp(other, &options)?);
         bench.connect(a, &options, b, &options)?;
         for id in 0..32 {
             bench.receive(a, id, &[a.sge(0, LEN)])?;
             bench.receive(b, id, &[b.sge(0, LEN)])?;
         }
-        bench.begin(one.id, works(a, b))?;
-        bench.begin(other.id, works(b, a))?;
-        bench.pass(Duration::from_micros(number * 7919 % 5_003));
+        bench.begin_unanswered(one.id, works(a, b))?;
+        bench.begin_unanswered(other.id, works(b, a))?;
+        bench.sleep_for(Duration::from_micros(number * 7919 % 5_003));
         bench.kill(one)?;
-        bench.pass(Duration::from_micros(number * 31 % 503));
+        bench.sleep_for(Duration::from_micros(number * 31 % 503));
         bench.kill(other)?;
-        let (one, other) = (bench.another(End::First)?, bench.another(End::Second)?);
-        let usual = Options::default();
-        let (c, d) = (bench.side(one, &usual)?, bench.side(other, &usual)?);
+        let (one, other) = (
+            bench.new_host(HostRole::First)?,
+            bench.new_host(HostRole::Second)?,
+        );
+        let usual = QpOptions::default();
+        let (c, d) = (bench.new_qp(one, &usual)?, bench.new_qp(other, &usual)?);
         bench.connect(c, &usual, d, &usual)?;
         states::ping(bench, c, d, 7).map_err(|seen| format!("round {number}: {seen}"))?;
     }

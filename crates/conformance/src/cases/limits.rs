@@ -2,8 +2,8 @@
 
 use headworks_verbs::{Access, QpCaps, QpType};
 
-use crate::call::{Call, Id, Port, QpPlan, Refusal, Reply};
-use crate::{Bench, Case, End, Host, Options, Verdict, ensure, ensure_eq};
+use crate::call::{Call, Id, Port, QpCreateCall, Refusal, Reply};
+use crate::{Case, CaseContext, Host, HostRole, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     let limit = "Limit, in one line that says what it is";
@@ -36,7 +36,7 @@ pub(super) fn cases() -> Vec<Case> {
     ];
     for kind in KINDS {
         let name = format!("limits::exhausted_{}", kind.name());
-        let run = move |bench: &mut Bench<'_>| exhausted(bench, kind);
+        let run = move |bench: &mut CaseContext<'_>| exhausted(bench, kind);
         cases.push(Case::new(name, run).row(
             kind.verb(),
             kind.name(),
@@ -63,12 +63,12 @@ fn refused(what: &str, made: Result<(), Refusal>, kind: &str, number: Option<u32
     Ok(())
 }
 
-fn make(bench: &mut Bench<'_>, host: Host, call: Call) -> Result<(), Refusal> {
-    bench.tried(host.id, call).map(drop)
+fn make(bench: &mut CaseContext<'_>, host: Host, call: Call) -> Result<(), Refusal> {
+    bench.try_call(host.id, call).map(drop)
 }
 
-fn errors_name_the_limit(bench: &mut Bench<'_>) -> Verdict {
-    let host = bench.first()?;
+fn errors_name_the_limit(bench: &mut CaseContext<'_>) -> Verdict {
+    let host = bench.first_host()?;
     cqs_and_srqs(bench, host)?;
     queue_pairs(bench, host)?;
     memory(bench, host)
@@ -79,13 +79,13 @@ fn above(limit: u32) -> impl Iterator<Item = u32> {
     limit.checked_add(1).into_iter()
 }
 
-fn cqs_and_srqs(bench: &mut Bench<'_>, host: Host) -> Verdict {
+fn cqs_and_srqs(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
     let device = host.device;
     let limits = bench.facts(host)?.limits;
     let depths = above(limits.max_cqe).map(|depth| (depth, Some(limits.max_cqe)));
     for (depth, limit) in depths.chain([(0, None)]) {
         let call = Call::CreateCq {
-            cq: bench.id(),
+            cq: bench.new_id(),
             device,
             depth,
             channel: None,
@@ -93,13 +93,13 @@ fn cqs_and_srqs(bench: &mut Bench<'_>, host: Host) -> Verdict {
         };
         refused("a CQ", make(bench, host, call), "Limit", limit)?;
     }
-    let pd = bench.domain(host)?;
+    let pd = bench.new_pd(host)?;
     let (wr, sge) = (limits.max_srq_wr, limits.max_sge);
     let deep = above(wr).map(|max_wr| ((max_wr, 1, 0), wr));
     let wide = above(sge).map(|max_sge| ((1, max_sge, 0), sge));
     for ((max_wr, max_sge, limit), highest) in deep.chain(wide).chain([((4, 1, 5), 4)]) {
         let call = Call::CreateSrq {
-            srq: bench.id(),
+            srq: bench.new_id(),
             pd,
             max_wr,
             max_sge,
@@ -110,9 +110,9 @@ fn cqs_and_srqs(bench: &mut Bench<'_>, host: Host) -> Verdict {
     Ok(())
 }
 
-fn queue_pairs(bench: &mut Bench<'_>, host: Host) -> Verdict {
+fn queue_pairs(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
     let limits = bench.facts(host)?.limits;
-    let pd = bench.domain(host)?;
+    let pd = bench.new_pd(host)?;
     let base = QpCaps {
         max_send_wr: 1,
         max_recv_wr: 1,
@@ -133,18 +133,18 @@ fn queue_pairs(bench: &mut Bench<'_>, host: Host) -> Verdict {
         for more in above(limit) {
             let mut caps = base;
             *field(&mut caps) = more;
-            let options = Options {
+            let options = QpOptions {
                 caps,
-                ..Options::default()
+                ..QpOptions::default()
             };
-            let made = bench.try_side(host, pd, None, &options).map(drop);
+            let made = bench.try_new_qp(host, pd, None, &options).map(drop);
             refused("a queue pair", made, "Limit", Some(limit))?;
         }
     }
     Ok(())
 }
 
-fn memory(bench: &mut Bench<'_>, host: Host) -> Verdict {
+fn memory(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
     let device = host.device;
     for (len, align, kind) in [
         (0, 64, "Limit"),
@@ -153,16 +153,16 @@ fn memory(bench: &mut Bench<'_>, host: Host) -> Verdict {
         (1 << 46, 64, "NoSpace"),
     ] {
         let call = Call::Alloc {
-            buffer: bench.id(),
+            buffer: bench.new_id(),
             device,
             len,
             align,
         };
         refused("a buffer", make(bench, host, call), kind, None)?;
     }
-    let side = bench.side(host, &Options::default())?;
+    let side = bench.new_qp(host, &QpOptions::default())?;
     let call = Call::Register {
-        region: bench.id(),
+        region: bench.new_id(),
         pd: side.pd,
         buffer: side.buffer,
         access: Access::REMOTE_WRITE,
@@ -171,30 +171,30 @@ fn memory(bench: &mut Bench<'_>, host: Host) -> Verdict {
 }
 
 /// Objects of a device and of the same one, opened once more.
-fn foreign_objects(bench: &mut Bench<'_>) -> Verdict {
-    let host = bench.first()?;
-    let device = bench.id();
-    let end = End::First;
-    bench.done(host.id, Call::Open { device, end })?;
+fn foreign_objects(bench: &mut CaseContext<'_>) -> Verdict {
+    let host = bench.first_host()?;
+    let device = bench.new_id();
+    let end = HostRole::First;
+    bench.call_ok(host.id, Call::Open { device, end })?;
     let foreign = Host { device, ..host };
-    let ours = bench.side(host, &Options::default())?;
-    let theirs = bench.side(foreign, &Options::default())?;
+    let ours = bench.new_qp(host, &QpOptions::default())?;
+    let theirs = bench.new_qp(foreign, &QpOptions::default())?;
     let (_, srq) = super::shared_receives::srq(bench, foreign, 4, 0)?;
     for (cqs, srq) in [(theirs, None), (ours, Some(srq))] {
-        let call = Call::CreateQp(QpPlan {
-            qp: bench.id(),
+        let call = Call::CreateQp(QpCreateCall {
+            qp: bench.new_id(),
             pd: ours.pd,
             qp_type: QpType::Rc,
             send_cq: cqs.send_cq,
             recv_cq: cqs.recv_cq,
             srq,
-            caps: Options::default().caps,
+            caps: QpOptions::default().caps,
             signal_all: false,
         });
         refused("a queue pair", make(bench, host, call), "Foreign", None)?;
     }
     let call = Call::CreateCq {
-        cq: bench.id(),
+        cq: bench.new_id(),
         device: host.device,
         depth: 4,
         channel: Some(theirs.channel),
@@ -205,7 +205,7 @@ fn foreign_objects(bench: &mut Bench<'_>) -> Verdict {
 
 /// Objects of which a device has so many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ObjectKind {
     Qp,
     Cq,
     Srq,
@@ -213,12 +213,18 @@ enum Kind {
     Handle,
 }
 
-const KINDS: [Kind; 5] = [Kind::Qp, Kind::Cq, Kind::Srq, Kind::Region, Kind::Handle];
+const KINDS: [ObjectKind; 5] = [
+    ObjectKind::Qp,
+    ObjectKind::Cq,
+    ObjectKind::Srq,
+    ObjectKind::Region,
+    ObjectKind::Handle,
+];
 
 /// Made at one go.
 const AT_ONCE: u32 = 1024;
 
-impl Kind {
+impl ObjectKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Qp => "queue_pairs",
@@ -239,7 +245,7 @@ impl Kind {
         }
     }
 
-    fn limit(self, bench: &Bench<'_>, host: Host) -> Result<u32, String> {
+    fn limit(self, bench: &CaseContext<'_>, host: Host) -> Result<u32, String> {
         let limits = bench.facts(host)?.limits;
         Ok(match self {
             Self::Qp => limits.max_qp,
@@ -250,10 +256,10 @@ impl Kind {
         })
     }
 
-    fn create(self, side: crate::Side, id: Id) -> Call {
+    fn create(self, side: crate::QpFixture, id: Id) -> Call {
         let pd = side.pd;
         match self {
-            Self::Qp => Call::CreateQp(QpPlan {
+            Self::Qp => Call::CreateQp(QpCreateCall {
                 qp: id,
                 pd,
                 qp_type: QpType::Rc,
@@ -298,16 +304,16 @@ impl Kind {
     }
 }
 
-fn exhausted(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
-    let host = bench.first()?;
+fn exhausted(bench: &mut CaseContext<'_>, kind: ObjectKind) -> Verdict {
+    let host = bench.first_host()?;
     let limit = kind.limit(bench, host)?;
-    if limit > bench.manners().many {
+    if limit > bench.behaviour().objects_max {
         return bench.skip(format!("{limit} {} are too many to make here", kind.name()));
     }
-    let side = bench.side(host, &Options::default())?;
+    let side = bench.new_qp(host, &QpOptions::default())?;
     let mut made: Vec<Id> = Vec::new();
     let refusal = loop {
-        let ids: Vec<Id> = (0..AT_ONCE).map(|_| bench.id()).collect();
+        let ids: Vec<Id> = (0..AT_ONCE).map(|_| bench.new_id()).collect();
         let calls = ids.iter().map(|id| kind.create(side, *id)).collect();
         // What was made before the one that is refused, is.
         let Reply::Each(mut replies) = bench.call(host.id, Call::Each(calls)) else {
@@ -325,13 +331,13 @@ fn exhausted(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     refused("one more", Err(refusal), "Exhausted", Some(limit))?;
     let spare = made.pop().ok_or("not even one was made")?;
     bench.destroy(host, spare)?;
-    let another = bench.id();
-    bench.done(host.id, kind.create(side, another))?;
+    let another = bench.new_id();
+    bench.call_ok(host.id, kind.create(side, another))?;
     made.push(another);
     for some in made.chunks(AT_ONCE as usize) {
         let destroy = |object: &Id| Call::Destroy { object: *object };
         let calls = some.iter().map(destroy).collect();
-        bench.done(host.id, Call::Each(calls))?;
+        bench.call_ok(host.id, Call::Each(calls))?;
     }
     Ok(())
 }

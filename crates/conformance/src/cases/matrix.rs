@@ -1,6 +1,6 @@
 //! Every operation with every error: what each leaves behind.
 //!
-//! A [`Trial`] says what is wrong and what must come of it; [`Trial::run`] does the rest for each
+//! A [`ErrorTrial`] says what is wrong and what must come of it; [`ErrorTrial::run`] does the rest for each
 //! operation, signalled and not: requests before the bad one are executed, it ends as it must, those
 //! behind it are flushed in order, both queue pairs are in the state that the specification
 //! demands, each failed one is told of as often as its device does, and nothing was written or
@@ -8,27 +8,27 @@
 
 use headworks_verbs::{QpState, Status};
 
-use super::fault::Fault;
+use super::memory_fault::MemoryFault;
 use crate::call::{Event, Op, Remote, Send};
-use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
 mod draining;
-mod local;
-mod posting;
-pub(super) mod queues;
-mod receiving;
-mod remote;
-mod sequence;
+pub(super) mod full_queues;
+mod local_memory;
+mod ordering;
+mod post_errors;
+mod receive_errors;
+mod remote_memory;
 
 pub(super) fn cases() -> Vec<Case> {
     [
-        remote::cases(),
-        local::cases(),
-        receiving::cases(),
-        posting::cases(),
+        remote_memory::cases(),
+        local_memory::cases(),
+        receive_errors::cases(),
+        post_errors::cases(),
         draining::cases(),
-        queues::cases(),
-        sequence::cases(),
+        full_queues::cases(),
+        ordering::cases(),
     ]
     .into_iter()
     .flatten()
@@ -37,7 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Operations of a send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum OpKind {
     Send,
     SendImm,
     Write,
@@ -47,7 +47,7 @@ enum Kind {
     FetchAdd,
 }
 
-impl Kind {
+impl OpKind {
     const ALL: [Self; 7] = [
         Self::Send,
         Self::SendImm,
@@ -121,8 +121,8 @@ const LEN: usize = 8192;
 /// A word that a good WRITE writes before the bad request.
 const BEFORE: usize = 4096;
 
-fn small() -> Options {
-    Options {
+fn small_queue_options() -> QpOptions {
+    QpOptions {
         len: LEN,
         // An answer comes, and may be late where others are busy.
         timeout: 14,
@@ -130,22 +130,22 @@ fn small() -> Options {
         // The shortest that the specification knows: nobody shall wait for them.
         rnr_retry: 1,
         min_rnr_timer: headworks_verbs::RnrTimer::new(1).unwrap_or_default(),
-        ..Options::default()
+        ..QpOptions::default()
     }
 }
 
 /// As short as the specification knows: for such as wait for an answer that never comes.
-fn hasty() -> Options {
-    Options {
+fn short_timeout_options() -> QpOptions {
+    QpOptions {
         timeout: 1,
         retry_count: 1,
-        ..small()
+        ..small_queue_options()
     }
 }
 
 /// How the first of the peer's receives ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+enum FirstReceiveEnd {
     /// As all others: flushed if the peer's queue pair fails, still there if not.
     Not,
     /// With this status, or as all others: where the specification leaves open whether it is taken.
@@ -156,19 +156,19 @@ enum Taken {
 
 /// The peer's receives: two, of 64 bytes each, if nothing is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Receives {
+enum PeerReceives {
     Good,
     /// None.
     None,
     /// The first one's memory has this fault.
-    Bad(Fault),
+    Bad(MemoryFault),
     /// The first one is a byte too short.
     Short,
 }
 
-impl Receives {
+impl PeerReceives {
     /// Posts them as 70 and 71.
-    fn post(self, bench: &mut Bench<'_>, b: Side) -> Verdict {
+    fn post(self, bench: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
         let first = match self {
             Self::None => return Ok(()),
             Self::Good => vec![b.sge(0, 64)],
@@ -186,40 +186,45 @@ impl Receives {
 }
 
 /// A request that must end badly.
-struct Trial {
-    kind: Kind,
-    of_a: Options,
-    of_b: Options,
+struct ErrorTrial {
+    kind: OpKind,
+    of_a: QpOptions,
+    of_b: QpOptions,
     /// What is wrong with its own bytes.
-    here: Option<Fault>,
+    here: Option<MemoryFault>,
     /// What is wrong with the peer's bytes.
-    there: Option<Fault>,
+    there: Option<MemoryFault>,
     /// How far they are from where they should be.
     aside: i64,
-    receives: Receives,
+    receives: PeerReceives,
     ours: Status,
     peer_fails: bool,
-    taken: Taken,
+    taken: FirstReceiveEnd,
 }
 
-impl Trial {
+impl ErrorTrial {
     /// One that the peer refuses.
-    fn refused(kind: Kind, ours: Status) -> Self {
+    fn refused(kind: OpKind, ours: Status) -> Self {
         Self {
             kind,
-            of_a: small(),
-            of_b: small(),
+            of_a: small_queue_options(),
+            of_b: small_queue_options(),
             here: None,
             there: None,
             aside: 0,
-            receives: Receives::Good,
+            receives: PeerReceives::Good,
             ours,
             peer_fails: true,
-            taken: Taken::Not,
+            taken: FirstReceiveEnd::Not,
         }
     }
 
-    fn request(&self, bench: &mut Bench<'_>, a: Side, b: Side) -> Result<Send, String> {
+    fn request(
+        &self,
+        bench: &mut CaseContext<'_>,
+        a: QpFixture,
+        b: QpFixture,
+    ) -> Result<Send, String> {
         let len = self.kind.len();
         let align = if self.kind.is_atomic() { 8 } else { 1 };
         let pieces = match self.here {
@@ -234,12 +239,13 @@ impl Trial {
     }
 
     /// Whether nothing may have been written where the request would have.
-    fn leaves_no_trace(&self, bench: &Bench<'_>) -> bool {
-        bench.manners().checks_first || !(self.kind.writes_here() || self.receives.fail())
+    fn leaves_no_trace(&self, bench: &CaseContext<'_>) -> bool {
+        bench.behaviour().checks_before_copying
+            || !(self.kind.writes_here() || self.receives.fail())
     }
 
     /// Signalled and not; in memory of the device's and in ordinary memory.
-    fn run(&self, bench: &mut Bench<'_>) -> Verdict {
+    fn run(&self, bench: &mut CaseContext<'_>) -> Verdict {
         for (signaled, heap) in [(true, false), (false, false), (true, true)] {
             self.run_once(bench, signaled, heap).map_err(|seen| {
                 let how = if signaled { "" } else { ", unsignalled" };
@@ -250,16 +256,16 @@ impl Trial {
         Ok(())
     }
 
-    fn run_once(&self, bench: &mut Bench<'_>, signaled: bool, heap: bool) -> Verdict {
-        let of = |options: &Options| Options {
+    fn run_once(&self, bench: &mut CaseContext<'_>, signaled: bool, heap: bool) -> Verdict {
+        let of = |options: &QpOptions| QpOptions {
             heap,
             ..options.clone()
         };
-        let (a, b) = bench.pair_of(&of(&self.of_a), &of(&self.of_b))?;
+        let (a, b) = bench.connected_pair_with(&of(&self.of_a), &of(&self.of_b))?;
         for side in [a, b] {
-            bench.fill(side, 0, BEFORE, 1)?;
-            bench.put(side, BEFORE, &[0; 8])?;
-            bench.fill(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
+            bench.fill_buffer(side, 0, BEFORE, 1)?;
+            bench.write_buffer(side, BEFORE, &[0; 8])?;
+            bench.fill_buffer(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
         }
         self.receives.post(bench, b)?;
         bench.receive(a, 80, &[])?;
@@ -267,7 +273,7 @@ impl Trial {
         let good = Op::Write(b.at(BEFORE as i64));
         // The first may be refused itself, where the peer allows no WRITEs.
         let before_is_good = writable(&self.of_b);
-        let behind = bench.behind(bad.op, b.at(BEFORE as i64))?;
+        let behind = bench.following_requests(bad.op, b.at(BEFORE as i64))?;
         let mut chain = vec![
             Send::inline(1, good, &[0xee; 8]).quiet(),
             if signaled { bad } else { bad.quiet() },
@@ -279,13 +285,13 @@ impl Trial {
         }
         let index = chain.iter().position(|request| request.wr_id == 2);
         let posted = bench.post_chain(a, chain);
-        if bench.refuses(&posted) {
+        if bench.is_known_refusal(&posted) {
             let at = posted.map_err(|refusal| refusal.index);
             ensure_eq!(at, Err(index), "refused");
             return self.refused_at_once(bench, (a, b));
         }
-        posted.map_err(crate::bench::line)?;
-        bench.during("at a mistake", |bench| bench.expect_sent(a, 2, self.ours))?;
+        posted.map_err(crate::case_context::error_line)?;
+        bench.named_wait("at a mistake", |bench| bench.expect_sent(a, 2, self.ours))?;
         bench.expect_sent(a, 3, Status::Flushed)?;
         bench.expect_sent(a, 4, Status::Flushed)?;
         bench.expect_received(a, 80, Status::Flushed)?;
@@ -293,44 +299,56 @@ impl Trial {
         bench.expect_failed(a)?;
         self.check_peer(bench, b)?;
         bench.expect_nothing_more(a)?;
-        bench.expect_told_once(a)?;
-        bench.expect_told_once(b)?;
+        bench.expect_one_failure_report(a)?;
+        bench.expect_one_failure_report(b)?;
         // Nothing else was written, here or there.
         for (side, whose) in [(a, "our"), (b, "the peer's")] {
-            let beginning = bench.holds(side, 0, BEFORE, 1)?;
+            let beginning = bench.buffer_matches(side, 0, BEFORE, 1)?;
             ensure!(
                 beginning || !self.leaves_no_trace(bench),
                 "{whose} memory was written"
             );
-            let behind = bench.holds(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
+            let behind = bench.buffer_matches(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
             ensure!(behind, "{whose} memory was written at the end");
         }
         let word = if before_is_good { [0xee; 8] } else { [0; 8] };
-        ensure_eq!(bench.get(b, BEFORE, 8)?, word, "what was posted before");
-        bench.drop_side(a)?;
-        bench.drop_side(b)
+        ensure_eq!(
+            bench.read_buffer(b, BEFORE, 8)?,
+            word,
+            "what was posted before"
+        );
+        bench.destroy_qp_fixture(a)?;
+        bench.destroy_qp_fixture(b)
     }
 
     /// Where the device sees by itself what is wrong: what is before it is done, nothing else, and both
     /// go on.
-    fn refused_at_once(&self, bench: &mut Bench<'_>, (a, b): (Side, Side)) -> Verdict {
+    fn refused_at_once(
+        &self,
+        bench: &mut CaseContext<'_>,
+        (a, b): (QpFixture, QpFixture),
+    ) -> Verdict {
         let last = Op::Write(b.at(BEFORE as i64 + 8));
         bench.post_one(a, Send::inline(5, last, &[0xdd; 8]))?;
         bench.expect_sent(a, 5, Status::Success)?;
         let words = [[0xee; 8], [0xdd; 8]].concat();
-        ensure_eq!(bench.get(b, BEFORE, 16)?, words, "what was posted else");
+        ensure_eq!(
+            bench.read_buffer(b, BEFORE, 16)?,
+            words,
+            "what was posted else"
+        );
         for side in [a, b] {
             bench.expect_state(side, QpState::Rts, "one of them")?;
             bench.expect_nothing_more(side)?;
             bench.expect_no_fatal(side)?;
-            let untouched = bench.holds(side, 0, BEFORE, 1)?;
+            let untouched = bench.buffer_matches(side, 0, BEFORE, 1)?;
             ensure!(untouched, "memory was written");
         }
-        bench.drop_side(a)?;
-        bench.drop_side(b)
+        bench.destroy_qp_fixture(a)?;
+        bench.destroy_qp_fixture(b)
     }
 
-    fn check_peer(&self, bench: &mut Bench<'_>, b: Side) -> Verdict {
+    fn check_peer(&self, bench: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
         let host = b.host;
         if !self.peer_fails {
             bench.expect_state(b, QpState::Rts, "the peer")?;
@@ -346,12 +364,12 @@ impl Trial {
         }
         let own = b.srq.is_none();
         let first = match self.taken {
-            Taken::Not if own => bench.expect_received(b, 70, Status::Flushed).map(drop),
-            Taken::Not => Ok(()),
-            Taken::With(status) => bench.expect_received(b, 70, status).map(drop),
-            Taken::Perhaps(status) => {
-                let found = bench.received(b)?;
-                let status = bench.status(status, found.status);
+            FirstReceiveEnd::Not if own => bench.expect_received(b, 70, Status::Flushed).map(drop),
+            FirstReceiveEnd::Not => Ok(()),
+            FirstReceiveEnd::With(status) => bench.expect_received(b, 70, status).map(drop),
+            FirstReceiveEnd::Perhaps(status) => {
+                let found = bench.next_recv_completion(b)?;
+                let status = bench.expected_status(status, found.status);
                 ensure!(
                     found.wr_id == 70 && [status, Status::Flushed].contains(&found.status),
                     "the first receive: {found:?}"
@@ -371,7 +389,7 @@ impl Trial {
 }
 
 /// Whether a peer of these options lets itself be written to.
-fn writable(options: &Options) -> bool {
+fn writable(options: &QpOptions) -> bool {
     let write = headworks_verbs::Access::REMOTE_WRITE;
     options.region.contains(write) && options.access.contains(write)
 }
@@ -380,15 +398,15 @@ fn writable(options: &Options) -> bool {
 fn case(
     name: &str,
     verb: &'static str,
-    kinds: &[Kind],
+    kinds: &[OpKind],
     wrong: &str,
     outcome: &str,
-    run: impl Fn(&mut Bench<'_>, Kind) -> Verdict + std::marker::Send + Sync + 'static,
+    run: impl Fn(&mut CaseContext<'_>, OpKind) -> Verdict + std::marker::Send + Sync + 'static,
 ) -> Case {
     let all = kinds.to_vec();
-    let each = move |bench: &mut Bench<'_>| {
+    let each = move |bench: &mut CaseContext<'_>| {
         for kind in &all {
-            bench.part(kind.name(), |bench| run(bench, *kind))?;
+            bench.section(kind.name(), |bench| run(bench, *kind))?;
         }
         Ok(())
     };
@@ -399,6 +417,9 @@ fn case(
     case
 }
 
-fn kinds(wanted: impl Fn(Kind) -> bool) -> Vec<Kind> {
-    Kind::ALL.into_iter().filter(|kind| wanted(*kind)).collect()
+fn kinds(wanted: impl Fn(OpKind) -> bool) -> Vec<OpKind> {
+    OpKind::ALL
+        .into_iter()
+        .filter(|kind| wanted(*kind))
+        .collect()
 }

@@ -2,9 +2,9 @@
 
 use headworks_verbs::{Access, Opcode, Status};
 
-use crate::bench::Host;
 use crate::call::{Call, Done, Op, Reply, Send};
-use crate::{Bench, Case, End, Options, Side, Verdict, ensure, ensure_eq};
+use crate::case_context::Host;
+use crate::{Case, CaseContext, HostRole, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -50,28 +50,31 @@ pub(super) fn cases() -> Vec<Case> {
 
 const LEN: usize = 4 << 20;
 
-fn anywhere(heap: bool) -> Options {
-    Options {
+fn anywhere(heap: bool) -> QpOptions {
+    QpOptions {
         len: LEN,
         heap,
-        ..Options::default()
+        ..QpOptions::default()
     }
 }
 
-fn every_way(bench: &mut Bench<'_>, a: Side, b: Side) -> Verdict {
+fn every_way(bench: &mut CaseContext<'_>, a: QpFixture, b: QpFixture) -> Verdict {
     for (id, len) in [1u32, 63, 64, 4096, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
         let (seed, bytes) = (id as u64 + 10, len as usize);
-        bench.fill(a, 3, bytes, seed)?;
+        bench.fill_buffer(a, 3, bytes, seed)?;
         bench.post(a, 1, Op::Write(b.at(5)), &[a.sge(3, len)])?;
         bench.expect_sent(a, 1, Status::Success)?;
-        ensure!(bench.holds(b, 5, bytes, seed)?, "WRITE of {len} differs");
+        ensure!(
+            bench.buffer_matches(b, 5, bytes, seed)?,
+            "WRITE of {len} differs"
+        );
         bench.post(a, 2, Op::Read(b.at(5)), &[a.sge(2 << 20, len)])?;
         bench.expect_sent(a, 2, Status::Success)?;
         ensure!(
-            bench.holds(a, 2 << 20, bytes, seed)?,
+            bench.buffer_matches(a, 2 << 20, bytes, seed)?,
             "READ of {len} differs"
         );
         bench.receive(b, 3, &[b.sge(2 << 20, len)])?;
@@ -80,40 +83,40 @@ fn every_way(bench: &mut Bench<'_>, a: Side, b: Side) -> Verdict {
         let got = bench.expect_received(b, 3, Status::Success)?;
         ensure_eq!((got.byte_len, got.imm), (len, Some(8)), "receive");
         ensure!(
-            bench.holds(b, 2 << 20, bytes, seed)?,
+            bench.buffer_matches(b, 2 << 20, bytes, seed)?,
             "SEND of {len} differs"
         );
     }
     Ok(())
 }
 
-fn from_anywhere(bench: &mut Bench<'_>) -> Verdict {
+fn from_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
     for (here, there) in [(false, true), (true, false), (true, true)] {
-        let (a, b) = bench.pair_of(&anywhere(here), &anywhere(there))?;
+        let (a, b) = bench.connected_pair_with(&anywhere(here), &anywhere(there))?;
         every_way(bench, a, b)
             .map_err(|seen| format!("ours {here}, the peer's {there}: {seen}"))?;
-        bench.drop_side(a)?;
-        bench.drop_side(b)?;
+        bench.destroy_qp_fixture(a)?;
+        bench.destroy_qp_fixture(b)?;
     }
     // What another device gave is memory as any other.
-    let second = bench.second()?;
-    let device = bench.id();
-    let end = End::Second;
-    bench.done(second.id, Call::Open { device, end })?;
-    let other = bench.side(Host { device, ..second }, &anywhere(false))?;
-    let (a, b) = bench.pair_of(&anywhere(false), &anywhere(false))?;
-    let of_both = Side {
+    let second = bench.second_host()?;
+    let device = bench.new_id();
+    let end = HostRole::Second;
+    bench.call_ok(second.id, Call::Open { device, end })?;
+    let other = bench.new_qp(Host { device, ..second }, &anywhere(false))?;
+    let (a, b) = bench.connected_pair_with(&anywhere(false), &anywhere(false))?;
+    let of_both = QpFixture {
         buffer: other.buffer,
         ..b
     };
     let region = bench.register(of_both, b.pd, Access::ALL)?;
-    let lent = Side { region, ..of_both };
+    let lent = QpFixture { region, ..of_both };
     every_way(bench, a, lent).map_err(|seen| format!("another device's: {seen}"))
 }
 
-fn atomics_anywhere(bench: &mut Bench<'_>) -> Verdict {
+fn atomics_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
     for (here, there) in [(false, true), (true, false), (true, true)] {
-        let (a, b) = bench.pair_of(&anywhere(here), &anywhere(there))?;
+        let (a, b) = bench.connected_pair_with(&anywhere(here), &anywhere(there))?;
         for round in 0..20u64 {
             let remote = b.at(64);
             let op = match round % 2 {
@@ -134,7 +137,7 @@ fn atomics_anywhere(bench: &mut Bench<'_>) -> Verdict {
                 0 => (round / 2 * 6, round / 2 * 6 + 5),
                 _ => (round / 2 * 6 + 5, round / 2 * 6 + 6),
             };
-            let seen = (bench.word(a, 8)?, bench.word(b, 64)?);
+            let seen = (bench.read_u64(a, 8)?, bench.read_u64(b, 64)?);
             ensure_eq!(
                 seen,
                 (before, after),
@@ -145,22 +148,22 @@ fn atomics_anywhere(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn twice(bench: &mut Bench<'_>) -> Verdict {
+fn twice(bench: &mut CaseContext<'_>) -> Verdict {
     for heap in [false, true] {
-        let (a, b) = bench.pair_of(&anywhere(heap), &anywhere(heap))?;
+        let (a, b) = bench.connected_pair_with(&anywhere(heap), &anywhere(heap))?;
         let (mine, theirs) = (
             bench.register(a, a.pd, Access::ALL)?,
             bench.register(b, b.pd, Access::ALL)?,
         );
-        bench.put(a, 0, b"same")?;
-        let piece = crate::bench::piece(mine, 0, 4);
+        bench.write_buffer(a, 0, b"same")?;
+        let piece = crate::case_context::piece(mine, 0, 4);
         bench.post(a, 1, Op::Write(b.region_at(theirs, 0)), &[piece])?;
         bench.expect_sent(a, 1, Status::Success)?;
         bench.destroy(a.host, mine)?;
         bench.destroy(b.host, theirs)?;
         bench.post(a, 2, Op::Write(b.at(4)), &[a.sge(0, 4)])?;
         bench.expect_sent(a, 2, Status::Success)?;
-        ensure_eq!(bench.get(b, 0, 8)?, b"samesame", "bytes");
+        ensure_eq!(bench.read_buffer(b, 0, 8)?, b"samesame", "bytes");
         bench.post(a, 3, Op::Write(b.region_at(theirs, 0)), &[a.sge(0, 4)])?;
         bench.expect_sent(a, 3, Status::RemoteAccess)?;
     }
@@ -169,7 +172,7 @@ fn twice(bench: &mut Bench<'_>) -> Verdict {
 
 /// The owner takes a region away and uses its memory for something else while a peer writes to it:
 /// to memory of both kinds, in the call and in chunks of a request that waits, sooner and later.
-fn after_deregistration(bench: &mut Bench<'_>) -> Verdict {
+fn after_deregistration(bench: &mut CaseContext<'_>) -> Verdict {
     for heap in [false, true] {
         for len in [64, 4096, 1 << 18] {
             for looks in [1, 40, 400] {
@@ -183,16 +186,16 @@ fn after_deregistration(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn taken_away(bench: &mut Bench<'_>, heap: bool, len: u32, looks: usize) -> Verdict {
-    let options = Options {
+fn taken_away(bench: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -> Verdict {
+    let options = QpOptions {
         len: 1 << 19,
         ..anywhere(heap)
     };
-    let (a, b) = bench.pair_of(&options, &options)?;
-    bench.fill(a, 0, 1 << 19, 9)?;
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    bench.fill_buffer(a, 0, 1 << 19, 9)?;
     let request = Send::new(1, Op::Write(b.at(0)), &[a.sge(7, len)]);
     // Where nothing goes on beside the calls there is nothing to outlast.
-    let times = match bench.manners().by_itself {
+    let times = match bench.behaviour().progresses_without_calls {
         true => 1_000_000,
         false => 10_000,
     };
@@ -232,7 +235,8 @@ fn taken_away(bench: &mut Bench<'_>, heap: bool, len: u32, looks: usize) -> Verd
     let mut taking = vec![get; looks];
     taking.extend([Call::Destroy { object: b.region }, fill]);
     taking.extend(vec![check; 5]);
-    let replies = bench.at_once(vec![(a.host.id, writing), (b.host.id, Call::Each(taking))])?;
+    let replies =
+        bench.call_concurrently(vec![(a.host.id, writing), (b.host.id, Call::Each(taking))])?;
     let [Reply::Completions(done), Reply::Each(owner)] = &replies[..] else {
         return Err(format!("{replies:?}"));
     };
@@ -246,39 +250,39 @@ fn taken_away(bench: &mut Bench<'_>, heap: bool, len: u32, looks: usize) -> Verd
     let is_bad = |done: &Done| done.status != Status::Success;
     let mut bad = done.iter().copied().find(is_bad);
     while bad.is_none() {
-        bad = Some(bench.sent(a)?).filter(is_bad);
+        bad = Some(bench.next_send_completion(a)?).filter(is_bad);
     }
     let status = bad.map(|done| done.status);
     ensure_eq!(status, Some(Status::RemoteAccess), "the writer");
     bench.expect_failed(a)?;
     ensure!(
-        bench.holds(b, 0, whole, seed)?,
+        bench.buffer_matches(b, 0, whole, seed)?,
         "written after deregistration, in the end"
     );
-    bench.drop_side(a)?;
+    bench.destroy_qp_fixture(a)?;
     let rest = [b.qp, b.buffer, b.send_cq, b.recv_cq, b.channel, b.pd];
     let destroy = |object| Call::Destroy { object };
     let rest = Call::Each(rest.map(destroy).to_vec());
-    bench.done(b.host.id, rest).map(drop)
+    bench.call_ok(b.host.id, rest).map(drop)
 }
 
 /// The initiator takes the source away while the device reads it.
-fn sent_and_deregistered(bench: &mut Bench<'_>) -> Verdict {
+fn sent_and_deregistered(bench: &mut CaseContext<'_>) -> Verdict {
     const SOURCE: usize = 1 << 20;
     for round in 0..8 {
         let heap = round % 2 == 1;
-        let (a, b) = bench.pair_of(&anywhere(heap), &anywhere(heap))?;
-        bench.fill(a, 0, SOURCE, 9)?;
+        let (a, b) = bench.connected_pair_with(&anywhere(heap), &anywhere(heap))?;
+        bench.fill_buffer(a, 0, SOURCE, 9)?;
         bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, SOURCE as u32)])?;
         bench.destroy(a.host, a.region)?;
         // The memory is ours again.
-        bench.fill(a, 0, SOURCE, 3)?;
-        let done = bench.sent(a)?;
-        let unread = bench.status(Status::LocalProtection, done.status);
+        bench.fill_buffer(a, 0, SOURCE, 3)?;
+        let done = bench.next_send_completion(a)?;
+        let unread = bench.expected_status(Status::LocalProtection, done.status);
         match done.status {
             Status::Success => {
                 ensure!(
-                    bench.holds(b, 0, SOURCE, 9)?,
+                    bench.buffer_matches(b, 0, SOURCE, 9)?,
                     "not what was sent, round {round}"
                 );
             }

@@ -3,7 +3,7 @@
 use headworks_verbs::{Duration, QpState, RnrTimer, Status};
 
 use crate::call::Op;
-use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
+use crate::{Case, CaseContext, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -23,29 +23,29 @@ pub(super) fn cases() -> Vec<Case> {
             "the peer is in INIT",
             "RetryExceeded after timeout × retries, QpFatal; the peer stays in INIT",
         ),
-        Case::new("retries::seven", seven).row(
+        Case::new("retries::seven", rnr_retry_seven_is_endless).row(
             "post_send",
             "WRITE, with as many retries as there may be",
             "the peer is gone",
-            "RetryExceeded: seven are not for ever, as RNR retries are",
+            "RetryExceeded: rnr_retry_seven_is_endless are not for ever, as RNR retries are",
         ),
     ]
 }
 
-fn rnr(rnr_retry: u8) -> Options {
-    Options {
+fn rnr(rnr_retry: u8) -> QpOptions {
+    QpOptions {
         rnr_retry,
         min_rnr_timer: RnrTimer::new(10).unwrap_or_default(),
         // Receives are what it waits for, not answers.
         timeout: 18,
         retry_count: 7,
-        ..Options::default()
+        ..QpOptions::default()
     }
 }
 
-fn no_receive_and_endless_retry(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&rnr(7), &rnr(7))?;
-    bench.put(a, 0, b"patience")?;
+fn no_receive_and_endless_retry(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&rnr(7), &rnr(7))?;
+    bench.write_buffer(a, 0, b"patience")?;
     bench.post(a, 1, Op::Send, &[a.sge(0, 8)])?;
     let until = bench.now() + Duration::from_millis(30);
     while bench.now() < until {
@@ -55,7 +55,7 @@ fn no_receive_and_endless_retry(bench: &mut Bench<'_>) -> Verdict {
     bench.receive(b, 5, &[b.sge(0, 8)])?;
     bench.expect_sent(a, 1, Status::Success)?;
     bench.expect_received(b, 5, Status::Success)?;
-    ensure_eq!(bench.get(b, 0, 8)?, b"patience", "bytes");
+    ensure_eq!(bench.read_buffer(b, 0, 8)?, b"patience", "bytes");
     // Again, and this time the sender does nothing at all.
     bench.post(a, 2, Op::Send, &[a.sge(0, 8)])?;
     bench.receive(b, 6, &[b.sge(0, 8)])?;
@@ -64,11 +64,11 @@ fn no_receive_and_endless_retry(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn peer_not_ready(bench: &mut Bench<'_>) -> Verdict {
-    let options = Options::default();
-    let (first, second) = (bench.first()?, bench.second()?);
-    let a = bench.side(first, &options)?;
-    let b = bench.side(second, &options)?;
+fn peer_not_ready(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions::default();
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let a = bench.new_qp(first, &options)?;
+    let b = bench.new_qp(second, &options)?;
     // The peer stays in INIT.
     bench.to_init(b, &options)?;
     bench.to_init(a, &options)?;
@@ -88,15 +88,15 @@ fn peer_not_ready(bench: &mut Bench<'_>) -> Verdict {
     bench.expect_failed(a)
 }
 
-fn seven(bench: &mut Bench<'_>) -> Verdict {
-    let options = Options {
+fn rnr_retry_seven_is_endless(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions {
         timeout: 8,
         retry_count: 7,
-        ..Options::default()
+        ..QpOptions::default()
     };
-    let (a, b) = bench.pair_of(&options, &options)?;
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
     let there = Op::Write(b.at(0));
-    bench.drop_side(b)?;
+    bench.destroy_qp_fixture(b)?;
     bench.post(a, 1, there, &[a.sge(0, 8)])?;
     bench.expect_sent(a, 1, Status::RetryExceeded)?;
     bench.expect_failed(a)

@@ -2,9 +2,9 @@
 
 use headworks_verbs::{Duration, PostErrorKind, Status};
 
-use crate::bench::{Host, piece};
 use crate::call::{Call, Event, Id, Op, Receive, Refusal, Reply};
-use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+use crate::case_context::{Host, piece};
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// A domain with an SRQ.
 pub(super) fn srq(
-    bench: &mut Bench<'_>,
+    bench: &mut CaseContext<'_>,
     host: Host,
     max_wr: u32,
     limit: u32,
@@ -42,12 +42,12 @@ pub(super) fn srq(
 
 /// A domain with an SRQ, and how many receives it holds.
 fn sized(
-    bench: &mut Bench<'_>,
+    bench: &mut CaseContext<'_>,
     host: Host,
     max_wr: u32,
     limit: u32,
 ) -> Result<(Id, Id, u32), String> {
-    let (pd, srq) = (bench.id(), bench.id());
+    let (pd, srq) = (bench.new_id(), bench.new_id());
     let device = host.device;
     let calls = vec![
         Call::AllocPd { pd, device },
@@ -59,10 +59,10 @@ fn sized(
             limit,
         },
     ];
-    let Reply::Each(replies) = bench.done(host.id, Call::Each(calls))? else {
+    let Reply::Each(replies) = bench.call_ok(host.id, Call::Each(calls))? else {
         return Err("answered otherwise".to_owned());
     };
-    let exactly = bench.manners().sizes_exactly;
+    let exactly = bench.behaviour().sizes_queues_exactly;
     let asked = u64::from(max_wr);
     match replies.last() {
         Some(Reply::Number(size)) if *size == asked || *size > asked && !exactly => {
@@ -72,14 +72,14 @@ fn sized(
     }
 }
 
-fn two_queue_pairs(bench: &mut Bench<'_>) -> Verdict {
-    let options = Options::default();
-    let (first, second) = (bench.first()?, bench.second()?);
+fn two_queue_pairs(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions::default();
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
     let (pd, srq, size) = sized(bench, second, 8, 0)?;
-    let mut pairs: Vec<(Side, Side)> = Vec::new();
+    let mut pairs: Vec<(QpFixture, QpFixture)> = Vec::new();
     for _ in 0..2 {
-        let a = bench.side(first, &options)?;
-        let b = bench.side_within(second, pd, Some(srq), &options)?;
+        let a = bench.new_qp(first, &options)?;
+        let b = bench.new_qp_in_pd(second, pd, Some(srq), &options)?;
         bench.connect(a, &options, b, &options)?;
         pairs.push((a, b));
     }
@@ -95,38 +95,38 @@ fn two_queue_pairs(bench: &mut Bench<'_>) -> Verdict {
     ensure!(more.is_err(), "one more than {size} receives was taken");
     for id in 0..8u64 {
         let (a, b) = pairs[id as usize % 2];
-        bench.put(a, 0, &[id as u8; 10])?;
+        bench.write_buffer(a, 0, &[id as u8; 10])?;
         bench.post(a, id, Op::Send, &[a.sge(0, 10)])?;
         bench.expect_sent(a, id, Status::Success)?;
         let got = bench.expect_received(b, id, Status::Success)?;
         ensure_eq!((got.qp, got.byte_len), (Some(b.qp), 10), "whose");
-        let seen = bench.get(target, id as usize * 64, 10)?;
+        let seen = bench.read_buffer(target, id as usize * 64, 10)?;
         ensure_eq!(seen, vec![id as u8; 10], "bytes");
     }
     let call = Call::PostRecv {
         queue: target.qp,
         chain: vec![Receive::new(0, &[])],
     };
-    let refused = bench.tried(second.id, call);
+    let refused = bench.try_call(second.id, call);
     let expected = Refusal::from(PostErrorKind::HasSrq.at(0));
     ensure_eq!(refused, Err(expected), "a queue pair with an SRQ");
     Ok(())
 }
 
-fn limit_event(bench: &mut Bench<'_>) -> Verdict {
-    let options = Options::default();
-    let (first, second) = (bench.first()?, bench.second()?);
+fn limit_event(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions::default();
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
     let (pd, srq, size) = sized(bench, second, 8, 3)?;
     let limit = Event::SrqLimit(Some(srq));
-    let a = bench.side(first, &options)?;
-    let b = bench.side_within(second, pd, Some(srq), &options)?;
+    let a = bench.new_qp(first, &options)?;
+    let b = bench.new_qp_in_pd(second, pd, Some(srq), &options)?;
     bench.connect(a, &options, b, &options)?;
     for round in 0..2u64 {
         for id in 0..4 {
             bench.receive(b, id, &[b.sge(0, 64)])?;
         }
         if round == 1 {
-            bench.done(second.id, Call::SetLimit { srq, limit: 2 })?;
+            bench.call_ok(second.id, Call::SetLimit { srq, limit: 2 })?;
         }
         let armed = [3, 2][round as usize];
         for id in 0..4 {
@@ -135,7 +135,7 @@ fn limit_event(bench: &mut Bench<'_>) -> Verdict {
             bench.expect_received(b, id, Status::Success)?;
             // As many as the limit are not fewer.
             if 3 - id >= armed {
-                bench.pass(Duration::from_millis(2));
+                bench.sleep_for(Duration::from_millis(2));
                 let early = bench.events(second)?.contains(&limit);
                 ensure!(!early, "a limit of {armed}, and told with {}", 3 - id);
             }
@@ -145,7 +145,7 @@ fn limit_event(bench: &mut Bench<'_>) -> Verdict {
         ensure!(!again, "a second limit event");
     }
     let limit = size + 1;
-    let refused = bench.tried(second.id, Call::SetLimit { srq, limit });
+    let refused = bench.try_call(second.id, Call::SetLimit { srq, limit });
     ensure!(refused.is_err(), "a limit above the size was taken");
     Ok(())
 }

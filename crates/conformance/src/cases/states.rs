@@ -3,7 +3,7 @@
 use headworks_verbs::{PostErrorKind, QpAttr, QpState, RnrTimer, Status};
 
 use crate::call::{Op, Receive, Refusal, Send};
-use crate::{Bench, Case, Options, Side, Verdict, ensure_eq};
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -79,10 +79,10 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn receives_need_a_state(bench: &mut Bench<'_>) -> Verdict {
-    let host = bench.first()?;
-    let options = Options::default();
-    let side = bench.side(host, &options)?;
+fn receives_need_a_state(bench: &mut CaseContext<'_>) -> Verdict {
+    let host = bench.first_host()?;
+    let options = QpOptions::default();
+    let side = bench.new_qp(host, &options)?;
     let refusal = |state| Err(Refusal::from(PostErrorKind::State(state).at(0)));
     let receive = || vec![Receive::new(1, &[])];
     bench.expect_state(side, QpState::Reset, "a fresh one")?;
@@ -97,17 +97,17 @@ fn receives_need_a_state(bench: &mut Bench<'_>) -> Verdict {
         }
         bench
             .receive_chain(side, receive())
-            .map_err(crate::bench::line)?;
+            .map_err(crate::case_context::error_line)?;
     }
     Ok(())
 }
 
-fn illegal_transitions(bench: &mut Bench<'_>) -> Verdict {
-    let host = bench.first()?;
-    let options = Options::default();
-    let side = bench.side(host, &options)?;
+fn illegal_transitions(bench: &mut CaseContext<'_>) -> Verdict {
+    let host = bench.first_host()?;
+    let options = QpOptions::default();
+    let side = bench.new_qp(host, &options)?;
     let rtr = bench.rtr_attr(side, &options)?;
-    let try_to = |bench: &mut Bench<'_>, attr, peer, kind: &str| {
+    let try_to = |bench: &mut CaseContext<'_>, attr, peer, kind: &str| {
         let refused = bench.modify(side, attr, peer);
         match &refused {
             Err(refusal) if refusal.kind == kind => Ok(()),
@@ -130,16 +130,16 @@ fn illegal_transitions(bench: &mut Bench<'_>) -> Verdict {
 }
 
 /// Senders that never give up, and look for a receive rarely.
-pub(super) fn stuck() -> Options {
-    Options {
+pub(super) fn stuck() -> QpOptions {
+    QpOptions {
         min_rnr_timer: RnrTimer::new(0).unwrap_or_default(),
         len: 4 << 20,
-        ..Options::default()
+        ..QpOptions::default()
     }
 }
 
-fn error_flushes_in_order(bench: &mut Bench<'_>) -> Verdict {
-    let (a, _) = bench.pair_of(&stuck(), &stuck())?;
+fn error_flushes_in_order(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, _) = bench.connected_pair_with(&stuck(), &stuck())?;
     for id in 0..5 {
         bench.receive(a, 10 + id, &[])?;
         // No receive over there: they all wait.
@@ -167,27 +167,27 @@ fn error_flushes_in_order(bench: &mut Bench<'_>) -> Verdict {
         .expect_sent(a, 6, Status::Flushed)
         .map_err(|seen| format!("a later send: {seen}"))?;
     bench.receive(a, 16, &[])?;
-    bench.during("a later receive", |bench| {
+    bench.named_wait("a later receive", |bench| {
         bench.expect_received(a, 16, Status::Flushed)
     })?;
     bench.expect_nothing_more(a)
 }
 
 /// A SEND goes from one to the other.
-pub(super) fn ping(bench: &mut Bench<'_>, a: Side, b: Side, seed: u8) -> Verdict {
-    bench.put(a, 0, &[seed; 16])?;
+pub(super) fn ping(bench: &mut CaseContext<'_>, a: QpFixture, b: QpFixture, seed: u8) -> Verdict {
+    bench.write_buffer(a, 0, &[seed; 16])?;
     bench.receive(b, 1, &[b.sge(32, 16)])?;
     bench.post(a, 2, Op::Send, &[a.sge(0, 16)])?;
     bench.expect_sent(a, 2, Status::Success)?;
     bench.expect_received(b, 1, Status::Success)?;
-    ensure_eq!(bench.get(b, 32, 16)?, vec![seed; 16], "bytes");
+    ensure_eq!(bench.read_buffer(b, 32, 16)?, vec![seed; 16], "bytes");
     Ok(())
 }
 
 /// From every state there is a way to ERR (section 10.3.1), and back.
-fn any_state_to_error(bench: &mut Bench<'_>) -> Verdict {
-    let options = Options::default();
-    let (a, b) = bench.pair()?;
+fn any_state_to_error(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions::default();
+    let (a, b) = bench.connected_pair()?;
     for from in [
         QpState::Reset,
         QpState::Init,
@@ -220,8 +220,8 @@ fn any_state_to_error(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn reset_and_reconnect(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&stuck(), &stuck())?;
+fn reset_and_reconnect(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&stuck(), &stuck())?;
     for round in 0..5 {
         ping(bench, a, b, round)?;
         bench.receive(b, 50, &[])?;
@@ -240,27 +240,31 @@ fn reset_and_reconnect(bench: &mut Bench<'_>) -> Verdict {
 }
 
 /// A queue pair that was reset and connected to another does not serve its first peer any more.
-fn reset_disconnects(bench: &mut Bench<'_>) -> Verdict {
-    let options = Options::default();
-    let (a, b) = bench.pair()?;
+fn reset_disconnects(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions::default();
+    let (a, b) = bench.connected_pair()?;
     bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
     bench.expect_sent(a, 1, Status::Success)?;
     bench.to_reset(b)?;
-    let first = bench.first()?;
-    let third = bench.side(first, &options)?;
+    let first = bench.first_host()?;
+    let third = bench.new_qp(first, &options)?;
     bench.connect(third, &options, b, &options)?;
-    bench.put(a, 0, &[9; 8])?;
+    bench.write_buffer(a, 0, &[9; 8])?;
     bench.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
     bench.expect_sent(a, 2, Status::RetryExceeded)?;
-    ensure_eq!(bench.get(b, 0, 8)?, vec![0; 8], "written by a stranger");
+    ensure_eq!(
+        bench.read_buffer(b, 0, 8)?,
+        vec![0; 8],
+        "written by a stranger"
+    );
     bench.post(third, 3, Op::Write(b.at(0)), &[third.sge(0, 8)])?;
     bench.expect_sent(third, 3, Status::Success)?;
     Ok(())
 }
 
 /// A receive that a long SEND has begun to fill completes once, flushed, when its queue pair fails.
-fn half_sent_receive_is_flushed(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&stuck(), &stuck())?;
+fn half_sent_receive_is_flushed(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&stuck(), &stuck())?;
     let (from, into) = (a.sge(0, 4 << 20), b.sge(0, 4 << 20));
     for round in 0..20u64 {
         bench.receive(b, 1, &[into])?;
@@ -272,11 +276,11 @@ fn half_sent_receive_is_flushed(bench: &mut Bench<'_>) -> Verdict {
             early = early.or(bench.poll(a.host, a.send_cq)?.first().copied());
         }
         bench.to_error(b)?;
-        let first = bench.received(b)?;
+        let first = bench.next_recv_completion(b)?;
         ensure_eq!(first.wr_id, 1, "the first receive");
         bench.expect_received(b, 2, Status::Flushed)?;
         let sent = match early {
-            None => bench.sent(a)?,
+            None => bench.next_send_completion(a)?,
             Some(done) => done,
         };
         // All of it may have gone before.
@@ -294,28 +298,28 @@ fn half_sent_receive_is_flushed(bench: &mut Bench<'_>) -> Verdict {
 }
 
 /// Whoever sends to a queue pair that goes away disturbs nobody who comes after it.
-fn destroyed_under_a_pending_send(bench: &mut Bench<'_>) -> Verdict {
+fn destroyed_under_a_pending_send(bench: &mut CaseContext<'_>) -> Verdict {
     for _ in 0..10 {
-        let (a, b) = bench.pair_of(&stuck(), &stuck())?;
+        let (a, b) = bench.connected_pair_with(&stuck(), &stuck())?;
         bench.receive(b, 1, &[b.sge(0, 4 << 20)])?;
         bench.post(a, 3, Op::Send, &[a.sge(0, 4 << 20)])?;
         bench.poll(a.host, a.send_cq)?;
-        bench.drop_side(b)?;
+        bench.destroy_qp_fixture(b)?;
         // Takes over the memory of the queues that went.
         let mut others = Vec::new();
         for _ in 0..3 {
-            let (c, d) = bench.pair_of(&stuck(), &stuck())?;
+            let (c, d) = bench.connected_pair_with(&stuck(), &stuck())?;
             bench.receive(d, 8, &[])?;
             others.push((c, d));
         }
-        bench.drop_side(a)?;
+        bench.destroy_qp_fixture(a)?;
         for (c, d) in others {
             bench.post(c, 7, Op::Send, &[])?;
             bench.expect_sent(c, 7, Status::Success)?;
             bench.expect_received(d, 8, Status::Success)?;
             ping(bench, c, d, 3)?;
-            bench.drop_side(c)?;
-            bench.drop_side(d)?;
+            bench.destroy_qp_fixture(c)?;
+            bench.destroy_qp_fixture(d)?;
         }
     }
     Ok(())

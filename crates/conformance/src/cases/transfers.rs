@@ -2,9 +2,9 @@
 
 use headworks_verbs::{Access, Opcode, Status};
 
-use crate::bytes::pattern;
+use crate::buffer_access::pattern;
 use crate::call::{Call, Op, Remote, Reply};
-use crate::{Bench, Case, Options, Verdict, ensure, ensure_eq};
+use crate::{Case, CaseContext, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -94,18 +94,18 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn large() -> Options {
-    Options {
+fn large() -> QpOptions {
+    QpOptions {
         len: 4 << 20,
-        ..Options::default()
+        ..QpOptions::default()
     }
 }
 
-fn bring_up(bench: &mut Bench<'_>) -> Verdict {
-    let (first, second) = (bench.first()?, bench.second()?);
-    let options = Options::default();
-    let a = bench.side(first, &options)?;
-    let b = bench.side(second, &options)?;
+fn bring_up(bench: &mut CaseContext<'_>) -> Verdict {
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let options = QpOptions::default();
+    let a = bench.new_qp(first, &options)?;
+    let b = bench.new_qp(second, &options)?;
     let mut to = [Vec::new(), Vec::new()];
     for (index, (side, payload)) in [(a, b"from a"), (b, b"from b")].into_iter().enumerate() {
         let call = Call::GreetFirst {
@@ -114,7 +114,7 @@ fn bring_up(bench: &mut Bench<'_>) -> Verdict {
             seed: 7 + index as u32,
             payload: payload.to_vec(),
         };
-        match bench.done(side.host.id, call)? {
+        match bench.call_ok(side.host.id, call)? {
             Reply::Greeting { out, .. } => to[1 - index] = out,
             other => return Err(format!("instead of a greeting: {other:?}")),
         }
@@ -125,7 +125,7 @@ fn bring_up(bench: &mut Bench<'_>) -> Verdict {
         for (index, side) in [a, b].into_iter().enumerate() {
             let bytes = std::mem::take(&mut to[index]);
             let call = Call::Greet { qp: side.qp, bytes };
-            let reply = bench.done(side.host.id, call)?;
+            let reply = bench.call_ok(side.host.id, call)?;
             let Reply::Greeting {
                 out,
                 connected: up,
@@ -144,36 +144,36 @@ fn bring_up(bench: &mut Bench<'_>) -> Verdict {
         }
     }
     ensure_eq!(connected, [true; 2], "connected");
-    bench.put(a, 0, b"up")?;
+    bench.write_buffer(a, 0, b"up")?;
     bench.post(a, 1, Op::Write(b.at(5)), &[a.sge(0, 2)])?;
     bench.expect_sent(a, 1, Status::Success)?;
-    ensure_eq!(bench.get(b, 5, 2)?, b"up", "bytes");
+    ensure_eq!(bench.read_buffer(b, 5, 2)?, b"up", "bytes");
     Ok(())
 }
 
-fn first_write_is_done_in_the_call(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair()?;
-    bench.put(a, 0, b"first")?;
+fn first_write_is_done_in_the_call(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    bench.write_buffer(a, 0, b"first")?;
     bench.post(a, 1, Op::Write(b.at(100)), &[a.sge(0, 5)])?;
     // Only a device that executes in the call has it there already; others need the completion.
-    if bench.manners().at_once {
-        ensure_eq!(bench.get(b, 100, 5)?, b"first", "in the call");
+    if bench.behaviour().completes_in_call {
+        ensure_eq!(bench.read_buffer(b, 100, 5)?, b"first", "in the call");
         ensure_eq!(bench.poll(a.host, a.send_cq)?.len(), 1, "polled");
         return Ok(());
     }
     bench.expect_sent(a, 1, Status::Success)?;
-    ensure_eq!(bench.get(b, 100, 5)?, b"first", "after completion");
+    ensure_eq!(bench.read_buffer(b, 100, 5)?, b"first", "after completion");
     Ok(())
 }
 
-fn sends(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&large(), &large())?;
+fn sends(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&large(), &large())?;
     for (round, len) in [0u32, 1, 63, 64, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
         let id = round as u64;
-        bench.fill(a, 3, len as usize, id)?;
+        bench.fill_buffer(a, 3, len as usize, id)?;
         bench.receive(b, id, &[b.sge(5, 2 << 20)])?;
         let (op, imm) = match round % 2 {
             0 => (Op::Send, None),
@@ -191,18 +191,21 @@ fn sends(bench: &mut Bench<'_>) -> Verdict {
             (Opcode::Recv, len, imm, Some(b.qp)),
             format!("receive of {len} bytes")
         );
-        ensure!(bench.holds(b, 5, len as usize, id)?, "{len} bytes differ");
+        ensure!(
+            bench.buffer_matches(b, 5, len as usize, id)?,
+            "{len} bytes differ"
+        );
     }
     Ok(())
 }
 
-fn from_where_nobody_may_write(bench: &mut Bench<'_>) -> Verdict {
-    let nothing = Options {
+fn from_where_nobody_may_write(bench: &mut CaseContext<'_>) -> Verdict {
+    let nothing = QpOptions {
         region: Access::NONE,
-        ..Options::default()
+        ..QpOptions::default()
     };
-    let (a, b) = bench.pair_of(&nothing, &Options::default())?;
-    bench.put(a, 0, b"weir")?;
+    let (a, b) = bench.connected_pair_with(&nothing, &QpOptions::default())?;
+    bench.write_buffer(a, 0, b"weir")?;
     bench.receive(b, 3, &[b.sge(64, 4)])?;
     for (wr_id, op) in [(1, Op::Write(b.at(0))), (2, Op::Send)] {
         bench.post(a, wr_id, op, &[a.sge(0, 4)])?;
@@ -210,31 +213,31 @@ fn from_where_nobody_may_write(bench: &mut Bench<'_>) -> Verdict {
     }
     bench.expect_received(b, 3, Status::Success)?;
     for at in [0, 64] {
-        ensure_eq!(bench.get(b, at, 4)?, b"weir", "what arrived");
+        ensure_eq!(bench.read_buffer(b, at, 4)?, b"weir", "what arrived");
     }
     Ok(())
 }
 
-fn write_and_read(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&large(), &large())?;
+fn write_and_read(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&large(), &large())?;
     for (round, len) in [0u32, 1, 8, 4096, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
         let id = round as u64;
-        bench.fill(a, 1, len as usize, id)?;
+        bench.fill_buffer(a, 1, len as usize, id)?;
         bench.post(a, id, Op::Write(b.at(7)), &[a.sge(1, len)])?;
         let sent = bench.expect_sent(a, id, Status::Success)?;
         ensure_eq!(sent.opcode, Opcode::Write, "opcode");
         ensure!(
-            bench.holds(b, 7, len as usize, id)?,
+            bench.buffer_matches(b, 7, len as usize, id)?,
             "WRITE of {len} differs"
         );
         bench.post(a, id, Op::Read(b.at(7)), &[a.sge(2 << 20, len)])?;
         let read = bench.expect_sent(a, id, Status::Success)?;
         ensure_eq!((read.opcode, read.byte_len), (Opcode::Read, len), "READ");
         ensure!(
-            bench.holds(a, 2 << 20, len as usize, id)?,
+            bench.buffer_matches(a, 2 << 20, len as usize, id)?,
             "READ of {len} differs"
         );
     }
@@ -245,10 +248,10 @@ fn write_and_read(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-fn write_with_immediate(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair_of(&large(), &large())?;
+fn write_with_immediate(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&large(), &large())?;
     for (id, len) in [(0u64, 0u32), (1, 10), (2, 200_000)] {
-        bench.fill(a, 0, len as usize, id)?;
+        bench.fill_buffer(a, 0, len as usize, id)?;
         bench.receive(b, id, &[])?;
         let op = Op::WriteImm(b.at(64), 7 + id as u32);
         bench.post(a, id, op, &[a.sge(0, len)])?;
@@ -259,15 +262,18 @@ fn write_with_immediate(bench: &mut Bench<'_>) -> Verdict {
             (Opcode::RecvWriteImm, len, Some(7 + id as u32)),
             "receive"
         );
-        ensure!(bench.holds(b, 64, len as usize, id)?, "bytes differ");
+        ensure!(
+            bench.buffer_matches(b, 64, len as usize, id)?,
+            "bytes differ"
+        );
     }
     Ok(())
 }
 
-fn many_pieces(bench: &mut Bench<'_>) -> Verdict {
-    let (a, b) = bench.pair()?;
+fn many_pieces(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
     let bytes = pattern(5, 100);
-    bench.put(a, 0, &bytes)?;
+    bench.write_buffer(a, 0, &bytes)?;
     let from = [a.sge(0, 10), a.sge(10, 0), a.sge(10, 60), a.sge(70, 30)];
     let into = [
         b.sge(1000, 1),
@@ -280,14 +286,14 @@ fn many_pieces(bench: &mut Bench<'_>) -> Verdict {
     bench.expect_sent(a, 1, Status::Success)?;
     let got = bench.expect_received(b, 1, Status::Success)?;
     ensure_eq!(got.byte_len, 100, "length");
-    let mut seen = bench.get(b, 1000, 1)?;
-    seen.extend(bench.get(b, 2000, 64)?);
-    seen.extend(bench.get(b, 4000, 35)?);
+    let mut seen = bench.read_buffer(b, 1000, 1)?;
+    seen.extend(bench.read_buffer(b, 2000, 64)?);
+    seen.extend(bench.read_buffer(b, 4000, 35)?);
     ensure_eq!(seen, bytes, "scattered");
     let there = b.at(9000);
     bench.post(a, 2, Op::Write(there), &from)?;
     bench.expect_sent(a, 2, Status::Success)?;
-    ensure_eq!(bench.get(b, 9000, 100)?, bytes, "gathered");
+    ensure_eq!(bench.read_buffer(b, 9000, 100)?, bytes, "gathered");
     bench.post(
         a,
         3,
@@ -295,8 +301,8 @@ fn many_pieces(bench: &mut Bench<'_>) -> Verdict {
         &[a.sge(20_000, 33), a.sge(30_000, 67)],
     )?;
     bench.expect_sent(a, 3, Status::Success)?;
-    let mut seen = bench.get(a, 20_000, 33)?;
-    seen.extend(bench.get(a, 30_000, 67)?);
+    let mut seen = bench.read_buffer(a, 20_000, 33)?;
+    seen.extend(bench.read_buffer(a, 30_000, 67)?);
     ensure_eq!(seen, bytes, "read");
     Ok(())
 }

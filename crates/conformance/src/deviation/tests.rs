@@ -1,26 +1,26 @@
 use super::*;
 use Status::{Flushed, LocalProtection, LocalQpOperation, Success};
 
-const fn known(of: &'static [&'static str], does: Does) -> Deviation {
+const fn known(operations: &'static [&'static str], behaviour: DeviantBehaviour) -> Deviation {
     Deviation {
         cases: &["a::case"],
-        of,
-        does,
-        asked: ("", ""),
+        operations,
+        behaviour,
+        verb_and_request: ("", ""),
         demanded: "",
-        seen: "",
+        observed: "",
     }
 }
 
 /// What is known for certain.
-fn certain(all: Vec<Deviation>) -> Knowledge {
-    Knowledge {
+fn certain(all: Vec<Deviation>) -> KnownDeviations {
+    KnownDeviations {
         all: all.leak(),
         is_certain: true,
     }
 }
 
-const OTHER: Does = Does::Completes(LocalProtection, LocalQpOperation);
+const OTHER: DeviantBehaviour = DeviantBehaviour::Completes(LocalProtection, LocalQpOperation);
 
 fn failed(line: &str) -> Verdict {
     Err(line.to_owned())
@@ -28,14 +28,14 @@ fn failed(line: &str) -> Verdict {
 
 #[test]
 fn where_nothing_is_known_a_verdict_stays_what_it_is() {
-    let mut watch = Watch::of("another::case", certain(vec![known(&[], OTHER)]));
+    let mut watch = DeviationTracker::for_case("another::case", certain(vec![known(&[], OTHER)]));
     assert_eq!(
         watch.status(LocalProtection, LocalQpOperation),
         LocalProtection
     );
     assert!(!watch.refuses("Operation"));
-    watch.enter("SEND");
-    assert_eq!(watch.leave(failed("bad")), failed("bad"));
+    watch.begin_section("SEND");
+    assert_eq!(watch.end_section(failed("bad")), failed("bad"));
     assert_eq!(watch.end(Ok(())), Ok(()));
     let usual = Duration::from_millis(10_000);
     assert_eq!(watch.deadline(Some("a wait"), usual), usual);
@@ -43,7 +43,7 @@ fn where_nothing_is_known_a_verdict_stays_what_it_is() {
 
 #[test]
 fn another_status_is_demanded_in_place_of_one_and_must_come() {
-    let mut watch = Watch::of("a::case", certain(vec![known(&[], OTHER)]));
+    let mut watch = DeviationTracker::for_case("a::case", certain(vec![known(&[], OTHER)]));
     assert!(watch.end(Ok(())).is_err(), "never asked for");
     assert_eq!(watch.status(Flushed, LocalQpOperation), Flushed);
     assert!(watch.end(Ok(())).is_err(), "another was asked for");
@@ -56,12 +56,12 @@ fn another_status_is_demanded_in_place_of_one_and_must_come() {
         watch.end(Ok(())).is_err(),
         "asked for, and something else came"
     );
-    watch.enter("SEND");
+    watch.begin_section("SEND");
     assert_eq!(
         watch.status(LocalProtection, LocalQpOperation),
         LocalQpOperation
     );
-    assert_eq!(watch.leave(Ok(())), Ok(()));
+    assert_eq!(watch.end_section(Ok(())), Ok(()));
     assert_eq!(watch.end(Ok(())), Ok(()));
     assert_eq!(watch.end(failed("bad")), failed("bad"));
 }
@@ -69,38 +69,42 @@ fn another_status_is_demanded_in_place_of_one_and_must_come() {
 #[test]
 fn what_is_known_of_some_operations_holds_for_each_of_them_and_no_other() {
     let all = [known(&["SEND", "WRITE"], OTHER)];
-    let mut watch = Watch::of("a::case", certain(all.to_vec()));
+    let mut watch = DeviationTracker::for_case("a::case", certain(all.to_vec()));
     for part in ["SEND", "READ", "WRITE"] {
-        watch.enter(part);
+        watch.begin_section(part);
         let expected = match part {
             "READ" => LocalProtection,
             _ => LocalQpOperation,
         };
         assert_eq!(watch.status(LocalProtection, expected), expected);
-        assert_eq!(watch.leave(Ok(())), Ok(()));
+        assert_eq!(watch.end_section(Ok(())), Ok(()));
     }
     assert_eq!(watch.end(Ok(())), Ok(()));
-    let mut watch = Watch::of("a::case", certain(all.to_vec()));
-    watch.enter("SEND");
-    assert!(watch.leave(Ok(())).is_err(), "did not come with SEND");
-    watch.enter("SEND");
+    let mut watch = DeviationTracker::for_case("a::case", certain(all.to_vec()));
+    watch.begin_section("SEND");
+    assert!(watch.end_section(Ok(())).is_err(), "did not come with SEND");
+    watch.begin_section("SEND");
     watch.status(LocalProtection, LocalQpOperation);
-    assert_eq!(watch.leave(Ok(())), Ok(()));
+    assert_eq!(watch.end_section(Ok(())), Ok(()));
     assert!(watch.end(Ok(())).is_err(), "WRITE never came");
 }
 
 #[test]
 fn a_case_that_must_end_early_ends_so_and_not_otherwise() {
-    for does in [Does::Ends("no event"), Does::Hangs("no event")] {
-        let mut watch = Watch::of("a::case", certain(vec![known(&[], does)]));
+    for does in [
+        DeviantBehaviour::Ends("no event"),
+        DeviantBehaviour::Hangs("no event"),
+    ] {
+        let mut watch = DeviationTracker::for_case("a::case", certain(vec![known(&[], does)]));
         assert_eq!(watch.end(failed("no event within 2 s")), Ok(()));
         assert_eq!(watch.end(failed("bad")), failed("bad"));
         assert!(watch.end(Ok(())).is_err(), "it went well");
-        let mut watch = Watch::of("a::case", certain(vec![known(&["SEND"], does)]));
-        watch.enter("SEND");
-        assert_eq!(watch.leave(failed("no event within 2 s")), Ok(()));
-        watch.enter("WRITE");
-        assert_eq!(watch.leave(failed("no event")), failed("no event"));
+        let mut watch =
+            DeviationTracker::for_case("a::case", certain(vec![known(&["SEND"], does)]));
+        watch.begin_section("SEND");
+        assert_eq!(watch.end_section(failed("no event within 2 s")), Ok(()));
+        watch.begin_section("WRITE");
+        assert_eq!(watch.end_section(failed("no event")), failed("no event"));
         assert_eq!(watch.end(failed("no event")), failed("no event"));
         assert_eq!(watch.end(Ok(())), Ok(()));
     }
@@ -108,9 +112,12 @@ fn a_case_that_must_end_early_ends_so_and_not_otherwise() {
 
 #[test]
 fn what_may_hang_may_go_well() {
-    let mut watch = Watch::of(
+    let mut watch = DeviationTracker::for_case(
         "a::case",
-        certain(vec![known(&["SEND"], Does::MayHang("a wait: no event"))]),
+        certain(vec![known(
+            &["SEND"],
+            DeviantBehaviour::MayHang("a wait: no event"),
+        )]),
     );
     for (verdict, judged) in [
         (Ok(()), Ok(())),
@@ -121,32 +128,38 @@ fn what_may_hang_may_go_well() {
         ),
         (failed("bad"), failed("bad")),
     ] {
-        watch.enter("SEND");
+        watch.begin_section("SEND");
         let usual = Duration::from_millis(10_000);
-        assert_eq!(watch.deadline(Some("a wait"), usual), Does::SOON);
-        assert_eq!(watch.leave(verdict), judged);
+        assert_eq!(
+            watch.deadline(Some("a wait"), usual),
+            DeviantBehaviour::HANG_TIMEOUT
+        );
+        assert_eq!(watch.end_section(verdict), judged);
     }
     assert_eq!(watch.end(Ok(())), Ok(()));
 }
 
 #[test]
 fn what_hung_has_not_come_to_show_the_rest() {
-    let status = Does::Completes(LocalProtection, LocalQpOperation);
-    let hang = Does::MayHang("a wait: no event");
+    let status = DeviantBehaviour::Completes(LocalProtection, LocalQpOperation);
+    let hang = DeviantBehaviour::MayHang("a wait: no event");
     let all = [known(&["SEND"], status), known(&["SEND"], hang)];
     for (verdict, is_good) in [
         (failed("a wait: no event within 1 s"), true),
         (Ok(()), false),
     ] {
-        let mut watch = Watch::of("a::case", certain(all.to_vec()));
-        watch.enter("SEND");
-        assert_eq!(watch.leave(verdict).is_ok(), is_good);
+        let mut watch = DeviationTracker::for_case("a::case", certain(all.to_vec()));
+        watch.begin_section("SEND");
+        assert_eq!(watch.end_section(verdict).is_ok(), is_good);
     }
 }
 
 #[test]
 fn an_event_may_be_known_not_to_come() {
-    let mut watch = Watch::of("a::case", certain(vec![known(&[], Does::Keeps("Last"))]));
+    let mut watch = DeviationTracker::for_case(
+        "a::case",
+        certain(vec![known(&[], DeviantBehaviour::Keeps("Last"))]),
+    );
     assert!(!watch.keeps("Fatal(1)"));
     assert!(watch.end(Ok(())).is_err());
     assert!(watch.keeps("Last(1)"));
@@ -156,11 +169,14 @@ fn an_event_may_be_known_not_to_come() {
 #[test]
 fn what_never_comes_is_not_waited_for_as_long_and_everything_else_is() {
     let usual = Duration::from_millis(10_000);
-    let all = vec![known(&["SEND"], Does::Hangs("a wait: no"))];
-    let mut watch = Watch::of("a::case", certain(all));
+    let all = vec![known(&["SEND"], DeviantBehaviour::Hangs("a wait: no"))];
+    let mut watch = DeviationTracker::for_case("a::case", certain(all));
     assert_eq!(watch.deadline(Some("a wait"), usual), usual);
-    watch.enter("SEND");
-    assert_eq!(watch.deadline(Some("a wait"), usual), Does::SOON);
+    watch.begin_section("SEND");
+    assert_eq!(
+        watch.deadline(Some("a wait"), usual),
+        DeviantBehaviour::HANG_TIMEOUT
+    );
     for another in [
         None,
         Some(""),
@@ -174,8 +190,8 @@ fn what_never_comes_is_not_waited_for_as_long_and_everything_else_is() {
 
 #[test]
 fn what_chance_decides_may_come_or_not_and_nothing_else_may() {
-    let does = Does::MayComplete(LocalProtection, LocalQpOperation);
-    let mut watch = Watch::of("a::case", certain(vec![known(&[], does)]));
+    let does = DeviantBehaviour::MayComplete(LocalProtection, LocalQpOperation);
+    let mut watch = DeviationTracker::for_case("a::case", certain(vec![known(&[], does)]));
     assert_eq!(watch.end(Ok(())), Ok(()));
     assert_eq!(
         watch.status(LocalProtection, LocalQpOperation),
@@ -190,8 +206,8 @@ fn what_chance_decides_may_come_or_not_and_nothing_else_may() {
 
 #[test]
 fn a_refusal_counts_when_it_came() {
-    let all = vec![known(&[], Does::Refuses("Operation"))];
-    let mut watch = Watch::of("a::case", certain(all));
+    let all = vec![known(&[], DeviantBehaviour::Refuses("Operation"))];
+    let mut watch = DeviationTracker::for_case("a::case", certain(all));
     assert!(!watch.refuses("QueueFull"));
     assert!(watch.end(Ok(())).is_err());
     assert!(watch.refuses("Operation"));
@@ -202,14 +218,14 @@ fn a_refusal_counts_when_it_came() {
 fn what_was_found_elsewhere_may_be_mended_here_and_is_told_of() {
     let all = vec![
         known(&[], OTHER),
-        known(&[], Does::Refuses("Operation")),
-        known(&[], Does::Ends("no event")),
+        known(&[], DeviantBehaviour::Refuses("Operation")),
+        known(&[], DeviantBehaviour::Ends("no event")),
     ];
-    let knowledge = Knowledge {
+    let known_deviations = KnownDeviations {
         is_certain: false,
         ..certain(all)
     };
-    let mut watch = Watch::of("a::case", knowledge);
+    let mut watch = DeviationTracker::for_case("a::case", known_deviations);
     assert_eq!(
         watch.status(LocalProtection, LocalProtection),
         LocalProtection
@@ -223,7 +239,7 @@ fn what_was_found_elsewhere_may_be_mended_here_and_is_told_of() {
     assert_eq!(watch.unseen().len(), 0);
     assert_eq!(watch.end(Ok(())), Ok(()));
     assert_eq!(watch.unseen().len(), 3, "{:?}", watch.unseen());
-    let mut watch = Watch::of("a::case", knowledge);
+    let mut watch = DeviationTracker::for_case("a::case", known_deviations);
     assert_eq!(
         watch.status(LocalProtection, LocalQpOperation),
         LocalQpOperation

@@ -2,7 +2,7 @@
 //!
 //! A program names memory and queue pairs by numbers that are taken modulo what there is, so that any
 //! numbers are a program, and what is left when some of it is taken away is one, too. Everything
-//! that is wrong with a request is said ([`Wrong`], or what its memory allows), never left to chance.
+//! that is wrong with a request is said ([`SliceFault`], or what its memory allows), never left to chance.
 
 use std::fmt;
 
@@ -28,18 +28,18 @@ pub const PIECES_MAX: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// Memory that each host has from the beginning.
-    pub memory: [Vec<Memory>; 2],
+    pub memory: [Vec<RegionSpec>; 2],
     /// Pairs of queue pairs, one on each host.
-    pub lines: Vec<Line>,
+    pub lines: Vec<QpPair>,
     /// One after the other: the next begins when everything has come to rest.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ProgramStep>,
     /// In which order everything is destroyed in the end.
-    pub parting: u64,
+    pub teardown_seed: u64,
 }
 
 /// Memory, registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct RegionSpec {
     /// What it allows.
     pub access: Access,
     /// Ordinary memory, which no device gave.
@@ -50,16 +50,16 @@ pub struct Memory {
 
 /// A queue pair on each host, connected with each other, or sending datagrams to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct QpPair {
     /// UD; RC if not.
     pub datagrams: bool,
     /// On each host.
-    pub ends: [Ending; 2],
+    pub ends: [QpConfig; 2],
 }
 
 /// How a queue pair is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct QpConfig {
     /// Receives come from a shared receive queue.
     pub shared: bool,
     /// Sends and receives complete into one CQ.
@@ -73,7 +73,7 @@ pub struct Ending {
 /// What is done in a step.
 #[expect(missing_docs, reason = "fields say which line, end and memory, modulo")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ProgramStep {
     /// Receives are posted; to the queue pair itself, though it has a shared queue, if `astray`.
     Receive {
         line: u8,
@@ -97,7 +97,7 @@ pub enum Step {
     /// A queue pair is destroyed.
     Destroy { line: u8, end: u8 },
     /// Memory is registered.
-    Register { end: u8, memory: Memory },
+    Register { end: u8, memory: RegionSpec },
     /// Memory is deregistered; it stays.
     Deregister { end: u8, which: u8 },
 }
@@ -112,12 +112,12 @@ pub struct Slice {
     /// Bytes.
     pub len: u16,
     /// What is wrong.
-    pub wrong: Wrong,
+    pub wrong: SliceFault,
 }
 
 /// What is wrong with a slice, beside what its memory does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum SliceFault {
     /// Nothing.
     Not,
     /// The key is no region's.
@@ -140,7 +140,7 @@ pub struct Request {
     /// What.
     pub op: Op,
     /// Its bytes here.
-    pub local: Local,
+    pub local: LocalData,
     /// Where over there; its length is that of the bytes here.
     pub remote: Slice,
     /// Completes; the last of a chain always does.
@@ -174,7 +174,7 @@ pub enum Op {
 
 /// A request's bytes here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Local {
+pub enum LocalData {
     /// Pieces of registered memory.
     Gather(Vec<Slice>),
     /// In the request.
@@ -224,14 +224,14 @@ impl Request {
     /// A device may refuse it when it is posted, whatever the memory is.
     pub fn is_refusable(&self) -> bool {
         let local = match &self.local {
-            Local::Gather(slices) => {
+            LocalData::Gather(slices) => {
                 let len: usize = slices.iter().map(|slice| usize::from(slice.len)).sum();
                 self.op.is_atomic() && (slices.len() != 1 || len != 8)
             }
-            Local::Inline(_) => self.op.brings(),
-            Local::TooMany(_) | Local::InlineTooLong => true,
+            LocalData::Inline(_) => self.op.brings(),
+            LocalData::TooMany(_) | LocalData::InlineTooLong => true,
         };
-        local || (self.op.is_atomic() && self.remote.wrong != Wrong::Not)
+        local || (self.op.is_atomic() && self.remote.wrong != SliceFault::Not)
     }
 }
 
@@ -248,7 +248,7 @@ impl fmt::Display for Program {
         }
         for (number, step) in self.steps.iter().enumerate() {
             match step {
-                Step::Send {
+                ProgramStep::Send {
                     line,
                     end,
                     anew,
@@ -271,6 +271,6 @@ impl fmt::Display for Program {
                 other => writeln!(f, "step {number}: {other:?}")?,
             }
         }
-        write!(f, "parting {}", self.parting)
+        write!(f, "teardown_seed {}", self.teardown_seed)
     }
 }

@@ -1,14 +1,14 @@
-//! Many programs, and the smallest that disagrees.
+//! Many programs, and the minimise that disagrees.
 
 use std::fmt::Write as _;
 
 use headworks_verbs::Duration;
 
-use super::{Disagreement, Program, Tally, draw, less, run};
-use crate::{Bench, World};
+use super::{Disagreement, Program, Tally, generate, run, shrink};
+use crate::{CaseContext, World};
 
 /// How long such are tried: each may wait in vain.
-const SMALLER_TIME: Duration = Duration::from_millis(60_000);
+const SHRINK_TIME_MAX: Duration = Duration::from_millis(60_000);
 
 /// Which programs are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,21 +18,21 @@ pub struct Search {
     /// How many.
     pub programs: u64,
     /// Whether one that disagrees is made smaller.
-    pub makes_small: bool,
+    pub shrinks: bool,
 }
 
 /// A seed whose program two worlds disagree on.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct Counterexample {
     /// The seed.
     pub seed: u64,
-    /// The smallest program found.
+    /// The minimise program found.
     pub program: Program,
     /// What they disagree on there.
     pub disagreement: Disagreement,
 }
 
-impl Found {
+impl Counterexample {
     /// In some lines, for somebody who wants to see it again by this command.
     pub fn report(&self, left: &str, right: &str, command: &str) -> String {
         let Self {
@@ -55,17 +55,17 @@ pub fn search<L: World, R: World>(
     search: Search,
     mut left: impl FnMut() -> L,
     mut right: impl FnMut() -> R,
-) -> (Tally, Option<Found>) {
+) -> (Tally, Option<Counterexample>) {
     let mut tally = Tally::default();
     let (mut first, mut second) = (left(), right());
-    let (mut ours, mut theirs) = (Bench::new(&mut first), Bench::new(&mut second));
+    let (mut ours, mut theirs) = (CaseContext::new(&mut first), CaseContext::new(&mut second));
     for seed in (search.first..).take(search.programs as usize) {
-        let program = draw::nth(seed);
+        let program = generate::program_of_seed(seed);
         let Err(disagreement) = run(&program, &mut ours, &mut theirs, &mut tally) else {
             continue;
         };
-        if !search.makes_small {
-            let found = Found {
+        if !search.shrinks {
+            let found = Counterexample {
                 seed,
                 program,
                 disagreement,
@@ -73,18 +73,19 @@ pub fn search<L: World, R: World>(
             return (tally, Some(found));
         }
         println!("seed {seed} disagrees, {disagreement}; looking for a smaller program");
-        let until = ours.now() + SMALLER_TIME;
+        let until = ours.now() + SHRINK_TIME_MAX;
         // Whoever disagreed may be in any state: on new worlds from now on.
         let again = |program: &Program| {
             let (mut first, mut second) = (left(), right());
-            let (mut ours, mut theirs) = (Bench::new(&mut first), Bench::new(&mut second));
+            let (mut ours, mut theirs) =
+                (CaseContext::new(&mut first), CaseContext::new(&mut second));
             if ours.now() > until {
                 return None;
             }
             run(program, &mut ours, &mut theirs, &mut Tally::default()).err()
         };
-        let (program, disagreement) = smallest(program, disagreement, again);
-        let found = Found {
+        let (program, disagreement) = minimise(program, disagreement, again);
+        let found = Counterexample {
             seed,
             program,
             disagreement,
@@ -94,16 +95,16 @@ pub fn search<L: World, R: World>(
     (tally, None)
 }
 
-/// The smallest program on which `again` still finds a disagreement, of those that are the given one
+/// The minimise program on which `again` still finds a disagreement, of those that are the given one
 /// without some of it.
-fn smallest(
+fn minimise(
     program: Program,
     disagreement: Disagreement,
     mut again: impl FnMut(&Program) -> Option<Disagreement>,
 ) -> (Program, Disagreement) {
     let mut best = (program, disagreement);
     'smaller: loop {
-        for program in less::less(&best.0) {
+        for program in shrink::smaller_programs(&best.0) {
             if let Some(disagreement) = again(&program) {
                 best = (program, disagreement);
                 continue 'smaller;
@@ -116,21 +117,22 @@ fn smallest(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differential::program::Step;
+    use crate::differential::program::ProgramStep;
 
     #[test]
-    fn what_disagrees_is_made_small() {
+    fn a_counterexample_is_minimised() {
         let none = || Disagreement {
             step: 0,
             lines: Vec::new(),
         };
-        let is_deed = |step: &Step| matches!(step, Step::Send { chain, .. } if chain.len() > 1);
+        let is_deed =
+            |step: &ProgramStep| matches!(step, ProgramStep::Send { chain, .. } if chain.len() > 1);
         let first = (1..)
-            .map(draw::nth)
+            .map(generate::program_of_seed)
             .find(|program| program.steps.iter().any(is_deed));
         let disagrees = |program: &Program| program.steps.iter().any(is_deed).then(none);
-        let (program, _) = smallest(first.unwrap(), none(), disagrees);
-        let [Step::Send { chain, .. }] = &program.steps[..] else {
+        let (program, _) = minimise(first.unwrap(), none(), disagrees);
+        let [ProgramStep::Send { chain, .. }] = &program.steps[..] else {
             panic!("{program}")
         };
         assert_eq!((chain.len(), program.lines.len()), (2, 1), "{program}");

@@ -1,7 +1,7 @@
 //! What a seed stands for: hosts, applications, what they exchange, and what goes wrong.
 
 use headworks_daemon::config::{Bulk, Config};
-use headworks_simnic::faults::{Chance, Rules, rules};
+use headworks_simnic::faults::{Random, Rules, rules};
 use headworks_verbs::{Duration, Instant};
 
 use super::application::{Flow, Script};
@@ -24,8 +24,8 @@ fn at(micros: u64) -> Instant {
     Instant::ZERO + Duration::from_micros(micros)
 }
 
-fn config(chance: &mut Chance) -> Config {
-    let mut of = |values: &[u32]| chance.one_of(values);
+fn config(random: &mut Random) -> Config {
+    let mut of = |values: &[u32]| random.one_of(values);
     let floor = of(&[4, 5, 8]);
     Config {
         frame_bytes: of(&[256, 1024, 8192]),
@@ -49,38 +49,38 @@ fn config(chance: &mut Chance) -> Config {
     }
 }
 
-fn flow(chance: &mut Chance) -> Flow {
-    let mut bytes = |most: u64| match chance.within(0, 3) {
-        0 => chance.within(0, 2) * 64,
-        1 => chance.within(0, 5000),
-        _ => chance.within(0, most),
+fn flow(random: &mut Random) -> Flow {
+    let mut bytes = |most: u64| match random.within(0, 3) {
+        0 => random.within(0, 2) * 64,
+        1 => random.within(0, 5000),
+        _ => random.within(0, most),
     };
     let (there, back) = (bytes(400_000), bytes(400_000));
     let short = 1 + there.max(back) as usize / 500;
     Flow {
         there,
         back,
-        chunk: chance.one_of(&[short, 100, 3000, 50_000]),
-        lends: chance.once_in(3),
+        chunk: random.one_of(&[short, 100, 3000, 50_000]),
+        lends: random.once_in(3),
     }
 }
 
 impl Plan {
     pub(crate) fn of(seed: u64) -> Self {
-        let mut chance = Chance::new(seed);
-        let chance = &mut chance;
-        let count = chance.within(2, 4) as usize;
+        let mut random = Random::new(seed);
+        let random = &mut random;
+        let count = random.within(2, 4) as usize;
         let mut breaks = false;
         let mut words = Vec::new();
         let mut hosts: Vec<HostPlan> = (0..count)
             .map(|_| {
-                let config = config(chance);
+                let config = config(random);
                 let mut scripts = Vec::new();
                 let mut port = 1;
-                for user in 1..=chance.within(1, 3) as u32 {
-                    for _ in 0..chance.within(1, 2) {
-                        let rests = chance.once_in(4);
-                        let rests = rests.then(|| Duration::from_micros(chance.within(1, 300)));
+                for user in 1..=random.within(1, 3) as u32 {
+                    for _ in 0..random.within(1, 2) {
+                        let rests = random.once_in(4);
+                        let rests = rests.then(|| Duration::from_micros(random.within(1, 300)));
                         scripts.push(Script {
                             user,
                             listens: Some(port),
@@ -96,64 +96,64 @@ impl Plan {
         let mut connections = 0;
         for from in 0..count {
             for script in 0..hosts[from].scripts.len() {
-                for _ in 0..chance.within(0, 4) {
-                    let to = chance.within(0, count as u64 - 1) as usize;
-                    let port = chance.within(1, hosts[to].scripts.len() as u64) as u16;
+                for _ in 0..random.within(0, 4) {
+                    let to = random.within(0, count as u64 - 1) as usize;
+                    let port = random.within(1, hosts[to].scripts.len() as u64) as u16;
                     let to = std::net::SocketAddr::new(address(to), port);
                     let connects = &mut hosts[from].scripts[script].connects;
-                    connects.push((to, flow(chance)));
+                    connects.push((to, flow(random)));
                     connections += 1;
                 }
             }
         }
         let mut faults = Rules::new(seed);
-        if chance.once_in(2) {
-            faults = faults.with(rules::loss(chance.within(50, 2000)));
+        if random.once_in(2) {
+            faults = faults.with(rules::loss(random.within(50, 2000)));
             words.push("loss");
         }
-        if chance.once_in(2) {
-            let by = Duration::from_micros(chance.within(1, 50));
-            faults = faults.with(rules::reorder(chance.within(10, 500), by));
+        if random.once_in(2) {
+            let by = Duration::from_micros(random.within(1, 50));
+            faults = faults.with(rules::reorder(random.within(10, 500), by));
             words.push("reorder");
         }
-        if chance.once_in(3) {
-            let by = Duration::from_micros(chance.within(1, 100));
-            faults = faults.with(rules::jitter(chance.within(10, 500), by));
+        if random.once_in(3) {
+            let by = Duration::from_micros(random.within(1, 100));
+            faults = faults.with(rules::jitter(random.within(10, 500), by));
             words.push("jitter");
         }
-        if chance.once_in(4) {
-            let host = role(chance.within(0, count as u64 - 1) as usize);
-            let span = Duration::from_micros(chance.within(10, 2000));
-            faults = faults.with(rules::storm(&host, at(chance.within(10, 500)), span));
+        if random.once_in(4) {
+            let host = role(random.within(0, count as u64 - 1) as usize);
+            let span = Duration::from_micros(random.within(10, 2000));
+            faults = faults.with(rules::no_receives(&host, at(random.within(10, 500)), span));
             words.push("storm");
         }
-        if chance.once_in(4) {
-            let host = role(chance.within(0, count as u64 - 1) as usize);
-            let span = Duration::from_micros(chance.within(10, 5000));
-            faults = faults.with(rules::stall(&host, at(chance.within(10, 500)), span));
+        if random.once_in(4) {
+            let host = role(random.within(0, count as u64 - 1) as usize);
+            let span = Duration::from_micros(random.within(10, 5000));
+            faults = faults.with(rules::stall_actors(&host, at(random.within(10, 500)), span));
             words.push("stall");
         }
-        if chance.once_in(4) {
-            faults = faults.with(rules::backwards(chance.within(1, 10)));
+        if random.once_in(4) {
+            faults = faults.with(rules::place_backwards(random.within(1, 10)));
             words.push("backwards");
         }
-        if chance.once_in(4) {
-            let host = role(chance.within(0, count as u64 - 1) as usize);
-            faults = faults.with(rules::kill_after(&host, chance.within(1, 400)));
+        if random.once_in(4) {
+            let host = role(random.within(0, count as u64 - 1) as usize);
+            faults = faults.with(rules::kill_queue_pair_at(&host, random.within(1, 400)));
             breaks = true;
             words.push("a queue pair fails");
         }
-        if chance.once_in(4) {
-            let host = chance.within(0, count as u64 - 1) as usize;
-            let script = chance.within(0, hosts[host].scripts.len() as u64 - 1) as usize;
-            hosts[host].scripts[script].dies = Some(at(chance.within(20, 3000)));
+        if random.once_in(4) {
+            let host = random.within(0, count as u64 - 1) as usize;
+            let script = random.within(0, hosts[host].scripts.len() as u64 - 1) as usize;
+            hosts[host].scripts[script].dies = Some(at(random.within(20, 3000)));
             breaks = true;
             words.push("an application dies");
         }
-        if chance.once_in(5) {
-            let host = chance.within(0, count as u64 - 1) as usize;
-            let script = chance.within(0, hosts[host].scripts.len() as u64 - 1) as usize;
-            hosts[host].scripts[script].gives_up = Some(chance.within(0, 100_000));
+        if random.once_in(5) {
+            let host = random.within(0, count as u64 - 1) as usize;
+            let script = random.within(0, hosts[host].scripts.len() as u64 - 1) as usize;
+            hosts[host].scripts[script].gives_up = Some(random.within(0, 100_000));
             breaks = true;
             words.push("an application gives up");
         }

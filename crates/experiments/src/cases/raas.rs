@@ -3,25 +3,25 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`verbs`] | verbs over size: Figure 1 |
-//! | [`locks`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
+//! | [`verb_sizes`] | verbs over size: Figure 1 |
+//! | [`lock_contention`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
 //! | [`reads`] | random READs over many connections and in a cluster: Figures 6 and 10 |
 //! | [`atomics`] | atomics by verbs and by daemons: Figure 12 |
-//! | `requests` | one-sided requests in both worlds, which those have in common |
+//! | `one_sided` | one-sided requests in both worlds, which those have in common |
 //! | [`latency`] | latency over size, and throughput without copies: Figure 11 |
 //! | [`applications`] | what applications take of memory and processors: Figures 8 and 9 |
-//! | [`messages`] | question and answer beside TCP, and beside a stream |
+//! | [`request_response`] | question and answer beside TCP, and beside a stream |
 //! | [`connections`] | many idle connections |
 
 pub mod applications;
 pub mod atomics;
 pub mod connections;
 pub mod latency;
-pub mod locks;
-pub mod messages;
+pub mod lock_contention;
+mod one_sided;
 pub mod reads;
-mod requests;
-pub mod verbs;
+pub mod request_response;
+pub mod verb_sizes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,9 +29,9 @@ use std::net::SocketAddr;
 
 use crate::cases::prelude::*;
 use crate::service::Role;
-use crate::service::asking::{Asking, By, What};
-use crate::service::hosts::Hosts;
-use crate::service::simulated::{Arm, Found, Load, Machine};
+use crate::service::daemon_hosts::DaemonHosts;
+use crate::service::load::{LoadClient, LoadKind, LoadTransport};
+use crate::service::virtual_time::{LoadResult, Machine, OneSidedLoad, RequestPath};
 
 const fn paper(figure: &'static str) -> Option<Paper> {
     Some(Paper {
@@ -74,7 +74,7 @@ fn rows<A: Copy + PartialEq + fmt::Display + 'static>(
 
 /// Says which processor each process runs on.
 fn pin(bench: &Bench<'_>, outcome: &mut Outcome) {
-    let [here, there] = bench.place.cpus;
+    let [here, there] = bench.testbed.cpus;
     outcome.pinning = format!(
         "applications that ask and their host's daemon on cpu {here}, all of the other hosts on cpu {there}, for every arm \
          that does not say otherwise"
@@ -82,18 +82,18 @@ fn pin(bench: &Bench<'_>, outcome: &mut Outcome) {
 }
 
 /// Daemons, and the applications on all hosts but the first that others connect to.
-struct Served {
-    hosts: Hosts,
+struct Daemons {
+    hosts: DaemonHosts,
     to: Vec<SocketAddr>,
     /// TCP servers, by their processor.
     tcp: BTreeMap<usize, SocketAddr>,
 }
 
-impl Served {
+impl Daemons {
     /// On `count` hosts: the bench's two, and others like the second.
     fn start(bench: &Bench<'_>, count: usize) -> Result<Self, WorkloadError> {
-        let [here, there] = bench.place.cpus;
-        let mut devices = bench.place.devices.to_vec();
+        let [here, there] = bench.testbed.cpus;
+        let mut devices = bench.testbed.devices.to_vec();
         for host in devices.len()..count {
             let name = match devices[1].kind() {
                 "soft" => format!("soft:cluster{host}"),
@@ -104,7 +104,7 @@ impl Served {
         }
         let mut cpus = vec![there; count];
         cpus[0] = here;
-        let mut hosts = Hosts::start(&devices, &cpus, bench.stop())?;
+        let mut hosts = DaemonHosts::start(&devices, &cpus, bench.stop())?;
         let to = (1..count).map(|host| hosts.serve(host, PORT, bench.stop()));
         let to = to.collect::<Result<_, _>>()?;
         let tcp = BTreeMap::new();
@@ -122,8 +122,8 @@ impl Served {
     }
 
     /// Streams of the service from the first host to an application on each of so many others.
-    fn streams(&self, others: usize, asleep: bool) -> By {
-        By::Service {
+    fn streams(&self, others: usize, asleep: bool) -> LoadTransport {
+        LoadTransport::Service {
             socket: self.hosts.socket(0),
             to: self.to[..others].to_vec(),
             asleep,
@@ -131,15 +131,21 @@ impl Served {
     }
 
     /// What an application on the first host finds in `time`, of which a fifth is not measured.
-    fn ask(&self, bench: &Bench<'_>, what: What, by: By, time: Wall) -> Result<f64, WorkloadError> {
+    fn ask(
+        &self,
+        bench: &Bench<'_>,
+        what: LoadKind,
+        by: LoadTransport,
+        time: Wall,
+    ) -> Result<f64, WorkloadError> {
         let asking = asking(what, by, warm_and_run(time));
-        let (cpu, limit) = (bench.place.cpus[0], time + HUNG);
-        self.hosts.ask(&asking, cpu, limit, bench.stop())
+        let (cpu, limit) = (bench.testbed.cpus[0], time + HUNG);
+        self.hosts.run_child(&asking, cpu, limit, bench.stop())
     }
 }
 
-fn asking(what: What, by: By, (warm, run): (Wall, Wall)) -> Role {
-    Role::Asking(Asking {
+fn asking(what: LoadKind, by: LoadTransport, (warm, run): (Wall, Wall)) -> Role {
+    Role::Load(LoadClient {
         what,
         by,
         warm_ns: warm.as_nanos() as u64,
@@ -159,11 +165,11 @@ fn on_daemons<A: Copy + PartialEq + fmt::Display>(
     outcome: &mut Outcome,
     hosts: usize,
     (points, sweep): (Vec<Point<A>>, Sweep),
-    mut sample: impl FnMut(&Bench<'_>, &mut Served, &Point<A>, Wall) -> Result<Sample, WorkloadError>,
+    mut sample: impl FnMut(&Bench<'_>, &mut Daemons, &Point<A>, Wall) -> Result<Sample, WorkloadError>,
 ) -> Result<Measured<A>, RunError> {
     pin(bench, outcome);
     bench.check()?;
-    let mut served = Served::start(bench, hosts);
+    let mut served = Daemons::start(bench, hosts);
     let measured = bench.measure(points, sweep, |bench, point, time| {
         let served = served
             .as_mut()
@@ -207,10 +213,10 @@ fn machine(bench: &Bench<'_>) -> Result<Machine, WorkloadError> {
 /// since what is outstanding takes as long to come into its order.
 fn simulate(
     bench: &Bench<'_>,
-    load: Load,
-    arm: Arm,
+    load: OneSidedLoad,
+    arm: RequestPath,
     run: Duration,
-) -> Result<Found, WorkloadError> {
+) -> Result<LoadResult, WorkloadError> {
     let part = if bench.options.quick { 4 } else { 1 };
     let times = [5, part].map(|part| Duration::from_nanos(run.nanos() / part));
     load.measure(arm, &machine(bench)?, times.into(), bench.stop())

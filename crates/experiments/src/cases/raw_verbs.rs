@@ -3,9 +3,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `published` | what others published of such RNICs |
+//! | `published_figures` | what others published of such RNICs |
 
-mod published;
+mod published_figures;
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ use headworks::sim::Preset;
 use headworks::verbs::DeviceName;
 
 use super::prelude::*;
-use crate::measure::half_round_trip;
 use crate::nic::Verb::{self, FetchAdd, Read, Send, Write};
-use crate::nic::{Batches, Load};
+use crate::nic::{Batches, VerbLoad};
+use crate::nic_measurements::half_round_trip;
 use crate::outcome::{ELSEWHERE, Grid};
-use crate::simulated::Simulated;
+use crate::simulated_machine::SimulatedMachine;
 
-use published::Published;
+use published_figures::Published;
 
 /// Requests outstanding of a queue pair, where rates are measured; and where a process on every core has one: fewer than
 /// any cache of requests has room for.
@@ -53,13 +53,13 @@ enum Of {
 pub struct Run {
     machine: &'static str,
     of: Of,
-    load: Load,
+    load: VerbLoad,
 }
 
 impl Run {
     /// A run of one queue pair, not yet on a machine.
     const fn of(of: Of, verb: Verb, size: usize) -> Self {
-        let mut load = Load::of(verb, size);
+        let mut load = VerbLoad::of(verb, size);
         load.depth = match of {
             Of::Rate => DEPTH,
             Of::AllCores => DEPTH_OF_MANY,
@@ -238,7 +238,7 @@ struct Machine<'a> {
     name: &'static str,
     /// The preset's name, or the device's.
     device: String,
-    place: Testbed<'a>,
+    testbed: Testbed<'a>,
     /// Processor time of perftest for a request, in nanoseconds.
     work_ns: u64,
     /// Processes that there are cores for, where those are simulated.
@@ -251,7 +251,7 @@ impl<'a> Machine<'a> {
         Self {
             name,
             device: preset.map_or_else(|| device.to_string(), |_| name.to_owned()),
-            place,
+            testbed: place,
             work_ns: preset.map_or(0, |preset| preset.bench_ns as u64),
             cores: preset.map(|preset| preset.cores as usize),
         }
@@ -298,14 +298,14 @@ impl<'a> Machine<'a> {
         processes: usize,
         times: (Duration, Duration),
     ) -> Result<Option<f64>, WorkloadError> {
-        let (load, place, work_ns) = (run.load, &self.place, self.work_ns);
+        let (load, place, work_ns) = (run.load, &self.testbed, self.work_ns);
         let found = match run.of {
             Of::Rate | Of::AllCores => {
-                return Load { work_ns, ..load }.rate(place, processes, times);
+                return VerbLoad { work_ns, ..load }.rate(place, processes, times);
             }
             Of::Latency if load.verb.is_answered() => {
                 let batches = Batches { load, pause_ns: 0 };
-                batches.delays(place, times)?.into_iter().next()
+                batches.batch_delays(place, times)?.into_iter().next()
             }
             Of::Latency => half_round_trip(&load, place, times)?,
         };
@@ -332,21 +332,21 @@ fn measure(
 ) -> Result<Measured<Run>, RunError> {
     let presets = match bench.options.is_named {
         true => Vec::new(),
-        false => Simulated::all(),
+        false => SimulatedMachine::all(),
     };
-    let stop = bench.place.stop;
+    let stop = bench.testbed.stop;
     let machines = presets.iter();
     let machines =
-        machines.map(|each| Machine::new(each.device(), each.place(stop), Some(each.preset())));
+        machines.map(|each| Machine::new(each.device(), each.testbed(stop), Some(each.preset())));
     let mut machines: Vec<Machine<'_>> = machines.collect();
     if machines.is_empty() {
         let device = &bench.options.device;
         let machine = bench.options.machine().and_then(Result::ok);
         let preset = machine.as_ref().map(|(preset, _)| preset);
-        machines.push(Machine::new(device, bench.place.clone(), preset));
+        machines.push(Machine::new(device, bench.testbed.clone(), preset));
     }
     // Virtual time needs no second round.
-    bench.place = machines[0].place.clone();
+    bench.testbed = machines[0].testbed.clone();
     *outcome = bench
         .pinned(|[here, there]| format!("initiator on cpu {here}, the other end on cpu {there}"));
     outcome.devices = presets.iter().map(|each| each.device().clone()).collect();
@@ -372,7 +372,7 @@ fn measure(
     let grids = machines.iter();
     let grids = grids.filter_map(|machine| sizes(machine, &measured));
     outcome.grids.extend(grids);
-    outcome.grids.extend(published::beside(&measured));
+    outcome.grids.extend(published_figures::beside(&measured));
     Ok(measured)
 }
 
@@ -476,10 +476,10 @@ mod tests {
     #[test]
     fn points_are_told_apart_in_words_and_published_figures_are_of_points_that_are_measured() {
         let stop = AtomicBool::new(false);
-        let presets = Simulated::all();
+        let presets = SimulatedMachine::all();
         let machines = presets.iter();
         let runs = machines.flat_map(|there| {
-            Machine::new(there.device(), there.place(&stop), Some(there.preset())).runs(false)
+            Machine::new(there.device(), there.testbed(&stop), Some(there.preset())).runs(false)
         });
         let runs: Vec<_> = runs.collect();
         let words: BTreeSet<_> = runs.iter().map(ToString::to_string).collect();
@@ -493,7 +493,7 @@ mod tests {
         for (key, run) in metrics().filter(|(_, run)| run.machine != DEVICE) {
             assert!(runs.contains(&run), "{key}");
         }
-        for there in published::all() {
+        for there in published_figures::all() {
             assert!(runs.contains(&there.run), "{:?}", there.run);
             assert!(there.low <= there.high && !there.source.is_empty());
         }

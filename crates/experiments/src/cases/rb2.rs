@@ -5,22 +5,22 @@
 //! |---|---|
 //! | [`figures`] | Figures 3, 5, 6 and 7, and batching on the kernel's rxe |
 //! | [`table2`] | Table II: one optimisation switched off at a time |
-//! | [`studies`] | Figures 8 to 10: the three case studies |
+//! | [`case_studies`] | Figures 8 to 10: the three case studies |
 //! | `sweep` | a plan of rates and round trips over size and pairs, and what measures it |
-//! | `pages` | the huge pages and NUMA nodes that points need |
-//! | `counts` | Table I, and what each design posts and polls for a message |
+//! | `huge_pages` | the huge pages and NUMA nodes that points need |
+//! | `operation_counts` | Table I, and what each design posts and polls for a message |
 
+pub mod case_studies;
 pub mod figures;
-pub mod studies;
 pub mod table2;
 
-mod counts;
-mod pages;
+mod huge_pages;
+mod operation_counts;
 mod sweep;
 
 use crate::bench::Bench;
 use crate::experiment::{About, Paper};
-use crate::transports::job::{Channel, RingMode, Rival, Variant};
+use crate::transports::job::{Channel, PaperBaseline, RingMode, Variant};
 
 /// Of an experiment that repeats `figure`.
 const fn about(
@@ -53,14 +53,14 @@ const RB2: Channel = variant(Variant::Full);
 const RB2_HUGE: Channel = variant(Variant::Huge);
 const RB2_LATENCY: Channel = variant(Variant::Latency);
 const RB2_UNBATCHED: Channel = variant(Variant::Unbatched);
-const FARM: Channel = Channel::Rival(Rival::Farm);
+const FARM: Channel = Channel::Baseline(PaperBaseline::Farm);
 /// FaRM as Table I has it.
-const FARM_PAPER: Channel = Channel::Rival(Rival::FarmAsPublished);
+const FARM_PAPER: Channel = Channel::Baseline(PaperBaseline::FarmAsPublished);
 /// SocksDirect.
-const SD: Channel = Channel::Rival(Rival::SocksDirect);
-const L5: Channel = Channel::Rival(Rival::L5);
-const RAW: Channel = Channel::Rival(Rival::Raw);
-const RIVALS: [Channel; 3] = [FARM, SD, L5];
+const SD: Channel = Channel::Baseline(PaperBaseline::SocksDirect);
+const L5: Channel = Channel::Baseline(PaperBaseline::L5);
+const RAW: Channel = Channel::Baseline(PaperBaseline::Raw);
+const BASELINES: [Channel; 3] = [FARM, SD, L5];
 
 /// An arm's name in keys. RB² is the only ring of an experiment, but for its latency mode and huge pages.
 fn name(channel: Channel) -> String {
@@ -84,7 +84,7 @@ fn simulated_notes(bench: &Bench<'_>, why: &str) -> Vec<String> {
         copies at cpu.copy and cpu.copy_rate, clearing as half a copy, and what perftest does for each plain WRITE with \
         cpu.bench, beside what calls of verbs cost. There is one repeat: the same would come of another. The \
         paper's figures are printed beside, and nothing was fitted to them.";
-    match bench.place.is_simulated() && !why.is_empty() {
+    match bench.testbed.is_simulated() && !why.is_empty() {
         true => vec![SIMULATED.to_owned(), format!("Simulated: {why}")],
         false => Vec::new(),
     }

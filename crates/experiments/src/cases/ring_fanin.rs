@@ -1,7 +1,7 @@
 //! What it costs one thread to receive from many rings.
 
 use super::prelude::*;
-use crate::fanin::{Ends, Load, Phase, Task};
+use crate::fanin::{FaninLoad, FaninTask, PhaseResult, RingLayout};
 use crate::stats::Shares;
 
 /// The experiment.
@@ -33,47 +33,52 @@ const GROUP: &str = "group";
 const SEPARATE: &str = "separate";
 const ARMS: [&str; 2] = [GROUP, SEPARATE];
 const RINGS: [u64; 4] = [1, 10, 100, 1000];
-const PHASES: u32 = Load::ALL.len() as u32;
+const PHASES: u32 = FaninLoad::ALL.len() as u32;
 
-fn nanos_each(phase: &Phase) -> f64 {
+fn nanos_each(phase: &PhaseResult) -> f64 {
     phase.nanos as f64 / phase.count as f64
 }
 
-fn mmsg_per_s(phase: &Phase) -> f64 {
+fn mmsg_per_s(phase: &PhaseResult) -> f64 {
     phase.count as f64 * 1e3 / phase.nanos as f64
 }
 
 /// A measure of how even the shares of the rings are.
-fn share(phase: &Phase, measure: fn(Shares) -> f64) -> f64 {
+fn share(phase: &PhaseResult, measure: fn(Shares) -> f64) -> f64 {
     phase.shares.map_or(f64::NAN, measure)
 }
 
-fn jain(phase: &Phase) -> f64 {
+fn jain(phase: &PhaseResult) -> f64 {
     share(phase, |shares| shares.jain)
 }
 
-fn evenness(phase: &Phase) -> f64 {
+fn evenness(phase: &PhaseResult) -> f64 {
     share(phase, |shares| shares.smallest_over_largest)
 }
 
 /// A quantity, which is also the end of its key; its phase; how it is read off; its column.
-type Row = (Quantity, Load, fn(&Phase) -> f64, &'static str);
+type Row = (Quantity, FaninLoad, fn(&PhaseResult) -> f64, &'static str);
 
 const QUANTITIES: [Row; 7] = [
-    (IDLE, Load::Idle, nanos_each, "idle poll [ns]"),
-    (ALL, Load::All, mmsg_per_s, "all rings [Mmsg/s]"),
-    (ONE, Load::One, mmsg_per_s, "one ring [Mmsg/s]"),
-    ("all_jain", Load::All, jain, "Jain, all sent to [1]"),
+    (IDLE, FaninLoad::Idle, nanos_each, "idle poll [ns]"),
+    (ALL, FaninLoad::All, mmsg_per_s, "all rings [Mmsg/s]"),
+    (ONE, FaninLoad::One, mmsg_per_s, "one ring [Mmsg/s]"),
+    ("all_jain", FaninLoad::All, jain, "Jain, all sent to [1]"),
     (
         "all_smallest_over_largest",
-        Load::All,
+        FaninLoad::All,
         evenness,
         "smallest/largest, all sent to [1]",
     ),
-    ("flood_jain", Load::Flood, jain, "Jain beside a flood [1]"),
+    (
+        "flood_jain",
+        FaninLoad::Flood,
+        jain,
+        "Jain beside a flood [1]",
+    ),
     (
         "flood_smallest_over_largest",
-        Load::Flood,
+        FaninLoad::Flood,
         evenness,
         "smallest/largest beside a flood [1]",
     ),
@@ -109,7 +114,7 @@ fn table() -> Table<&'static str> {
         for name in ARMS {
             for (quantity, load, ..) in QUANTITIES {
                 // With one ring there is none beside the flooding one.
-                if load != Load::Flood || rings > 1 {
+                if load != FaninLoad::Flood || rings > 1 {
                     t.metric(format!("{name}{rings}_{quantity}"), at(name, quantity));
                 }
             }
@@ -165,26 +170,26 @@ const NOTES: [&str; 6] = [
 
 fn sample(bench: &Bench<'_>, point: Point<&str>, time: Wall) -> Result<Sample, WorkloadError> {
     let (warm_ns, run_ns) = warm_and_run(time);
-    let [_, got] = bench.place.run_pair(Task {
+    let [_, got] = bench.testbed.run_pair(FaninTask {
         rings: point.x as usize,
         ends: if point.arm == GROUP {
-            Ends::Group
+            RingLayout::Group
         } else {
-            Ends::Separate
+            RingLayout::Separate
         },
         run_ns,
         warm_ns,
     })?;
     match got {
-        Report::Phases(phases) if phases.len() == Load::ALL.len() => Ok(quantities(&phases)),
+        Report::Phases(phases) if phases.len() == FaninLoad::ALL.len() => Ok(quantities(&phases)),
         other => Err(WorkloadError(format!("the receiver reports {other:?}"))),
     }
 }
 
-/// What the phases, in the order of [`Load::ALL`], come to; nothing of one in which nothing came.
-fn quantities(phases: &[Phase]) -> Sample {
+/// What the phases, in the order of [`FaninLoad::ALL`], come to; nothing of one in which nothing came.
+fn quantities(phases: &[PhaseResult]) -> Sample {
     let of = |(quantity, load, pick, _): Row| {
-        let at = Load::ALL.iter().position(|other| *other == load)?;
+        let at = FaninLoad::ALL.iter().position(|other| *other == load)?;
         let phase = phases.get(at).filter(|phase| phase.count > 0)?;
         Some((quantity, pick(phase)))
     };
@@ -198,7 +203,7 @@ mod tests {
     #[test]
     fn every_quantity_is_read_off_its_phase() {
         let shares = Shares::of(&[3, 4]);
-        let phase = |count, nanos| Phase {
+        let phase = |count, nanos| PhaseResult {
             count,
             nanos,
             shares,

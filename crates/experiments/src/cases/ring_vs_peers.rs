@@ -1,14 +1,14 @@
 //! The ring against the same ring without verbs, UCX and the kernel's byte streams.
 
-mod file;
+mod file_transfer;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::prelude::*;
-use crate::transports::job::{Buffering, RingMode, Transport, Waiting};
-use crate::transports::local;
-use crate::{probe, ucx};
+use crate::transports::job::{Buffering, RingMode, StreamKind, Waiting};
+use crate::transports::machine_limits;
+use crate::{child_programs, ucx_perftest};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +59,7 @@ const fn ring(mode: RingMode) -> Arm {
     Arm::Channel(Channel::Ring(mode))
 }
 
-const fn stream(transport: Transport, waiting: Waiting, buffering: Buffering) -> Arm {
+const fn stream(transport: StreamKind, waiting: Waiting, buffering: Buffering) -> Arm {
     Arm::Channel(Channel::Stream(transport, waiting, buffering))
 }
 
@@ -67,8 +67,8 @@ const BARE: Arm = Arm::Channel(Channel::Bare);
 const RING: Arm = ring(RingMode::Default);
 const UNBATCHED: Arm = ring(RingMode::Unbatched);
 const IN_LATENCY_MODE: Arm = ring(RingMode::Latency);
-const TCP: Arm = stream(Transport::Tcp, Waiting::Blocking, Buffering::None);
-const UNIX: Arm = stream(Transport::Unix, Waiting::Blocking, Buffering::None);
+const TCP: Arm = stream(StreamKind::Tcp, Waiting::Blocking, Buffering::None);
+const UNIX: Arm = stream(StreamKind::Unix, Waiting::Blocking, Buffering::None);
 /// The arms that are measured under load.
 const UNDER_LOAD: [Arm; 4] = [RING, IN_LATENCY_MODE, TCP, UNIX];
 
@@ -120,7 +120,7 @@ fn channels() -> Vec<Channel> {
     let rings = [RingMode::Default, RingMode::Unbatched, RingMode::Latency];
     let mut all = vec![Channel::Bare];
     all.extend(rings.map(Channel::Ring));
-    for transport in [Transport::Unix, Transport::Pipe, Transport::Tcp] {
+    for transport in [StreamKind::Unix, StreamKind::Pipe, StreamKind::Tcp] {
         for buffering in [Buffering::None, Buffering::Buffered] {
             let waiting = [Waiting::Spinning, Waiting::Blocking];
             all.extend(waiting.map(|waiting| Channel::Stream(transport, waiting, buffering)));
@@ -343,11 +343,11 @@ fn measure(
     *outcome = bench.pinned(|[here, there]| {
         format!("sender on cpu {here}, receiver on cpu {there}, for every arm and external program")
     });
-    let ucx = ucx::version(bench.stop()).map_err(|why| why.to_string());
+    let ucx = ucx_perftest::version(bench.stop()).map_err(|why| why.to_string());
     bench.check()?;
     outcome.versions.push(match &ucx {
         Ok(version) => {
-            let version = format!("{version}, UCX_TLS={}", ucx::TRANSPORTS);
+            let version = format!("{version}, UCX_TLS={}", ucx_perftest::TRANSPORTS);
             ("UCX (ucx_perftest)".into(), version)
         }
         Err(why) => ("UCX".into(), format!("skipped: {why}")),
@@ -376,7 +376,7 @@ fn measure(
     })?;
     measured.add(loaded);
     match bench.once("instructions of a post", |bench| {
-        probe::post_instructions(&bench.options.device, bench.stop())
+        child_programs::post_instructions(&bench.options.device, bench.stop())
     })? {
         Ok((instructions, version)) => {
             outcome.versions.push(("Valgrind".into(), version));
@@ -384,7 +384,7 @@ fn measure(
         }
         Err(why) => outcome.skip(INSTRUCTIONS, why.to_string()),
     }
-    measured.add(file::measure(bench, t)?);
+    measured.add(file_transfer::measure(bench, t)?);
     Ok(measured.without_rows(|point| matches!(point.load, TOUCHED | FILE)))
 }
 
@@ -395,18 +395,18 @@ fn sample(
     run: Wall,
     buffers: &Buffers,
 ) -> Result<Option<Sample>, WorkloadError> {
-    let (cpus, size) = (bench.place.cpus, point.x as usize);
+    let (cpus, size) = (bench.testbed.cpus, point.x as usize);
     let ucx = |name, most: f64| -> Result<_, WorkloadError> {
         let rate = f64::min(most, 1e10 / point.x as f64);
         let count = ((run.as_secs_f64() * rate) as u64).max(64);
         let warm = (count / 5).max(16);
-        let test = ucx::Test {
+        let test = ucx_perftest::PerftestRun {
             name,
             size,
             count,
             warm,
         };
-        let end = ucx::run(test, cpus, bench.stop())?;
+        let end = ucx_perftest::run(test, cpus, bench.stop())?;
         Ok(match point.load {
             LATENCY => (P50, end.p50_us * 1e3),
             _ => (RATE, end.per_second),
@@ -422,10 +422,10 @@ fn sample(
         (UcxAm, _) => ucx("ucp_am_bw", 6e6)?,
         (UcxPut, _) => ucx("ucp_put_bw", 4e7)?,
         (Memcpy, _) => {
-            let rate = local::array_to_array(cpus[0], size, point.n as usize, run)?;
+            let rate = machine_limits::array_to_array(cpus[0], size, point.n as usize, run)?;
             (RATE, rate)
         }
-        _ => (P50, local::half_cache_line_round_trip(cpus, run)?),
+        _ => (P50, machine_limits::half_cache_line_round_trip(cpus, run)?),
     };
     Ok(Some(Sample::of([found])))
 }
@@ -442,7 +442,7 @@ impl Buffers {
             let Channel::Stream(transport, ..) = channel else {
                 continue;
             };
-            let largest = if transport == Transport::Pipe { 1 } else { 4 } << 20;
+            let largest = if transport == StreamKind::Pipe { 1 } else { 4 } << 20;
             for size in [4096, MIB]
                 .into_iter()
                 .filter(|size| is_measured(RATES, Arm::Channel(channel), *size, false))
@@ -481,7 +481,7 @@ impl Buffers {
         let mut job = job(channel, workload, [point.x, point.n], run, &dir);
         job.touch = point.load == TOUCHED;
         job.buffer = self.0.get(&(channel, point.x > 4096)).copied().flatten();
-        let reports = bench.place.run_pair(job)?;
+        let reports = bench.testbed.run_pair(job)?;
         Ok(reports.iter().find_map(|report| match report {
             Report::Latency(found) if found.count > 0 => Some((*found).into()),
             other => Some(Sample::of([(RATE, other.per_second()?)])),

@@ -8,7 +8,7 @@ use headworks::verbs::Provider;
 use headworks_baselines::{Window, Writes};
 
 use super::prelude::*;
-use crate::pin::pin;
+use crate::cpu_affinity::pin;
 
 /// Bytes of a WRITE.
 const SIZE: usize = 64;
@@ -44,7 +44,7 @@ pub static SIM_SPEED: Case<&str> = Case {
     table,
     measure: |bench, _, outcome| {
         bench.by_the_wall_clock();
-        let [cpu, _] = bench.place.cpus;
+        let [cpu, _] = bench.testbed.cpus;
         outcome.pinning = format!("one thread, on cpu {cpu}, for every arm");
         let sweep = Sweep::over("", Wall::from_millis(100), Wall::from_secs(2)).share(0.08);
         bench.measure(vec![OFF, ON, MISSING], sweep, |bench, point, time| {
@@ -102,7 +102,7 @@ fn sample(bench: &Bench<'_>, point: &Point<&str>, time: Wall) -> Result<Sample, 
     let preset = preset.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
     let (preset, seed) = preset.map_err(|e| WorkloadError::at("device", e))?;
     let machine = machine(preset, point.arm)?;
-    let ([cpu, _], stop) = (bench.place.cpus, bench.stop());
+    let ([cpu, _], stop) = (bench.testbed.cpus, bench.stop());
     // The calling thread stays where it may run.
     std::thread::scope(|scope| {
         let measuring = scope.spawn(move || {

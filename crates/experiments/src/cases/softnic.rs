@@ -1,7 +1,7 @@
 //! What the software RNIC costs, against what it stands on.
 
 use super::prelude::*;
-use crate::nic::{Over, Task, Waker, Way, What};
+use crate::nic::{MessagePath, NicTask, NicWorkload, RemoteWritePath, WakeMethod};
 
 /// The experiment.
 pub static SOFTNIC: Case<&str> = Case {
@@ -31,23 +31,23 @@ const BOTH: Quantity = "heap and shared";
 /// Bytes by which resident memory grows for each queue pair.
 const RESIDENT: Quantity = "resident";
 
-const fn flow(way: Way, chain: usize) -> What {
-    What::Flow { way, chain }
+const fn flow(way: MessagePath, chain: usize) -> NicWorkload {
+    NicWorkload::Flow { way, chain }
 }
 
-const fn spread(queue_pairs: usize, chain: usize) -> What {
-    What::Spread { queue_pairs, chain }
+const fn spread(queue_pairs: usize, chain: usize) -> NicWorkload {
+    NicWorkload::Spread { queue_pairs, chain }
 }
 
-const fn foreign(size: usize, over: Over) -> What {
-    What::Foreign { size, over }
+const fn foreign(size: usize, over: RemoteWritePath) -> NicWorkload {
+    NicWorkload::Foreign { size, over }
 }
 
 /// Every arm, those to be compared next to each other: its name in the points and what each end does.
-const ARMS: [(&str, What); 15] = {
-    use Over::{SystemCall, Verbs};
-    use Way::{PolledMemory, SharedReceives};
-    use What::{Footprint, Wake};
+const ARMS: [(&str, NicWorkload); 15] = {
+    use MessagePath::{PolledMemory, SharedReceives};
+    use NicWorkload::{Footprint, Wake};
+    use RemoteWritePath::{SystemCall, Verbs};
     [
         ("memory-1000qp", Footprint { queue_pairs: MANY }),
         ("write-and-poll-chain1", flow(PolledMemory, 1)),
@@ -62,47 +62,49 @@ const ARMS: [(&str, What); 15] = {
         ("process_vm_writev-64", foreign(64, SystemCall)),
         ("foreign-65536", foreign(65536, Verbs)),
         ("process_vm_writev-65536", foreign(65536, SystemCall)),
-        ("channel-wakeup", Wake(Waker::Channel)),
-        ("eventfd-wakeup", Wake(Waker::EventFd)),
+        ("channel-wakeup", Wake(WakeMethod::Channel)),
+        ("eventfd-wakeup", Wake(WakeMethod::EventFd)),
     ]
 };
 
 /// What an arm is, whether it polls or blocks, and its copies.
-fn describe(what: What) -> (&'static str, &'static str, &'static str) {
+fn describe(what: NicWorkload) -> (&'static str, &'static str, &'static str) {
     let (polls, blocks) = ("poll", "block");
     match what {
-        What::Flow { way, .. } => match way {
-            Way::PolledMemory => (
+        NicWorkload::Flow { way, .. } => match way {
+            MessagePath::PolledMemory => (
                 "WRITEs of 64 B into memory that the receiver polls; one queue pair; chain1 or chain16: requests of a \
                  call; 1 in 32 signalled, 128 outstanding at most, the receiver WRITEs its head every 32; first and last \
                  word of each written and checked",
                 polls,
                 "1",
             ),
-            Way::SharedReceives => (
+            MessagePath::SharedReceives => (
                 "the same by SENDs into 128 receives of an SRQ, each posted again when its completion was polled, as \
                  many a call as are sent",
                 polls,
                 "1",
             ),
         },
-        What::Spread { .. } => (
+        NicWorkload::Spread { .. } => (
             "WRITEs of 64 B round robin over the queue pairs, round 1,000 places of 64 B of one region, which nobody \
              reads meanwhile; of each queue pair 1 in 32 is signalled (not all at the same time), all into one CQ \
              that is polled as often",
             polls,
             "1",
         ),
-        What::Foreign { over, .. } => match over {
-            Over::Verbs => (
+        NicWorkload::Foreign { over, .. } => match over {
+            RemoteWritePath::Verbs => (
                 "WRITEs of so many bytes, 1 in 32 signalled, into private memory of the other process, again and again \
                  the same; first and last word of each written",
                 polls,
                 "1",
             ),
-            Over::SystemCall => ("the same by bare calls of process_vm_writev", polls, "1"),
+            RemoteWritePath::SystemCall => {
+                ("the same by bare calls of process_vm_writev", polls, "1")
+            }
         },
-        What::Wake(_) => (
+        NicWorkload::Wake(_) => (
             "each wakes the other in turn: by a SEND of 8 B (poll(2), next_event, arm, poll the CQ, post the \
              receive again), or by a write to an eventfd (poll(2), read)",
             blocks,
@@ -203,7 +205,7 @@ fn measure(
         let dir = private_dir()?;
         patiently(run, |run| {
             let (warm_ns, run_ns) = warm_and_run(run);
-            let reports = bench.place.run_pair(Task {
+            let reports = bench.testbed.run_pair(NicTask {
                 what,
                 run_ns,
                 warm_ns,

@@ -7,15 +7,15 @@
 //! | [`scale`] | figures 2 and 7 to 9: throughput and misses against the number of queue pairs |
 //! | [`delay`] | figures 4 and 10: from the doorbell to the completion, within a batch and against time |
 //! | [`cost`] | figure 11: completion times of flows, and processor time of pacing |
-//! | `load` | the arms, the base delay, and one load over many queue pairs |
+//! | `arms` | the arms, the base delay, and one load over many queue pairs |
 
+pub(crate) mod arms;
 pub mod cost;
 pub mod delay;
-pub(crate) mod load;
 pub mod scale;
 
+pub use arms::{COUNTED, DEPTH, PAIRS};
 pub use delay::{BATCH, PAUSE_NS};
-pub use load::{COUNTED, DEPTH, PAIRS};
 
 use super::prelude::*;
 

@@ -1,6 +1,6 @@
 //! The list of statements.
 
-use crate::measures::{
+use crate::measurements::{
     contexts_are_missed, deep, last_of_a_batch, port_counts, reads_drop, reads_over_writes,
     sends_drop,
 };

@@ -5,14 +5,14 @@
 //! says so. Everything runs in virtual time, so two runs find the same values, to the byte.
 
 mod list;
-mod measures;
+mod measurements;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use headworks_experiments::claim::Claim;
 use headworks_experiments::format::human;
-use headworks_experiments::simulated::Simulated;
+use headworks_experiments::simulated_machine::SimulatedMachine;
 use headworks_experiments::transports::WorkloadError;
 
 use list::STATED;
@@ -50,7 +50,7 @@ enum Figure {
 }
 
 /// Measures a value; `None` where what is stated does not happen.
-type Ours = fn(&Bed<'_>) -> Result<Option<f64>, WorkloadError>;
+type Ours = fn(&ClaimTestbed<'_>) -> Result<Option<f64>, WorkloadError>;
 
 /// A value that is measured on that preset.
 const fn on(preset: &'static str, claim: Claim, unit: &'static str, ours: Ours) -> Figure {
@@ -79,8 +79,8 @@ impl Figure {
 }
 
 /// The device and the machines on which a statement is measured.
-struct Bed<'a> {
-    machines: Simulated,
+struct ClaimTestbed<'a> {
+    machines: SimulatedMachine,
     stop: &'a AtomicBool,
 }
 
@@ -116,9 +116,9 @@ fn compare() -> Vec<Compared> {
             let ours = None;
             return Compared { statement, ours };
         };
-        let machines = Simulated::named(preset).expect(preset);
+        let machines = SimulatedMachine::named(preset).expect(preset);
         let stop = &stop;
-        let ours = ours(&Bed { machines, stop }).expect(statement.says);
+        let ours = ours(&ClaimTestbed { machines, stop }).expect(statement.says);
         Compared { statement, ours }
     });
     compared.collect()

@@ -19,7 +19,7 @@ use headworks_verbs::{
     ResourceError, SendFlags, SendOp, SendWr, Status,
 };
 
-use super::{defaults, split};
+use super::{default_config, split};
 #[cfg(doc)]
 use crate::pace::PaceConfig;
 
@@ -30,12 +30,12 @@ pub const ROUNDS_MAX: u32 = 1_000_000;
 /// Bytes of a request.
 pub const BYTES: u32 = 8;
 /// Before any are measured, one in so many of them.
-const WARM_PART: u32 = 10;
+const WARM_UP_PART: u32 = 10;
 /// Samples are taken to be of an idle device as long as nine in ten are no longer than so many times the shortest tenth.
 pub const IDLE_SPREAD: u64 = 3;
 /// Whether to go on is asked once in so many requests, and once in so many polls that find nothing.
-const ASK_ROUNDS: u32 = 64;
-const ASK_POLLS: u32 = 4096;
+const INTERRUPT_CHECK_ROUNDS: u32 = 64;
+const INTERRUPT_CHECK_POLLS: u32 = 4096;
 /// Receives posted for datagrams.
 const RECEIVES: u32 = 16;
 const QKEY: u32 = 0x6865_6164;
@@ -104,13 +104,13 @@ pub struct Calibration {
     /// Whether completions were taken at the device's timestamps.
     pub is_stamped: bool,
     /// Those of each class that the device has.
-    pub measured: Vec<Measured>,
+    pub measured: Vec<ClassDelay>,
 }
 
 /// The base delay of a class of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Measured {
+pub struct ClassDelay {
     /// Of which.
     pub class: Class,
     /// Samples.
@@ -123,7 +123,7 @@ pub struct Measured {
     pub p90: Duration,
 }
 
-impl Measured {
+impl ClassDelay {
     fn of(class: Class, mut samples: Vec<Duration>) -> Option<Self> {
         samples.sort_unstable();
         let at = |part: f64| samples.get((samples.len() as f64 * part) as usize).copied();
@@ -156,7 +156,7 @@ impl Measured {
 impl Calibration {
     /// Whether the device seems to have been idle meanwhile.
     pub fn is_idle(&self) -> bool {
-        self.measured.iter().all(Measured::is_idle)
+        self.measured.iter().all(ClassDelay::is_idle)
     }
 
     /// What to add to the device's name: `pace_base_delay_ns=2100,…`.
@@ -171,7 +171,7 @@ impl Calibration {
 
 /// Where a device's requests go if nothing is said: another soft host, another simulated host of its network, the device
 /// itself where it is of libibverbs.
-pub fn peer_of(device: &DeviceName) -> DeviceName {
+pub fn default_peer(device: &DeviceName) -> DeviceName {
     let (kind, name) = (device.kind(), device.name());
     let other = |host: &str| if host == "h2" { "h1" } else { "h2" };
     let mut text = match (kind, name) {
@@ -210,11 +210,11 @@ pub fn calibrate(
         return Err(CalibrateError::Rounds(rounds));
     }
     let (plain, config) = split(device)?;
-    let config = config.unwrap_or_else(|| defaults(device));
+    let config = config.unwrap_or_else(|| default_config(device));
     let (peer, _) = split(peer)?;
     let is_stamped = config.timestamps != 0.0;
-    let near = End::new(&plain, is_stamped)?;
-    let far = End::new(&peer, false)?;
+    let near = ProbeEndpoint::new(&plain, is_stamped)?;
+    let far = ProbeEndpoint::new(&peer, false)?;
     let clock: Clock = match is_simulated(device) {
         true => {
             let device = near.device.clone();
@@ -222,8 +222,8 @@ pub fn calibrate(
         }
         false => Arc::new(headworks_net::clock::now),
     };
-    let each = u64::from(rounds + rounds / WARM_PART);
-    let mut rig = Rig {
+    let each = u64::from(rounds + rounds / WARM_UP_PART);
+    let mut rig = LatencyProbe {
         stamps: is_stamped.then(|| (near.device.clone(), Sync::default())),
         cq: near.cq.clone(),
         line_rate: config.line_rate(),
@@ -234,14 +234,14 @@ pub fn calibrate(
         all: each * Class::ALL.len() as u64,
     };
     let mut measured = Vec::new();
-    let connected = Connected::new(&near, &far)?;
-    let datagrams = Datagrams::new(&near, &far)?;
-    let mut paths: Vec<Box<dyn Path + '_>> = vec![Box::new(connected)];
-    paths.extend(datagrams.map(|path| Box::new(path) as Box<dyn Path>));
+    let connected = RcPath::new(&near, &far)?;
+    let datagrams = UdPath::new(&near, &far)?;
+    let mut paths: Vec<Box<dyn ProbePath + '_>> = vec![Box::new(connected)];
+    paths.extend(datagrams.map(|path| Box::new(path) as Box<dyn ProbePath>));
     for path in &mut paths {
         for class in Class::ALL {
             if let Some(samples) = rig.measure(&mut **path, class, rounds)? {
-                measured.extend(Measured::of(class, samples));
+                measured.extend(ClassDelay::of(class, samples));
             }
         }
     }
@@ -253,7 +253,7 @@ pub fn calibrate(
 }
 
 /// What is measured with.
-struct Rig<'g> {
+struct LatencyProbe<'g> {
     stamps: Option<(Arc<dyn Device>, Sync)>,
     cq: Arc<dyn CompletionQueue>,
     config: Config,
@@ -264,11 +264,11 @@ struct Rig<'g> {
     all: u64,
 }
 
-impl Rig<'_> {
+impl LatencyProbe<'_> {
     /// The delays of requests of a class over a path; `None` where they do not go that way, or the device has none.
     fn measure(
         &mut self,
-        path: &mut dyn Path,
+        path: &mut dyn ProbePath,
         class: Class,
         rounds: u32,
     ) -> Result<Option<Vec<Duration>>, CalibrateError> {
@@ -276,10 +276,10 @@ impl Rig<'_> {
             return Ok(None);
         };
         let mut samples = Vec::with_capacity(rounds as usize);
-        let warm = rounds / WARM_PART;
+        let warm = rounds / WARM_UP_PART;
         for round in 0..warm + rounds {
-            if round.is_multiple_of(ASK_ROUNDS) {
-                self.asks()?;
+            if round.is_multiple_of(INTERRUPT_CHECK_ROUNDS) {
+                self.request_reply()?;
             }
             path.prepare()?;
             let sample = match self.round(path, class, op) {
@@ -302,7 +302,7 @@ impl Rig<'_> {
         Ok(Some(samples))
     }
 
-    fn asks(&mut self) -> Result<(), CalibrateError> {
+    fn request_reply(&mut self) -> Result<(), CalibrateError> {
         match (self.go_on)(self.done, self.all) {
             true => Ok(()),
             false => Err(CalibrateError::Interrupted),
@@ -312,7 +312,7 @@ impl Rig<'_> {
     /// One request, from doorbell to completion; `None` where the clocks are too far off to say.
     fn round(
         &mut self,
-        path: &mut dyn Path,
+        path: &mut dyn ProbePath,
         class: Class,
         op: SendOp,
     ) -> Result<Option<Duration>, CalibrateError> {
@@ -360,8 +360,8 @@ impl Rig<'_> {
             == 0
         {
             polls = polls.wrapping_add(1);
-            if polls.is_multiple_of(ASK_POLLS) {
-                self.asks()?;
+            if polls.is_multiple_of(INTERRUPT_CHECK_POLLS) {
+                self.request_reply()?;
             }
         }
         Ok((found[0], (self.clock)()))
@@ -369,14 +369,14 @@ impl Rig<'_> {
 }
 
 /// What is of one device.
-struct End {
+struct ProbeEndpoint {
     device: Arc<dyn Device>,
     pd: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
     region: Region,
 }
 
-impl End {
+impl ProbeEndpoint {
     fn new(name: &DeviceName, timestamps: bool) -> Result<Self, CalibrateError> {
         let device = crate::open(name)?;
         let pd = device.alloc_pd().map_err(failed("a protection domain"))?;
@@ -417,7 +417,7 @@ impl End {
 }
 
 /// A way that requests go.
-trait Path {
+trait ProbePath {
     /// The request of a class, where it goes this way.
     fn op(&self, class: Class) -> Option<SendOp>;
     /// Before each request.
@@ -428,18 +428,19 @@ trait Path {
     fn parts(&mut self) -> (&mut dyn QueuePair, &Region);
 }
 
-struct Connected<'e> {
-    near: &'e End,
-    far: &'e End,
+struct RcPath<'e> {
+    near: &'e ProbeEndpoint,
+    far: &'e ProbeEndpoint,
     qp: Box<dyn QueuePair>,
     _theirs: Box<dyn QueuePair>,
 }
 
-impl<'e> Connected<'e> {
-    fn new(near: &'e End, far: &'e End) -> Result<Self, CalibrateError> {
-        let queue_pair = |end: &End| end.queue_pair(QpType::Rc).map_err(failed("a queue pair"));
+impl<'e> RcPath<'e> {
+    fn new(near: &'e ProbeEndpoint, far: &'e ProbeEndpoint) -> Result<Self, CalibrateError> {
+        let queue_pair =
+            |end: &ProbeEndpoint| end.queue_pair(QpType::Rc).map_err(failed("a queue pair"));
         let (mut qp, mut theirs) = (queue_pair(near)?, queue_pair(far)?);
-        let start = |end: &End, qp: &mut dyn QueuePair, seed| {
+        let start = |end: &ProbeEndpoint, qp: &mut dyn QueuePair, seed| {
             let started = BringUp::start(
                 end.device.info(),
                 qp,
@@ -462,7 +463,7 @@ impl<'e> Connected<'e> {
     }
 }
 
-impl Path for Connected<'_> {
+impl ProbePath for RcPath<'_> {
     fn op(&self, class: Class) -> Option<SendOp> {
         let remote = self.far.region.remote(0);
         match class {
@@ -478,18 +479,21 @@ impl Path for Connected<'_> {
     }
 }
 
-struct Datagrams<'e> {
-    near: &'e End,
-    far: &'e End,
+struct UdPath<'e> {
+    near: &'e ProbeEndpoint,
+    far: &'e ProbeEndpoint,
     qp: Box<dyn QueuePair>,
     theirs: Box<dyn QueuePair>,
     to: Arc<dyn AddressHandle>,
     posted: u32,
 }
 
-impl<'e> Datagrams<'e> {
+impl<'e> UdPath<'e> {
     /// `None` on devices that have none.
-    fn new(near: &'e End, far: &'e End) -> Result<Option<Self>, CalibrateError> {
+    fn new(
+        near: &'e ProbeEndpoint,
+        far: &'e ProbeEndpoint,
+    ) -> Result<Option<Self>, CalibrateError> {
         let mut made = Vec::new();
         for end in [near, far] {
             let mut qp = match end.queue_pair(QpType::Ud) {
@@ -524,7 +528,7 @@ impl<'e> Datagrams<'e> {
     }
 }
 
-impl Path for Datagrams<'_> {
+impl ProbePath for UdPath<'_> {
     fn op(&self, class: Class) -> Option<SendOp> {
         let to = Destination {
             ah: self.to.key(),

@@ -149,7 +149,7 @@ impl PipeError {
 
     /// Whether it is a caller's that went wrong before its ring stood, and the next may do better; `is_over`:
     /// so is the wait, `anywhere`: callers come to several devices.
-    pub(super) fn is_callers(&self, is_over: bool, anywhere: bool) -> bool {
+    pub(super) fn is_callers_fault(&self, is_over: bool, any_device: bool) -> bool {
         match self {
             Self::Version { .. } | Self::Protocol(_) | Self::Ungreeted | Self::PeerGone { .. } => {
                 true
@@ -169,7 +169,7 @@ impl PipeError {
                 SetupError::Resource(_)
                 | SetupError::Modify(_)
                 | SetupError::Config(_)
-                | SetupError::Ring(_) => anywhere,
+                | SetupError::Ring(_) => any_device,
                 _ => false,
             },
             _ => false,
@@ -219,7 +219,7 @@ mod tests {
             seconds: 5,
         };
         let no_memory = ResourceError::NoSpace("locked memory".to_owned());
-        for (error, is_callers) in [
+        for (error, is_callers_fault) in [
             (PipeError::Version { found: 9 }, [true, true]),
             (PipeError::PeerGone { delivered: 0 }, [true, true]),
             (late(), [true, true]),
@@ -241,9 +241,9 @@ mod tests {
             (PipeError::Interrupted, [false, false]),
             (PipeError::Meeting(NetError::Full), [false, false]),
         ] {
-            let found = [false, true].map(|anywhere| error.is_callers(false, anywhere));
-            assert_eq!(found, is_callers, "{error}");
+            let found = [false, true].map(|any_device| error.is_callers_fault(false, any_device));
+            assert_eq!(found, is_callers_fault, "{error}");
         }
-        assert!(!late().is_callers(true, true), "the wait is over");
+        assert!(!late().is_callers_fault(true, true), "the wait is over");
     }
 }

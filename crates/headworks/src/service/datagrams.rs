@@ -27,14 +27,14 @@ use slab::Slab;
 use super::{Listener, Peeked, Service, ServiceError, system};
 
 pub use peer::MESSAGE_MAX;
-use peer::{Found, LENGTH, Peer, Way};
+use peer::{LENGTH, Peer, PeerConnection, PeerStatus};
 
 /// Who may wait to be taken.
 const BACKLOG: u32 = 1024;
 /// Addresses of which it is kept why they could not be reached.
-const UNREACHED: usize = 1024;
+const UNREACHABLE_KEPT_MAX: usize = 1024;
 /// Messages from those that are known to have some, after which it is looked who else has.
-const LOOKS_EVERY: u32 = 32;
+const POLL_PEERS_EVERY: u32 = 32;
 /// The number by which the listener is told apart from peers.
 const LISTENER: u64 = u64::MAX;
 /// The number of the descriptor for room, likewise.
@@ -58,7 +58,7 @@ pub struct Datagrams {
     ready: VecDeque<usize>,
     since_look: u32,
     /// What was shown, and of whom, until it is taken.
-    shown: Option<(usize, Found)>,
+    shown: Option<(usize, PeerStatus)>,
     deadline: Option<Instant>,
     is_nonblocking: bool,
 }
@@ -126,7 +126,7 @@ impl Datagrams {
         if bytes.len() > MESSAGE_MAX {
             return Err(ServiceError::TooLong(bytes.len()));
         }
-        self.wait(On::Room, |own| own.try_send(bytes, to))?;
+        self.wait(WaitTarget::Room, |own| own.try_send(bytes, to))?;
         match self.is_nonblocking {
             true => Ok(()),
             // Nobody else sends the rest of it.
@@ -172,7 +172,7 @@ impl Datagrams {
     pub fn peek_from(&mut self) -> Result<(Message<'_>, SocketAddr), ServiceError> {
         let (at, found) = match self.shown {
             Some(shown) => shown,
-            None => self.wait(On::Any, Self::try_find)?,
+            None => self.wait(WaitTarget::Any, Self::try_find)?,
         };
         self.shown = Some((at, found));
         let peer = &mut self.peers[at];
@@ -215,20 +215,20 @@ impl Datagrams {
     ///
     /// As [`Datagrams::send_to`], and [`ServiceError::WouldBlock`].
     pub fn flush_to(&mut self, to: SocketAddr) -> Result<(), ServiceError> {
-        self.wait(On::Room, |own| own.try_flush(to))
+        self.wait(WaitTarget::Room, |own| own.try_flush(to))
     }
 
     /// Tries until it is done.
     fn wait<T>(
         &mut self,
-        on: On,
+        on: WaitTarget,
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
         // Before the descriptors: a forked child has those of its parent.
         self.service.0.check()?;
         let mut attempt = |own: &mut Self| match attempt(own)? {
             // The descriptor for room is to be ready for what is new.
-            None if on == On::Room && own.serve_room()? => attempt(own),
+            None if on == WaitTarget::Room && own.serve_room()? => attempt(own),
             tried => Ok(tried),
         };
         if let Some(done) = attempt(self)? {
@@ -238,8 +238,8 @@ impl Datagrams {
             return Err(ServiceError::WouldBlock);
         }
         let fd = match on {
-            On::Room => &self.room,
-            On::Any => &self.epoll,
+            WaitTarget::Room => &self.room,
+            WaitTarget::Any => &self.epoll,
         };
         let fd = fd.try_clone().map_err(system("epoll"))?;
         let (mut waiter, deadline) = (Waiter::default(), self.deadline);
@@ -269,7 +269,7 @@ impl Datagrams {
     }
 
     /// Looks who has something.
-    fn look_around(&mut self) -> Result<(), ServiceError> {
+    fn poll_peers(&mut self) -> Result<(), ServiceError> {
         self.since_look = 0;
         let (mut has_callers, mut has_room) = (false, false);
         for event in events(&self.epoll)? {
@@ -296,7 +296,7 @@ impl Datagrams {
             if let Ok(fd) = stream.fd() {
                 watch(&self.epoll, fd, at as u64, EventFlags::IN)?;
                 self.peers
-                    .insert(Peer::new(Way::Up(Box::new(stream)), None));
+                    .insert(Peer::new(PeerConnection::Up(Box::new(stream)), None));
             }
         }
         Ok(())
@@ -323,7 +323,7 @@ impl Datagrams {
     /// Has the descriptor for room be ready when there is some for it, or not any more.
     fn want_room(&mut self, at: usize, wants_room: bool) -> Result<(), ServiceError> {
         let peer = &mut self.peers[at];
-        let Way::Up(stream) = &mut peer.way else {
+        let PeerConnection::Up(stream) = &mut peer.connection else {
             return Ok(());
         };
         if std::mem::replace(&mut peer.wants_room, wants_room) == wants_room {
@@ -355,7 +355,7 @@ impl Datagrams {
         let Some(peer) = self.peers.get_mut(at) else {
             return Ok(false);
         };
-        let Way::Connecting(connecting) = &mut peer.way else {
+        let PeerConnection::Connecting(connecting) = &mut peer.connection else {
             return Ok(true);
         };
         match connecting.finish() {
@@ -365,8 +365,8 @@ impl Datagrams {
                     // What comes from there is its end.
                     watch(&self.epoll, fd, at as u64, EventFlags::IN)
                 });
-                peer.way = Way::Up(Box::new(stream));
-                peer.greet(port);
+                peer.connection = PeerConnection::Up(Box::new(stream));
+                peer.send_hello(port);
                 watched.and_then(|()| self.want_room(at, false))?;
                 Ok(true)
             }
@@ -375,7 +375,7 @@ impl Datagrams {
                 self.remove(at);
                 // By whomever it was found: it is told whoever sends there.
                 if let (Some(address), ServiceError::Refused(why)) = (address, &error) {
-                    if self.unreached.len() >= UNREACHED {
+                    if self.unreached.len() >= UNREACHABLE_KEPT_MAX {
                         self.unreached.clear();
                     }
                     self.unreached.insert(address, ServiceError::Refused(*why));
@@ -408,7 +408,7 @@ impl Datagrams {
     fn try_send_once(&mut self, bytes: &[u8], to: SocketAddr) -> Result<Option<()>, ServiceError> {
         let at = match self.addresses.get(&to) {
             Some(at) => *at,
-            None => self.meet(to)?,
+            None => self.find_or_connect(to)?,
         };
         if !self.connected(at)? {
             return Ok(None);
@@ -419,11 +419,11 @@ impl Datagrams {
     }
 
     /// Begins a connection to there.
-    fn meet(&mut self, to: SocketAddr) -> Result<usize, ServiceError> {
+    fn find_or_connect(&mut self, to: SocketAddr) -> Result<usize, ServiceError> {
         let connecting = self.service.connect_start(to)?;
         let at = self.peers.vacant_key();
         watch(&self.room, connecting.as_fd(), at as u64, EventFlags::OUT)?;
-        let mut peer = Peer::new(Way::Connecting(connecting), Some(to));
+        let mut peer = Peer::new(PeerConnection::Connecting(connecting), Some(to));
         peer.wants_room = true;
         self.peers.insert(peer);
         self.addresses.insert(to, at);
@@ -471,16 +471,16 @@ impl Datagrams {
     }
 
     /// Looks for a message of any peer's.
-    fn try_find(&mut self) -> Result<Option<(usize, Found)>, ServiceError> {
+    fn try_find(&mut self) -> Result<Option<(usize, PeerStatus)>, ServiceError> {
         self.since_look += 1;
-        if self.ready.is_empty() || self.since_look >= LOOKS_EVERY {
-            self.look_around()?;
+        if self.ready.is_empty() || self.since_look >= POLL_PEERS_EVERY {
+            self.poll_peers()?;
         }
         while let Some(at) = self.ready.pop_front() {
             self.peers[at].is_ready = false;
-            match self.peers[at].look()? {
-                Found::Nothing => {}
-                Found::Gone => self.remove(at),
+            match self.peers[at].poll()? {
+                PeerStatus::Nothing => {}
+                PeerStatus::Gone => self.remove(at),
                 found => {
                     self.peers[at].is_ready = true;
                     self.ready.push_back(at);
@@ -494,7 +494,7 @@ impl Datagrams {
 
 /// What is waited on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum On {
+enum WaitTarget {
     /// Messages, and room.
     Any,
     /// Room alone: messages that nobody has received are no reason to look again.
@@ -528,10 +528,10 @@ fn events(epoll: &OwnedFd) -> Result<Vec<u64>, ServiceError> {
 pub enum Message<'d> {
     /// It lies where it came, so many bytes of what is there behind its length.
     #[doc(hidden)]
-    Lies(Peeked<'d>, usize),
+    InPlace(Peeked<'d>, usize),
     /// It came in pieces, and was put together.
     #[doc(hidden)]
-    Whole(&'d [u8]),
+    Copied(&'d [u8]),
 }
 
 impl std::ops::Deref for Message<'_> {
@@ -539,8 +539,8 @@ impl std::ops::Deref for Message<'_> {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Lies(peeked, len) => &peeked[LENGTH..LENGTH + len],
-            Self::Whole(bytes) => bytes,
+            Self::InPlace(peeked, len) => &peeked[LENGTH..LENGTH + len],
+            Self::Copied(bytes) => bytes,
         }
     }
 }

@@ -6,22 +6,22 @@ use std::sync::Arc;
 use headworks_client::connection::Connection;
 use headworks_verbs::Instant;
 
-use super::shared::{Shared, State};
+use super::readiness_socket::ReadinessSocket;
+use super::shared_session::{SessionState, SharedSession};
 use super::stream::Stream;
-use super::watch::Watch;
 use super::{ServiceError, system};
 
 /// A port that others connect to, until it is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSession>,
     listener: u32,
     port: u16,
-    watch: Option<Watch>,
+    watch: Option<ReadinessSocket>,
 }
 
 impl Listener {
-    pub(super) fn new(shared: &Arc<Shared>, listener: u32, port: u16) -> Self {
+    pub(super) fn new(shared: &Arc<SharedSession>, listener: u32, port: u16) -> Self {
         Self {
             shared: shared.clone(),
             listener,
@@ -61,7 +61,7 @@ impl Listener {
         Ok(Stream::new(&self.shared, connection))
     }
 
-    fn take(&self, state: &mut State) -> Option<Box<Connection>> {
+    fn take(&self, state: &mut SessionState) -> Option<Box<Connection>> {
         let next = state.incoming.get_mut(&self.listener)?.pop_front()?;
         state.session.took(self.listener);
         Some(next)
@@ -84,7 +84,7 @@ impl Listener {
         }
         if let Some(watch) = &self.watch {
             // The daemon writes into it again if somebody has connected meanwhile.
-            if !watch.empty_wholly() {
+            if !watch.drain_all() {
                 return Err(ServiceError::DaemonGone);
             }
             state.session.arm(self.listener);
@@ -102,10 +102,11 @@ impl Listener {
     /// [`ServiceError::System`].
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
         if self.watch.is_none() {
-            let (watch, other) = Watch::pair().map_err(system("a pair of sockets"))?;
+            let (watch, other) =
+                ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
             let listener = self.listener;
             self.shared
-                .hand_over(other, |session| session.watch_listener(listener))?;
+                .request_with_fd(other, |session| session.watch_listener(listener))?;
             // Connections that were taken off the socket already are this side's to know of.
             let mut state = self.shared.lock()?;
             state.session.arm(listener);

@@ -10,61 +10,61 @@ use headworks_client::connection::{Connection, Received, Receiving, Sending};
 use headworks_shm::View;
 use headworks_verbs::Instant;
 
-use super::memory::{self, Loan, Memory};
-use super::remote::Slots;
-use super::shared::Shared;
-use super::side::{Link, Of, Side};
-use super::watch::Watch;
+use super::readiness_socket::ReadinessSocket;
+use super::remote_memory::ResultSlots;
+use super::shared_memory::{self, Loan, SharedMemory};
+use super::shared_session::SharedSession;
+use super::stream_half::{ServiceConnection, StreamHalf, WeakConnection};
 use super::{Refusal, ServiceError, Transfer, system};
 
 /// A connection: a stream of bytes each way. Dropping it closes it; what was sent still arrives.
 ///
 /// One thread may receive while another sends, once the [`Reader`] was [taken](Stream::take_reader) off it.
 pub struct Stream {
-    pub(super) side: Side<Sending>,
+    pub(super) half: StreamHalf<Sending>,
     reader: Option<Reader>,
     /// Where it is said what becomes of its operations.
-    pub(super) slots: Option<Slots>,
+    pub(super) slots: Option<ResultSlots>,
 }
 
 /// What comes over a connection: see [`Stream::take_reader`]. The connection is closed once neither is there any more.
 pub struct Reader {
-    side: Side<Receiving>,
+    half: StreamHalf<Receiving>,
 }
 
 impl Stream {
-    pub(super) fn new(shared: &Arc<Shared>, connection: Box<Connection>) -> Self {
-        let link = Arc::new(Link {
+    pub(super) fn new(shared: &Arc<SharedSession>, connection: Box<Connection>) -> Self {
+        let link = Arc::new(ServiceConnection {
             shared: shared.clone(),
             handle: connection.handle(),
             local: connection.local(),
             peer: connection.peer(),
         });
         let Connection { sending, receiving } = *connection;
-        let side = Side::new(receiving, &link);
+        let side = StreamHalf::new(receiving, &link);
         Self {
-            side: Side::new(sending, &link),
-            reader: Some(Reader { side }),
+            half: StreamHalf::new(sending, &link),
+            reader: Some(Reader { half: side }),
             slots: None,
         }
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.side.link.shared
+    pub(super) fn shared(&self) -> &Arc<SharedSession> {
+        &self.half.connection.shared
     }
 
     pub(super) fn handle(&self) -> u32 {
-        self.side.link.handle
+        self.half.connection.handle
     }
 
     /// This end's address and port.
     pub fn local(&self) -> SocketAddr {
-        self.side.link.local
+        self.half.connection.local
     }
 
     /// The other's.
     pub fn peer(&self) -> SocketAddr {
-        self.side.link.peer
+        self.half.connection.peer
     }
 
     /// Takes what comes over it, for another thread to receive while this one sends; `None` where that was done before.
@@ -79,7 +79,7 @@ impl Stream {
 
     /// Calls wait no longer than until then.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.side.deadline = deadline;
+        self.half.deadline = deadline;
         if let Some(reader) = &mut self.reader {
             reader.set_deadline(deadline);
         }
@@ -87,17 +87,17 @@ impl Stream {
 
     /// Whether calls that would wait say [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.side.is_nonblocking = nonblocking;
+        self.half.is_nonblocking = nonblocking;
         if let Some(reader) = &mut self.reader {
             reader.set_nonblocking(nonblocking);
         }
     }
 
-    pub(super) fn watched_by(&mut self, watch: Watch) {
+    pub(super) fn set_readiness_socket(&mut self, watch: ReadinessSocket) {
         if let Some(reader) = &mut self.reader {
-            reader.side.watch = Some(watch.another());
+            reader.half.watch = Some(watch.another());
         }
-        self.side.watch = Some(watch);
+        self.half.watch = Some(watch);
     }
 
     /// A descriptor to poll: readable while there is something to be received, or the end of the stream; writable
@@ -111,21 +111,22 @@ impl Stream {
     /// [`ServiceError::Refused`]: the daemon has too few descriptors. [`ServiceError::Taken`]: the reader was taken before
     /// there was one. [`ServiceError::DaemonGone`], [`ServiceError::System`].
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
-        if self.side.watch.is_none() {
+        if self.half.watch.is_none() {
             self.shared().check()?;
             // It may be asleep, and be told by packets.
             self.reader()?;
-            let (watch, other) = Watch::pair().map_err(system("a pair of sockets"))?;
+            let (watch, other) =
+                ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
             // What was armed for packets: the daemon tells of it otherwise from now on.
-            let block = self.side.half.block();
+            let block = self.half.half.block();
             block.bell().disarm();
             block.room_bell().disarm();
             let handle = self.handle();
             self.shared()
-                .hand_over(other, |session| session.watch(handle))?;
-            self.watched_by(watch);
+                .request_with_fd(other, |session| session.watch(handle))?;
+            self.set_readiness_socket(watch);
         }
-        Ok(self.side.watch.as_ref().expect("made above").as_fd())
+        Ok(self.half.watch.as_ref().expect("made above").as_fd())
     }
 
     /// Sends as many of the bytes as there is room for, at least one; says how many.
@@ -134,7 +135,7 @@ impl Stream {
     ///
     /// [`ServiceError::Reset`], [`ServiceError::Ended`], [`ServiceError::DaemonGone`], [`ServiceError::Deadline`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
-        self.side.wait(|sending| {
+        self.half.wait(|sending| {
             if let Some(why) = sending.status().reset {
                 return Err(ServiceError::Reset(why));
             }
@@ -151,7 +152,7 @@ impl Stream {
     pub fn set_transfer(&mut self, transfer: Transfer) {
         // A forked child's word is not its parent's.
         if self.shared().check().is_ok() {
-            self.side.half.set_transfer(transfer);
+            self.half.half.set_transfer(transfer);
         }
     }
 
@@ -193,7 +194,7 @@ impl Stream {
     ///
     /// As [`Stream::send`]; and [`ServiceError::Refused`] where the memory has not as many bytes, or is of another
     /// [`Service`](super::Service). The memory is given back.
-    pub fn lend(&mut self, memory: Memory, len: usize) -> Result<Loan, ServiceError> {
+    pub fn lend(&mut self, memory: SharedMemory, len: usize) -> Result<Loan, ServiceError> {
         self.lend_from(&mut Some(memory), len)
     }
 
@@ -204,14 +205,14 @@ impl Stream {
     /// As [`Stream::lend`], also where there is no memory.
     pub fn lend_from(
         &mut self,
-        place: &mut Option<Memory>,
+        place: &mut Option<SharedMemory>,
         len: usize,
     ) -> Result<Loan, ServiceError> {
         let memory = place.as_ref();
         let memory = memory.filter(|memory| len > 0 && memory.is_of(self.shared()));
         let extent = memory.and_then(|memory| memory.first(len));
         let extent = extent.ok_or(ServiceError::Refused(Refusal::Misuse))?;
-        let lent = self.side.wait(|sending| {
+        let lent = self.half.wait(|sending| {
             if let Some(why) = sending.status().reset {
                 return Err(ServiceError::Reset(why));
             }
@@ -222,27 +223,31 @@ impl Stream {
             }
         })?;
         let memory = place.take().expect("seen above");
-        Ok(Loan::new(memory, lent, Of::from(&self.side.link)))
+        Ok(Loan::new(
+            memory,
+            lent,
+            WeakConnection::from(&self.half.connection),
+        ))
     }
 
     /// Memory that was lent, once it was sent: then it can be written to again.
     ///
     /// # Errors
     ///
-    /// [`Unreturned`] has the loan, and why it is one still: [`ServiceError::WouldBlock`], [`ServiceError::Deadline`],
+    /// [`ReclaimError`] has the loan, and why it is one still: [`ServiceError::WouldBlock`], [`ServiceError::Deadline`],
     /// [`ServiceError::DaemonGone`]; [`ServiceError::Refused`]: it was lent by another connection.
-    pub fn reclaim(&mut self, loan: Loan) -> Result<Memory, Unreturned> {
-        if let Err(error) = loan.of().check(&self.side.link) {
-            return Err(Unreturned { loan, error });
+    pub fn reclaim(&mut self, loan: Loan) -> Result<SharedMemory, ReclaimError> {
+        if let Err(error) = loan.of().check(&self.half.connection) {
+            return Err(ReclaimError { loan, error });
         }
         let lent = loan.lent();
-        let returned = self.side.wait(|sending| {
+        let returned = self.half.wait(|sending| {
             let is_returned = sending.is_returned(lent)?;
             Ok((is_returned.then_some(()), false))
         });
         match returned {
             Ok(()) => Ok(loan.into_memory()),
-            Err(error) => Err(Unreturned { loan, error }),
+            Err(error) => Err(ReclaimError { loan, error }),
         }
     }
 
@@ -252,7 +257,7 @@ impl Stream {
     ///
     /// As [`Stream::send`].
     pub fn end(&mut self) -> Result<(), ServiceError> {
-        self.side.wait(|sending| {
+        self.half.wait(|sending| {
             let (is_ended, wakes) = sending.end()?;
             match sending.status().reset {
                 Some(why) if !is_ended => Err(ServiceError::Reset(why)),
@@ -265,12 +270,12 @@ impl Stream {
 impl Reader {
     /// Calls wait no longer than until then.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.side.deadline = deadline;
+        self.half.deadline = deadline;
     }
 
     /// Whether calls that would wait say [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.side.is_nonblocking = nonblocking;
+        self.half.is_nonblocking = nonblocking;
     }
 
     /// Receives as many bytes as have come and fit, at least one; 0 where the stream has ended.
@@ -279,7 +284,7 @@ impl Reader {
     ///
     /// [`ServiceError::Reset`], [`ServiceError::DaemonGone`], [`ServiceError::Deadline`].
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
-        self.side.wait(|receiving| {
+        self.half.wait(|receiving| {
             // Before it is looked for bytes: what came before a reset can still be received.
             let reset = receiving.status().reset;
             let (received, wakes) = receiving.recv(into)?;
@@ -301,7 +306,7 @@ impl Reader {
     ///
     /// As [`Reader::recv`].
     pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
-        let view = self.side.wait(|receiving| {
+        let view = self.half.wait(|receiving| {
             // Before it is looked: what came before a reset, or an end, can still be received.
             let status = receiving.status();
             let extent = receiving.peek()?;
@@ -313,14 +318,14 @@ impl Reader {
                 _ => Ok((None, false)),
             }
         })?;
-        let side = &mut self.side;
+        let side = &mut self.half;
         Ok(Peeked { side, view })
     }
 }
 
 /// What has come, where it lies.
 pub struct Peeked<'s> {
-    side: &'s mut Side<Receiving>,
+    side: &'s mut StreamHalf<Receiving>,
     view: View,
 }
 
@@ -331,10 +336,10 @@ impl Peeked<'_> {
     ///
     /// [`ServiceError::DaemonGone`].
     pub fn consume(self, bytes: usize) -> Result<(), ServiceError> {
-        self.side.link.shared.check()?;
+        self.side.connection.shared.check()?;
         let bytes = bytes.min(self.view.len()) as u64;
         match self.side.half.consume(bytes) {
-            true => self.side.link.shared.wake(),
+            true => self.side.connection.shared.wake(),
             false => Ok(()),
         }
     }
@@ -344,14 +349,14 @@ impl std::ops::Deref for Peeked<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        memory::bytes(&self.view)
+        shared_memory::bytes(&self.view)
     }
 }
 
 /// Memory that was not returned yet.
 #[derive(Debug, thiserror::Error)]
 #[error("memory that was lent is not returned: {error}")]
-pub struct Unreturned {
+pub struct ReclaimError {
     /// It.
     pub loan: Loan,
     /// Why.
@@ -384,7 +389,7 @@ impl io::Read for Reader {
 
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Link { local, peer, .. } = &*self.side.link;
+        let ServiceConnection { local, peer, .. } = &*self.half.connection;
         write!(f, "Reader({local} from {peer})")
     }
 }

@@ -17,9 +17,9 @@ use headworks::verbs::{Device, Duration, Provider};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 
-mod apart;
 mod cancelled;
-mod together;
+mod one_process;
+mod two_processes;
 
 /// How long anything may take: only what hangs fails.
 const LIMIT: Duration = Duration::from_secs(90);

@@ -1,4 +1,4 @@
-//! What those who pace an RNIC say of it to onlookers: its name, and the constants that its thresholds are made from.
+//! What those who pace an RNIC say of it to observers: its name, and the constants that its thresholds are made from.
 
 use headworks_shm::primitive::Ordering;
 
@@ -20,7 +20,7 @@ const _: () = assert!(SAID + 8 * KEYS.len() <= NAME);
 const NAME_BYTES_MAX: usize = FIRST_ROW - NAME;
 
 impl Share {
-    /// Says what the RNIC is called and what it is paced by. Of several who pace it by other constants, onlookers see
+    /// Says what the RNIC is called and what it is paced by. Of several who pace it by other constants, observers see
     /// those of the last.
     pub fn say(&self, rnic: &str, config: &Config) {
         for (index, key) in KEYS.iter().enumerate().rev() {

@@ -7,11 +7,11 @@ use headworks_verbs::{
     QpType, Qpn, SendOp, Status,
 };
 
-use super::queues::Ends;
+use super::queues::NewCompletion;
 use super::{Model, Piece, PieceKind, QpRef};
-use crate::faults::Point;
-use crate::memory::{self, Asks, Span};
-use crate::units::Ps;
+use crate::faults::FaultPoint;
+use crate::hardware_units::Ps;
+use crate::registered_memory::{self, AccessRequest, Span};
 use crate::wqe::{Wqe, cache_key};
 
 /// The address handles of all hosts, by key.
@@ -49,7 +49,7 @@ impl AddressHandles {
 
 /// What travels with a datagram.
 #[derive(Debug)]
-pub(crate) struct Label {
+pub(crate) struct DatagramHeader {
     /// What goes to memory, header first.
     pub(super) bytes: Box<[u8]>,
     qkey: u32,
@@ -103,7 +103,7 @@ impl Model {
         let Some(qp) = self.qp(from) else {
             return;
         };
-        let (host, pd, own_key, cq) = (qp.host as usize, qp.pd, qp.way.qkey, qp.send_cq);
+        let (host, pd, own_key, cq) = (qp.host as usize, qp.pd, qp.connection.qkey, qp.send_cq);
         let (index, qpn) = (qp.index, qp.qpn);
         let Some(wqe) = qp.sq.pop_front() else {
             return;
@@ -116,7 +116,7 @@ impl Model {
             .requests
             .forget(cache_key(index, retires - 1));
         if wqe.signaled {
-            let ends = Ends::of(&wqe, Status::Success, retires);
+            let ends = NewCompletion::of(&wqe, Status::Success, retires);
             let at = gone + self.cost.dma_write;
             self.complete(cq, (from, qpn), at, ends);
         }
@@ -151,7 +151,7 @@ impl Model {
             offset: 0,
             len: wqe.len,
             packets: 1,
-            kind: PieceKind::Datagram(Box::new(Label {
+            kind: PieceKind::Datagram(Box::new(DatagramHeader {
                 bytes,
                 qkey,
                 from: Qpn::new(qpn).unwrap_or_default(),
@@ -162,7 +162,8 @@ impl Model {
             received: 0,
         };
         let arrives = gone + self.cost.wire;
-        if let Some(at) = self.passes(Point::Packets, from, host_there, 1, arrives) {
+        if let Some(at) = self.arrival_of_packets(FaultPoint::Packets, from, host_there, 1, arrives)
+        {
             self.put_arrival(at, piece);
         }
     }
@@ -178,7 +179,7 @@ impl Model {
         };
         let (index, pd, host, cq) = (qp.index, qp.pd, qp.host, qp.recv_cq);
         let reference = (qp.reference(), qp.qpn);
-        if !qp.state.can_receive() || qp.way.qkey != label.qkey {
+        if !qp.state.can_receive() || qp.connection.qkey != label.qkey {
             return;
         }
         let len = bytes.len() as u64;
@@ -190,7 +191,7 @@ impl Model {
         let Some(receive) = self.take_receive(index) else {
             return;
         };
-        let asks = Asks {
+        let asks = AccessRequest {
             pd,
             host,
             access: Access::LOCAL_WRITE,
@@ -208,12 +209,12 @@ impl Model {
         if placed.is_ok() {
             for target in targets {
                 late += self.touch_target(host, &target);
-                memory::copy(target, from.part(done, target.len));
+                registered_memory::copy(target, from.part(done, target.len));
                 done += target.len;
             }
         }
         let status = placed.err().unwrap_or(Status::Success);
-        let ends = Ends {
+        let ends = NewCompletion {
             completion: Completion {
                 wr_id: receive.wr_id,
                 status,
@@ -229,7 +230,7 @@ impl Model {
         };
         let at = self.now + self.cost.dma_write + late;
         self.complete(cq, reference, at, ends);
-        self.changes(host, at);
+        self.note_change(host, at);
         if status == Status::LocalProtection {
             self.fail(index, true);
         }
@@ -250,7 +251,7 @@ impl Model {
 /// The bytes of a request, where they are.
 fn copy_payload(
     wqe: &Wqe,
-    regions: &memory::Regions,
+    regions: &registered_memory::Regions,
     (pd, host): (u32, u32),
     to: &mut [u8],
 ) -> Result<(), Status> {
@@ -258,7 +259,7 @@ fn copy_payload(
         to.copy_from_slice(bytes);
         return Ok(());
     }
-    let asks = Asks {
+    let asks = AccessRequest {
         pd,
         host,
         access: Access::NONE,
@@ -266,7 +267,7 @@ fn copy_payload(
     let target = Span::of_mut(to);
     let mut done = 0;
     regions.gather(wqe.data.sges(), 0, u64::from(wqe.len), asks, |span| {
-        memory::copy(target.part(done, span.len), span);
+        registered_memory::copy(target.part(done, span.len), span);
         done += span.len;
     })
 }

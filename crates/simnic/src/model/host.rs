@@ -9,10 +9,10 @@ use headworks_verbs::{AsyncEvent, Gid, Instant, Sge, Status};
 
 use super::QpRef;
 use crate::cache::{Cache, Index, Policy};
-use crate::chance::Chance;
-use crate::memory::{Asks, Regions, Span};
+use crate::hardware_units::{BusyLog, NS, Pipe, Ps, Units};
 use crate::preset::Preset;
-use crate::units::{Log, NS, Pipe, Ps, Units};
+use crate::random::Random;
+use crate::registered_memory::{AccessRequest, Regions, Span};
 
 /// What an RNIC counts, as its maker's tools would read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(crate) struct Host {
     pub(crate) locks: Vec<Ps>,
     pub(crate) counters: Counters,
     /// When something can be seen here, and who wants to know.
-    pub(crate) sights: Sights,
+    pub(crate) change_times: ChangeTimes,
     /// Millionths by which its clock is too fast.
     pub(crate) drift: i32,
     pub(crate) async_events: VecDeque<AsyncEvent>,
@@ -80,7 +80,7 @@ pub(crate) struct Host {
 /// When memory of a host, or a completion of its, changes. Not all of it happens when it is worked out: the bytes of a
 /// completion are on the bus then.
 #[derive(Debug, Default)]
-pub(crate) struct Sights {
+pub(crate) struct ChangeTimes {
     /// The last change that there has been.
     past: Ps,
     /// Those that are to come, in order.
@@ -91,7 +91,7 @@ pub(crate) struct Sights {
     told_at: Option<Ps>,
 }
 
-impl Sights {
+impl ChangeTimes {
     /// Something changes `at`; it is `now`. When that is to be told, if somebody wants to know and nothing earlier is.
     #[inline]
     pub(crate) fn add(&mut self, now: Ps, at: Ps) -> Option<Ps> {
@@ -124,7 +124,7 @@ impl Sights {
     }
 
     /// It is told; who wants to know of the next one says so again.
-    pub(crate) fn told(&mut self) {
+    pub(crate) fn mark_reported(&mut self) {
         (self.is_watched, self.told_at) = (false, None);
     }
 
@@ -157,7 +157,7 @@ pub(crate) struct SendUnit {
     pub(crate) ready: VecDeque<QpRef>,
     /// That it is free is heard of.
     pub(crate) awaited: bool,
-    pub(crate) log: Log,
+    pub(crate) log: BusyLog,
 }
 
 impl SendUnit {
@@ -207,9 +207,9 @@ impl Counters {
 
 impl Host {
     pub(crate) fn new(number: u32, name: &str, preset: &Preset, seed: u64) -> io::Result<Self> {
-        let mut chance = Chance::new(seed);
+        let mut random = Random::new(seed);
         let mut cache = |entries: f64, ways: f64, policy, index| {
-            Cache::new(entries as u64, ways as usize, policy, index, chance.bits())
+            Cache::new(entries as u64, ways as usize, policy, index, random.bits())
         };
         // Contexts of queue pairs made one after the other are neighbours.
         let icm = cache(
@@ -244,7 +244,7 @@ impl Host {
             cqs: 0,
             locks: vec![0; preset.atomic_locks as usize],
             counters: Counters::default(),
-            sights: Sights::default(),
+            change_times: ChangeTimes::default(),
             drift: 0,
             async_events: VecDeque::new(),
             async_alarm: Arc::new(EventFd::new()?),
@@ -264,7 +264,7 @@ impl Host {
         &mut self,
         regions: &Regions,
         (sges, offset, len): (&[Sge], u32, u32),
-        asks: Asks,
+        asks: AccessRequest,
         again: bool,
         read: Ps,
     ) -> Result<Ps, Status> {
@@ -299,7 +299,7 @@ impl Host {
         mpt + mtt
     }
 
-    pub(crate) fn tell(&mut self, event: AsyncEvent) {
+    pub(crate) fn raise_async_event(&mut self, event: AsyncEvent) {
         self.async_events.push_back(event);
         self.async_alarm.signal();
     }
@@ -311,19 +311,22 @@ mod tests {
 
     #[test]
     fn who_watches_is_told_of_the_first_change_whichever_is_known_first() {
-        let mut sights = Sights::default();
-        assert_eq!(sights.add(10, 50), None, "nobody watches");
-        assert_eq!(sights.watch(10), Some(50), "what is to come is known");
-        assert_eq!(sights.add(10, 200), None, "later than what is told");
-        assert_eq!(sights.add(10, 30), Some(30), "earlier");
-        assert_eq!(sights.after(10), Some(30));
-        assert_eq!((sights.after(30), sights.after(50)), (Some(50), Some(200)));
-        sights.told();
+        let mut change_times = ChangeTimes::default();
+        assert_eq!(change_times.add(10, 50), None, "nobody watches");
+        assert_eq!(change_times.watch(10), Some(50), "what is to come is known");
+        assert_eq!(change_times.add(10, 200), None, "later than what is told");
+        assert_eq!(change_times.add(10, 30), Some(30), "earlier");
+        assert_eq!(change_times.after(10), Some(30));
+        assert_eq!(
+            (change_times.after(30), change_times.after(50)),
+            (Some(50), Some(200))
+        );
+        change_times.mark_reported();
         // Told of the first, it looks, finds it is not what it waits for, and watches again.
-        assert_eq!(sights.watch(30), Some(50));
-        sights.told();
-        assert_eq!(sights.add(60, 60), None);
-        assert_eq!(sights.after(55), Some(60), "what has just been");
-        assert_eq!(sights.watch(60), Some(200));
+        assert_eq!(change_times.watch(30), Some(50));
+        change_times.mark_reported();
+        assert_eq!(change_times.add(60, 60), None);
+        assert_eq!(change_times.after(55), Some(60), "what has just been");
+        assert_eq!(change_times.watch(60), Some(200));
     }
 }

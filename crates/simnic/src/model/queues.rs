@@ -6,14 +6,14 @@ use headworks_verbs::{
     Access, AsyncEvent, Completion, Opcode, QpCaps, QpState, QpType, Qpn, SrqId, Status,
 };
 
-use super::respond::Response;
+use super::read_response::Response;
 use super::{Event, Model, QpRef};
-use crate::channel::Channel;
-use crate::units::Ps;
-use crate::wqe::{Rwqe, Wqe, cache_key};
+use crate::completion_channel::SimChannel;
+use crate::hardware_units::Ps;
+use crate::wqe::{ReceiveWqe, Wqe, cache_key};
 
 /// What a poll that finds nothing takes outside of a world.
-const IDLE: Ps = 1_000 * crate::units::NS;
+const IDLE: Ps = 1_000 * crate::hardware_units::NS;
 
 /// A queue pair.
 pub(crate) struct Qp {
@@ -34,7 +34,7 @@ pub(crate) struct Qp {
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) srq: Option<u32>,
-    pub(crate) way: Way,
+    pub(crate) connection: QpConnection,
 
     /// Requests that are not done, and the number of the first.
     pub(crate) sq: VecDeque<Wqe>,
@@ -71,13 +71,13 @@ pub(crate) struct Qp {
     /// The READ or atomic whose answer was missing last.
     pub(crate) missed: Option<u64>,
     /// How often something was heard of the other side that says that it goes on.
-    pub(crate) heard: u64,
+    pub(crate) last_progress: u64,
     /// Whether an overdue acknowledgement is looked for, and what was heard when that began.
     pub(crate) timer: Option<u64>,
 
     pub(crate) receives: Receives,
     /// The receive of the message that comes.
-    pub(crate) inbound: Option<Inbound>,
+    pub(crate) inbound: Option<IncomingMessage>,
     pub(crate) expected: u64,
     /// It was said that packets are missing.
     pub(crate) gap_told: bool,
@@ -98,7 +98,7 @@ pub(crate) struct Qp {
 
 /// Where a queue pair is connected to, and how.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct QpConnection {
     pub(crate) access: Access,
     pub(crate) host: Option<u32>,
     pub(crate) qpn: u32,
@@ -114,8 +114,8 @@ pub(crate) struct Way {
 }
 
 /// A message that comes.
-pub(crate) struct Inbound {
-    pub(crate) receive: Option<Rwqe>,
+pub(crate) struct IncomingMessage {
+    pub(crate) receive: Option<ReceiveWqe>,
     pub(crate) received: u32,
     /// What looking up where its bytes go took.
     pub(crate) late: Ps,
@@ -124,7 +124,7 @@ pub(crate) struct Inbound {
 /// Receives posted to a queue pair.
 #[derive(Default)]
 pub(crate) struct Receives {
-    pub(crate) queue: VecDeque<Rwqe>,
+    pub(crate) queue: VecDeque<ReceiveWqe>,
     pub(crate) posted: u64,
     pub(crate) retired: u64,
 }
@@ -137,12 +137,12 @@ pub(crate) struct Srq {
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) pd: u32,
-    pub(crate) queue: VecDeque<Rwqe>,
+    pub(crate) queue: VecDeque<ReceiveWqe>,
     pub(crate) limit: u32,
 }
 
 /// A completion, and what it is of.
-pub(crate) struct Done {
+pub(crate) struct Cqe {
     pub(crate) completion: Completion,
     pub(crate) at: Ps,
     pub(crate) qp: QpRef,
@@ -160,10 +160,10 @@ pub(crate) struct Cq {
     /// Which opening of the device made it.
     pub(crate) opened: u32,
     pub(crate) depth: u32,
-    pub(crate) queue: VecDeque<Done>,
+    pub(crate) queue: VecDeque<Cqe>,
     pub(crate) overrun: bool,
     pub(crate) timestamps: bool,
-    pub(crate) channel: Option<Channel>,
+    pub(crate) channel: Option<SimChannel>,
     pub(crate) armed: Armed,
     /// Where what its owner has is in memory: numbers are those of other networks, too.
     pub(crate) handle: usize,
@@ -180,14 +180,14 @@ pub(crate) enum Armed {
 }
 
 /// A completion on its way. Which queue pair it is of, and when it was, are seen to where it goes.
-pub(crate) struct Ends {
+pub(crate) struct NewCompletion {
     pub(crate) completion: Completion,
     pub(crate) solicited: bool,
     /// How many requests, or receives of the queue pair's own, need no room once it is polled.
     pub(crate) retires: u64,
 }
 
-impl Ends {
+impl NewCompletion {
     /// A send request ends like this, after so many.
     #[inline]
     pub(crate) fn of(wqe: &Wqe, status: Status, retires: u64) -> Self {
@@ -206,7 +206,7 @@ impl Ends {
     }
 
     /// A receive ends like this.
-    pub(crate) fn of_receive(receive: &Rwqe, status: Status) -> Self {
+    pub(crate) fn of_receive(receive: &ReceiveWqe, status: Status) -> Self {
         Self {
             completion: Completion {
                 wr_id: receive.wr_id,
@@ -241,7 +241,7 @@ impl Qp {
     }
 
     /// Hears of those requests whose doorbells are no events, up to `now`.
-    pub(crate) fn hear(&mut self, now: Ps) {
+    pub(crate) fn note_progress(&mut self, now: Ps) {
         let mut rung = self.rung.max(self.first);
         while self.wqe(rung).is_some_and(|wqe| wqe.known_at <= now) {
             rung += 1;
@@ -253,7 +253,7 @@ impl Qp {
     pub(crate) fn reset(&mut self, life: u32) {
         self.life = life;
         self.state = QpState::Reset;
-        self.way = Way::default();
+        self.connection = QpConnection::default();
         let posted = self.posted();
         self.sq.clear();
         (self.first, self.rung, self.retired, self.sending) = (posted, posted, posted, posted);
@@ -274,7 +274,13 @@ impl Qp {
 
 impl Model {
     /// A completion goes to a queue, where it can be seen `at`.
-    pub(crate) fn complete(&mut self, cq: u32, (qp, qpn): (QpRef, u32), at: Ps, mut ends: Ends) {
+    pub(crate) fn complete(
+        &mut self,
+        cq: u32,
+        (qp, qpn): (QpRef, u32),
+        at: Ps,
+        mut ends: NewCompletion,
+    ) {
         let Some(Some(queue)) = self.cqs.get_mut(cq as usize) else {
             return;
         };
@@ -290,14 +296,14 @@ impl Model {
         if queue.timestamps {
             ends.completion.timestamp = self.hosts[host as usize].clock(at);
         }
-        if let Some(watch) = &self.watch {
-            watch.completion(host, at, &ends.completion);
+        if let Some(instrumentation) = &self.instrumentation {
+            instrumentation.completion(host, at, &ends.completion);
         }
         if let Some(faults) = &mut self.faults {
-            faults.history.completed(at, &ends.completion);
+            faults.run_digest.completed(at, &ends.completion);
         }
         let solicited = ends.solicited || ends.completion.status != Status::Success;
-        queue.queue.push_back(Done {
+        queue.queue.push_back(Cqe {
             completion: ends.completion,
             at,
             qp,
@@ -313,9 +319,9 @@ impl Model {
             queue.armed = Armed::No;
             queue.events += 1;
             let life = queue.life;
-            self.agenda.put(at, Event::Channel { cq, life });
+            self.event_queue.put(at, Event::Channel { cq, life });
         }
-        self.changes(host, at);
+        self.note_change(host, at);
     }
 
     /// A completion finds no room: the queue is broken, and all that use it.
@@ -324,7 +330,7 @@ impl Model {
         if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
             queue.overrun = true;
         }
-        self.tell(host, AsyncEvent::CqError(headworks_verbs::CqId(cq)));
+        self.raise_async_event(host, AsyncEvent::CqError(headworks_verbs::CqId(cq)));
         let users: Vec<u32> = self
             .qps
             .iter()
@@ -351,14 +357,14 @@ impl Model {
         };
         // One that is on its way to memory comes after this.
         let any = queue.armed == Armed::Any;
-        let comes = |done: &&Done| done.at > time && (any || done.solicited);
+        let comes = |done: &&Cqe| done.at > time && (any || done.solicited);
         if let Some(at) = queue.queue.iter().find(comes).map(|done| done.at)
             && queue.channel.is_some()
         {
             queue.armed = Armed::No;
             queue.events += 1;
             let life = queue.life;
-            self.agenda.put(at, Event::Channel { cq, life });
+            self.event_queue.put(at, Event::Channel { cq, life });
         }
     }
 
@@ -369,7 +375,7 @@ impl Model {
         channel.push(cq);
         let host = self.cqs[cq as usize].as_ref().map_or(0, |cq| cq.host);
         let at = self.now;
-        self.changes(host, at);
+        self.note_change(host, at);
     }
 
     /// Takes completions that can be seen now.
@@ -422,10 +428,10 @@ impl Model {
     }
 
     /// A receive for a message of a queue pair.
-    pub(crate) fn take_receive(&mut self, index: u32) -> Option<Rwqe> {
+    pub(crate) fn take_receive(&mut self, index: u32) -> Option<ReceiveWqe> {
         let qp = self.qps[index as usize].1.as_deref_mut()?;
         let (host, srq) = (qp.host, qp.srq);
-        if self.is_denied_receive(host) {
+        if self.is_receive_refused(host) {
             return None;
         }
         let now = self.now;
@@ -443,7 +449,7 @@ impl Model {
         if shared.limit > 0 && (shared.queue.len() as u32) < shared.limit {
             shared.limit = 0;
             let host = shared.host;
-            self.tell(host, AsyncEvent::SrqLimit(SrqId(srq)));
+            self.raise_async_event(host, AsyncEvent::SrqLimit(SrqId(srq)));
         }
         Some(receive)
     }
@@ -462,7 +468,7 @@ impl Model {
             .chain(std::mem::take(&mut qp.receives.queue))
             .collect();
         for receive in receives {
-            let ends = Ends::of_receive(&receive, Status::Flushed);
+            let ends = NewCompletion::of_receive(&receive, Status::Flushed);
             self.complete(cq, reference, at, ends);
         }
     }
@@ -481,7 +487,7 @@ impl Model {
         for (number, wqe) in (first..).zip(wqes) {
             let key = cache_key(index, number);
             self.hosts[host as usize].requests.forget(key);
-            let ends = Ends::of(&wqe, Status::Flushed, number + 1);
+            let ends = NewCompletion::of(&wqe, Status::Flushed, number + 1);
             self.complete(cq, reference, at, ends);
         }
     }

@@ -2,11 +2,11 @@
 
 use headworks_verbs::{Access, QpState, QpType, SendOp, Status};
 
-use super::answer::timer_due;
+use super::acknowledge::timer_due;
 use super::{Event, Model, Piece, PieceKind, QpRef};
-use crate::faults::Point;
-use crate::memory::Asks;
-use crate::units::Ps;
+use crate::faults::FaultPoint;
+use crate::hardware_units::Ps;
+use crate::registered_memory::AccessRequest;
 use crate::wqe::cache_key;
 
 impl Model {
@@ -32,11 +32,11 @@ impl Model {
             _ => false,
         };
         let qp = qp.reference();
-        if self.watch.is_some() {
-            self.rings(qp, upto, at);
+        if self.instrumentation.is_some() {
+            self.trace_doorbell(qp, upto, at);
         }
         if !is_quiet {
-            self.agenda.put(at, Event::Doorbell { qp, upto });
+            self.event_queue.put(at, Event::Doorbell { qp, upto });
         } else if !is_ready {
             self.call(index);
         }
@@ -48,13 +48,13 @@ impl Model {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
         };
-        qp.hear(now);
+        qp.note_progress(now);
         let next = qp.wqe(qp.rung.max(qp.first)).map(|wqe| wqe.known_at);
         if let Some(at) = next.filter(|at| *at < Ps::MAX)
             && !std::mem::replace(&mut qp.is_called, true)
         {
             let qp = qp.reference();
-            self.agenda.put(at, Event::Called { qp });
+            self.event_queue.put(at, Event::Called { qp });
         }
     }
 
@@ -72,7 +72,7 @@ impl Model {
         let Some(qp) = self.qp(reference) else {
             return;
         };
-        qp.hear(now);
+        qp.note_progress(now);
         let (host, from) = (qp.host as usize, qp.rung.max(qp.first));
         qp.rung = qp.rung.max(upto.min(qp.posted()));
         let to = qp.rung;
@@ -106,7 +106,7 @@ impl Model {
         if qp.not_before > now {
             qp.paused = true;
             let (at, qp) = (qp.not_before, qp.reference());
-            self.agenda.put(at, Event::Resume { qp });
+            self.event_queue.put(at, Event::Resume { qp });
             return;
         }
         qp.is_ready = true;
@@ -127,14 +127,14 @@ impl Model {
             if state.free_at > self.now {
                 state.awaited = true;
                 let at = state.free_at;
-                self.agenda.put(at, Event::Idle { host, unit });
+                self.event_queue.put(at, Event::Idle { host, unit });
                 return;
             }
             // One that was taken apart or reset while it waited is in its place no more.
             if let Some(reference) = state.ready.pop_front()
                 && self.qp(reference).is_some()
             {
-                self.turn_of(reference.index);
+                self.label_request(reference.index);
                 self.send_part(host, unit, reference.index);
             }
         }
@@ -178,7 +178,7 @@ impl Model {
         let Some(wqe) = qp.sq.get_mut((number - qp.first) as usize) else {
             return;
         };
-        let (mtu, offset, reads) = (qp.way.mtu, qp.sent, wqe.reads());
+        let (mtu, offset, reads) = (qp.connection.mtu, qp.sent, wqe.reads());
         let is_inline = wqe.data.bytes().is_some();
         let part = match reads {
             true => 0,
@@ -208,13 +208,13 @@ impl Model {
                 // Where its answer goes is looked up when that comes.
                 true => {
                     let access = Access::LOCAL_WRITE;
-                    let asks = Asks { pd, host, access };
+                    let asks = AccessRequest { pd, host, access };
                     let all = self.regions.gather(sges, 0, wqe.len.into(), asks, |_| {});
                     all.map(|()| 0)
                 }
                 false => {
                     let access = Access::NONE;
-                    let asks = Asks { pd, host, access };
+                    let asks = AccessRequest { pd, host, access };
                     let piece = (sges, offset, part);
                     state.look_up(&self.regions, piece, asks, refetched, cost.dma_read)
                 }
@@ -266,10 +266,10 @@ impl Model {
         } else {
             qp.sent = offset + part;
         }
-        if qp.timer.is_none() && qp.way.timeout > 0 && qp.qp_type == QpType::Rc {
-            qp.timer = Some(qp.heard);
-            let due = timer_due(gone, qp.way.timeout);
-            self.agenda.put(due, Event::Overdue { qp: reference });
+        if qp.timer.is_none() && qp.connection.timeout > 0 && qp.qp_type == QpType::Rc {
+            qp.timer = Some(qp.last_progress);
+            let due = timer_due(gone, qp.connection.timeout);
+            self.event_queue.put(due, Event::Timeout { qp: reference });
         }
         // It waits for its next turn.
         let is_told_to_wait = qp.not_before > now;
@@ -278,7 +278,7 @@ impl Model {
             qp.is_ready = true;
             state.tx[unit].ready.push_back(reference);
         }
-        let (to_host, to_qpn) = (qp.way.host, qp.way.qpn);
+        let (to_host, to_qpn) = (qp.connection.host, qp.connection.qpn);
         let from_qpn = qp.qpn;
         let arrives = gone + cost.wire;
         match datagram {
@@ -293,7 +293,7 @@ impl Model {
                     len: part,
                     packets: packets as u16,
                     kind: if reads {
-                        PieceKind::Question
+                        PieceKind::ReadRequest
                     } else {
                         PieceKind::Bytes
                     },
@@ -321,12 +321,14 @@ impl Model {
     ) {
         if let Some(host) = host
             && let Some(there) = self.qp_of(host, qpn)
-            && there.way.host == Some(from_host)
-            && there.way.qpn == from_qpn
+            && there.connection.host == Some(from_host)
+            && there.connection.qpn == from_qpn
         {
             piece.to = there.reference();
             let from = piece.from;
-            if let Some(at) = self.passes(Point::Packets, from, host, piece.packets, arrives) {
+            if let Some(at) =
+                self.arrival_of_packets(FaultPoint::Packets, from, host, piece.packets, arrives)
+            {
                 self.put_arrival(at, piece);
             }
         }
@@ -354,7 +356,7 @@ fn next(qp: &mut super::Qp, now: Ps) -> Option<u64> {
     loop {
         let number = qp.sending;
         let sends = qp.state == QpState::Rts || (qp.state == QpState::Sqd && qp.drains_to > number);
-        let (reads, most, begun) = (qp.reads, qp.way.max_reads, qp.sent > 0);
+        let (reads, most, begun) = (qp.reads, qp.connection.max_reads, qp.sent > 0);
         let stops = qp.failing.is_some_and(|(wrong, _)| number >= wrong);
         let is_rung = number < qp.rung;
         let wqe = qp.wqe(number)?;

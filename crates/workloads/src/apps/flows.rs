@@ -7,22 +7,22 @@
 //! | [`packet`] | from the bytes of a packet to its flow |
 //! | [`capture`], `pcap` | packets of a file, in pcap or pcapng |
 //! | [`synthetic`] | made-up traffic: a heavy-tailed mix of flows |
-//! | [`meter`] | the counts, and how they are checked |
-//! | [`measure`] | the two sides: [`Tap`] sends records, [`Monitor`] counts |
+//! | [`flow_counts`] | the counts, and how they are checked |
+//! | [`tap_and_monitor`] | the two sides: [`Tap`] sends records, [`Monitor`] counts |
 //!
 //! The paper replays a minute of CAIDA 2019, 30 million packets. CAIDA gives those files on request, so a run is
 //! handed a capture, or makes its own traffic.
 
 pub mod capture;
-pub mod measure;
-pub mod meter;
+pub mod flow_counts;
 pub mod packet;
 mod pcap;
 pub mod record;
 pub mod synthetic;
+pub mod tap_and_monitor;
 
 pub use capture::{Capture, Replay};
-pub use measure::{Monitor, Tap};
-pub use meter::{Count, Digest, Meter};
+pub use flow_counts::{Digest, FlowCount, FlowCounts};
 pub use record::{FlowKey, RECORD, Record};
 pub use synthetic::FLOWS;
+pub use tap_and_monitor::{Monitor, Tap};

@@ -5,7 +5,7 @@
 
 use headworks::ring::{MessageSender, SendError};
 
-use super::exchange::{self, Requests, Service};
+use super::request_response::{self, Requests, Service};
 use super::wrong;
 use crate::error::Result;
 use crate::random::Random;
@@ -22,9 +22,9 @@ const FIELDS_MAX: usize = 64;
 
 /// Fetches one file after the other: sends the next request when the response to the one before it came and was
 /// right.
-pub type Client = exchange::Client<Pages>;
+pub type Client = request_response::Client<PageRequests>;
 /// Answers requests for the files of a [`Site`].
-pub type Server = exchange::Server<Site>;
+pub type Server = request_response::Server<Site>;
 
 /// Files under the paths `/file/0`, `/file/1` and so on, each of its own contents.
 #[derive(Clone, Debug)]
@@ -173,15 +173,15 @@ pub fn request(path: &str) -> Vec<u8> {
 
 /// A request for each file, and the contents that the response must bring.
 #[derive(Clone, Debug)]
-pub struct Pages(Vec<(Vec<u8>, Vec<u8>)>);
+pub struct PageRequests(Vec<(Vec<u8>, Vec<u8>)>);
 
-impl Pages {
+impl PageRequests {
     fn page(&self, number: u64) -> &(Vec<u8>, Vec<u8>) {
         &self.0[(number % self.0.len() as u64) as usize]
     }
 }
 
-impl Requests for Pages {
+impl Requests for PageRequests {
     const BATCH: usize = 1;
     const ALTERNATE: bool = true;
 
@@ -200,7 +200,7 @@ impl Client {
     /// Sends `requests` requests, for each of the first `files` files (at least 1) in turn.
     pub fn new(files: u32, requests: u64) -> Self {
         let page = |number| (request(&path(number)), contents(number));
-        let pages = Pages((0..files.max(1)).map(page).collect());
+        let pages = PageRequests((0..files.max(1)).map(page).collect());
         Self::over(pages, requests, 1)
     }
 }

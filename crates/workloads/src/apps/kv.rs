@@ -16,7 +16,7 @@
 use headworks::ring::{MessageSender, SendError};
 use rand_distr::{Distribution, Zipf};
 
-use super::exchange::{self, Requests, Service};
+use super::request_response::{self, Requests, Service};
 use super::{in_order, malformed, put, words, wrong};
 use crate::error::Result;
 use crate::random::{MixedMap, Random};
@@ -42,9 +42,9 @@ const FOUND: u64 = 0;
 const NO_SUCH_KEY: u64 = 1;
 
 /// Asks for keys, with up to a window of requests on their way.
-pub type Client = exchange::Client<Keys>;
+pub type Client = request_response::Client<KeyRequests>;
 /// Answers requests for the keys of a [`Store`].
-pub type Server = exchange::Server<Store>;
+pub type Server = request_response::Server<Store>;
 
 /// A value.
 pub type Value = [u8; VALUE];
@@ -139,16 +139,16 @@ impl Service for Store {
 
 /// The keys that a client asks for, a power of two of them.
 #[derive(Clone, Debug)]
-pub struct Keys(Vec<u64>);
+pub struct KeyRequests(Vec<u64>);
 
-impl Keys {
+impl KeyRequests {
     #[inline]
     fn key(&self, number: u64) -> u64 {
         self.0[number as usize & (self.0.len() - 1)]
     }
 }
 
-impl Requests for Keys {
+impl Requests for KeyRequests {
     const BATCH: usize = BATCH;
     const ALTERNATE: bool = false;
 
@@ -180,7 +180,7 @@ impl Client {
     pub fn new(records: u64, requests: u64, window: usize) -> Self {
         let draws = requests.clamp(1, DRAWN).next_power_of_two();
         let keys = drawn(records).map(key_of).take(draws as usize);
-        Self::over(Keys(keys.collect()), requests, window)
+        Self::over(KeyRequests(keys.collect()), requests, window)
     }
 }
 
@@ -262,7 +262,7 @@ mod tests {
             if exact {
                 bytes.resize(RESPONSE, 0);
             }
-            let (store, keys) = (Store::of(1), Keys(vec![key_of(0)]));
+            let (store, keys) = (Store::of(1), KeyRequests(vec![key_of(0)]));
             if known && bytes.len() > 16 {
                 let rest = bytes.split_off(16);
                 bytes.fill(0);

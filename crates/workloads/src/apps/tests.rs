@@ -17,12 +17,12 @@ use headworks_baselines::paper_baselines::l5::L5;
 use headworks_baselines::paper_baselines::socksdirect::SocksDirect;
 use headworks_baselines::paper_baselines::{BaselineSetup, Design, Plan};
 
-use super::exchange::{Client, Requests, Server, Service};
-use super::flows::meter::tests::{counts, truth};
-use super::flows::{Capture, Digest, Meter, Monitor, RECORD, Replay, Tap};
+use super::flows::flow_counts::tests::{counts, truth};
+use super::flows::{Capture, Digest, FlowCounts, Monitor, RECORD, Replay, Tap};
 use super::http::{self, FILES, MESSAGE_MAX, Reply, Site, request};
 use super::kv::{self, REQUEST, RESPONSE, Store, key_of, value_of};
-use super::{Progress, put, words};
+use super::request_response::{Client, Requests, Server, Service};
+use super::{StepProgress, put, words};
 use crate::error::Result;
 
 /// A bound for loops that a bug would make endless.
@@ -34,8 +34,8 @@ fn ring(config: &RingConfig) -> (Sender, Receiver) {
     connect::pair(&from, &to, config).expect("connects")
 }
 
-/// A channel of a rival design between two hosts.
-fn rival<D: Design>(design: D) -> (D::Sender, D::Receiver) {
+/// A channel of a baseline design between two hosts.
+fn baseline<D: Design>(design: D) -> (D::Sender, D::Receiver) {
     let [from, to] = hosts();
     let mut tx = BaselineSetup::sender(&from, design.clone()).expect("a sender");
     let mut rx = BaselineSetup::receiver(&to, design).expect("a receiver");
@@ -68,11 +68,11 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
         }
     }
 
-    fn step<Q: Requests>(&mut self, client: &mut Client<Q>) -> Result<Progress> {
+    fn step<Q: Requests>(&mut self, client: &mut Client<Q>) -> Result<StepProgress> {
         client.step(&mut self.ask, &mut self.answered)
     }
 
-    fn serve<V: Service>(&mut self, server: &mut Server<V>) -> Result<Progress> {
+    fn serve<V: Service>(&mut self, server: &mut Server<V>) -> Result<StepProgress> {
         server.step(&mut self.answer, &mut self.asked)
     }
 
@@ -138,13 +138,13 @@ fn play<V: Service, S: MessageSender, R: MessageReceiver>(
 ) {
     let mut server = Server::new(service);
     for round in 0..STEPS_MAX {
-        if round % slow[0] == 0 && ends.step(&mut client).expect("asks") == Progress::Done {
+        if round % slow[0] == 0 && ends.step(&mut client).expect("asks") == StepProgress::Done {
             assert!(!client.is_waiting());
             return assert_eq!(client.answered(), server.answered());
         }
         if round % slow[1] == 0 {
             let progress = ends.serve(&mut server).expect("answers");
-            assert_ne!(progress, Progress::Done);
+            assert_ne!(progress, StepProgress::Done);
         }
         look(&ends);
     }
@@ -171,13 +171,13 @@ fn measure(
     (mut out, mut from): (impl MessageSender, impl MessageReceiver),
     records: u64,
     slow: u64,
-) -> Meter {
+) -> FlowCounts {
     let mut tap = Tap::new(traffic(), records);
-    let mut monitor = Monitor::new(Meter::default(), records);
+    let mut monitor = Monitor::new(FlowCounts::default(), records);
     for round in 0..STEPS_MAX {
         let sent = tap.step(&mut out).expect("sends");
-        if round % slow == 0 && monitor.step(&mut from).expect("counts") == Progress::Done {
-            assert_eq!((sent, tap.left()), (Progress::Done, 0));
+        if round % slow == 0 && monitor.step(&mut from).expect("counts") == StepProgress::Done {
+            assert_eq!((sent, tap.left()), (StepProgress::Done, 0));
             assert_eq!(monitor.taken(), records);
             return monitor.meter().clone();
         }
@@ -236,10 +236,10 @@ fn all_run_over_any_rings() {
 }
 
 /// With room for as few messages as there may be, for a few, and for many.
-fn all_over_rivals<D: Design>(design: impl Fn(Plan) -> D) {
+fn all_over_baselines<D: Design>(design: impl Fn(Plan) -> D) {
     for messages in [2, 5, 64] {
         all_over(
-            |longest| rival(design(Plan { messages, longest })),
+            |longest| baseline(design(Plan { messages, longest })),
             50,
             [1, 1],
         );
@@ -247,24 +247,24 @@ fn all_over_rivals<D: Design>(design: impl Fn(Plan) -> D) {
 }
 
 #[test]
-fn all_run_over_the_rival_designs() {
-    all_over_rivals(Farm);
-    all_over_rivals(L5);
-    all_over_rivals(SocksDirect);
+fn all_run_over_the_paper_baselines() {
+    all_over_baselines(Farm);
+    all_over_baselines(L5);
+    all_over_baselines(SocksDirect);
 }
 
 #[test]
 fn a_step_handles_at_most_the_messages_that_it_is_told_to() {
     let (mut out, mut from) = ring(&RingConfig::fixed(64, RECORD));
     let mut tap = Tap::new(traffic(), 100);
-    let mut monitor = Monitor::new(Meter::default(), 100);
+    let mut monitor = Monitor::new(FlowCounts::default(), 100);
     (tap.batch, monitor.batch) = (1, 1);
     loop {
         let before = (tap.left(), monitor.taken());
         tap.step(&mut out).expect("sends");
         let progress = monitor.step(&mut from).expect("counts");
         assert!(tap.left() + 1 >= before.0 && monitor.taken() <= before.1 + 1);
-        if progress == Progress::Done {
+        if progress == StepProgress::Done {
             break;
         }
     }
@@ -278,7 +278,7 @@ fn a_step_handles_at_most_the_messages_that_it_is_told_to() {
         let progress = ends.step(&mut client).expect("asks");
         ends.serve(&mut server).expect("answers");
         assert!(client.answered() <= before[0] + 1 && server.answered() <= before[1] + 1);
-        if progress == Progress::Done {
+        if progress == StepProgress::Done {
             break;
         }
     }
@@ -298,7 +298,7 @@ fn a_record_that_is_malformed_or_not_the_next_one_is_refused() {
         message[13] = version;
         out.try_send(&message).expect("sends");
         out.flush().expect("flushes");
-        let mut monitor = Monitor::new(Meter::default(), 9);
+        let mut monitor = Monitor::new(FlowCounts::default(), 9);
         let error = error_of(|| monitor.step(&mut from));
         assert_eq!((&*error, monitor.taken()), (expected, 0));
     }
@@ -355,7 +355,7 @@ fn a_side_that_waits_holds_nothing_back() {
     ends.serve(&mut server).expect("answers");
     assert_eq!((ends.answer.sent(), ends.answer.published()), (3, 3));
     let done = ends.step(&mut client).expect("takes");
-    assert_eq!((done, client.answered()), (Progress::Done, 3));
+    assert_eq!((done, client.answered()), (StepProgress::Done, 3));
 }
 
 /// The error of a client whose first request gets this answer. Afterwards its server leaves.

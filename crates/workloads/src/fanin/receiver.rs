@@ -4,11 +4,11 @@ use headworks::ring::{Group, GroupConfig, Receiver, ReceiverSetup};
 use headworks::verbs::Instant;
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
-use super::{BURST, Ends, Load, Phase, SIZE, Task, config, failed};
-use crate::driven::{Drive, driven};
+use super::{BURST, FaninLoad, FaninTask, PhaseResult, RingLayout, SIZE, config, failed};
+use crate::actor_pair::{PairContext, PairMail};
+use crate::connecting_actor::{WorkloadDriver, connecting_actor};
 use crate::error::{Result, WorkloadError};
-use crate::meeting::Meet;
-use crate::pair::{PairContext, PairCx};
+use crate::mail_bring_up::MailBringUp;
 use crate::report::Report;
 use crate::stats::Shares;
 
@@ -25,24 +25,24 @@ enum Receivers {
 }
 
 /// The receiving actor.
-pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
+pub(super) fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let device = pair.open_device()?;
     let receiving = Receiving {
         task: task.clone(),
-        stage: Stage::Begin,
+        stage: ReceiverState::Begin,
         found: Vec::new(),
         counts: vec![0; task.rings],
         vain: 0,
     };
     Ok(match task.ends {
-        Ends::Group => {
+        RingLayout::Group => {
             let mut with = GroupConfig::new(config(), task.rings);
             with.quantum = BURST;
             let group = Group::receiving(&device, &with);
             let mut group = group.map_err(|e| WorkloadError::at("group", e))?;
             let seats = (0..task.rings).map(|_| group.seat().map_err(failed));
             let seats = seats.collect::<Result<_, _>>()?;
-            let meet = Meet::start(device, seats, move |seats| {
+            let meet = MailBringUp::start(device, seats, move |seats| {
                 for (number, (seat, peer)) in seats.into_iter().enumerate() {
                     let ring = group.admit(seat, &peer).map_err(failed)?;
                     if ring.index() != number {
@@ -51,17 +51,17 @@ pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
                 }
                 Ok(Receivers::Group(group.into()))
             })?;
-            driven(meet, false, receiving)
+            connecting_actor(meet, false, receiving)
         }
-        Ends::Separate => {
+        RingLayout::Separate => {
             let ends = (0..task.rings).map(|_| ReceiverSetup::new(&device, &config()));
             let ends = ends.collect::<Result<_, _>>().map_err(failed)?;
-            let meet = Meet::start(device, ends, |ends| {
+            let meet = MailBringUp::start(device, ends, |ends| {
                 let ends = ends.into_iter().map(|(end, peer)| end.finish(&peer));
                 let ends = ends.collect::<Result<_, _>>().map_err(failed)?;
                 Ok(Receivers::Separate(ends))
             })?;
-            driven(meet, false, receiving)
+            connecting_actor(meet, false, receiving)
         }
     })
 }
@@ -136,7 +136,7 @@ impl Receivers {
 }
 
 /// Where in a phase the receiver is.
-enum Stage {
+enum ReceiverState {
     /// The sender is to be told.
     Begin,
     Warming(Instant),
@@ -147,9 +147,9 @@ enum Stage {
 }
 
 struct Receiving {
-    task: Task,
-    stage: Stage,
-    found: Vec<Phase>,
+    task: FaninTask,
+    stage: ReceiverState,
+    found: Vec<PhaseResult>,
     /// Messages that came, by ring.
     counts: Vec<u64>,
     /// Looks at all rings in vain.
@@ -158,7 +158,7 @@ struct Receiving {
 
 impl Receiving {
     /// Receives for a while.
-    fn receive(&mut self, ends: &mut Receivers, load: Load) -> Result<()> {
+    fn receive(&mut self, ends: &mut Receivers, load: FaninLoad) -> Result<()> {
         let (mut taken, mut vain) = (0, 0);
         while taken < CLOCK_EVERY && vain < LOOKS {
             match ends.take(&mut self.counts)? {
@@ -168,7 +168,7 @@ impl Receiving {
         }
         self.vain += vain;
         // Looks in vain are what is measured there.
-        if load != Load::Idle && vain == LOOKS {
+        if load != FaninLoad::Idle && vain == LOOKS {
             ends.look()?;
         }
         Ok(())
@@ -179,17 +179,17 @@ impl Receiving {
         [&[self.vain], &self.counts[..]].concat()
     }
 
-    fn phase(&self, load: Load, nanos: u64, before: &[u64]) -> Phase {
+    fn phase(&self, load: FaninLoad, nanos: u64, before: &[u64]) -> PhaseResult {
         let after = self.counted();
         let grown: Vec<u64> = after.iter().zip(before).map(|(a, b)| a - b).collect();
         let rings = &grown[1..];
         let (count, shares) = match load {
-            Load::Idle => (grown[0], None),
-            Load::All => (rings.iter().sum(), Shares::of(rings)),
-            Load::One => (rings.iter().sum(), None),
-            Load::Flood => (rings.iter().sum(), Shares::of(&rings[1..])),
+            FaninLoad::Idle => (grown[0], None),
+            FaninLoad::All => (rings.iter().sum(), Shares::of(rings)),
+            FaninLoad::One => (rings.iter().sum(), None),
+            FaninLoad::Flood => (rings.iter().sum(), Shares::of(&rings[1..])),
         };
-        Phase {
+        PhaseResult {
             count,
             nanos,
             shares,
@@ -197,44 +197,46 @@ impl Receiving {
     }
 }
 
-impl Drive<Receivers> for Receiving {
+impl WorkloadDriver<Receivers> for Receiving {
     fn step(
         &mut self,
         ends: &mut Receivers,
         cx: &mut ActorContext<'_>,
     ) -> Result<Step, ActorError> {
-        if let Stage::Ending(sent) = &mut self.stage {
-            if let (None, Some(mail)) = (&sent, cx.mailed()) {
+        if let ReceiverState::Ending(sent) = &mut self.stage {
+            if let (None, Some(mail)) = (&sent, cx.receive_mail()) {
                 let number = <[u8; 8]>::try_from(&*mail);
                 let number = number.map_err(|_| WorkloadError("no count in the mail".into()))?;
                 *sent = Some(u64::from_le_bytes(number));
             }
             let sent = *sent;
-            self.receive(ends, Load::All)?;
+            self.receive(ends, FaninLoad::All)?;
             if sent == Some(self.counts.iter().sum()) {
-                self.stage = Stage::Begin;
+                self.stage = ReceiverState::Begin;
             }
             return Ok(Step::Again);
         }
-        let Some(&load) = Load::ALL.get(self.found.len()) else {
-            cx.mail(&[u8::MAX])?;
+        let Some(&load) = FaninLoad::ALL.get(self.found.len()) else {
+            cx.send_mail(&[u8::MAX])?;
             return Ok(Step::Done);
         };
-        if let Stage::Begin = self.stage {
-            cx.mail(&[self.found.len() as u8])?;
-            self.stage = Stage::Warming(cx.now());
+        if let ReceiverState::Begin = self.stage {
+            cx.send_mail(&[self.found.len() as u8])?;
+            self.stage = ReceiverState::Warming(cx.now());
         }
         self.receive(ends, load)?;
         let now = cx.now();
         match &mut self.stage {
-            Stage::Warming(since) if now.since(*since).nanos() >= self.task.warm_ns => {
-                self.stage = Stage::Measuring(now, self.counted());
+            ReceiverState::Warming(since) if now.since(*since).nanos() >= self.task.warm_ns => {
+                self.stage = ReceiverState::Measuring(now, self.counted());
             }
-            Stage::Measuring(since, before) if now.since(*since).nanos() >= self.task.run_ns => {
+            ReceiverState::Measuring(since, before)
+                if now.since(*since).nanos() >= self.task.run_ns =>
+            {
                 let (nanos, before) = (now.since(*since).nanos(), std::mem::take(before));
                 self.found.push(self.phase(load, nanos, &before));
-                cx.mail(b"stop")?;
-                self.stage = Stage::Ending(None);
+                cx.send_mail(b"stop")?;
+                self.stage = ReceiverState::Ending(None);
             }
             _ => {}
         }

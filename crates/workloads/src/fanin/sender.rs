@@ -3,11 +3,11 @@
 use headworks::ring::{SendError, Sender, SenderSetup};
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
-use super::{BURST, Load, SIZE, Task, config, failed};
-use crate::driven::{Drive, driven};
+use super::{BURST, FaninLoad, FaninTask, SIZE, config, failed};
+use crate::actor_pair::{PairContext, PairMail, wait};
+use crate::connecting_actor::{WorkloadDriver, connecting_actor};
 use crate::error::{Result, WorkloadError};
-use crate::meeting::Meet;
-use crate::pair::{PairContext, PairCx, wait};
+use crate::mail_bring_up::MailBringUp;
 
 /// Bursts between two looks at the mail.
 const BURSTS: usize = 64;
@@ -56,44 +56,44 @@ impl Ring {
 }
 
 /// The sending actor.
-pub(super) fn actor(task: &Task, pair: &PairContext) -> Result<Box<dyn Actor>> {
+pub(super) fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let device = pair.open_device()?;
     let ends = (0..task.rings).map(|_| SenderSetup::new(&device, &config()).map_err(failed));
     let ends = ends.collect::<Result<_, _>>()?;
-    let meet = Meet::start(device, ends, |ends| {
+    let meet = MailBringUp::start(device, ends, |ends| {
         let rings = ends.into_iter().map(|(end, peer)| {
             let sender = end.finish(&peer).map_err(failed)?;
             Ok(Ring { sender, sent: 0 })
         });
         rings.collect::<Result<Vec<_>>>()
     })?;
-    let state = State::Waiting;
-    Ok(driven(meet, false, Sending { state, next: 0 }))
+    let state = SenderState::Waiting;
+    Ok(connecting_actor(meet, false, Sending { state, next: 0 }))
 }
 
 #[derive(Clone, Copy)]
-enum State {
+enum SenderState {
     /// Waits to be told what to do.
     Waiting,
-    Sending(Load),
+    Sending(FaninLoad),
     /// Publishes what is held back, then says how much that is in all.
     Ending,
 }
 
 struct Sending {
-    state: State,
+    state: SenderState,
     /// Whose turn it is.
     next: usize,
 }
 
 impl Sending {
-    fn send(&mut self, rings: &mut [Ring], load: Load) -> Result<()> {
+    fn send(&mut self, rings: &mut [Ring], load: FaninLoad) -> Result<()> {
         for _ in 0..BURSTS {
             match load {
-                Load::Idle => return Ok(()),
-                Load::One => rings[0].burst()?,
-                Load::All => rings[self.turn(0, rings.len())].burst()?,
-                Load::Flood => {
+                FaninLoad::Idle => return Ok(()),
+                FaninLoad::One => rings[0].burst()?,
+                FaninLoad::All => rings[self.turn(0, rings.len())].burst()?,
+                FaninLoad::Flood => {
                     rings[0].burst()?;
                     if rings.len() > 1 {
                         let other = &mut rings[self.turn(1, rings.len())];
@@ -116,37 +116,39 @@ impl Sending {
     }
 }
 
-impl Drive<Vec<Ring>> for Sending {
+impl WorkloadDriver<Vec<Ring>> for Sending {
     fn step(
         &mut self,
         rings: &mut Vec<Ring>,
         cx: &mut ActorContext<'_>,
     ) -> Result<Step, ActorError> {
         match self.state {
-            State::Waiting => {
-                let Some(mail) = cx.mailed() else {
+            SenderState::Waiting => {
+                let Some(mail) = cx.receive_mail() else {
                     return Ok(wait());
                 };
                 match mail
                     .first()
-                    .and_then(|load| Load::ALL.get(usize::from(*load)))
+                    .and_then(|load| FaninLoad::ALL.get(usize::from(*load)))
                 {
-                    Some(load) => self.state = State::Sending(*load),
+                    Some(load) => self.state = SenderState::Sending(*load),
                     None => return Ok(Step::Done),
                 }
             }
-            State::Sending(_) if cx.mailed().is_some() => self.state = State::Ending,
-            State::Sending(Load::Idle) => return Ok(wait()),
-            State::Sending(load) => self.send(rings, load)?,
-            State::Ending => {
+            SenderState::Sending(_) if cx.receive_mail().is_some() => {
+                self.state = SenderState::Ending
+            }
+            SenderState::Sending(FaninLoad::Idle) => return Ok(wait()),
+            SenderState::Sending(load) => self.send(rings, load)?,
+            SenderState::Ending => {
                 let mut all = true;
                 for ring in &mut *rings {
                     all &= ring.flush()?;
                 }
                 if all {
                     let sent: u64 = rings.iter().map(|ring| ring.sent).sum();
-                    cx.mail(&sent.to_le_bytes())?;
-                    self.state = State::Waiting;
+                    cx.send_mail(&sent.to_le_bytes())?;
+                    self.state = SenderState::Waiting;
                 }
             }
         }

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use headworks_baselines::kernel;
 
-use super::end::{self, acting};
-use super::source::{Source, shape};
-use super::{Load, Made, Setup, Verb};
+use super::endpoint::{self, acting};
+use super::requester::{Requester, shape};
+use super::{Made, Setup, Verb, VerbLoad};
+use crate::actor_pair::{PairMail, Role, wait};
 use crate::error::{Result, WorkloadError};
-use crate::pair::{PairCx, Role, wait};
 use crate::report::Report;
 use headworks_runtime::{ActorError, Step};
 
@@ -19,14 +19,14 @@ const SIZE: usize = 64;
 /// The part that has a role: both do the same.
 pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     let shape = |queue_pairs| shape(queue_pairs, 256);
-    let mut end = end::open(setup.pair, &shape(queue_pairs))?;
+    let mut end = endpoint::open(setup.pair, &shape(queue_pairs))?;
     let memory = end.memory(2 * SIZE)?;
     // What is done once, by the first queue pair, is not any queue pair's.
     end.populate(&shape(1))?;
     end.queue_pairs.clear();
     // The list of handles is the program's.
     end.queue_pairs.reserve_exact(queue_pairs);
-    let mut source = Source::new(Load::of(Verb::Write, SIZE), end, memory);
+    let mut source = Requester::new(VerbLoad::of(Verb::Write, SIZE), end, memory);
     let before = held()?;
     source.end.populate(&shape(queue_pairs))?;
     // The number that this end writes.
@@ -52,10 +52,10 @@ pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
                     source.wait()?;
                 }
                 after = Some(held()?);
-                cx.mail(b"measured")?;
+                cx.send_mail(b"measured")?;
                 return Ok(Step::Again);
             };
-            if cx.mailed().is_none() {
+            if cx.receive_mail().is_none() {
                 return Ok(wait());
             }
             let theirs = source.memory.word(SIZE).load(Ordering::Acquire);

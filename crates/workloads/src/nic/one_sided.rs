@@ -8,13 +8,13 @@ use headworks::verbs::memory_region::HeapBuffer;
 use headworks::verbs::{Access, Buffer};
 use headworks_baselines::{Memory, kernel};
 
-use super::end::acting;
-use super::meter::Meter;
-use super::source::{Source, shape};
-use super::work::{Work, working};
-use super::{Load, Made, Over, Setup, Verb, bad_chain};
+use super::endpoint::acting;
+use super::rate_meter::RateMeter;
+use super::repeated_work::{RepeatedWork, repeating};
+use super::requester::{Requester, shape};
+use super::{Made, RemoteWritePath, Setup, Verb, VerbLoad, bad_chain};
+use crate::actor_pair::{PairMail, Role, wait};
 use crate::error::{Result, WorkloadError};
-use crate::pair::{PairCx, Role, wait};
 use crate::report::Report;
 
 /// Bytes of a small WRITE.
@@ -26,33 +26,37 @@ pub const SIGNAL_EVERY: u64 = 32;
 
 /// WRITEs of [`SIZE`] bytes round robin over `queue_pairs`, in chains.
 pub(super) fn spread(queue_pairs: usize, chain: usize, setup: &Setup<'_>) -> Made {
-    let load = Load::of(Verb::Write, SIZE);
+    let load = VerbLoad::of(Verb::Write, SIZE);
     let source = setup.source(load, &shape(queue_pairs, 4096), PLACES * SIZE)?;
-    let meter = Meter::new(setup.task, 4 * PLACES as u64 * SIGNAL_EVERY);
+    let meter = RateMeter::new(setup.task, 4 * PLACES as u64 * SIGNAL_EVERY);
     let offered = source.offer(0);
     match (setup.pair.role, chain) {
         (Role::Receiver, _) => source.connect(offered, |source| target(source, holds_places)),
-        (_, 1) => source.connect(offered, |source| working(Spread::<1>::over(source), meter)),
-        (_, 16) => source.connect(offered, |source| working(Spread::<16>::over(source), meter)),
+        (_, 1) => source.connect(offered, |source| {
+            repeating(Spread::<1>::over(source), meter)
+        }),
+        (_, 16) => source.connect(offered, |source| {
+            repeating(Spread::<16>::over(source), meter)
+        }),
         _ => Err(bad_chain(chain)),
     }
 }
 
 /// WRITEs of `size` bytes into memory that the other end did not get from its device, or as many bytes by the bare system
 /// call.
-pub(super) fn foreign(size: usize, over: Over, setup: &Setup<'_>) -> Made {
-    let mut source = setup.source(Load::of(Verb::Write, size), &shape(1, 256), size)?;
+pub(super) fn foreign(size: usize, over: RemoteWritePath, setup: &Setup<'_>) -> Made {
+    let mut source = setup.source(VerbLoad::of(Verb::Write, size), &shape(1, 256), size)?;
     // A system call takes so long that reading the clock beside it does not count.
-    let meter = Meter::new(setup.task, 1000);
+    let meter = RateMeter::new(setup.task, 1000);
     if setup.pair.role == Role::Sender {
         let (offered, number) = (source.offer(0), 0);
         return source.connect(offered, move |source| {
-            let across = Across {
+            let across = RemoteCopy {
                 source,
                 over,
                 number,
             };
-            working(across, meter)
+            repeating(across, meter)
         });
     }
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(size);
@@ -63,7 +67,7 @@ pub(super) fn foreign(size: usize, over: Over, setup: &Setup<'_>) -> Made {
     }
     source.memory = Memory::over(region);
     let mut offered = source.offer(0);
-    if over == Over::SystemCall {
+    if over == RemoteWritePath::SystemCall {
         // A system call takes the process id in place of a key.
         offered.rkey = std::process::id();
     }
@@ -76,7 +80,7 @@ const fn last_word(place: usize) -> u64 {
 }
 
 struct Spread<const CHAIN: usize> {
-    source: Source,
+    source: Requester,
     /// Chains posted.
     chains: u64,
     /// Signalled ones that were not polled.
@@ -87,7 +91,7 @@ struct Spread<const CHAIN: usize> {
 }
 
 impl<const CHAIN: usize> Spread<CHAIN> {
-    fn over(source: Source) -> Self {
+    fn over(source: Requester) -> Self {
         for place in 0..PLACES {
             let last = source.memory.word(place * SIZE + SIZE - 8);
             last.store(last_word(place), Ordering::Relaxed);
@@ -102,7 +106,7 @@ impl<const CHAIN: usize> Spread<CHAIN> {
     }
 }
 
-impl<const CHAIN: usize> Work for Spread<CHAIN> {
+impl<const CHAIN: usize> RepeatedWork for Spread<CHAIN> {
     #[inline]
     fn once(&mut self) -> Result<u64> {
         let first = self.chains * CHAIN as u64;
@@ -146,7 +150,7 @@ impl<const CHAIN: usize> Work for Spread<CHAIN> {
 }
 
 /// Checks what a queue pair has counted, if it counts.
-fn posted(source: &Source, at: usize, expected: u64) -> Result<()> {
+fn posted(source: &Requester, at: usize, expected: u64) -> Result<()> {
     let counters = source.end.queue_pairs[at].counters();
     match counters.map(|counted| counted.sends_posted) {
         Some(posted) if posted != expected => Err(WorkloadError(format!(
@@ -157,19 +161,19 @@ fn posted(source: &Source, at: usize, expected: u64) -> Result<()> {
 }
 
 /// Writes to one place, with the number of the write in its first and last word.
-struct Across {
-    source: Source,
-    over: Over,
+struct RemoteCopy {
+    source: Requester,
+    over: RemoteWritePath,
     number: u64,
 }
 
-impl Across {
+impl RemoteCopy {
     fn write(&mut self, signalled: bool) -> Result<u64> {
         let (number, source) = (self.number, &mut self.source);
         let last = source.load.size - 8;
         self.number += 1;
         match self.over {
-            Over::Verbs => {
+            RemoteWritePath::Verbs => {
                 for word in [0, last] {
                     source.memory.word(word).store(number, Ordering::Relaxed);
                 }
@@ -178,7 +182,7 @@ impl Across {
                     source.wait()?;
                 }
             }
-            Over::SystemCall => {
+            RemoteWritePath::SystemCall => {
                 for word in [0, last] {
                     source.bytes[word..][..8].copy_from_slice(&number.to_ne_bytes());
                 }
@@ -194,7 +198,7 @@ impl Across {
     }
 }
 
-impl Work for Across {
+impl RepeatedWork for RemoteCopy {
     #[inline]
     fn once(&mut self) -> Result<u64> {
         self.write(self.number.is_multiple_of(SIGNAL_EVERY))
@@ -203,26 +207,26 @@ impl Work for Across {
     fn finish(&mut self) -> Result<()> {
         self.write(true)?;
         match self.over {
-            Over::Verbs => posted(&self.source, 0, self.number),
-            Over::SystemCall => Ok(()),
+            RemoteWritePath::Verbs => posted(&self.source, 0, self.number),
+            RemoteWritePath::SystemCall => Ok(()),
         }
     }
 }
 
 /// The end that is written to. Once the other end says how many WRITEs it counted, `holds` checks the memory.
-fn target(source: Source, holds: fn(&Source, u64) -> Result<()>) -> Made {
+fn target(source: Requester, holds: fn(&Requester, u64) -> Result<()>) -> Made {
     acting(move |cx| {
-        let Some(mail) = cx.mailed() else {
+        let Some(mail) = cx.receive_mail() else {
             return Ok(wait());
         };
         holds(&source, super::number(mail)?)?;
-        cx.mail(b"checked")?;
+        cx.send_mail(b"checked")?;
         cx.done(&Report::None)
     })
 }
 
 /// Checks a word of a target's memory after `count` WRITEs.
-fn check(source: &Source, count: u64, offset: usize, expected: u64) -> Result<()> {
+fn check(source: &Requester, count: u64, offset: usize, expected: u64) -> Result<()> {
     let found = source.memory.word(offset).load(Ordering::Acquire);
     match found == expected {
         true => Ok(()),
@@ -233,7 +237,7 @@ fn check(source: &Source, count: u64, offset: usize, expected: u64) -> Result<()
 }
 
 /// Each of [`PLACES`] holds the number of the last WRITE that went there, and the place's last word.
-fn holds_places(source: &Source, count: u64) -> Result<()> {
+fn holds_places(source: &Requester, count: u64) -> Result<()> {
     for number in count.saturating_sub(PLACES as u64)..count {
         let place = number as usize % PLACES;
         check(source, count, place * SIZE, number)?;
@@ -243,7 +247,7 @@ fn holds_places(source: &Source, count: u64) -> Result<()> {
 }
 
 /// The first and the last word hold the number of the last one of all, which came after those that were counted.
-fn holds_last(source: &Source, count: u64) -> Result<()> {
+fn holds_last(source: &Requester, count: u64) -> Result<()> {
     check(source, count, 0, count)?;
     check(source, count, source.load.size - 8, count)
 }

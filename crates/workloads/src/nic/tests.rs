@@ -2,24 +2,24 @@
 //! parts themselves.
 
 use super::*;
-use crate::pair::Role;
-use crate::pair::testing::play_both;
+use crate::actor_pair::Role;
+use crate::actor_pair::testing::run_both;
 use crate::report::Report;
 
-fn pair(what: What) -> [Report; 2] {
+fn pair(what: NicWorkload) -> [Report; 2] {
     let dir = tempfile::tempdir().unwrap();
-    let task = Task {
+    let task = NicTask {
         what,
         run_ns: 2_000_000,
         warm_ns: 200_000,
         together: false,
         dir: dir.path().to_owned(),
     };
-    play_both(move |pair| actor(&task, pair), "")
+    run_both(move |pair| actor(&task, pair), "")
 }
 
 /// Runs pairs, and asserts that each counts something at the end that measures.
-fn all_count<const N: usize>(whats: [What; N], measures: Role) {
+fn all_count<const N: usize>(whats: [NicWorkload; N], measures: Role) {
     for what in whats {
         let reports = pair(what);
         let report = &reports[usize::from(measures == Role::Receiver)];
@@ -29,15 +29,15 @@ fn all_count<const N: usize>(whats: [What; N], measures: Role) {
 
 #[test]
 fn messages_flow_both_ways_and_in_chains() {
-    let flow = |(way, chain)| What::Flow { way, chain };
-    let (polled, shared) = (Way::PolledMemory, Way::SharedReceives);
+    let flow = |(way, chain)| NicWorkload::Flow { way, chain };
+    let (polled, shared) = (MessagePath::PolledMemory, MessagePath::SharedReceives);
     let flows = [(polled, 1), (polled, 16), (shared, 1), (shared, 16)];
     all_count(flows.map(flow), Role::Receiver);
 }
 
 #[test]
 fn writes_spread_over_queue_pairs() {
-    let spread = |(queue_pairs, chain)| What::Spread { queue_pairs, chain };
+    let spread = |(queue_pairs, chain)| NicWorkload::Spread { queue_pairs, chain };
     let spreads = [(1, 1), (1, 16), (7, 1), (7, 16)];
     all_count(spreads.map(spread), Role::Sender);
 }
@@ -56,7 +56,7 @@ fn memory_of_queue_pairs_is_counted_on_both_ends() {
 #[test]
 #[ignore = "counts what its process has; run by another test"]
 fn memory_alone() {
-    for report in pair(What::Footprint { queue_pairs: 50 }) {
+    for report in pair(NicWorkload::Footprint { queue_pairs: 50 }) {
         let Report::Grown { heap, .. } = report else {
             panic!("{report:?}");
         };
@@ -67,8 +67,8 @@ fn memory_alone() {
 
 #[test]
 fn memory_from_elsewhere_is_written_both_ways() {
-    for over in [Over::Verbs, Over::SystemCall] {
-        let foreign = |size| What::Foreign { size, over };
+    for over in [RemoteWritePath::Verbs, RemoteWritePath::SystemCall] {
+        let foreign = |size| NicWorkload::Foreign { size, over };
         all_count([64, 65536].map(foreign), Role::Sender);
     }
 }
@@ -76,7 +76,7 @@ fn memory_from_elsewhere_is_written_both_ways() {
 #[test]
 fn ends_wake_each_other_both_ways() {
     all_count(
-        [Waker::Channel, Waker::EventFd].map(What::Wake),
+        [WakeMethod::Channel, WakeMethod::EventFd].map(NicWorkload::Wake),
         Role::Sender,
     );
 }
@@ -92,18 +92,18 @@ fn every_verb_loads_and_is_timed() {
         let ways = [(false, sizes), (true, inlined)];
         let loads = ways.map(|(inline, sizes)| sizes.iter().map(move |size| (inline, *size)));
         for (inline, size) in loads.into_iter().flatten() {
-            let one = Load {
+            let one = VerbLoad {
                 inline,
-                ..Load::of(verb, size)
+                ..VerbLoad::of(verb, size)
             };
-            let many = Load {
+            let many = VerbLoad {
                 queue_pairs: 3,
                 depth: 16,
                 ..one
             };
-            all_count([What::Loaded(many)], Role::Sender);
-            let [sent, _] = pair(What::Batches(Batches {
-                load: Load { depth: 5, ..one },
+            all_count([NicWorkload::Loaded(many)], Role::Sender);
+            let [sent, _] = pair(NicWorkload::Batches(Batches {
+                load: VerbLoad { depth: 5, ..one },
                 pause_ns: 1000,
             }));
             let Report::Delays(delays) = sent else {
@@ -115,7 +115,7 @@ fn every_verb_loads_and_is_timed() {
             if verb.is_answered() {
                 continue;
             }
-            let [sent, _] = pair(What::PingPong(one));
+            let [sent, _] = pair(NicWorkload::PingPong(one));
             let Report::Latency(found) = sent else {
                 panic!("{one} {sent:?}");
             };

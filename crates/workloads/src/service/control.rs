@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Result, Role, failed};
 use crate::error::WorkloadError;
-use crate::external::{Running, probe};
+use crate::subprocess::{Subprocess, child_program};
 
 /// The name of a process that plays a role.
 pub(crate) const NAME: &str = "service";
@@ -24,23 +24,23 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// A process that plays a role, until it is dropped.
 #[derive(Debug)]
-pub struct Told {
-    running: Option<Running>,
+pub struct ControlledChild {
+    running: Option<Subprocess>,
     pid: Pid,
     tells: ChildStdin,
     says: Receiver<String>,
 }
 
-impl Told {
+impl ControlledChild {
     /// Starts a process on a processor, with a registry of its own kind in `directory`.
     pub fn start(role: &Role, cpu: usize, directory: &Path) -> Result<Self> {
         let text = serde_json::to_string(role).map_err(failed("role"))?;
-        let mut command = probe(&[NAME, &text])?;
+        let mut command = child_program(&[NAME, &text])?;
         command
             .env("HEADWORKS_FABRIC", directory.join("fabric"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let mut running = Running::start(&mut command, Some(cpu))?;
+        let mut running = Subprocess::start(&mut command, Some(cpu))?;
         let (tells, says) = running.take_pipes().expect("it was started with both");
         let (give, lines) = channel();
         thread::spawn(move || {
@@ -61,16 +61,16 @@ impl Told {
     }
 
     /// Tells it something.
-    pub fn tell(&mut self, what: &impl Serialize) -> Result<()> {
+    pub fn send(&mut self, what: &impl Serialize) -> Result<()> {
         write(&mut self.tells, what)
     }
 
     /// Waits until it says `what`; it is an error if it says something else.
-    pub fn hear_that<T>(&mut self, what: T, limit: Duration, stop: &AtomicBool) -> Result<()>
+    pub fn expect_reply<T>(&mut self, what: T, limit: Duration, stop: &AtomicBool) -> Result<()>
     where
         T: DeserializeOwned + Debug + PartialEq,
     {
-        let said: T = self.hear(limit, stop)?;
+        let said: T = self.receive(limit, stop)?;
         match said == what {
             true => Ok(()),
             false => Err(WorkloadError(format!(
@@ -80,12 +80,16 @@ impl Told {
     }
 
     /// Waits for what it says next, for as long as `limit`.
-    pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration, stop: &AtomicBool) -> Result<T> {
+    pub fn receive<T: DeserializeOwned>(
+        &mut self,
+        limit: Duration,
+        stop: &AtomicBool,
+    ) -> Result<T> {
         let deadline = Instant::now() + limit;
         loop {
             match self.says.recv_timeout(LOOK) {
                 Ok(line) => return serde_json::from_str(&line).map_err(failed("a process says")),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.why(stop)),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.exit_error(stop)),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if stop.load(Ordering::Relaxed) {
@@ -100,7 +104,7 @@ impl Told {
     }
 
     /// Why it has ended: the first line on its standard error.
-    fn why(&mut self, stop: &AtomicBool) -> WorkloadError {
+    fn exit_error(&mut self, stop: &AtomicBool) -> WorkloadError {
         let ended = self.running.take();
         let ended = ended.map(|running| running.finish(Duration::from_secs(5), stop));
         let last = match ended {
@@ -113,7 +117,7 @@ impl Told {
 }
 
 /// Says something to the process that started this one.
-pub(super) fn say(what: &impl Serialize) -> Result<()> {
+pub(super) fn reply(what: &impl Serialize) -> Result<()> {
     write(&mut std::io::stdout(), what)
 }
 
@@ -125,7 +129,7 @@ fn write(to: &mut impl Write, what: &impl Serialize) -> Result<()> {
 }
 
 /// Waits for what this process is told next; `None`: nothing any more.
-pub(super) fn told<T: DeserializeOwned>() -> Result<Option<T>> {
+pub(super) fn next_command<T: DeserializeOwned>() -> Result<Option<T>> {
     let line = std::io::stdin().lock().lines().next().transpose();
     let line = line.map_err(failed("standard input"))?;
     let told = line.map(|line| serde_json::from_str(&line)).transpose();

@@ -62,7 +62,7 @@ fn field(text: &str, key: &str) -> Result<u64> {
 
 /// Memory of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUsage {
     /// Bytes of its own and its share of files that it maps, without what follows.
     pub own: u64,
     /// Bytes of files in memory that it has, and no process before it: what processes share and what devices are given.
@@ -73,7 +73,7 @@ pub struct Memory {
     pub mapped: u64,
 }
 
-impl Memory {
+impl MemoryUsage {
     /// All that the kernel has given for it.
     pub fn bytes(self) -> u64 {
         self.own + self.shared
@@ -81,7 +81,7 @@ impl Memory {
 }
 
 /// Memory of each of some processes. What several have is counted once, of the first of them.
-pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>> {
+pub fn memory(pids: &[Pid]) -> Result<Vec<MemoryUsage>> {
     let mut counted = BTreeSet::new();
     let mut all = Vec::with_capacity(pids.len());
     for pid in pids {
@@ -90,7 +90,7 @@ pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>> {
             std::fs::read_to_string(&path).map_err(|error| WorkloadError::at(&path, error))?;
         let bytes = |key| Ok::<_, WorkloadError>(field(&text, key)? * 1024);
         let mapped = bytes("Pss:")?;
-        let mut memory = Memory {
+        let mut memory = MemoryUsage {
             own: mapped.saturating_sub(bytes("Pss_Shmem:")?),
             shared: 0,
             mapped,
@@ -115,7 +115,7 @@ pub fn memory(pids: &[Pid]) -> Result<Vec<Memory>> {
 
 /// What threads do, per second: of processes, for a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
+pub struct CpuLoad {
     /// Seconds on a processor: how many they use.
     pub runs: f64,
     /// Seconds ready to run, on none.
@@ -124,7 +124,7 @@ pub struct Load {
 
 /// What threads did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct CpuTimes {
     /// Nanoseconds on a processor.
     pub ran_ns: u64,
     /// Nanoseconds ready to run, on none.
@@ -133,12 +133,12 @@ pub struct Work {
     pub switches: u64,
 }
 
-impl Load {
+impl CpuLoad {
     /// Of threads that processes have all the time. On a busy machine it takes a while to look at all of them, so each
     /// process has a time of its own.
     pub fn of(pids: &[Pid], time: Duration, stop: &AtomicBool) -> Result<Self> {
-        let look = || -> Result<Vec<(Instant, Work)>> {
-            let look = |pid: &Pid| Ok((Instant::now(), Work::of(&[*pid])?));
+        let look = || -> Result<Vec<(Instant, CpuTimes)>> {
+            let look = |pid: &Pid| Ok((Instant::now(), CpuTimes::of(&[*pid])?));
             pids.iter().map(look).collect()
         };
         let before = look()?;
@@ -154,7 +154,7 @@ impl Load {
     }
 }
 
-impl Work {
+impl CpuTimes {
     /// Of all threads that processes have now. What threads did that have ended is forgotten.
     pub fn of(pids: &[Pid]) -> Result<Self> {
         let mut sum = Self::default();
@@ -209,10 +209,10 @@ mod tests {
     #[test]
     fn a_threads_times_and_switches_are_added() {
         let status = "voluntary_ctxt_switches:\t4\nnonvoluntary_ctxt_switches:\t5\n";
-        let mut work = Work::default();
+        let mut work = CpuTimes::default();
         work.add("10 20 3\n", status).unwrap();
         work.add("1 2 3\n", status).unwrap();
-        let Work {
+        let CpuTimes {
             ran_ns,
             waited_ns,
             switches,
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn this_process_has_run() {
         let own = [getpid()];
-        let before = Work::of(&own).unwrap();
+        let before = CpuTimes::of(&own).unwrap();
         assert!(before.ran_ns > 0);
-        assert_eq!(before.since(before), Work::default());
+        assert_eq!(before.since(before), CpuTimes::default());
     }
 }

@@ -9,10 +9,10 @@ use std::cell::RefCell;
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks::verbs::{Duration, Instant};
 
-use super::job::{Channel, RingMode, Rival, Variant};
-use super::{Arm, Fill, Sink, Taken};
+use super::job::{Channel, PaperBaseline, RingMode, Variant};
+use super::{MessageSink, MessageSource, MessageTransport, TakeResult};
+pub use crate::cpu_prices::CpuPrices;
 use crate::error::Result;
-pub use crate::preset::Prices;
 use headworks_runtime::ActorContext;
 
 /// A step takes so long in virtual time, about, where there is enough to do: what others do meanwhile is
@@ -31,7 +31,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    fn pay(self, len: usize, cx: &mut ActorContext<'_>) {
+    fn charge(self, len: usize, cx: &mut ActorContext<'_>) {
         cx.charge(self.each);
         for _ in 0..self.copies {
             cx.copied(len as u64);
@@ -44,25 +44,27 @@ impl Cost {
 
 /// What a message costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Price {
+pub struct MessageCost {
     /// The sending end.
     pub send: Cost,
     /// The receiving end.
     pub take: Cost,
 }
 
-impl Price {
+impl MessageCost {
     /// Of a message of `size` bytes on `channel`.
-    pub fn of(channel: Channel, size: usize, prices: Prices) -> Self {
+    pub fn of(channel: Channel, size: usize, prices: CpuPrices) -> Self {
         let [sender, receiver] = match channel {
-            Channel::Rival(Rival::Farm) => [0, 1],
-            Channel::Rival(Rival::SocksDirect | Rival::L5 | Rival::FarmAsPublished)
+            Channel::Baseline(PaperBaseline::Farm) => [0, 1],
+            Channel::Baseline(
+                PaperBaseline::SocksDirect | PaperBaseline::L5 | PaperBaseline::FarmAsPublished,
+            )
             | Channel::Ring(RingMode::Paper(Variant::Copies))
             | Channel::Stream(..) => [1, 1],
-            Channel::Rival(Rival::Raw | Rival::Points(_)) => [0, 0],
+            Channel::Baseline(PaperBaseline::Raw | PaperBaseline::SyncVariant(_)) => [0, 0],
             Channel::Ring(_) | Channel::Bare => [u32::from(!channel.in_place(size)), 0],
         };
-        let is_raw = channel == Channel::Rival(Rival::Raw);
+        let is_raw = channel == Channel::Baseline(PaperBaseline::Raw);
         Self {
             send: Cost {
                 each: if is_raw { prices.bench } else { prices.message },
@@ -74,7 +76,7 @@ impl Price {
                 copies: receiver,
                 clears: matches!(
                     channel,
-                    Channel::Rival(Rival::Farm | Rival::FarmAsPublished)
+                    Channel::Baseline(PaperBaseline::Farm | PaperBaseline::FarmAsPublished)
                 ),
             },
         }
@@ -96,16 +98,16 @@ pub(crate) fn is_long(began: Instant, cx: &mut ActorContext<'_>) -> bool {
 }
 
 /// Pays for each message that goes through it.
-struct Paid<'a, 'c, T: ?Sized> {
+struct Charged<'a, 'c, T: ?Sized> {
     inner: &'a mut T,
     cx: &'a mut ActorContext<'c>,
     cost: Cost,
 }
 
-impl Fill for Paid<'_, '_, dyn Fill + '_> {
+impl MessageSource for Charged<'_, '_, dyn MessageSource + '_> {
     fn fill(&mut self, message: &mut [u8]) {
         self.inner.fill(message);
-        self.cost.pay(message.len(), self.cx);
+        self.cost.charge(message.len(), self.cx);
     }
 
     fn again(&mut self) {
@@ -113,16 +115,16 @@ impl Fill for Paid<'_, '_, dyn Fill + '_> {
     }
 }
 
-impl Sink for Paid<'_, '_, dyn Sink + '_> {
+impl MessageSink for Charged<'_, '_, dyn MessageSink + '_> {
     fn take(&mut self, message: &[u8]) {
-        self.cost.pay(message.len(), self.cx);
+        self.cost.charge(message.len(), self.cx);
         self.inner.take(message);
     }
 }
 
-/// [`Arm::offer`], paid for.
+/// [`MessageTransport::offer`], paid for.
 #[inline]
-pub(super) fn offer<A: Arm, F: Fill>(
+pub(super) fn offer<A: MessageTransport, F: MessageSource>(
     arm: &mut A,
     n: usize,
     fill: &mut F,
@@ -130,23 +132,23 @@ pub(super) fn offer<A: Arm, F: Fill>(
 ) -> Result<usize> {
     match arm.price() {
         None => arm.offer(n, fill),
-        Some(price) => offer_paid(arm, n, fill, cx, price.send),
+        Some(price) => offer_charged(arm, n, fill, cx, price.send),
     }
 }
 
 /// One copy for all that fill, so that there is less to compile.
 #[inline(never)]
-fn offer_paid<A: Arm>(
+fn offer_charged<A: MessageTransport>(
     arm: &mut A,
     n: usize,
-    fill: &mut dyn Fill,
+    fill: &mut dyn MessageSource,
     cx: &mut ActorContext<'_>,
     cost: Cost,
 ) -> Result<usize> {
     let (began, mut accepted) = (cx.now(), 0);
     while accepted < n && (accepted == 0 || !is_long(began, cx)) {
         let inner = &mut *fill;
-        if arm.offer(1, &mut Paid { inner, cx, cost })? == 0 {
+        if arm.offer(1, &mut Charged { inner, cx, cost })? == 0 {
             break;
         }
         accepted += 1;
@@ -154,81 +156,84 @@ fn offer_paid<A: Arm>(
     Ok(accepted)
 }
 
-/// [`Arm::take`], paid for.
+/// [`MessageTransport::take`], paid for.
 #[inline]
-pub(super) fn take<A: Arm, S: Sink>(
+pub(super) fn take<A: MessageTransport, S: MessageSink>(
     arm: &mut A,
     max: usize,
     sink: &mut S,
     cx: &mut ActorContext<'_>,
-) -> Result<Taken> {
+) -> Result<TakeResult> {
     match arm.price() {
         None => arm.take(max, sink),
-        Some(price) => take_paid(arm, max, sink, cx, price.take),
+        Some(price) => take_charged(arm, max, sink, cx, price.take),
     }
 }
 
 /// One copy for all that take, so that there is less to compile.
 #[inline(never)]
-fn take_paid<A: Arm>(
+fn take_charged<A: MessageTransport>(
     arm: &mut A,
     max: usize,
-    sink: &mut dyn Sink,
+    sink: &mut dyn MessageSink,
     cx: &mut ActorContext<'_>,
     cost: Cost,
-) -> Result<Taken> {
+) -> Result<TakeResult> {
     let (began, mut taken) = (cx.now(), 0);
     while taken < max && (taken == 0 || !is_long(began, cx)) {
         let inner = &mut *sink;
-        match arm.take(1, &mut Paid { inner, cx, cost })? {
-            Taken::Messages(0) => break,
-            Taken::Messages(n) => taken += n,
-            Taken::Ended if taken == 0 => return Ok(Taken::Ended),
-            Taken::Ended => break,
+        match arm.take(1, &mut Charged { inner, cx, cost })? {
+            TakeResult::Messages(0) => break,
+            TakeResult::Messages(n) => taken += n,
+            TakeResult::Ended if taken == 0 => return Ok(TakeResult::Ended),
+            TakeResult::Ended => break,
         }
     }
-    Ok(Taken::Messages(taken))
+    Ok(TakeResult::Messages(taken))
 }
 
 /// Where the ends of an application's channels pay.
-pub struct Till<'e, 'c> {
+pub struct CostMeter<'e, 'c> {
     cx: RefCell<&'e mut ActorContext<'c>>,
-    price: Price,
+    price: MessageCost,
 }
 
-impl<'e, 'c> Till<'e, 'c> {
+impl<'e, 'c> CostMeter<'e, 'c> {
     /// Messages cost this.
-    pub fn new(cx: &'e mut ActorContext<'c>, price: Price) -> Self {
+    pub fn new(cx: &'e mut ActorContext<'c>, price: MessageCost) -> Self {
         let cx = RefCell::new(cx);
         Self { cx, price }
     }
 
-    fn pay(&self, cost: Cost, len: usize) {
-        cost.pay(len, &mut self.cx.borrow_mut());
+    fn charge(&self, cost: Cost, len: usize) {
+        cost.charge(len, &mut self.cx.borrow_mut());
     }
 
     /// This end, whose messages are paid for.
-    pub fn at<'a, E>(&'a self, end: &'a mut E) -> PaidEnd<'a, 'e, 'c, E> {
-        PaidEnd { end, till: self }
+    pub fn at<'a, E>(&'a self, end: &'a mut E) -> ChargedEnd<'a, 'e, 'c, E> {
+        ChargedEnd {
+            end,
+            cost_meter: self,
+        }
     }
 }
 
 /// An end of a channel whose messages are paid for.
-pub struct PaidEnd<'a, 'e, 'c, E> {
+pub struct ChargedEnd<'a, 'e, 'c, E> {
     end: &'a mut E,
-    till: &'a Till<'e, 'c>,
+    cost_meter: &'a CostMeter<'e, 'c>,
 }
 
-impl<S: MessageSender> MessageSender for PaidEnd<'_, '_, '_, S> {
+impl<S: MessageSender> MessageSender for ChargedEnd<'_, '_, '_, S> {
     fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         self.try_send_with(message.len(), |place| place.copy_from_slice(message))
     }
 
     fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError> {
-        let till = self.till;
+        let cost_meter = self.cost_meter;
         self.end.try_send_with(len, |place| {
             fill(place);
-            till.pay(till.price.send, len);
+            cost_meter.charge(cost_meter.price.send, len);
         })
     }
 
@@ -257,11 +262,11 @@ impl<S: MessageSender> MessageSender for PaidEnd<'_, '_, '_, S> {
     }
 }
 
-impl<R: MessageReceiver> MessageReceiver for PaidEnd<'_, '_, '_, R> {
+impl<R: MessageReceiver> MessageReceiver for ChargedEnd<'_, '_, '_, R> {
     fn try_recv_with<T>(&mut self, look: impl FnOnce(&[u8]) -> T) -> Result<Option<T>, RingError> {
-        let till = self.till;
+        let cost_meter = self.cost_meter;
         self.end.try_recv_with(|message| {
-            till.pay(till.price.take, message.len());
+            cost_meter.charge(cost_meter.price.take, message.len());
             look(message)
         })
     }

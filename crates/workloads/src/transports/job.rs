@@ -11,13 +11,13 @@ pub use crate::report::Report;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Channel {
     /// A kernel's byte stream.
-    Stream(Transport, Waiting, Buffering),
+    Stream(StreamKind, Waiting, Buffering),
     /// The ring on verbs.
     Ring(RingMode),
     /// The same ring without verbs.
     Bare,
     /// A design that the ring is compared with, on the same verbs.
-    Rival(Rival),
+    Baseline(PaperBaseline),
 }
 
 /// Kinds of channels, each with its name in the points and how it works.
@@ -49,7 +49,7 @@ macro_rules! named {
 
 named! {
     /// A design that the ring is compared with.
-    Rival {
+    PaperBaseline {
         Farm = "farm", "FaRM-style: WRITE of the bytes, WRITE of the length; the receiver polls that \
             and clears";
         SocksDirect = "socksdirect", "SocksDirect-style: WRITE with immediate, all signalled, 10 in \
@@ -57,7 +57,7 @@ named! {
         L5 = "l5", "L5-style: WRITE of the bytes, WRITE of the tail, for every message";
         Raw = "raw-write", "WRITEs without a protocol; one way nobody reads them, there and back the \
             last word is polled";
-        Points(Combination: Combination { pull: true, cq: true, batch: 3, lazy: 2 }) = "points", "a \
+        SyncVariant(Combination: Combination { pull: true, cq: true, batch: 3, lazy: 2 }) = "points", "a \
             combination of the RB² paper's Figure 3";
         FarmAsPublished = "farm-as-published", "as farm, but the message is copied into the memory \
             that is sent, the next one waits for its completion, and huge pages if there are any";
@@ -79,7 +79,7 @@ pub struct Combination {
 
 /// Which byte stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Transport {
+pub enum StreamKind {
     /// TCP over the loopback, without Nagle's delay.
     Tcp,
     /// A Unix stream socket.
@@ -159,7 +159,7 @@ impl Channel {
     pub fn in_place(self, size: usize) -> bool {
         match self {
             Self::Ring(RingMode::Paper(variant)) => variant != Variant::Copies,
-            Self::Rival(_) => true,
+            Self::Baseline(_) => true,
             _ => size >= IN_PLACE,
         }
     }

@@ -3,7 +3,7 @@
 use headworks::devices::{Choice, Network, Refusal};
 use headworks::verbs::{Gid, Lid, Mtu};
 
-use super::super::facts::{HugePages, Nic, Port, Unused};
+use super::super::system_info::{HugePages, Nic, Port, UnusableDevice};
 use super::*;
 
 fn gid(address: &str) -> Gid {
@@ -14,14 +14,14 @@ fn choice(network: Network, address: &str, mtu: Mtu) -> Choice {
     Choice::new(1, network, (3, gid(address)), mtu)
 }
 
-fn unused(refusal: Refusal) -> Option<Result<Choice, Unused>> {
-    Some(Err(Unused {
+fn unused(refusal: Refusal) -> Option<Result<Choice, UnusableDevice>> {
+    Some(Err(UnusableDevice {
         said: format!("cannot open ibv:mlx5_0: {refusal}"),
         refusal: Some(refusal),
     }))
 }
 
-fn opened(network: Network, address: &str, mtu: Mtu) -> Option<Result<Choice, Unused>> {
+fn opened(network: Network, address: &str, mtu: Mtu) -> Option<Result<Choice, UnusableDevice>> {
     Some(Ok(choice(network, address, mtu)))
 }
 
@@ -36,8 +36,8 @@ fn port() -> Port {
     }
 }
 
-fn healthy() -> Facts {
-    Facts {
+fn healthy() -> SystemInfo {
+    SystemInfo {
         library: Some(Ok(vec!["mlx4_0".into(), "mlx5_0".into()])),
         devices: vec![Nic {
             name: "mlx5_0".into(),
@@ -60,7 +60,7 @@ fn healthy() -> Facts {
             free: 8,
             shmem: "never".into(),
         },
-        ..Facts::default()
+        ..SystemInfo::default()
     }
 }
 
@@ -70,7 +70,7 @@ fn limited(limits: &str) -> Vec<(String, String, std::path::PathBuf)> {
 }
 
 /// What is not good, and the command against it.
-fn complaints(facts: &Facts) -> Vec<(&'static str, Verdict, String)> {
+fn complaints(facts: &SystemInfo) -> Vec<(&'static str, Verdict, String)> {
     let findings = advise(facts);
     let bad = findings.into_iter().filter(|f| f.verdict != Verdict::Good);
     bad.map(|f| (f.check, f.verdict, f.mend.unwrap_or_default()))
@@ -80,7 +80,7 @@ fn complaints(facts: &Facts) -> Vec<(&'static str, Verdict, String)> {
 #[test]
 fn a_healthy_machine_has_no_complaint_and_neither_has_one_without_devices() {
     assert_eq!(complaints(&healthy()), []);
-    let bare = Facts {
+    let bare = SystemInfo {
         devices: Vec::new(),
         library: Some(Err("not there".into())),
         memlock: Some(65536),
@@ -91,13 +91,13 @@ fn a_healthy_machine_has_no_complaint_and_neither_has_one_without_devices() {
 
 #[test]
 fn without_a_device_the_ways_to_one_are_named_and_what_is_to_be_installed() {
-    let bare = |library, manager| Facts {
+    let bare = |library, manager| SystemInfo {
         devices: Vec::new(),
         library: Some(library),
         manager: Some(manager),
         ..healthy()
     };
-    let of = |facts: &Facts, check: &str| {
+    let of = |facts: &SystemInfo, check: &str| {
         let findings = advise(facts);
         let found = findings.iter().find(|finding| finding.check == check);
         let Finding {
@@ -131,13 +131,13 @@ fn of_one_device_nothing_is_said_that_is_about_another() {
     let mut facts = healthy();
     (facts.ptrace_scope, facts.shm_bytes) = (Some(1), Some(1 << 20));
     assert_eq!(complaints(&facts).len(), 2);
-    facts.is_of_one = true;
+    facts.is_single_device = true;
     assert_eq!(complaints(&facts), []);
 }
 
 #[test]
 fn each_trouble_is_found_alone_and_has_its_command() {
-    type Spoil = fn(&mut Facts);
+    type Spoil = fn(&mut SystemInfo);
     let troubles: [(Spoil, &str, Verdict, &str); 26] = [
         (
             |f| f.library = Some(Err("gone".into())),
@@ -321,7 +321,7 @@ fn in_a_container_the_command_is_the_containers() {
 }
 
 /// What is said of the device's address and packets, if nothing is wrong with them.
-fn of_good(opened: Option<Result<Choice, Unused>>) -> String {
+fn of_good(opened: Option<Result<Choice, UnusableDevice>>) -> String {
     let mut facts = healthy();
     facts.devices[0].opened = opened;
     assert_eq!(complaints(&facts), []);
@@ -383,7 +383,7 @@ fn of_several_ports_the_one_that_is_used_counts() {
 fn an_error_that_nobody_knows_is_said_as_it_is() {
     let mut facts = healthy();
     let said = "cannot open ibv:mlx5_0: Input/output error".to_owned();
-    facts.devices[0].opened = Some(Err(Unused {
+    facts.devices[0].opened = Some(Err(UnusableDevice {
         said: said.clone(),
         refusal: None,
     }));

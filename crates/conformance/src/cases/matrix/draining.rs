@@ -2,16 +2,16 @@
 
 use headworks_verbs::{QpState, Status};
 
-use super::{Kind, LEN, case, kinds, small};
+use super::{LEN, OpKind, case, kinds, small_queue_options};
 use crate::call::{Call, Op, Reply, Send};
-use crate::{Bench, Case, Options, Side, Verdict, ensure, ensure_eq};
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
         case(
             "drained",
             "post_send",
-            &Kind::ALL,
+            &OpKind::ALL,
             "in SQD",
             "waits, is executed in RTS; receives go on",
             drained,
@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "draining",
             "modify",
-            &kinds(|kind| matches!(kind, Kind::Send | Kind::Write | Kind::Read)),
+            &kinds(|kind| matches!(kind, OpKind::Send | OpKind::Write | OpKind::Read)),
             "to SQD in the middle of it",
             "Success, whole, still in SQD",
             draining,
@@ -39,7 +39,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "peer_receives",
             "post_send",
-            &Kind::ALL,
+            &OpKind::ALL,
             "the peer is in RTR, SQD",
             "Success: it receives",
             peer_receives,
@@ -47,28 +47,33 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn request(kind: Kind, wr_id: u64, a: Side, b: Side) -> Send {
+fn request(kind: OpKind, wr_id: u64, a: QpFixture, b: QpFixture) -> Send {
     Send::new(wr_id, kind.op(b.at(0)), &[a.sge(0, kind.len())])
 }
 
 /// What was written of what is known to be zero: here by what reads, else at the peer's.
-fn first_word(bench: &mut Bench<'_>, kind: Kind, a: Side, b: Side) -> Result<u64, String> {
-    let side = if kind == Kind::Read { a } else { b };
-    bench.word(side, 0)
+fn first_word(
+    bench: &mut CaseContext<'_>,
+    kind: OpKind,
+    a: QpFixture,
+    b: QpFixture,
+) -> Result<u64, String> {
+    let side = if kind == OpKind::Read { a } else { b };
+    bench.read_u64(side, 0)
 }
 
 /// Puts a word other than zero where `kind` takes its bytes from.
-fn prepare(bench: &mut Bench<'_>, kind: Kind, a: Side, b: Side) -> Verdict {
-    let side = if kind == Kind::Read { b } else { a };
+fn prepare(bench: &mut CaseContext<'_>, kind: OpKind, a: QpFixture, b: QpFixture) -> Verdict {
+    let side = if kind == OpKind::Read { b } else { a };
     // An atomic needs nothing but what is there.
     if !kind.is_atomic() {
-        bench.put(side, 0, &1u64.to_ne_bytes())?;
+        bench.write_buffer(side, 0, &1u64.to_ne_bytes())?;
     }
     bench.receive(b, 70, &[b.sge(0, 64)])
 }
 
-fn drained(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
-    let (a, b) = bench.pair_of(&small(), &small())?;
+fn drained(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
     prepare(bench, kind, a, b)?;
     bench.to_state(a, QpState::Sqd)?;
     bench.post_one(a, request(kind, 1, a, b))?;
@@ -83,7 +88,7 @@ fn drained(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     bench.expect_sent(b, 6, Status::Success)?;
     bench.expect_received(a, 5, Status::Success)?;
     bench.to_state(a, QpState::Rts)?;
-    bench.during("in RTS again", |bench| {
+    bench.named_wait("in RTS again", |bench| {
         bench.expect_sent(a, 1, Status::Success)
     })?;
     ensure_eq!(first_word(bench, kind, a, b)?, 1, "executed in RTS");
@@ -96,16 +101,16 @@ fn drained(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
 const LONG: u32 = 8 << 20;
 
 /// A request that has begun ends before the send queue is drained.
-fn draining(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
-    if bench.manners().holds_back {
+fn draining(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    if bench.behaviour().defers_requests {
         return bench.skip("what has begun may be held back in SQD here");
     }
-    let options = Options {
+    let options = QpOptions {
         len: LONG as usize,
-        ..Options::default()
+        ..QpOptions::default()
     };
-    let (a, b) = bench.pair_of(&options, &options)?;
-    let (from, to) = if kind == Kind::Read { (b, a) } else { (a, b) };
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let (from, to) = if kind == OpKind::Read { (b, a) } else { (a, b) };
     let marks: Vec<_> = (0..64)
         .map(|number| number * (LONG as usize / 64))
         .collect();
@@ -116,11 +121,11 @@ fn draining(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     };
     let looks = Call::Each(marks.iter().map(get).collect());
     for offset in &marks {
-        bench.put(from, *offset, &[1])?;
+        bench.write_buffer(from, *offset, &[1])?;
     }
     bench.receive(b, 70, &[b.sge(0, LONG)])?;
     bench.post(a, 1, kind.op(b.at(0)), &[a.sge(0, LONG)])?;
-    let seen = |bench: &mut Bench<'_>| match bench.done(to.host.id, looks.clone())? {
+    let seen = |bench: &mut CaseContext<'_>| match bench.call_ok(to.host.id, looks.clone())? {
         Reply::Each(seen) => Ok(seen
             .iter()
             .filter(|one| **one == Reply::Bytes(vec![1]))
@@ -131,7 +136,7 @@ fn draining(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
         Ok((seen(bench)? > 0).then_some(()))
     })?;
     bench.to_state(a, QpState::Sqd)?;
-    let ended = bench.during("in SQD", |bench| bench.expect_sent(a, 1, Status::Success));
+    let ended = bench.named_wait("in SQD", |bench| bench.expect_sent(a, 1, Status::Success));
     if let Err(hung) = ended {
         if !hung.contains("no completion") {
             return Err(hung);
@@ -152,21 +157,24 @@ fn draining(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
     }
     bench.expect_state(a, QpState::Sqd, "the initiator")?;
     ensure_eq!(seen(bench)?, marks.len(), "marks that have come");
-    bench.drop_side(a)?;
-    bench.drop_side(b)
+    bench.destroy_qp_fixture(a)?;
+    bench.destroy_qp_fixture(b)
 }
 
-fn peer_receives(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
+fn peer_receives(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     for state in [QpState::Rtr, QpState::Sqd] {
-        let (first, second) = (bench.first()?, bench.second()?);
-        let (a, b) = (bench.side(first, &small())?, bench.side(second, &small())?);
+        let (first, second) = (bench.first_host()?, bench.second_host()?);
+        let (a, b) = (
+            bench.new_qp(first, &small_queue_options())?,
+            bench.new_qp(second, &small_queue_options())?,
+        );
         for (side, peer) in [(a, b), (b, a)] {
-            bench.to_init(side, &small())?;
-            bench.to_rtr(side, &small(), peer)?;
+            bench.to_init(side, &small_queue_options())?;
+            bench.to_rtr(side, &small_queue_options(), peer)?;
         }
-        bench.to_rts(a, &small())?;
+        bench.to_rts(a, &small_queue_options())?;
         if state == QpState::Sqd {
-            bench.to_rts(b, &small())?;
+            bench.to_rts(b, &small_queue_options())?;
             bench.to_state(b, QpState::Sqd)?;
         }
         prepare(bench, kind, a, b)?;
@@ -179,7 +187,7 @@ fn peer_receives(bench: &mut Bench<'_>, kind: Kind) -> Verdict {
             bench.expect_received(b, 70, Status::Success)?;
         }
         bench.expect_state(b, state, "the peer")?;
-        let rest = bench.get(b, 64, LEN - 64)?;
+        let rest = bench.read_buffer(b, 64, LEN - 64)?;
         ensure!(rest.iter().all(|byte| *byte == 0), "more was written");
     }
     Ok(())

@@ -7,10 +7,12 @@ use tempfile::TempDir;
 use super::{PORT, PROCESSES, paper, pin, rows};
 use crate::cases::prelude::*;
 use crate::service::Role;
-use crate::service::app::{App, By, Order, RECEIVE, RECEIVES, Said};
-use crate::service::control::Told;
-use crate::service::hosts::Hosts;
-use crate::service::rusage::{Load, memory, pause};
+use crate::service::control::ControlledChild;
+use crate::service::controlled_app::{
+    AppCommand, AppReply, AppTransport, ControlledApp, RECEIVE, RECEIVES,
+};
+use crate::service::daemon_hosts::DaemonHosts;
+use crate::service::rusage::{CpuLoad, memory, pause};
 
 /// Applications of a host.
 const APPLICATIONS: [u64; 5] = [1, 2, 4, 8, MOST];
@@ -238,31 +240,31 @@ fn sample(
     point: &Point<&'static str>,
     [loaded, idle]: [Wall; 2],
 ) -> Result<Sample, WorkloadError> {
-    let mut party = Party::start(bench, point)?;
-    party.hear(Said::Ready, bench)?;
-    party.tell(Order::Connect)?;
-    party.hear(Said::Connected, bench)?;
+    let mut app_pairs = AppPairs::start(bench, point)?;
+    app_pairs.expect_reply(AppReply::Ready, bench)?;
+    app_pairs.send(AppCommand::Connect)?;
+    app_pairs.expect_reply(AppReply::Connected, bench)?;
     let mut seen = Vec::new();
     if point.arm != BARE {
         let asked = WARM + loaded + WARM;
-        let order = Order::Ask {
+        let order = AppCommand::Ask {
             per_second: PER_SECOND,
             for_ns: asked.as_nanos() as u64,
         };
-        for [asking, _] in &mut party.pairs {
-            asking.tell(&order)?;
+        for [asking, _] in &mut app_pairs.pairs {
+            asking.send(&order)?;
         }
         pause(WARM, bench.stop())?;
-        let load = Load::of(&party.pids(), loaded, bench.stop())?;
+        let load = CpuLoad::of(&app_pairs.pids(), loaded, bench.stop())?;
         let mut answered = 0;
-        for [asking, _] in &mut party.pairs {
-            if let Said::Answered(these) = asking.hear(LIMIT, bench.stop())? {
+        for [asking, _] in &mut app_pairs.pairs {
+            if let AppReply::Answered(these) = asking.receive(LIMIT, bench.stop())? {
                 answered += these;
             }
         }
         let due = PER_SECOND * asked.as_secs_f64() * point.x as f64;
         pause(WARM, bench.stop())?;
-        let unloaded = Load::of(&party.pids(), idle, bench.stop())?;
+        let unloaded = CpuLoad::of(&app_pairs.pids(), idle, bench.stop())?;
         seen.extend([
             (USED, load.runs),
             (WANTED, load.runs + load.waits),
@@ -271,8 +273,8 @@ fn sample(
         ]);
     }
     // Applications come first: memory that one shares with its daemon is counted as the application's.
-    let all = memory(&party.pids())?;
-    let daemons = &all[2 * party.pairs.len()..];
+    let all = memory(&app_pairs.pids())?;
+    let daemons = &all[2 * app_pairs.pairs.len()..];
     seen.extend([
         (MEMORY, all.iter().map(|of| of.bytes() as f64).sum()),
         (OF_DAEMONS, daemons.iter().map(|of| of.bytes() as f64).sum()),
@@ -282,41 +284,41 @@ fn sample(
 }
 
 /// The processes of an arm.
-struct Party {
-    pairs: Vec<[Told; 2]>,
-    hosts: Option<Hosts>,
+struct AppPairs {
+    pairs: Vec<[ControlledChild; 2]>,
+    hosts: Option<DaemonHosts>,
     _directory: TempDir,
 }
 
-impl Party {
+impl AppPairs {
     fn start(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Self, WorkloadError> {
-        let Testbed { devices, cpus, .. } = &bench.place;
+        let Testbed { devices, cpus, .. } = &bench.testbed;
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
         let directory = directory.map_err(|error| WorkloadError::at("private directory", error))?;
         let hosts = match point.arm {
-            SERVICE => Some(Hosts::start(devices, cpus, bench.stop())?),
+            SERVICE => Some(DaemonHosts::start(devices, cpus, bench.stop())?),
             _ => None,
         };
         let start = |number, host: usize| {
             let by = match (&hosts, point.arm) {
-                (Some(hosts), _) => By::Service {
+                (Some(hosts), _) => AppTransport::Service {
                     socket: hosts.socket(host),
                     first: hosts.at(1, PORT),
                 },
-                (None, BARE) => By::Nothing,
-                (None, arm) => By::Verbs {
+                (None, BARE) => AppTransport::Nothing,
+                (None, arm) => AppTransport::Verbs {
                     device: devices[host].to_string(),
                     polls: arm == NATIVE,
                 },
             };
-            let app = App {
+            let app = ControlledApp {
                 by,
                 number,
                 asks: host == 0,
                 connections: CONNECTIONS,
                 holds: None,
             };
-            Told::start(&Role::App(app), cpus[host], directory.path())
+            ControlledChild::start(&Role::App(app), cpus[host], directory.path())
         };
         let pairs = (0..point.x as u16).map(|number| Ok([start(number, 0)?, start(number, 1)?]));
         let pairs: Result<_, WorkloadError> = pairs.collect();
@@ -327,19 +329,19 @@ impl Party {
         })
     }
 
-    fn tell(&mut self, order: Order) -> Result<(), WorkloadError> {
+    fn send(&mut self, order: AppCommand) -> Result<(), WorkloadError> {
         let mut all = self.pairs.iter_mut().flatten();
-        all.try_for_each(|one| one.tell(&order))
+        all.try_for_each(|one| one.send(&order))
     }
 
-    fn hear(&mut self, what: Said, bench: &Bench<'_>) -> Result<(), WorkloadError> {
+    fn expect_reply(&mut self, what: AppReply, bench: &Bench<'_>) -> Result<(), WorkloadError> {
         let mut all = self.pairs.iter_mut().flatten();
-        all.try_for_each(|one| one.hear_that(what, LIMIT, bench.stop()))
+        all.try_for_each(|one| one.expect_reply(what, LIMIT, bench.stop()))
     }
 
     /// Of the applications, and then of the daemons.
     fn pids(&self) -> Vec<Pid> {
-        let own = self.pairs.iter().flatten().map(Told::pid);
+        let own = self.pairs.iter().flatten().map(ControlledChild::pid);
         let daemons = self
             .hosts
             .iter()

@@ -1,9 +1,9 @@
 //! Figure 12: atomics by the RNIC, and by the daemon of the host whose memory it is.
 
-use super::requests::{self, Arm, at};
+use super::one_sided::{self, Arm, at};
 use super::{OVERHEAD, paper, rows};
 use crate::cases::prelude::*;
-use crate::service::simulated::{Load, What};
+use crate::service::virtual_time::{OneSidedLoad, OneSidedOp};
 
 const COUNTERS: [u64; 5] = [1, 2, 5, 10, 20];
 /// Threads, and atomics outstanding of each: the paper does not say how many.
@@ -58,15 +58,15 @@ pub static FIG12: Case<Arm> = Case {
     measure: |bench, t, outcome| {
         let points = grid("", &[NATIVE, SERVICE], &COUNTERS);
         let sweep = Sweep::over("counters", OVERHEAD, Wall::from_secs(1));
-        let is_simulated = bench.place.is_simulated();
-        requests::measure(bench, t, outcome, (points, sweep), |point| {
+        let is_simulated = bench.testbed.is_simulated();
+        one_sided::measure(bench, t, outcome, (points, sweep), |point| {
             let (callers, connections) = match (is_simulated, point.arm.is_service()) {
                 (true, _) => (CALLERS, CALLERS),
                 (false, true) => (1, 1),
                 (false, false) => (1, CALLERS),
             };
-            let load = Load {
-                what: What::Adds {
+            let load = OneSidedLoad {
+                what: OneSidedOp::Adds {
                     words: point.x as usize,
                 },
                 callers,

@@ -7,10 +7,10 @@ use std::time::Instant;
 use super::{PORT, PROCESSES, pin};
 use crate::cases::prelude::*;
 use crate::service::Role;
-use crate::service::app::{App, By, Order, Said};
-use crate::service::control::Told;
-use crate::service::hosts::Hosts;
-use crate::service::rusage::{Memory, Work, memory, pause};
+use crate::service::control::ControlledChild;
+use crate::service::controlled_app::{AppCommand, AppReply, AppTransport, ControlledApp};
+use crate::service::daemon_hosts::DaemonHosts;
+use crate::service::rusage::{CpuTimes, MemoryUsage, memory, pause};
 
 const CONNECTIONS: usize = 10_000;
 /// Threads that open them, each one after the other.
@@ -87,18 +87,18 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
 
 /// Memory of both applications and then of both daemons, the opening host first, before and now. What an application
 /// shares with its daemon is among the application's.
-struct More([Memory; 4], [Memory; 4]);
+struct MemoryGrowth([MemoryUsage; 4], [MemoryUsage; 4]);
 
-impl More {
+impl MemoryGrowth {
     /// How much more it is now for each connection, of some of the processes.
-    fn each(&self, which: Range<usize>, of: fn(Memory) -> u64) -> f64 {
+    fn each(&self, which: Range<usize>, of: fn(MemoryUsage) -> u64) -> f64 {
         let Self(before, now) = self;
         let more = |at: usize| of(now[at]) as f64 - of(before[at]) as f64;
         which.map(more).sum::<f64>() / CONNECTIONS as f64
     }
 
     fn bytes(&self, which: Range<usize>) -> f64 {
-        self.each(which, Memory::bytes)
+        self.each(which, MemoryUsage::bytes)
     }
 
     fn mapped(&self) -> f64 {
@@ -107,12 +107,12 @@ impl More {
 }
 
 fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
-    let Testbed { devices, cpus, .. } = &bench.place;
+    let Testbed { devices, cpus, .. } = &bench.testbed;
     let stop = bench.stop();
-    let hosts = Hosts::start(devices, cpus, stop)?;
+    let hosts = DaemonHosts::start(devices, cpus, stop)?;
     let start = |host: usize| {
-        let app = App {
-            by: By::Service {
+        let app = ControlledApp {
+            by: AppTransport::Service {
                 socket: hosts.socket(host),
                 first: hosts.at(1, PORT),
             },
@@ -121,13 +121,13 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
             connections: CONNECTIONS,
             holds: Some(THREADS),
         };
-        hosts.begin(&Role::App(app), cpus[host])
+        hosts.spawn_child(&Role::App(app), cpus[host])
     };
     let mut both = [start(0)?, start(1)?];
-    hear(&mut both, Said::Ready, stop)?;
+    expect_from_both(&mut both, AppReply::Ready, stop)?;
     let daemons = [hosts.daemon(0), hosts.daemon(1)];
     let all = [both[0].pid(), both[1].pid(), daemons[0], daemons[1]];
-    let taken = || -> Result<[Memory; 4], WorkloadError> {
+    let taken = || -> Result<[MemoryUsage; 4], WorkloadError> {
         let taken = memory(&all)?;
         Ok(std::array::from_fn(|at| taken[at]))
     };
@@ -135,25 +135,25 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
     let metric = |host, name: &str| hosts.metric(host, &format!("headworks_{name}"));
 
     let began = Instant::now();
-    tell(&mut both, Order::Connect)?;
-    hear(&mut both, Said::Connected, stop)?;
+    send_to_both(&mut both, AppCommand::Connect)?;
+    expect_from_both(&mut both, AppReply::Connected, stop)?;
     let open_s = began.elapsed().as_secs_f64();
 
     pause(SETTLING, stop)?;
-    let work = Work::of(&daemons)?;
+    let work = CpuTimes::of(&daemons)?;
     pause(IDLE, stop)?;
-    let work = Work::of(&daemons)?.since(work);
-    let idle = More(before, taken()?);
+    let work = CpuTimes::of(&daemons)?.since(work);
+    let idle = MemoryGrowth(before, taken()?);
     let (connections, queue_pairs) = (metric(0, "connections")?, hosts.queue_pairs(0)?);
 
-    tell(&mut both, Order::Use)?;
-    hear(&mut both, Said::Used, stop)?;
+    send_to_both(&mut both, AppCommand::Use)?;
+    expect_from_both(&mut both, AppReply::Used, stop)?;
     pause(SETTLING, stop)?;
-    let used = More(before, taken()?);
+    let used = MemoryGrowth(before, taken()?);
 
     let began = Instant::now();
-    tell(&mut both, Order::Close)?;
-    hear(&mut both, Said::Closed, stop)?;
+    send_to_both(&mut both, AppCommand::Close)?;
+    expect_from_both(&mut both, AppReply::Closed, stop)?;
     for host in 0..2 {
         while metric(host, "connections")? > 0.0 {
             if began.elapsed() > LIMIT || stop.load(Ordering::Relaxed) {
@@ -164,7 +164,7 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
     }
     let closed_s = began.elapsed().as_secs_f64();
     pause(SETTLING, stop)?;
-    let closed = More(before, taken()?);
+    let closed = MemoryGrowth(before, taken()?);
     let in_use = metric(0, "memory_used_bytes")? + metric(1, "memory_used_bytes")?;
     let values = [
         open_s,
@@ -188,12 +188,16 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
 }
 
 /// Both are told that.
-fn tell(both: &mut [Told; 2], order: Order) -> Result<(), WorkloadError> {
-    both.iter_mut().try_for_each(|one| one.tell(&order))
+fn send_to_both(both: &mut [ControlledChild; 2], order: AppCommand) -> Result<(), WorkloadError> {
+    both.iter_mut().try_for_each(|one| one.send(&order))
 }
 
 /// Both say that they have done that.
-fn hear(both: &mut [Told; 2], what: Said, stop: &AtomicBool) -> Result<(), WorkloadError> {
+fn expect_from_both(
+    both: &mut [ControlledChild; 2],
+    what: AppReply,
+    stop: &AtomicBool,
+) -> Result<(), WorkloadError> {
     let mut both = both.iter_mut();
-    both.try_for_each(|one| one.hear_that(what, LIMIT, stop))
+    both.try_for_each(|one| one.expect_reply(what, LIMIT, stop))
 }

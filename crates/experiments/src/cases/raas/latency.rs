@@ -1,14 +1,14 @@
 //! Figure 11: what the service adds to a message, by size, and what it takes off a stream.
 
 use super::{
-    OVERHEAD, Served, in_virtual_time, machine, on_daemons, paper, rows, simulate, warm_and_run,
+    Daemons, OVERHEAD, in_virtual_time, machine, on_daemons, paper, rows, simulate, warm_and_run,
 };
 use crate::cases::prelude::*;
-use crate::measure::half_round_trip;
-use crate::nic::{Load as Posted, Verb};
-use crate::service::asking::What;
-use crate::service::chain;
-use crate::service::simulated::{self, Load};
+use crate::nic::{Verb, VerbLoad as Posted};
+use crate::nic_measurements::half_round_trip;
+use crate::service::load::LoadKind;
+use crate::service::shm_relay;
+use crate::service::virtual_time::{self, OneSidedLoad};
 
 /// Sizes in virtual time, and on this machine.
 const SIZES: [u64; 8] = [8, 64, 512, 4096, 16 << 10, 64 << 10, PIECE, 1 << 20];
@@ -48,8 +48,8 @@ pub static FIG11: Case<&str> = Case {
     },
     table,
     measure: |bench, t, outcome| {
-        t.arms = notes(bench.place.is_simulated());
-        if bench.place.is_simulated() {
+        t.arms = notes(bench.testbed.is_simulated());
+        if bench.testbed.is_simulated() {
             let points = grid("", &[SERVICE, NATIVE, COPIED_NATIVE], &SIZES);
             let sweep = Sweep::over("B", Wall::ZERO, Wall::ZERO);
             return in_virtual_time(bench, outcome, (points, sweep), one_way);
@@ -145,14 +145,14 @@ fn ended(found: Option<f64>) -> Result<f64, WorkloadError> {
 fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, WorkloadError> {
     let bytes = point.x as usize;
     if point.arm == SERVICE {
-        let load = Load {
-            what: simulated::What::Messages { bytes },
+        let load = OneSidedLoad {
+            what: virtual_time::OneSidedOp::Messages { bytes },
             callers: 1,
             connections: 1,
             hosts: 1,
             outstanding: 1,
         };
-        let found = simulate(bench, load, simulated::Arm::Service, RUN)?;
+        let found = simulate(bench, load, virtual_time::RequestPath::Service, RUN)?;
         return Ok((found.latency.p50_ns / 2.0).into());
     }
     let preset = machine(bench)?.preset;
@@ -166,13 +166,13 @@ fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, Wor
         },
         ..Posted::of(Verb::Send, bytes)
     };
-    let found = half_round_trip(&load, &bench.place, NATIVE_TIMES)?;
+    let found = half_round_trip(&load, &bench.testbed, NATIVE_TIMES)?;
     Ok(ended(found.map(|found| found.p50_ns))?.into())
 }
 
 fn on_this_machine(
     bench: &Bench<'_>,
-    served: &mut Served,
+    served: &mut Daemons,
     point: &Point<&'static str>,
     time: Wall,
 ) -> Result<Sample, WorkloadError> {
@@ -182,12 +182,13 @@ fn on_this_machine(
     let ask = |what| served.ask(bench, what, served.streams(1, false), time);
     let value = match point.arm {
         NATIVE => {
-            let found = half_round_trip(&Posted::of(Verb::Send, size), &bench.place, times.into())?;
+            let found =
+                half_round_trip(&Posted::of(Verb::Send, size), &bench.testbed, times.into())?;
             ended(found.map(|found| found.p50_ns * 2.0))?
         }
         CHAIN => {
-            let (cpus, directory) = (bench.place.cpus, served.hosts.directory());
-            chain::measure(size, (warm, run), cpus, directory, bench.stop())?
+            let (cpus, directory) = (bench.testbed.cpus, served.hosts.directory());
+            shm_relay::measure(size, (warm, run), cpus, directory, bench.stop())?
         }
         WRITES => {
             // Each of them from a place of its own to one, as the pieces that are lent.
@@ -195,11 +196,11 @@ fn on_this_machine(
                 queue_pairs: PIECES,
                 ..Posted::of(Verb::Write, size)
             };
-            ended(load.rate(&bench.place, 1, times.into())?)? * size as f64
+            ended(load.rate(&bench.testbed, 1, times.into())?)? * size as f64
         }
-        LENT => ask(What::Bulk { size, lent: PIECES })?,
-        COPIED => ask(What::Bulk { size, lent: 0 })?,
-        _ => ask(What::PingPong { size })?,
+        LENT => ask(LoadKind::Bulk { size, lent: PIECES })?,
+        COPIED => ask(LoadKind::Bulk { size, lent: 0 })?,
+        _ => ask(LoadKind::PingPong { size })?,
     };
     Ok(value.into())
 }

@@ -1,10 +1,10 @@
 //! Figures 6 and 10: READs at random from memory that is spread over connections, of one host and in a cluster. Over the
 //! service, whose connections to a host share a link, and natively, with a queue pair each.
 
-use super::requests::{self, Arm, QUEUE_PAIRS, at};
+use super::one_sided::{self, Arm, QUEUE_PAIRS, at};
 use super::{OVERHEAD, paper, rows};
 use crate::cases::prelude::*;
-use crate::service::simulated::Load;
+use crate::service::virtual_time::OneSidedLoad;
 
 const SMALL: usize = 64;
 const LARGE: usize = 64 << 10;
@@ -106,7 +106,7 @@ pub static FIG6: Case<Arm> = Case {
         t
     },
     measure: |bench, t, outcome| {
-        let points = match bench.place.is_simulated() {
+        let points = match bench.testbed.is_simulated() {
             true => [
                 grid("", &ALL, &CONNECTIONS),
                 grid("", &CLUSTER, &CONNECTIONS[2..]),
@@ -156,8 +156,8 @@ fn measure(
 ) -> Result<Measured<Arm>, RunError> {
     let overhead = OVERHEAD + Wall::from_millis(100);
     let sweep = Sweep::over("connections", overhead, Wall::from_secs(1));
-    let is_simulated = bench.place.is_simulated();
-    requests::measure(bench, t, outcome, (points, sweep), |point| {
+    let is_simulated = bench.testbed.is_simulated();
+    one_sided::measure(bench, t, outcome, (points, sweep), |point| {
         let connections = point.x as usize;
         load(
             point.arm,
@@ -170,7 +170,12 @@ fn measure(
 
 /// The load of so many connections, and how long it is measured in virtual time: there one READ is outstanding of each, and
 /// a thousand long READs take the link 14 ms.
-fn load(arm: Arm, is_simulated: bool, connections: usize, callers: usize) -> (Load, Duration) {
+fn load(
+    arm: Arm,
+    is_simulated: bool,
+    connections: usize,
+    callers: usize,
+) -> (OneSidedLoad, Duration) {
     let (region, run) = match arm.bytes {
         SMALL => (REGIONS[0], 4),
         LARGE => (REGIONS[1], 120),
@@ -178,7 +183,7 @@ fn load(arm: Arm, is_simulated: bool, connections: usize, callers: usize) -> (Lo
     };
     let load = match is_simulated {
         true => arm.reads(region, callers, connections),
-        false => Load {
+        false => OneSidedLoad {
             outstanding: OUTSTANDING,
             ..arm.reads(REGIONS[2], 1, connections)
         },
@@ -224,8 +229,8 @@ pub static FIG10: Case<Arm> = Case {
     measure: |bench, t, outcome| {
         let overhead = Wall::from_millis(500);
         let sweep = Sweep::over("hosts", overhead, Wall::from_secs(1));
-        let is_simulated = bench.place.is_simulated();
-        requests::measure(
+        let is_simulated = bench.testbed.is_simulated();
+        one_sided::measure(
             bench,
             t,
             outcome,

@@ -1,15 +1,17 @@
 //! Figures 3, 5, 6 and 7, and what batching is worth on the kernel's rxe.
 
-use super::sweep::{Plan, RATES, THREAD_RATES, THREAD_TRIPS, TRIPS, bandwidth, chart, rate, trip};
+use super::sweep::{
+    RATES, SweepPlan, THREAD_RATES, THREAD_TRIPS, TRIPS, bandwidth, chart, rate, trip,
+};
 use super::{
-    FARM, FARM_PAPER, L5, MIB, RAW, RB2, RB2_HUGE, RB2_LATENCY, RB2_UNBATCHED, RIVALS, SD, about,
-    key, name, variant,
+    BASELINES, FARM, FARM_PAPER, L5, MIB, RAW, RB2, RB2_HUGE, RB2_LATENCY, RB2_UNBATCHED, SD,
+    about, key, name, variant,
 };
 use crate::claim::Claim::{About as Around, Above, Below, Between, Exactly, More};
+use crate::cpu_affinity::allowed_cpus;
 use crate::experiment::{About, Case, RunsOn};
-use crate::pin::allowed_cpus;
 use crate::table::{Expr, MEAN, P999, Point, Quantity, RATE, Table};
-use crate::transports::job::{Channel, Combination, Rival, Variant};
+use crate::transports::job::{Channel, Combination, PaperBaseline, Variant};
 
 /// Message sizes: as the paper's, every other power of two.
 const SIZES: &[u64] = &[64, 256, 1024, 4096, 16384, 65536, 262_144, MIB];
@@ -23,7 +25,7 @@ const QUICK_SIZES: &[u64] = &[64, 4096, MIB];
 const ARMS: [Channel; 7] = [RB2, RB2_HUGE, FARM, FARM_PAPER, SD, L5, RAW];
 /// RB² on ordinary pages and the rings that it is compared with; and on huge pages, as the paper's is, and the rings
 /// as Table I has them.
-const COMPARED: [(Channel, [Channel; 3]); 2] = [(RB2, RIVALS), (RB2_HUGE, [FARM_PAPER, SD, L5])];
+const COMPARED: [(Channel, [Channel; 3]); 2] = [(RB2, BASELINES), (RB2_HUGE, [FARM_PAPER, SD, L5])];
 const PAGES: &str = "RB² is measured on ordinary pages and on huge ones (rb2-in-place-huge), which the paper's RB² has: \
     metrics that end in _huge are of those. FaRM is measured twice: farm fills the memory that it sends and \
     never waits for a completion, farm-as-published is as Table I has it, with a copy, one message under way and \
@@ -48,7 +50,7 @@ const THRESHOLD: u32 = 16;
 /// Pull+CQ, Pull+WT, Push+CQ and Push+WT, in batches of so many slots.
 fn combinations(batch: u32) -> [Channel; 4] {
     [(true, true), (true, false), (false, true), (false, false)].map(|(pull, cq)| {
-        Channel::Rival(Rival::Points(Combination {
+        Channel::Baseline(PaperBaseline::SyncVariant(Combination {
             pull,
             cq,
             batch,
@@ -57,9 +59,9 @@ fn combinations(batch: u32) -> [Channel; 4] {
     })
 }
 
-fn fig3_plan() -> Plan {
+fn fig3_plan() -> SweepPlan {
     let batched = combinations(THRESHOLD).to_vec();
-    Plan {
+    SweepPlan {
         // For latency every message goes at once, and heads are as lazy as before.
         trips: combinations(1).to_vec(),
         rates: batched.clone(),
@@ -71,7 +73,7 @@ fn fig3_plan() -> Plan {
             round trip while its 128 slots are full. The tail of CQ is that receives are posted again 32 at a time \
             (cpu.post_recv each), at both ends on the same way there and back; its mean is lower, because a WRITE with \
             immediate comes with its doorbell, while two WRITEs are fetched by a DMA read (pcie.read).",
-        ..Plan::default()
+        ..SweepPlan::default()
     }
 }
 
@@ -146,8 +148,8 @@ pub static FIG5: Case<Channel> = Case {
     measure: |bench, t, outcome| fig5_plan().measure(bench, t, outcome),
 };
 
-fn fig5_plan() -> Plan {
-    Plan {
+fn fig5_plan() -> SweepPlan {
+    SweepPlan {
         rates: ARMS.to_vec(),
         sizes: [SIZES, QUICK_SIZES],
         counted: (ARMS[..6].to_vec(), &[64, MIB]),
@@ -160,25 +162,25 @@ fn fig5_plan() -> Plan {
             copy are held back by the processor: at cpu.copy_rate, which is of cached buffers, whereas the arrays of 128 \
             messages are in no cache, and the model has no memory to be slow. On ordinary pages RB² and plain WRITEs wait \
             for translations there (nic.mtt). Nothing in the model brings L5 down to 10 Gbit/s.",
-        ..Plan::default()
+        ..SweepPlan::default()
     }
 }
 
 fn fig5() -> Table<Channel> {
     let mut t = fig5_plan().table();
     for (size, suffix) in [(64, "64"), (MIB, "1m")] {
-        for (ours, rivals) in COMPARED {
-            for &rival in &ARMS[2..] {
-                let over = format!("over_{}_{suffix}", name(rival));
-                t.metric(key(ours, &over), rate(ours, size) / rate(rival, size));
+        for (ours, baselines) in COMPARED {
+            for &baseline in &ARMS[2..] {
+                let over = format!("over_{}_{suffix}", name(baseline));
+                t.metric(key(ours, &over), rate(ours, size) / rate(baseline, size));
             }
             // By the medians: which rival it is does not change from round to round.
-            let rivals = || rivals.map(|rival| rate(rival, size)).to_vec();
-            for (which, rival, claims) in [
-                ("fastest", Expr::Highest(rivals()), [2.5, 1.8]),
-                ("slowest", Expr::Lowest(rivals()), [7.5, 8.5]),
+            let baselines = || baselines.map(|baseline| rate(baseline, size)).to_vec();
+            for (which, baseline, claims) in [
+                ("fastest", Expr::Highest(baselines()), [2.5, 1.8]),
+                ("slowest", Expr::Lowest(baselines()), [7.5, 8.5]),
             ] {
-                let ratio = rate(ours, size) / rival;
+                let ratio = rate(ours, size) / baseline;
                 t.metric(key(ours, &format!("over_{which}_{suffix}")), ratio)
                     .paper(Exactly(claims[usize::from(size == MIB)]), "I");
             }
@@ -234,8 +236,8 @@ pub static FIG6: Case<Channel> = Case {
     measure: |bench, t, outcome| fig6_plan().measure(bench, t, outcome),
 };
 
-fn fig6_plan() -> Plan {
-    Plan {
+fn fig6_plan() -> SweepPlan {
+    SweepPlan {
         trips: [&ARMS[..], &[RB2_LATENCY]].concat(),
         sizes: [SIZES, QUICK_SIZES],
         simulated: "two WRITEs that are posted together are fetched by a DMA read, at \
@@ -243,7 +245,7 @@ fn fig6_plan() -> Plan {
             The device does not promise to place bytes in order, so rb2-latency works as the ring without batches. \
             Neither interrupts nor a scheduler disturb anything, so tails are short; SocksDirect's is that \
             receives are posted again 32 at a time (cpu.post_recv each), at both ends on the same way there and back.",
-        ..Plan::default()
+        ..SweepPlan::default()
     }
 }
 
@@ -256,16 +258,16 @@ fn fig6() -> Table<Channel> {
             t.metric(key(channel, &figure), trip(channel, 64, quantity));
         }
     }
-    for (ours, rivals) in COMPARED {
+    for (ours, baselines) in COMPARED {
         let below = trip(SD, 64, P999) - trip(ours, 64, P999);
         t.metric(key(ours, "rtt64_below_socksdirect_p999_ns"), below)
             .paper(Exactly(6000.0), "V-B");
-        let rivals = || rivals.map(|rival| trip(rival, MIB, P999)).to_vec();
-        for (which, rival, claim) in [
-            ("slowest", Expr::Highest(rivals()), 0.06),
-            ("fastest", Expr::Lowest(rivals()), 0.23),
+        let baselines = || baselines.map(|baseline| trip(baseline, MIB, P999)).to_vec();
+        for (which, baseline, claim) in [
+            ("slowest", Expr::Highest(baselines()), 0.06),
+            ("fastest", Expr::Lowest(baselines()), 0.23),
         ] {
-            let ratio = trip(ours, MIB, P999) / rival;
+            let ratio = trip(ours, MIB, P999) / baseline;
             t.metric(key(ours, &format!("rtt1m_p999_over_{which}")), ratio)
                 .paper(Exactly(claim), "I");
         }
@@ -301,13 +303,16 @@ pub static FIG7: Case<Channel> = Case {
     table: fig7,
     measure: |bench, t, outcome| {
         let cores = allowed_cpus().len();
-        if !bench.place.is_simulated() {
+        if !bench.testbed.is_simulated() {
             outcome.pinning = format!(
                 "{cores} processors; the parts of a pair on two of them, one pair after the other until \
                  there are none left, then from the first again"
             );
         }
-        if let Some(first) = PAIRS.iter().find(|&&n| bench.place.is_crowded(n as usize)) {
+        if let Some(first) = PAIRS
+            .iter()
+            .find(|&&n| bench.testbed.is_crowded(n as usize))
+        {
             t.note(format!(
                 "From {first} pairs on there are more parts than processors ({cores}): a part that has nothing to do offers \
                  its processor to the others. The processors bound the \
@@ -322,8 +327,8 @@ pub static FIG7: Case<Channel> = Case {
 
 const PAIRS: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8];
 
-fn fig7_plan() -> Plan {
-    Plan {
+fn fig7_plan() -> SweepPlan {
+    SweepPlan {
         rates: ARMS.to_vec(),
         trips: ARMS.to_vec(),
         threads: vec![RB2],
@@ -332,7 +337,7 @@ fn fig7_plan() -> Plan {
         simulated: "every pair has cores, queue pairs and sending units of its own up to \
             eight, so nothing is shared but bus and link: with eight pairs RB² fills the link, the others are as far \
             from it as one pair is. Parts have no processes, so that threads of one would be the same.",
-        ..Plan::default()
+        ..SweepPlan::default()
     }
 }
 
@@ -349,9 +354,9 @@ fn fig7() -> Table<Channel> {
     for ours in [RB2, RB2_HUGE] {
         t.metric(key(ours, "1_pair_mmsg_per_s"), rate(ours, 1) * 1e-6);
         t.metric(key(ours, "8_pairs_mmsg_per_s"), rate(ours, 8) * 1e-6);
-        for &rival in &ARMS[2..6] {
-            let over = format!("over_{}_8_pairs", name(rival));
-            t.metric(key(ours, &over), rate(ours, 8) / rate(rival, 8));
+        for &baseline in &ARMS[2..6] {
+            let over = format!("over_{}_8_pairs", name(baseline));
+            t.metric(key(ours, &over), rate(ours, 8) / rate(baseline, 8));
         }
         t.metric(key(ours, "8_pairs_p999_ns"), at(TRIPS, ours, 8, P999))
             .paper(Below(7000.0), "V-B");
@@ -374,11 +379,11 @@ fn fig7() -> Table<Channel> {
     let tail = |channel| at(TRIPS, channel, 8, P999);
     t.sentence(
         "RB² keeps the lowest tail (V-B); 8 pairs",
-        COMPARED.into_iter().flat_map(|(ours, rivals)| {
-            rivals.map(|rival| {
+        COMPARED.into_iter().flat_map(|(ours, baselines)| {
+            baselines.map(|baseline| {
                 (
-                    format!("{rival} over {ours}"),
-                    tail(rival) / tail(ours),
+                    format!("{baseline} over {ours}"),
+                    tail(baseline) / tail(ours),
                     More(1.0),
                 )
             })
@@ -418,13 +423,13 @@ pub static RXE_RING: Case<Channel> = Case {
 /// M2 of the paper: a WRITE, a tail and a head for every message.
 const M2: Channel = variant(Variant::NoBatching);
 
-fn rxe_plan() -> Plan {
+fn rxe_plan() -> SweepPlan {
     let arms = vec![RB2, M2, RB2_UNBATCHED];
-    Plan {
+    SweepPlan {
         rates: arms.clone(),
         sizes: [&[64]; 2],
         counted: (arms, &[64]),
-        ..Plan::default()
+        ..SweepPlan::default()
     }
 }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::pages::refusal;
-use super::{counts, simulated_notes};
+use super::huge_pages::refusal;
+use super::{operation_counts, simulated_notes};
 use crate::bench::{Bench, Sweep};
+use crate::cpu_affinity::cpus_off;
 use crate::error::RunError;
 use crate::format::svg::Axis;
 use crate::latency::Quantiles;
 use crate::outcome::Outcome;
-use crate::pin::cpus_off;
 use crate::table::*;
 use crate::testbed::{Testbed, private_dir};
 use crate::transports::WorkloadError;
@@ -51,7 +51,7 @@ const OVER_SIZE: [(&str, &str, Quantity); 4] = [
 
 /// What is measured for a figure, and what is said of it.
 #[derive(Default)]
-pub(super) struct Plan {
+pub(super) struct SweepPlan {
     /// Arms whose rates are measured.
     pub rates: Vec<Channel>,
     /// Arms whose round trips are measured.
@@ -99,7 +99,7 @@ fn line(point: &Point<Channel>) -> String {
     point.arm.name() + threads
 }
 
-impl Plan {
+impl SweepPlan {
     /// A table of the arms with the columns of every sweep, and charts over the size where there are many.
     pub(super) fn table(&self) -> Table<Channel> {
         let [rates, trips] = [&self.rates, &self.trips];
@@ -155,7 +155,7 @@ impl Plan {
         }
         t.notes.extend(cut_short(&measured));
         if !counted.is_empty() {
-            counts::record(bench, outcome, &counted, sizes)?;
+            operation_counts::record(bench, outcome, &counted, sizes)?;
         }
         if bench.options.device.kind() == "soft" && !self.soft.is_empty() {
             t.note(self.soft);
@@ -168,7 +168,7 @@ impl Plan {
         let of = |values: [&'static [u64]; 2]| values[usize::from(bench.options.quick)];
         let mut loads = vec![(RATES, &self.rates), (TRIPS, &self.trips)];
         // Parts of simulated machines have no processes.
-        if !bench.place.is_simulated() {
+        if !bench.testbed.is_simulated() {
             loads.extend([THREAD_RATES, THREAD_TRIPS].map(|load| (load, &self.threads)));
         }
         let pairs = match of(self.pairs) {
@@ -231,8 +231,8 @@ fn cut_short(measured: &Measured<Channel>) -> Option<String> {
 /// Where a point is measured: its parts are threads of this process, or on another NUMA node, or neither.
 fn place<'a>(bench: &Bench<'a>, point: &Point<Channel>) -> Testbed<'a> {
     let mut place = match has_threads(point) {
-        true => bench.place.in_threads(),
-        false => bench.place.clone(),
+        true => bench.testbed.in_threads(),
+        false => bench.testbed.clone(),
     };
     if let Channel::Ring(RingMode::Paper(Variant::WrongThreads(node))) = point.arm {
         place.cpus = cpus_off(node).unwrap_or(place.cpus);
@@ -328,7 +328,7 @@ fn gathered(workload: Workload, reports: &[[Report; 2]]) -> Option<Sample> {
 /// The paper's bytes or round trips, divided among the rounds and the pairs; fewer in a quick run, and where time is
 /// virtual and nothing disturbs them.
 fn amount(bench: &Bench<'_>, point: &Point<Channel>) -> Workload {
-    let (simulated, quick) = (bench.place.is_simulated(), bench.options.quick);
+    let (simulated, quick) = (bench.testbed.is_simulated(), bench.options.quick);
     let parts = bench.rounds() as u64;
     if is_rate(point) {
         let messages = VOLUME.div_ceil(parts * point.n * point.x);
@@ -369,7 +369,11 @@ fn amounts_notes(bench: &Bench<'_>, points: &[Point<Channel>]) -> Vec<String> {
             _ => String::new(),
         };
         let (short, long) = (of(SHORT), of(SHORT + 1));
-        let tail = if bench.place.is_simulated() { TAIL } else { "" };
+        let tail = if bench.testbed.is_simulated() {
+            TAIL
+        } else {
+            ""
+        };
         notes.push(format!(
             "Round trips of a repeat: {short}, of messages over {SHORT} B {long}; fewer where its time is up.{tail}"
         ));

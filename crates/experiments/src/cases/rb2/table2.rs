@@ -1,10 +1,10 @@
 //! Table II: RB² with one optimisation switched off at a time.
 
-use super::sweep::{Plan, bandwidth, rate};
+use super::sweep::{SweepPlan, bandwidth, rate};
 use super::{MIB, about, variant};
 use crate::claim::Claim::{About as Around, Above, Below, Exactly};
+use crate::cpu_affinity::numa_nodes;
 use crate::experiment::Case;
-use crate::pin::numa_nodes;
 use crate::table::Table;
 use crate::transports::job::{Channel, Variant};
 
@@ -50,9 +50,9 @@ fn rows() -> [(&'static str, Channel); 10] {
     ]
 }
 
-fn plan() -> Plan {
+fn plan() -> SweepPlan {
     let arms: Vec<_> = [M1].into_iter().chain(rows().map(|(_, arm)| arm)).collect();
-    Plan {
+    SweepPlan {
         rates: arms.clone(),
         sizes: [&[512, MIB]; 2],
         counted: (arms, &[512]),
@@ -61,7 +61,7 @@ fn plan() -> Plan {
             holds slots back for a round trip. Misaligned arrays and pointers that share a line (M7) cost nothing, \
             because the model has no cache lines and no memory. Simulated machines have huge pages wherever they are \
             asked for; ordinary ones (M8) cost at 1 MiB what is missing in nic.mtt, of which no size was published.",
-        ..Plan::default()
+        ..SweepPlan::default()
     }
 }
 

@@ -3,12 +3,12 @@
 
 use headworks::verbs::DeviceName;
 
-use super::load::{self, Arm, PAIRS};
+use super::arms::{self, Arm, PAIRS};
 use super::{about, sweep, word};
 use crate::cases::prelude::*;
-use crate::measure::{self, half_round_trip};
-use crate::nic::{CHAIN_MAX, Flows, Load, Verb};
-use crate::probe;
+use crate::child_programs;
+use crate::nic::{CHAIN_MAX, Flows, Verb, VerbLoad};
+use crate::nic_measurements::{self, half_round_trip};
 use crate::stats::median;
 
 /// Flows of all processes; one request at a time; and there and back.
@@ -42,14 +42,14 @@ pub static FIG11A: Case<Arm> = Case {
     },
     table: fig11a,
     measure: |bench, t, _| {
-        let base_delay = load::base_delay(bench, t)?;
+        let base_delay = arms::base_delay(bench, t)?;
         let run = if bench.options.quick { 1 } else { 5 };
         let times = (Duration::from_millis(5), Duration::from_millis(run));
         let (flows, singles) = (grid(FLOW, &ARMS, &SIZES), grid(SINGLE, &ARMS, &SIZES));
         let points = [flows, singles, grid(PINGPONG, &ARMS, &[BALL])].concat();
         bench.measure(points, sweep("B", ""), |bench, point, _| {
             // Both ends of a ping-pong send.
-            let place = point.arm.place(&bench.place, &[0, 1], base_delay, "")?;
+            let place = point.arm.testbed(&bench.testbed, &[0, 1], base_delay, "")?;
             let nanos = nanos(&place, point, bench.perftest_ns(), times)?;
             Ok(nanos.map(Into::into))
         })
@@ -97,11 +97,11 @@ fn nanos(
     work_ns: u64,
     times: (Duration, Duration),
 ) -> Result<Option<f64>, WorkloadError> {
-    let load = point.arm.load(Load {
+    let load = point.arm.load(VerbLoad {
         work_ns,
-        ..Load::of(Verb::Send, point.x as usize)
+        ..VerbLoad::of(Verb::Send, point.x as usize)
     });
-    let single = Load { depth: 1, ..load };
+    let single = VerbLoad { depth: 1, ..load };
     let mut several = load;
     several.queue_pairs = QUEUE_PAIRS;
     let (load, requests, pairs, times) = match point.load {
@@ -219,26 +219,28 @@ fn measure_overhead(
         ..Sweep::over("", Wall::from_millis(300), Wall::from_secs(1))
     };
     let measured = bench.measure(points, sweep, |bench, point, run| {
-        let mut place = bench.place.clone();
+        let mut place = bench.testbed.clone();
         for device in place.devices.iter_mut().filter(|_| point.arm == PACED) {
             *device = paced(device)?;
         }
         let run = Duration::from_nanos(run.as_nanos() as u64);
         let times = (Duration::from_millis(100), run);
         let found = match point.load {
-            ONE => measure::call(&place, 1, times)?,
-            CHAIN => measure::call(&place, CHAIN_MAX, times)?,
-            _ => half_round_trip(&Load::of(Verb::Write, 64), &place, times)?,
+            ONE => nic_measurements::call_times(&place, 1, times)?,
+            CHAIN => nic_measurements::call_times(&place, CHAIN_MAX, times)?,
+            _ => half_round_trip(&VerbLoad::of(Verb::Write, 64), &place, times)?,
         };
         Ok(found.map(Sample::from))
     })?;
-    let plain = bench.place.devices[0].clone();
+    let plain = bench.testbed.devices[0].clone();
     let Ok(with_pacing) = paced(&plain) else {
         return Ok(measured);
     };
     for (key, device) in INSTRUCTIONS.into_iter().zip([plain, with_pacing]) {
         let label = format!("instructions of a post, {device}");
-        let counted = bench.once(&label, |b| probe::post_instructions(&device, b.stop()))?;
+        let counted = bench.once(&label, |b| {
+            child_programs::post_instructions(&device, b.stop())
+        })?;
         match counted {
             Ok((count, version)) => {
                 let note = format!("{device}: counted by {version}");
@@ -259,19 +261,19 @@ fn measure_overhead(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulated::Simulated;
+    use crate::simulated_machine::SimulatedMachine;
 
     #[test]
     fn pacing_costs_a_single_request_little_and_comes_out_the_same() {
         let device = "sim:cx6-100g".parse().unwrap();
-        let machines = Simulated::on(&device, &[], None).unwrap().unwrap();
+        let machines = SimulatedMachine::on(&device, &[], None).unwrap().unwrap();
         let stop = std::sync::atomic::AtomicBool::new(false);
-        let place = machines.place(&stop);
-        let base_delay = load::probe(&place, 100.0).unwrap();
+        let place = machines.testbed(&stop);
+        let base_delay = arms::probe(&place, 100.0).unwrap();
         let times = (Duration::from_micros(20), Duration::from_micros(100));
         for what in [SINGLE, PINGPONG, FLOW] {
             let of = |arm: Arm| {
-                let place = arm.place(&place, &[0, 1], base_delay, "").unwrap();
+                let place = arm.testbed(&place, &[0, 1], base_delay, "").unwrap();
                 let found = nanos(&place, &Point::of(what, arm, 512), 100, times);
                 found.unwrap().expect("a time")
             };

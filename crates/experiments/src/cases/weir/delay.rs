@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::load::{self, Arm, COUNTED, PAIRS};
+use super::arms::{self, Arm, COUNTED, PAIRS};
 use super::{about, sweep, word};
 use crate::cases::prelude::*;
-use crate::nic::{Batches, Load, Verb, Watched};
-use crate::simulated::Simulated;
+use crate::nic::{Batches, SampledLoad, Verb, VerbLoad};
+use crate::simulated_machine::SimulatedMachine;
 use crate::stats::median;
-use headworks_workloads::report::Look;
+use headworks_workloads::report::PacingSample;
 
 /// Requests of a batch, and the pause behind it (section III-C).
 pub const BATCH: usize = 100;
@@ -40,13 +40,13 @@ pub static FIG4: Case<&str> = Case {
     table: fig4,
     measure: |bench, _, _| {
         bench.measure_lists(&[TINY, SMALL, LARGE], sweep("", ""), |bench, point| {
-            let load = Load {
+            let load = VerbLoad {
                 depth: BATCH,
                 work_ns: bench.perftest_ns(),
-                ..Load::of(Verb::Send, point.n as usize)
+                ..VerbLoad::of(Verb::Send, point.n as usize)
             };
             let pause_ns = PAUSE_NS;
-            let delays = Batches { load, pause_ns }.delays(&bench.place, TIMES)?;
+            let delays = Batches { load, pause_ns }.batch_delays(&bench.testbed, TIMES)?;
             Ok(delays.into_iter().map(Sample::from).collect())
         })
     },
@@ -176,18 +176,18 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
     unit: &'static str,
     paced: impl for<'a> Fn(&Bench<'a>, &Point<A>, Duration) -> Result<Testbed<'a>, WorkloadError>,
 ) -> Result<Measured<A>, RunError> {
-    let base_delay = load::base_delay(bench, t)?;
+    let base_delay = arms::base_delay(bench, t)?;
     // So many queue pairs that the lower threshold is that of few.
     let (queue_pairs, run) = match bench.options.quick {
         true => (256, Duration::from_millis(5)),
         false => (1024, Duration::from_millis(20)),
     };
-    let load = Load {
+    let load = VerbLoad {
         queue_pairs: queue_pairs / PAIRS,
         work_ns: bench.perftest_ns(),
-        ..Load::of(Verb::Send, SIZE)
+        ..VerbLoad::of(Verb::Send, SIZE)
     };
-    let watched = Watched {
+    let watched = SampledLoad {
         load: Arm::Paced.load(load),
         every_ns: EVERY.nanos(),
     };
@@ -195,7 +195,7 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
     let times = (Duration::from_millis(5), run);
     let mut derived = Vec::new();
     let mut measured = bench.measure_lists(points, sweep("", unit), |bench, point| {
-        let looks = watched.looks(&paced(bench, point, base_delay)?, PAIRS, times)?;
+        let looks = watched.pacing_samples(&paced(bench, point, base_delay)?, PAIRS, times)?;
         let moments = moments(&looks);
         let [reaches, settles] = near_median(&moments).map(|at| at.unwrap_or(f64::NAN));
         let converged = Sample::of([(REACHES, reaches), (SETTLES, settles)]);
@@ -215,7 +215,7 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
 }
 
 /// The moments from what each process saw: the throughput of all, and the pacing as the first saw it.
-fn moments(looks: &[Vec<Look>]) -> Vec<Sample> {
+fn moments(looks: &[Vec<PacingSample>]) -> Vec<Sample> {
     let begun = looks.iter().filter_map(|looks| looks.first());
     let Some(begun) = begun.map(|look| look.at_ns).min() else {
         return Vec::new();
@@ -229,7 +229,7 @@ fn moments(looks: &[Vec<Look>]) -> Vec<Sample> {
         *seen += 1;
         *sum += (now.done - before.done) as f64 / seconds;
     }
-    let moment = |look: &Look| {
+    let moment = |look: &PacingSample| {
         let (seen, per_second) = delivered.get(&(look.at_ns / EVERY.nanos()))?;
         let pacing = look.pacing.filter(|_| *seen == looks.len())?;
         let (raise, lower) = pacing.thresholds;
@@ -295,7 +295,7 @@ pub static FIG10A: Case<&str> = Case {
     table: fig10a,
     measure: |bench, t, _| {
         timelines(bench, t, &BASES, "", |bench, point, base_delay| {
-            Arm::Paced.place(&bench.place, &[0], base_delay.times(point.n), "")
+            Arm::Paced.testbed(&bench.testbed, &[0], base_delay.times(point.n), "")
         })
     },
 };
@@ -354,7 +354,7 @@ pub static FIG10B: Case<Arm> = Case {
         let points = [FAST, SLOW, WINDOWED];
         let measured = timelines(bench, t, &points, "Gbit/s", |bench, point, base_delay| {
             let place = with_link(bench, point.n)?;
-            point.arm.place(&place, &[0], base_delay, STARTS)
+            point.arm.testbed(&place, &[0], base_delay, STARTS)
         })?;
         if settled(SLOW, DOORBELLS).median(&measured).is_some()
             && converged(SETTLES).median(&measured).is_none()
@@ -430,30 +430,30 @@ fn with_link<'a>(bench: &Bench<'a>, link: u64) -> Result<Testbed<'a>, WorkloadEr
     let setting = format!("link.rate={link}").parse();
     let mut set = bench.options.set.clone();
     set.push(setting.map_err(|e| WorkloadError::at("link", e))?);
-    let machines = Simulated::on(&bench.options.device, &set, None);
+    let machines = SimulatedMachine::on(&bench.options.device, &set, None);
     let machines = machines.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
     let machines = machines.map_err(|e| WorkloadError::at("device", e))?;
     Ok(Testbed {
-        counted: bench.place.counted.clone(),
-        ..machines.place(bench.place.stop)
+        measured_usage: bench.testbed.measured_usage.clone(),
+        ..machines.testbed(bench.testbed.stop)
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_workloads::report::Pacing;
+    use headworks_workloads::report::PacingState;
 
     #[test]
     fn throughput_of_all_processes_adds_up_by_time() {
-        let pacing = Pacing {
+        let pacing = PacingState {
             rate: 1e9,
             delay_ns: 5_000.0,
             ratio: 1.5,
             thresholds: (2.0, 4.0),
             active: 16,
         };
-        let look = |micros: u64, done| Look {
+        let look = |micros: u64, done| PacingSample {
             at_ns: micros * 1000,
             done,
             pacing: Some(pacing),

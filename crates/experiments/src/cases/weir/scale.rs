@@ -4,10 +4,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::load::{self, Arm, COUNTED, DEPTH, ICM, MISSES, MPT, MTT, POLLED, SENT};
+use super::arms::{self, Arm, COUNTED, DEPTH, ICM, MISSES, MPT, MTT, POLLED, SENT};
 use super::{about, sweep};
 use crate::cases::prelude::*;
-use crate::nic::{Load, Verb};
+use crate::nic::{Verb, VerbLoad};
 
 /// Queue pairs of all processes together.
 const QUEUE_PAIRS: [u64; 12] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MOST];
@@ -92,12 +92,12 @@ pub static FIG2: Case<Arm> = Case {
         let points = grid("", &[Arm::PLAIN], counts);
         let sweep = sweep("queue pairs", "");
         let measured = bench.measure(points, sweep, |bench, point, _| {
-            let load = Load {
+            let load = VerbLoad {
                 depth: DEPTH,
                 work_ns: bench.perftest_ns(),
-                ..Load::of(Verb::Send, FIG2_SIZE)
+                ..VerbLoad::of(Verb::Send, FIG2_SIZE)
             };
-            load::sample(&bench.place, load, point.x, FIG2_TIMES)
+            arms::sample(&bench.testbed, load, point.x, FIG2_TIMES)
         })?;
         record_fig2(&measured, outcome);
         Ok(measured)
@@ -333,7 +333,7 @@ fn measure(
     let is_quick = bench.options.quick;
     let counts = if is_quick { QUICK } else { &QUEUE_PAIRS };
     let (warm_requests, run) = extent(is_quick);
-    let base_delay = load::base_delay(bench, t)?;
+    let base_delay = arms::base_delay(bench, t)?;
     t.note(format!(
         "Every arm posts all that may be outstanding, queue pair after queue pair, waits until {warm_requests} requests \
          of each process have ended, or all twice, and then for {} µs before it is measured. Throughput is what the \
@@ -345,12 +345,12 @@ fn measure(
     points.retain(|point| !is_quick || point.x == QUICK_ALL || is_compared(point.arm));
     let sweep = sweep("queue pairs", "");
     let measured = bench.measure(points, sweep, |bench, point, _| {
-        let load = Load {
+        let load = VerbLoad {
             work_ns: bench.perftest_ns(),
             warm_requests,
-            ..Load::of(Verb::Send, size)
+            ..VerbLoad::of(Verb::Send, size)
         };
-        sample(&bench.place, point, load, base_delay, (SETTLES, run))
+        sample(&bench.testbed, point, load, base_delay, (SETTLES, run))
     })?;
     if is_quick {
         outcome.skip(WINDOWED, "not measured in a quick run");
@@ -375,10 +375,10 @@ fn skip_without_misses(of: &Measured<Arm>, outcome: &mut Outcome) {
 fn sample(
     place: &Testbed<'_>,
     point: &Point<Arm>,
-    load: Load,
+    load: VerbLoad,
     base_delay: Duration,
     times: (Duration, Duration),
 ) -> Result<Option<Sample>, WorkloadError> {
-    let place = point.arm.place(place, &[0], base_delay, "")?;
-    load::sample(&place, point.arm.load(load), point.x, times)
+    let place = point.arm.testbed(place, &[0], base_delay, "")?;
+    arms::sample(&place, point.arm.load(load), point.x, times)
 }

@@ -14,7 +14,7 @@ fn peers_are_other_hosts_of_the_same_network() {
         ("sim:cx6-100g,host=h2,seed=9", "sim:cx6-100g,host=h1,seed=9"),
         ("ibv:rxe0,port=1", "ibv:rxe0,port=1"),
     ] {
-        assert_eq!(peer_of(&named(device)).to_string(), peer);
+        assert_eq!(default_peer(&named(device)).to_string(), peer);
     }
 }
 
@@ -22,17 +22,17 @@ fn peers_are_other_hosts_of_the_same_network() {
 fn medians_and_spreads_are_of_the_samples() {
     let samples =
         |range: std::ops::RangeInclusive<u64>| range.rev().map(Duration::from_nanos).collect();
-    let found = Measured::of(Class::Read, samples(1..=100)).unwrap();
+    let found = ClassDelay::of(Class::Read, samples(1..=100)).unwrap();
     let nanos = [found.p10, found.median, found.p90].map(Duration::nanos);
     assert_eq!((nanos, found.samples), ([11, 51, 91], 100));
     assert!(!found.is_idle());
     assert_eq!(found.constant(), ("base_delay_read_ns", 51));
     assert!(
-        Measured::of(Class::Read, samples(100..=200))
+        ClassDelay::of(Class::Read, samples(100..=200))
             .unwrap()
             .is_idle()
     );
-    assert_eq!(Measured::of(Class::Write, Vec::new()), None);
+    assert_eq!(ClassDelay::of(Class::Write, Vec::new()), None);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_simulated_devices_delays_are_options_that_pace() {
     let device = named("sim:cx5-100g,seed=77");
     let measure = |rounds| {
         let mut asked = Vec::new();
-        let found = calibrate(&device, &peer_of(&device), rounds, &mut |done, all| {
+        let found = calibrate(&device, &default_peer(&device), rounds, &mut |done, all| {
             asked.push((done, all));
             true
         });
@@ -73,7 +73,7 @@ fn a_simulated_devices_delays_are_options_that_pace() {
 #[test]
 fn whoever_asks_can_end_it_and_what_cannot_be_opened_is_said() {
     let device = named("sim:cx6-100g,seed=78");
-    let ended = calibrate(&device, &peer_of(&device), 10, &mut |done, _| done < 5);
+    let ended = calibrate(&device, &default_peer(&device), 10, &mut |done, _| done < 5);
     assert!(matches!(ended, Err(CalibrateError::Interrupted)));
     let wrong = calibrate(&named("sim:no-such"), &device, 10, &mut |_, _| true);
     assert!(matches!(wrong, Err(CalibrateError::Open(_))));
@@ -86,13 +86,15 @@ fn whoever_asks_can_end_it_and_what_cannot_be_opened_is_said() {
 fn how_many_are_measured_is_bounded() {
     let device = named("sim:cx6-100g,seed=79");
     for rounds in [0, ROUNDS_MAX + 1, u32::MAX] {
-        let refused = calibrate(&device, &peer_of(&device), rounds, &mut |_, _| true);
+        let refused = calibrate(&device, &default_peer(&device), rounds, &mut |_, _| true);
         let said = refused.unwrap_err().to_string();
         let wanted = format!("{rounds} requests of each class: 1 to 1000000 are measured");
         assert_eq!(said, wanted);
     }
-    let ended = calibrate(&device, &peer_of(&device), ROUNDS_MAX, &mut |_, _| false);
+    let ended = calibrate(&device, &default_peer(&device), ROUNDS_MAX, &mut |_, _| {
+        false
+    });
     assert!(matches!(ended, Err(CalibrateError::Interrupted)));
-    let found = calibrate(&device, &peer_of(&device), 1, &mut |_, _| true).unwrap();
+    let found = calibrate(&device, &default_peer(&device), 1, &mut |_, _| true).unwrap();
     assert_eq!(found.measured.len(), Class::ALL.len());
 }

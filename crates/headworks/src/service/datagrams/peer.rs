@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::super::{Connecting, ServiceError, Stream};
+use super::super::{PendingConnection, ServiceError, Stream};
 use super::Message;
 
 /// Bytes of a message at most.
@@ -10,7 +10,7 @@ pub const MESSAGE_MAX: usize = 1 << 20;
 
 const MAGIC: [u8; 8] = *b"hwdgram1";
 /// Bytes that a stream begins with.
-const GREETING: usize = MAGIC.len() + 2;
+const HELLO_BYTES: usize = MAGIC.len() + 2;
 /// Bytes in front of a message.
 pub(super) const LENGTH: usize = 4;
 /// Messages up to this length go together with their length.
@@ -18,7 +18,7 @@ const SHORT: usize = 4096;
 
 /// Somebody that messages are sent to, or come from.
 pub(super) struct Peer {
-    pub(super) way: Way,
+    pub(super) connection: PeerConnection,
     /// Where it receives, as it says; `None` until it has said so.
     pub(super) address: Option<SocketAddr>,
     /// This side has called it, for what is sent: nothing comes from there but the end.
@@ -35,17 +35,17 @@ pub(super) struct Peer {
     got: Vec<u8>,
 }
 
-pub(super) enum Way {
-    Connecting(Connecting),
+pub(super) enum PeerConnection {
+    Connecting(PendingConnection),
     Up(Box<Stream>),
 }
 
 /// What was found of a peer.
 #[derive(Clone, Copy)]
-pub(super) enum Found {
+pub(super) enum PeerStatus {
     /// A message: so many bytes, where they came, or put together.
-    Lies(usize),
-    Whole,
+    MessageInPlace(usize),
+    MessageCopied,
     Nothing,
     /// It is gone, or is none of ours.
     Gone,
@@ -53,9 +53,9 @@ pub(super) enum Found {
 
 impl Peer {
     /// One that is called there; of one that has called it is not known where it receives.
-    pub(super) fn new(way: Way, address: Option<SocketAddr>) -> Self {
+    pub(super) fn new(connection: PeerConnection, address: Option<SocketAddr>) -> Self {
         Self {
-            way,
+            connection,
             address,
             is_called: address.is_some(),
             is_over: false,
@@ -67,13 +67,13 @@ impl Peer {
     }
 
     /// The stream begins with where this end receives.
-    pub(super) fn greet(&mut self, port: u16) {
+    pub(super) fn send_hello(&mut self, port: u16) {
         self.rest = [&MAGIC[..], &port.to_le_bytes()].concat();
     }
 
     /// Sends what there was no room for; says whether all of it went.
     pub(super) fn flush(&mut self) -> Result<bool, ServiceError> {
-        let Way::Up(stream) = &mut self.way else {
+        let PeerConnection::Up(stream) = &mut self.connection else {
             return Ok(false);
         };
         let sent = send_some(stream, &self.rest)?;
@@ -84,7 +84,7 @@ impl Peer {
     /// Sends a message, or as much of it as there is room for, and keeps the rest. `false`: something before it is still to be sent.
     pub(super) fn send(&mut self, bytes: &[u8]) -> Result<bool, ServiceError> {
         let length = (bytes.len() as u32).to_le_bytes();
-        let is_greeting = self.rest.len() == GREETING && bytes.len() <= SHORT;
+        let is_greeting = self.rest.len() == HELLO_BYTES && bytes.len() <= SHORT;
         if is_greeting {
             // The first message goes with it.
             self.rest.extend_from_slice(&length);
@@ -95,7 +95,7 @@ impl Peer {
         if !self.flush()? {
             return Ok(false);
         }
-        let Way::Up(stream) = &mut self.way else {
+        let PeerConnection::Up(stream) = &mut self.connection else {
             return Ok(false);
         };
         if bytes.len() <= SHORT {
@@ -121,33 +121,35 @@ impl Peer {
     }
 
     /// Looks for a message. What it needs that has come so far is put together.
-    pub(super) fn look(&mut self) -> Result<Found, ServiceError> {
-        let Way::Up(stream) = &mut self.way else {
-            return Ok(Found::Nothing);
+    pub(super) fn poll(&mut self) -> Result<PeerStatus, ServiceError> {
+        let PeerConnection::Up(stream) = &mut self.connection else {
+            return Ok(PeerStatus::Nothing);
         };
         loop {
             let peeked = match stream.peek() {
                 // Who answers where it was called may say that it is anybody: it is none of ours.
-                Ok(peeked) if peeked.is_empty() || self.is_called => return Ok(Found::Gone),
+                Ok(peeked) if peeked.is_empty() || self.is_called => return Ok(PeerStatus::Gone),
                 Ok(peeked) => peeked,
-                Err(ServiceError::WouldBlock) => return Ok(Found::Nothing),
-                Err(ServiceError::Reset(_)) => return Ok(Found::Gone),
+                Err(ServiceError::WouldBlock) => return Ok(PeerStatus::Nothing),
+                Err(ServiceError::Reset(_)) => return Ok(PeerStatus::Gone),
                 Err(error) => return Err(error),
             };
             let is_greeted = self.address.is_some();
             if is_greeted && self.got.is_empty() {
                 match length(&peeked) {
-                    Some(Err(())) => return Ok(Found::Gone),
-                    Some(Ok(len)) if peeked.len() - LENGTH >= len => return Ok(Found::Lies(len)),
+                    Some(Err(())) => return Ok(PeerStatus::Gone),
+                    Some(Ok(len)) if peeked.len() - LENGTH >= len => {
+                        return Ok(PeerStatus::MessageInPlace(len));
+                    }
                     _ => {}
                 }
             }
             // Piece by piece, no further than what is looked for.
             let want = match (is_greeted, length(&self.got)) {
-                (false, _) => GREETING,
+                (false, _) => HELLO_BYTES,
                 (true, None) => LENGTH,
                 (true, Some(Ok(len))) => LENGTH + len,
-                (true, Some(Err(()))) => return Ok(Found::Gone),
+                (true, Some(Err(()))) => return Ok(PeerStatus::Gone),
             };
             let piece = peeked.len().min(want - self.got.len());
             self.got.extend_from_slice(&peeked[..piece]);
@@ -159,30 +161,36 @@ impl Peer {
                 false => {
                     let (magic, port) = self.got.split_at(MAGIC.len());
                     if magic != MAGIC {
-                        return Ok(Found::Gone);
+                        return Ok(PeerStatus::Gone);
                     }
                     let port = u16::from_le_bytes([port[0], port[1]]);
                     self.address = Some(SocketAddr::new(stream.peer().ip(), port));
                     self.got.clear();
                 }
-                true if length(&self.got) == Some(Ok(want - LENGTH)) => return Ok(Found::Whole),
+                true if length(&self.got) == Some(Ok(want - LENGTH)) => {
+                    return Ok(PeerStatus::MessageCopied);
+                }
                 true => {}
             }
         }
     }
 
     /// Shows the message that was found.
-    pub(super) fn show(&mut self, found: Found) -> Result<Message<'_>, ServiceError> {
-        Ok(match (found, &mut self.way) {
-            (Found::Lies(len), Way::Up(stream)) => Message::Lies(stream.peek()?, len),
-            _ => Message::Whole(self.got.get(LENGTH..).unwrap_or_default()),
+    pub(super) fn show(&mut self, found: PeerStatus) -> Result<Message<'_>, ServiceError> {
+        Ok(match (found, &mut self.connection) {
+            (PeerStatus::MessageInPlace(len), PeerConnection::Up(stream)) => {
+                Message::InPlace(stream.peek()?, len)
+            }
+            _ => Message::Copied(self.got.get(LENGTH..).unwrap_or_default()),
         })
     }
 
     /// The message that was found is not needed any more.
-    pub(super) fn consume(&mut self, found: Found) -> Result<(), ServiceError> {
-        match (found, &mut self.way) {
-            (Found::Lies(len), Way::Up(stream)) => stream.peek()?.consume(LENGTH + len),
+    pub(super) fn consume(&mut self, found: PeerStatus) -> Result<(), ServiceError> {
+        match (found, &mut self.connection) {
+            (PeerStatus::MessageInPlace(len), PeerConnection::Up(stream)) => {
+                stream.peek()?.consume(LENGTH + len)
+            }
             _ => {
                 self.got.clear();
                 // One long message is no reason to keep as much for ever.

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::packet::{Link, OTHER_LINK, flow};
+use super::packet::{LinkType, OTHER_LINK, flow};
 use super::pcap::each_packet;
 use super::{FlowKey, Record};
 use crate::error::{Result, WorkloadError};
@@ -50,7 +50,7 @@ impl Capture {
     pub fn read_from(reader: impl Read, most: usize) -> io::Result<Self> {
         let (mut packets, mut skipped) = (Vec::new(), BTreeMap::new());
         let ended = each_packet(reader, |link, time_ns, size_bytes, bytes| {
-            let link = Link::numbered(link).ok_or(OTHER_LINK);
+            let link = LinkType::numbered(link).ok_or(OTHER_LINK);
             match link.and_then(|link| flow(link, bytes)) {
                 Ok(key) => packets.push(Packet {
                     key,

@@ -4,7 +4,7 @@ use super::FlowKey;
 
 /// What the bytes of a packet begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkType {
     /// An Ethernet header.
     Ethernet,
     /// The IP header itself.
@@ -15,7 +15,7 @@ pub enum Link {
     Cooked2,
 }
 
-impl Link {
+impl LinkType {
     /// The one with this number in tcpdump.org's registry of link types.
     pub fn numbered(number: u32) -> Option<Self> {
         match number {
@@ -50,12 +50,12 @@ const UDP: u8 = 17;
 const SCTP: u8 = 132;
 
 /// The flow of the packet that these bytes are the beginning of, or why it is not known.
-pub fn flow(link: Link, bytes: &[u8]) -> Result<FlowKey, &'static str> {
+pub fn flow(link: LinkType, bytes: &[u8]) -> Result<FlowKey, &'static str> {
     match link {
-        Link::Ip => ip(bytes),
-        Link::Ethernet => tagged(bytes, 12, 14),
-        Link::Cooked => tagged(bytes, 14, 16),
-        Link::Cooked2 => tagged(bytes, 0, 20),
+        LinkType::Ip => ip(bytes),
+        LinkType::Ethernet => tagged(bytes, 12, 14),
+        LinkType::Cooked => tagged(bytes, 14, 16),
+        LinkType::Cooked2 => tagged(bytes, 0, 20),
     }
 }
 

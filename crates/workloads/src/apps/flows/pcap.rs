@@ -6,7 +6,7 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use super::packet::Link;
+use super::packet::LinkType;
 
 /// Bytes of a packet in pcap at most: the usual programs record up to 256 KiB of one.
 const PACKET_MAX: u32 = 256 << 10;
@@ -87,7 +87,7 @@ impl<R: Read> Unread<R> {
         let [.., link]: [u32; 6] = self.words(&self.item)?;
         // The upper bits say whether frames end with a checksum.
         let link = link & 0x0fff_ffff;
-        if Link::numbered(link).is_none() {
+        if LinkType::numbered(link).is_none() {
             return Err(invalid(format!(
                 "link type {link}: 1 (Ethernet), 12, 101, 228 or 229 (IP), 113 and 276 (Linux cooked) are known"
             )));

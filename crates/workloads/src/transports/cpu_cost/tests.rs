@@ -2,18 +2,18 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::pair::testing::Alone;
-use crate::transports::job::{Buffering, Transport, Waiting};
-use crate::transports::message::{Checked, Written};
-use crate::transports::testing::Queue;
+use crate::actor_pair::testing::MockContext;
+use crate::transports::job::{Buffering, StreamKind, Waiting};
+use crate::transports::message_contents::{MessageChecker, MessageWriter};
+use crate::transports::mock_channel::MockChannel;
 
-const PRICES: Prices = Prices {
+const PRICES: CpuPrices = CpuPrices {
     bench: Duration::from_nanos(100),
     message: Duration::from_nanos(15),
 };
 
-fn rival(rival: Rival) -> Channel {
-    Channel::Rival(rival)
+fn baseline(baseline: PaperBaseline) -> Channel {
+    Channel::Baseline(baseline)
 }
 
 fn ring(variant: Variant) -> Channel {
@@ -22,9 +22,9 @@ fn ring(variant: Variant) -> Channel {
 
 #[test]
 fn designs_pay_for_the_copies_that_they_make_and_the_work_that_they_do() {
-    let tcp = Channel::Stream(Transport::Tcp, Waiting::Spinning, Buffering::None);
+    let tcp = Channel::Stream(StreamKind::Tcp, Waiting::Spinning, Buffering::None);
     let default = Channel::Ring(RingMode::Default);
-    let Prices { bench, message } = PRICES;
+    let CpuPrices { bench, message } = PRICES;
     for (channel, size, copies, each, clears) in [
         (ring(Variant::Full), 64, [0, 0], message, false),
         (ring(Variant::Copies), 64, [1, 1], message, false),
@@ -32,15 +32,27 @@ fn designs_pay_for_the_copies_that_they_make_and_the_work_that_they_do() {
         (default, 64, [1, 0], message, false),
         (default, 1 << 20, [0, 0], message, false),
         // Only FaRM clears.
-        (rival(Rival::Farm), 64, [0, 1], message, true),
-        (rival(Rival::FarmAsPublished), 64, [1, 1], message, true),
-        (rival(Rival::SocksDirect), 64, [1, 1], message, false),
-        (rival(Rival::L5), 64, [1, 1], message, false),
+        (baseline(PaperBaseline::Farm), 64, [0, 1], message, true),
+        (
+            baseline(PaperBaseline::FarmAsPublished),
+            64,
+            [1, 1],
+            message,
+            true,
+        ),
+        (
+            baseline(PaperBaseline::SocksDirect),
+            64,
+            [1, 1],
+            message,
+            false,
+        ),
+        (baseline(PaperBaseline::L5), 64, [1, 1], message, false),
         // Only raw WRITEs have perftest's work.
-        (rival(Rival::Raw), 64, [0, 0], bench, false),
+        (baseline(PaperBaseline::Raw), 64, [0, 0], bench, false),
         (tcp, 64, [1, 1], message, false),
     ] {
-        let Price { send, take } = Price::of(channel, size, PRICES);
+        let MessageCost { send, take } = MessageCost::of(channel, size, PRICES);
         assert_eq!([send.copies, take.copies], copies, "{channel}");
         assert_eq!([send.each, take.each], [each, message], "{channel}");
         assert_eq!([send.clears, take.clears], [false, clears], "{channel}");
@@ -50,7 +62,7 @@ fn designs_pay_for_the_copies_that_they_make_and_the_work_that_they_do() {
 #[test]
 fn an_applications_work_is_on_top() {
     let work = [Duration::from_nanos(7), Duration::from_nanos(30)];
-    let price = Price::of(rival(Rival::L5), 64, PRICES);
+    let price = MessageCost::of(baseline(PaperBaseline::L5), 64, PRICES);
     let worked = price.with_work(work);
     assert_eq!(worked.send.each, PRICES.message + work[0]);
     assert_eq!(worked.take.each, PRICES.message + work[1]);
@@ -66,15 +78,15 @@ struct Slots {
     left: usize,
     size: usize,
     ended: bool,
-    price: Option<Price>,
+    price: Option<MessageCost>,
 }
 
-impl Arm for Slots {
-    fn price(&self) -> Option<Price> {
+impl MessageTransport for Slots {
+    fn price(&self) -> Option<MessageCost> {
         self.price
     }
 
-    fn offer<F: Fill>(&mut self, n: usize, fill: &mut F) -> Result<usize> {
+    fn offer<F: MessageSource>(&mut self, n: usize, fill: &mut F) -> Result<usize> {
         let accepted = n.min(self.left);
         for _ in 0..accepted {
             fill.fill(&mut vec![0; self.size]);
@@ -84,17 +96,17 @@ impl Arm for Slots {
         Ok(accepted)
     }
 
-    fn take<S: Sink>(&mut self, max: usize, sink: &mut S) -> Result<Taken> {
+    fn take<S: MessageSink>(&mut self, max: usize, sink: &mut S) -> Result<TakeResult> {
         let taken = max.min(self.left);
         if taken == 0 && self.ended {
-            return Ok(Taken::Ended);
+            return Ok(TakeResult::Ended);
         }
         for _ in 0..taken {
             sink.take(&vec![0; self.size]);
             self.log.borrow_mut().push("freed".into());
         }
         self.left -= taken;
-        Ok(Taken::Messages(taken))
+        Ok(TakeResult::Messages(taken))
     }
 
     fn flush(&mut self) -> Result<bool> {
@@ -107,27 +119,27 @@ impl Arm for Slots {
 }
 
 /// Each message costs 20 ns and a copy at either end, and the receiver's is cleared.
-fn price() -> Price {
+fn price() -> MessageCost {
     let cost = |clears| Cost {
         each: Duration::from_nanos(20),
         copies: 1,
         clears,
     };
-    Price {
+    MessageCost {
         send: cost(false),
         take: cost(true),
     }
 }
 
 /// A priced arm in a world of its own.
-struct PaidArm {
-    world: Alone,
+struct ChargedTransport {
+    world: MockContext,
     slots: Slots,
 }
 
-impl PaidArm {
+impl ChargedTransport {
     fn new(left: usize, size: usize) -> Self {
-        let world = Alone::default();
+        let world = MockContext::default();
         let slots = Slots {
             log: world.log.clone(),
             left,
@@ -139,7 +151,7 @@ impl PaidArm {
     }
 
     fn offer(&mut self, n: usize) -> usize {
-        let fill = &mut Written::default();
+        let fill = &mut MessageWriter::default();
         offer(
             &mut self.slots,
             n,
@@ -149,8 +161,8 @@ impl PaidArm {
         .unwrap()
     }
 
-    fn take(&mut self, n: usize) -> Taken {
-        let sink = &mut Checked::default();
+    fn take(&mut self, n: usize) -> TakeResult {
+        let sink = &mut MessageChecker::default();
         take(
             &mut self.slots,
             n,
@@ -167,11 +179,11 @@ impl PaidArm {
 
 #[test]
 fn a_message_is_paid_for_before_it_is_posted_and_before_its_slot_is_freed() {
-    let mut end = PaidArm::new(1, 8);
+    let mut end = ChargedTransport::new(1, 8);
     assert_eq!(end.offer(5), 1);
     assert_eq!(end.said(), ["charged 20", "copied 8", "posted"]);
     end.slots.left = 1;
-    assert_eq!(end.take(5), Taken::Messages(1));
+    assert_eq!(end.take(5), TakeResult::Messages(1));
     // Clearing stores and does not load: half a copy.
     let wanted = ["charged 20", "copied 8", "copied 4", "freed"];
     assert_eq!(end.said(), wanted);
@@ -179,43 +191,49 @@ fn a_message_is_paid_for_before_it_is_posted_and_before_its_slot_is_freed() {
 
 #[test]
 fn what_found_no_room_or_no_message_costs_nothing() {
-    let mut end = PaidArm::new(0, 8);
-    assert_eq!((end.offer(5), end.take(5)), (0, Taken::Messages(0)));
+    let mut end = ChargedTransport::new(0, 8);
+    assert_eq!((end.offer(5), end.take(5)), (0, TakeResult::Messages(0)));
     end.slots.ended = true;
-    assert_eq!(end.take(5), Taken::Ended);
+    assert_eq!(end.take(5), TakeResult::Ended);
     assert!(end.said().is_empty() && end.world.now == 0);
 }
 
 #[test]
 fn a_step_in_virtual_time_is_short_and_one_elsewhere_takes_all() {
-    let mut end = PaidArm::new(1000, 8);
+    let mut end = ChargedTransport::new(1000, 8);
     // 28 ns each: the third is begun before 60 ns have passed.
     assert_eq!((end.offer(100), end.world.now), (3, 84));
     // 32 ns each.
-    assert_eq!((end.take(100), end.world.now), (Taken::Messages(2), 148));
+    assert_eq!(
+        (end.take(100), end.world.now),
+        (TakeResult::Messages(2), 148)
+    );
     // One that takes longer than a step is handled all the same.
     end.slots.size = 4096;
     assert_eq!(end.offer(100), 1);
     let before = end.world.now;
     end.slots.price = None;
-    assert_eq!((end.offer(100), end.take(100)), (100, Taken::Messages(100)));
+    assert_eq!(
+        (end.offer(100), end.take(100)),
+        (100, TakeResult::Messages(100))
+    );
     assert_eq!(end.world.now, before);
 }
 
 #[test]
 fn an_applications_ends_pay_for_what_goes_through_and_for_nothing_else() {
-    let mut world = Alone::default();
+    let mut world = MockContext::default();
     let log = world.log.clone();
     let said = || std::mem::take(&mut *log.borrow_mut());
     let mut cx = ActorContext::new(&mut world);
-    let till = Till::new(&mut cx, price());
+    let cost_meter = CostMeter::new(&mut cx, price());
     // Room for one message.
-    let mut queue = Queue::of(1);
-    assert!(till.at(&mut queue).try_send(&[9; 40]).is_ok());
+    let mut queue = MockChannel::of(1);
+    assert!(cost_meter.at(&mut queue).try_send(&[9; 40]).is_ok());
     assert_eq!(said(), ["charged 20", "copied 40"]);
-    assert!(till.at(&mut queue).try_send(&[9; 40]).is_err());
+    assert!(cost_meter.at(&mut queue).try_send(&[9; 40]).is_err());
     assert!(said().is_empty());
-    let mut end = till.at(&mut queue);
+    let mut end = cost_meter.at(&mut queue);
     assert_eq!(end.try_recv_with(<[u8]>::len), Ok(Some(40)));
     assert_eq!(said(), ["charged 20", "copied 40", "copied 20"]);
     assert_eq!(end.try_recv_with(<[u8]>::len), Ok(None));
@@ -223,4 +241,4 @@ fn an_applications_ends_pay_for_what_goes_through_and_for_nothing_else() {
     assert_eq!((end.max_message(), MessageSender::consumed(&end)), (77, 1));
 }
 
-mod played;
+mod virtual_time;

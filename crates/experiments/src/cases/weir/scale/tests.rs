@@ -1,6 +1,6 @@
 use super::*;
-use crate::cases::weir::load::{PAIRS, WQE};
-use crate::simulated::Simulated;
+use crate::cases::weir::arms::{PAIRS, WQE};
+use crate::simulated_machine::SimulatedMachine;
 
 const SHALLOW: Arm = Arm::Plain(16);
 
@@ -81,14 +81,14 @@ fn simulated(arm: Arm, seed: u64) -> [Sample; 2] {
         "nic.wqe_cache=128",
     ];
     let set = set.map(|setting| setting.parse().unwrap());
-    let machines = Simulated::on(&device, &set, None).unwrap().unwrap();
+    let machines = SimulatedMachine::on(&device, &set, None).unwrap().unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let place = machines.place(&stop);
-    let base_delay = load::probe(&place, 100.0).unwrap();
+    let place = machines.testbed(&stop);
+    let base_delay = arms::probe(&place, 100.0).unwrap();
     let times = (Duration::from_micros(500), Duration::from_micros(300));
-    let load = Load {
+    let load = VerbLoad {
         work_ns: 100,
-        ..Load::of(Verb::Send, 512)
+        ..VerbLoad::of(Verb::Send, 512)
     };
     [PAIRS, 16 * PAIRS].map(|count| {
         let point = Point::at(arm, count as u64);

@@ -58,58 +58,62 @@ fn the_flow_is_found_whatever_is_around_it() {
     let found = |link, packet: &[u8], key| assert_eq!(flow(link, packet), Ok(key), "{packet:02x?}");
     let (tcp, ports) = (v4(TCP, 0, &PORTS), [1000, 2000]);
     let key = key4(ports, TCP);
-    found(Link::Ip, &tcp, key);
-    found(Link::Ethernet, &ethernet(&[], IPV4, &tcp), key);
+    found(LinkType::Ip, &tcp, key);
+    found(LinkType::Ethernet, &ethernet(&[], IPV4, &tcp), key);
     let tagged = ethernet(&[0x88a8, 0x8100], IPV4, &tcp);
-    found(Link::Ethernet, &tagged, key);
+    found(LinkType::Ethernet, &tagged, key);
     let cooked = [&[0; 14], &[8, 0][..], &tcp].concat();
-    found(Link::Cooked, &cooked, key);
+    found(LinkType::Cooked, &cooked, key);
     let cooked = [&[8, 0][..], &[0; 18], &tcp].concat();
-    found(Link::Cooked2, &cooked, key);
+    found(LinkType::Cooked2, &cooked, key);
     let tagged = [&[0x81, 0][..], &[0; 18], &[0, 5, 8, 0], &tcp].concat();
-    found(Link::Cooked2, &tagged, key);
+    found(LinkType::Cooked2, &tagged, key);
     // Options of IP push the ports on.
     let mut optioned = v4(TCP, 0, &[&[1; 4], &PORTS[..]].concat());
     optioned[0] = 0x46;
-    found(Link::Ip, &optioned, key);
-    found(Link::Ip, &v4(UDP, 0, &PORTS), key4(ports, UDP));
+    found(LinkType::Ip, &optioned, key);
+    found(LinkType::Ip, &v4(UDP, 0, &PORTS), key4(ports, UDP));
     // ICMP and later fragments have no ports.
-    found(Link::Ip, &v4(1, 0, &[8, 0, 1, 2]), key4([0; 2], 1));
-    found(Link::Ip, &v4(UDP, 0x2000, &PORTS), key4(ports, UDP));
-    found(Link::Ip, &v4(UDP, 0x2001, &[9; 8]), key4([0; 2], UDP));
+    found(LinkType::Ip, &v4(1, 0, &[8, 0, 1, 2]), key4([0; 2], 1));
+    found(LinkType::Ip, &v4(UDP, 0x2000, &PORTS), key4(ports, UDP));
+    found(LinkType::Ip, &v4(UDP, 0x2001, &[9; 8]), key4([0; 2], UDP));
     let later = v6(44, &[UDP, 0, 0, 9, 0, 0, 0, 0, 9, 9]);
-    found(Link::Ip, &later, key6([0; 2], UDP));
+    found(LinkType::Ip, &later, key6([0; 2], UDP));
 
     let (tcp, key) = (v6(TCP, &PORTS), key6(ports, TCP));
-    found(Link::Ip, &tcp, key);
-    found(Link::Ethernet, &ethernet(&[0x8100], IPV6, &tcp), key);
+    found(LinkType::Ip, &tcp, key);
+    found(LinkType::Ethernet, &ethernet(&[0x8100], IPV6, &tcp), key);
     let hop = [60, 0, 0, 0, 0, 0, 0, 0];
     let destination = [51, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let authentication = [44, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let fragment = [TCP, 0, 0, 1, 0, 0, 0, 0];
     let extended = [&hop[..], &destination, &authentication, &fragment, &PORTS].concat();
-    found(Link::Ip, &v6(0, &extended), key);
+    found(LinkType::Ip, &v6(0, &extended), key);
 }
 
 #[test]
 fn odd_packets_say_what_is_odd() {
     let odd = |link, packet: &[u8], odd| assert_eq!(flow(link, packet), Err(odd), "{packet:02x?}");
-    odd(Link::Ethernet, &ethernet(&[], 0x0806, &[0; 28]), NOT_IP);
+    odd(LinkType::Ethernet, &ethernet(&[], 0x0806, &[0; 28]), NOT_IP);
     let arp = [&[8, 6][..], &[0; 40]].concat();
-    odd(Link::Cooked2, &arp, NOT_IP);
-    odd(Link::Cooked2, &arp[..1], CUT_OFF);
-    odd(Link::Cooked2, &[&[8, 0][..], &[0; 17]].concat(), CUT_OFF);
-    odd(Link::Ip, &[0x55; 40], NOT_IP);
+    odd(LinkType::Cooked2, &arp, NOT_IP);
+    odd(LinkType::Cooked2, &arp[..1], CUT_OFF);
+    odd(
+        LinkType::Cooked2,
+        &[&[8, 0][..], &[0; 17]].concat(),
+        CUT_OFF,
+    );
+    odd(LinkType::Ip, &[0x55; 40], NOT_IP);
     // A header shorter than itself; extension headers and tags without an end.
     let tcp = v4(TCP, 0, &PORTS);
-    odd(Link::Ip, &[&[0x44], &tcp[1..]].concat(), MALFORMED);
-    odd(Link::Ip, &v6(0, &[0; 200]), MALFORMED);
+    odd(LinkType::Ip, &[&[0x44], &tcp[1..]].concat(), MALFORMED);
+    odd(LinkType::Ip, &v6(0, &[0; 200]), MALFORMED);
     let tagged = ethernet(&[0x8100; 20], IPV4, &tcp);
-    odd(Link::Ethernet, &tagged, MALFORMED);
+    odd(LinkType::Ethernet, &tagged, MALFORMED);
     // Every beginning of a packet with ports is too short.
     let tagged = ethernet(&[0x8100], IPV4, &tcp);
     let extended = v6(0, &[TCP, 0, 0, 0, 0, 0, 0, 0, 3, 232, 7, 208]);
-    for (link, whole) in [(Link::Ethernet, tagged), (Link::Ip, extended)] {
+    for (link, whole) in [(LinkType::Ethernet, tagged), (LinkType::Ip, extended)] {
         for len in 0..whole.len() {
             odd(link, &whole[..len], CUT_OFF);
         }
@@ -119,17 +123,17 @@ fn odd_packets_say_what_is_odd() {
 #[test]
 fn link_types_have_their_registered_numbers() {
     for (number, link) in [
-        (1, Link::Ethernet),
-        (12, Link::Ip),
-        (101, Link::Ip),
-        (113, Link::Cooked),
-        (228, Link::Ip),
-        (229, Link::Ip),
-        (276, Link::Cooked2),
+        (1, LinkType::Ethernet),
+        (12, LinkType::Ip),
+        (101, LinkType::Ip),
+        (113, LinkType::Cooked),
+        (228, LinkType::Ip),
+        (229, LinkType::Ip),
+        (276, LinkType::Cooked2),
     ] {
-        assert_eq!(Link::numbered(number), Some(link));
+        assert_eq!(LinkType::numbered(number), Some(link));
     }
-    assert_eq!([0, 147].map(Link::numbered), [None; 2]);
+    assert_eq!([0, 147].map(LinkType::numbered), [None; 2]);
 }
 
 proptest! {
@@ -144,7 +148,7 @@ proptest! {
             bytes[12..14].copy_from_slice(&ethertype);
             bytes[14] = version + start;
         }
-        for link in [Link::Ethernet, Link::Ip, Link::Cooked, Link::Cooked2] {
+        for link in [LinkType::Ethernet, LinkType::Ip, LinkType::Cooked, LinkType::Cooked2] {
             let _ = flow(link, &bytes);
         }
     }

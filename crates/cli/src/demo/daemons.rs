@@ -1,0 +1,147 @@
+//! Two daemons for the demonstration, which stand for two hosts.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use headworks::daemon::Identity;
+use headworks::daemon::config::Config;
+use headworks::daemon::metrics;
+use headworks::daemon::shell::{MetricsAt, Shell, ShellConfig};
+use headworks::net::Interrupt;
+use headworks::service::metrics_of;
+use headworks::verbs::{DeviceName, Duration};
+use rustix::process::{Signal, getpid, kill_process};
+use tempfile::TempDir;
+
+use super::{Demo, PeerProcess};
+use crate::top;
+
+/// What connections' rings grow to in bytes: there are hundreds.
+const RING_MAX: u32 = 64 << 10;
+
+/// Both, and the folder of their sockets.
+pub(super) struct Daemons {
+    daemons: [PeerProcess; 2],
+    /// After the daemons, which are ended before.
+    directory: TempDir,
+}
+
+impl Daemons {
+    pub(super) fn start(demo: &Demo) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir().context("the daemons' folder")?;
+        let start = |host: usize, port: u16| {
+            let at = SocketAddr::new(address(host), port).to_string();
+            let socket = socket(directory.path(), host);
+            let args = ["daemon", &socket.to_string_lossy(), "--address", &at];
+            let mut daemon = demo.spawn_on(&device(demo, host)?, &args)?;
+            let port = demo.read_number(&mut daemon)?;
+            anyhow::Ok((daemon, port))
+        };
+        // Any port, which is to be the same at both addresses: nobody has it at one of them.
+        let (first, port) = start(0, 0)?;
+        let (second, _) = start(1, port)?;
+        Ok(Self {
+            daemons: [first, second],
+            directory,
+        })
+    }
+
+    /// Where applications attach.
+    pub(super) fn socket(&self, host: usize) -> PathBuf {
+        socket(self.directory.path(), host)
+    }
+
+    /// Queue pairs of a host, as its daemon says itself.
+    pub(super) fn queue_pairs(&self, host: usize) -> anyhow::Result<u64> {
+        let said = top::scrape(&MetricsAt::Path(metrics_of(&self.socket(host))))?;
+        let samples = metrics::parse(&said).context("what the daemon says")?;
+        let name = format!("{}queue_pairs", metrics::PREFIX);
+        let own = samples.iter().filter(|sample| sample.name == name);
+        Ok(own.map(|sample| sample.value as u64).sum())
+    }
+
+    /// Ends them in good order.
+    pub(super) fn end(self, demo: &Demo) -> anyhow::Result<()> {
+        for daemon in self.daemons {
+            demo.finish(daemon)?;
+        }
+        Ok(())
+    }
+}
+
+fn socket(directory: &Path, host: usize) -> PathBuf {
+    directory.join(format!("{host}.sock"))
+}
+
+pub(super) fn address(host: usize) -> IpAddr {
+    Ipv4Addr::new(127, 0, 0, host as u8 + 1).into()
+}
+
+/// The device of a host. One of the software RNIC's that has no name gets one, so that the two differ.
+fn device(demo: &Demo, host: usize) -> anyhow::Result<DeviceName> {
+    let device = [&demo.device, &demo.peer][host];
+    let text = device.to_string();
+    match (device.name(), text.strip_prefix("soft")) {
+        (None, Some(options)) => Ok(format!("soft:h{}{options}", host + 1).parse()?),
+        _ => Ok(device.clone()),
+    }
+}
+
+/// This process is a daemon, until whoever started it closes its standard input.
+pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> anyhow::Result<()> {
+    let interrupt = Interrupt::install().context("catching signals")?;
+    let name = "starter".to_owned();
+    let ends_with_starter = || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        kill_process(getpid(), Signal::TERM)
+    };
+    let spawned = std::thread::Builder::new().name(name);
+    spawned.spawn(ends_with_starter).context("a thread")?;
+    let socket = PathBuf::from(socket);
+    let metrics = metrics_of(&socket);
+    let config = ShellConfig {
+        identity: Identity::open(at.ip(), u64::from(std::process::id())),
+        port: at.port(),
+        socket,
+        is_for_all: false,
+        metrics: Some(MetricsAt::Path(metrics)),
+        drain: Duration::ZERO,
+        daemon: Config {
+            ring_max: RING_MAX,
+            ..Config::default()
+        },
+    };
+    let mut shell = Shell::open(headworks::open(device)?, &config)?;
+    print_number(shell.port())?;
+    // However it ends, it was told to: who started it says why.
+    shell.run(&interrupt, |_| {})?;
+    Ok(())
+}
+
+/// The line that [`Demo::number`] reads.
+pub(super) fn print_number(number: u16) -> anyhow::Result<()> {
+    let line = format!("{number}\n");
+    std::io::stdout()
+        .write_all(line.as_bytes())
+        .context("answering")
+}
+
+impl Demo {
+    /// The number that another process says on a line of its own, once it does.
+    pub(super) fn read_number(&self, other: &mut PeerProcess) -> anyhow::Result<u16> {
+        let out = other.0.stdout.as_mut();
+        let out = out.ok_or_else(|| anyhow!("the other process has no pipes"))?;
+        let mut line = String::new();
+        while !line.ends_with('\n') {
+            self.await_readable(out)?;
+            let mut byte = [0];
+            if out.read(&mut byte).context("the other process")? == 0 {
+                return Err(anyhow!("the other process ended before it was there"));
+            }
+            line.push(byte[0].into());
+        }
+        line.trim_end().parse().context("the other process")
+    }
+}

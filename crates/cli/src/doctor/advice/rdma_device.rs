@@ -1,0 +1,205 @@
+//! What there is to say of one RDMA device. Whether it is used, and by which port and address, the provider
+//! says; here is only what could be better, and the command for it.
+
+use std::net::Ipv6Addr;
+
+use headworks::devices::{Choice, INSTALL_LIBIBVERBS, Network, Refusal};
+use headworks::verbs::Mtu;
+
+use super::super::system_info::{Nic, Port, SystemInfo, UnusableDevice};
+use super::Verdict::{Broken, Improvable};
+use super::{Finding, IN_CONTAINER};
+
+/// An Ethernet MTU from here on carries RDMA packets of 4096 bytes.
+const ETHERNET_MTU: u32 = 4200;
+
+pub(super) fn advise(facts: &SystemInfo, nic: &Nic) -> Vec<Finding> {
+    let mut findings = vec![device(facts, nic)];
+    findings.extend(provider(facts, nic));
+    findings.extend(limits(facts, nic));
+    let choice = match &nic.opened {
+        Some(Ok(choice)) => Some(choice),
+        Some(Err(unused)) => {
+            findings.push(not_used(nic, unused));
+            None
+        }
+        None => None,
+    };
+    // A port that nobody uses may be down.
+    let is_used = |port: &&Port| choice.is_none_or(|choice| u32::from(choice.port) == port.number);
+    findings.extend(
+        nic.ports
+            .iter()
+            .filter(is_used)
+            .map(|port| state(nic, port)),
+    );
+    if let Some(choice) = choice {
+        let port = nic.ports.iter().find(is_used);
+        findings.push(address(nic, choice, port));
+        findings.push(mtu(nic, choice, port));
+    }
+    findings.extend(numa(facts, nic));
+    findings
+}
+
+/// Of a device that libibverbs could list: whether it does.
+fn provider(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
+    let Some(Ok(listed)) = &facts.library else {
+        return None;
+    };
+    nic.uverbs.as_ref()?;
+    let name = &nic.name;
+    if listed.contains(name) {
+        return Some(Finding::good("provider", format!("{name}: there")));
+    }
+    let finding = Finding::bad(Broken, "provider", format!("{name}: not known to libibverbs"))
+        .because("each kind of device has a library of its own, which libibverbs looks for; this one's is not here");
+    Some(finding.mend(INSTALL_LIBIBVERBS))
+}
+
+/// What the control group withholds.
+fn limits(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
+    let (name, limits, file) = facts
+        .rdma_limits
+        .iter()
+        .find(|(device, ..)| *device == nic.name)?;
+    let is_nothing = limits.split(' ').any(|limit| limit.ends_with("=0"));
+    let verdict = if is_nothing { Broken } else { Improvable };
+    let finding = Finding::bad(verdict, "cgroup", format!("{name}: {limits}")).because(
+        "more than that of contexts (handles), queues and regions (objects) cannot be made here",
+    );
+    let file = file.display();
+    Some(finding.mend(format!(
+        "echo '{name} hca_handle=max hca_object=max' > {file}   # outside of the container"
+    )))
+}
+
+fn device(facts: &SystemInfo, nic: &Nic) -> Finding {
+    let name = &nic.name;
+    match &nic.uverbs {
+        None => {
+            let broken = Finding::bad(
+                Broken,
+                "device",
+                format!("{name}: no file in /dev/infiniband"),
+            );
+            let broken = broken.because("the kernel has it, and this process has no way to it");
+            match facts.container {
+                Some(_) => broken.mend(IN_CONTAINER),
+                None => broken.mend("modprobe ib_uverbs"),
+            }
+        }
+        Some(file) if !nic.may_open => {
+            let file = file.display();
+            Finding::bad(Broken, "device", format!("{name}: {file} cannot be opened"))
+                .because("whoever uses RDMA reads and writes that file")
+                .mend(format!("chmod a+rw {file}"))
+        }
+        Some(file) => Finding::good("device", format!("{name}: {}", file.display())),
+    }
+}
+
+fn state(nic: &Nic, port: &Port) -> Finding {
+    let found = format!("{} port {}: {}", nic.name, port.number, port.state);
+    if port.state == "ACTIVE" {
+        return Finding::good("port", found);
+    }
+    let broken = Finding::bad(Broken, "port", found);
+    match &port.net {
+        Some((net, _)) => broken
+            .because("an RDMA port over Ethernet is up when its network device is")
+            .mend(format!("ip link set {net} up")),
+        None if port.link_layer == "InfiniBand" => broken
+            .because("a subnet manager brings InfiniBand ports up")
+            .mend("systemctl start opensm"),
+        None => broken
+            .because("no cable, or the other end is down")
+            .mend(format!(
+                "cat /sys/class/infiniband/{}/ports/{}/phys_state   # LinkUp once there is a cable",
+                nic.name, port.number
+            )),
+    }
+}
+
+/// The network device below a port, or what stands for it in a command.
+fn net(port: Option<&Port>) -> &str {
+    let net = port.and_then(|port| port.net.as_ref());
+    net.map_or("NET", |(name, _)| name)
+}
+
+/// Of a device that cannot be opened: why, in the words of whoever tried.
+fn not_used(nic: &Nic, unused: &UnusableDevice) -> Finding {
+    let finding = Finding::bad(Broken, "use", &*unused.said);
+    let finding = finding.because("that is what whoever names this device is told");
+    let name = &nic.name;
+    match &unused.refusal {
+        Some(Refusal::Iwarp) => {
+            finding.mend("rdma link show   # devices of RoCE and InfiniBand can be used")
+        }
+        Some(Refusal::NoLocks(_)) => finding.mend("unset MLX5_SINGLE_THREADED"),
+        Some(Refusal::NoAddress { port }) => {
+            let port = nic.ports.iter().find(|at| at.number == u32::from(*port));
+            finding.mend(format!("ip address add A.B.C.D/24 dev {}", net(port)))
+        }
+        Some(Refusal::NoLid { .. }) => finding
+            .mend("systemctl start opensm   # on one machine of the subnet, or on its switch"),
+        _ => finding.mend(format!("rdma resource show; dmesg | grep {name}")),
+    }
+}
+
+/// Which address connections use.
+fn address(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
+    let gid = Ipv6Addr::from(choice.gid.0);
+    let (index, network) = (choice.gid_index, choice.network);
+    let found = format!(
+        "{} port {}: {network}, gid index {index}, {gid}",
+        nic.name, choice.port
+    );
+    let why = match network {
+        Network::RoceV1 => {
+            "no router forwards RoCE v1, and the peer has to use it, too; a port that can do v2 has a gid of it \
+             for each IP address"
+        }
+        Network::RoceV2 | Network::Roce if gid.is_unicast_link_local() => {
+            "link-local addresses reach one network only; an IPv4 address gives a gid that routers forward"
+        }
+        _ => return Finding::good("address", found),
+    };
+    let finding = Finding::bad(Improvable, "address", found).because(why);
+    finding.mend(format!("ip address add A.B.C.D/24 dev {}", net(port)))
+}
+
+/// How long packets are; on InfiniBand its manager decides that, and elsewhere a network interface does on
+/// RoCE alone.
+fn mtu(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
+    let bytes = choice.mtu.bytes();
+    let found = format!(
+        "{} port {}: packets of {bytes} bytes",
+        nic.name, choice.port
+    );
+    let carries_more = port
+        .and_then(|port| port.net.as_ref())
+        .is_some_and(|(_, mtu)| *mtu >= ETHERNET_MTU);
+    if choice.mtu == Mtu::B4096 || !choice.network.is_roce() || carries_more {
+        return Finding::good("mtu", found);
+    }
+    let why = "packets of 4096 bytes are fewer; the switch and the peer must agree";
+    let finding = Finding::bad(Improvable, "mtu", found).because(why);
+    finding.mend(format!("ip link set {} mtu 9000", net(port)))
+}
+
+fn numa(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
+    let node = nic.node.filter(|_| facts.nodes > 1)?;
+    if !facts.numa_balancing {
+        let found = format!("{} is on node {node} of {}", nic.name, facts.nodes);
+        return Some(Finding::good("numa", found));
+    }
+    let found = format!(
+        "{} is on node {node}, and pages are moved between nodes",
+        nic.name
+    );
+    let finding = Finding::bad(Improvable, "numa", found);
+    let why =
+        "moving a page stops whoever polls it; run on the device's node: numactl --cpunodebind";
+    Some(finding.because(why).mend("sysctl kernel.numa_balancing=0"))
+}

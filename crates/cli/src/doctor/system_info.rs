@@ -1,0 +1,474 @@
+//! What the machine says of itself. Whatever cannot be read is not known, which is no error: many a file
+//! is missing in a container or on another kernel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use headworks::devices::{Choice, Refusal};
+use headworks::verbs::OpenError;
+use rustix::process::{Resource, getrlimit};
+
+/// What is looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SystemInfo {
+    /// Whether one device was named, and nothing else matters.
+    pub(super) is_single_device: bool,
+    /// The devices that libibverbs lists, or why it cannot be asked.
+    pub(super) library: Option<Result<Vec<String>, String>>,
+    /// Whether librdmacm is there, or why it is not.
+    pub(super) manager: Option<Result<(), String>>,
+    /// The kernel's part of it.
+    pub(super) manager_file: ManagerFile,
+    pub(super) devices: Vec<Nic>,
+    /// Bytes that may be locked in memory; `None` for any number.
+    pub(super) memlock: Option<u64>,
+    /// Whether this process may lock more than that: root may.
+    pub(super) may_lock_all_memory: bool,
+    /// Files that may be open.
+    pub(super) open_files: Option<u64>,
+    /// Cores that this process may run on.
+    pub(super) cores: usize,
+    /// Governors of the cores' clocks, each once.
+    pub(super) governors: Vec<String>,
+    pub(super) huge: HugePages,
+    pub(super) nodes: usize,
+    /// Whether the kernel moves pages between nodes by itself.
+    pub(super) numa_balancing: bool,
+    /// Bytes that `/dev/shm` has room for.
+    pub(super) shm_bytes: Option<u64>,
+    /// What contains this process, if something does.
+    pub(super) container: Option<&'static str>,
+    /// What the control group lets this process have of a device, where that is limited: the device, the
+    /// limits in the kernel's words, and the file that says so.
+    pub(super) rdma_limits: Vec<(String, String, PathBuf)>,
+    /// Yama's scope: who may read another process's memory.
+    pub(super) ptrace_scope: Option<u8>,
+}
+
+/// Where the kernel has a folder for each RDMA device.
+const DEVICES: &str = "sys/class/infiniband";
+
+/// The kernel's names of its RDMA devices.
+pub(super) fn devices(root: &Path) -> Vec<String> {
+    list(&root.join(DEVICES))
+        .iter()
+        .map(|path| name_of(path))
+        .collect()
+}
+
+/// The file by which programs reach the kernel's connection manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ManagerFile {
+    #[default]
+    Missing,
+    /// It is there, and not for this process.
+    Closed,
+    Open,
+}
+
+/// What the libraries of RDMA say, which is not to be read from files.
+pub(super) struct RdmaLibraries<'a> {
+    /// The devices that libibverbs lists, or why it cannot be asked.
+    pub(super) devices: Result<Vec<String>, String>,
+    /// Whether librdmacm is there, or why it is not.
+    pub(super) manager: Result<(), String>,
+    /// What the device of that name is used by, or why it is not.
+    pub(super) choice: &'a dyn Fn(&str) -> Result<Choice, OpenError>,
+}
+
+/// A device that cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UnusableDevice {
+    /// The error, one line.
+    pub(super) said: String,
+    /// The reason, where it is one of those that are known.
+    pub(super) refusal: Option<Refusal>,
+}
+
+impl From<OpenError> for UnusableDevice {
+    fn from(error: OpenError) -> Self {
+        let refusal = match &error {
+            OpenError::Provider { source, .. } => source.downcast_ref().cloned(),
+            _ => None,
+        };
+        let said = error.to_string();
+        Self { said, refusal }
+    }
+}
+
+/// Pages of 2 MiB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HugePages {
+    pub(super) total: u64,
+    pub(super) free: u64,
+    /// When shared memory gets them by itself: the word in brackets.
+    pub(super) shmem: String,
+}
+
+/// An RDMA device of the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Nic {
+    pub(super) name: String,
+    /// The file that programs open; `None` if there is none.
+    pub(super) uverbs: Option<PathBuf>,
+    /// Whether this process may open it.
+    pub(super) may_open: bool,
+    /// What opening it comes to; `None` where there is no way to try.
+    pub(super) opened: Option<Result<Choice, UnusableDevice>>,
+    pub(super) node: Option<u32>,
+    pub(super) ports: Vec<Port>,
+}
+
+/// A port of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) number: u32,
+    /// As the kernel words it: `ACTIVE`, `DOWN`.
+    pub(super) state: String,
+    /// `Ethernet` or `InfiniBand`.
+    pub(super) link_layer: String,
+    /// The network device below and its MTU, where there is one.
+    pub(super) net: Option<(String, u32)>,
+}
+
+impl SystemInfo {
+    /// Reads below `root`, which is `/` but in tests; limits are this process's own.
+    /// Of the devices only the one called `only`, if there is a name.
+    pub(super) fn read(root: &Path, libraries: RdmaLibraries<'_>, only: Option<&str>) -> Self {
+        let at = |path: &str| root.join(path);
+        let devices = list(&at(DEVICES))
+            .iter()
+            .filter(|path| only.is_none_or(|only| name_of(path) == only))
+            .map(|path| nic(root, path, &libraries))
+            .collect();
+        let manager_file = at("dev/infiniband/rdma_cm");
+        Self {
+            is_single_device: only.is_some(),
+            library: Some(libraries.devices),
+            manager: Some(libraries.manager),
+            manager_file: match (manager_file.exists(), opens(&manager_file)) {
+                (false, _) => ManagerFile::Missing,
+                (true, false) => ManagerFile::Closed,
+                (true, true) => ManagerFile::Open,
+            },
+            devices,
+            may_lock_all_memory: may_lock_all_memory(&at("proc/self/status")),
+            memlock: getrlimit(Resource::Memlock).current,
+            open_files: getrlimit(Resource::Nofile).current,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            governors: governors(&at("sys/devices/system/cpu")),
+            huge: huge(&at("sys/kernel/mm")),
+            nodes: list(&at("sys/devices/system/node"))
+                .iter()
+                .filter(|path| numbered(path, "node"))
+                .count(),
+            numa_balancing: number(&at("proc/sys/kernel/numa_balancing")) == Some(1_u8),
+            shm_bytes: rustix::fs::statvfs(at("dev/shm"))
+                .ok()
+                .map(|shm| shm.f_blocks.saturating_mul(shm.f_frsize)),
+            container: container(root),
+            rdma_limits: rdma_limits(root),
+            ptrace_scope: number(&at("proc/sys/kernel/yama/ptrace_scope")),
+        }
+    }
+}
+
+/// Whether this process may open a device's file.
+fn opens(file: &Path) -> bool {
+    let options = &mut fs::OpenOptions::new();
+    options.read(true).write(true).open(file).is_ok()
+}
+
+fn nic(root: &Path, path: &Path, libraries: &RdmaLibraries<'_>) -> Nic {
+    let name = name_of(path);
+    let files = list(&root.join("sys/class/infiniband_verbs"));
+    let ours = |entry: &&PathBuf| word(&entry.join("ibdev")).as_deref() == Some(&*name);
+    let uverbs = files.iter().find(ours).map(|entry| name_of(entry));
+    let uverbs = uverbs.map(|entry| root.join("dev/infiniband").join(entry));
+    let may_open = uverbs.as_deref().is_some_and(opens);
+    let uverbs = uverbs.filter(|file| file.exists());
+    let is_listed = libraries
+        .devices
+        .as_ref()
+        .is_ok_and(|all| all.contains(&name));
+    let opened =
+        (is_listed && may_open).then(|| (libraries.choice)(&name).map_err(UnusableDevice::from));
+    let node = number::<i32>(&path.join("device/numa_node"));
+    Nic {
+        name,
+        uverbs,
+        may_open,
+        opened,
+        node: node.and_then(|node| u32::try_from(node).ok()),
+        ports: list(&path.join("ports"))
+            .iter()
+            .filter_map(|path| port(root, path))
+            .collect(),
+    }
+}
+
+fn port(root: &Path, path: &Path) -> Option<Port> {
+    let state = word(&path.join("state"))?;
+    let state = state.split_once(": ").map_or(&*state, |(_, name)| name);
+    let net = word(&path.join("gid_attrs/ndevs/0")).and_then(|name| {
+        let mtu = number(&root.join("sys/class/net").join(&name).join("mtu"))?;
+        Some((name, mtu))
+    });
+    Some(Port {
+        number: name_of(path).parse().ok()?,
+        state: state.to_owned(),
+        link_layer: word(&path.join("link_layer")).unwrap_or_default(),
+        net,
+    })
+}
+
+/// Whether the effective capabilities have `CAP_IPC_LOCK`.
+fn may_lock_all_memory(status: &Path) -> bool {
+    const IPC_LOCK: u32 = 14;
+    let text = word(status).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
+}
+
+fn governors(folder: &Path) -> Vec<String> {
+    let mut found: Vec<_> = list(folder)
+        .iter()
+        .filter(|path| numbered(path, "cpu"))
+        .filter_map(|path| word(&path.join("cpufreq/scaling_governor")))
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn huge(folder: &Path) -> HugePages {
+    let pages = folder.join("hugepages/hugepages-2048kB");
+    let shmem = word(&folder.join("transparent_hugepage/shmem_enabled")).unwrap_or_default();
+    let chosen = shmem.split_whitespace().find_map(|word| {
+        let word = word.strip_prefix('[')?;
+        word.strip_suffix(']')
+    });
+    HugePages {
+        total: number(&pages.join("nr_hugepages")).unwrap_or(0),
+        free: number(&pages.join("free_hugepages")).unwrap_or(0),
+        shmem: chosen.unwrap_or_default().to_owned(),
+    }
+}
+
+fn container(root: &Path) -> Option<&'static str> {
+    let marks = [
+        (".dockerenv", "Docker"),
+        ("run/.containerenv", "Podman"),
+        ("var/run/secrets/kubernetes.io", "Kubernetes"),
+    ];
+    let there = |mark: &&(&str, &str)| root.join(mark.0).exists();
+    marks.iter().rev().find(there).map(|(_, name)| *name)
+}
+
+/// The limits of the control group (version 2) that this process is in, and of those around it.
+fn rdma_limits(root: &Path) -> Vec<(String, String, PathBuf)> {
+    let groups = word(&root.join("proc/self/cgroup")).unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    let mut found = Vec::new();
+    for group in Path::new(group.unwrap_or_default()).ancestors() {
+        let file = root.join("sys/fs/cgroup").join(group).join("rdma.max");
+        for line in word(&file).unwrap_or_default().lines() {
+            // `mlx5_0 hca_handle=2 hca_object=max`.
+            let Some((device, limits)) = line.split_once(' ') else {
+                continue;
+            };
+            if limits.split(' ').any(|limit| !limit.ends_with("=max")) {
+                found.push((device.to_owned(), limits.to_owned(), file.clone()));
+            }
+        }
+    }
+    found
+}
+
+/// Whether a path's name is `prefix` and a number.
+fn numbered(path: &Path, prefix: &str) -> bool {
+    let name = name_of(path);
+    let digits = name.strip_prefix(prefix).unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// What is in a folder, by name.
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn word(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    Some(text.trim().to_owned())
+}
+
+fn number<T: FromStr>(file: &Path) -> Option<T> {
+    word(file)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn libraries<'a>(
+        devices: &[&str],
+        choice: &'a dyn Fn(&str) -> Result<Choice, OpenError>,
+    ) -> RdmaLibraries<'a> {
+        RdmaLibraries {
+            devices: Ok(devices.iter().map(|&name| name.to_owned()).collect()),
+            manager: Ok(()),
+            choice,
+        }
+    }
+
+    fn never(name: &str) -> Result<Choice, OpenError> {
+        panic!("nobody asks for {name}")
+    }
+
+    /// A root with these files.
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_device_is_read_with_its_ports() {
+        let port = "sys/class/infiniband/mlx5_0/ports/1";
+        let files = [
+            (format!("{port}/state"), "4: ACTIVE\n"),
+            (format!("{port}/link_layer"), "Ethernet\n"),
+            (format!("{port}/gid_attrs/ndevs/0"), "eth0\n"),
+            ("sys/class/net/eth0/mtu".to_owned(), "1500\n"),
+            (
+                "sys/class/infiniband/mlx5_0/device/numa_node".to_owned(),
+                "1\n",
+            ),
+            (
+                "sys/class/infiniband_verbs/uverbs0/ibdev".to_owned(),
+                "other\n",
+            ),
+            (
+                "sys/class/infiniband_verbs/uverbs1/ibdev".to_owned(),
+                "mlx5_0\n",
+            ),
+            (
+                "proc/self/status".to_owned(),
+                "Name: x\nCapEff:\t0000000000004000\n",
+            ),
+            ("dev/infiniband/uverbs1".to_owned(), ""),
+            ("dev/infiniband/rdma_cm".to_owned(), ""),
+        ];
+        let files: Vec<_> = files.iter().map(|(path, text)| (&**path, *text)).collect();
+        let root = root(&files);
+        let refusal = Refusal::NoAddress { port: 1 };
+        let refuses = |name: &str| {
+            Err(OpenError::Provider {
+                what: name.to_owned(),
+                source: refusal.clone().into(),
+            })
+        };
+        let facts = SystemInfo::read(root.path(), libraries(&["mlx5_0"], &refuses), None);
+        assert!(facts.may_lock_all_memory);
+        assert_eq!(facts.manager_file, ManagerFile::Open);
+        let [nic] = &*facts.devices else {
+            panic!("{:?}", facts.devices)
+        };
+        assert_eq!(
+            (&*nic.name, nic.node, nic.may_open),
+            ("mlx5_0", Some(1), true)
+        );
+        let [port] = &*nic.ports else {
+            panic!("{:?}", nic.ports)
+        };
+        assert_eq!((&*port.state, &*port.link_layer), ("ACTIVE", "Ethernet"));
+        assert_eq!(port.net, Some(("eth0".to_owned(), 1500)));
+        let said = format!("cannot open mlx5_0: {refusal}");
+        let unused = UnusableDevice {
+            said,
+            refusal: Some(refusal.clone()),
+        };
+        assert_eq!(nic.opened, Some(Err(unused)));
+        // What libibverbs does not list, nobody tries to open.
+        let facts = SystemInfo::read(root.path(), libraries(&["mlx4_0"], &never), Some("mlx5_0"));
+        assert_eq!(facts.devices[0].opened, None);
+        // Nor what nobody asks for.
+        let facts = SystemInfo::read(root.path(), libraries(&["mlx5_0"], &never), Some("mlx4_0"));
+        assert_eq!(facts.devices, []);
+        assert_eq!(devices(root.path()), ["mlx5_0"]);
+    }
+
+    #[test]
+    fn what_is_not_there_or_makes_no_sense_is_not_known() {
+        let root = root(&[
+            ("sys/class/infiniband/x/ports/one/state", "4: ACTIVE"),
+            (
+                "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+                "many",
+            ),
+            (
+                "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                "always [advise] never",
+            ),
+            (
+                "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+                "powersave",
+            ),
+            (
+                "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor",
+                "powersave",
+            ),
+            ("sys/devices/system/cpu/cpufreq/scaling_governor", "other"),
+            ("run/.containerenv", ""),
+        ]);
+        let facts = SystemInfo::read(root.path(), libraries(&[], &never), None);
+        assert_eq!(facts.devices[0].ports, []);
+        assert_eq!((facts.huge.total, &*facts.huge.shmem), (0, "advise"));
+        assert_eq!(facts.governors, ["powersave"]);
+        assert_eq!(
+            (facts.container, facts.ptrace_scope),
+            (Some("Podman"), None)
+        );
+    }
+
+    #[test]
+    fn limits_are_those_of_the_group_and_of_the_groups_around_it() {
+        let (group, around) = ("sys/fs/cgroup/pod/inner", "sys/fs/cgroup/pod");
+        let root = root(&[
+            ("proc/self/cgroup", "1:name=systemd:/x\n0::/pod/inner\n"),
+            (
+                &format!("{group}/rdma.max"),
+                "mlx5_0 hca_handle=max hca_object=max\n",
+            ),
+            (
+                &format!("{around}/rdma.max"),
+                "mlx5_0 hca_handle=2 hca_object=max\nnonsense\n",
+            ),
+            ("sys/fs/cgroup/x/rdma.max", "mlx5_0 hca_handle=0\n"),
+        ]);
+        let facts = SystemInfo::read(root.path(), libraries(&[], &never), None);
+        let expected = (
+            "mlx5_0".to_owned(),
+            "hca_handle=2 hca_object=max".to_owned(),
+            root.path().join(around).join("rdma.max"),
+        );
+        assert_eq!(facts.rdma_limits, [expected]);
+        // Nor is anything known where nothing says.
+        let bare = tempfile::tempdir().unwrap();
+        assert_eq!(rdma_limits(bare.path()), []);
+    }
+}

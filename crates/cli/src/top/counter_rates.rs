@@ -1,0 +1,72 @@
+//! What happened between two looks.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use headworks::inspect::{Census, ContextCensus, QueuePairCensus};
+
+/// A queue pair for good: its context's incarnation and process, and its number.
+pub(super) type Key = (u64, u32, u64, u32);
+
+/// Per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Rate {
+    pub(super) requests: f64,
+    pub(super) bytes: f64,
+}
+
+impl std::ops::AddAssign for Rate {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.bytes += other.bytes;
+    }
+}
+
+/// The rates of all queue pairs that were there at both looks, or came between them.
+pub(super) struct Rates(HashMap<Key, Rate>);
+
+impl Rates {
+    pub(super) fn between(earlier: &Census, later: &Census, time: Duration) -> Self {
+        let counts = |census: &Census| -> HashMap<Key, (u64, u64)> {
+            let each = census.contexts.iter().flat_map(|context| {
+                let pairs = context.queue_pairs.iter();
+                pairs.map(move |qp| (key(context, qp), traffic_of(qp)))
+            });
+            each.collect()
+        };
+        let (before, seconds) = (counts(earlier), time.as_secs_f64().max(1e-9));
+        let rate = |(key, (requests, bytes)): (Key, (u64, u64))| {
+            let (then, bytes_then) = before.get(&key).copied().unwrap_or_default();
+            let rate = Rate {
+                requests: requests.saturating_sub(then) as f64 / seconds,
+                bytes: bytes.saturating_sub(bytes_then) as f64 / seconds,
+            };
+            (key, rate)
+        };
+        Self(counts(later).into_iter().map(rate).collect())
+    }
+
+    pub(super) fn of(&self, context: &ContextCensus, qp: &QueuePairCensus) -> Rate {
+        let key = key(context, qp);
+        self.0.get(&key).copied().unwrap_or_default()
+    }
+
+    pub(super) fn of_all(&self, context: &ContextCensus) -> Rate {
+        let mut sum = Rate::default();
+        for qp in &context.queue_pairs {
+            sum += self.of(context, qp);
+        }
+        sum
+    }
+}
+
+fn key(context: &ContextCensus, qp: &QueuePairCensus) -> Key {
+    (context.incarnation, context.pid, context.start_time, qp.qpn)
+}
+
+/// Requests posted, and bytes that they moved.
+pub(super) fn traffic_of(qp: &QueuePairCensus) -> (u64, u64) {
+    let counters = &qp.counters;
+    let bytes = counters.sent_bytes.saturating_add(counters.read_bytes);
+    (counters.sends_posted, bytes)
+}

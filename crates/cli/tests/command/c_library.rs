@@ -1,0 +1,335 @@
+//! The library for C, used by programs in C: those of `crates/capi/tests`, and its example.
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use rustix::process::Signal;
+
+use crate::daemon::{Daemons, locked};
+use crate::test_env::{CommandProcess, until};
+
+/// As strict as C compilers are.
+const STRICT: [&str; 5] = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"];
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi")
+}
+
+/// Whether there is such a program here. If not, it is said, and `HEADWORKS_REQUIRE` may demand it.
+fn there_is(program: &str) -> bool {
+    let mut asked = Command::new(program);
+    asked.arg("--version").stdout(Stdio::null());
+    let Err(error) = asked.status() else {
+        return true;
+    };
+    println!("skipped: {program}: {error}");
+    let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+    let required = required.split(',').any(|word| word == program);
+    assert!(!required, "{program} is required: {error}");
+    false
+}
+
+/// Where the library is; as old as this test's `headworks` at most. Cargo builds it for nobody but itself: no package
+/// can depend on a library that is for C only, so that it is asked to here, with the same folder and profile.
+fn library() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let program = Path::new(env!("CARGO_BIN_EXE_headworks"));
+        let folder = program.parent().expect("a profile's folder");
+        let target = folder.parent().expect("the target folder");
+        let profile = folder.file_name().and_then(OsStr::to_str);
+        let mut build = Command::new(env!("CARGO"));
+        build
+            .args(["build", "--quiet", "--offline", "-p", "headworks-capi"])
+            .arg("--target-dir")
+            .arg(target)
+            .arg("--profile")
+            .arg(match profile {
+                Some("debug") | None => "dev",
+                Some(other) => other,
+            })
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
+        let file = folder.join("libheadworks.so");
+        match build.output() {
+            Ok(built) if built.status.success() => Some(folder.to_owned()),
+            // Whoever was given only the built tests, or may not write there, has what was built before.
+            failed if file.exists() => {
+                println!("the library is not built anew: {failed:?}");
+                Some(folder.to_owned())
+            }
+            failed => {
+                println!("skipped: the library cannot be built: {failed:?}");
+                let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+                let required = required.split(',').any(|word| word == "cargo");
+                assert!(!required, "cargo is required: {failed:?}");
+                None
+            }
+        }
+    });
+    built.as_deref()
+}
+
+/// What succeeded.
+fn good(output: Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", output.status);
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A folder for programs, in which the library has the name that they look for when they start.
+struct Programs {
+    folder: tempfile::TempDir,
+    library: &'static Path,
+}
+
+impl Programs {
+    /// `None` without a C compiler, or the library.
+    fn new() -> Option<Self> {
+        let library = there_is("cc").then(library)??;
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = folder.path().join("libheadworks.so.0");
+        std::os::unix::fs::symlink(library.join("libheadworks.so"), link).expect("links");
+        Some(Self { folder, library })
+    }
+
+    /// Compiles `sources()/source`.
+    fn compile(&self, source: &str) -> PathBuf {
+        let name = source.trim_end_matches(".c").replace('/', "-");
+        let program = self.folder.path().join(name);
+        let compiled = Command::new("cc")
+            .args(STRICT)
+            .arg("-I")
+            .arg(sources().join("include"))
+            .arg("-o")
+            .arg(&program)
+            .arg(sources().join(source))
+            .arg("-L")
+            .arg(self.library)
+            .args(["-lheadworks", "-pthread"])
+            .output();
+        good(compiled.expect("starts"));
+        program
+    }
+
+    /// Starts a program, which finds the library.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("LD_LIBRARY_PATH", self.folder.path())
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    }
+}
+
+/// Runs the test `name`, of C, between two daemons. It has its own limit.
+fn passes(name: &str) {
+    passes_while(name, |_, _| {});
+}
+
+/// The same, while something is done to the daemons. It has the program's standard input and output.
+fn passes_while(name: &str, does: impl FnOnce(&mut Daemons, &mut Child)) {
+    let Some(programs) = Programs::new() else {
+        return;
+    };
+    let program = programs.compile(&format!("tests/{name}.c"));
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    let mut test = CommandProcess::start(
+        programs
+            .command(&program)
+            .env("HW_ONE", daemons.socket(0))
+            .env("HW_OTHER", daemons.socket(1))
+            .env("HW_VERSION", env!("CARGO_PKG_VERSION"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped()),
+    );
+    does(&mut daemons, &mut test.0);
+    let ended = test.wait();
+    let complaint = test.stderr_line();
+    assert!(ended.success(), "{name}: {ended}: {complaint}");
+    daemons.end();
+}
+
+#[test]
+fn what_c_sends_comes_back_whole() {
+    passes("echo");
+}
+
+#[test]
+fn streams_end_for_c_as_they_do_elsewhere() {
+    passes("ends");
+}
+
+#[test]
+fn c_waits_no_longer_than_it_says() {
+    passes("waits");
+}
+
+#[test]
+fn what_c_gets_wrong_has_its_errno() {
+    passes("wrong");
+}
+
+#[test]
+fn c_sends_and_receives_without_copies() {
+    passes("zero_copy");
+}
+
+#[test]
+fn c_uses_memory_of_the_other_ends() {
+    passes("remote");
+}
+
+#[test]
+fn children_of_c_disturb_nothing() {
+    passes("forks");
+}
+
+#[test]
+fn c_sends_messages_to_many() {
+    passes("messages");
+}
+
+#[test]
+fn threads_of_c_share_descriptors() {
+    passes("threads");
+}
+
+#[test]
+fn c_is_attached_once_and_again_to_a_daemon_that_came_back() {
+    passes_while("attach", |daemons, program| {
+        let mut said = [0];
+        let stdout = program.stdout.as_mut().expect("piped");
+        if stdout.read_exact(&mut said).is_err() {
+            // It says itself what is wrong.
+            return;
+        }
+        daemons.sides[0].signal(Signal::KILL);
+        daemons.sides[0].wait();
+        daemons.sides[0] = daemons.daemon(0);
+        let stdin = program.stdin.as_mut().expect("piped");
+        stdin.write_all(b"1").expect("it waits for that");
+    });
+}
+
+#[test]
+fn every_test_in_c_is_run() {
+    let text = include_str!("c_library.rs");
+    for entry in std::fs::read_dir(sources().join("tests")).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|what| what == "c") {
+            let name = path.file_stem().and_then(OsStr::to_str).expect("a name");
+            let runs = ["passes(", "passes_while("].map(|runs| format!("{runs}\"{name}\""));
+            assert!(runs.iter().any(|runs| text.contains(runs)), "{name}.c");
+        }
+    }
+}
+
+#[test]
+fn the_example_in_c_echoes() {
+    let Some(programs) = Programs::new() else {
+        return;
+    };
+    let program = programs.compile("examples/echo.c");
+    let _one = locked();
+    let daemons = Daemons::start();
+    let said = programs.folder.path().join("said");
+    let file = std::fs::File::create(&said).expect("creates");
+    let server = programs
+        .command(&program)
+        .arg("7000")
+        .env("HEADWORKS_DAEMON", daemons.socket(1))
+        .stdout(file)
+        .spawn();
+    let server = CommandProcess(server.expect("starts"));
+    until("the server", || {
+        std::fs::read_to_string(&said).is_ok_and(|text| text == "serving\n")
+    });
+    let ask = |port: &str| {
+        let mut command = programs.command(&program);
+        command
+            .args(["127.0.0.2", port, "over the weir"])
+            .env("HEADWORKS_DAEMON", daemons.socket(0));
+        command.output().expect("starts")
+    };
+    assert_eq!(good(ask("7000")), "over the weir");
+    let refused = ask("7001");
+    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(
+        String::from_utf8_lossy(&refused.stderr),
+        "echo: connecting: connection refused\n"
+    );
+    drop(server);
+    daemons.end();
+}
+
+#[test]
+fn the_guide_shows_what_is_tested_and_every_errno() {
+    let guide = include_str!("../../../../docs/c.md");
+    let example = include_str!("../../../capi/examples/echo.c");
+    let shown = guide.split("```c\n").nth(1).expect("an example");
+    let shown = shown.split("```").next().expect("its end");
+    assert!(example.contains(shown), "not in echo.c:\n{shown}");
+    let errors = include_str!("../../../capi/src/error.rs");
+    let code = errors.split("#[cfg(test)]").next().expect("code");
+    for rest in code.split("c::E").skip(1) {
+        let end = rest.find(|letter: char| !letter.is_ascii_uppercase());
+        let name = format!("`E{}`", &rest[..end.unwrap_or(rest.len())]);
+        // These are told on as others, or mean the same as another.
+        let is_inner = ["`EINTR`", "`ENFILE`"].contains(&&*name);
+        assert!(is_inner || guide.contains(&name), "{name}");
+    }
+}
+
+#[test]
+fn only_what_the_header_declares_is_there_for_c() {
+    let Some(programs) = Programs::new() else {
+        return;
+    };
+    let header = std::fs::read_to_string(sources().join("include/headworks.h")).expect("reads");
+    let code = header.split("*/").map(|part| part.split("/*").next());
+    let code: String = code.flatten().collect();
+    let name = |word: &str| word.starts_with("hw_").then(|| word.to_owned());
+    let words = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    let mut declared: Vec<_> = words.filter_map(name).collect();
+    declared.sort();
+    declared.dedup();
+    if !there_is("nm") {
+        return;
+    }
+    let file = programs.library.join("libheadworks.so");
+    let listed = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(file)
+        .output();
+    let listed = good(listed.expect("starts"));
+    let names = listed
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2));
+    let mut exported: Vec<_> = names.map(str::to_owned).collect();
+    exported.sort();
+    assert_eq!(exported, declared);
+}
+
+#[test]
+fn the_header_is_one_of_cplusplus_too() {
+    if !there_is("c++") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("header.cpp");
+    let text = "#include <headworks.h>\nint main() { return hw_version() == nullptr; }\n";
+    std::fs::write(&source, text).expect("writes");
+    let compiled = Command::new("c++")
+        .args(["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic"])
+        .arg("-fsyntax-only")
+        .arg("-I")
+        .arg(sources().join("include"))
+        .arg(&source)
+        .output();
+    good(compiled.expect("starts"));
+}

@@ -1,0 +1,280 @@
+//! Applications and callers that mean no good, and real daemons that go on.
+
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use headworks::client::message::Reply;
+use headworks::service::{Refusal, Service, ServiceError};
+use headworks_net::packets::{PacketSocket, RecvOutcome};
+use rustix::net::sockopt::{
+    set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
+use rustix::process::{Resource, Rlimit, Signal, prlimit};
+
+use crate::daemon::{Daemons, exchange, locked, serve, to};
+use crate::test_env::{CommandProcess, TestEnv, create, sleep_for, until};
+
+/// A socket whose last close blocks: what was written to it was not read, and it lingers. With whom it was connected.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    one.set_nonblocking(true).unwrap();
+    // There may be many.
+    set_socket_send_buffer_size(&one, 4096).unwrap();
+    set_socket_recv_buffer_size(&other, 4096).unwrap();
+    while one.write(&[0; 1 << 16]).is_ok() {}
+    one.set_nonblocking(false).unwrap();
+    set_socket_linger(&one, Some(Duration::from_secs(600))).unwrap();
+    (one, other)
+}
+
+/// Does something while a daemon stands still. A file that is sent meanwhile, and dropped here, is only on its way when
+/// that goes on: else whoever closes it last might be this process, which would linger.
+fn while_stopped<T>(daemon: &CommandProcess, act: impl FnOnce() -> T) -> T {
+    daemon.signal(Signal::STOP);
+    until("it to stand still", || daemon.stat(3) == "T");
+    let done = act();
+    daemon.signal(Signal::CONT);
+    done
+}
+
+#[test]
+fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let socket = daemons.socket(0);
+    let mut others = Vec::new();
+    for way in 0..3 {
+        let guest = PacketSocket::dial(&socket).unwrap();
+        let (slow, other) = lingering();
+        others.push(other);
+        let flags = SocketFlags::CLOEXEC;
+        let (pair, far) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        while_stopped(&daemons.sides[0], || {
+            let handed = match way {
+                // The file itself; one in which it lies unread; none, and it lies unread in the daemon's own socket.
+                0 => slow.as_fd(),
+                1 => {
+                    let files = [slow.as_fd()];
+                    let mut space =
+                        [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                    let mut with = SendAncillaryBuffer::new(&mut space);
+                    assert!(with.push(SendAncillaryMessage::ScmRights(&files)));
+                    let bytes = [io::IoSlice::new(b"inside")];
+                    sendmsg(&far, &bytes, &mut with, SendFlags::empty()).unwrap();
+                    pair.as_fd()
+                }
+                _ => {
+                    guest.send(b"nonsense", None).unwrap();
+                    slow.as_fd()
+                }
+            };
+            guest.send(b"nonsense", Some(handed)).unwrap();
+            drop((slow, guest));
+        });
+    }
+    let (done, is_done) = mpsc::channel();
+    let socket = daemons.socket(0);
+    thread::spawn(move || done.send(Service::attach(&socket, "another").is_ok()));
+    until("an answer to another", || is_done.try_recv() == Ok(true));
+    // They would linger still.
+    drop(others);
+    daemons.end();
+}
+
+/// Daemons of which that of host 0 may have so many descriptors; its socket, and the file of what it says.
+fn with_descriptors(most: u32) -> (Daemons, PathBuf, PathBuf) {
+    let mut daemons = Daemons::start();
+    daemons.sides[0].signal(Signal::TERM);
+    daemons.sides[0].wait();
+    let args = daemons.args(0);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let whole = daemons.fabric.headworks(&args);
+    let log = daemons.fabric.file("log");
+    let script = format!("ulimit -n {most}; exec \"$@\"");
+    let set = whole
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", &script, "sh"])
+        .arg(whole.get_program())
+        .args(whole.get_args())
+        .envs(set)
+        .stderr(create(&log));
+    daemons.sides[0] = CommandProcess::start(&mut limited);
+    let socket = daemons.socket(0);
+    until("the daemon", || Service::attach(&socket, "looks").is_ok());
+    (daemons, socket, log)
+}
+
+/// A packet with files.
+fn send_with(guest: &PacketSocket, files: &[BorrowedFd<'_>]) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    assert!(with.push(SendAncillaryMessage::ScmRights(files)));
+    let bytes = [io::IoSlice::new(b"nonsense")];
+    sendmsg(guest, &bytes, &mut with, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// What a guest is told when its session ends.
+fn last_word(guest: &PacketSocket) -> Refusal {
+    let mut last = None;
+    until("a last word", || match guest.recv() {
+        Ok(RecvOutcome::Packet(packet)) => {
+            last = Some(Reply::decode(&packet.bytes).unwrap());
+            false
+        }
+        Ok(RecvOutcome::WouldBlock) => false,
+        _ => true,
+    });
+    match last {
+        Some(Reply::Over { why }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_hands_over_more_than_is_closed_is_turned_away() {
+    let _one = locked();
+    // A quarter of them may wait to be closed.
+    let (mut daemons, socket, log) = with_descriptors(300);
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    serve(&server, 7000);
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    // Once for all: a signal ends a close that waits.
+    let (guests, others): (Vec<_>, Vec<_>) = while_stopped(&daemons.sides[0], || {
+        let guest = |at| {
+            let guest = PacketSocket::dial(&socket).unwrap();
+            let (slow, other) = lingering();
+            // No stream of a pair's, and two at once.
+            match at % 2 {
+                0 => send_with(&guest, &[slow.as_fd()]),
+                _ => send_with(&guest, &[slow.as_fd(), slow.as_fd()]),
+            }
+            (guest, other)
+        };
+        (0..40).map(guest).unzip()
+    });
+    // All of them were let in before any file was left.
+    for guest in guests {
+        assert_eq!(last_word(&guest), Refusal::Misuse);
+    }
+    // Who comes then is not, whatever he hands over.
+    for _ in 0..50 {
+        let guest = PacketSocket::dial(&socket).unwrap();
+        let (file, _far) = UnixStream::pair().unwrap();
+        // He may be turned away already.
+        let _ = guest.send(b"nonsense", Some(file.as_fd()));
+        assert_eq!(last_word(&guest), Refusal::Limit);
+    }
+    let refused = Service::attach(&socket, "another").unwrap_err();
+    assert!(
+        matches!(refused, ServiceError::Refused(Refusal::Limit)),
+        "{refused}"
+    );
+    // Who was there goes on.
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    drop(others);
+    until("what is closed", || {
+        Service::attach(&socket, "later").is_ok()
+    });
+    drop((client, server));
+    for host in 0..2 {
+        daemons.sides[host].signal(Signal::TERM);
+        assert_eq!(daemons.sides[host].wait().code(), Some(0));
+    }
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("are not closed yet"), "{said}");
+    assert!(said.lines().count() < 30, "{said}");
+    daemons.fabric.is_clean();
+}
+
+#[test]
+fn a_daemon_without_descriptors_says_so_and_goes_on() {
+    let _one = locked();
+    // At its beginning: one line.
+    for most in [12, 14, 16] {
+        let limited = format!("ulimit -n {most}; exec \"$0\" \"$@\"");
+        let fabric = TestEnv::new().with_launcher(&["sh", "-c", &limited]);
+        let socket = fabric.file("few.sock").display().to_string();
+        let words = ["daemon", "--port", "17472", "--socket", &socket];
+        let line = CommandProcess::start(&mut fabric.headworks(&words)).expect_exit(2);
+        // What it had in the registry may stay there until the next opens a device: taking it away needs a descriptor.
+        assert!(line.contains("Too many open files"), "{line}");
+    }
+    let (mut daemons, socket, log) = with_descriptors(64);
+    let client = daemons.attach(0);
+    let server = daemons.attach(1);
+    serve(&server, 7000);
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    let crowd: Vec<_> = (0..90)
+        .map(|_| PacketSocket::dial(&socket).unwrap())
+        .collect();
+    let all = format!("/proc/{}/fd", daemons.sides[0].0.id());
+    until("its last descriptor", || {
+        std::fs::read_dir(&all).unwrap().count() >= 64
+    });
+    sleep_for(Duration::from_millis(100));
+    // Who was there goes on.
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    drop(crowd);
+    until("room", || Service::attach(&socket, "comes later").is_ok());
+    drop((client, server));
+    for host in 0..2 {
+        daemons.sides[host].signal(Signal::TERM);
+        assert_eq!(daemons.sides[host].wait().code(), Some(0));
+    }
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("raise the limit of open files"), "{said}");
+    assert!(said.lines().count() < 12, "{said}");
+    daemons.fabric.is_clean();
+}
+
+#[test]
+fn a_daemon_without_memory_says_so_and_goes_on() {
+    let _one = locked();
+    // At its beginning: one line.
+    let fabric = TestEnv::new().with_launcher(&["sh", "-c", "ulimit -f 16; exec \"$0\" \"$@\""]);
+    let socket = fabric.file("small.sock").display().to_string();
+    let words = ["daemon", "--port", "17472", "--socket", &socket];
+    let line = CommandProcess::start(&mut fabric.headworks(&words)).expect_exit(2);
+    assert!(line.contains("file size limit"), "{line}");
+    fabric.is_clean();
+    // While it serves: whoever needs more is refused, and others are not.
+    let daemons = Daemons::start();
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    serve(&server, 7000);
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    let limit = |current| {
+        let side = daemons.sides[0].pid();
+        let new = Rlimit {
+            current,
+            maximum: None,
+        };
+        prlimit(Some(side), Resource::Fsize, new).unwrap()
+    };
+    let before = limit(Some(64 << 10));
+    let refused = Service::attach(&daemons.socket(0), "needs memory").unwrap_err();
+    assert!(
+        matches!(refused, ServiceError::Refused(Refusal::Memory)),
+        "{refused}"
+    );
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    limit(before.current);
+    drop(daemons.attach(0));
+    drop((client, server));
+    daemons.end();
+}

@@ -1,0 +1,324 @@
+//! Rounds in which somebody is killed at any moment: whoever has to do with him hears of it, nobody else does, and
+//! nothing is left. `HEADWORKS_LONG` has two hundred of them, other runs as many as there are in a while.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use headworks::runtime::testing;
+use headworks::service::{Rights, Service, ServiceError};
+use rustix::process::Signal;
+
+use crate::daemon::{Daemons, echo, exchange, locked, to};
+use crate::daemon_operation::{scraped, value};
+use crate::test_env::{CommandProcess, NOTICE, until};
+
+/// Where the application that is to be killed attaches: the test starts itself again as that one.
+const VICTIM: &str = "HEADWORKS_TEST_KILLS";
+/// The port that the victim's other end listens at, and that of a host's own.
+const FAR: u16 = 7000;
+const OWN: u16 = 7100;
+
+/// Does a bit of everything until it is killed, or its daemon is.
+fn run_victim(socket: &OsStr) -> ! {
+    let work = || -> Result<(), ServiceError> {
+        let service = Service::attach(socket.as_ref(), "casualty")?;
+        for round in 0usize.. {
+            let mut stream = service.connect(to(1, FAR))?;
+            let export = stream.export(service.alloc(4096)?, Rights::ALL)?;
+            if round % 2 == 0 {
+                stream.fd()?;
+            }
+            // What it says is echoed as any other bytes.
+            let mut memory = service.alloc(100_000)?;
+            memory.fill(7);
+            let loan = stream.lend(memory, 100_000)?;
+            let mut got = 0;
+            let mut buffer = vec![0; 65_536];
+            while got < 100_000 {
+                got += stream.recv(&mut buffer)?;
+            }
+            drop(stream.reclaim(loan));
+            drop(stream.revoke(export));
+            exchange(stream, 300_000)?;
+        }
+        Ok(())
+    };
+    let ended = work();
+    std::process::exit(i32::from(ended.is_err()))
+}
+
+/// Whoever has nothing to do with it: exchanges bytes with its own host, over and over.
+struct ConnectionWitness {
+    exchanges: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<(), ServiceError>>,
+}
+
+impl ConnectionWitness {
+    fn of(service: &Service, host: usize) -> Self {
+        let (exchanges, is_over) = (Arc::new(AtomicU64::new(0)), Arc::<AtomicBool>::default());
+        let (count, over, service) = (exchanges.clone(), is_over.clone(), service.clone());
+        let thread = thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                exchange(service.connect(to(host, OWN))?, 20_000)?;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        Self {
+            exchanges,
+            is_over,
+            thread,
+        }
+    }
+
+    /// It goes on, for a few exchanges more.
+    fn goes_on(&self, host: usize) {
+        let before = self.exchanges.load(Ordering::Relaxed);
+        until(&format!("the witness on host {host}"), || {
+            assert!(!self.thread.is_finished(), "the witness on host {host}");
+            self.exchanges.load(Ordering::Relaxed) > before + 2
+        });
+    }
+
+    fn end(self) -> Result<(), ServiceError> {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("no panic")
+    }
+}
+
+/// Serves whoever connects; counts those who are, and the connections that there were.
+fn serve_with_counters(service: &Service, port: u16) -> (Arc<AtomicU64>, Arc<AtomicU64>) {
+    let (now, ever) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let listener = service.listen(port, 1 << 10).expect("the port is free");
+    let counts = (now.clone(), ever.clone());
+    thread::spawn(move || {
+        while let Ok(stream) = listener.accept() {
+            now.fetch_add(1, Ordering::Relaxed);
+            ever.fetch_add(1, Ordering::Relaxed);
+            let now = now.clone();
+            thread::spawn(move || {
+                let _ = echo(stream);
+                now.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+    });
+    counts
+}
+
+/// An application that serves whoever connects, for as long as its daemon is there.
+struct Host {
+    service: Service,
+    now: Arc<AtomicU64>,
+    ever: Arc<AtomicU64>,
+}
+
+impl Host {
+    fn at(daemons: &Daemons, host: usize) -> Self {
+        let service = daemons.attach(host);
+        let (now, ever) = serve_with_counters(&service, FAR);
+        serve_with_counters(&service, OWN);
+        Self { service, now, ever }
+    }
+}
+
+/// What a daemon has of what must not grow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Leftovers {
+    /// But for memory.
+    pub(crate) descriptors: usize,
+    /// Of memory: a session keeps the slabs that it has had, and a soft host those of its peers.
+    pub(crate) files: usize,
+    pub(crate) queue_pairs: f64,
+    /// Bytes in use, of what it shares.
+    pub(crate) memory: f64,
+}
+
+/// Descriptors that are opened when they are first needed: what wakes peers.
+const LAZY: usize = 4;
+/// Slabs that the applications of both hosts come to need, at most; with those of a peer's that are let go of when the
+/// next one is reached.
+const SLABS: usize = 128;
+/// How often it is looked which files a daemon has, of which the fewest count.
+const LOOKS: u32 = 100;
+
+/// How many files a process has open, but for memory, and of memory.
+fn open_files(side: &CommandProcess) -> (usize, usize) {
+    let all = std::fs::read_dir(format!("/proc/{}/fd", side.0.id()));
+    let all = all.expect("its descriptors").flatten();
+    let is_memory = |of: &PathBuf| of.to_string_lossy().starts_with("/memfd:");
+    let files = all.filter_map(|one| std::fs::read_link(one.path()).ok());
+    let (memory, others): (Vec<_>, Vec<_>) = files.partition(is_memory);
+    (others.len(), memory.len())
+}
+
+impl Leftovers {
+    pub(crate) fn is_no_more_than(&self, before: &Self) -> bool {
+        self.descriptors <= before.descriptors + LAZY
+            && self.files <= SLABS
+            && self.queue_pairs <= before.queue_pairs
+            && self.memory <= before.memory
+    }
+
+    pub(crate) fn of(daemons: &Daemons, host: usize) -> Self {
+        let text = scraped(daemons, host);
+        // Some are open for a moment: that of who has just asked.
+        let looks = (0..LOOKS).map(|_| open_files(&daemons.sides[host]));
+        let (descriptors, files) = looks.min().expect("some");
+        Self {
+            descriptors,
+            files,
+            queue_pairs: value(&text, "headworks_queue_pairs{", "user="),
+            memory: value(&text, "headworks_memory_used_bytes{", "user="),
+        }
+    }
+}
+
+/// What a daemon has once this test's application is the only one, and has no connection; at best what it had `before`,
+/// which takes a moment longer, since files are closed by the way.
+pub(crate) fn leftovers_at_rest(
+    daemons: &Daemons,
+    host: usize,
+    before: Option<Leftovers>,
+) -> Leftovers {
+    until("a daemon at rest", || {
+        let text = scraped(daemons, host);
+        let applications = text.matches("\nheadworks_application_connections{").count();
+        value(&text, "headworks_connections{", "user=") == 0.0 && applications == 1
+    });
+    let began = Instant::now();
+    loop {
+        let left = Leftovers::of(daemons, host);
+        if before.is_none_or(|before| left.is_no_more_than(&before)) || began.elapsed() > NOTICE {
+            return left;
+        }
+        thread::yield_now();
+    }
+}
+
+/// Who is killed in a round: an application, or the daemon of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Victim {
+    Application,
+    Daemon(usize),
+}
+
+impl Victim {
+    /// One after the other, as far as the test is, so that what whoever lives has left can be compared over many rounds;
+    /// `None` when it is over.
+    fn of(progress: f64) -> Option<Self> {
+        match progress {
+            ..0.6 => Some(Self::Application),
+            0.6..0.8 => Some(Self::Daemon(1)),
+            0.8..1.0 => Some(Self::Daemon(0)),
+            _ => None,
+        }
+    }
+}
+
+/// How long rounds go on where nobody asks for so many.
+const ENOUGH: Duration = Duration::from_secs(20);
+/// Rounds that there are in any case, and all of them where devices take their time.
+const FEW: f64 = 5.0;
+const MANY: f64 = 200.0;
+
+fn progress(round: u64, began: Instant) -> f64 {
+    let round = round as f64;
+    match std::env::var_os("HEADWORKS_LONG") {
+        Some(_) => round / MANY,
+        None if testing::is_slow_device() => round / FEW,
+        None => (round / FEW).min(began.elapsed().as_secs_f64() / ENOUGH.as_secs_f64()),
+    }
+}
+
+#[test]
+fn a_kill_is_noticed_by_the_peers_alone() {
+    if let Some(socket) = std::env::var_os(VICTIM) {
+        run_victim(&socket);
+    }
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    let mut missed: BTreeMap<Victim, Vec<Duration>> = BTreeMap::new();
+    // What each daemon had left after the first round since it began.
+    let mut left: [Option<Leftovers>; 2] = [None; 2];
+    let mut services = [0, 1].map(|host| Host::at(&daemons, host));
+    let (mut round, start) = (0, Instant::now());
+    while let Some(victim) = Victim::of(progress(round, start)) {
+        let witnesses = [0, 1].map(|host| ConnectionWitness::of(&services[host].service, host));
+        let Host { now, ever, .. } = &services[1];
+        let before = ever.load(Ordering::Relaxed);
+        let own = "kills::a_kill_is_noticed_by_the_peers_alone";
+        let mut application = daemons.another_process(own, VICTIM);
+        // At another moment each time.
+        let enough = 1 + (round * 7919) % 13;
+        until("the victim at work", || {
+            ever.load(Ordering::Relaxed) >= before + enough
+        });
+        for _ in 0..(round * 104_729) % 5000 {
+            thread::yield_now();
+        }
+        let killed = match victim {
+            Victim::Application => {
+                application.0.kill().unwrap();
+                None
+            }
+            Victim::Daemon(host) => {
+                daemons.sides[host].signal(Signal::KILL);
+                Some(host)
+            }
+        };
+        let began = Instant::now();
+        // At the far end nobody is left, reset or without a daemon; and at the near one, whose process ends then.
+        until("the end of the victim's connections", || {
+            now.load(Ordering::Relaxed) == 0 && application.has_ended()
+        });
+        let took = began.elapsed();
+        assert!(took < NOTICE, "round {round}, {victim:?}: after {took:?}");
+        missed.entry(victim).or_default().push(took);
+        for (host, witness) in witnesses.iter().enumerate() {
+            if killed != Some(host) {
+                witness.goes_on(host);
+            }
+        }
+        application.wait();
+        for (host, witness) in witnesses.into_iter().enumerate() {
+            let ended = witness.end();
+            if killed != Some(host) {
+                ended.unwrap();
+            }
+        }
+        if let Some(host) = killed {
+            daemons.sides[host].wait();
+            daemons.sides[host] = daemons.daemon(host);
+            services[host] = Host::at(&daemons, host);
+            left[host] = None;
+        }
+        for host in (0..2).filter(|host| killed != Some(*host)) {
+            let now = leftovers_at_rest(&daemons, host, left[host]);
+            // A daemon without a peer has given up what it had for that one.
+            let then = *left[host].get_or_insert(now);
+            assert!(
+                now.is_no_more_than(&then),
+                "round {round}, host {host}: {then:?}, then {now:?}"
+            );
+        }
+        round += 1;
+    }
+    println!("{round} rounds in {:?}; left {left:?}", start.elapsed());
+    for (victim, times) in &mut missed {
+        times.sort();
+        let (median, most) = (times[times.len() / 2], times[times.len() - 1]);
+        println!(
+            "{victim:?}, {} times: missed after {median:?} (median), {most:?} (most)",
+            times.len()
+        );
+    }
+    assert_eq!(missed.len(), 3, "one of each kind");
+    drop(services);
+    daemons.end();
+}

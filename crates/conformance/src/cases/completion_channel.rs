@@ -1,0 +1,198 @@
+//! Completion channels and timestamps.
+
+use headworks_verbs::{Duration, Instant, Status};
+
+use crate::call::{Call, Op, Reply, Send};
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("channel::armed_event", armed_event)
+            .row(
+                "arm",
+                "any completion",
+                "-",
+                "one event at the next, none before or after",
+            )
+            .row(
+                "next_event",
+                "asleep on the descriptor",
+                "-",
+                "woken by another's SEND",
+            ),
+        Case::new("channel::solicited_only", solicited_only)
+            .row(
+                "arm",
+                "solicited completions of SEND, SEND_IMM, WRITE_IMM",
+                "-",
+                "an event at the next solicited one or error only",
+            )
+            .row(
+                "arm",
+                "any, then solicited",
+                "-",
+                "the wider request counts",
+            ),
+        Case::new("channel::unsignaled_before", unsignaled_before).row(
+            "arm",
+            "a signalled completion behind unsignalled requests, all over already",
+            "-",
+            "the next poll has it, of however few, or an event comes",
+        ),
+        Case::new("channel::timestamps_rise", timestamps_rise).row(
+            "create_cq",
+            "timestamps",
+            "-",
+            "never go back; zero where not asked for",
+        ),
+    ]
+}
+
+fn armed_event(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    for round in 0..3 {
+        for id in 0..2 {
+            bench.receive(b, id, &[])?;
+        }
+        // Not armed: no event.
+        bench.post(a, 9, Op::Send, &[])?;
+        bench.expect_sent(a, 9, Status::Success)?;
+        bench.expect_received(b, 0, Status::Success)?;
+        bench.expect_no_completion_or_event(a, "not armed")?;
+        bench.expect_no_completion_or_event(b, "not armed")?;
+        bench.arm(a.host, a.send_cq, false)?;
+        bench.arm(b.host, b.recv_cq, false)?;
+        bench.post(a, 9, Op::Send, &[])?;
+        let woken = bench.wait_channel_event(a)?;
+        ensure_eq!(woken, a.send_cq, format!("sends {round}"));
+        let woken = bench.wait_channel_event(b)?;
+        ensure_eq!(woken, b.recv_cq, format!("receives {round}"));
+        bench.expect_sent(a, 9, Status::Success)?;
+        bench.expect_received(b, 1, Status::Success)?;
+        bench.expect_no_completion_or_event(b, "one event only")?;
+    }
+    // Somebody asleep is woken by somebody else.
+    bench.receive(b, 5, &[])?;
+    bench.arm(b.host, b.recv_cq, false)?;
+    let sleep = Call::Sleep {
+        channel: b.channel,
+        at_most_ms: 10_000,
+    };
+    let send = Call::PostSend {
+        qp: a.qp,
+        chain: vec![Send::new(6, Op::Send, &[])],
+    };
+    let replies = bench.call_concurrently(vec![(b.host.id, sleep), (a.host.id, send)])?;
+    ensure_eq!(replies, vec![Reply::Flag(true), Reply::Done], "asleep");
+    ensure_eq!(bench.channel_event(b)?, Some(b.recv_cq), "woken");
+    Ok(())
+}
+
+/// Whoever arms, looks once more in vain, and sleeps, is woken.
+fn unsignaled_before(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    for before in [1, 8, 14] {
+        let send = |id| Send::new(id, Op::Write(b.at(0)), &[a.sge(0, 8)]);
+        for id in 0..before {
+            bench.post_one(a, send(id).quiet())?;
+        }
+        bench.post_one(a, send(before))?;
+        bench.sleep_for(Duration::from_micros(1_000));
+        let done = loop {
+            bench.arm(a.host, a.send_cq, false)?;
+            let done = bench.poll_up_to(a.host, a.send_cq, 1);
+            let done = done.map_err(|refusal| refusal.to_string())?;
+            if let [done] = done[..] {
+                break done;
+            }
+            bench.wait_channel_event(a)?;
+        };
+        ensure_eq!((done.wr_id, done.status), (before, Status::Success), "told");
+        while bench.channel_event(a)?.is_some() {}
+    }
+    Ok(())
+}
+
+fn event_of(bench: &mut CaseContext<'_>, side: QpFixture, what: &str) -> Verdict {
+    let woken = bench.wait_channel_event(side)?;
+    ensure_eq!(woken, side.recv_cq, what);
+    Ok(())
+}
+
+fn solicited_only(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    for op in [Op::Send, Op::SendImm(1), Op::WriteImm(b.at(0), 2)] {
+        for id in 0..2 {
+            bench.receive(b, id, &[])?;
+        }
+        bench.arm(b.host, b.recv_cq, true)?;
+        bench.post(a, 1, op, &[])?;
+        bench.expect_sent(a, 1, Status::Success)?;
+        bench.expect_received(b, 0, Status::Success)?;
+        // Who shows completions late may wake whoever has looked in vain.
+        if bench.behaviour().empty_polls_max == 0 {
+            bench.expect_no_completion_or_event(b, "not solicited")?;
+        }
+        bench.arm(b.host, b.recv_cq, true)?;
+        bench.post_one(a, Send::new(2, op, &[]).solicited())?;
+        event_of(bench, b, "solicited")?;
+        bench.expect_sent(a, 2, Status::Success)?;
+        bench.expect_received(b, 1, Status::Success)?;
+    }
+    // An error is an event too.
+    bench.receive(b, 2, &[])?;
+    bench.arm(b.host, b.recv_cq, true)?;
+    bench.to_error(b)?;
+    event_of(bench, b, "flushed")?;
+    bench.expect_received(b, 2, Status::Flushed)?;
+    // Asking for any event, then for solicited ones, leaves any.
+    let (a, b) = bench.connected_pair()?;
+    bench.receive(b, 0, &[])?;
+    bench.arm(b.host, b.recv_cq, false)?;
+    bench.arm(b.host, b.recv_cq, true)?;
+    bench.post(a, 1, Op::Send, &[])?;
+    event_of(bench, b, "the wider request")
+}
+
+fn device_time(bench: &mut CaseContext<'_>, side: QpFixture) -> Result<Instant, String> {
+    let device = side.host.device;
+    match bench.call_ok(side.host.id, Call::DeviceTime { device })? {
+        Reply::Number(nanos) => Ok(Instant::from_nanos(nanos)),
+        other => Err(format!("instead of a time: {other:?}")),
+    }
+}
+
+fn timestamps_rise(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions {
+        timestamps: true,
+        len: 1 << 20,
+        ..QpOptions::default()
+    };
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let mut last = device_time(bench, a)?;
+    let mut last_there = device_time(bench, b)?;
+    for id in 0..50u64 {
+        bench.receive(b, id, &[b.sge(0, 1 << 20)])?;
+        let len = if id % 7 == 0 { 1 << 20 } else { 10 };
+        bench.post(a, id, Op::Send, &[a.sge(0, len)])?;
+        let sent = bench.expect_sent(a, id, Status::Success)?;
+        let got = bench.expect_received(b, id, Status::Success)?;
+        // Each on its own device's clock: others' need not agree.
+        let (now, now_there) = (device_time(bench, a)?, device_time(bench, b)?);
+        for (from, at, to) in [
+            (last, sent.timestamp, now),
+            (last_there, got.timestamp, now_there),
+        ] {
+            ensure!(
+                from <= at && at <= to,
+                "{at:?} is not between {from:?} and {to:?}"
+            );
+        }
+        (last, last_there) = (now, now_there);
+    }
+    let (a, b) = bench.connected_pair()?;
+    bench.post(a, 1, Op::Write(b.at(0)), &[])?;
+    let plain = bench.expect_sent(a, 1, Status::Success)?;
+    ensure_eq!(plain.timestamp, Instant::ZERO, "not asked for");
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! Datagrams that are refused at posting, wait, or complete where there is no room.
+
+use headworks_verbs::{PostErrorKind, QpAttr, QpCaps, QpState, Status};
+
+use super::{NO_WAY, QKEY, SENT, WHAT, handle, no_way, options, pair, send, to, to_init, up};
+use crate::call::{Data, Op, Peer, Refusal, Send};
+use crate::cases::matrix::full_queues::{NO_OVERRUN, overruns};
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    let row = |name, run: fn(&mut CaseContext<'_>) -> Verdict, wrong: &str, outcome: &str| {
+        Case::new(format!("datagrams::{name}"), run).row(SENT, WHAT, wrong, outcome)
+    };
+    vec![
+        row(
+            "state",
+            state,
+            "in RESET, INIT, RTR",
+            "State; nothing posted",
+        ),
+        row(
+            "error_state",
+            error_state,
+            "in ERR",
+            "Flushed, in order, signalled or not",
+        ),
+        row(
+            "refused_at_its_index",
+            refused_at_its_index,
+            "one piece too many; inline payload too long",
+            "TooManySges, InlineTooLong at its index; those before it are sent, nothing else",
+        ),
+        row(
+            "sq_full",
+            sq_full,
+            "SQ full",
+            "QueueFull; not sent; room again when one before it is polled",
+        ),
+        row(
+            "cq_full",
+            cq_full,
+            "its CQ full",
+            "CqError; what the CQ held, then Overrun; the queue pair in error",
+        )
+        .row(
+            "post_recv",
+            "RECV of datagrams",
+            "its CQ full",
+            "CqError; the queue pair in error; the sender goes on",
+        ),
+        row(
+            "wrong_transport",
+            wrong_transport,
+            "on a connected queue pair; SEND, WRITE, READ, atomics on one of datagrams",
+            "Operation, nothing posted",
+        ),
+        row(
+            "destroyed_handle",
+            destroyed_handle,
+            "an address handle that is gone",
+            NO_WAY,
+        ),
+    ]
+}
+
+fn kind_of(refused: Result<(), Refusal>) -> Result<(), String> {
+    refused.map_err(|error| error.kind)
+}
+
+fn state(bench: &mut CaseContext<'_>) -> Verdict {
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let (a, b) = (bench.new_qp(first, &options())?, up(bench, second)?);
+    let ah = handle(bench, a, second)?;
+    bench.receive(b, 1, &[b.sge(0, 100)])?;
+    for expected in [QpState::Reset, QpState::Init, QpState::Rtr] {
+        let refused = bench.post_chain(a, vec![Send::inline(1, to(ah, b), b"x")]);
+        let expected_refusal = Refusal::from(PostErrorKind::State(expected).at(0));
+        ensure_eq!(refused, Err(expected_refusal), "refused");
+        let next = match expected {
+            QpState::Reset => to_init(),
+            _ => QpAttr::to_state(QpState::Rtr),
+        };
+        if expected != QpState::Rtr {
+            bench
+                .modify(a, next, None)
+                .map_err(crate::case_context::error_line)?;
+        }
+    }
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)
+}
+
+fn error_state(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    bench.receive(b, 1, &[b.sge(0, 100)])?;
+    bench.receive(a, 9, &[])?;
+    bench.to_error(a)?;
+    for id in 0..4 {
+        let request = Send::inline(id, to(ah, b), b"x");
+        let request = if id % 2 == 0 {
+            request.quiet()
+        } else {
+            request
+        };
+        bench.post_one(a, request)?;
+    }
+    for id in 0..4 {
+        bench.expect_sent(a, id, Status::Flushed)?;
+    }
+    bench.expect_received(a, 9, Status::Flushed)?;
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)?;
+    bench.expect_state(b, QpState::Rts, "the other")
+}
+
+fn refused_at_its_index(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    let (sges, inline) = (a.caps.max_send_sge, a.caps.max_inline);
+    let tries = [
+        (
+            Data::Gather(vec![a.sge(0, 1); sges as usize + 1]),
+            PostErrorKind::TooManySges(sges),
+        ),
+        (
+            Data::Inline(vec![7; inline as usize + 1]),
+            PostErrorKind::InlineTooLong(inline),
+        ),
+    ];
+    for (data, error) in tries {
+        for id in 0..3 {
+            bench.receive(b, id, &[b.sge(0, 200)])?;
+        }
+        let good = |id| Send::inline(id, to(ah, b), b"good");
+        let bad = Send { data, ..good(2) };
+        let refused = bench.post_chain(a, vec![good(1), bad, good(3)]);
+        ensure_eq!(refused, Err(Refusal::from(error.at(1))), "refused");
+        bench.expect_sent(a, 1, Status::Success)?;
+        bench.expect_received(b, 0, Status::Success)?;
+        bench.expect_nothing_more(a)?;
+        bench.expect_nothing_more(b)?;
+        bench.expect_state(a, QpState::Rts, "the sender")?;
+        for id in 1..3 {
+            send(bench, a, to(ah, b), 8, Status::Success)?;
+            bench.expect_received(b, id, Status::Success)?;
+        }
+    }
+    Ok(())
+}
+
+fn up_as(
+    bench: &mut CaseContext<'_>,
+    host: crate::Host,
+    options: &QpOptions,
+) -> Result<QpFixture, String> {
+    let side = bench.new_qp(host, options)?;
+    super::bring_up(bench, side)?;
+    Ok(side)
+}
+
+fn sq_full(bench: &mut CaseContext<'_>) -> Verdict {
+    let narrow = QpOptions {
+        caps: QpCaps {
+            max_send_wr: 4,
+            ..options().caps
+        },
+        ..options()
+    };
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let (a, b) = (up_as(bench, first, &narrow)?, up(bench, second)?);
+    let ah = handle(bench, a, second)?;
+    let most = u64::from(a.caps.max_send_wr);
+    for id in 0..=most {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    let mut chain: Vec<_> = (1..most)
+        .map(|id| Send::inline(id, to(ah, b), b"x").quiet())
+        .collect();
+    chain.push(Send::inline(100, to(ah, b), b"x"));
+    let mut taken = most;
+    let full = |index| Err(Refusal::from(PostErrorKind::QueueFull.at(index)));
+    let more = Send::inline(200, to(ah, b), b"x");
+    if bench.behaviour().frees_slots_when_polled {
+        bench
+            .post_chain(a, chain)
+            .map_err(crate::case_context::error_line)?;
+        ensure_eq!(bench.post_chain(a, vec![more]), full(0), "full");
+    } else {
+        // Some may have been sent meanwhile, and then there is room for it.
+        chain.push(more.quiet());
+        let posted = bench.post_chain(a, chain);
+        if posted.is_ok() {
+            taken += 1;
+        } else {
+            ensure_eq!(posted, full(most as usize), "full");
+        }
+    }
+    for id in 0..taken {
+        bench.expect_received(b, id, Status::Success)?;
+    }
+    bench.expect_nothing_more(b)?;
+    bench.expect_sent(a, 100, Status::Success)?;
+    bench.expect_nothing_more(a)?;
+    bench.receive(b, taken, &[b.sge(0, 100)])?;
+    send(bench, a, to(ah, b), 8, Status::Success)?;
+    bench.expect_received(b, taken, Status::Success).map(drop)
+}
+
+fn cq_full(bench: &mut CaseContext<'_>) -> Verdict {
+    let tight = QpOptions {
+        depth: 4,
+        ..options()
+    };
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let (a, b) = (up_as(bench, first, &tight)?, up(bench, second)?);
+    let ah = handle(bench, a, second)?;
+    if bench.behaviour().defers_requests {
+        return bench.skip(NO_OVERRUN);
+    }
+    for id in 0..=u64::from(a.depth) {
+        bench.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
+    }
+    overruns(bench, a, a.send_cq).map_err(|seen| format!("sends: {seen}"))?;
+    // The receiver's.
+    let (a, b) = (up(bench, first)?, up_as(bench, second, &tight)?);
+    let ah = handle(bench, a, second)?;
+    for id in 0..=u64::from(b.depth) {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    for _ in 0..=b.depth {
+        send(bench, a, to(ah, b), 8, Status::Success)?;
+    }
+    overruns(bench, b, b.recv_cq).map_err(|seen| format!("receives: {seen}"))?;
+    send(bench, a, to(ah, b), 8, Status::Success)?;
+    bench.expect_state(a, QpState::Rts, "the sender")
+}
+
+fn wrong_transport(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    let (c, d) = pair(bench)?;
+    let ah = handle(bench, c, d.host)?;
+    let peer = Peer::Of {
+        host: d.host.id,
+        qp: d.qp,
+    };
+    bench.receive(d, 1, &[d.sge(0, 100)])?;
+    for imm in [None, Some(1)] {
+        let op = Op::SendTo {
+            ah,
+            peer,
+            qkey: QKEY,
+            imm,
+        };
+        let refused = bench.post_chain(a, vec![Send::inline(1, op, b"x")]);
+        ensure_eq!(kind_of(refused), Err("Operation".to_owned()), "on RC");
+    }
+    let remote = b.at(0);
+    for op in [
+        Op::Send,
+        Op::SendImm(1),
+        Op::Write(remote),
+        Op::WriteImm(remote, 1),
+        Op::Read(remote),
+        Op::CompareSwap {
+            remote,
+            expect: 0,
+            swap: 1,
+        },
+        Op::FetchAdd { remote, add: 1 },
+    ] {
+        let refused = bench.post_chain(c, vec![Send::new(1, op, &[c.sge(0, 8)])]);
+        ensure_eq!(
+            kind_of(refused),
+            Err("Operation".to_owned()),
+            format!("{op:?} on UD")
+        );
+    }
+    ensure_eq!(bench.read_u64(b, 0)?, 0, "executed all the same");
+    for side in [a, c] {
+        bench.expect_state(side, QpState::Rts, "the queue pair")?;
+        bench.expect_nothing_more(side)?;
+    }
+    bench.expect_nothing_more(d)
+}
+
+fn destroyed_handle(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let (gone, kept) = (handle(bench, a, b.host)?, handle(bench, a, b.host)?);
+    for id in 0..2 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    send(bench, a, to(gone, b), 8, Status::Success)?;
+    bench.expect_received(b, 0, Status::Success)?;
+    bench.destroy(a.host, gone)?;
+    no_way(bench, a, to(gone, b))?;
+    bench.expect_nothing_more(b)?;
+    send(bench, a, to(kept, b), 8, Status::Success)?;
+    bench.expect_received(b, 1, Status::Success).map(drop)
+}

@@ -1,0 +1,315 @@
+//! What goes while datagrams are under way: regions, senders, receivers.
+
+use std::collections::BTreeMap;
+
+use headworks_verbs::{QpCaps, QpState, Status};
+
+use super::{HEADER, handle, options, pair, send, to, up};
+use crate::call::{Call, Id, Receive, Reply, Send};
+use crate::case_context::Host;
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new(
+            "datagrams::deregistered_under_a_stream",
+            deregistered_under_a_stream,
+        )
+        .row(
+            "deregister",
+            "a region that receives of datagrams under way name",
+            "-",
+            "nothing is written once it returns; one receive LocalProtection, later ones Flushed, \
+             QpFatal; the sender goes on",
+        ),
+        Case::new("datagrams::sender_killed", sender_killed)
+            .row(
+                "kill",
+                "the sender of datagrams, at work",
+                "-",
+                "the other's queue pair lives on; each receive ends once, none is lost",
+            )
+            .kills(),
+        Case::new("datagrams::receiver_killed", receiver_killed)
+            .row(
+                "kill",
+                "the receiver of datagrams",
+                "-",
+                "the sender's queue pair lives on, and sends to others",
+            )
+            .kills(),
+    ]
+}
+
+/// Receives posted.
+const RECEIVES: u64 = 1024;
+/// Completions polled at a time.
+const MANY: usize = 64;
+
+/// Room for many receives, in memory of the device's or in ordinary memory.
+fn deep(heap: bool) -> QpOptions {
+    let usual = options();
+    QpOptions {
+        caps: QpCaps {
+            max_recv_wr: RECEIVES as u32,
+            ..usual.caps
+        },
+        depth: 2048,
+        heap,
+        ..usual
+    }
+}
+
+/// Bytes of a datagram under way: as long as may be, so that what happens meanwhile mostly happens in
+/// one.
+fn longest(bench: &CaseContext<'_>, host: Host) -> Result<u32, String> {
+    Ok(bench.facts(host)?.mtu.bytes())
+}
+
+/// Datagrams of `len` bytes from `a`, one after the other.
+fn stream((a, ah, b): (QpFixture, Id, QpFixture), len: u32, times: u64) -> Call {
+    Call::Repeat {
+        times,
+        until: None,
+        calls: vec![
+            Call::PostSend {
+                qp: a.qp,
+                chain: vec![Send::new(9, to(ah, b), &[a.sge(0, len)]); 4],
+            },
+            Call::Poll {
+                cq: a.send_cq,
+                most: 16,
+            },
+        ],
+    }
+}
+
+fn receiver(bench: &mut CaseContext<'_>, heap: bool) -> Result<(QpFixture, QpFixture, Id), String> {
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let (a, b) = (up(bench, first)?, bench.new_qp(second, &deep(heap))?);
+    super::bring_up(bench, b)?;
+    let ah = handle(bench, a, b.host)?;
+    Ok((a, b, ah))
+}
+
+fn deregistered_under_a_stream(bench: &mut CaseContext<'_>) -> Verdict {
+    for heap in [false, true] {
+        for looks in [1, 20, 100] {
+            deregistered(bench, heap, looks).map_err(|seen| {
+                let whose = if heap { "ordinary memory, " } else { "" };
+                format!("{whose}after {looks} looks: {seen}")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdict {
+    let (a, b, ah) = receiver(bench, heap)?;
+    let bytes = longest(bench, a.host)?;
+    let room = HEADER + bytes;
+    bench.fill_buffer(a, 0, bytes as usize, 7)?;
+    for id in 0..RECEIVES {
+        bench.receive(b, id, &[b.sge(0, room)])?;
+    }
+    let (buffer, offset, len, seed) = (b.buffer, 0, room as usize, 5);
+    let get = Call::Get {
+        buffer,
+        offset,
+        len: 8,
+    };
+    let fill = Call::Fill {
+        buffer,
+        offset,
+        len,
+        seed,
+    };
+    let check = Call::Check {
+        buffer,
+        offset,
+        len,
+        seed,
+    };
+    let mut taking = vec![get; looks];
+    taking.extend([Call::Destroy { object: b.region }, fill]);
+    taking.extend(vec![check; 5]);
+    // Fewer than there are receives: one at least is left for later.
+    let sending = stream((a, ah, b), bytes, RECEIVES / 4 - 6);
+    let replies =
+        bench.call_concurrently(vec![(a.host.id, sending), (b.host.id, Call::Each(taking))])?;
+    let [Reply::Completions(sent), Reply::Each(owner)] = &replies[..] else {
+        return Err(format!("{replies:?}"));
+    };
+    let bad = sent.iter().find(|done| done.status != Status::Success);
+    ensure_eq!(bad, None, "a datagram");
+    let checks = owner.iter().rev().take(5);
+    let good = checks.filter(|reply| **reply == Reply::Flag(true)).count();
+    ensure_eq!(good, 5, "written after deregistration: good looks");
+    // At the latest this one finds no memory. Where requests take their time there is room for it when
+    // some of before have ended, and others end while it is waited for.
+    let (mut is_posted, mut is_sent) = (false, false);
+    bench.wait("the last datagram", |bench| {
+        for done in bench.poll(a.host, a.send_cq)? {
+            ensure_eq!(done.status, Status::Success, "a datagram");
+            is_sent |= done.wr_id == 1;
+        }
+        is_posted = is_posted || bench.post(a, 1, to(ah, b), &[a.sge(0, 8)]).is_ok();
+        Ok(is_sent.then_some(()))
+    })?;
+    bench.wait("failure of the receiver", |bench| {
+        Ok((bench.state(b)? == QpState::Error).then_some(()))
+    })?;
+    bench.expect_failed(b)?;
+    let mut failed = None;
+    for id in 0..RECEIVES {
+        let done = bench.next_recv_completion(b)?;
+        ensure_eq!(done.wr_id, id, "order");
+        let unplaced = bench.expected_status(Status::LocalProtection, done.status);
+        match (done.status, failed) {
+            (Status::Success, None) => ensure_eq!(done.byte_len, room, "length"),
+            (status, None) if status == unplaced => failed = Some(id),
+            (Status::Flushed, Some(_)) => {}
+            (other, _) => return Err(format!("receive {id}: {other:?}, {failed:?} failed")),
+        }
+    }
+    ensure!(failed.is_some(), "none failed");
+    ensure!(
+        bench.buffer_matches(b, 0, len, seed)?,
+        "written after deregistration, in the end"
+    );
+    bench.expect_nothing_more(b)?;
+    bench.expect_state(a, QpState::Rts, "the sender")
+}
+
+/// Receives, and how each ended.
+struct Receives {
+    side: QpFixture,
+    /// Bytes of a datagram.
+    len: u32,
+    posted: u64,
+    ended: BTreeMap<u64, Status>,
+}
+
+impl Receives {
+    fn of(side: QpFixture, len: u32) -> Self {
+        Self {
+            side,
+            len,
+            posted: 0,
+            ended: BTreeMap::new(),
+        }
+    }
+
+    fn are_over(&self) -> bool {
+        self.ended.len() as u64 == self.posted
+    }
+
+    /// Posts as many as there may be, at one go.
+    fn post(&mut self, bench: &mut CaseContext<'_>) -> Verdict {
+        let (from, to) = (self.posted, self.ended.len() as u64 + RECEIVES);
+        let receive = |id| Receive::new(id, &[self.side.sge(0, HEADER + self.len)]);
+        let chain = (from..to).map(receive).collect();
+        let posted = bench.receive_chain(self.side, chain);
+        posted.map_err(crate::case_context::error_line)?;
+        self.posted = to;
+        Ok(())
+    }
+
+    /// Polls up to `most`; how many there were.
+    fn collect(
+        &mut self,
+        bench: &mut CaseContext<'_>,
+        expected: Status,
+        most: usize,
+    ) -> Result<usize, String> {
+        let QpFixture { host, recv_cq, .. } = self.side;
+        let done = bench.poll_up_to(host, recv_cq, most);
+        let done = done.map_err(crate::case_context::error_line)?;
+        for done in &done {
+            ensure!(done.wr_id < self.posted, "{} was not posted", done.wr_id);
+            ensure_eq!(
+                done.status,
+                expected,
+                format!("status of receive {}", done.wr_id)
+            );
+            let before = self.ended.insert(done.wr_id, done.status);
+            ensure_eq!(before, None, format!("receive {} ended before", done.wr_id));
+        }
+        Ok(done.len())
+    }
+}
+
+fn sender_killed(bench: &mut CaseContext<'_>) -> Verdict {
+    let second = bench.second_host()?;
+    // Memory that is slow to reach: a datagram is mostly being placed.
+    let b = bench.new_qp(second, &deep(true))?;
+    super::bring_up(bench, b)?;
+    let mut receives = Receives::of(b, longest(bench, second)?);
+    for round in 0..12 {
+        killed_at_work(bench, &mut receives).map_err(|seen| format!("round {round}: {seen}"))?;
+    }
+    bench.expect_no_fatal(b)?;
+    receives.post(bench)?;
+    bench.to_error(b)?;
+    bench.wait("flushed receives", |bench| {
+        receives.collect(bench, Status::Flushed, MANY)?;
+        Ok(receives.are_over().then_some(()))
+    })?;
+    bench.expect_nothing_more(b)
+}
+
+fn killed_at_work(bench: &mut CaseContext<'_>, receives: &mut Receives) -> Verdict {
+    let b = receives.side;
+    let victim = bench.new_host(crate::HostRole::First)?;
+    let a = up(bench, victim)?;
+    let ah = handle(bench, a, b.host)?;
+    receives.post(bench)?;
+    bench.begin_unanswered(victim.id, stream((a, ah, b), receives.len, u64::MAX))?;
+    bench.wait("the first of it", |bench| {
+        // No more than one: the sender has much to do yet when it is killed.
+        let seen = receives.collect(bench, Status::Success, 1)?;
+        Ok((seen > 0).then_some(()))
+    })?;
+    bench.kill(victim)?;
+    bench.expect_state(b, QpState::Rts, "the survivor")?;
+    // What it had in hand is there again: others' datagrams take every receive.
+    let first = bench.first_host()?;
+    let other = up(bench, first)?;
+    let ah = handle(bench, other, b.host)?;
+    bench
+        .wait("every receive", |bench| {
+            let from = [other.sge(0, receives.len)];
+            let mut chain = vec![Send::new(1, to(ah, b), &from).quiet(); 15];
+            chain.push(Send::new(1, to(ah, b), &from));
+            bench
+                .post_chain(other, chain)
+                .map_err(crate::case_context::error_line)?;
+            bench.expect_sent(other, 1, Status::Success)?;
+            receives.collect(bench, Status::Success, MANY)?;
+            Ok(receives.are_over().then_some(()))
+        })
+        .map_err(|seen| format!("{seen}: {} of {}", receives.ended.len(), receives.posted))?;
+    bench.destroy_qp_fixture(other)
+}
+
+fn receiver_killed(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(bench)?;
+    let ah = handle(bench, a, b.host)?;
+    let op = to(ah, b);
+    for id in 0..4 {
+        bench.receive(b, id, &[b.sge(0, 100)])?;
+    }
+    send(bench, a, op, 8, Status::Success)?;
+    bench.kill(b.host)?;
+    for _ in 0..8 {
+        send(bench, a, op, 8, Status::Success)?;
+    }
+    bench.expect_state(a, QpState::Rts, "the survivor")?;
+    bench.expect_no_fatal(a)?;
+    let host = bench.second_host()?;
+    let c = up(bench, host)?;
+    let ah = handle(bench, a, c.host)?;
+    bench.receive(c, 1, &[c.sge(0, 100)])?;
+    send(bench, a, to(ah, c), 8, Status::Success)?;
+    bench.expect_received(c, 1, Status::Success).map(drop)
+}

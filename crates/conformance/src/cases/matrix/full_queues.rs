@@ -1,0 +1,239 @@
+//! Full queues.
+
+use headworks_verbs::{PollError, PostErrorKind, QpCaps, QpState, Status};
+
+use super::{OpKind, case, kinds, small_queue_options};
+use crate::call::{Event, Op, Receive, Refusal, Send};
+use crate::cases::shared_receives;
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "sq_full",
+            "post_send",
+            &OpKind::ALL,
+            "SQ full",
+            "QueueFull; not executed; room again when one before it is polled",
+            sq_full,
+        ),
+        case(
+            "cq_full",
+            "post_send",
+            &OpKind::ALL,
+            "its CQ full",
+            "CqError; what the CQ held, then Overrun; the queue pair in error",
+            cq_full,
+        ),
+        Case::new("matrix::recv_cq_full", receive_cq_full).row(
+            "post_recv",
+            "RECV of SEND, SEND_IMM, WRITE_IMM",
+            "its CQ full",
+            "CqError; the queue pair in error",
+        ),
+        Case::new("matrix::rq_full", rq_full).row(
+            "post_recv",
+            "RECV",
+            "RQ full, some taken",
+            "QueueFull until a completion of one is polled",
+        ),
+        Case::new("matrix::srq_full", srq_full).row(
+            "post_srq_recv",
+            "SRQ RECV",
+            "SRQ full",
+            "QueueFull; room as soon as one is taken",
+        ),
+    ]
+}
+
+const DEPTH: u32 = 4;
+
+fn narrow() -> QpOptions {
+    QpOptions {
+        caps: QpCaps {
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            ..small_queue_options().caps
+        },
+        ..small_queue_options()
+    }
+}
+
+fn full(index: usize) -> Result<(), Refusal> {
+    Err(Refusal::from(PostErrorKind::QueueFull.at(index)))
+}
+
+fn request(kind: OpKind, wr_id: u64, a: QpFixture, b: QpFixture) -> Send {
+    Send::new(wr_id, kind.op(b.at(0)), &[a.sge(0, kind.len())])
+}
+
+fn sq_full(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let patient = QpOptions {
+        rnr_retry: 7,
+        timeout: 18,
+        ..narrow()
+    };
+    let (a, b) = bench.connected_pair_with(&patient, &small_queue_options())?;
+    bench.write_buffer(a, 0, &[5; 64])?;
+    // Where those that are done may take up no room any more, it is filled with such as wait for a receive.
+    let wait = !bench.behaviour().frees_slots_when_polled;
+    let filler = match wait {
+        true => Op::Send,
+        false => Op::Write(b.at(4096)),
+    };
+    let most = u64::from(a.caps.max_send_wr);
+    // Unsignalled, and one that is: what is polled frees them all.
+    let mut chain: Vec<_> = (1..most)
+        .map(|id| Send::inline(id, filler, b"x").quiet())
+        .collect();
+    chain.push(Send::inline(100, filler, b"x"));
+    bench
+        .post_chain(a, chain)
+        .map_err(crate::case_context::error_line)?;
+    let refused = bench.post_chain(a, vec![request(kind, 200, a, b)]);
+    ensure_eq!(refused, full(0), kind.name());
+    ensure_eq!(
+        bench.read_buffer(b, 0, 64)?,
+        vec![0; 64],
+        "executed all the same"
+    );
+    for id in (0..most).take_while(|_| wait) {
+        bench.receive(b, id, &[b.sge(4096, 1)])?;
+    }
+    bench.expect_sent(a, 100, Status::Success)?;
+    for id in (0..most).take_while(|_| wait) {
+        bench.expect_received(b, id, Status::Success)?;
+    }
+    bench.receive(b, 70, &[b.sge(0, 64)])?;
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)?;
+    bench.post_one(a, request(kind, 201, a, b))?;
+    let done = bench.expect_sent(a, 201, Status::Success)?;
+    ensure_eq!(done.opcode, kind.op(b.at(0)).opcode(), "opcode");
+    if kind.takes_receive() {
+        bench.expect_received(b, 70, Status::Success)?;
+    }
+    Ok(())
+}
+
+/// The CQ is too small for what completes there.
+pub(in crate::cases) fn overruns(
+    bench: &mut CaseContext<'_>,
+    side: QpFixture,
+    cq: crate::Id,
+) -> Verdict {
+    bench.expect_event(side.host, Event::CqError(Some(cq)))?;
+    let failed = |bench: &mut CaseContext<'_>| {
+        bench.wait("error state", |bench| {
+            Ok((bench.state(side)? == QpState::Error).then_some(()))
+        })
+    };
+    if !bench.behaviour().polls_after_overrun {
+        return failed(bench);
+    }
+    let mut good = 0;
+    let error = bench.wait("overrun", |bench| {
+        match bench.poll_up_to(side.host, cq, 3) {
+            Ok(done) => {
+                for done in &done {
+                    ensure_eq!(done.status, Status::Success, "before the overrun");
+                }
+                good += done.len();
+                Ok(None)
+            }
+            Err(refusal) => Ok(Some(refusal)),
+        }
+    })?;
+    ensure_eq!(error, Refusal::from(PollError::Overrun), "poll");
+    ensure!(good >= side.depth as usize, "{good} completions before it");
+    failed(bench)?;
+    let again = bench.events(side.host)?.contains(&Event::CqError(Some(cq)));
+    ensure!(!again, "told twice");
+    Ok(())
+}
+
+/// Why what needs that is skipped.
+pub(in crate::cases) const NO_OVERRUN: &str = "completions of requests overrun no CQ here";
+
+fn cq_full(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    if bench.behaviour().defers_requests {
+        return bench.skip(NO_OVERRUN);
+    }
+    let tight = QpOptions {
+        depth: DEPTH,
+        ..small_queue_options()
+    };
+    let (a, b) = bench.connected_pair_with(&tight, &small_queue_options())?;
+    for id in 0..=u64::from(a.depth) {
+        if kind.takes_receive() {
+            bench.receive(b, id, &[b.sge(0, 64)])?;
+        }
+        bench.post_one(a, request(kind, id, a, b))?;
+    }
+    overruns(bench, a, a.send_cq).map_err(|seen| format!("{}: {seen}", kind.name()))
+}
+
+fn receive_cq_full(bench: &mut CaseContext<'_>) -> Verdict {
+    let tight = QpOptions {
+        depth: DEPTH,
+        ..small_queue_options()
+    };
+    for kind in kinds(OpKind::takes_receive) {
+        let (a, b) = bench.connected_pair_with(&small_queue_options(), &tight)?;
+        for id in 0..=u64::from(b.depth) {
+            bench.receive(b, id, &[b.sge(0, 64)])?;
+        }
+        for id in 0..=u64::from(b.depth) {
+            bench.post_one(a, request(kind, id, a, b).quiet())?;
+        }
+        overruns(bench, b, b.recv_cq).map_err(|seen| format!("{}: {seen}", kind.name()))?;
+    }
+    Ok(())
+}
+
+fn rq_full(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&narrow(), &narrow())?;
+    let most = b.caps.max_recv_wr as usize;
+    let chain = vec![Receive::new(1, &[]); most + 1];
+    ensure_eq!(bench.receive_chain(b, chain), full(most), "all");
+    bench.post(a, 1, Op::Send, &[])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    if bench.behaviour().frees_slots_when_polled {
+        // Taken and completed, not polled: the room is still taken.
+        let more = bench.receive_chain(b, vec![Receive::new(2, &[])]);
+        ensure_eq!(more, full(0), "unpolled");
+    }
+    bench.expect_received(b, 1, Status::Success)?;
+    let chain = vec![Receive::new(3, &[]); 2];
+    ensure_eq!(bench.receive_chain(b, chain), full(1), "polled");
+    Ok(())
+}
+
+fn srq_full(bench: &mut CaseContext<'_>) -> Verdict {
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let (pd, srq) = shared_receives::srq(bench, second, DEPTH, 0)?;
+    let a = bench.new_qp(first, &small_queue_options())?;
+    let b = bench.new_qp_in_pd(second, pd, Some(srq), &small_queue_options())?;
+    bench.connect(a, &small_queue_options(), b, &small_queue_options())?;
+    let mut room = 0;
+    while bench
+        .receive_chain(b, vec![Receive::new(room, &[])])
+        .is_ok()
+    {
+        room += 1;
+        ensure!(room < 1000, "an SRQ without an end");
+    }
+    ensure!(room >= u64::from(DEPTH), "{room} receives");
+    for id in 0..3 {
+        ensure_eq!(
+            bench.receive_chain(b, vec![Receive::new(9, &[])]),
+            full(0),
+            "full"
+        );
+        bench.post(a, id, Op::Send, &[])?;
+        bench.expect_sent(a, id, Status::Success)?;
+        bench.expect_received(b, id, Status::Success)?;
+        bench.receive(b, 100 + id, &[])?;
+    }
+    Ok(())
+}

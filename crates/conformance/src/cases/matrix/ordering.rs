@@ -1,0 +1,427 @@
+//! Order: fences, READs in flight, mixtures.
+
+use headworks_verbs::{Duration, Opcode, QpState, Status};
+
+use super::{ErrorTrial, OpKind, case, kinds, small_queue_options};
+use crate::call::{Op, Send};
+use crate::case_context::error_line;
+use crate::cases::memory_fault::MemoryFault;
+use crate::{Case, CaseContext, QpOptions, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "fenced",
+            "post_send",
+            &OpKind::ALL,
+            "behind a fence and a READ",
+            "waits for what the READ brings",
+            fenced,
+        ),
+        case(
+            "fenced_behind_an_atomic",
+            "post_send",
+            &OpKind::ALL,
+            "behind a fence and a FETCH_ADD",
+            "waits for what the atomic brings",
+            fenced_behind_an_atomic,
+        ),
+        case(
+            "fenced_and_unanswered",
+            "post_send",
+            &OpKind::ALL,
+            "behind a fence, the peer is gone",
+            "RetryExceeded",
+            fenced_and_unanswered,
+        ),
+        case(
+            "fenced_and_sent_again",
+            "post_send",
+            &kinds(OpKind::takes_receive),
+            "behind a fence, no receive yet, a READ behind it",
+            "waits, then Success, both",
+            fenced_and_sent_again,
+        ),
+        case(
+            "wrong_behind_what_is_unanswered",
+            "post_send",
+            &OpKind::ALL,
+            "a bad local key behind a WRITE, the peer is gone",
+            "RetryExceeded of the WRITE, then Flushed",
+            wrong_behind_what_is_unanswered,
+        ),
+        Case::new("matrix::read_depth", read_depth).row(
+            "post_send",
+            "READ, CMP_SWAP, FETCH_ADD",
+            "more than max_rd_atomic at once",
+            "all succeed, in order",
+        ),
+        Case::new("matrix::read_depth_of_the_peer", read_depth_of_the_peer).row(
+            "post_send",
+            "READ",
+            "more at once than the peer's max_dest_rd_atomic",
+            "all succeed, in order; or RemoteInvalidRequest, the rest Flushed, both in error",
+        ),
+        case(
+            "no_reads_here",
+            "post_send",
+            &kinds(OpKind::writes_here),
+            "max_rd_atomic is 0",
+            "Operation, nothing posted",
+            no_reads_here,
+        ),
+        case(
+            "no_reads_there",
+            "post_send",
+            &kinds(OpKind::writes_here),
+            "the peer's max_dest_rd_atomic is 0",
+            "RemoteInvalidRequest, the peer in error too, nothing read or changed",
+            no_reads_there,
+        ),
+        Case::new("matrix::all_in_order", all_in_order).row(
+            "poll",
+            "every operation, one chain",
+            "-",
+            "completions in order, opcodes and lengths",
+        ),
+        Case::new("matrix::every_other_signalled", every_other_signalled).row(
+            "poll",
+            "every operation, every other one signalled",
+            "-",
+            "the signalled ones only, in order",
+        ),
+    ]
+}
+
+/// A fence is for what is before it: what is sent again does not wait for itself.
+fn fenced_and_unanswered(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let options = QpOptions::default();
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let request = Send::new(1, kind.op(b.at(0)), &[a.sge(0, kind.len())]).fenced();
+    bench.destroy_qp_fixture(b)?;
+    bench.post_one(a, request)?;
+    bench.named_wait("behind a fence", |bench| {
+        bench.expect_sent(a, 1, Status::RetryExceeded)
+    })?;
+    bench.expect_failed(a)
+}
+
+/// Nor for what is behind it.
+fn fenced_and_sent_again(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let options = QpOptions {
+        rnr_retry: 7,
+        ..QpOptions::default()
+    };
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    bench.write_buffer(b, 512, b"behind")?;
+    let first = Send::new(1, kind.op(b.at(0)), &[a.sge(0, kind.len())]).fenced();
+    let second = Send::new(2, Op::Read(b.at(512)), &[a.sge(512, 6)]);
+    bench
+        .post_chain(a, vec![first, second])
+        .map_err(error_line)?;
+    let until = bench.now() + Duration::from_millis(30);
+    while bench.now() < until {
+        bench.expect_none(a.host, a.send_cq, "too early")?;
+        bench.advance();
+    }
+    bench.receive(b, 70, &[b.sge(0, 64)])?;
+    bench.named_wait("behind a fence", |bench| {
+        bench.expect_sent(a, 1, Status::Success)
+    })?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    bench.expect_received(b, 70, Status::Success)?;
+    ensure_eq!(bench.read_buffer(a, 512, 6)?, b"behind", "read");
+    bench.expect_nothing_more(a)
+}
+
+/// What is before a mistake goes on, though the queue stops there.
+fn wrong_behind_what_is_unanswered(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    let there = b.at(0);
+    let wrong = MemoryFault::Key.apply(bench, a, kind.len(), 8)?.pieces();
+    bench.destroy_qp_fixture(b)?;
+    let chain = vec![
+        Send::new(1, Op::Write(there), &[a.sge(0, 8)]),
+        Send::new(2, kind.op(there), &wrong),
+    ];
+    bench.post_chain(a, chain).map_err(error_line)?;
+    bench.named_wait("before a mistake", |bench| {
+        bench.expect_sent(a, 1, Status::RetryExceeded)
+    })?;
+    bench.expect_sent(a, 2, Status::Flushed)?;
+    bench.expect_failed(a)
+}
+
+const LONG: u32 = 1 << 20;
+/// Where the last word of it is.
+const LAST: i64 = LONG as i64 - 8;
+
+/// A READ of a mebibyte, and behind a fence what uses it.
+fn fenced(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let large = QpOptions {
+        len: 4 << 20,
+        ..QpOptions::default()
+    };
+    let (a, b) = bench.connected_pair_with(&large, &large)?;
+    bench.fill_buffer(b, 0, LONG as usize, 1)?;
+    let copy = 2 << 20;
+    bench.receive(b, 70, &[b.sge(copy, LONG)])?;
+    let here = [a.sge(0, LONG)];
+    // A READ that follows writes somewhere else here what it reads: the order is the fence's alone.
+    // An atomic's result stands on the last that the READ brings.
+    let (op, pieces) = match kind {
+        OpKind::Read => (kind.op(b.at(0)), [a.sge(copy, LONG)]),
+        OpKind::CmpSwap | OpKind::FetchAdd => (kind.op(b.at(copy)), [a.sge(LAST, 8)]),
+        _ => (kind.op(b.at(copy)), here),
+    };
+    let chain = vec![
+        Send::new(1, Op::Read(b.at(0)), &here).quiet(),
+        Send::new(2, op, &pieces).fenced(),
+    ];
+    bench
+        .post_chain(a, chain)
+        .map_err(crate::case_context::error_line)?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    let held = match kind {
+        OpKind::Read => bench.buffer_matches(a, copy as usize, LONG as usize, 1)?,
+        OpKind::CmpSwap | OpKind::FetchAdd => bench.read_u64(a, LAST as usize)? == 0,
+        _ => bench.buffer_matches(b, copy as usize, LONG as usize, 1)?,
+    };
+    ensure!(held, "{}: the fence did not hold", kind.name());
+    if kind.takes_receive() {
+        bench.expect_received(b, 70, Status::Success)?;
+    }
+    bench.destroy_qp_fixture(a)?;
+    bench.destroy_qp_fixture(b)
+}
+
+fn fenced_behind_an_atomic(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    const OTHER: u64 = 1000;
+    let (a, b) = bench.connected_pair()?;
+    bench.write_buffer(b, 8, &OTHER.to_ne_bytes())?;
+    for round in 0..20u64 {
+        bench.receive(b, 70, &[b.sge(64, 8)])?;
+        let add = Op::FetchAdd {
+            remote: b.at(0),
+            add: 1,
+        };
+        // What it brings is sent on, or overwritten by what comes later.
+        let op = match kind {
+            OpKind::Read => kind.op(b.at(0)),
+            OpKind::CmpSwap | OpKind::FetchAdd => kind.op(b.at(8)),
+            _ => kind.op(b.at(64)),
+        };
+        let chain = vec![
+            Send::new(1, add, &[a.sge(0, 8)]).quiet(),
+            Send::new(2, op, &[a.sge(0, 8)]).fenced(),
+        ];
+        bench
+            .post_chain(a, chain)
+            .map_err(crate::case_context::error_line)?;
+        bench.expect_sent(a, 2, Status::Success)?;
+        let (seen, expected) = match kind {
+            OpKind::Read => (bench.read_u64(a, 0)?, round + 1),
+            OpKind::CmpSwap => (bench.read_u64(a, 0)?, OTHER),
+            OpKind::FetchAdd => (bench.read_u64(a, 0)?, OTHER + round),
+            _ => (bench.read_u64(b, 64)?, round),
+        };
+        ensure_eq!(seen, expected, format!("{} in round {round}", kind.name()));
+        if kind.takes_receive() {
+            bench.expect_received(b, 70, Status::Success)?;
+        }
+    }
+    Ok(())
+}
+
+/// Section 9.4.4: who has as many outstanding as agreed waits; nobody is refused for it.
+fn read_depth(bench: &mut CaseContext<'_>) -> Verdict {
+    for depth in [1, 2] {
+        let options = QpOptions {
+            max_rd_atomic: Some(depth),
+            max_dest_rd_atomic: Some(depth),
+            len: 1 << 20,
+            ..QpOptions::default()
+        };
+        let (a, b) = bench.connected_pair_with(&options, &options)?;
+        bench.fill_buffer(b, 1024, 200_000, 4)?;
+        let request = |id: u64| match id % 3 {
+            0 => Send::new(id, Op::Read(b.at(1024)), &[a.sge(1024, 200_000)]),
+            1 => Send::new(id, OpKind::FetchAdd.op(b.at(0)), &[a.sge(0, 8)]),
+            _ => Send::new(id, OpKind::CmpSwap.op(b.at(8)), &[a.sge(8, 8)]),
+        };
+        let chain = (0..30).map(request).collect();
+        bench
+            .post_chain(a, chain)
+            .map_err(crate::case_context::error_line)?;
+        for id in 0..30 {
+            bench.expect_sent(a, id, Status::Success)?;
+        }
+        ensure!(bench.buffer_matches(a, 1024, 200_000, 4)?, "READ differs");
+        ensure_eq!(
+            (bench.read_u64(b, 0)?, bench.read_u64(b, 8)?),
+            (10, 1),
+            "atomics"
+        );
+        ensure_eq!(
+            (bench.read_u64(a, 0)?, bench.read_u64(a, 8)?),
+            (9, 1),
+            "old values"
+        );
+    }
+    Ok(())
+}
+
+/// Who sends more at once than the peer holds has broken what was agreed: the peer may refuse that
+/// (class C of 9.9.3), or do it all the same.
+fn read_depth_of_the_peer(bench: &mut CaseContext<'_>) -> Verdict {
+    const READS: u64 = 16;
+    const LEN: u32 = 100_000;
+    let of_a = QpOptions {
+        len: 2 << 20,
+        ..small_queue_options()
+    };
+    let of_b = QpOptions {
+        max_dest_rd_atomic: Some(1),
+        ..of_a.clone()
+    };
+    let (a, b) = bench.connected_pair_with(&of_a, &of_b)?;
+    bench.fill_buffer(b, 0, LEN as usize, 4)?;
+    let place = |id: u64| id as i64 * i64::from(LEN);
+    let request = |id| Send::new(id, Op::Read(b.at(0)), &[a.sge(place(id), LEN)]);
+    let chain = (0..READS).map(request).collect();
+    bench
+        .post_chain(a, chain)
+        .map_err(crate::case_context::error_line)?;
+    let mut refused = false;
+    for id in 0..READS {
+        let done = bench.next_send_completion(a)?;
+        ensure_eq!(done.wr_id, id, "order");
+        match done.status {
+            Status::Success if !refused => {
+                let whole = bench.buffer_matches(a, place(id) as usize, LEN as usize, 4)?;
+                ensure!(whole, "READ {id} differs");
+            }
+            Status::RemoteInvalidRequest if !refused => refused = true,
+            Status::Flushed if refused => {}
+            other => return Err(format!("READ {id}: {other:?}")),
+        }
+    }
+    bench.expect_nothing_more(a)?;
+    let state = if refused {
+        QpState::Error
+    } else {
+        QpState::Rts
+    };
+    bench.expect_state(a, state, "the initiator")?;
+    bench.wait(&format!("the peer in {state}"), |bench| {
+        Ok((bench.state(b)? == state).then_some(()))
+    })
+}
+
+/// None may be outstanding, so none can ever be sent.
+fn no_reads_here(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let none = QpOptions {
+        max_rd_atomic: Some(0),
+        ..small_queue_options()
+    };
+    let (a, b) = bench.connected_pair_with(&none, &small_queue_options())?;
+    let request = Send::new(1, kind.op(b.at(0)), &[a.sge(0, kind.len())]);
+    let refused = bench.post_chain(a, vec![request]);
+    ensure_eq!(
+        refused.map_err(|error| error.kind),
+        Err("Operation".to_owned()),
+        kind.name()
+    );
+    bench.post_one(a, Send::inline(2, Op::Write(b.at(0)), b"x"))?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    bench.expect_nothing_more(a)
+}
+
+/// Who holds none answers with a NAK, invalid request: class C of the errors of responders (9.9.3).
+fn no_reads_there(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let trial = ErrorTrial::refused(kind, Status::RemoteInvalidRequest);
+    let of_b = QpOptions {
+        max_dest_rd_atomic: Some(0),
+        ..small_queue_options()
+    };
+    ErrorTrial { of_b, ..trial }.run(bench)
+}
+
+fn all_in_order(bench: &mut CaseContext<'_>) -> Verdict {
+    let large = QpOptions {
+        len: 1 << 20,
+        ..QpOptions::default()
+    };
+    let (a, b) = bench.connected_pair_with(&large, &large)?;
+    let mut expected = Vec::new();
+    let mut chain = Vec::new();
+    for id in 0..42u64 {
+        let kind = OpKind::ALL[id as usize % 7];
+        // Some take longer than the call.
+        let len = match kind.is_atomic() {
+            true => 8,
+            false => [64, 100_000, 0][id as usize % 3],
+        };
+        if kind.takes_receive() {
+            bench.receive(b, id, &[b.sge(0, 200_000)])?;
+        }
+        chain.push(Send::new(id, kind.op(b.at(0)), &[a.sge(0, len)]));
+        expected.push((id, kind.op(b.at(0)).opcode(), len));
+    }
+    bench
+        .post_chain(a, chain)
+        .map_err(crate::case_context::error_line)?;
+    let mut receives = 0;
+    for (id, opcode, len) in expected {
+        let done = bench.expect_sent(a, id, Status::Success)?;
+        ensure_eq!(
+            (done.opcode, done.qp),
+            (opcode, Some(a.qp)),
+            format!("opcode of {id}")
+        );
+        if matches!(
+            opcode,
+            Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd
+        ) {
+            ensure_eq!(done.byte_len, len, format!("length of {id}"));
+        }
+        if OpKind::ALL[id as usize % 7].takes_receive() {
+            let got = bench.expect_received(b, id, Status::Success)?;
+            ensure_eq!(got.byte_len, len, format!("length of receive {id}"));
+            receives += 1;
+        }
+    }
+    ensure_eq!(receives, 18, "receives");
+    bench.expect_nothing_more(a)?;
+    bench.expect_nothing_more(b)
+}
+
+fn every_other_signalled(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    for _ in 0..5 {
+        let mut chain = Vec::new();
+        for id in 0..42u64 {
+            let kind = OpKind::ALL[id as usize % 7];
+            if kind.takes_receive() {
+                bench.receive(b, id, &[b.sge(0, 64)])?;
+            }
+            let request = Send::new(id, kind.op(b.at(0)), &[a.sge(0, kind.len())]);
+            chain.push(if id % 2 == 0 {
+                request.quiet()
+            } else {
+                request
+            });
+        }
+        bench
+            .post_chain(a, chain)
+            .map_err(crate::case_context::error_line)?;
+        for id in (1..42).step_by(2) {
+            bench.expect_sent(a, id, Status::Success)?;
+        }
+        for id in (0..42).filter(|id| OpKind::ALL[*id as usize % 7].takes_receive()) {
+            bench.expect_received(b, id, Status::Success)?;
+        }
+        bench.expect_nothing_more(a)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! What is wrong with the peer's receives, its own or shared.
+
+use headworks_verbs::{Access, QpState, Status};
+
+use super::{
+    BEFORE, ErrorTrial, FirstReceiveEnd, LEN, OpKind, PeerReceives, case, kinds,
+    small_queue_options,
+};
+use crate::call::{Op, Send};
+use crate::cases::memory_fault::MemoryFault;
+use crate::cases::shared_receives;
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
+
+const SENDS: [OpKind; 2] = [OpKind::Send, OpKind::SendImm];
+
+/// Ways for a receive to be bad: how it ends, and how the SEND ends.
+fn bad() -> Vec<(PeerReceives, Status, Status)> {
+    let faults = MemoryFault::COMMON.into_iter().chain([
+        MemoryFault::SecondPiece,
+        MemoryFault::Access(Access::REMOTE_READ),
+    ]);
+    let unplaced = |fault| {
+        (
+            PeerReceives::Bad(fault),
+            Status::LocalProtection,
+            Status::RemoteOperation,
+        )
+    };
+    let short = (
+        PeerReceives::Short,
+        Status::LocalLength,
+        Status::RemoteInvalidRequest,
+    );
+    faults.map(unplaced).chain([short]).collect()
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (receives, theirs, ours) in bad() {
+        let (name, wrong) = match receives {
+            PeerReceives::Bad(fault) => (fault.name(), fault.wrong()),
+            _ => ("short", "a byte too short"),
+        };
+        let outcome = format!("{theirs:?}, the sender's {ours:?}; both in error; nothing written");
+        let trial = move |kind| ErrorTrial {
+            receives,
+            taken: FirstReceiveEnd::With(theirs),
+            ..ErrorTrial::refused(kind, ours)
+        };
+        let run = move |bench: &mut CaseContext<'_>, kind| trial(kind).run(bench);
+        cases.push(
+            case(
+                &format!("recv_{name}"),
+                "post_send",
+                &SENDS,
+                &format!("its receive: {wrong}"),
+                &outcome,
+                run,
+            )
+            .row("post_recv", "RECV", wrong, outcome.clone()),
+        );
+        cases.push(
+            Case::new(format!("matrix::srq_recv_{name}"), move |bench| {
+                shared(bench, receives, theirs, ours)
+            })
+            .row(
+                "post_srq_recv",
+                "SRQ RECV",
+                wrong,
+                format!("{outcome}; others' receives stay"),
+            ),
+        );
+    }
+    cases.push(case(
+        "no_receive",
+        "post_send",
+        &kinds(OpKind::takes_receive),
+        "no receive, RNR retries exhausted",
+        "RnrRetryExceeded; the peer stays in RTS; nothing written",
+        |bench, kind| {
+            [0, 3].into_iter().try_for_each(|rnr_retry| {
+                let of_a = QpOptions {
+                    rnr_retry,
+                    ..small_queue_options()
+                };
+                ErrorTrial {
+                    of_a,
+                    receives: PeerReceives::None,
+                    peer_fails: false,
+                    ..ErrorTrial::refused(kind, Status::RnrRetryExceeded)
+                }
+                .run(bench)
+            })
+        },
+    ));
+    cases.push(
+        Case::new("matrix::srq_empty", |bench| {
+            kinds(OpKind::takes_receive)
+                .into_iter()
+                .try_for_each(|kind| empty(bench, kind))
+        })
+        .row(
+            "post_send",
+            "SEND, SEND_IMM, WRITE_IMM",
+            "the SRQ is empty",
+            "RnrRetryExceeded; the peer stays in RTS",
+        ),
+    );
+    cases.push(
+        Case::new(
+            "matrix::immediate_ignores_the_pieces",
+            immediate_ignores_the_pieces,
+        )
+        .row(
+            "post_recv",
+            "RECV of a WRITE_IMM",
+            "bad lkey",
+            "Success: its pieces are not used",
+        ),
+    );
+    cases
+}
+
+/// Two queue pairs of an SRQ; the first gets the bad receive, the second goes on.
+fn with_srq(
+    bench: &mut CaseContext<'_>,
+    options: &QpOptions,
+) -> Result<[(QpFixture, QpFixture); 2], String> {
+    let (first, second) = (bench.first_host()?, bench.second_host()?);
+    let (pd, srq) = shared_receives::srq(bench, second, 4, 0)?;
+    let mut pair = || {
+        let a = bench.new_qp(first, options)?;
+        let b = bench.new_qp_in_pd(second, pd, Some(srq), options)?;
+        bench.connect(a, options, b, options)?;
+        Ok::<_, String>((a, b))
+    };
+    Ok([pair()?, pair()?])
+}
+
+fn shared(
+    bench: &mut CaseContext<'_>,
+    receives: PeerReceives,
+    theirs: Status,
+    ours: Status,
+) -> Verdict {
+    for op in [Op::Send, Op::SendImm(5)] {
+        let [(a, b), (c, d)] = with_srq(bench, &small_queue_options())?;
+        bench.fill_buffer(b, 0, LEN, 1)?;
+        receives.post(bench, b)?;
+        bench.post(a, 1, op, &[a.sge(0, 64)])?;
+        bench.post(a, 2, op, &[a.sge(0, 64)])?;
+        bench.expect_sent(a, 1, ours)?;
+        bench.expect_sent(a, 2, Status::Flushed)?;
+        bench.expect_received(b, 70, theirs)?;
+        bench.expect_state(b, QpState::Error, "the receiver")?;
+        bench.expect_failed(a)?;
+        bench.expect_failed(b)?;
+        bench.expect_event(b.host, crate::call::Event::QpLastWqe(Some(b.qp)))?;
+        let is_untouched = bench.buffer_matches(b, 0, LEN, 1)?;
+        ensure!(
+            is_untouched || !bench.behaviour().checks_before_copying,
+            "{op:?} wrote"
+        );
+        // The other one takes the next.
+        bench.expect_state(d, QpState::Rts, "the one beside it")?;
+        bench.write_buffer(c, 0, &[9; 16])?;
+        bench.post(c, 3, op, &[c.sge(0, 16)])?;
+        bench
+            .expect_sent(c, 3, Status::Success)
+            .map_err(|seen| format!("beside it: {seen}"))?;
+        let got = bench.expect_received(d, 71, Status::Success)?;
+        ensure_eq!((got.qp, got.byte_len), (Some(d.qp), 16), "whose");
+        bench.expect_nothing_more(b)?;
+        bench.expect_nothing_more(d)?;
+    }
+    Ok(())
+}
+
+fn empty(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let [(a, b), _] = with_srq(bench, &small_queue_options())?;
+    bench.post(a, 1, kind.op(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::RnrRetryExceeded)?;
+    bench.expect_failed(a)?;
+    bench.expect_state(b, QpState::Rts, "the peer")?;
+    bench.expect_nothing_more(b)
+}
+
+fn immediate_ignores_the_pieces(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    let bad = MemoryFault::Key.apply(bench, b, 1, 1)?.pieces();
+    bench.receive(b, 1, &bad)?;
+    let there = Op::WriteImm(b.at(BEFORE as i64), 3);
+    bench.post_one(a, Send::inline(2, there, b"whole"))?;
+    bench.expect_sent(a, 2, Status::Success)?;
+    let got = bench.expect_received(b, 1, Status::Success)?;
+    ensure_eq!((got.byte_len, got.imm), (5, Some(3)), "the receive");
+    ensure_eq!(bench.read_buffer(b, BEFORE, 5)?, b"whole", "bytes");
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! What may be wrong with memory that a request names: the same for its own bytes, the peer's, and
+//! those of a receive.
+
+use headworks_verbs::Access;
+
+use crate::call::{AddressFault, Id, Piece, Remote};
+use crate::case_context::{CaseContext, QpFixture, piece};
+use crate::world::HostId;
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryFault {
+    /// A key that nobody was given, a bit beside one that somebody was.
+    Key,
+    /// One past the end of the region.
+    End,
+    /// Before its start.
+    Start,
+    /// Around the end of the address space.
+    Wrap,
+    /// Far from all memory.
+    Far,
+    /// The region is of another protection domain.
+    Domain,
+    /// The region is gone.
+    Deregistered,
+    /// The region allows no more than this.
+    Access(Access),
+    /// The second of two pieces has a bad key.
+    SecondPiece,
+}
+
+/// Memory with a fault.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FaultyMemory {
+    host: HostId,
+    region: Id,
+    offset: i64,
+    len: u32,
+    address_fault: AddressFault,
+    /// The same bytes with nothing wrong, for the first piece.
+    good: Option<Id>,
+}
+
+impl MemoryFault {
+    /// Those that any memory may have.
+    pub(super) const COMMON: [Self; 7] = [
+        Self::Key,
+        Self::End,
+        Self::Start,
+        Self::Wrap,
+        Self::Far,
+        Self::Domain,
+        Self::Deregistered,
+    ];
+
+    /// As a part of a case's name.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Key => "bad_key",
+            Self::End => "end",
+            Self::Start => "start",
+            Self::Wrap => "wrap",
+            Self::Far => "far",
+            Self::Domain => "domain",
+            Self::Deregistered => "deregistered",
+            Self::Access(_) => "access",
+            Self::SecondPiece => "second_piece",
+        }
+    }
+
+    /// In the table.
+    pub(super) const fn wrong(self) -> &'static str {
+        match self {
+            Self::Key => "a key of nothing",
+            Self::End => "one past the end of the region",
+            Self::Start => "before the start of the region",
+            Self::Wrap => "around the end of the address space",
+            Self::Far => "nowhere near the region",
+            Self::Domain => "a region of another protection domain",
+            Self::Deregistered => "a region deregistered",
+            Self::Access(_) => "the region forbids it",
+            Self::SecondPiece => "a key of nothing in the second of two pieces",
+        }
+    }
+
+    /// `len` bytes of a side's memory with this fault, that begin at a multiple of `align` as those of
+    /// its region do.
+    pub(super) fn apply(
+        self,
+        bench: &mut CaseContext<'_>,
+        side: QpFixture,
+        len: u32,
+        align: i64,
+    ) -> Result<FaultyMemory, String> {
+        let mut bad = FaultyMemory {
+            host: side.host.id,
+            region: side.region,
+            offset: 0,
+            len,
+            address_fault: AddressFault::default(),
+            good: None,
+        };
+        match self {
+            Self::Key | Self::SecondPiece => {
+                let bit = bench.handles().unused_key_bit(side.host.id, side.region);
+                bad.address_fault = AddressFault::key(bit.ok_or("a region that has no bad keys")?);
+                bad.good = (self == Self::SecondPiece).then_some(side.region);
+            }
+            Self::End => bad.offset = side.len as i64 - i64::from(len) + align,
+            Self::Start => bad.offset = -align,
+            Self::Wrap => bad.address_fault = AddressFault::absolute(u64::MAX - 7),
+            Self::Far => bad.address_fault = AddressFault::absolute(8),
+            Self::Domain => {
+                let pd = bench.new_pd(side.host)?;
+                bad.region = bench.register(side, pd, Access::ALL)?;
+            }
+            Self::Deregistered => {
+                bad.region = bench.register(side, side.pd, Access::ALL)?;
+                bench.destroy(side.host, bad.region)?;
+            }
+            Self::Access(allowed) => bad.region = bench.register(side, side.pd, allowed)?,
+        }
+        Ok(bad)
+    }
+}
+
+impl FaultyMemory {
+    /// As local bytes.
+    pub(super) fn pieces(self) -> Vec<Piece> {
+        let bad =
+            |offset, len| piece(self.region, offset, len).with_address_fault(self.address_fault);
+        match self.good {
+            None => vec![bad(self.offset, self.len)],
+            Some(good) => {
+                let half = self.len / 2;
+                vec![piece(good, 0, half), bad(64, half)]
+            }
+        }
+    }
+
+    /// As memory of a peer.
+    pub(super) const fn remote(self) -> Remote {
+        Remote::Of {
+            host: self.host,
+            region: self.region,
+            offset: self.offset,
+            address_fault: self.address_fault,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! How many requests a queue holds, and which of them complete.
+
+use headworks_verbs::{PostErrorKind, QpCaps, RnrTimer, Status};
+
+use crate::call::{Op, Refusal, Remote, Send};
+use crate::{Case, CaseContext, QpOptions, Verdict, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new(
+            "accounting::unsignalled_requests_occupy_the_queue",
+            unsignalled_requests_occupy_the_queue,
+        )
+        .row(
+            "post_send",
+            "WRITE, unsignalled",
+            "SQ full",
+            "QueueFull at the one too many",
+        )
+        .row(
+            "post_send",
+            "SEND, unsignalled",
+            "SQ full of those that wait for a receive",
+            "QueueFull; room for all when the last is polled",
+        )
+        .row(
+            "poll",
+            "sends",
+            "-",
+            "a polled completion retires all before it",
+        ),
+        Case::new("accounting::signal_all", signal_all).row(
+            "create_qp",
+            "every request signalled",
+            "-",
+            "unsignalled ones complete too",
+        ),
+    ]
+}
+
+fn four() -> QpOptions {
+    QpOptions {
+        caps: QpCaps {
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            ..QpOptions::default().caps
+        },
+        ..QpOptions::default()
+    }
+}
+
+fn writes(count: u64, remote: Remote) -> Vec<Send> {
+    let request = |id| Send::inline(id, Op::Write(remote), b"x");
+    (0..count).map(request).collect()
+}
+
+fn quiet(chain: Vec<Send>) -> Vec<Send> {
+    chain.into_iter().map(Send::quiet).collect()
+}
+
+fn full(index: usize) -> Result<(), Refusal> {
+    Err(Refusal::from(PostErrorKind::QueueFull.at(index)))
+}
+
+fn unsignalled_requests_occupy_the_queue(bench: &mut CaseContext<'_>) -> Verdict {
+    waiting_requests_occupy_the_queue(bench)?;
+    if !bench.behaviour().frees_slots_when_polled {
+        return Ok(());
+    }
+    let (a, b) = bench.connected_pair_with(&four(), &four())?;
+    let most = u64::from(a.caps.max_send_wr);
+    for _ in 0..3 {
+        let chain = quiet(writes(most - 1, b.at(0)));
+        bench
+            .post_chain(a, chain)
+            .map_err(crate::case_context::error_line)?;
+        bench.expect_none(a.host, a.send_cq, "unsignalled")?;
+        let last = writes(2, b.at(0));
+        ensure_eq!(bench.post_chain(a, last.clone()), full(1), "one fits");
+        // Completed, not polled: the room is still taken.
+        ensure_eq!(bench.post_chain(a, last), full(0), "none fits");
+        bench.expect_sent(a, 0, Status::Success)?;
+    }
+    Ok(())
+}
+
+/// Such as are not done take up their room wherever.
+fn waiting_requests_occupy_the_queue(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions {
+        // They wait for as long as it takes.
+        min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
+        timeout: 18,
+        retry_count: 7,
+        ..QpOptions::default()
+    };
+    let few = QpOptions {
+        caps: four().caps,
+        ..options.clone()
+    };
+    let (a, b) = bench.connected_pair_with(&few, &options)?;
+    let most = u64::from(a.caps.max_send_wr);
+    for _ in 0..3 {
+        let request = |id| Send::new(id, Op::Send, &[]);
+        let mut chain = quiet((1..most).map(request).collect());
+        chain.push(request(100));
+        bench
+            .post_chain(a, chain)
+            .map_err(crate::case_context::error_line)?;
+        let more = bench.post_chain(a, vec![request(200)]);
+        ensure_eq!(more, full(0), "with all of them waiting");
+        for id in 0..most {
+            bench.receive(b, id, &[])?;
+        }
+        bench.expect_sent(a, 100, Status::Success)?;
+        for id in 0..most {
+            bench.expect_received(b, id, Status::Success)?;
+        }
+        bench.expect_nothing_more(a)?;
+        bench.expect_nothing_more(b)?;
+    }
+    Ok(())
+}
+
+fn signal_all(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions {
+        signal_all: true,
+        ..four()
+    };
+    let (a, b) = bench.connected_pair_with(&options, &four())?;
+    let chain = quiet(writes(4, b.at(0)));
+    bench
+        .post_chain(a, chain)
+        .map_err(crate::case_context::error_line)?;
+    for id in 0..4 {
+        bench.expect_sent(a, id, Status::Success)?;
+    }
+    Ok(())
+}

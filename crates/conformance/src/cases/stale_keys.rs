@@ -1,0 +1,109 @@
+//! Requests that must not be executed.
+
+use std::collections::BTreeSet;
+
+use headworks_verbs::{Access, Status};
+
+use crate::call::{Call, Op, Reply};
+use crate::{Case, CaseContext, QpOptions, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("refusals::dropped_region", dropped_region).row(
+            "deregister",
+            "a region in use",
+            "-",
+            "later WRITEs: RemoteAccess",
+        ),
+        Case::new("refusals::keys_are_not_reused", keys_are_not_reused).row(
+            "register",
+            "1,000 times",
+            "-",
+            "no key comes back",
+        ),
+        Case::new("refusals::late_requests_miss", late_requests_miss).row(
+            "destroy_qp",
+            "the peer's, another in its place",
+            "-",
+            "RetryExceeded, nothing written, nobody disturbed",
+        ),
+    ]
+}
+
+fn dropped_region(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    let (buffer, region) = (bench.new_id(), bench.new_id());
+    let calls = vec![
+        Call::Alloc {
+            buffer,
+            device: b.host.device,
+            len: 4096,
+            align: 64,
+        },
+        Call::Register {
+            region,
+            pd: b.pd,
+            buffer,
+            access: Access::ALL,
+        },
+    ];
+    bench.call_ok(b.host.id, Call::Each(calls))?;
+    let there = Op::Write(b.region_at(region, 0));
+    bench.post(a, 1, there, &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.destroy(b.host, region)?;
+    bench.post(a, 2, there, &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 2, Status::RemoteAccess)?;
+    Ok(())
+}
+
+fn keys_are_not_reused(bench: &mut CaseContext<'_>) -> Verdict {
+    let host = bench.first_host()?;
+    let side = bench.new_qp(host, &QpOptions::default())?;
+    let mut seen = BTreeSet::new();
+    for round in 0..20 {
+        let mut calls = Vec::new();
+        for _ in 0..50 {
+            let region = bench.new_id();
+            calls.push(Call::Register {
+                region,
+                pd: side.pd,
+                buffer: side.buffer,
+                access: Access::ALL,
+            });
+            calls.push(Call::Destroy { object: region });
+        }
+        let Reply::Each(replies) = bench.call_ok(host.id, Call::Each(calls))? else {
+            return Err("answered otherwise".to_owned());
+        };
+        for reply in replies {
+            if let Reply::Keys { rkey, .. } = reply {
+                ensure!(
+                    seen.insert(rkey),
+                    "key {rkey:#x} came back in round {round}"
+                );
+            }
+        }
+    }
+    ensure_eq!(seen.len(), 1000, "keys");
+    Ok(())
+}
+
+/// The peer's queue pair is gone, and another is in its place.
+fn late_requests_miss(bench: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 1, Status::Success)?;
+    bench.destroy(b.host, b.qp)?;
+    let (_, other) = bench.connected_pair()?;
+    bench.write_buffer(a, 0, &[9; 8])?;
+    bench.write_buffer(b, 0, &[3; 8])?;
+    bench.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    bench.expect_sent(a, 2, Status::RetryExceeded)?;
+    ensure_eq!(
+        bench.read_buffer(b, 0, 8)?,
+        vec![3; 8],
+        "written through a dead queue pair"
+    );
+    bench.expect_none(other.host, other.send_cq, "elsewhere")
+}

@@ -1,0 +1,190 @@
+//! What is left when a queue pair, or the one at its other end, starts over or goes.
+
+use headworks_verbs::{QpState, Status};
+
+use crate::call::Op;
+use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
+
+pub(super) fn cases() -> Vec<Case> {
+    let outcome =
+        "idle: nothing; then RetryExceeded, the rest Flushed, the channel raised, QpFatal";
+    vec![
+        Case::new("partings::peer_in_error", |bench| {
+            depart_and_check(bench, |bench, b| bench.to_error(b))
+        })
+        .row("modify", "the peer to ERR", "-", outcome),
+        Case::new("partings::peer_in_reset", |bench| {
+            depart_and_check(bench, |bench, b| bench.to_reset(b))
+        })
+        .row("modify", "the peer to RESET", "-", outcome),
+        Case::new("partings::peer_destroyed", |bench| {
+            depart_and_check(bench, |bench, b| bench.destroy_qp_fixture(b))
+        })
+        .row("destroy_qp", "the peer's", "-", outcome),
+        Case::new("partings::any_order", any_order).row(
+            "destroy",
+            "queue pair, region, memory, CQs, channel, domain, in any order",
+            "-",
+            "done; the peer is as alone as when all go; others work on",
+        ),
+        Case::new(
+            "partings::completions_from_before_reset",
+            completions_from_before_reset,
+        )
+        .row(
+            "modify",
+            "to RESET with completions unpolled",
+            "-",
+            "room for as many requests as ever",
+        ),
+    ]
+}
+
+/// A process that lives on moves its queue pair to the error state, or destroys it. RC keeps nothing
+/// alive: who is idle at the other end learns nothing (InfiniBand volume 1, chapter 9: only an unanswered request
+/// tells). Its next request ends as on a silent peer, what is behind it is flushed, and whoever
+/// sleeps on the channel is woken by that.
+fn depart_and_check(
+    bench: &mut CaseContext<'_>,
+    leave: impl Fn(&mut CaseContext<'_>, QpFixture) -> Verdict,
+) -> Verdict {
+    let (a, b) = bench.connected_pair()?;
+    let from = [a.sge(0, 8)];
+    // What a device remembers of the peer must not outlive it.
+    bench.post(a, 0, Op::Write(b.at(0)), &from)?;
+    bench.expect_sent(a, 0, Status::Success)?;
+    bench.receive(a, 9, &[])?;
+    bench.arm_both(a)?;
+    leave(bench, b)?;
+    bench.expect_state(a, QpState::Rts, "the idle end")?;
+    bench.expect_no_completion_or_event(a, "the idle end is woken")?;
+    bench.post(a, 1, Op::Write(b.at(0)), &from)?;
+    bench.post(a, 2, Op::Send, &[])?;
+    bench.post(a, 3, Op::Read(b.at(0)), &from)?;
+    let woken = bench.wait_channel_event(a)?;
+    ensure!(
+        [a.send_cq, a.recv_cq].contains(&woken),
+        "woken by another CQ"
+    );
+    bench.expect_sent(a, 1, Status::RetryExceeded)?;
+    bench.expect_sent(a, 2, Status::Flushed)?;
+    bench.expect_sent(a, 3, Status::Flushed)?;
+    bench.expect_received(a, 9, Status::Flushed)?;
+    bench.expect_state(a, QpState::Error, "the one left")?;
+    bench.expect_failed(a)
+}
+
+/// Posts until there is no room; how many.
+fn fill(
+    bench: &mut CaseContext<'_>,
+    most: u64,
+    mut post: impl FnMut(&mut CaseContext<'_>, u64) -> Verdict,
+) -> Result<u64, String> {
+    for count in 0..=2 * most {
+        if post(bench, 1000 + count).is_err() {
+            return Ok(count);
+        }
+    }
+    Err("a queue without an end".to_owned())
+}
+
+/// Completions from before a RESET that are polled after it, or that RESET took away, change nothing
+/// in how many requests there is room for.
+fn completions_from_before_reset(bench: &mut CaseContext<'_>) -> Verdict {
+    let options = QpOptions {
+        timeout: 18,
+        retry_count: 7,
+        ..QpOptions::default()
+    };
+    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let (sends, receives) = (a.caps.max_send_wr.into(), b.caps.max_recv_wr.into());
+    let half = sends / 2;
+    ensure!(
+        sends >= 64 && receives >= sends,
+        "room for {sends} sends, {receives} receives"
+    );
+    if bench.behaviour().sizes_queues_exactly {
+        ensure_eq!((sends, receives), (64, 64), "room");
+    }
+    for id in 0..half {
+        bench.receive(b, id, &[])?;
+    }
+    // Half of them complete, half wait for a receive.
+    for id in 0..sends {
+        bench.post(a, id, Op::Send, &[])?;
+    }
+    // Their completions stay where they are.
+    bench.to_reset(a)?;
+    for id in 0..half {
+        bench.receive(b, 200 + id, &[])?;
+    }
+    bench.to_reset(b)?;
+    for (side, cq) in [(a, a.send_cq), (b, b.recv_cq)] {
+        bench.wait("end of the old completions", |bench| {
+            Ok(bench
+                .poll_past_empty(side.host, cq)?
+                .is_empty()
+                .then_some(()))
+        })?;
+    }
+    bench.connect(a, &options, b, &options)?;
+    for _ in 0..2 {
+        let room = fill(bench, sends, |bench, id| bench.post(a, id, Op::Send, &[]))?;
+        ensure_eq!(room, sends, "room for sends");
+        if bench.behaviour().frees_slots_when_polled {
+            let room = fill(bench, receives, |bench, id| bench.receive(b, id, &[]))?;
+            ensure_eq!(room, receives, "room for receives");
+        } else {
+            // Those that are taken may make room at once.
+            for id in 1000..1000 + sends {
+                bench.receive(b, id, &[])?;
+            }
+        }
+        for id in 0..sends {
+            bench.expect_sent(a, 1000 + id, Status::Success)?;
+            bench.expect_received(b, 1000 + id, Status::Success)?;
+        }
+    }
+    Ok(())
+}
+
+/// Handles may be dropped in any order; whatever an object needs lives as long as it. With requests
+/// under way in both directions.
+fn any_order(bench: &mut CaseContext<'_>) -> Verdict {
+    let (c, d) = bench.connected_pair()?;
+    for round in 0..14usize {
+        let options = crate::cases::states::stuck();
+        let (a, b) = bench.connected_pair_with(&options, &options)?;
+        let all = [a.sge(0, 4 << 20)];
+        bench.receive(b, 1, &[b.sge(0, 4 << 20)])?;
+        bench.receive(a, 2, &[a.sge(0, 8)])?;
+        bench.arm_both(a)?;
+        bench.post(a, 3, Op::Send, &all)?;
+        bench.post(a, 4, Op::Write(b.at(0)), &all)?;
+        bench.post(b, 5, Op::Read(a.at(0)), &[b.sge(0, 4 << 20)])?;
+        let mut objects = [
+            a.qp, a.region, a.buffer, a.send_cq, a.recv_cq, a.channel, a.pd,
+        ];
+        objects.rotate_left(round % 7);
+        if round >= 7 {
+            objects.reverse();
+        }
+        for object in objects {
+            bench.destroy(a.host, object)?;
+        }
+        // The peer's READ fails: what it reads from is gone, or whom.
+        let done = bench.next_send_completion(b)?;
+        ensure_eq!(done.wr_id, 5, format!("round {round}"));
+        ensure!(
+            matches!(
+                done.status,
+                Status::Success | Status::RetryExceeded | Status::RemoteAccess | Status::Flushed
+            ),
+            "round {round}: {done:?}"
+        );
+        crate::cases::states::ping(bench, c, d, round as u8)
+            .map_err(|seen| format!("round {round}: {seen}"))?;
+        bench.destroy_qp_fixture(b)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! What is wrong with a request, and so what may not come of it on any device: this is known without
+//! another device to compare with.
+
+use headworks_verbs::Status;
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ExpectedFailure {
+    /// With memory here.
+    pub(super) here: bool,
+    /// With memory over there.
+    pub(super) there: bool,
+    /// With what it asks of the peer: not allowed, not aligned, or perhaps longer than the receive.
+    pub(super) form: bool,
+    /// The peer refuses it for one of both.
+    pub(super) refuses: bool,
+    /// It cannot succeed: some of it has bytes.
+    pub(super) must_fail: bool,
+}
+
+impl ExpectedFailure {
+    /// What is impossible about a request that ended so.
+    pub(super) fn contradicts(self, status: Status) -> Option<&'static str> {
+        let (is_possible, why) = match status {
+            Status::Success => (!self.must_fail, "succeeded, and names what it may not"),
+            Status::LocalProtection => (self.here, "has nothing wrong here"),
+            Status::RemoteAccess => (self.there, "names nothing wrong over there"),
+            Status::RemoteInvalidRequest => (self.form, "asks for nothing that is invalid"),
+            _ => (true, ""),
+        };
+        (!is_possible).then_some(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_cause_cannot_be() {
+        let nothing = ExpectedFailure::default();
+        for status in [
+            Status::LocalProtection,
+            Status::RemoteAccess,
+            Status::RemoteInvalidRequest,
+        ] {
+            assert!(nothing.contradicts(status).is_some(), "{status:?}");
+        }
+        for status in [Status::Success, Status::Flushed, Status::RetryExceeded] {
+            assert_eq!(nothing.contradicts(status), None);
+        }
+        let there = ExpectedFailure {
+            there: true,
+            must_fail: true,
+            ..nothing
+        };
+        assert_eq!(there.contradicts(Status::RemoteAccess), None);
+        assert!(there.contradicts(Status::RemoteInvalidRequest).is_some());
+        assert!(there.contradicts(Status::Success).is_some());
+        let here = ExpectedFailure {
+            here: true,
+            ..nothing
+        };
+        assert_eq!(here.contradicts(Status::LocalProtection), None);
+        assert_eq!(here.contradicts(Status::Success), None, "no bytes");
+    }
+}

@@ -1,0 +1,49 @@
+//! The tables of the documentation: what the cases cover, for `docs/conformance.md`, and what devices do
+//! [differently](device_differences), for `docs/verbs.md`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::{Case, Row};
+
+pub mod device_differences;
+
+const HEAD: &str = "\
+# What the conformance suite covers
+
+Generated from the cases of `headworks-conformance`; do not edit. After a change of a case:
+`HEADWORKS_WRITE_TABLE=1 cargo test -p headworks-conformance --test doc_tables`.
+
+Each row is an operation of a verb, what is wrong with it (`-` for nothing), what must come of it, and
+the case that checks it. `HEADWORKS_CASE=NAME cargo test -p headworks-conformance --test soft` runs the
+cases whose name contains NAME.
+";
+
+/// The table as Markdown.
+pub fn markdown(cases: impl IntoIterator<Item = Case>) -> String {
+    let mut by_verb: BTreeMap<&str, Vec<(Row, String)>> = BTreeMap::new();
+    for case in cases {
+        for row in case.rows {
+            let rows = by_verb.entry(row.verb).or_default();
+            rows.push((row, case.name.clone()));
+        }
+    }
+    let mut text = HEAD.to_owned();
+    for (verb, rows) in by_verb {
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "\n## `{verb}`\n\n| operation | wrong | outcome | case |\n|---|---|---|---|\n"
+        );
+        for (row, case) in rows {
+            let Row {
+                operation,
+                wrong,
+                outcome,
+                ..
+            } = row;
+            let _ = writeln!(text, "| {operation} | {wrong} | {outcome} | `{case}` |");
+        }
+    }
+    text
+}

@@ -1,0 +1,86 @@
+//! Runs cases in a world and prints how they went.
+
+use headworks_runtime::testing;
+
+use crate::{Case, CaseContext, World};
+
+/// Which cases to run: those of whose names `HEADWORKS_CASE` has a part, or one of several between commas;
+/// and the long ones with `HEADWORKS_LONG`.
+pub fn case_filter() -> impl Fn(&Case) -> bool {
+    let names = std::env::var("HEADWORKS_CASE").unwrap_or_default();
+    let long = std::env::var_os("HEADWORKS_LONG").is_some();
+    let is_named = move |case: &Case| names.split(',').any(|name| case.name.contains(name));
+    move |case| is_named(case) && (long || !case.long)
+}
+
+/// How cases went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CaseTally {
+    /// How many ran to their end and applied.
+    pub ran: usize,
+    /// Those that did not apply, or cannot run in their world.
+    pub skipped: Vec<String>,
+    /// Those that failed, and those that were skipped though they are required.
+    pub failed: Vec<String>,
+}
+
+impl CaseTally {
+    /// This, and what came of others.
+    pub fn add(&mut self, other: Self) {
+        self.ran += other.ran;
+        self.skipped.extend(other.skipped);
+        self.failed.extend(other.failed);
+    }
+}
+
+/// Runs each of `cases` in a world of its own that `world` makes. What cannot run in this world, or
+/// does not apply, says so, and fails if `HEADWORKS_REQUIRE` names it.
+pub fn run_cases<W: World>(
+    name: &str,
+    cases: impl IntoIterator<Item = Case>,
+    mut world: impl FnMut() -> W,
+) -> CaseTally {
+    let mut tally = CaseTally::default();
+    let skip = |tally: &mut CaseTally, case: String, why: &str| {
+        println!("{name}: {case} skipped: {why}");
+        if testing::is_required(&case) {
+            tally.failed.push(case.clone());
+        }
+        tally.skipped.push(case);
+    };
+    for case in cases {
+        let mut world = world();
+        if case.kills && !world.can_kill() {
+            skip(
+                &mut tally,
+                case.name,
+                "hosts of this world cannot be killed",
+            );
+            continue;
+        }
+        let start = world.now();
+        let mut bench = CaseContext::for_case(&mut world, &case.name);
+        let verdict = (case.run)(&mut bench);
+        let verdict = bench.finish(verdict);
+        let skipped = bench.skipped().map(str::to_owned);
+        for unseen in bench.unseen_deviations() {
+            println!(
+                "{name}: {}: known of another kernel, and not seen: {unseen}",
+                case.name
+            );
+        }
+        let took = bench.now().since(start).nanos() / 1_000_000;
+        match (verdict, skipped) {
+            (Ok(()), None) => {
+                println!("{name}: {} ok, {took} ms", case.name);
+                tally.ran += 1;
+            }
+            (Ok(()), Some(why)) => skip(&mut tally, case.name, &why),
+            (Err(seen), _) => {
+                println!("{name}: {} FAILED after {took} ms: {seen}", case.name);
+                tally.failed.push(case.name);
+            }
+        }
+    }
+    tally
+}

@@ -1,0 +1,228 @@
+//! Question and answer between two hosts' applications: beside TCP, and beside a stream that sends all it can.
+
+use std::time::Instant;
+
+use super::{Daemons, HUNG, OVERHEAD, PROCESSES, asking, on_daemons, rows, warm_and_run};
+use crate::cases::prelude::*;
+use crate::service::load::{LoadKind, LoadTransport};
+
+/// Bytes of a question, and of a piece of a stream; pieces of memory that the stream sends from.
+const SIZE: usize = 64;
+const PIECE: usize = 256 << 10;
+const LENT: usize = 8;
+/// Questions a second, whatever comes back; 0: one at a time.
+const LOADS: [u64; 3] = [1000, 5000, 20_000];
+
+const SERVICE: &str = "service";
+const ASLEEP: &str = "service, asleep";
+const TCP: &str = "tcp, blocking, two cores";
+const TCP_ONE: &str = "tcp, blocking, one core";
+const TCP_SPINNING: &str = "tcp, spinning, two cores";
+const LOADED: &str = "service, loaded";
+const TCP_LOADED: &str = "tcp, blocking, two cores, loaded";
+
+fn of(arm: &'static str, x: u64) -> Expr<&'static str> {
+    Expr::At(Point::at(arm, x), VALUE)
+}
+
+/// Beside TCP.
+pub static VS_TCP: Case<&str> = Case {
+    about: About {
+        runs_on: PROCESSES,
+        ..About::new(
+            "service-vs-tcp",
+            "Question and answer through two daemons, against TCP on loopback.",
+            "64 bytes there and back, one at a time: over the service as it waits by default, with both applications asleep \
+             in poll(2) between messages, and over TCP with blocking and with spinning sockets; and the same at a rate, \
+             whatever comes back, from when each message should have been sent (median).",
+        )
+    },
+    table: || {
+        let axes = (Axis::linear("load [msg/s]"), Axis::log("median [ns]"));
+        let title = "64 bytes there and back (0: one at a time)";
+        let mut t = rows("latency.svg", title, axes, VALUE);
+        t.arms = notes();
+        for (key, ours, theirs) in [
+            ("median_over_tcp_64b", SERVICE, TCP),
+            ("asleep_over_tcp_64b", ASLEEP, TCP),
+            ("median_over_tcp_one_core_64b", SERVICE, TCP_ONE),
+            ("median_over_tcp_spinning_64b", SERVICE, TCP_SPINNING),
+        ] {
+            t.metric(key, of(ours, 0) / of(theirs, 0));
+        }
+        for (name, arm) in [
+            ("service", SERVICE),
+            ("service_asleep", ASLEEP),
+            ("tcp_blocking", TCP),
+            ("tcp_blocking_one_core", TCP_ONE),
+            ("tcp_spinning", TCP_SPINNING),
+        ] {
+            t.metric(format!("{name}_64b_us"), of(arm, 0) / 1e3);
+        }
+        for load in LOADS {
+            let over = of(LOADED, load) / of(TCP_LOADED, load);
+            t.metric(format!("loaded_over_tcp_{load}_per_s"), over);
+        }
+        t
+    },
+    measure: |bench, _, outcome| {
+        let mut points = grid("", &[SERVICE, ASLEEP, TCP, TCP_ONE, TCP_SPINNING], &[0]);
+        points.extend(grid("", &[LOADED, TCP_LOADED], &LOADS));
+        let sweep = Sweep::over("per s", OVERHEAD, Wall::from_secs(1));
+        on_daemons(
+            bench,
+            outcome,
+            2,
+            (points, sweep),
+            |bench, served, point, time| {
+                let [here, there] = bench.testbed.cpus;
+                let mut tcp = |cpu, spinning| {
+                    let to = served.tcp(bench, cpu)?;
+                    Ok::<_, WorkloadError>(LoadTransport::Tcp { to, spinning })
+                };
+                let by = match point.arm {
+                    SERVICE | LOADED => served.streams(1, false),
+                    ASLEEP => served.streams(1, true),
+                    TCP_ONE => tcp(here, false)?,
+                    TCP_SPINNING => tcp(there, true)?,
+                    _ => tcp(there, false)?,
+                };
+                let what = match point.x {
+                    0 => LoadKind::PingPong { size: SIZE },
+                    load => LoadKind::Load {
+                        size: SIZE,
+                        per_second: load as f64,
+                    },
+                };
+                Ok(served.ask(bench, what, by, time)?.into())
+            },
+        )
+    },
+};
+
+fn notes() -> Vec<ArmNote> {
+    let service = "streams of the service, through a daemon on each side; all four look around for a bounded time, offering \
+                   their processor to each other, and then sleep";
+    let asleep = "the same, but both applications sleep in poll(2) whenever nothing is there";
+    let tcp = "a TCP connection on loopback, TCP_NODELAY, between the two processors";
+    let spinning =
+        "the same between the two processors, with sockets that do not block, read in a circle";
+    let loaded = "the service; one thread sends when it is time to, another receives";
+    vec![
+        arm(SERVICE, service, "adaptive", "5 each way"),
+        arm(ASLEEP, asleep, "block", "5 each way"),
+        arm(TCP, tcp, "block", "2 each way"),
+        arm(
+            TCP_ONE,
+            "the same, both on the first processor",
+            "block",
+            "2 each way",
+        ),
+        arm(TCP_SPINNING, spinning, "poll", "2 each way"),
+        arm(LOADED, loaded, "adaptive", "5 each way"),
+        arm(TCP_LOADED, "TCP, in the same way", "block", "2 each way"),
+    ]
+}
+
+const IDLE: &str = "ping-pong alone";
+const BUSY: &str = "ping-pong beside the stream";
+const ALONE: &str = "stream alone";
+const BESIDE: &str = "stream beside the ping-pong";
+
+/// Beside a stream, between the same two hosts and over the same link.
+pub static FAIRNESS: Case<&str> = Case {
+    about: About {
+        runs_on: PROCESSES,
+        ..About::new(
+            "service-fairness",
+            "Question and answer beside a stream that sends all it can, over one link.",
+            "64 bytes there and back, one at a time, with nothing beside it and beside a stream without copies of 256 KiB at \
+             a time; and what that stream carries alone and beside them.",
+        )
+    },
+    table: || {
+        let x = Axis::linear("size of the ping-pong's messages [B]");
+        let title = "Ping-pong (median) and stream, alone and beside each other";
+        let mut t = rows("fairness.svg", title, (x, Axis::log("[ns], [B/s]")), VALUE);
+        let note = |name, what, copies| arm(name, what, "adaptive", copies);
+        let lent = "256 KiB at a time from memory that is lent, looked at where it lies";
+        t.arms = vec![
+            note(IDLE, "64 bytes there and back, one at a time", "5 each way"),
+            note(ALONE, lent, "1"),
+            note(
+                BUSY,
+                "the first, measured while the second goes on",
+                "5 each way",
+            ),
+            note(BESIDE, "the second, measured while the first goes on", "1"),
+        ];
+        let of = |arm| of(arm, SIZE as u64);
+        for (key, of) in [
+            ("pingpong_loaded_over_idle", of(BUSY) / of(IDLE)),
+            ("bulk_beside_over_alone", of(BESIDE) / of(ALONE)),
+            ("pingpong_idle_us", of(IDLE) / 1e3),
+            ("pingpong_loaded_us", of(BUSY) / 1e3),
+            ("bulk_alone_gb_per_s", of(ALONE) / 1e9),
+            ("bulk_beside_gb_per_s", of(BESIDE) / 1e9),
+        ] {
+            t.metric(key, of);
+        }
+        t
+    },
+    measure: |bench, _, outcome| {
+        let points = grid("", &[IDLE, ALONE, BUSY, BESIDE], &[SIZE as u64]);
+        let sweep = Sweep::over("B", OVERHEAD, Wall::from_secs(2));
+        on_daemons(bench, outcome, 2, (points, sweep), beside)
+    },
+};
+
+/// The load that is beside begins before what is measured is warm, and ends this much later at least.
+const LONGER: Wall = Wall::from_millis(200);
+
+/// Measures one load, beside another where there are two.
+fn beside(
+    bench: &Bench<'_>,
+    served: &mut Daemons,
+    point: &Point<&'static str>,
+    time: Wall,
+) -> Result<Sample, WorkloadError> {
+    let (warm, run) = warm_and_run(time);
+    let (cpu, limit) = (bench.testbed.cpus[0], time + HUNG);
+    let asking = |what, times| asking(what, served.streams(1, false), times);
+    let pingpong = LoadKind::PingPong { size: SIZE };
+    let bulk = LoadKind::Bulk {
+        size: PIECE,
+        lent: LENT,
+    };
+    let (what, beside) = match point.arm {
+        IDLE => (pingpong, None),
+        BUSY => (pingpong, Some(bulk)),
+        ALONE => (bulk, None),
+        _ => (bulk, Some(pingpong)),
+    };
+    let for_ = warm + OVERHEAD + run + LONGER;
+    let began = Instant::now();
+    let longer = |what| {
+        served
+            .hosts
+            .spawn_child(&asking(what, (Wall::ZERO, for_)), cpu)
+    };
+    let beside = beside.map(longer).transpose()?;
+    let before = if beside.is_some() {
+        OVERHEAD
+    } else {
+        Wall::ZERO
+    };
+    let measured = asking(what, (warm + before, run));
+    let figure = served
+        .hosts
+        .run_child(&measured, cpu, limit, bench.stop())?;
+    if let Some(mut beside) = beside {
+        if began.elapsed() > for_ {
+            let why = "the load beside ended before what was measured";
+            return Err(WorkloadError(why.to_owned()));
+        }
+        beside.receive::<f64>(limit, bench.stop())?;
+    }
+    Ok(figure.into())
+}

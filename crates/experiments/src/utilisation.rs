@@ -1,0 +1,105 @@
+//! Utilisation of simulated machines while a point was measured, as a table that names what held each point back.
+
+use headworks::sim::Usage;
+
+use crate::outcome::Grid;
+
+/// Points by name, each with what its last play counted while it was measured.
+pub(crate) fn grid<'a>(points: impl IntoIterator<Item = &'a (String, Usage)>) -> Option<Grid> {
+    let mut points = points.into_iter().peekable();
+    let (_, first) = points.peek()?;
+    let mut header = vec!["point".to_owned(), "held back by".to_owned()];
+    for host in &first.hosts {
+        let name = &host.host;
+        header.extend(
+            host.units
+                .iter()
+                .map(|group| format!("{name}: {}", group.what)),
+        );
+        header.push(format!("{name}: busiest core"));
+    }
+    let row = |(label, usage): &(String, Usage)| {
+        let utilisation = usage.utilisation();
+        let mut row = vec![label.clone(), utilisation.bottleneck_name()];
+        for host in &usage.hosts {
+            row.extend(host.units.iter().map(|group| {
+                let all = usage.over.saturating_mul(group.busy.len().max(1) as u64);
+                percent(group.total() as f64 / all as f64)
+            }));
+            let rows = utilisation.rows.iter();
+            let cores = rows.filter(|row| row.host == host.host && row.what.starts_with("core "));
+            let busiest = cores.map(|row| row.share).max_by(f64::total_cmp);
+            row.push(busiest.map_or_else(String::new, percent));
+        }
+        row
+    };
+    Grid::of("Utilisation (simulated)", header, points.map(row).collect())
+}
+
+/// What there is to say of the table.
+pub(crate) const NOTE: &str = "Utilisation: the share of the measured time in which units, bus (DMA) and link of each simulated host \
+     were busy, of all of a kind together, and the core that computed most; of the last repeat. What is busy for 80 % \
+     of the time holds the rest back, be it one unit or core of several; where nothing is, it is latency: things wait \
+     for each other.";
+
+/// A part of the time; what was begun may be ahead of it, and no time has no parts.
+fn percent(share: f64) -> String {
+    match share.is_finite() {
+        true => format!("{:.0} %", 100.0 * share.min(1.0)),
+        false => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks::sim::Counters;
+    use headworks::sim::utilisation::{ActorUsage, HostUsage, UnitUsage};
+
+    /// What was counted up to then: a unit of two is always busy, and so is half of the link.
+    fn up_to(micros: u64) -> Usage {
+        let over = micros * 1_000_000;
+        let group = |what, busy: &[u64]| UnitUsage {
+            what,
+            busy: busy.to_vec(),
+            bytes: 0,
+        };
+        let actor = |role: &str, core, busy| ActorUsage {
+            role: role.to_owned(),
+            host: "a".to_owned(),
+            core,
+            busy,
+        };
+        Usage {
+            over,
+            hosts: vec![HostUsage {
+                host: "a".to_owned(),
+                counters: Counters::default(),
+                units: vec![
+                    group("tx units", &[over, 0]),
+                    group("link out", &[over / 2]),
+                ],
+            }],
+            actors: vec![
+                actor("x", 0, over / 4),
+                actor("y", 1, over / 10),
+                actor("z", 1, over / 5),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_table_names_what_holds_a_point_back() {
+        assert_eq!(grid(&[]), None);
+        let mut slow = up_to(100);
+        slow.hosts[0].units[0].busy = vec![1, 2];
+        let points = [("fast".to_owned(), up_to(10)), ("slow".to_owned(), slow)];
+        let grid = grid(&points).unwrap();
+        assert!(grid.title.contains("simulated"));
+        let header = "point; held back by; a: tx units; a: link out; a: busiest core";
+        assert_eq!(grid.header.join("; "), header);
+        let fast = "fast; a tx unit 0; 50 %; 50 %; 30 %";
+        assert_eq!(grid.rows[0].join("; "), fast);
+        assert_eq!(grid.rows[1][..3], ["slow", "latency", "0 %"]);
+    }
+}

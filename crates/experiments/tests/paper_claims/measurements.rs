@@ -1,0 +1,191 @@
+//! How each statement is measured, with as few messages as suffice.
+
+use headworks::verbs::Duration;
+use headworks_experiments::cases::weir::{BATCH, COUNTED, DEPTH, PAIRS as PROCESSES, PAUSE_NS};
+use headworks_experiments::nic::{Batches, Verb, VerbLoad};
+use headworks_experiments::nic_measurements::half_round_trip;
+use headworks_experiments::service::virtual_time as shared;
+use headworks_experiments::transports::WorkloadError;
+
+use crate::ClaimTestbed;
+
+type Found = Result<Option<f64>, WorkloadError>;
+
+/// Less than this part of the highest is a drop.
+const DROP: f64 = 0.95;
+/// Bytes of a message of Weir II-B.
+const SIZE: usize = 512;
+/// READs of threads that share a queue pair under a lock: bytes, and how many each has outstanding, as in `raas-fig2`.
+const SHARED_READ: usize = 64;
+const SHARED_DEPTH: usize = 16;
+/// More misses for a request are not chance.
+const MISSES: f64 = 0.01;
+
+impl ClaimTestbed<'_> {
+    /// As perftest does it, requests per second of so many processes.
+    fn rate(&self, load: VerbLoad, processes: usize, micros: u64) -> Found {
+        let load = VerbLoad {
+            work_ns: self.machines.preset().bench_ns as u64,
+            ..load
+        };
+        let times = (Duration::from_micros(20), Duration::from_micros(micros));
+        load.rate(&self.machines.testbed(self.stop), processes, times)
+    }
+
+    /// Gbit/s of payload of one process.
+    pub(crate) fn gbit(&self, load: VerbLoad, micros: u64) -> Found {
+        let rate = self.rate(load, 1, micros)?;
+        Ok(rate.map(|rate| rate * load.size as f64 * 8e-9))
+    }
+
+    /// Millions of requests per second of one process.
+    pub(crate) fn millions(&self, load: VerbLoad, micros: u64) -> Found {
+        Ok(self.rate(load, 1, micros)?.map(|rate| rate * 1e-6))
+    }
+
+    /// A message there and one back, each of its verb and size, in microseconds: what each takes one way.
+    pub(crate) fn there_and_back(&self, there: (Verb, usize), back: (Verb, usize)) -> Found {
+        let times = (Duration::from_micros(20), Duration::from_micros(100));
+        let one_way = |(verb, size)| -> Found {
+            let load = VerbLoad::of(verb, size);
+            let found = half_round_trip(&load, &self.machines.testbed(self.stop), times)?;
+            Ok(found.map(|found| 1e-3 * found.p50_ns))
+        };
+        let ways = one_way(there)?.zip(one_way(back)?);
+        Ok(ways.map(|(there, back)| there + back))
+    }
+
+    /// READs of so many threads that share one queue pair under a lock, in percent of what one thread does alone.
+    pub(crate) fn shared_by(&self, threads: usize) -> Found {
+        let machine = shared::Machine {
+            preset: self.machines.preset().clone(),
+            seed: 1,
+        };
+        let times = (Duration::from_micros(400), Duration::from_millis(2));
+        let rate = |threads| {
+            let load = shared::OneSidedLoad {
+                what: shared::OneSidedOp::Reads {
+                    bytes: SHARED_READ,
+                    region: 1 << 20,
+                },
+                callers: threads,
+                connections: threads,
+                hosts: 1,
+                outstanding: SHARED_DEPTH,
+            };
+            let found = load.measure(
+                shared::RequestPath::Locked(threads),
+                &machine,
+                times,
+                self.stop,
+            )?;
+            Ok::<_, WorkloadError>(found.per_second)
+        };
+        let (alone, together) = (rate(1)?, rate(threads)?);
+        Ok((alone > 0.0).then_some(100.0 * together / alone))
+    }
+}
+
+/// Of one queue pair so deep.
+pub(crate) const fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usize) -> VerbLoad {
+    VerbLoad {
+        queue_pairs,
+        depth,
+        ..VerbLoad::of(verb, size)
+    }
+}
+
+/// Of the counts, in order, the first at which `value` is less than [`DROP`] of the highest before it.
+fn drop_at(counts: &[usize], mut value: impl FnMut(usize) -> Found) -> Found {
+    let mut highest = 0.0;
+    for &count in counts {
+        let found = value(count)?.unwrap_or(0.0);
+        if found < DROP * highest {
+            return Ok(Some(count as f64));
+        }
+        highest = found.max(highest);
+    }
+    Ok(None)
+}
+
+/// What READs of a large message carry, as a part of what WRITEs do.
+pub(crate) fn reads_over_writes(bed: &ClaimTestbed<'_>) -> Found {
+    let size = 1 << 20;
+    let of = |verb| bed.rate(deep(verb, size, 1, 16), 1, 5_000);
+    let both = of(Verb::Read)?.zip(of(Verb::Write)?);
+    Ok(both.map(|(reads, writes)| reads / writes))
+}
+
+/// Of up to a thousand queue pairs, one READ outstanding of each, the most before the drop. Measured for twice as long as
+/// the answers of all take.
+pub(crate) fn reads_drop(bed: &ClaimTestbed<'_>) -> Found {
+    let size = 65536;
+    let counts = [100, 400, 500, 1000];
+    let dropped = drop_at(&counts, |queue_pairs| {
+        bed.rate(deep(Verb::Read, size, queue_pairs, 1), 1, 30_000)?;
+        // They share the link, so many are not whole at the end: what counts is the bytes that came.
+        let usage = bed.machines.usage_monitor().last();
+        Ok(usage.map(|usage| usage.hosts[0].counters.bytes_in as f64 / usage.over as f64))
+    })?;
+    // It starts to drop behind the last that is not lower.
+    let before = |at: f64| {
+        let below = counts.iter().rev().find(|count| (**count as f64) < at);
+        below.map_or(at, |count| *count as f64)
+    };
+    Ok(dropped.map(before))
+}
+
+/// Of a doubling number of queue pairs of eight processes.
+pub(crate) fn sends_drop(bed: &ClaimTestbed<'_>) -> Found {
+    drop_at(&[16, 32, 64, 128, 256, 512], |queue_pairs| {
+        let load = deep(Verb::Send, SIZE, queue_pairs / PROCESSES, DEPTH);
+        bed.rate(load, PROCESSES, 400)
+    })
+}
+
+/// The most of a doubling number of queue pairs at which what is missed is not more than each for the first time.
+pub(crate) fn contexts_are_missed(bed: &ClaimTestbed<'_>) -> Found {
+    let mut most = None;
+    for queue_pairs in [512, 1024, 2048, 4096] {
+        let load = deep(Verb::Send, 64, queue_pairs / PROCESSES, 4);
+        bed.rate(load, PROCESSES, 200)?;
+        let Some(usage) = bed.machines.usage_monitor().last() else {
+            return Ok(None);
+        };
+        let counters = &usage.hosts[0].counters;
+        let again = counters.icm_misses.saturating_sub(queue_pairs as u64);
+        if again as f64 > MISSES * counters.requests as f64 {
+            break;
+        }
+        most = Some(queue_pairs as f64);
+    }
+    Ok(most)
+}
+
+pub(crate) fn port_counts(bed: &ClaimTestbed<'_>) -> Found {
+    let load = deep(Verb::Send, SIZE, 2, DEPTH);
+    let found = bed.rate(load, PROCESSES, 400)?;
+    let counted = SIZE as f64 + COUNTED;
+    Ok(found.map(|rate| rate * counted * 8e-9))
+}
+
+pub(crate) fn last_of_a_batch(bed: &ClaimTestbed<'_>) -> Found {
+    let batches = Batches {
+        load: deep(Verb::Send, 8192, 1, BATCH),
+        pause_ns: PAUSE_NS,
+    };
+    let times = (Duration::ZERO, Duration::from_millis(3));
+    let delays = batches.batch_delays(&bed.machines.testbed(bed.stop), times)?;
+    Ok(delays.last().map(|last| last.max_ns * 1e-3))
+}
+
+#[test]
+fn a_drop_is_from_the_highest_before() {
+    let rates = [1.0, 2.0, 1.95, 1.89, 5.0];
+    let at = |index: usize| Ok(Some(rates[index]));
+    assert_eq!(drop_at(&[0, 1, 2, 3, 4], at).unwrap(), Some(3.0));
+    assert_eq!(drop_at(&[0, 1, 2, 4], at).unwrap(), None);
+    // A point without a rate is a drop, too.
+    let none = drop_at(&[0, 7], |at| Ok((at == 0).then_some(1.0)));
+    assert_eq!(none.unwrap(), Some(7.0));
+}

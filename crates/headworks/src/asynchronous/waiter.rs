@@ -1,0 +1,84 @@
+//! What a waiting task is woken by: its ring's completion channel, and the line.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::task::{Context, Poll};
+
+use headworks_net::Line;
+use headworks_ring::Mode;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::blocking::{BlockingError, system};
+
+/// The two descriptors, registered with the runtime's reactor.
+pub(super) struct TaskWaiter {
+    ring: AsyncFd<OwnedFd>,
+    line: Line,
+    line_fd: AsyncFd<OwnedFd>,
+    /// The line has ended: the peer closed or died.
+    gone: bool,
+}
+
+/// Has the reactor watch a copy of `fd`.
+fn async_fd(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>, BlockingError> {
+    let fd = fd.try_clone_to_owned().map_err(system("descriptor"))?;
+    // SAFETY: an `OwnedFd` is open until it is dropped and names one descriptor all its life; the
+    // `AsyncFd` owns it.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    registered.map_err(|error| system("reactor")(error.into()))
+}
+
+impl TaskWaiter {
+    /// For a ring in `mode` with the descriptor `fd`, connected over `line`.
+    pub(super) fn new(
+        fd: Option<BorrowedFd<'_>>,
+        mode: Mode,
+        line: Line,
+    ) -> Result<Self, BlockingError> {
+        let Some(fd) = fd.filter(|_| mode == Mode::Notify) else {
+            return Err(BlockingError::NotNotify);
+        };
+        Ok(Self {
+            ring: async_fd(fd)?,
+            line_fd: async_fd(line.as_fd())?,
+            line,
+            gone: false,
+        })
+    }
+
+    /// Whether the peer closed or died.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Ready once the ring's descriptor or the line has said something: look at the ring again.
+    /// `drain` takes the ring's events. Call it after arming the ring and looking once more.
+    pub(super) fn poll_wake_up(
+        &mut self,
+        cx: &mut Context<'_>,
+        drain: impl FnOnce(),
+    ) -> Poll<Result<(), BlockingError>> {
+        let mut rung = Poll::Pending;
+        if let Poll::Ready(ready) = self.ring.poll_read_ready(cx) {
+            let mut ready = ready.map_err(system("waiting"))?;
+            // The reactor tells of changes: what comes after the descriptor was emptied is one.
+            drain();
+            ready.clear_ready();
+            rung = Poll::Ready(Ok(()));
+        }
+        if !self.gone
+            && let Poll::Ready(ready) = self.line_fd.poll_read_ready(cx)
+        {
+            let mut ready = ready.map_err(system("waiting"))?;
+            self.gone = self.line.peer_gone();
+            // Messages are left for whoever gets the line back.
+            ready.clear_ready();
+            rung = Poll::Ready(Ok(()));
+        }
+        rung
+    }
+
+    pub(super) fn into_line(self) -> Line {
+        self.line
+    }
+}

@@ -1,0 +1,153 @@
+//! What a waiting end watches besides its ring: the line, the interrupt, the deadline.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use headworks_net::{Line, NetError, SpinMode, WaitPhase, Waiter, WakeReason};
+use headworks_verbs::{Duration, Instant};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::BlockingError;
+
+/// Messages over the line that are kept: of up to 64 KiB each. Both sides of a pipe have one or two to say.
+const LINE_MESSAGES_MAX: usize = 16;
+
+/// For `map_err`.
+pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> BlockingError {
+    move |source| BlockingError::System { what, source }
+}
+
+/// What is watched while waiting.
+pub(crate) struct EndWaiter {
+    ring: OwnedFd,
+    pub(crate) line: Line,
+    interrupt: Option<OwnedFd>,
+    pub(crate) deadline: Option<Instant>,
+    /// Messages that came over the line.
+    pub(crate) line_messages: VecDeque<Vec<u8>>,
+    /// The line has ended.
+    pub(crate) line_ended: bool,
+    /// The ring's descriptor was readable.
+    pub(crate) ring_readable: bool,
+}
+
+impl EndWaiter {
+    pub(crate) fn new(ring: OwnedFd, line: Line) -> Self {
+        Self {
+            ring,
+            line,
+            interrupt: None,
+            deadline: None,
+            line_messages: VecDeque::new(),
+            line_ended: false,
+            ring_readable: false,
+        }
+    }
+
+    pub(crate) fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
+        let fd = fd.as_fd().try_clone_to_owned();
+        self.interrupt = Some(fd.map_err(system("descriptor"))?);
+        Ok(())
+    }
+
+    /// Waits until `look` says yes, the ring's descriptor rings, or the line says something.
+    pub(crate) fn wait(
+        &mut self,
+        look: impl FnMut(WaitPhase) -> bool,
+    ) -> Result<(), BlockingError> {
+        self.wait_with_fd(None, true, Waiter::default(), look)
+            .map(drop)
+    }
+
+    /// Waits until `extra` has what is asked of it; says whether it has, or something else ended the
+    /// wait. Does not listen to the ring.
+    pub(crate) fn wait_fd(
+        &mut self,
+        fd: &impl AsFd,
+        events: PollFlags,
+    ) -> Result<bool, BlockingError> {
+        let waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
+        self.wait_with_fd(Some(PollFd::new(fd, events)), false, waiter, |_| false)
+    }
+
+    /// Whether the interrupt came: for those who have had no reason to wait for long.
+    pub(crate) fn check_interrupt(&self) -> Result<(), BlockingError> {
+        let Some(interrupt) = &self.interrupt else {
+            return Ok(());
+        };
+        let mut polled = [PollFd::new(interrupt, PollFlags::IN)];
+        match poll(&mut polled, Some(&Timespec::default())) {
+            Ok(0) | Err(Errno::INTR) => Ok(()),
+            Ok(_) => Err(BlockingError::Interrupted),
+            Err(error) => Err(system("waiting")(error.into())),
+        }
+    }
+
+    /// Waits for the line alone: the ring has nothing more to say.
+    pub(crate) fn wait_line(&mut self) -> Result<(), BlockingError> {
+        let waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
+        self.wait_with_fd(None, false, waiter, |_| false).map(drop)
+    }
+
+    fn wait_with_fd(
+        &mut self,
+        extra: Option<PollFd<'_>>,
+        ring: bool,
+        mut waiter: Waiter,
+        mut look: impl FnMut(WaitPhase) -> bool,
+    ) -> Result<bool, BlockingError> {
+        let mut fds = Vec::with_capacity(4);
+        let has_extra = extra.is_some();
+        fds.extend(extra);
+        if let Some(interrupt) = &self.interrupt {
+            fds.push(PollFd::new(interrupt, PollFlags::IN));
+        }
+        let ring_at = fds.len();
+        if ring {
+            fds.push(PollFd::new(&self.ring, PollFlags::IN));
+        }
+        let line_at = fds.len();
+        if !self.line_ended {
+            fds.push(PollFd::new(&self.line, PollFlags::IN));
+        }
+        let woken = waiter
+            .wait_polling(&mut fds, self.deadline, &mut look)
+            .map_err(system("waiting"))?;
+        match woken {
+            WakeReason::Ready => return Ok(false),
+            WakeReason::Deadline => return Err(BlockingError::Deadline),
+            WakeReason::Fd => {}
+        }
+        let has = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let (ready, rang, line) = (has_extra && has(0), ring && has(ring_at), has(line_at));
+        if self.interrupt.is_some() && has(has_extra.into()) {
+            return Err(BlockingError::Interrupted);
+        }
+        self.ring_readable |= rang;
+        if line {
+            self.drain_line()?;
+        }
+        Ok(ready)
+    }
+
+    /// Takes what came over the line: up to the first message that is one too many, so that a peer that
+    /// talks without end costs neither memory nor time without end.
+    pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
+        while !self.line_ended {
+            match self.line.recv_control() {
+                Ok(Some(_)) if self.line_messages.len() == LINE_MESSAGES_MAX => {
+                    return Err(BlockingError::TooManyMessages {
+                        limit: LINE_MESSAGES_MAX,
+                    });
+                }
+                Ok(Some(message)) => self.line_messages.push_back(message),
+                Ok(None) => break,
+                Err(NetError::PeerGone) => self.line_ended = true,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}

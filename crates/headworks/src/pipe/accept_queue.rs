@@ -1,0 +1,389 @@
+//! Where connectors come: several may stand there at the same time, and the first that greets is met.
+
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use headworks_net::{Line, Listener, NetError, RendezvousAddr, clock};
+use headworks_verbs::{Device, DeviceName, Duration, Instant};
+
+use super::PipeError;
+use super::handshake::{
+    Direction, HELLO, HELLO_TIMEOUT, WELCOME, WaitOptions, deadline_error, decode_hello,
+    encode_hello, log_rejected_caller, parse_address, rdma_error, registry,
+};
+use crate::rdma::{self, RdmaError};
+
+/// How long a connector may take to greet where anybody may come, over TCP, and then to connect its ring. A
+/// connector behind it waits twice as long.
+pub(super) const HELLO_TIMEOUT_NETWORK: Duration = Duration::from_secs(5);
+/// Callers that may stand at an address without having greeted.
+const PENDING_CALLERS_MAX: usize = 8;
+
+/// Where connectors come.
+pub(super) enum PipeListener {
+    /// One of this user's, under a name, or anybody, at an address.
+    Line(Arc<dyn Device>, Listener),
+    Rdma(Box<rdma::RdmaListener>),
+}
+
+/// A connector, on its device, and what it wants.
+pub(super) struct AcceptedPeer {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) line: Line,
+    pub(super) direction: Direction,
+}
+
+impl PipeListener {
+    pub(super) fn open(device: &DeviceName, name: &str) -> Result<Self, PipeError> {
+        Ok(match parse_address(name)? {
+            RendezvousAddr::Name(name) => {
+                let device = crate::open(device)?;
+                Self::Line(device, Listener::bind(&registry()?, &name)?)
+            }
+            RendezvousAddr::Tcp(address) => {
+                let device = crate::open(device)?;
+                Self::Line(device, Listener::bind_tcp(&address)?)
+            }
+            RendezvousAddr::Rdma(address) => {
+                let listening = rdma::RdmaListener::at(&address, device);
+                let listening =
+                    listening.map_err(|error| rdma_error(name, HELLO_TIMEOUT, error))?;
+                Self::Rdma(Box::new(listening))
+            }
+        })
+    }
+
+    /// The next one, if one waits.
+    fn try_next(&self, name: &str, now: Instant) -> Result<Option<PendingCaller<'_>>, PipeError> {
+        match self {
+            Self::Line(device, listener) => {
+                Ok(listener
+                    .try_accept()?
+                    .map(|line| PendingCaller::AwaitingHello {
+                        device: device.clone(),
+                        line,
+                        deadline: now + self.hello_timeout(),
+                    }))
+            }
+            Self::Rdma(listening) => {
+                let caller = listening.try_next();
+                let caller = caller.map_err(|error| rdma_error(name, HELLO_TIMEOUT, error))?;
+                Ok(caller.map(Box::new).map(PendingCaller::Connecting))
+            }
+        }
+    }
+
+    /// Whether anybody may come.
+    pub(super) fn is_network_address(&self) -> bool {
+        match self {
+            Self::Line(_, listener) => listener.address().is_some(),
+            Self::Rdma(_) => true,
+        }
+    }
+
+    /// Whether callers choose the device by which they come.
+    pub(super) fn is_any_device(&self) -> bool {
+        match self {
+            Self::Line(..) => false,
+            Self::Rdma(listening) => listening.address().ip().is_unspecified(),
+        }
+    }
+
+    /// How long a caller may take to greet.
+    fn hello_timeout(&self) -> Duration {
+        match self {
+            // It has the greeting ready. The next ones may wait meanwhile, and twice as long.
+            Self::Line(_, listener) if listener.address().is_some() => HELLO_TIMEOUT_NETWORK,
+            // One of ours, which may open a device first.
+            _ => HELLO_TIMEOUT,
+        }
+    }
+}
+
+impl AsFd for PipeListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Line(_, listener) => listener.as_fd(),
+            Self::Rdma(listening) => listening.as_fd(),
+        }
+    }
+}
+
+/// One who has come.
+enum PendingCaller<'d> {
+    /// Over RDMA, where a connection takes steps of its own.
+    Connecting(Box<rdma::IncomingConnection<'d>>),
+    AwaitingHello {
+        device: Arc<dyn Device>,
+        line: Line,
+        deadline: Instant,
+    },
+}
+
+impl PendingCaller<'_> {
+    /// When it must have done what it does.
+    fn deadline(&self) -> Instant {
+        match self {
+            Self::Connecting(caller) => caller.deadline(),
+            Self::AwaitingHello { deadline, .. } => *deadline,
+        }
+    }
+}
+
+impl AsFd for PendingCaller<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Connecting(caller) => caller.as_fd(),
+            Self::AwaitingHello { line, .. } => line.as_fd(),
+        }
+    }
+}
+
+/// Those who have come, and have not greeted.
+pub(super) struct AcceptQueue<'d> {
+    door: &'d PipeListener,
+    name: &'d str,
+    waiting: Vec<PendingCaller<'d>>,
+}
+
+impl<'d> AcceptQueue<'d> {
+    pub(super) fn new(door: &'d PipeListener, name: &'d str) -> Self {
+        let waiting = Vec::new();
+        Self {
+            door,
+            name,
+            waiting,
+        }
+    }
+
+    /// Waits for a connector that greets; since `began`.
+    pub(super) fn accept(
+        &mut self,
+        began: Instant,
+        patience: &WaitOptions<'_>,
+    ) -> Result<AcceptedPeer, PipeError> {
+        const WHAT: &str = "waiting for a caller";
+        let until = patience.arrival();
+        loop {
+            if let Some(greeted) = self.accept_and_step(clock::now())? {
+                return Ok(greeted);
+            }
+            let nap = self.waiting.iter().map(PendingCaller::deadline);
+            let nap = nap.fold(Instant::FAR_FUTURE, Instant::min);
+            until
+                .wait_any_readable(WHAT, &self.fds(), nap)
+                .map_err(deadline_error(self.name, patience.allowed(began)))?;
+        }
+    }
+
+    /// Whether one more may come: under a name the first one is it.
+    fn has_room(&self) -> bool {
+        let most = if self.door.is_network_address() {
+            PENDING_CALLERS_MAX
+        } else {
+            1
+        };
+        self.waiting.len() < most
+    }
+
+    /// What to wait for: somebody new, if there is room, and all that are there.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        let door = self.has_room().then(|| self.door.as_fd());
+        let callers = self.waiting.iter().map(AsFd::as_fd);
+        door.into_iter().chain(callers).collect()
+    }
+
+    /// Takes one more in, if there is room, and hears what each has to say: whoever has greeted.
+    fn accept_and_step(&mut self, now: Instant) -> Result<Option<AcceptedPeer>, PipeError> {
+        if self.has_room() {
+            self.waiting.extend(self.door.try_next(self.name, now)?);
+        }
+        // They keep their places if one of them is met: it may yet come to nothing.
+        let mut callers = std::mem::take(&mut self.waiting).into_iter();
+        while let Some(caller) = callers.next() {
+            match self.step(caller, now)? {
+                ControlFlow::Break(greeted) => {
+                    self.waiting.extend(callers);
+                    return Ok(Some(greeted));
+                }
+                ControlFlow::Continue(caller) => self.waiting.extend(caller),
+            }
+        }
+        Ok(None)
+    }
+
+    /// One caller's next step: what it wants, or the caller again unless it was turned away.
+    fn step(
+        &self,
+        caller: PendingCaller<'d>,
+        now: Instant,
+    ) -> Result<ControlFlow<AcceptedPeer, Option<PendingCaller<'d>>>, PipeError> {
+        let (device, mut line, deadline) = match caller {
+            PendingCaller::AwaitingHello {
+                device,
+                line,
+                deadline,
+            } => (device, line, deadline),
+            PendingCaller::Connecting(caller) => {
+                let (listening, host) = (caller.listener(), caller.host());
+                let caller = connected(*caller, now, self.door.hello_timeout()).or_else(|error| {
+                    let passed = listening.turn_away(error, host, false).map(|()| None);
+                    passed.map_err(|error| rdma_error(self.name, HELLO_TIMEOUT, error))
+                });
+                return caller.map(ControlFlow::Continue);
+            }
+        };
+        let greeted = line.recv_control().map_err(|error| match error {
+            NetError::PeerGone => PipeError::Ungreeted,
+            NetError::Frame(_) => PipeError::Protocol("its greeting"),
+            error => error.into(),
+        });
+        let greeted = match greeted.and_then(|hello| match hello {
+            Some(hello) => direction(&mut line, &hello).map(Some),
+            None if now < deadline => Ok(None),
+            None => {
+                let what = "waiting for a greeting";
+                let allowed = self.door.hello_timeout();
+                Err(deadline_error(self.name, allowed)(NetError::Deadline {
+                    what,
+                }))
+            }
+        }) {
+            Ok(Some(direction)) => ControlFlow::Break(AcceptedPeer {
+                device,
+                line,
+                direction,
+            }),
+            Ok(None) => ControlFlow::Continue(Some(PendingCaller::AwaitingHello {
+                device,
+                line,
+                deadline,
+            })),
+            Err(error) if self.door.is_network_address() => {
+                log_rejected_caller(self.name, line.peer_host(), &error);
+                ControlFlow::Continue(None)
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(greeted)
+    }
+}
+
+/// The step of one over RDMA. What it is to be connected on is opened once its connection stands.
+fn connected(
+    caller: rdma::IncomingConnection<'_>,
+    now: Instant,
+    greets: Duration,
+) -> Result<Option<PendingCaller<'_>>, RdmaError> {
+    Ok(Some(match caller.step(now)? {
+        ControlFlow::Continue(caller) => PendingCaller::Connecting(Box::new(caller)),
+        ControlFlow::Break(met) => PendingCaller::AwaitingHello {
+            device: crate::open(&met.device)?,
+            line: met.line,
+            deadline: now + greets,
+        },
+    }))
+}
+
+/// What a connector wants.
+fn direction(line: &mut Line, hello: &[u8]) -> Result<Direction, PipeError> {
+    match decode_hello(HELLO, hello) {
+        Ok([0]) => Ok(Direction::ToListener),
+        Ok([1]) => Ok(Direction::ToConnector),
+        Ok(_) => Err(PipeError::Protocol("its direction")),
+        Err(error) => {
+            // A pipe of another version understands so much, and says which one this is.
+            if matches!(error, PipeError::Version { .. }) {
+                let _ = line.send_control(&encode_hello(WELCOME, &[]));
+            }
+            Err(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_net::dial_tcp;
+    use headworks_shm::Registry;
+    use headworks_softnic::SoftProvider;
+    use headworks_verbs::Provider;
+
+    /// A door at an address, which is in the folder's registry.
+    fn door(folder: &tempfile::TempDir) -> (PipeListener, String) {
+        let fabric = Registry::open_at(folder.path().join("fabric")).expect("a fabric");
+        let device = SoftProvider::on(fabric).open(&"soft".parse().expect("a name"));
+        let listener = Listener::bind_tcp("127.0.0.1:0").expect("listens");
+        let address = listener.address().expect("an address").to_string();
+        (
+            PipeListener::Line(device.expect("opens"), listener),
+            address,
+        )
+    }
+
+    #[test]
+    fn a_wait_that_is_over_is_no_longer_for_somebody_who_stands_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (door, address) = door(&folder);
+        let mut callers = AcceptQueue::new(&door, &address);
+        let began = clock::now();
+        let silent = dial_tcp(&address, began + Duration::from_secs(60)).expect("it listens");
+        while callers.waiting.is_empty() {
+            assert!(
+                callers
+                    .accept_and_step(clock::now())
+                    .expect("none fails")
+                    .is_none()
+            );
+        }
+        let patience = WaitOptions {
+            deadline: Some(began + Duration::from_nanos(1)),
+            interrupt: None,
+        };
+        let over = callers
+            .accept(began, &patience)
+            .err()
+            .expect("nobody greets");
+        let said = over.to_string();
+        assert!(said.contains(&address) && said.contains("(1 s)"), "{said}");
+        assert!(!silent.peer_gone() && callers.waiting.len() == 1);
+    }
+
+    #[test]
+    fn so_many_callers_stand_at_an_address_and_a_place_is_free_when_one_goes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (door, address) = door(&folder);
+        let mut callers = AcceptQueue::new(&door, &address);
+        let limit = clock::now() + Duration::from_secs(60);
+        // All of them are there before anybody looks.
+        let call = |_| dial_tcp(&address, limit).expect("it listens");
+        let mut silent: Vec<_> = (0..2 * PENDING_CALLERS_MAX).map(call).collect();
+        let began = clock::now();
+        let mut look = |now| callers.accept_and_step(now).expect("none fails").is_some();
+        for _ in 0..2 * PENDING_CALLERS_MAX {
+            assert!(!look(began));
+        }
+        assert_eq!(callers.waiting.len(), PENDING_CALLERS_MAX);
+        // The door is not among what is waited for: it would never be silent.
+        assert_eq!(callers.fds().len(), PENDING_CALLERS_MAX);
+        assert!(silent.iter().all(|line| !line.peer_gone()));
+        let mut look = |now| callers.accept_and_step(now).expect("none fails");
+        // Their time is over, and the others' begins.
+        let later = began + HELLO_TIMEOUT_NETWORK;
+        assert!(look(later).is_none());
+        let gone =
+            |line: &mut Line| matches!(line.recv_control_wait(limit), Err(NetError::PeerGone));
+        assert!(silent[..PENDING_CALLERS_MAX].iter_mut().all(gone));
+        assert!((0..PENDING_CALLERS_MAX).all(|_| look(later).is_none()));
+        let first = &mut silent[PENDING_CALLERS_MAX];
+        first
+            .send_control(&encode_hello(HELLO, &[1]))
+            .expect("sends");
+        let greeted = (0..2 * PENDING_CALLERS_MAX).find_map(|_| look(later));
+        let direction = greeted.expect("it greets").direction;
+        assert_eq!(direction, Direction::ToConnector);
+        // If nothing comes of it, the others stand there yet.
+        assert_eq!(callers.waiting.len(), PENDING_CALLERS_MAX - 1);
+    }
+}

@@ -1,0 +1,421 @@
+//! The two sides of a connected pipe.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use headworks_net::clock;
+use headworks_verbs::{Device, Duration};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, fstat};
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+use rustix::pipe::PIPE_BUF;
+
+use super::{CHUNK, PipeError};
+use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, EndWaiter};
+
+/// Everything was delivered: with the number of bytes.
+const DELIVERED: u8 = b'D';
+/// This side gave up: with the reason.
+const FAILED: u8 = b'X';
+/// Longest reason, in bytes.
+const REASON_MAX: usize = 500;
+/// How long the other side's line may take to tell what broke the ring.
+const FAILURE_REASON_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pieces between two looks for an interrupt, which cost a system call. Where one side is always the
+/// slower one, the other always waits and it never does.
+const INTERRUPT_CHECK_PIECES: u64 = 16;
+
+/// Whether a descriptor may keep its reader or writer waiting for as long as somebody else likes.
+fn may_block(fd: &impl AsFd) -> bool {
+    !fstat(fd).is_ok_and(|stat| {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        matches!(kind, FileType::RegularFile | FileType::BlockDevice)
+    })
+}
+
+/// The side that sends.
+pub struct PipeSender {
+    sender: BlockingSender,
+    bytes: u64,
+    pieces: u64,
+    // Outlives the ring.
+    _device: Arc<dyn Device>,
+}
+
+impl PipeSender {
+    pub(super) fn new(sender: BlockingSender, device: Arc<dyn Device>) -> Self {
+        Self {
+            sender,
+            bytes: 0,
+            pieces: 0,
+            _device: device,
+        }
+    }
+
+    /// Sends what can be read from the descriptor `source` until its end, and waits until the other
+    /// side has delivered it. Whenever nothing can be read, what was read is on its way. `passed` is told
+    /// the number of bytes after each piece. Answers how many there were.
+    pub fn send_fd(
+        mut self,
+        source: &impl AsFd,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        let polls = may_block(source);
+        loop {
+            if polls {
+                self.await_source(source)?;
+            }
+            let read = |place: &mut [u8]| loop {
+                match rustix::io::read(source, &mut *place) {
+                    Err(Errno::INTR) => {}
+                    // Somebody else was faster, or it is not for reading now after all.
+                    Err(Errno::AGAIN) if polls => break Ok(None),
+                    other => break other.map(Some).map_err(io::Error::from),
+                }
+            };
+            match self.piece(read)? {
+                Some(0) => return self.finish(),
+                Some(_) => passed(self.bytes),
+                None => {}
+            }
+        }
+    }
+
+    /// [`PipeSender::send_fd`] for a source of this program, which is not waited for but called.
+    pub fn send_from(
+        mut self,
+        source: &mut impl Read,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        loop {
+            let read = |place: &mut [u8]| loop {
+                match source.read(place) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    other => break other.map(Some),
+                }
+            };
+            if self.piece(read)? == Some(0) {
+                return self.finish();
+            }
+            passed(self.bytes);
+        }
+    }
+
+    /// Reads one piece into the ring and sends it; how long it is, and `None` if there was none yet.
+    fn piece(
+        &mut self,
+        read: impl FnOnce(&mut [u8]) -> io::Result<Option<usize>>,
+    ) -> Result<Option<usize>, PipeError> {
+        self.pieces += 1;
+        if self.pieces.is_multiple_of(INTERRUPT_CHECK_PIECES)
+            && let Err(error) = self.sender.waiter().check_interrupt()
+        {
+            return Err(self.explain_failure(error));
+        }
+        let place = self.sender.reserve(CHUNK);
+        let mut place = match place {
+            Ok(place) => place,
+            Err(error) => return Err(self.explain_failure(error)),
+        };
+        let got = match read(&mut place) {
+            Ok(got) => got,
+            Err(error) => {
+                send_failure(self.sender.waiter(), &format!("reading its input: {error}"));
+                return Err(PipeError::io("reading the input")(error));
+            }
+        };
+        if let Some(len) = got.filter(|len| *len > 0) {
+            if let Err(error) = place.commit_len(len) {
+                return Err(self.explain_failure(error.into()));
+            }
+            self.bytes += len as u64;
+        }
+        Ok(got)
+    }
+
+    /// Waits until the source can be read, with everything sent first.
+    fn await_source(&mut self, source: &impl AsFd) -> Result<(), PipeError> {
+        if ready(source, PollFlags::IN) {
+            return Ok(());
+        }
+        self.sender
+            .flush()
+            .map_err(|error| self.explain_failure(error))?;
+        loop {
+            let waiter = self.sender.waiter();
+            match waiter.wait_fd(source, PollFlags::IN) {
+                Ok(true) => return Ok(()),
+                Ok(false) if waiter.line_ended => {
+                    return Err(self.explain_failure(BlockingError::PeerGone));
+                }
+                Ok(false) => {}
+                Err(error) => return Err(self.explain_failure(error)),
+            }
+        }
+    }
+
+    /// The end of the stream: says so and waits for the receiver's word that it has everything.
+    fn finish(mut self) -> Result<u64, PipeError> {
+        let mut so_far = self.sender.send(&[]).and_then(|()| self.sender.flush());
+        loop {
+            let waiter = self.sender.waiter();
+            if let Err(error) = so_far {
+                await_failure_reason(waiter, &error);
+                // Who has everything goes, and the ring with it.
+                let word = waiter
+                    .line_messages
+                    .front()
+                    .and_then(|message| message.first());
+                if word != Some(&DELIVERED) {
+                    return Err(reported_error(waiter, self.bytes, error));
+                }
+            }
+            if let Some(message) = waiter.line_messages.pop_front() {
+                return match message.split_first() {
+                    Some((&DELIVERED, count)) if count == self.bytes.to_le_bytes() => {
+                        Ok(self.bytes)
+                    }
+                    Some((&DELIVERED, _)) => {
+                        Err(PipeError::Protocol("it counted other bytes than were sent"))
+                    }
+                    _ => Err(reason(&message)),
+                };
+            }
+            so_far = self.sender.drain_line();
+        }
+    }
+
+    /// Why a wait failed, in the other side's words if it left any.
+    fn explain_failure(&mut self, error: BlockingError) -> PipeError {
+        explain(self.sender.waiter(), self.bytes, error)
+    }
+}
+
+/// The side that receives.
+pub struct PipeReceiver {
+    receiver: BlockingReceiver,
+    bytes: u64,
+    pieces: u64,
+    // Outlives the ring.
+    _device: Arc<dyn Device>,
+}
+
+impl PipeReceiver {
+    pub(super) fn new(receiver: BlockingReceiver, device: Arc<dyn Device>) -> Self {
+        Self {
+            receiver,
+            bytes: 0,
+            pieces: 0,
+            _device: device,
+        }
+    }
+
+    /// Writes everything that comes to the descriptor `sink`, and tells the other side when all is
+    /// written. `passed` is told the number of bytes after each piece. Answers how many there were.
+    pub fn receive_fd(
+        mut self,
+        sink: &impl AsFd,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        let polls = may_block(sink);
+        while self.piece(|bytes, waiter| write_all(sink, polls, bytes, waiter))? > 0 {
+            passed(self.bytes);
+        }
+        self.finish()
+    }
+
+    /// [`PipeReceiver::receive_fd`] for a sink of this program, which is not waited for but called.
+    pub fn receive_into(
+        mut self,
+        sink: &mut impl Write,
+        mut passed: impl FnMut(u64),
+    ) -> Result<u64, PipeError> {
+        while self.piece(|bytes, _| sink.write_all(bytes).map_err(WriteError::Sink))? > 0 {
+            passed(self.bytes);
+        }
+        if let Err(error) = sink.flush() {
+            return Err(self.failed(error));
+        }
+        self.finish()
+    }
+
+    /// Writes one piece; how long it was, 0 at the end.
+    fn piece(
+        &mut self,
+        write: impl FnOnce(&[u8], &mut EndWaiter) -> Result<(), WriteError>,
+    ) -> Result<usize, PipeError> {
+        self.pieces += 1;
+        if self.pieces.is_multiple_of(INTERRUPT_CHECK_PIECES)
+            && let Err(error) = self.receiver.waiter().check_interrupt()
+        {
+            return Err(self.explain_failure(error));
+        }
+        let held = match self.receiver.take() {
+            Ok(held) => held,
+            Err(error) => return Err(self.explain_failure(error)),
+        };
+        let (ring, waiter) = self.receiver.parts();
+        let written = write(ring.bytes(&held), waiter);
+        let len = held.len();
+        let released = self.receiver.ring().release(held);
+        match written {
+            Ok(()) => {}
+            Err(WriteError::Wait(error)) => return Err(self.explain_failure(error)),
+            Err(WriteError::Sink(error)) => return Err(self.failed(error)),
+        }
+        self.bytes += len as u64;
+        // A ring that broke behind the last message does not matter.
+        match released {
+            Err(error) if len > 0 => Err(self.explain_failure(error.into())),
+            _ => Ok(len),
+        }
+    }
+
+    /// Tells the sender that everything is delivered.
+    fn finish(mut self) -> Result<u64, PipeError> {
+        let mut word = vec![DELIVERED];
+        word.extend_from_slice(&self.bytes.to_le_bytes());
+        // The stream is delivered, whether or not somebody is left to hear of it.
+        let _ = self.receiver.waiter().line.send_control(&word);
+        Ok(self.bytes)
+    }
+
+    fn failed(&mut self, error: io::Error) -> PipeError {
+        send_failure(
+            self.receiver.waiter(),
+            &format!("writing its output: {error}"),
+        );
+        PipeError::io("writing the output")(error)
+    }
+
+    /// Why a wait failed, in the other side's words if it left any.
+    fn explain_failure(&mut self, error: BlockingError) -> PipeError {
+        explain(self.receiver.waiter(), self.bytes, error)
+    }
+}
+
+/// Why a piece was not written.
+enum WriteError {
+    Sink(io::Error),
+    Wait(BlockingError),
+}
+
+/// Writes all of `bytes`; while the sink takes nothing, listens for interrupts and to the sender. Whoever
+/// sends waits for our word that everything is written, so one that says something before, or goes,
+/// has given up.
+fn write_all(
+    sink: &impl AsFd,
+    polls: bool,
+    mut bytes: &[u8],
+    waiter: &mut EndWaiter,
+) -> Result<(), WriteError> {
+    while !bytes.is_empty() {
+        while polls && !ready(sink, PollFlags::OUT) {
+            if waiter.line_ended || !waiter.line_messages.is_empty() {
+                return Err(WriteError::Wait(BlockingError::PeerGone));
+            }
+            waiter
+                .wait_fd(sink, PollFlags::OUT)
+                .map_err(WriteError::Wait)?;
+        }
+        let written = if polls {
+            write_some(sink, bytes)
+        } else {
+            rustix::io::write(sink, bytes)
+        };
+        match written {
+            Ok(0) => return Err(WriteError::Sink(io::ErrorKind::WriteZero.into())),
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if polls => {}
+            Err(error) => return Err(WriteError::Sink(error.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Writes as much as a sink that polled writable takes at once. A plain write of more than it has room
+/// for would wait inside the kernel, deaf to everything else; that the descriptor does not block is not
+/// ours to set, it is shared with whoever opened it.
+fn write_some(sink: &impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
+    /// Wherever the file has a position, or none.
+    const HERE: u64 = u64::MAX;
+    match pwritev2(sink, &[IoSlice::new(bytes)], HERE, ReadWriteFlags::NOWAIT) {
+        // Not on this kind of file, or by this kernel: so little that there is room for it.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::SPIPE) => {
+            rustix::io::write(sink, &bytes[..bytes.len().min(PIPE_BUF)])
+        }
+        written => written,
+    }
+}
+
+/// Whether a descriptor is ready now; one that cannot be asked is, and says what is wrong when used.
+fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
+    let mut polled = [PollFd::new(fd, events)];
+    let now = Timespec::default();
+    !matches!(poll(&mut polled, Some(&now)), Ok(0) | Err(Errno::INTR))
+}
+
+/// What went wrong with a pipe whose wait failed.
+fn explain(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeError {
+    await_failure_reason(waiter, &error);
+    reported_error(waiter, bytes, error)
+}
+
+/// Where the ring is broken, waits a moment for what the other side says of it.
+fn await_failure_reason(waiter: &mut EndWaiter, error: &BlockingError) {
+    // A ring whose other end goes breaks in many ways; the line tells what happened there. And what
+    // broke here by itself the other side would wait to hear.
+    match error {
+        BlockingError::Broken(why) => send_failure(waiter, &why.to_string()),
+        BlockingError::PeerGone => send_failure(waiter, "the ring is broken"),
+        _ => return,
+    }
+    waiter.deadline = Some(clock::now() + FAILURE_REASON_TIMEOUT);
+    while waiter.line_messages.is_empty() && !waiter.line_ended {
+        if waiter.wait_line().is_err() {
+            break;
+        }
+    }
+    // It may have said why before it went.
+    let _ = waiter.drain_line();
+}
+
+/// What went wrong, by the other side's word if it left one.
+fn reported_error(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeError {
+    if matches!(error, BlockingError::PeerGone | BlockingError::Broken(_)) {
+        if let Some(message) = waiter.line_messages.pop_front() {
+            return reason(&message);
+        }
+        if waiter.line_ended {
+            return PipeError::PeerGone { delivered: bytes };
+        }
+    }
+    if matches!(error, BlockingError::PeerGone) {
+        return PipeError::Cut { delivered: bytes };
+    }
+    let error = PipeError::waiting(bytes)(error);
+    if matches!(error, PipeError::Interrupted) {
+        send_failure(waiter, "interrupted");
+    }
+    error
+}
+
+/// Tells the other side why this one stops, as far as it still listens.
+fn send_failure(waiter: &mut EndWaiter, why: &str) {
+    let mut word = vec![FAILED];
+    word.extend_from_slice(&why.as_bytes()[..why.len().min(REASON_MAX)]);
+    let _ = waiter.line.send_control(&word);
+}
+
+fn reason(message: &[u8]) -> PipeError {
+    match message.split_first() {
+        Some((&FAILED, text)) if text.len() <= REASON_MAX => {
+            let text = String::from_utf8_lossy(text);
+            PipeError::PeerFailed(text.chars().filter(|c| !c.is_control()).collect())
+        }
+        _ => PipeError::Protocol("an unknown control message"),
+    }
+}

@@ -1,0 +1,424 @@
+//! How the two sides meet and agree on which way the bytes go.
+
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use headworks_net::{
+    Line, NetError, RendezvousAddr, WaitLimit, clock, dial, dial_tcp, dial_tcp_wait, dial_wait,
+};
+use headworks_shm::Registry;
+use headworks_verbs::{Device, DeviceName, Duration, Instant};
+
+use super::accept_queue::{AcceptQueue, AcceptedPeer, HELLO_TIMEOUT_NETWORK, PipeListener};
+use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
+use crate::blocking::{BlockingReceiver, BlockingSender};
+use crate::connect::{self, ConnectError};
+use crate::rdma::{self, RdmaError};
+
+/// How long the other side may take to answer once it is there.
+pub(super) const HELLO_TIMEOUT: Duration = rdma::ANSWER_TIMEOUT;
+
+pub(super) const HELLO: u8 = b'H';
+pub(super) const WELCOME: u8 = b'W';
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the connector to the listener.
+    ToListener,
+    /// From the listener to the connector.
+    ToConnector,
+}
+
+/// One side of a pipe that is connected.
+pub enum Pipe {
+    /// This side sends.
+    Sender(PipeSender),
+    /// This side receives.
+    Receiver(PipeReceiver),
+}
+
+/// How a side waits: what interrupts it, and until when.
+#[derive(Clone, Copy, Default)]
+pub struct WaitOptions<'a> {
+    /// Readable once the wait must end.
+    pub interrupt: Option<BorrowedFd<'a>>,
+    /// When the two must be connected. What is waited for once the other side is there has limits of its own.
+    pub deadline: Option<Instant>,
+}
+
+impl<'a> WaitOptions<'a> {
+    /// Until `deadline`, or the interrupt.
+    pub(super) fn until(&'a self, deadline: Instant) -> WaitLimit<'a> {
+        let until = WaitLimit::deadline(deadline);
+        match &self.interrupt {
+            Some(interrupt) => until.or_readable(interrupt),
+            None => until,
+        }
+    }
+
+    /// Until the other side must be there; for ever where nothing was said.
+    pub(super) fn arrival(&'a self) -> WaitLimit<'a> {
+        self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
+    }
+
+    /// Until it must have answered, which may take so long, and how long that is; of what began at `began`.
+    fn answer(&'a self, began: Instant, takes: Duration) -> (WaitLimit<'a>, Duration) {
+        let by = clock::now() + takes;
+        match self.deadline.filter(|deadline| *deadline < by) {
+            Some(deadline) => (self.until(deadline), deadline.since(began)),
+            None => (self.until(by), takes),
+        }
+    }
+
+    /// How long the other side had to come; where nothing was said, how long to answer once it was there.
+    pub(super) fn allowed(&self, began: Instant) -> Duration {
+        self.deadline
+            .map_or(HELLO_TIMEOUT, |deadline| deadline.since(began))
+    }
+
+    /// Whether nobody is waited for any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.arrival().is_over(clock::now())
+    }
+}
+
+impl Pipe {
+    /// Waits under `name` for a connector, which says which way the bytes go. A name with a colon is an
+    /// address, `HOST:PORT`, to which a connector may come from another host; after `rdma:` it is one to
+    /// meet at over RDMA, and then `ibv` alone is the device that leads there. Anybody may come to an
+    /// address: whoever does not greet as a pipe of this version does, or does not go on to connect its ring,
+    /// is turned away there, at once or after 5 seconds of silence (10 over RDMA, until it has greeted), and
+    /// others are waited for. Eight may stand there at the same time, the first of which that greets is met;
+    /// more wait until one is turned away, and all do while one that greeted connects.
+    pub fn listen(
+        device: &DeviceName,
+        name: &str,
+        patience: WaitOptions<'_>,
+    ) -> Result<Self, PipeError> {
+        let began = clock::now();
+        let door = PipeListener::open(device, name)?;
+        let mut callers = AcceptQueue::new(&door, name);
+        if !door.is_network_address() {
+            let greeted = callers.accept(began, &patience)?;
+            drop(callers);
+            // The name is free for the next pair.
+            drop(door);
+            return greeted.connect((name, patience.answer(began, HELLO_TIMEOUT)), &patience);
+        }
+        loop {
+            let greeted = callers.accept(began, &patience)?;
+            // However many of them come one after the other.
+            patience
+                .arrival()
+                .wait_until("connecting", clock::now())
+                .map_err(deadline_error(name, patience.allowed(began)))?;
+            let caller = greeted.line.peer_host();
+            let limit = patience.answer(began, HELLO_TIMEOUT_NETWORK);
+            match greeted.connect((name, limit), &patience) {
+                Err(error) if error.is_callers_fault(patience.is_over(), door.is_any_device()) => {
+                    log_rejected_caller(name, caller, &error);
+                }
+                pipe => return pipe,
+            }
+        }
+    }
+
+    /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a
+    /// listener only if a deadline was given.
+    pub fn connect(
+        device: &DeviceName,
+        name: &str,
+        direction: Direction,
+        patience: WaitOptions<'_>,
+    ) -> Result<Self, PipeError> {
+        let began = clock::now();
+        let (device, mut line) = call_listener(device, name, &patience)?;
+        let reverse = direction == Direction::ToConnector;
+        let said = line.send_control(&encode_hello(HELLO, &[reverse.into()]));
+        let (until, allowed) = patience.answer(began, HELLO_TIMEOUT);
+        let welcome = said
+            .and_then(|()| line.recv_control_wait(until))
+            .map_err(no_answer_error(name, allowed))?;
+        decode_hello(WELCOME, &welcome).map_err(|error| match error {
+            PipeError::Protocol(_) => PipeError::NoPipe {
+                name: name.to_owned(),
+            },
+            error => error,
+        })?;
+        let limit = patience.answer(began, HELLO_TIMEOUT);
+        connect_ring(&device, line, !reverse, (name, limit), &patience)
+    }
+}
+
+/// Where a ring is connected, until when, and how long that may take.
+type Limit<'a> = (&'a str, (WaitLimit<'a>, Duration));
+
+impl AcceptedPeer {
+    /// Answers it, and connects the ring.
+    fn connect(self, at: Limit<'_>, patience: &WaitOptions<'_>) -> Result<Pipe, PipeError> {
+        let Self {
+            device,
+            mut line,
+            direction,
+        } = self;
+        let (name, (until, allowed)) = at;
+        line.send_control(&encode_hello(WELCOME, &[]))?;
+        let sends = direction == Direction::ToConnector;
+        // The bring-up follows the greetings and is no message like them: the connector starts it.
+        until
+            .wait_readable("connecting", &line)
+            .map_err(deadline_error(name, allowed))?;
+        connect_ring(&device, line, sends, at, patience)
+    }
+}
+
+/// The device that a pipe at `name` uses if none is named.
+pub fn default_device_for(name: &str) -> &'static str {
+    match name.parse() {
+        Ok(RendezvousAddr::Rdma(_)) => rdma::KIND,
+        _ => crate::DEFAULT_DEVICE,
+    }
+}
+
+/// A device that is open, and a line to another process.
+type DeviceAndLine = (Arc<dyn Device>, Line);
+
+/// Calls a listener.
+fn call_listener(
+    device: &DeviceName,
+    name: &str,
+    patience: &WaitOptions<'_>,
+) -> Result<DeviceAndLine, PipeError> {
+    let began = clock::now();
+    let waits = patience.deadline.is_some();
+    let (until, allowed) = match waits {
+        true => (patience.arrival(), patience.allowed(began)),
+        false => patience.answer(began, HELLO_TIMEOUT),
+    };
+    let (device, line) = match parse_address(name)? {
+        RendezvousAddr::Name(name) => {
+            let (device, fabric) = (crate::open(device)?, registry()?);
+            let line = match waits {
+                true => dial_wait(&fabric, &name, until),
+                false => dial(&fabric, &name),
+            };
+            (device, line)
+        }
+        RendezvousAddr::Tcp(address) => {
+            let device = crate::open(device)?;
+            let line = match waits {
+                true => dial_tcp_wait(&address, until),
+                false => dial_tcp(&address, until),
+            };
+            (device, line)
+        }
+        RendezvousAddr::Rdma(address) => {
+            let met = rdma::dial(&address, device, waits, until)
+                .map_err(|error| rdma_error(name, allowed, error))?;
+            return Ok((crate::open(&met.device)?, met.line));
+        }
+    };
+    Ok((device, line.map_err(deadline_error(name, allowed))?))
+}
+
+/// Why the two did not meet over RDMA.
+pub(super) fn rdma_error(name: &str, allowed: Duration, error: RdmaError) -> PipeError {
+    match error {
+        RdmaError::Line(error) => deadline_error(name, allowed)(error),
+        RdmaError::Device(error) => error.into(),
+        error => PipeError::Rdma(error),
+    }
+}
+
+pub(super) fn parse_address(name: &str) -> Result<RendezvousAddr, PipeError> {
+    let place = name.parse().map_err(PipeError::Meeting)?;
+    if let RendezvousAddr::Tcp(address) | RendezvousAddr::Rdma(address) = &place
+        && address
+            .rsplit(':')
+            .next()
+            .and_then(|port| port.parse().ok())
+            == Some(0u16)
+    {
+        // It would be one that nobody is told of.
+        return Err(PipeError::NoPort(name.to_owned()));
+    }
+    Ok(place)
+}
+
+pub(super) fn registry() -> Result<Arc<Registry>, PipeError> {
+    Registry::open_default().map_err(|error| PipeError::Meeting(error.into()))
+}
+
+/// For `map_err`: what was waited for under `name` did not come in the time `allowed`, or something
+/// else went wrong.
+pub(super) fn deadline_error(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> PipeError {
+    let seconds = seconds(allowed);
+    move |error| match error {
+        NetError::Deadline { what } => PipeError::Deadline {
+            what,
+            name: name.to_owned(),
+            seconds,
+        },
+        error => error.into(),
+    }
+}
+
+/// In seconds: the deadline was set a moment ago, so up to the one that was meant.
+fn seconds(allowed: Duration) -> u64 {
+    allowed.nanos().div_ceil(1_000_000_000)
+}
+
+/// For `map_err`: no answer came from whoever was called at `name`.
+fn no_answer_error(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> PipeError {
+    move |error| {
+        let name = name.to_owned();
+        match error {
+            NetError::PeerGone => PipeError::Wordless { name },
+            NetError::Frame(_) => PipeError::NoPipe { name },
+            NetError::Deadline { .. } => PipeError::Silent {
+                name,
+                seconds: seconds(allowed),
+            },
+            error => deadline_error(&name, allowed)(error),
+        }
+    }
+}
+
+/// Somebody at an address who came, and is not the other side.
+pub(super) fn log_rejected_caller(name: &str, caller: Option<IpAddr>, error: &PipeError) {
+    let caller = rdma::describe_caller(caller);
+    tracing::warn!(%error, caller, name, "turned a caller away");
+}
+
+pub(super) fn encode_hello(kind: u8, rest: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![kind];
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(rest);
+    bytes
+}
+
+/// What a greeting of this kind says after its version.
+pub(super) fn decode_hello(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
+    match bytes {
+        [found, low, high, rest @ ..] if *found == kind => {
+            match u16::from_le_bytes([*low, *high]) {
+                VERSION => Ok(rest),
+                found => Err(PipeError::Version { found }),
+            }
+        }
+        _ => Err(PipeError::Protocol("its greeting")),
+    }
+}
+
+/// For `map_err`: the ring was not connected.
+fn connect_error(name: &str, allowed: Duration) -> impl FnOnce(ConnectError) -> PipeError {
+    move |error| match error {
+        ConnectError::Setup(error) => error.into(),
+        ConnectError::Line(error) => deadline_error(name, allowed)(error),
+    }
+}
+
+/// Makes and connects the ring.
+fn connect_ring(
+    device: &Arc<dyn Device>,
+    mut line: Line,
+    sends: bool,
+    (name, (until, allowed)): Limit<'_>,
+    patience: &WaitOptions<'_>,
+) -> Result<Pipe, PipeError> {
+    let (ring, failed) = (ring(), connect_error(name, allowed));
+    if sends {
+        let sender = connect::sender(device, &ring, &mut line, until).map_err(failed)?;
+        let mut sender = BlockingSender::new(sender, line).map_err(PipeError::waiting(0))?;
+        if let Some(interrupt) = &patience.interrupt {
+            sender
+                .interrupt_on(interrupt)
+                .map_err(PipeError::waiting(0))?;
+        }
+        return Ok(Pipe::Sender(PipeSender::new(sender, device.clone())));
+    }
+    let receiver = connect::receiver(device, &ring, &mut line, until).map_err(failed)?;
+    let mut receiver = BlockingReceiver::new(receiver, line).map_err(PipeError::waiting(0))?;
+    if let Some(interrupt) = &patience.interrupt {
+        receiver
+            .interrupt_on(interrupt)
+            .map_err(PipeError::waiting(0))?;
+    }
+    Ok(Pipe::Receiver(PipeReceiver::new(receiver, device.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hellos_are_parsed_or_refused() {
+        let hello = encode_hello(HELLO, &[1]);
+        assert_eq!(decode_hello(HELLO, &hello).expect("ours"), [1]);
+        assert!(matches!(
+            decode_hello(WELCOME, &hello),
+            Err(PipeError::Protocol(_))
+        ));
+        assert!(matches!(
+            decode_hello(HELLO, &[]),
+            Err(PipeError::Protocol(_))
+        ));
+        let other = [HELLO, 7, 1, 0];
+        let error = decode_hello(HELLO, &other).expect_err("another version");
+        assert!(matches!(error, PipeError::Version { found: 263 }));
+        assert!(error.is_bad_input());
+    }
+
+    #[test]
+    fn an_answer_may_take_its_time_and_no_longer_than_everything_may() {
+        let began = clock::now();
+        let within = |seconds: Option<u64>| {
+            let deadline = seconds.map(|seconds| began + Duration::from_secs(seconds));
+            let patience = WaitOptions {
+                deadline,
+                interrupt: None,
+            };
+            let (until, allowed) = patience.answer(began, HELLO_TIMEOUT);
+            let ends = |seconds| until.is_over(began + Duration::from_secs(seconds));
+            (allowed, [2, 3, 9, 60].map(ends))
+        };
+        let whole = (HELLO_TIMEOUT, [false, false, false, true]);
+        assert_eq!(within(None), whole);
+        assert_eq!(within(Some(600)), whole);
+        let short = (Duration::from_secs(3), [false, true, true, true]);
+        assert_eq!(within(Some(3)), short);
+    }
+
+    #[test]
+    fn a_place_without_a_port_is_none() {
+        for name in ["127.0.0.1:0", "rdma:[::1]:00", "rdma:0"] {
+            let error = parse_address(name).expect_err("port 0");
+            let said = error.to_string();
+            assert!(error.is_bad_input() && said.contains(name), "{said}");
+        }
+        for name in ["0", "h:10", "rdma:h:1000"] {
+            parse_address(name).expect("a place");
+        }
+    }
+
+    #[test]
+    fn a_wait_without_a_deadline_is_reported_with_the_limit_that_ended_it() {
+        let began = clock::now();
+        let seconds = |patience: WaitOptions<'_>| {
+            let deadline = NetError::Deadline { what: "connecting" };
+            let error = rdma_error("rdma:h:1", patience.allowed(began), deadline.into());
+            match error {
+                PipeError::Deadline { seconds, .. } => seconds,
+                error => panic!("{error}"),
+            }
+        };
+        assert_eq!(seconds(WaitOptions::default()), 10);
+        let patience = WaitOptions {
+            deadline: Some(began + Duration::from_secs(3)),
+            interrupt: None,
+        };
+        assert_eq!(seconds(patience), 3);
+    }
+}

@@ -1,0 +1,154 @@
+//! Who of a session's threads sleeps, and which of them listens to the daemon for all.
+
+/// Threads that sleep or are about to, each with what wakes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct LeaderFollowers<W> {
+    asleep: Vec<WaitingThread<W>>,
+    leader: Option<u64>,
+    /// Of the last that came.
+    number: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct WaitingThread<W> {
+    number: u64,
+    on: Option<u32>,
+    wake: W,
+}
+
+impl<W> LeaderFollowers<W> {
+    pub(super) fn new() -> Self {
+        Self {
+            asleep: Vec::new(),
+            leader: None,
+            number: 0,
+        }
+    }
+
+    /// One that is going to sleep: on a connection, or on an answer or a listener (`None`). It is called so until it
+    /// [leaves](Self::leave).
+    pub(super) fn enter(&mut self, on: Option<u32>, wake: W) -> u64 {
+        self.number += 1;
+        let number = self.number;
+        self.asleep.push(WaitingThread { number, on, wake });
+        number
+    }
+
+    /// Before each sleep: whether it is this one that listens, since nobody else does.
+    pub(super) fn is_leader(&mut self, number: u64) -> bool {
+        *self.leader.get_or_insert(number) == number
+    }
+
+    /// One does not sleep any more. Where nobody listens now, the one that is said is to be woken: it takes over, or leaves
+    /// too. Also who did not listen says one, since it may be the one that was woken for that, and had given up by then.
+    #[must_use]
+    pub(super) fn leave(&mut self, number: u64) -> Option<&W> {
+        self.asleep.retain(|sleeper| sleeper.number != number);
+        self.leader.take_if(|leader| *leader == number);
+        let next = self.asleep.first().filter(|_| self.leader.is_none());
+        next.map(|sleeper| &sleeper.wake)
+    }
+
+    /// All of them: what each sleeps on, and what wakes it.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Option<u32>, &W)> {
+        self.asleep
+            .iter()
+            .map(|sleeper| (sleeper.on, &sleeper.wake))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::LeaderFollowers;
+
+    /// What a thread does next. Each of these is done with the lock, but for the waking up, which takes none.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    enum At {
+        Outside,
+        Looks(u64),
+        Sleeps(u64),
+        Leaves(u64),
+        Gone,
+    }
+
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct Threads {
+        waiters: LeaderFollowers<usize>,
+        at: Vec<At>,
+        is_woken: Vec<bool>,
+    }
+
+    impl Threads {
+        /// All that may be after one more step of thread `own`, but for giving up, which no thread has to.
+        fn steps(&self, own: usize) -> Option<Self> {
+            let mut next = self.clone();
+            next.at[own] = match self.at[own] {
+                At::Outside => At::Looks(next.waiters.enter(None, own)),
+                At::Looks(number) => {
+                    next.waiters.is_leader(number);
+                    At::Sleeps(number)
+                }
+                At::Sleeps(number) if self.is_woken[own] => {
+                    next.is_woken[own] = false;
+                    At::Looks(number)
+                }
+                At::Leaves(number) => {
+                    if let Some(&other) = next.waiters.leave(number) {
+                        next.is_woken[other] = true;
+                    }
+                    At::Gone
+                }
+                At::Sleeps(_) | At::Gone => return None,
+            };
+            Some(next)
+        }
+
+        /// It has what it waited for, or does not wait any longer; that is found without the lock.
+        fn gives_up(&self, own: usize) -> Option<Self> {
+            let (At::Looks(number) | At::Sleeps(number)) = self.at[own] else {
+                return None;
+            };
+            let mut next = self.clone();
+            next.at[own] = At::Leaves(number);
+            Some(next)
+        }
+    }
+
+    #[test]
+    fn there_is_a_leader_wherever_threads_are_left_asleep() {
+        let all = 4;
+        let begin = Threads {
+            waiters: LeaderFollowers::new(),
+            at: vec![At::Outside; all],
+            is_woken: vec![false; all],
+        };
+        let (mut seen, mut open) = (HashSet::from([begin.clone()]), vec![begin]);
+        let mut rests = 0;
+        while let Some(threads) = open.pop() {
+            let steps = || (0..all).filter_map(|own| threads.steps(own));
+            let sleeping = || {
+                let numbers = threads.at.iter().filter_map(|at| match at {
+                    At::Sleeps(number) => Some(*number),
+                    _ => None,
+                });
+                numbers.collect::<Vec<_>>()
+            };
+            if steps().next().is_none() && !sleeping().is_empty() {
+                rests += 1;
+                let leader = threads.waiters.leader;
+                assert!(
+                    leader.is_some_and(|leader| sleeping().contains(&leader)),
+                    "nobody listens: {threads:?}"
+                );
+            }
+            for next in steps().chain((0..all).filter_map(|own| threads.gives_up(own))) {
+                if seen.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+        }
+        assert!(rests > 1, "there was nothing to see");
+    }
+}

@@ -1,0 +1,80 @@
+//! Connections that are being made.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use super::readiness_socket::ReadinessSocket;
+use super::shared_session::{Answer, SharedSession};
+use super::stream::Stream;
+use super::{ServiceError, UNEXPECTED_ANSWER, system};
+
+/// A connection that is being made. Its descriptor is writable once it is there, and hung up if it cannot be;
+/// [`finish`](Self::finish) says which. It stays so until this is dropped. Dropped before, the connection is given up.
+#[derive(Debug)]
+pub struct PendingConnection {
+    shared: Arc<SharedSession>,
+    request: u32,
+    is_over: bool,
+    /// There until the connection is.
+    watch: Option<ReadinessSocket>,
+}
+
+impl PendingConnection {
+    pub(super) fn start(shared: &Arc<SharedSession>, to: SocketAddr) -> Result<Self, ServiceError> {
+        let (watch, other) = ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
+        // The daemon empties it when the connection is there.
+        watch.fill();
+        let request = shared.request(Some(other), |session| session.connect_watched(to))?;
+        Ok(Self {
+            shared: shared.clone(),
+            request,
+            is_over: false,
+            watch: Some(watch),
+        })
+    }
+
+    /// The connection, which blocks nobody, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Refused`], [`ServiceError::DaemonGone`].
+    pub fn finish(&mut self) -> Result<Option<Stream>, ServiceError> {
+        if self.is_over {
+            return Ok(None);
+        }
+        let answer = self.shared.answered(self.request);
+        if matches!(answer, Ok(None)) {
+            return Ok(None);
+        }
+        self.is_over = true;
+        match answer? {
+            Some(Answer::Connected(connection)) => {
+                let mut stream = Stream::new(&self.shared, connection);
+                stream.set_nonblocking(true);
+                if let Some(watch) = self.watch.take() {
+                    stream.set_readiness_socket(watch);
+                }
+                Ok(Some(stream))
+            }
+            _ => Err(UNEXPECTED_ANSWER.into()),
+        }
+    }
+}
+
+impl AsFd for PendingConnection {
+    /// # Panics
+    ///
+    /// After [`PendingConnection::finish`] has given the connection: it is that one's.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_ref().expect("it gave no connection").as_fd()
+    }
+}
+
+impl Drop for PendingConnection {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.abandon_request(self.request);
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! What an application's threads share of its session: packets in and out, and who sleeps for what.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks_client::connection::Connection;
+use headworks_client::message::Request;
+use headworks_client::session::Event;
+use headworks_client::{Extent, Session};
+use headworks_net::packets::{PacketSocket, RecvOutcome};
+use headworks_net::{SpinMode, WaitPhase, Waiter, WakeReason};
+use headworks_shm::fork::ForkGeneration;
+use headworks_shm::{SharedSegment, View};
+use headworks_verbs::{Duration, Instant};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+
+use super::leader_followers::LeaderFollowers;
+use super::{Refusal, ServiceError, system};
+
+/// What all of a session's connections and threads share.
+pub(super) struct SharedSession {
+    socket: PacketSocket,
+    pub(super) path: PathBuf,
+    state: Mutex<SessionState>,
+    made_by: ForkGeneration,
+}
+
+pub(super) struct SessionState {
+    pub(super) session: Session,
+    /// Answers that nobody has taken.
+    answers: BTreeMap<u32, Result<Answer, Refusal>>,
+    /// Connections that came and nobody has taken, by listener: of all that there are.
+    pub(super) incoming: BTreeMap<u32, VecDeque<Box<Connection>>>,
+    /// Requests to whose answers nobody listens any more.
+    given_up: BTreeSet<u32>,
+    /// Descriptors that are to go with requests.
+    files: BTreeMap<u32, OwnedFd>,
+    waiters: LeaderFollowers<Arc<OwnedFd>>,
+    pub(super) is_gone: bool,
+}
+
+/// What the daemon answers.
+pub(super) enum Answer {
+    Connected(Box<Connection>),
+    Listening { listener: u32, port: u16 },
+    Allocated(Extent),
+    Exported(u32),
+    Revoked,
+    Watched,
+}
+
+impl fmt::Debug for SharedSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").finish_non_exhaustive()
+    }
+}
+
+impl SessionState {
+    /// A request is answered.
+    fn settle(&mut self, request: u32, answer: Result<Answer, Refusal>) {
+        if let Ok(Answer::Listening { listener, .. }) = &answer {
+            // Who connects may come before the answer is taken.
+            self.incoming.insert(*listener, VecDeque::new());
+        }
+        match self.given_up.remove(&request) {
+            true => self.discard(answer),
+            false => drop(self.answers.insert(request, answer)),
+        }
+    }
+
+    /// Nobody wants what was asked for any more.
+    fn discard(&mut self, answer: Result<Answer, Refusal>) {
+        match answer {
+            Ok(Answer::Connected(connection)) => self.session.abort(connection.handle()),
+            Ok(Answer::Listening { listener, .. }) => self.unlisten(listener),
+            Ok(Answer::Allocated(extent)) => self.session.free(extent),
+            Ok(Answer::Watched | Answer::Exported(_) | Answer::Revoked) | Err(_) => {}
+        }
+    }
+
+    /// Somebody connected.
+    fn on_incoming(&mut self, listener: u32, connection: Box<Connection>) {
+        match self.incoming.get_mut(&listener) {
+            Some(waiting) => waiting.push_back(connection),
+            // It was on its way when the listener was given up.
+            None => self.session.abort(connection.handle()),
+        }
+    }
+
+    /// A listener is given up, with those that nobody has taken.
+    pub(super) fn unlisten(&mut self, listener: u32) {
+        self.session.unlisten(listener);
+        for connection in self.incoming.remove(&listener).unwrap_or_default() {
+            self.session.abort(connection.handle());
+        }
+    }
+}
+
+impl SharedSession {
+    /// Attaches to the daemon whose socket is at `path`.
+    pub(super) fn attach(path: &Path, name: &str) -> Result<Arc<Self>, ServiceError> {
+        let socket = PacketSocket::dial(path).map_err(|source| ServiceError::NoDaemon {
+            path: path.display().to_string(),
+            source,
+        })?;
+        let shared = Self {
+            socket,
+            path: path.to_owned(),
+            state: Mutex::new(SessionState {
+                session: Session::new(name),
+                answers: BTreeMap::new(),
+                incoming: BTreeMap::new(),
+                given_up: BTreeSet::new(),
+                files: BTreeMap::new(),
+                waiters: LeaderFollowers::new(),
+                is_gone: false,
+            }),
+            made_by: ForkGeneration::current(),
+        };
+        shared.exchange(&mut *shared.lock()?)?;
+        shared.wait(None, None, |state| {
+            let Some(state) = state else { return Ok(None) };
+            match state.session.over() {
+                Some(why) => Err(ServiceError::Refused(why)),
+                None => Ok(state.session.board().map(drop)),
+            }
+        })?;
+        Ok(Arc::new(shared))
+    }
+
+    /// Refuses a forked child: what it said the daemon would take for its parent's word.
+    pub(super) fn check(&self) -> Result<(), ServiceError> {
+        match self.made_by.is_foreign() {
+            true => Err(ServiceError::Forked),
+            false => Ok(()),
+        }
+    }
+
+    /// In a forked child it is refused: a thread that is not there may have locked it.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, SessionState>, ServiceError> {
+        self.check()?;
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Says what is to be said, takes what has come.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Refused`]: the daemon hung up, and had said why. [`ServiceError::DaemonGone`]: it had not.
+    pub(super) fn exchange(&self, state: &mut SessionState) -> Result<(), ServiceError> {
+        let said = self.send_packets(state);
+        // What it said before it hung up is there still.
+        self.receive_packets(state)?;
+        // What was given up meanwhile.
+        match said.and_then(|()| self.send_packets(state)) {
+            Err(ServiceError::DaemonGone) => Err(match state.session.over() {
+                Some(why) => ServiceError::Refused(why),
+                None => ServiceError::DaemonGone,
+            }),
+            said => said,
+        }
+    }
+
+    fn receive_packets(&self, state: &mut SessionState) -> Result<(), ServiceError> {
+        loop {
+            match self.socket.recv() {
+                Ok(RecvOutcome::Packet(packet)) => {
+                    let file = packet.files.into_iter().next();
+                    let segment = file.map(SharedSegment::attach).transpose()?;
+                    let view = segment.map(|segment| View::from(Arc::new(segment)));
+                    state.session.input(&packet.bytes, view)?;
+                }
+                Ok(RecvOutcome::WouldBlock) => break,
+                Ok(RecvOutcome::Closed) => {
+                    state.is_gone = true;
+                    break;
+                }
+                Err(error) => return Err(system("the daemon's socket")(error)),
+            }
+        }
+        let mut rang = Vec::new();
+        let mut others = state.is_gone;
+        while let Some(event) = state.session.event() {
+            match event {
+                Event::Rang { handle } => {
+                    rang.push(handle);
+                    continue;
+                }
+                Event::Connected {
+                    request,
+                    connection,
+                } => state.settle(request, Ok(Answer::Connected(connection))),
+                Event::Listening {
+                    request,
+                    listener,
+                    port,
+                } => state.settle(request, Ok(Answer::Listening { listener, port })),
+                Event::Allocated { request, extent } => {
+                    state.settle(request, Ok(Answer::Allocated(extent)));
+                }
+                Event::Exported { request, window } => {
+                    state.settle(request, Ok(Answer::Exported(window)));
+                }
+                Event::Revoked { request } => state.settle(request, Ok(Answer::Revoked)),
+                Event::Watched { request } => state.settle(request, Ok(Answer::Watched)),
+                Event::Refused { request, why } => state.settle(request, Err(why)),
+                Event::Incoming {
+                    listener,
+                    connection,
+                } => state.on_incoming(listener, connection),
+                Event::Attached | Event::Over(_) => {}
+            }
+            others = true;
+        }
+        for (handle, wake) in state.waiters.iter() {
+            let is_rung = handle.is_some_and(|handle| rang.contains(&handle));
+            if is_rung || others {
+                wake_thread(wake)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing can be asked any more.
+    pub(super) fn is_gone(&self) -> bool {
+        let Ok(mut state) = self.lock() else {
+            return true;
+        };
+        let exchanged = self.exchange(&mut state);
+        let is_refused = matches!(
+            exchanged,
+            Err(ServiceError::Refused(_) | ServiceError::DaemonGone)
+        );
+        is_refused || state.is_gone || state.session.over().is_some()
+    }
+
+    fn send_packets(&self, state: &mut SessionState) -> Result<(), ServiceError> {
+        while let Some(packet) = state.session.output() {
+            let file = packet
+                .file_of
+                .and_then(|request| state.files.remove(&request));
+            self.send(&packet.bytes, file.as_ref().map(AsFd::as_fd))?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, packet: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), ServiceError> {
+        loop {
+            match self.socket.send(packet, file) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+                    match poll(&mut fds, None) {
+                        Ok(_) | Err(Errno::INTR) => {}
+                        Err(error) => return Err(system("waiting")(error.into())),
+                    }
+                }
+                Err(_) => return Err(ServiceError::DaemonGone),
+            }
+        }
+    }
+
+    /// Wakes a daemon that sleeps. Where there is no room for that it has enough to wake for.
+    pub(super) fn wake(&self) -> Result<(), ServiceError> {
+        self.check()?;
+        let sent = self.socket.send(&Request::Wake.encode(), None);
+        sent.map(drop).map_err(|_| ServiceError::DaemonGone)
+    }
+
+    /// Waits until `look` has something. It is called with the session before each sleep.
+    ///
+    /// Of the threads that sleep one listens to the daemon and wakes the others, each by a descriptor of its own, so
+    /// that a packet wakes whom it is for and nobody else. When that one has what it waited for, another listens.
+    pub(super) fn wait<T>(
+        &self,
+        sleeps_on: Option<u32>,
+        deadline: Option<Instant>,
+        mut look: impl FnMut(Option<&mut SessionState>) -> Result<Option<T>, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        let mut waiter = Waiter::default();
+        // First looking around, without a descriptor of its own: mostly that is enough.
+        loop {
+            let mut found = Ok(None);
+            let mut at = |phase| {
+                found = match phase {
+                    WaitPhase::Poll => look(None),
+                    WaitPhase::Arm => return true,
+                };
+                !matches!(found, Ok(None))
+            };
+            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            let woken = waiter.wait_polling(&mut fds, deadline, &mut at);
+            if let Some(found) = found.transpose() {
+                return found;
+            }
+            match woken.map_err(system("waiting"))? {
+                WakeReason::Deadline => return Err(ServiceError::Deadline),
+                WakeReason::Ready => break,
+                // Mostly a bell that has rung in vain, since what it rang for was seen before.
+                WakeReason::Fd => {
+                    let mut state = self.lock()?;
+                    self.exchange(&mut state)?;
+                    if state.is_gone {
+                        break;
+                    }
+                }
+            }
+        }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(|errno| system("eventfd")(errno.into()))?;
+        let wake = Arc::new(wake);
+        let number = self.lock()?.waiters.enter(sleeps_on, wake.clone());
+        let waited = self.sleep(&wake, number, deadline, look);
+        if let Some(next) = self.lock()?.waiters.leave(number) {
+            wake_thread(next)?;
+        }
+        waited
+    }
+
+    fn sleep<T>(
+        &self,
+        wake: &OwnedFd,
+        number: u64,
+        deadline: Option<Instant>,
+        mut look: impl FnMut(Option<&mut SessionState>) -> Result<Option<T>, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        let mut waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
+        loop {
+            let is_leader;
+            {
+                let mut state = self.lock()?;
+                is_leader = state.waiters.is_leader(number);
+                self.exchange(&mut state)?;
+                if let Some(found) = look(Some(&mut state))? {
+                    return Ok(found);
+                }
+                if state.is_gone {
+                    return Err(ServiceError::DaemonGone);
+                }
+            }
+            let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
+            if is_leader {
+                fds.push(PollFd::new(&self.socket, PollFlags::IN));
+            }
+            // What was armed above wakes it: there is nothing to look at.
+            let woken = waiter.wait_polling(&mut fds, deadline, &mut |_| false);
+            if woken.map_err(system("waiting"))? == WakeReason::Deadline {
+                return Err(ServiceError::Deadline);
+            }
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+        }
+    }
+
+    /// Asks the daemon, and waits for its answer.
+    pub(super) fn answer(
+        &self,
+        deadline: Option<Instant>,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<Answer, ServiceError> {
+        self.answer_with(None, deadline, ask)
+    }
+
+    fn answer_with(
+        &self,
+        file: Option<OwnedFd>,
+        deadline: Option<Instant>,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<Answer, ServiceError> {
+        let request = self.request(file, ask)?;
+        let answer = self.await_answer(request, deadline);
+        match &answer {
+            // It is answered, or never will be.
+            Ok(_) | Err(ServiceError::Refused(_) | ServiceError::DaemonGone) => {}
+            // It may be answered still, and what is answered is to be given back then.
+            Err(_) => self.abandon_request(request),
+        }
+        answer
+    }
+
+    /// Waits for the answer to a request.
+    pub(super) fn await_answer(
+        &self,
+        request: u32,
+        deadline: Option<Instant>,
+    ) -> Result<Answer, ServiceError> {
+        self.wait(None, deadline, |state| {
+            // Other threads may have taken it off the socket.
+            let answer = match state {
+                Some(state) => state.answers.remove(&request),
+                None => self.lock()?.answers.remove(&request),
+            };
+            answer.transpose().map_err(ServiceError::Refused)
+        })
+    }
+
+    /// Nobody listens to the answer to a request any more.
+    pub(super) fn abandon_request(&self, request: u32) {
+        let Ok(mut state) = self.lock() else {
+            return;
+        };
+        match state.answers.remove(&request) {
+            Some(answer) => state.discard(answer),
+            None => drop(state.given_up.insert(request)),
+        }
+        // A daemon that is gone is noticed by the next call.
+        let _ = self.exchange(&mut state);
+    }
+
+    /// Asks the daemon; says under which number. A descriptor goes along, if the request wants one.
+    pub(super) fn request(
+        &self,
+        file: Option<OwnedFd>,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<u32, ServiceError> {
+        let mut state = self.lock()?;
+        let request = ask(&mut state.session);
+        if let Some(file) = file {
+            state.files.insert(request, file);
+        }
+        let exchanged = self.exchange(&mut state);
+        drop(state);
+        match exchanged {
+            Ok(()) => Ok(request),
+            Err(error) => {
+                // It may have been said all the same.
+                self.abandon_request(request);
+                Err(error)
+            }
+        }
+    }
+
+    /// Hands the daemon its end of a pair of sockets, and waits until it has it.
+    pub(super) fn request_with_fd(
+        &self,
+        file: OwnedFd,
+        ask: impl FnOnce(&mut Session) -> u32,
+    ) -> Result<(), ServiceError> {
+        match self.answer_with(Some(file), None, ask)? {
+            Answer::Watched => Ok(()),
+            _ => Err(super::UNEXPECTED_ANSWER.into()),
+        }
+    }
+
+    /// The answer to a request, if it is there.
+    pub(super) fn answered(&self, request: u32) -> Result<Option<Answer>, ServiceError> {
+        let mut state = self.lock()?;
+        self.exchange(&mut state)?;
+        let answer = state.answers.remove(&request);
+        match answer.transpose().map_err(ServiceError::Refused)? {
+            None if state.is_gone => Err(ServiceError::DaemonGone),
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// Wakes a thread.
+fn wake_thread(wake: &OwnedFd) -> Result<(), ServiceError> {
+    match rustix::io::write(wake, &1u64.to_ne_bytes()) {
+        // It has been woken often enough.
+        Ok(_) | Err(Errno::AGAIN) => Ok(()),
+        Err(errno) => Err(system("waking a thread")(errno.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

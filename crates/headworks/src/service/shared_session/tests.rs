@@ -1,0 +1,163 @@
+//! What becomes of calls whose daemon is played here, and does what no daemon should.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use headworks_client::Board;
+use headworks_client::message::{Reply, VERSION};
+use headworks_net::packets::PacketListener;
+use headworks_shm::{HugePages, SegmentRequest};
+
+use super::*;
+
+/// A daemon of which a test says what it says. Its socket is in a folder of its own.
+struct Daemon {
+    folder: tempfile::TempDir,
+    listener: PacketListener,
+}
+
+impl Daemon {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let listener = PacketListener::bind(&folder.path().join("d.sock"), 0o600);
+        let listener = listener.expect("a socket");
+        Self { folder, listener }
+    }
+
+    /// Says that to an application, which calls it.
+    /// What that returns is dropped after the daemon has hung up.
+    fn serve<T>(
+        &self,
+        says: impl FnOnce(&PacketSocket) -> T + Send,
+        application: impl FnOnce(&Path),
+    ) {
+        let path = self.folder.path().join("d.sock");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let socket = soon("the call", || self.listener.accept().expect("listens"));
+                let said = says(&socket);
+                drop(socket);
+                drop(said);
+            });
+            application(&path);
+        });
+    }
+}
+
+fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{what} did not come"
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// The next thing that the application says.
+fn heard(by: &PacketSocket) -> Request {
+    let packet = soon("a request", || match by.recv().expect("a socket") {
+        RecvOutcome::Packet(packet) => Some(packet.bytes),
+        RecvOutcome::WouldBlock => None,
+        RecvOutcome::Closed => panic!("the application has gone"),
+    });
+    Request::decode(&packet).expect("a request")
+}
+
+fn say(by: &PacketSocket, reply: &Reply) {
+    assert!(by.send(&reply.encode(), None).expect("is heard"));
+}
+
+#[test]
+fn what_is_answered_to_who_has_failed_meanwhile_is_given_back() {
+    let (after, failed) = mpsc::channel();
+    let (before, answered) = mpsc::channel();
+    let says = move |socket: &PacketSocket| {
+        take(socket);
+        let Request::Listen { request, .. } = heard(socket) else {
+            panic!("something else is asked");
+        };
+        assert!(socket.send(b"no reply", None).expect("is heard"));
+        failed.recv().expect("it fails");
+        let reply = Reply::Listening {
+            request,
+            listener: 5,
+            port: 7000,
+        };
+        say(socket, &reply);
+        before.send(()).expect("it waits");
+        let given_back = heard(socket);
+        assert!(
+            matches!(given_back, Request::Unlisten { listener: 5 }),
+            "{given_back:?}"
+        );
+    };
+    Daemon::new().serve(says, |path| {
+        let shared = SharedSession::attach(path, "test").expect("a daemon");
+        let answer = shared.answer(None, |session| session.listen(7000, 1));
+        let error = answer.err().expect("no answer");
+        assert!(matches!(error, ServiceError::Contract(_)), "{error}");
+        after.send(()).expect("it waits");
+        answered.recv().expect("it answers");
+        let mut state = shared.lock().expect("no child");
+        shared.exchange(&mut state).expect("a daemon");
+    });
+}
+
+#[test]
+fn why_a_daemon_hung_up_is_told_by_the_call_that_finds_it() {
+    let (over, is_over) = mpsc::channel::<()>();
+    let (attached, is_attached) = mpsc::channel();
+    let says = move |socket: &PacketSocket| {
+        take(socket);
+        is_attached.recv().expect("it attaches");
+        let why = Refusal::Stopping;
+        say(socket, &Reply::Over { why });
+        over
+    };
+    Daemon::new().serve(says, move |path| {
+        let shared = SharedSession::attach(path, "test").expect("a daemon");
+        attached.send(()).expect("it waits");
+        // It has hung up by then.
+        let hung_up = is_over.recv();
+        assert!(hung_up.is_err(), "nothing is sent");
+        let answer = shared.answer(None, |session| session.alloc(1));
+        let error = answer.err().expect("no answer");
+        let is_told = matches!(error, ServiceError::Refused(Refusal::Stopping));
+        assert!(is_told, "{error}");
+    });
+}
+
+/// Takes the application.
+fn take(by: &PacketSocket) {
+    assert!(matches!(heard(by), Request::Attach { .. }));
+    let len = 4096;
+    let request = SegmentRequest {
+        name: "slab",
+        len,
+        huge_pages: HugePages::No,
+        numa_node: None,
+    };
+    let slab = SharedSegment::create(&request).expect("memory");
+    let file = Some(slab.fd());
+    assert!(
+        by.send(&Reply::Slab { number: 0 }.encode(), file)
+            .expect("is heard")
+    );
+    let handles = 64;
+    let board = Extent {
+        slab: 0,
+        offset: 0,
+        len: Board::bytes(handles) as u32,
+    };
+    let reply = Reply::Attached {
+        version: VERSION,
+        board,
+        handles: handles as u32,
+    };
+    say(by, &reply);
+}

@@ -1,0 +1,60 @@
+//! What all rules together say of an event.
+
+use headworks_verbs::Duration;
+
+use super::{FaultPoint, Verdict};
+
+/// What they say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CombinedVerdict {
+    pub(crate) kills: bool,
+    pub(crate) refuses: bool,
+    /// Later, and what is behind too.
+    pub(crate) waits: Option<Duration>,
+    /// Later, and what is behind is not.
+    pub(crate) overtaken: Option<Duration>,
+    pub(crate) drift: Option<i32>,
+    pub(crate) backwards: bool,
+}
+
+impl CombinedVerdict {
+    /// Another rule speaks.
+    pub(super) fn add(&mut self, point: FaultPoint, verdict: Verdict) {
+        let sum = |so_far: Option<Duration>, more: Duration| {
+            let nanos = so_far.map_or(0, Duration::nanos);
+            Some(Duration::from_nanos(nanos.saturating_add(more.nanos())))
+        };
+        match verdict {
+            Verdict::Pass => {}
+            Verdict::Refuse => self.refuses = true,
+            // Two that say until when agree on the later.
+            Verdict::WaitFor(span) if point == FaultPoint::Step => {
+                self.waits = self.waits.max(Some(span));
+            }
+            Verdict::WaitFor(span) => self.waits = sum(self.waits, span),
+            Verdict::Overtaken(span) => self.overtaken = sum(self.overtaken, span),
+            Verdict::Kill => self.kills = true,
+            Verdict::Backwards => self.backwards = true,
+            Verdict::Drift(ppm) => self.drift = Some(self.drift.unwrap_or(0).saturating_add(ppm)),
+        }
+    }
+
+    /// What is lost or killed by another judgement is.
+    pub(super) fn unite(&mut self, other: Self) {
+        self.kills |= other.kills;
+        self.refuses |= other.refuses;
+    }
+
+    /// One number for all of it.
+    pub(super) fn digest(&self) -> u64 {
+        let span = |span: Option<Duration>| span.map_or(0, |span| span.nanos().saturating_add(1));
+        let words = [
+            u64::from(self.backwards) << 2 | u64::from(self.kills) << 1 | u64::from(self.refuses),
+            span(self.waits),
+            span(self.overtaken),
+            self.drift.map_or(0, |ppm| u64::from(ppm as u32) + 1),
+        ];
+        let fold = |digest: u64, word: &u64| (digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        words.iter().fold(0, fold)
+    }
+}

@@ -1,0 +1,286 @@
+//! Acknowledgements, retries, and the end of a request.
+
+use headworks_verbs::{Opcode, QpState, QpType, Status};
+
+use super::queues::NewCompletion;
+use super::{Acknowledge, Event, Model, Piece, QpRef};
+use crate::faults::FaultPoint;
+use crate::hardware_units::{NS, Ps};
+use crate::wqe::cache_key;
+
+/// When an acknowledgement is overdue.
+pub(super) fn timer_due(gone: Ps, timeout: Ps) -> Ps {
+    gone.saturating_add(timeout)
+}
+
+impl Model {
+    /// Answers packets without bytes.
+    pub(super) fn send_acknowledge(&mut self, piece: &Piece, psn: u64, answer: Acknowledge) {
+        let (_, Some(qp)) = &mut self.qps[piece.to.index as usize] else {
+            return;
+        };
+        if qp.life != piece.to.life || qp.qp_type != QpType::Rc {
+            return;
+        }
+        let at = (piece.received + self.cost.ack).max(qp.answered_at);
+        // It goes between other packets: the link has room for it.
+        let gone = at + self.cost.ack_time;
+        qp.answered_at = gone;
+        let mut arrives = gone + self.cost.wire;
+        let qp = piece.from;
+        if self.faults.is_some() {
+            let Some(to) = self.qp(qp).map(|qp| qp.host) else {
+                return;
+            };
+            let to = self.arrival_of_packets(
+                FaultPoint::Acknowledge,
+                piece.to,
+                to,
+                1,
+                arrives.max(self.now),
+            );
+            match to {
+                Some(at) => arrives = at,
+                None => return,
+            }
+        }
+        // It does not come before the bytes are where they belong.
+        match arrives > self.now {
+            true => self
+                .event_queue
+                .put(arrives, Event::Acknowledge { qp, psn, answer }),
+            false => self.on_acknowledge(qp, psn, answer),
+        }
+    }
+
+    /// An answer comes.
+    pub(super) fn on_acknowledge(&mut self, reference: QpRef, psn: u64, answer: Acknowledge) {
+        let now = self.now;
+        let index = reference.index;
+        let Some(qp) = self.qp(reference) else {
+            return;
+        };
+        if qp.state == QpState::Error {
+            return;
+        }
+        let host = qp.host;
+        if psn > qp.acked {
+            qp.acked = psn;
+            (qp.retries, qp.rnr_tries) = (0, 0);
+            qp.last_progress += 1;
+        } else if matches!(answer, Acknowledge::SequenceNak | Acknowledge::RnrNak(_)) {
+            // One that was overtaken says nothing any more.
+            if psn < qp.acked {
+                return;
+            }
+            qp.last_progress += 1;
+            qp.retries = 0;
+        }
+        match answer {
+            Acknowledge::Ack => {}
+            Acknowledge::SequenceNak => self.retransmit(index, psn),
+            Acknowledge::RnrNak(pause) => {
+                let (_, Some(qp)) = &mut self.qps[index as usize] else {
+                    return;
+                };
+                self.hosts[host as usize].counters.not_ready += 1;
+                if qp.connection.rnr_retry != 7 && qp.rnr_tries >= qp.connection.rnr_retry {
+                    return self.end_refused(index, psn, Status::RnrRetryExceeded);
+                }
+                qp.rnr_tries = qp.rnr_tries.saturating_add(1);
+                qp.not_before = now + Ps::from(pause) * NS;
+                qp.rnr += 1;
+                self.retransmit(index, psn);
+            }
+            Acknowledge::Nak(status) => return self.end_refused(index, psn, status),
+        }
+        self.end_requests(index);
+        self.make_ready(index);
+    }
+
+    /// A pause is over.
+    pub(super) fn resume(&mut self, reference: QpRef) {
+        let Some(qp) = self.qp(reference) else {
+            return;
+        };
+        qp.paused = false;
+        self.make_ready(reference.index);
+    }
+
+    /// Everything from this packet on is sent again.
+    pub(super) fn retransmit(&mut self, index: u32, psn: u64) {
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        let (sending, host) = (qp.sending, qp.host as usize);
+        let at = qp.sq.iter().position(|wqe| wqe.end() > psn);
+        let Some(at) = at else {
+            return;
+        };
+        let number = qp.first + at as u64;
+        let mtu = qp.connection.mtu;
+        if number > sending {
+            return;
+        }
+        let wqe = &qp.sq[at];
+        let within = match wqe.reads() {
+            true => 0,
+            false => (psn.saturating_sub(wqe.psn) as u32).saturating_mul(mtu),
+        };
+        let mut again = 0;
+        for wqe in qp.sq.iter_mut().skip(at).take((sending - number) as usize) {
+            if wqe.reads() && !wqe.answered {
+                wqe.returned = 0;
+                qp.reads = qp.reads.saturating_sub(1);
+            }
+            again += u64::from(wqe.packets);
+        }
+        (qp.sending, qp.sent) = (number, within);
+        self.hosts[host].counters.sent_again += again;
+    }
+
+    /// Looks whether an acknowledgement is overdue.
+    pub(super) fn on_timeout(&mut self, reference: QpRef) {
+        let now = self.now;
+        let Some(qp) = self.qp(reference) else {
+            return;
+        };
+        let Some(then) = qp.timer.take() else {
+            return;
+        };
+        let index = qp.index;
+        let under_way = qp.sending > qp.first || qp.sent > 0;
+        // A message that is long may take longer than the time to its acknowledgement.
+        let is_sent = qp.sending > qp.first;
+        if !under_way || qp.state == QpState::Error {
+            return;
+        }
+        if qp.last_progress > then || qp.not_before > now || !is_sent {
+            qp.timer = Some(qp.last_progress);
+            let due = timer_due(now, qp.connection.timeout);
+            self.event_queue.put(due, Event::Timeout { qp: reference });
+            return;
+        }
+        if qp.retries >= qp.connection.retry_count {
+            return self.end_first(index, Status::RetryExceeded);
+        }
+        qp.retries += 1;
+        qp.timer = Some(qp.last_progress);
+        // What a READ brings may be lost though what came behind it is acknowledged.
+        let asks = qp.sq.front().filter(|wqe| wqe.reads());
+        let psn = asks.map_or(qp.acked, |wqe| wqe.psn.min(qp.acked));
+        let due = timer_due(now, qp.connection.timeout);
+        self.event_queue.put(due, Event::Timeout { qp: reference });
+        self.retransmit(index, psn);
+        self.make_ready(index);
+    }
+
+    /// Requests that are acknowledged end, in order.
+    pub(super) fn end_requests(&mut self, index: u32) {
+        let at = self.now + self.cost.dma_write;
+        self.end_requests_at(index, at);
+    }
+
+    /// The same; their completions can be seen at that time.
+    pub(super) fn end_requests_at(&mut self, index: u32, at: Ps) {
+        loop {
+            let (_, Some(qp)) = &mut self.qps[index as usize] else {
+                return;
+            };
+            if let Some((number, status)) = qp.failing
+                && number == qp.first
+            {
+                qp.failing = None;
+                return self.end_first(index, status);
+            }
+            let acked = qp.acked;
+            let Some(wqe) = qp.sq.front() else {
+                return;
+            };
+            let done = match wqe.reads() {
+                true => wqe.answered,
+                false => wqe.end() <= acked,
+            };
+            if !done || qp.first >= qp.rung {
+                return;
+            }
+            match wqe.opcode() {
+                Opcode::Send | Opcode::Write => qp.sent_bytes += u64::from(wqe.len),
+                _ => qp.read_bytes += u64::from(wqe.len),
+            }
+            let number = qp.first;
+            qp.first += 1;
+            let ends = wqe
+                .signaled
+                .then(|| NewCompletion::of(wqe, Status::Success, qp.first));
+            qp.sq.pop_front();
+            if qp.sending < qp.first {
+                // It was being sent once more.
+                (qp.sending, qp.sent) = (qp.first, 0);
+            }
+            let (cq, reference) = (qp.send_cq, (qp.reference(), qp.qpn));
+            // A request is looked at once more when it ends; that takes its time where it has gone from the
+            // chip.
+            let state = &mut self.hosts[qp.host as usize];
+            let mut at = at;
+            if !state.requests.forget(cache_key(index, number)) {
+                let read = self.cost.dma_read;
+                state.counters.wqe_misses += 1;
+                state.counters.stalls += read;
+                at += state.tx[qp.unit].serve(self.now, read) - self.now;
+            }
+            if let Some(ends) = ends {
+                self.complete(cq, reference, at, ends);
+            }
+        }
+    }
+
+    /// The request of that packet was refused, and its queue pair fails with it; those before it end first, some of
+    /// which may be READs that are not answered whole yet.
+    fn end_refused(&mut self, index: u32, psn: u64, status: Status) {
+        self.end_requests(index);
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        if let Some(at) = qp.sq.iter().position(|wqe| wqe.end() > psn) {
+            let number = qp.first + at as u64;
+            self.end_request(index, number, status);
+        }
+    }
+
+    /// The first request fails, and its queue pair with it.
+    pub(super) fn end_first(&mut self, index: u32, status: Status) {
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        let number = qp.first;
+        self.end_request(index, number, status);
+    }
+
+    /// A request fails, and its queue pair with it.
+    pub(super) fn end_request(&mut self, index: u32, number: u64, status: Status) {
+        let at = self.now + self.cost.dma_write;
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        if number != qp.first {
+            // Those before it are done first.
+            qp.failing = Some((number, status));
+            return;
+        }
+        let (cq, reference) = (qp.send_cq, (qp.reference(), qp.qpn));
+        let host = qp.host as usize;
+        let is_datagrams = qp.qp_type == QpType::Ud;
+        if let Some(wqe) = qp.sq.pop_front() {
+            qp.first += 1;
+            let retires = qp.first;
+            self.hosts[host].requests.forget(cache_key(index, number));
+            let ends = NewCompletion::of(&wqe, status, retires);
+            self.complete(cq, reference, at, ends);
+        }
+        match is_datagrams {
+            true => self.stop_sending(index),
+            false => self.fail_silently(index),
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! What a trace and a table of utilisation are told.
+//!
+//! Units and pipes log when they are busy, counters say what was missed: so nothing here decides anything, and
+//! what happens need not know of it.
+
+use headworks_verbs::{Completion, Status};
+
+use super::{Counters, Event, Host, Model, Piece, PieceKind, QpRef};
+use crate::hardware_units::{BusyInterval, BusyLog, Pipe, Ps};
+use crate::trace::{Subject, TraceLabel, Tracer, Track};
+use crate::utilisation::{ActorUsage, HostUsage, TX, UnitUsage, Usage};
+
+/// An actor, and what it computed.
+pub(crate) struct ActorTime {
+    pub(crate) role: String,
+    pub(crate) host: u32,
+    pub(crate) core: u32,
+    pub(crate) busy: Ps,
+    /// When its last step ended.
+    pub(crate) until: Ps,
+}
+
+/// Who wants to know what happens when.
+pub(crate) struct Instrumentation {
+    tracer: Tracer,
+    play: u32,
+    /// Hosts, with what they had counted when it was last told.
+    hosts: Vec<(u32, Counters)>,
+    /// Of which request what is logged next is.
+    label: (&'static str, Subject),
+}
+
+impl Instrumentation {
+    pub(crate) fn new(tracer: Tracer) -> Self {
+        Self {
+            play: tracer.begin(),
+            tracer,
+            hosts: Vec::new(),
+            label: ("", Subject::default()),
+        }
+    }
+
+    /// A completion can be seen at that time.
+    pub(super) fn completion(&self, host: u32, at: Ps, ends: &Completion) {
+        let Some((process, _)) = self.hosts.get(host as usize) else {
+            return;
+        };
+        let subject = Subject {
+            qpn: ends.qpn.raw(),
+            request: ends.wr_id,
+            bytes: ends.byte_len.into(),
+        };
+        let name = match ends.status {
+            Status::Success => "completion",
+            Status::Flushed => "flushed",
+            _ => "failed",
+        };
+        let label = TraceLabel::Of(name, subject);
+        let track = Track::Completions;
+        self.tracer.instant(*process, track, at, label);
+    }
+
+    /// What a host logged and counted since it was last looked at.
+    fn record_host(&mut self, number: usize, host: &mut Host, now: Ps) {
+        let Some((process, before)) = self.hosts.get_mut(number) else {
+            return;
+        };
+        let (tracer, process, (name, subject)) = (&self.tracer, *process, self.label);
+        let spans = |log: &mut BusyLog, track: &dyn Fn(u32) -> Track| {
+            for BusyInterval {
+                unit,
+                begin,
+                end,
+                bytes,
+            } in log.drain()
+            {
+                let label = TraceLabel::Of(name, Subject { bytes, ..subject });
+                tracer.span(process, track(unit), (begin, end), label);
+            }
+        };
+        for (number, unit) in host.tx.iter_mut().enumerate() {
+            spans(&mut unit.log, &|_| Track::Tx(number as u32));
+        }
+        spans(&mut host.rx.log, &Track::Rx);
+        spans(&mut host.dma_in.log, &|_| Track::DmaRead);
+        spans(&mut host.dma_out.log, &|_| Track::DmaWrite);
+        spans(&mut host.link_out.log, &|_| Track::LinkOut);
+        spans(&mut host.link_in.log, &|_| Track::LinkIn);
+        if host.counters == *before {
+            return;
+        }
+        let since = host.counters.since(before);
+        *before = host.counters;
+        for (name, count) in [
+            ("WQE miss", since.wqe_misses),
+            ("ICM miss", since.icm_misses),
+            ("MTT miss", since.mtt_misses),
+            ("MPT miss", since.mpt_misses),
+            ("sent again", since.sent_again),
+            ("no receive", since.not_ready),
+        ] {
+            if count > 0 {
+                let label = TraceLabel::Count(name, count);
+                tracer.instant(process, Track::Events, now, label);
+            }
+        }
+    }
+}
+
+impl Model {
+    /// From now on somebody wants to know what happens when.
+    pub(crate) fn trace_to(&mut self, tracer: Tracer) {
+        self.instrumentation = Some(Box::new(Instrumentation::new(tracer)));
+        for number in 0..self.hosts.len() as u32 {
+            self.trace_host(number);
+        }
+    }
+
+    /// A host is new.
+    pub(super) fn trace_host(&mut self, number: u32) {
+        let Some(instrumentation) = &mut self.instrumentation else {
+            return;
+        };
+        let host = &mut self.hosts[number as usize];
+        let process = instrumentation
+            .tracer
+            .host(instrumentation.play, &host.name);
+        instrumentation.hosts.push((process, host.counters));
+        host.tx.iter_mut().for_each(|unit| unit.log.begin());
+        host.rx.log.begin();
+        for pipe in [
+            &mut host.dma_in,
+            &mut host.dma_out,
+            &mut host.link_out,
+            &mut host.link_in,
+        ] {
+            pipe.log.begin();
+        }
+    }
+
+    /// What happens until `limit`, with all of it told; with `until_change` only until somebody can see something.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn run_traced(&mut self, limit: Ps, until_change: bool) {
+        while (!until_change || self.changed_hosts.is_empty())
+            && let Some((at, event)) = self.event_queue.take(limit)
+        {
+            self.now = at;
+            self.events += 1;
+            self.label_event(&event);
+            self.happen(event);
+            self.record_hosts("call", Subject::default());
+        }
+    }
+
+    /// An RNIC will hear a doorbell at that time.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn trace_doorbell(&mut self, qp: QpRef, upto: u64, at: Ps) {
+        if let Some((host, subject)) = self.subject(qp, upto)
+            && let Some(instrumentation) = &self.instrumentation
+            && let Some((process, _)) = instrumentation.hosts.get(host as usize)
+        {
+            let label = TraceLabel::Of("doorbell", subject);
+            instrumentation
+                .tracer
+                .instant(*process, Track::Events, at, label);
+        }
+    }
+
+    /// An event begins.
+    fn label_event(&mut self, event: &Event) {
+        // What was logged in a call of somebody's is of no event.
+        self.record_hosts("call", Subject::default());
+        let (name, subject) = match event {
+            Event::Doorbell { qp, upto } => ("fetch", self.subject(*qp, *upto)),
+            Event::Arrive(id) | Event::Place(id) => match self.piece(*id) {
+                Some(piece) => self.piece_subject(piece),
+                None => ("", None),
+            },
+            Event::Respond { qp } => ("response", self.requester_of(*qp)),
+            Event::Acknowledge { qp, psn, .. } => ("answer", self.subject(*qp, *psn)),
+            Event::Timeout { qp } => ("overdue", self.subject(*qp, 0)),
+            _ => ("", None),
+        };
+        if let Some(instrumentation) = &mut self.instrumentation {
+            instrumentation.label = (name, subject.unwrap_or_default().1);
+        }
+    }
+
+    /// A queue pair has its turn on a sending unit.
+    #[inline]
+    pub(super) fn label_request(&mut self, index: u32) {
+        if self.instrumentation.is_some() {
+            self.label_request_traced(index);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn label_request_traced(&mut self, index: u32) {
+        let Some(qp) = self.qps[index as usize].1.as_deref_mut() else {
+            return;
+        };
+        let (qpn, request) = (qp.qpn, qp.sending);
+        let name = qp.wqe(request).map_or("", |wqe| verb(wqe.reads()));
+        let subject = Subject {
+            qpn,
+            request,
+            bytes: 0,
+        };
+        self.record_hosts(name, subject);
+    }
+
+    /// What was logged so far is told; what is from now on is of another request.
+    fn record_hosts(&mut self, name: &'static str, subject: Subject) {
+        let Some(instrumentation) = &mut self.instrumentation else {
+            return;
+        };
+        for (number, host) in self.hosts.iter_mut().enumerate() {
+            instrumentation.record_host(number, host, self.now);
+        }
+        instrumentation.label = (name, subject);
+    }
+
+    /// A request of a queue pair, and its host.
+    fn subject(&self, qp: QpRef, request: u64) -> Option<(u32, Subject)> {
+        let (_, found) = self.qps.get(qp.index as usize)?;
+        let found = found.as_deref().filter(|found| found.life == qp.life)?;
+        let subject = Subject {
+            qpn: found.qpn,
+            request,
+            bytes: 0,
+        };
+        Some((found.host, subject))
+    }
+
+    /// The request that a queue pair answers.
+    fn requester_of(&self, qp: QpRef) -> Option<(u32, Subject)> {
+        let (_, found) = self.qps.get(qp.index as usize)?;
+        let (from, request) = found.as_deref()?.responses.front()?.asked();
+        self.subject(from, request)
+    }
+
+    /// The request that a piece is of, whichever way it travels.
+    fn piece_subject(&self, piece: &Piece) -> (&'static str, Option<(u32, Subject)>) {
+        let (name, qp) = match piece.kind {
+            PieceKind::Bytes => (verb(false), piece.from),
+            PieceKind::ReadRequest => (verb(true), piece.from),
+            PieceKind::Response(_) => ("response", piece.to),
+            PieceKind::Datagram(_) => ("datagram", piece.from),
+        };
+        (name, self.subject(qp, piece.wqe))
+    }
+
+    /// An actor made a step.
+    pub(crate) fn record_step(&mut self, actor: usize, (began, end): (Ps, Ps)) {
+        let Some(acted) = self.actors.get_mut(actor) else {
+            return;
+        };
+        acted.busy += end - began;
+        acted.until = end;
+        if let Some(instrumentation) = &self.instrumentation
+            && let Some((process, _)) = instrumentation.hosts.get(acted.host as usize)
+        {
+            let label = TraceLabel::Step(instrumentation.tracer.role(&acted.role));
+            let track = Track::Core(acted.core);
+            instrumentation
+                .tracer
+                .span(*process, track, (began, end), label);
+        }
+    }
+
+    /// What everything counted up to now.
+    pub(crate) fn usage(&self) -> Usage {
+        let acted = self.actors.iter().map(|acted| acted.until).max();
+        let over = match self.acting {
+            Some(acting) => acting.now,
+            None => acted.unwrap_or(0).max(self.now),
+        };
+        let hosts = self.hosts.iter().map(Self::host_usage);
+        let actors = self.actors.iter().map(|acted| ActorUsage {
+            role: acted.role.clone(),
+            host: self.hosts[acted.host as usize].name.clone(),
+            core: acted.core,
+            busy: acted.busy,
+        });
+        Usage {
+            over,
+            hosts: hosts.collect(),
+            actors: actors.collect(),
+        }
+    }
+
+    fn host_usage(host: &Host) -> HostUsage {
+        let pipe = |what, pipe: &Pipe| UnitUsage {
+            what,
+            busy: vec![pipe.busy()],
+            bytes: pipe.bytes(),
+        };
+        let units = |what, busy| UnitUsage {
+            what,
+            busy,
+            bytes: 0,
+        };
+        HostUsage {
+            host: host.name.clone(),
+            counters: host.counters,
+            units: vec![
+                units(TX, host.tx.iter().map(|unit| unit.busy).collect()),
+                units("rx units", host.rx.busy().to_vec()),
+                pipe("DMA read", &host.dma_in),
+                pipe("DMA write", &host.dma_out),
+                pipe("link out", &host.link_out),
+                pipe("link in", &host.link_in),
+            ],
+        }
+    }
+}
+
+/// What a request is, as far as the RNIC that sends it is busy with it.
+fn verb(reads: bool) -> &'static str {
+    match reads {
+        true => "request",
+        false => "send",
+    }
+}

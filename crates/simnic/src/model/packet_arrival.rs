@@ -1,0 +1,607 @@
+//! A packet from the wire to memory.
+
+use headworks_verbs::{Access, Opcode, QpState, RemoteAddr, SendOp, Status};
+
+use super::queues::{IncomingMessage, NewCompletion};
+use super::read_response::{ReadRequest, Response, ResponseSource};
+use super::{Acknowledge, Event, Model, Piece, PieceId, PieceKind, Qp, QpRef, Qps};
+use crate::hardware_units::{NS, Ps};
+use crate::registered_memory::{self, AccessRequest, Regions, Span};
+use crate::wqe::Wqe;
+
+impl Model {
+    /// Packets reach a host's link: through the switch's port, a receiving unit and the bus.
+    pub(super) fn on_packets(&mut self, id: PieceId) {
+        let Some(piece) = self.pieces.get_mut(id.place()) else {
+            return;
+        };
+        let (_, found) = &self.qps[piece.to.index as usize];
+        let Some(qp) = found.as_deref().filter(|qp| qp.life == piece.to.life) else {
+            self.pieces.remove(id.place());
+            return;
+        };
+        let cost = &self.cost;
+        let state = &mut self.hosts[qp.host as usize];
+        let wire = u64::from(piece.len) + cost.header * u64::from(piece.packets);
+        let begin = self.now.saturating_sub(state.link_in.time(wire));
+        let through = state.link_in.carry(begin, wire).max(self.now);
+        let mut stall = 0;
+        if !state.icm.touch(qp.context) {
+            state.counters.icm_misses += 1;
+            stall += cost.dma_read;
+        }
+        if !state.translates_at_once() {
+            let misses = target_of(&self.qps, &self.regions, piece, qp, |target| {
+                state.translate(&target)
+            });
+            stall += misses * cost.dma_read;
+        }
+        state.counters.stalls += stall;
+        let work = cost.rx + cost.packet * Ps::from(piece.packets - 1) + stall;
+        let received = (state.rx.serve(through, work) + cost.rx_latency).max(qp.received_at);
+        state.counters.packets_in += u64::from(piece.packets);
+        let placed = match piece.len {
+            0 => received,
+            len => {
+                // All but the last packet are on their way while that comes.
+                let bytes = cost.write(len.into());
+                let tail = match piece.packets {
+                    1 => bytes,
+                    packets => bytes / u64::from(packets),
+                };
+                let begin = received.saturating_sub(state.dma_out.time(bytes - tail));
+                let last = received + state.dma_out.time(tail);
+                state.dma_out.carry_through(begin, bytes, last) + cost.dma_write
+            }
+        };
+        let placed = placed.max(qp.placed_at);
+        piece.received = received;
+        if let (_, Some(qp)) = &mut self.qps[piece.to.index as usize] {
+            (qp.received_at, qp.placed_at) = (received, placed);
+        }
+        self.event_queue.put(placed, Event::Place(id));
+    }
+
+    /// The bytes of packets go to memory.
+    pub(super) fn place(&mut self, piece: Piece) {
+        if let Some(host) = self.qp(piece.to).map(|qp| qp.host) {
+            self.hosts[host as usize].counters.bytes_in += u64::from(piece.len);
+        }
+        match piece.kind {
+            PieceKind::Response(_) => return self.response(piece),
+            PieceKind::Datagram(_) => return self.take_datagram(piece),
+            PieceKind::Bytes | PieceKind::ReadRequest => {}
+        }
+        let Some(qp) = self.qp(piece.to) else {
+            return;
+        };
+        if !qp.state.can_receive() {
+            return;
+        }
+        if piece.psn != qp.expected {
+            return self.out_of_order(piece);
+        }
+        match piece.kind {
+            PieceKind::Bytes => self.take_bytes(piece),
+            _ => self.on_read_request(piece),
+        }
+    }
+
+    /// Packets that were not expected: missed ones are asked for, known ones acknowledged again.
+    fn out_of_order(&mut self, piece: Piece) {
+        let Some(qp) = self.qp(piece.to) else {
+            return;
+        };
+        let expected = qp.expected;
+        if piece.psn > expected {
+            if !std::mem::replace(&mut qp.gap_told, true) {
+                self.send_acknowledge(&piece, expected, Acknowledge::SequenceNak);
+            }
+            return;
+        }
+        match piece.kind {
+            PieceKind::Bytes => self.send_acknowledge(&piece, expected, Acknowledge::Ack),
+            // The answer was lost: a READ is carried out again, an atomic is not.
+            _ => self.execute_read_request(piece),
+        }
+    }
+
+    fn take_bytes(&mut self, piece: Piece) {
+        let part = (self.offset_of(&piece), piece.len);
+        let Some(asked) = asked(&self.qps, &piece) else {
+            return;
+        };
+        let (_, wqe) = asked;
+        let imm = match wqe.op {
+            SendOp::Write(_) => None,
+            SendOp::WriteImm(_, imm) => Some((Opcode::RecvWriteImm, Some(imm))),
+            SendOp::SendImm(imm) => Some((Opcode::Recv, Some(imm))),
+            _ => Some((Opcode::Recv, None)),
+        };
+        let done = match wqe.op {
+            SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
+                self.take_write(&piece, asked, remote, part)
+            }
+            _ => self.take_send(&piece),
+        };
+        match done {
+            Ok(()) => {}
+            Err(Refusal::NotReady) => {
+                let (expected, pause) = match self.qp(piece.to) {
+                    Some(qp) => (qp.expected, qp.connection.min_rnr),
+                    None => return,
+                };
+                return self.send_acknowledge(
+                    &piece,
+                    expected,
+                    Acknowledge::RnrNak((pause / NS) as u32),
+                );
+            }
+            Err(Refusal::Status(status)) => return self.refuse(piece, status),
+            Err(Refusal::Lost) => return,
+        }
+        self.note_bytes(&piece, part);
+        if piece.last
+            && let Some((opcode, imm)) = imm
+            && !self.end_receive(&piece, opcode, imm)
+        {
+            let Some(qp) = self.qp(piece.to) else { return };
+            let (expected, pause) = (qp.expected, qp.connection.min_rnr);
+            return self.send_acknowledge(
+                &piece,
+                expected,
+                Acknowledge::RnrNak((pause / NS) as u32),
+            );
+        }
+        let at = self.now;
+        let Some(qp) = self.qp(piece.to) else {
+            return;
+        };
+        let host = qp.host;
+        qp.expected += u64::from(piece.packets);
+        qp.gap_told = false;
+        let expected = qp.expected;
+        self.note_change(host, at);
+        if piece.last {
+            self.send_acknowledge(&piece, expected, Acknowledge::Ack);
+        }
+    }
+
+    #[inline]
+    fn take_write(
+        &self,
+        piece: &Piece,
+        asked: (&Qp, &Wqe),
+        remote: RemoteAddr,
+        part: (u32, u32),
+    ) -> Result<(), Refusal> {
+        let (_, Some(to)) = &self.qps[piece.to.index as usize] else {
+            return Err(Refusal::Lost);
+        };
+        if !to.connection.access.contains(Access::REMOTE_WRITE) {
+            return Err(Refusal::Status(Status::RemoteInvalidRequest));
+        }
+        if piece.len == 0 {
+            return Ok(());
+        }
+        let asks = AccessRequest {
+            pd: to.pd,
+            host: to.host,
+            access: Access::REMOTE_WRITE,
+        };
+        let addr = remote.addr.wrapping_add(u64::from(part.0));
+        let target = self
+            .regions
+            .find(remote.rkey, addr, u64::from(piece.len), asks);
+        let target = target.ok_or(Refusal::Status(Status::RemoteAccess))?;
+        copy_from_sender(&self.regions, asked, part, |done, from| {
+            registered_memory::copy(target.part(done, from.len), from);
+        })
+    }
+
+    fn take_send(&mut self, piece: &Piece) -> Result<(), Refusal> {
+        let Some(qp) = self.qp(piece.to) else {
+            return Err(Refusal::Lost);
+        };
+        let (index, pd, host) = (qp.index, qp.pd, qp.host);
+        if qp.inbound.is_none() {
+            let receive = self.take_receive(index).ok_or(Refusal::NotReady)?;
+            let (_, Some(qp)) = &mut self.qps[index as usize] else {
+                return Err(Refusal::Lost);
+            };
+            qp.inbound = Some(IncomingMessage {
+                receive: Some(receive),
+                received: 0,
+                late: 0,
+            });
+        }
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return Err(Refusal::Lost);
+        };
+        let Some(inbound) = &mut qp.inbound else {
+            return Err(Refusal::Lost);
+        };
+        let Some(receive) = inbound.receive.take() else {
+            return Err(Refusal::Lost);
+        };
+        let offset = u64::from(piece.offset);
+        inbound.received = piece.offset + piece.len;
+        let asks = AccessRequest {
+            pd,
+            host,
+            access: Access::LOCAL_WRITE,
+        };
+        let mut targets = Vec::with_capacity(1);
+        let found = match receive.room() < u64::from(inbound.received) {
+            true => Err(Status::LocalLength),
+            false => self.regions.gather(
+                receive.data.sges(),
+                offset,
+                u64::from(piece.len),
+                asks,
+                |span| targets.push(span),
+            ),
+        };
+        inbound.receive = Some(receive);
+        if let Err(status) = found {
+            self.fail_receive(index, status);
+            let far = match status {
+                Status::LocalLength => Status::RemoteInvalidRequest,
+                _ => Status::RemoteOperation,
+            };
+            return Err(Refusal::Status(far));
+        }
+        let late: Ps = targets
+            .iter()
+            .map(|target| self.touch_target(host, target))
+            .sum();
+        if let (_, Some(qp)) = &mut self.qps[index as usize]
+            && let Some(inbound) = &mut qp.inbound
+        {
+            inbound.late += late;
+        }
+        let asked = asked(&self.qps, piece).ok_or(Refusal::Lost)?;
+        let part = (piece.offset, piece.len);
+        copy_from_sender(&self.regions, asked, part, |mut done, mut from| {
+            // The two lists are cut differently.
+            for target in &targets {
+                if done >= target.len {
+                    done -= target.len;
+                    continue;
+                }
+                let len = (target.len - done).min(from.len);
+                registered_memory::copy(target.part(done, len), from.part(0, len));
+                from = from.part(len, from.len - len);
+                if from.len == 0 {
+                    break;
+                }
+                done = 0;
+            }
+        })
+    }
+
+    /// Translations of the place that bytes go to: what looking them up takes.
+    pub(super) fn touch_target(&mut self, host: u32, target: &Span) -> Ps {
+        let state = &mut self.hosts[host as usize];
+        let waits = state.translate(target) * self.cost.dma_read;
+        state.counters.stalls += waits;
+        waits
+    }
+
+    /// A message is whole: its receive ends. Whether there was one.
+    fn end_receive(&mut self, piece: &Piece, opcode: Opcode, imm: Option<u32>) -> bool {
+        let Some(qp) = self.qp(piece.to) else {
+            return true;
+        };
+        let (index, reference, cq) = (qp.index, (qp.reference(), qp.qpn), qp.recv_cq);
+        let inbound = qp.inbound.take();
+        let (receive, len, late) = match inbound {
+            Some(IncomingMessage {
+                receive: Some(receive),
+                received,
+                late,
+            }) => (receive, received, late),
+            _ => match self.take_receive(index) {
+                Some(receive) => (receive, piece.offset + piece.len, 0),
+                None => return false,
+            },
+        };
+        let solicited = asked(&self.qps, piece).is_some_and(|(_, wqe)| wqe.solicited);
+        let mut ends = NewCompletion::of_receive(&receive, Status::Success);
+        ends.solicited = solicited;
+        let completion = &mut ends.completion;
+        (completion.opcode, completion.byte_len, completion.imm) = (opcode, len, imm);
+        // It follows the bytes, which have gone all the way; of a message without any nothing has.
+        let at = match len {
+            0 => self.now + self.cost.dma_write,
+            _ => self.now + late,
+        };
+        self.complete(cq, reference, at, ends);
+        true
+    }
+
+    /// The receive of the message that comes is wrong, and its queue pair with it.
+    fn fail_receive(&mut self, index: u32, status: Status) {
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        let (reference, cq) = ((qp.reference(), qp.qpn), qp.recv_cq);
+        if let Some(IncomingMessage {
+            receive: Some(receive),
+            ..
+        }) = qp.inbound.take()
+        {
+            let ends = NewCompletion::of_receive(&receive, status);
+            let at = self.now + self.cost.dma_write;
+            self.complete(cq, reference, at, ends);
+        }
+        self.fail(index, true);
+    }
+
+    fn refuse(&mut self, piece: Piece, status: Status) {
+        self.send_acknowledge(&piece, piece.psn, Acknowledge::Nak(status));
+        // The responder's connection is over as well.
+        self.fail(piece.to.index, true);
+    }
+
+    fn on_read_request(&mut self, piece: Piece) {
+        let (from, number) = (piece.from, piece.wqe);
+        let packets = self
+            .qp(from)
+            .and_then(|qp| qp.wqe(number))
+            .map(|wqe| wqe.packets);
+        let Some(packets) = packets else {
+            return;
+        };
+        let Some(qp) = self.qp(piece.to) else {
+            return;
+        };
+        qp.expected += u64::from(packets);
+        qp.gap_told = false;
+        self.execute_read_request(piece);
+    }
+
+    /// Carries out a READ or an atomic, and sends what comes back.
+    fn execute_read_request(&mut self, piece: Piece) {
+        let (from, number) = (piece.from, piece.wqe);
+        let asked = self
+            .qp(from)
+            .and_then(|qp| qp.wqe(number))
+            .map(|wqe| (wqe.op, wqe.len));
+        let Some((op, len)) = asked else {
+            return;
+        };
+        let Some(qp) = self.qp(piece.to) else {
+            return;
+        };
+        let (pd, host, may, psn) = (qp.pd, qp.host, qp.connection.access, piece.psn);
+        let holds = qp.connection.max_dest_reads > 0;
+        let (remote, access) = match op {
+            SendOp::Read(remote) => (remote, Access::REMOTE_READ),
+            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
+                (remote, Access::REMOTE_ATOMIC)
+            }
+            _ => return,
+        };
+        if !holds || !may.contains(access) {
+            return self.refuse(piece, Status::RemoteInvalidRequest);
+        }
+        let asks = AccessRequest { pd, host, access };
+        let is_atomic = access == Access::REMOTE_ATOMIC;
+        if is_atomic && !remote.addr.is_multiple_of(8) {
+            return self.refuse(piece, Status::RemoteInvalidRequest);
+        }
+        let target = match self
+            .regions
+            .find(remote.rkey, remote.addr, u64::from(len), asks)
+        {
+            Some(target) => target,
+            None if len == 0 => Span::of(&[]),
+            None => return self.refuse(piece, Status::RemoteAccess),
+        };
+        let mut ready = self.now + self.cost.respond;
+        let found = match is_atomic {
+            true => {
+                let old = self.atomic(piece.to, psn, op, &target);
+                let locks = &mut self.hosts[host as usize].locks;
+                let lock = (target.place() / 8) as usize % locks.len();
+                let done = locks[lock].max(self.now) + self.cost.atomic + self.cost.dma_read;
+                locks[lock] = done;
+                ready = done + self.cost.respond;
+                self.note_change(host, self.now);
+                ResponseSource::Value(old)
+            }
+            false => ResponseSource::At(remote),
+        };
+        let read_request = ReadRequest {
+            from,
+            wqe: number,
+            psn,
+        };
+        self.queue_response(piece.to, Response::new(read_request, found, len, ready));
+    }
+
+    /// The value that an atomic found; one that was carried out before is not again.
+    fn atomic(&mut self, to: QpRef, psn: u64, op: SendOp, target: &Span) -> u64 {
+        let before = self.qp(to).and_then(|qp| {
+            let found = qp.answers.iter().find(|(number, _)| *number == psn);
+            found.map(|(_, old)| *old)
+        });
+        if let Some(old) = before {
+            return old;
+        }
+        let old = match op {
+            SendOp::CompareSwap { expect, swap, .. } => {
+                target.fetch_update(|old| if old == expect { swap } else { old })
+            }
+            SendOp::FetchAdd { add, .. } => target.fetch_update(|old| old.wrapping_add(add)),
+            _ => 0,
+        };
+        if let Some(qp) = self.qp(to) {
+            qp.answers.push_back((psn, old));
+            if qp.answers.len() > qp.connection.max_dest_reads.max(1) as usize {
+                qp.answers.pop_front();
+            }
+        }
+        old
+    }
+
+    /// What was asked for comes.
+    fn response(&mut self, piece: Piece) {
+        let Some(qp) = self.qp(piece.to) else {
+            return;
+        };
+        let (index, pd, host, state) = (qp.index, qp.pd, qp.host, qp.state);
+        if state == QpState::Error {
+            return;
+        }
+        // Answers come in order, or one is missing and is asked for once more (9.7.5.1.3, implied NAK): were a
+        // later one taken first, more would be asked than the other side keeps the answers of.
+        let Some(at) = qp.sq.iter().position(|wqe| wqe.reads() && !wqe.answered) else {
+            return;
+        };
+        let (wanted, psn) = (qp.first + at as u64, qp.sq[at].psn);
+        if wanted > piece.wqe {
+            return;
+        }
+        let is_missing = wanted < piece.wqe || qp.sq[at].returned < piece.offset;
+        if is_missing {
+            if wanted < qp.sending && qp.missed.replace(wanted) != Some(wanted) {
+                self.retransmit(index, psn);
+                self.make_ready(index);
+            }
+            return;
+        }
+        // Part of an answer that was given again.
+        if qp.sq[at].returned != piece.offset {
+            return;
+        }
+        let asks = AccessRequest {
+            pd,
+            host,
+            access: Access::LOCAL_WRITE,
+        };
+        let from = Span::of(piece.cargo());
+        let mut done = 0;
+        let (_, Some(qp)) = &mut self.qps[index as usize] else {
+            return;
+        };
+        let Some(wqe) = qp.wqe(piece.wqe) else {
+            return;
+        };
+        let placed = self.regions.gather(
+            wqe.data.sges(),
+            u64::from(piece.offset),
+            u64::from(piece.len),
+            asks,
+            |span| {
+                registered_memory::copy(span, from.part(done, span.len));
+                done += span.len;
+            },
+        );
+        wqe.returned += piece.len;
+        if piece.last {
+            wqe.answered = true;
+            let end = wqe.end();
+            // One that is about to be sent once more does not count as under way.
+            qp.reads -= u32::from(piece.wqe < qp.sending);
+            qp.acked = qp.acked.max(end);
+        }
+        (qp.retries, qp.rnr_tries) = (0, 0);
+        qp.last_progress += 1;
+        let at = self.now;
+        self.note_change(host, at);
+        match placed {
+            Err(status) => self.end_request(index, piece.wqe, status),
+            // The completion follows the bytes, which have gone all the way.
+            Ok(()) if piece.last => self.end_requests_at(index, at),
+            Ok(()) => {}
+        }
+        self.make_ready(index);
+    }
+}
+
+/// Who asked for what a piece is of, and what that is.
+#[inline]
+pub(super) fn asked<'a>(qps: &'a Qps, piece: &Piece) -> Option<(&'a Qp, &'a Wqe)> {
+    let (_, qp) = qps.get(piece.from.index as usize)?;
+    let qp = qp.as_deref().filter(|qp| qp.life == piece.from.life)?;
+    let at = piece.wqe.checked_sub(qp.first)?;
+    Some((qp, qp.sq.get(at as usize)?))
+}
+
+/// A part `(offset, length)` of a request's bytes, where they are at the sender; each span with what was before it.
+#[inline]
+pub(super) fn copy_from_sender(
+    regions: &Regions,
+    (qp, wqe): (&Qp, &Wqe),
+    (skip, len): (u32, u32),
+    mut copy: impl FnMut(u64, Span),
+) -> Result<(), Refusal> {
+    let asks = AccessRequest {
+        pd: qp.pd,
+        host: qp.host,
+        access: Access::NONE,
+    };
+    let (skip, len) = (u64::from(skip), u64::from(len));
+    if let Some(bytes) = wqe.data.bytes() {
+        copy(0, Span::of(bytes).part(skip, len));
+        return Ok(());
+    }
+    let mut done = 0;
+    let copied = regions.gather(wqe.data.sges(), skip, len, asks, |span| {
+        copy(done, span);
+        done += span.len;
+    });
+    // Deregistered meanwhile: what was sent of it is lost.
+    copied.map_err(|_| Refusal::Lost)
+}
+
+/// Where the bytes of a WRITE or of an answer go, or the first of those that a READ or an atomic asks for is: what
+/// `look` makes of all of it.
+fn target_of(
+    qps: &Qps,
+    regions: &Regions,
+    piece: &Piece,
+    to: &Qp,
+    mut look: impl FnMut(Span) -> u64,
+) -> u64 {
+    let (pd, host, access) = (to.pd, to.host, Access::NONE);
+    let asks = AccessRequest { pd, host, access };
+    let (skip, len) = (u64::from(piece.offset), u64::from(piece.len));
+    if let PieceKind::Response(_) = piece.kind {
+        let at = piece.wqe.checked_sub(to.first);
+        let wqe = at.and_then(|at| to.sq.get(at as usize));
+        let mut sum = 0;
+        if let Some(wqe) = wqe {
+            // What is wrong with them is found when the bytes are placed.
+            let _ = regions.gather(wqe.data.sges(), skip, len, asks, |span| sum += look(span));
+        }
+        return sum;
+    }
+    let Some((_, wqe)) = asked(qps, piece) else {
+        return 0;
+    };
+    let (remote, len) = match (&piece.kind, wqe.op) {
+        (PieceKind::Bytes, SendOp::Write(remote) | SendOp::WriteImm(remote, _)) => (remote, len),
+        (
+            PieceKind::ReadRequest,
+            SendOp::Read(remote)
+            | SendOp::CompareSwap { remote, .. }
+            | SendOp::FetchAdd { remote, .. },
+        ) => (remote, wqe.len.min(1).into()),
+        _ => return 0,
+    };
+    let addr = remote.addr.wrapping_add(skip);
+    regions.find(remote.rkey, addr, len, asks).map_or(0, look)
+}
+
+/// Why packets were not taken.
+pub(super) enum Refusal {
+    /// The one who sent them is no more.
+    Lost,
+    /// There is no receive.
+    NotReady,
+    /// They cannot be carried out.
+    Status(Status),
+}

@@ -1,0 +1,369 @@
+//! Registered memory: which keys lead where, and copying between two hosts of one process. (Which files of
+//! this crate may have unsafe code is listed in `xtask/src/tidy.rs`.)
+//!
+//! A region is looked up each time that bytes move, under the lock of the model, and deregistering takes that
+//! lock: so what a span points to is there for as long as the span is used.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headworks_shm::ordered_copy::copy_in_order;
+use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Sge, Status};
+
+/// Memory of a simulated host.
+pub(crate) struct SimBuffer {
+    start: NonNull<u8>,
+    layout: Layout,
+    pages: Pages,
+}
+
+impl SimBuffer {
+    /// So much, zeroed; `None` where there is not so much.
+    pub(crate) fn new(request: &AllocRequest) -> Option<Self> {
+        // Whole cache lines, as pointers of queues want it.
+        let align = request.align.max(64);
+        let layout = Layout::from_size_align(request.len.max(1), align).ok()?;
+        // SAFETY: the layout has a size.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self {
+            start,
+            layout,
+            pages: request.pages,
+        })
+    }
+}
+
+impl Drop for SimBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and whoever uses it holds the value.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+// SAFETY: an allocation of that size, which neither moves nor goes before the value does.
+unsafe impl Buffer for SimBuffer {
+    fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    fn pages(&self) -> Pages {
+        self.pages
+    }
+}
+
+// SAFETY: it is only an address; those who use the bytes are held to the contract of `Buffer`.
+unsafe impl Send for SimBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for SimBuffer {}
+
+/// Bits of a key that number a region; the others say which use of the number.
+const REGION_NUMBER_BITS: u32 = 22;
+
+/// A registered region.
+struct RegisteredRegion {
+    buffer: Arc<dyn Buffer>,
+    start: *mut u8,
+    len: u64,
+    access: Access,
+    pd: u32,
+    host: u32,
+    /// Its pages are 2 to the power of this.
+    page: u32,
+    /// Its first page's translation. Addresses would not do: they are others in the next run.
+    translation: u64,
+}
+
+// SAFETY: the pointer is the buffer's, which may be sent; whoever uses the bytes is held to the contract of
+// `Buffer`.
+unsafe impl Send for RegisteredRegion {}
+
+/// All regions of all hosts.
+#[derive(Default)]
+pub(crate) struct Regions {
+    slots: Vec<(u32, Option<RegisteredRegion>)>,
+    free: Vec<u32>,
+    /// Translations made so far.
+    translations: u64,
+}
+
+/// Who asks for memory: of which domain, on which host, to do what.
+#[derive(Clone, Copy)]
+pub(crate) struct AccessRequest {
+    pub(crate) pd: u32,
+    pub(crate) host: u32,
+    pub(crate) access: Access,
+}
+
+/// Bytes of registered memory, and which entries of the RNIC's tables lead there.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    start: *mut u8,
+    pub(crate) len: u64,
+    /// The region's.
+    pub(crate) protection: u64,
+    /// The region's first page's translation, where in the region the bytes are, and the power of two that its
+    /// pages are.
+    base: u64,
+    offset: u64,
+    page: u32,
+}
+
+impl Regions {
+    pub(crate) fn add(
+        &mut self,
+        buffer: Arc<dyn Buffer>,
+        pd: u32,
+        host: u32,
+        access: Access,
+        page: u32,
+    ) -> Option<u32> {
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None if self.slots.len() >= 1 << REGION_NUMBER_BITS => return None,
+            None => {
+                self.slots.push((1, None));
+                self.slots.len() as u32 - 1
+            }
+        };
+        let translation = self.translations + 1;
+        self.translations += (buffer.len() as u64).div_ceil(1 << page).max(1);
+        let slot = &mut self.slots[number as usize];
+        slot.1 = Some(RegisteredRegion {
+            translation,
+            start: buffer.as_ptr(),
+            len: buffer.len() as u64,
+            buffer,
+            access,
+            pd,
+            host,
+            page,
+        });
+        Some(slot.0 << REGION_NUMBER_BITS | number)
+    }
+
+    pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<dyn Buffer>> {
+        let number = key & ((1 << REGION_NUMBER_BITS) - 1);
+        let slot = self.slots.get_mut(number as usize)?;
+        if slot.0 != key >> REGION_NUMBER_BITS {
+            return None;
+        }
+        let entry = slot.1.take()?;
+        // A key of before is none of the next region's.
+        slot.0 = match slot.0 + 1 {
+            next if next < 1 << (32 - REGION_NUMBER_BITS) => next,
+            _ => 1,
+        };
+        self.free.push(number);
+        Some(entry.buffer)
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots
+            .iter()
+            .filter(|(_, entry)| entry.is_some())
+            .count()
+    }
+
+    /// The bytes from `addr` on under `key`, if it is theirs to use.
+    #[inline]
+    pub(crate) fn find(&self, key: u32, addr: u64, len: u64, asks: AccessRequest) -> Option<Span> {
+        let number = key & ((1 << REGION_NUMBER_BITS) - 1);
+        let (generation, entry) = self.slots.get(number as usize)?;
+        let entry = entry
+            .as_ref()
+            .filter(|_| *generation == key >> REGION_NUMBER_BITS)?;
+        let offset = addr.checked_sub(entry.start.addr() as u64)?;
+        let fits = offset.checked_add(len)? <= entry.len;
+        let may = entry.access.contains(asks.access);
+        if !fits || !may || entry.pd != asks.pd || entry.host != asks.host {
+            return None;
+        }
+        Some(Span {
+            start: entry.start.wrapping_add(offset as usize),
+            len,
+            protection: u64::from(key),
+            base: entry.translation,
+            offset,
+            page: entry.page,
+        })
+    }
+
+    /// The pieces of a gather list from byte `skip` on, `len` bytes of them.
+    pub(crate) fn gather(
+        &self,
+        sges: &[Sge],
+        mut skip: u64,
+        mut len: u64,
+        asks: AccessRequest,
+        mut piece: impl FnMut(Span),
+    ) -> Result<(), Status> {
+        for sge in sges {
+            let own = u64::from(sge.len);
+            if skip >= own {
+                skip -= own;
+                continue;
+            }
+            if len == 0 {
+                break;
+            }
+            let part = (own - skip).min(len);
+            let found = self.find(sge.lkey, sge.addr.wrapping_add(skip), part, asks);
+            piece(found.ok_or(Status::LocalProtection)?);
+            (skip, len) = (0, len - part);
+        }
+        match len {
+            0 => Ok(()),
+            _ => Err(Status::LocalLength),
+        }
+    }
+}
+
+impl Span {
+    /// What an inline payload is copied from.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self {
+            start: bytes.as_ptr().cast_mut(),
+            len: bytes.len() as u64,
+            protection: 0,
+            base: 0,
+            offset: 0,
+            page: 0,
+        }
+    }
+
+    /// What is copied to, out of what is registered.
+    pub(crate) fn of_mut(bytes: &mut [u8]) -> Self {
+        Self {
+            start: bytes.as_mut_ptr(),
+            ..Self::of(bytes)
+        }
+    }
+
+    /// Translations of its pages.
+    pub(crate) fn translations(&self) -> std::ops::RangeInclusive<u64> {
+        let last = self.offset + self.len.max(1) - 1;
+        self.base + (self.offset >> self.page)..=self.base + (last >> self.page)
+    }
+
+    /// Where it is among all bytes of all regions: the same in every run, as its address is not.
+    pub(crate) fn place(&self) -> u64 {
+        (self.base << self.page) + self.offset
+    }
+
+    /// The part of it from `skip` on, `len` bytes.
+    pub(crate) fn part(&self, skip: u64, len: u64) -> Self {
+        assert!(skip + len <= self.len);
+        Self {
+            start: self.start.wrapping_add(skip as usize),
+            offset: self.offset + skip,
+            len,
+            ..*self
+        }
+    }
+
+    pub(crate) fn is_aligned_word(&self) -> bool {
+        self.len == 8 && self.start.addr().is_multiple_of(8)
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        assert!(self.is_aligned_word());
+        // SAFETY: 8 bytes, aligned, mapped while the span is used; only accessed as an atomic here, and
+        // whoever writes it otherwise races as on any RDMA target.
+        unsafe { AtomicU64::from_ptr(self.start.cast()) }
+    }
+
+    /// Changes the word by `change`, and says what it was.
+    pub(crate) fn fetch_update(&self, change: impl FnOnce(u64) -> u64) -> u64 {
+        let old = self.word().load(Ordering::Acquire);
+        self.word().store(change(old), Ordering::Release);
+        old
+    }
+}
+
+/// Copies from one span onto another of the same length.
+pub(crate) fn copy(to: Span, from: Span) {
+    assert_eq!(to.len, from.len);
+    let apart = to.start.addr().abs_diff(from.start.addr()) as u64 >= to.len;
+    if apart {
+        // SAFETY: both are mapped for their length while the spans are used, and do not overlap.
+        unsafe { copy_in_order(to.start, from.start, from.len as usize) };
+    } else {
+        // SAFETY: as above, but that they overlap: a program writes a region onto itself.
+        unsafe { std::ptr::copy(from.start, to.start, from.len as usize) };
+    }
+}
+
+// SAFETY: a span is only a checked address; whoever uses it holds the lock under which it was found.
+unsafe impl Send for Span {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_verbs::HeapBuffer;
+
+    const ASKS: AccessRequest = AccessRequest {
+        pd: 1,
+        host: 0,
+        access: Access::REMOTE_WRITE,
+    };
+
+    #[test]
+    fn keys_lead_to_their_region_and_nowhere_once_it_is_gone() {
+        let mut regions = Regions::default();
+        let buffer: Arc<dyn Buffer> = HeapBuffer::new(100);
+        let start = buffer.as_ptr() as u64;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let key = regions.add(buffer.clone(), 1, 0, access, 12).expect("room");
+        let found =
+            |regions: &Regions, key, at, len, asks| regions.find(key, at, len, asks).is_some();
+        assert!(found(&regions, key, start, 100, ASKS));
+        assert!(found(&regions, key, start + 100, 0, ASKS));
+        for (at, len) in [
+            (start, 101),
+            (start - 1, 1),
+            (start + 1, u64::MAX),
+            (u64::MAX, 8),
+        ] {
+            assert!(!found(&regions, key, at, len, ASKS), "{len}");
+        }
+        for asks in [
+            AccessRequest { pd: 2, ..ASKS },
+            AccessRequest { host: 1, ..ASKS },
+            AccessRequest {
+                access: Access::REMOTE_READ,
+                ..ASKS
+            },
+        ] {
+            assert!(!found(&regions, key, start, 1, asks));
+        }
+        assert!(!found(
+            &regions,
+            key ^ 1 << REGION_NUMBER_BITS,
+            start,
+            1,
+            ASKS
+        ));
+        assert!(regions.remove(key).is_some() && regions.remove(key).is_none());
+        assert!(!found(&regions, key, start, 1, ASKS));
+        let next = regions.add(buffer, 1, 0, access, 12).expect("room");
+        assert_ne!(next, key);
+    }
+
+    #[test]
+    fn words_are_changed_whole_and_copies_may_overlap() {
+        let mut bytes = [1u8, 2, 3, 4, 5, 6, 7, 8];
+        let all = Span::of(&bytes);
+        copy(all.part(1, 7), all.part(0, 7));
+        assert_eq!(
+            std::hint::black_box(&mut bytes)[..],
+            [1, 1, 2, 3, 4, 5, 6, 7]
+        );
+    }
+}

@@ -1,0 +1,123 @@
+//! The two sides: the tap that sees the packets, and the function that measures.
+
+use headworks::ring::{MessageReceiver, MessageSender};
+
+use super::{FlowCounts, RECORD, Record, Replay};
+use crate::apps::request_response::PollTurns;
+use crate::apps::{StepProgress, in_order, malformed, room};
+use crate::error::Result;
+
+/// Records sent or taken in one step at most, by default.
+const BATCH: usize = 64;
+
+/// The side that sees the packets: sends a record of each.
+#[derive(Clone, Debug)]
+pub struct Tap {
+    source: Replay,
+    /// Made and not yet sent: a full channel loses none.
+    next: Record,
+    left: u64,
+    /// Messages that a step handles at most; at least 1.
+    pub batch: usize,
+    polling: PollTurns,
+}
+
+impl Tap {
+    /// Sends the next `records` of `source`.
+    pub fn new(mut source: Replay, records: u64) -> Self {
+        Self {
+            next: source.record(),
+            source,
+            left: records,
+            batch: BATCH,
+            polling: PollTurns::default(),
+        }
+    }
+
+    /// Sends what there is room for. [`StepProgress::Done`] once the last record is on its way.
+    #[inline]
+    pub fn step(&mut self, out: &mut impl MessageSender) -> Result<StepProgress> {
+        for sent in 0..self.batch.max(1) {
+            if self.left == 0 {
+                return Ok(match out.flush()? {
+                    true => StepProgress::Done,
+                    false => StepProgress::Idle,
+                });
+            }
+            let next = self.next;
+            if !room(out.try_send_with(RECORD, |place| next.emit(place)))? {
+                self.polling.serve_while_full(out)?;
+                return Ok(StepProgress::of(sent));
+            }
+            self.next = self.source.record();
+            self.left -= 1;
+        }
+        Ok(StepProgress::Worked)
+    }
+
+    /// Records that are not sent yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+}
+
+/// The network function: counts every flow, and reports a record that is lost, doubled or out of order.
+#[derive(Clone, Debug)]
+pub struct Monitor {
+    meter: FlowCounts,
+    taken: u64,
+    records: u64,
+    /// Messages that a step handles at most; at least 1.
+    pub batch: usize,
+    polling: PollTurns,
+}
+
+impl Monitor {
+    /// Counts `records` records with `meter`.
+    pub fn new(meter: FlowCounts, records: u64) -> Self {
+        Self {
+            meter,
+            taken: 0,
+            records,
+            batch: BATCH,
+            polling: PollTurns::default(),
+        }
+    }
+
+    /// Counts what is there. [`StepProgress::Done`] once all records were counted.
+    #[inline]
+    pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<StepProgress> {
+        for taken in 0..self.batch.max(1) {
+            if self.taken == self.records {
+                return Ok(StepProgress::Done);
+            }
+            let (meter, due) = (&mut self.meter, self.taken);
+            let Some(counted) = from.try_recv_with(|message| count(meter, due, message))? else {
+                self.polling.serve_while_empty(from)?;
+                return Ok(StepProgress::of(taken));
+            };
+            counted?;
+            self.polling.found();
+            self.taken += 1;
+        }
+        Ok(StepProgress::Worked)
+    }
+
+    /// Records counted so far.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// What was counted.
+    pub fn meter(&self) -> &FlowCounts {
+        &self.meter
+    }
+}
+
+#[inline(always)]
+fn count(meter: &mut FlowCounts, due: u64, message: &[u8]) -> Result<()> {
+    let wrong = || malformed("record of a packet", message);
+    let record = Record::parse(message).ok_or_else(wrong)?;
+    in_order("record", record.sequence, due)?;
+    meter.count(record.key, record.size_bytes)
+}

@@ -1,0 +1,151 @@
+//! An actor that connects first, and then drives its workload over the connected ends.
+
+use headworks_baselines::counting::Counts;
+use headworks_runtime::{Actor, ActorContext, ActorError, Step};
+
+use crate::actor_pair::{BEGIN, PairMail, wait};
+use crate::error::Result;
+use crate::report::Report;
+
+/// Ends that are being connected.
+pub trait Connect: Send {
+    /// The connected ends.
+    type Connected: Send;
+
+    /// Goes on; answers the ends once both actors have met. Never waits.
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Self::Connected>>;
+
+    /// Requests and completions since both actors met, if the task counts them.
+    fn counts(&self) -> Option<Counts> {
+        None
+    }
+}
+
+/// One actor's workload, which runs over connected ends.
+pub trait WorkloadDriver<A>: Send {
+    /// A bounded piece of work.
+    fn step(&mut self, arm: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError>;
+
+    /// The report, once it is done.
+    fn report(&mut self) -> Result<Report> {
+        Ok(Report::None)
+    }
+
+    /// Messages sent or taken so far, where requests and completions are counted.
+    fn messages_moved(&self) -> u64 {
+        0
+    }
+}
+
+/// The actor that drives `drive` over what `connect` makes. A gated one waits for [`BEGIN`] between the two.
+pub fn connecting_actor<C: Connect + 'static>(
+    connect: C,
+    is_gated: bool,
+    drive: impl WorkloadDriver<C::Connected> + 'static,
+) -> Box<dyn Actor> {
+    let gate = if is_gated {
+        StartGate::Closed
+    } else {
+        StartGate::Open
+    };
+    Box::new(ConnectingActor {
+        arm: None,
+        connect,
+        drive,
+        gate,
+    })
+}
+
+/// The event that a connected actor waits for before its workload begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StartGate {
+    /// To say that it is ready, then the coordinator's word.
+    Closed,
+    /// The coordinator's word.
+    Ready,
+    /// Nothing.
+    Open,
+}
+
+impl StartGate {
+    /// The step that a connected actor takes in place of its workload; `None` once the workload may run.
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Step>, ActorError> {
+        match self {
+            Self::Open => return Ok(None),
+            Self::Closed => {
+                *self = Self::Ready;
+                return cx.report_and_go_on(&Report::Ready).map(Some);
+            }
+            Self::Ready => {}
+        }
+        let Some(mail) = cx.receive_mail() else {
+            return Ok(Some(wait()));
+        };
+        if mail == BEGIN {
+            *self = Self::Open;
+        }
+        Ok(Some(Step::Again))
+    }
+}
+
+struct ConnectingActor<C: Connect, D> {
+    /// Dropped before `connect`, which may keep the device.
+    arm: Option<C::Connected>,
+    connect: C,
+    drive: D,
+    gate: StartGate,
+}
+
+impl<C: Connect, D: WorkloadDriver<C::Connected>> Actor for ConnectingActor<C, D> {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        let Some(arm) = &mut self.arm else {
+            self.arm = self.connect.step(cx)?;
+            return Ok(match self.arm {
+                Some(_) => Step::Again,
+                None => wait(),
+            });
+        };
+        if self.gate != StartGate::Open
+            && let Some(step) = self.gate.step(cx)?
+        {
+            return Ok(step);
+        }
+        let step = self.drive.step(arm, cx)?;
+        if !matches!(step, Step::Done) {
+            return Ok(step);
+        }
+        let report = self.drive.report()?;
+        let messages = self.drive.messages_moved();
+        let counted = self.connect.counts();
+        cx.done(&counted.map_or(report, |counts| Report::Counted { messages, counts }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::actor_pair::testing::MockContext;
+
+    #[test]
+    fn a_gated_actor_begins_when_it_is_told_to() {
+        let mut gate = StartGate::Closed;
+        let mut alone = MockContext::default();
+        let mut step = |mail: &[&'static [u8]]| {
+            alone.mail.extend(mail);
+            let step = gate.step(&mut ActorContext::new(&mut alone)).unwrap();
+            let is_again = step.map(|step| matches!(step, Step::Again));
+            (is_again, gate, std::mem::take(&mut alone.reports))
+        };
+        assert_eq!(
+            step(&[]),
+            (Some(true), StartGate::Ready, vec![Report::Ready])
+        );
+        assert_eq!(step(&[]), (Some(false), StartGate::Ready, vec![]));
+        assert_eq!(
+            step(&[b"late", BEGIN]),
+            (Some(true), StartGate::Ready, vec![])
+        );
+        assert_eq!(step(&[]), (Some(true), StartGate::Open, vec![]));
+        assert_eq!(step(&[]), (None, StartGate::Open, vec![]));
+    }
+}

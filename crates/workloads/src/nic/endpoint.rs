@@ -1,0 +1,132 @@
+//! Opening one end of the measured queue pairs, and meeting the other end by mail.
+
+use headworks::ring::Unconnected;
+use headworks::verbs::bringup::ConnectionParams;
+use headworks::verbs::{QueuePair, RemoteAddr};
+pub use headworks_baselines::{End, Shape};
+
+use super::requester::Requester;
+use super::{Made, Setup};
+use crate::actor_pair::{PairContext, wait};
+use crate::connecting_actor::Connect;
+use crate::error::{Result, WorkloadError};
+use crate::mail_bring_up::MailBringUp;
+use headworks_runtime::{Actor, ActorContext, ActorError, Step};
+
+/// Everything but the queue pairs, on the part's device, which its name may have paced.
+pub fn open(pair: &PairContext, shape: &Shape) -> Result<End> {
+    Ok(End::open(pair.clone().paced().open_device()?, shape)?)
+}
+
+/// A queue pair that is not connected, and what it tells the other end.
+struct EndpointBringUp(Box<dyn QueuePair>, Vec<u8>);
+
+impl Unconnected for EndpointBringUp {
+    fn greeting(&self) -> Vec<u8> {
+        self.1.clone()
+    }
+
+    fn queue_pair(&mut self) -> &mut dyn QueuePair {
+        &mut *self.0
+    }
+
+    fn connection_params(&self) -> ConnectionParams {
+        ConnectionParams::default()
+    }
+}
+
+/// An address of memory, as a payload.
+pub fn emit(at: RemoteAddr) -> Vec<u8> {
+    [&at.addr.to_le_bytes()[..], &at.rkey.to_le_bytes()].concat()
+}
+
+/// The address in a payload.
+pub fn parse(payload: &[u8]) -> Result<RemoteAddr> {
+    let Ok([a, b, c, d, e, f, g, h, key @ ..]) = <[u8; 12]>::try_from(payload) else {
+        let text = "connecting: no address in the greeting";
+        return Err(WorkloadError(text.into()));
+    };
+    let addr = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+    let rkey = u32::from_le_bytes(key);
+    Ok(RemoteAddr { addr, rkey })
+}
+
+impl Setup<'_> {
+    /// An end that posts `load`, with `len` bytes of memory; it is not connected.
+    pub(super) fn source(
+        &self,
+        load: super::VerbLoad,
+        shape: &Shape,
+        len: usize,
+    ) -> Result<Requester> {
+        let mut end = open(self.pair, shape)?;
+        end.populate(shape)?;
+        let memory = end.memory(len)?;
+        Ok(Requester::new(load, end, memory))
+    }
+}
+
+impl Requester {
+    /// The part that connects this end first, and then is what `play` makes of it. The ends tell each other the address
+    /// of memory that the other may work on.
+    pub(super) fn connect<F>(mut self, offered: RemoteAddr, play: F) -> Made
+    where
+        F: FnOnce(Self) -> Made + Send + 'static,
+    {
+        let mut greeting = emit(offered);
+        let queue_pairs = self.end.queue_pairs.drain(..);
+        // The first one greets for all.
+        let apart = queue_pairs.map(|qp| EndpointBringUp(qp, std::mem::take(&mut greeting)));
+        let apart = apart.collect();
+        let mut meet = MailBringUp::start(self.end.device.clone(), apart, |met| {
+            for (at, (EndpointBringUp(qp, _), theirs)) in met.into_iter().enumerate() {
+                if at == 0 {
+                    self.target = parse(&theirs)?;
+                }
+                self.end.queue_pairs.push(qp);
+            }
+            play(self)
+        })?;
+        started(move |cx| meet.step(cx))
+    }
+
+    /// The address of this end's memory from `offset` on.
+    pub(super) fn offer(&self, offset: usize) -> RemoteAddr {
+        self.memory.region().remote(offset)
+    }
+}
+
+/// A part that is the one which `start` answers, once it does.
+pub(super) fn started<F>(mut start: F) -> Made
+where
+    F: FnMut(&mut ActorContext<'_>) -> Result<Option<Box<dyn Actor>>> + Send + 'static,
+{
+    let mut playing: Option<Box<dyn Actor>> = None;
+    acting(move |cx| {
+        if let Some(playing) = &mut playing {
+            return playing.step(cx);
+        }
+        playing = start(cx)?;
+        Ok(playing.as_ref().map_or_else(wait, |_| Step::Again))
+    })
+}
+
+/// A part whose step is a function; what the part keeps, the function has captured.
+pub(super) fn acting<F>(step: F) -> Made
+where
+    F: FnMut(&mut ActorContext<'_>) -> Result<Step, ActorError> + Send + 'static,
+{
+    Ok(Box::new(Acting(step)))
+}
+
+struct Acting<F>(F);
+
+impl<F> Actor for Acting<F>
+where
+    F: FnMut(&mut ActorContext<'_>) -> Result<Step, ActorError> + Send,
+{
+    #[inline]
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        (self.0)(cx)
+    }
+}

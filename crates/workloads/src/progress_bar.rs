@@ -1,0 +1,156 @@
+//! Progress on standard error: a bar on a terminal, a line now and then elsewhere, with the time left where it is
+//! known.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Between two lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Progress of one experiment.
+#[derive(Debug)]
+pub struct ProgressReporter {
+    name: &'static str,
+    bar: Option<ProgressBar>,
+    started: Instant,
+    last_line: Instant,
+    total: u64,
+    done: u64,
+    /// Whether all points take about as long as each other.
+    alike: bool,
+}
+
+/// What a bar shows.
+const BAR: &str = "{prefix} [{bar:30}] {pos}/{len}, {eta} left: {msg}";
+/// The same of points of which some take much longer than others.
+const UNEVEN: &str = "{prefix} [{bar:30}] {pos}/{len}, {elapsed} so far: {msg}";
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+impl ProgressReporter {
+    /// Of the experiment called `name`; shows nothing until [`expect`](Self::expect).
+    pub fn new(name: &'static str) -> Self {
+        let now = Instant::now();
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+            bar.set_style(style(BAR));
+            bar.set_prefix(name);
+            bar
+        });
+        Self {
+            name,
+            bar,
+            started: now,
+            last_line: now,
+            total: 0,
+            done: 0,
+            alike: true,
+        }
+    }
+
+    /// There will be `points` more; `alike` if each takes about as long as any other: else nobody knows how much
+    /// time is left.
+    pub fn expect(&mut self, points: u64, alike: bool) {
+        self.total += points;
+        self.alike &= alike;
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(self.total);
+                bar.set_style(style(if self.alike { BAR } else { UNEVEN }));
+            }
+            None if points > 1 => tell(format_args!("{}: {points} points to measure", self.name)),
+            None => {}
+        }
+    }
+
+    /// Now measuring `what`.
+    pub fn at(&mut self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(what.to_owned());
+        } else if self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            tell(format_args!("{}", self.line(self.started.elapsed(), what)));
+        }
+    }
+
+    /// Where it is after `elapsed`.
+    fn line(&self, elapsed: Duration, what: &str) -> String {
+        let left = match self.alike {
+            true => format!(", {} left", time_left(elapsed, self.done, self.total)),
+            false => String::new(),
+        };
+        format!("{}: {}/{}{left}: {what}", self.name, self.done, self.total)
+    }
+
+    /// One more point is done.
+    pub fn done(&mut self) {
+        self.done += 1;
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done);
+        }
+    }
+
+    /// Something that whoever waits should know now.
+    pub fn note(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(format!("{}: {what}", self.name)),
+            None => tell(format_args!("{}: {what}", self.name)),
+        }
+    }
+
+    /// Nothing more comes.
+    pub fn finish(&mut self) {
+        match &self.bar {
+            Some(bar) => bar.finish_and_clear(),
+            None => tell(format_args!(
+                "{}: done in {} s",
+                self.name,
+                self.started.elapsed().as_secs()
+            )),
+        }
+    }
+}
+
+/// A line on standard error, which may have no reader.
+pub(crate) fn tell(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+fn time_left(elapsed: Duration, done: u64, total: u64) -> String {
+    if done == 0 {
+        return "unknown time".to_owned();
+    }
+    let each = elapsed.as_secs_f64() / done as f64;
+    format!("{:.0} s", each * total.saturating_sub(done) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_left_follows_the_pace_so_far() {
+        assert_eq!(time_left(Duration::from_secs(10), 5, 20), "30 s");
+        assert_eq!(time_left(Duration::from_secs(10), 0, 20), "unknown time");
+    }
+
+    #[test]
+    fn no_time_left_is_told_of_points_that_take_as_long_as_they_like() {
+        let line = |alike| {
+            let mut progress = ProgressReporter::new("t");
+            progress.expect(4, true);
+            progress.expect(1, alike);
+            for _ in 0..4 {
+                progress.done();
+            }
+            progress.line(Duration::from_secs(16), "the last")
+        };
+        assert_eq!(line(true), "t: 4/5, 4 s left: the last");
+        assert_eq!(line(false), "t: 4/5: the last");
+    }
+}

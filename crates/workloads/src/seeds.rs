@@ -1,0 +1,66 @@
+//! What chance decides in a run.
+
+use headworks::verbs::{DeviceInfo, DeviceName};
+
+use crate::cpu_prices::machine;
+use crate::random::mix;
+
+/// The seed that a simulated run is named with, `seed=N` of its device; `None` where time is real, and nothing
+/// comes out twice.
+pub fn seed(device: &DeviceName) -> Option<u64> {
+    machine(device, &[])?.ok().map(|(_, seed)| seed)
+}
+
+/// What an end draws the first numbers of its packets from when it meets the other: different for each process,
+/// and on a simulated device the same for the same seed and host.
+pub(crate) fn bring_up_seed(info: &DeviceInfo) -> u32 {
+    let Some(seed) = seed(&info.name) else {
+        return std::process::id();
+    };
+    let host = info.name.option("host").flatten().unwrap_or_default();
+    stirred(seed, host) as u32
+}
+
+/// What a part draws what it alone does from: another for each role, and as for [`bring_up_seed`].
+pub(crate) fn actor_seed(info: &DeviceInfo, role: &str) -> u64 {
+    stirred(bring_up_seed(info).into(), role)
+}
+
+fn stirred(seed: u64, text: &str) -> u64 {
+    let of = |word: u64, byte: u8| mix(word ^ u64::from(byte));
+    text.bytes().fold(mix(seed), of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks::verbs::Provider;
+    use std::sync::Arc;
+
+    #[test]
+    fn simulated_ends_draw_from_the_seed_and_others_from_their_process() {
+        let of = |name: &str| {
+            let provider = headworks::sim::SimProvider::new();
+            let open = headworks::pace::opener(Arc::new(move |name| provider.open(name)));
+            bring_up_seed(open(&name.parse().unwrap()).unwrap().info())
+        };
+        let [one, paced, again, other, another] = [
+            "sim:cx5-100g,host=a",
+            "sim:cx5-100g,pace,host=a",
+            "sim:cx5-100g,host=a,seed=1",
+            "sim:cx5-100g,host=a,seed=2",
+            "sim:cx5-100g,host=b",
+        ]
+        .map(of);
+        assert_eq!((one, one), (again, paced));
+        assert!(one != other && one != another && other != another);
+        assert_ne!(one, std::process::id());
+        let named = |name: &str| seed(&name.parse().unwrap());
+        assert_eq!(named("sim:cx6-100g"), Some(1));
+        assert_eq!(named("sim:cx6-100g,seed=7"), Some(7));
+        assert_eq!(named("soft:h1,hostile,seed=7"), None);
+        let fabric = headworks::testing::Fabric::new(std::env::temp_dir()).unwrap();
+        let soft = fabric.open("soft:h1").unwrap();
+        assert_eq!(bring_up_seed(soft.info()), std::process::id());
+    }
+}

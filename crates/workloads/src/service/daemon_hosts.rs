@@ -1,0 +1,190 @@
+//! Daemons, and the processes beside them.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use headworks::daemon::config::Config;
+use headworks::daemon::shell::{MetricsAt, Shell, ShellConfig};
+use headworks::daemon::{Identity, metrics};
+use headworks::net::Interrupt;
+use headworks::service::metrics_of;
+use headworks::verbs::DeviceName;
+use rustix::process::Pid;
+use tempfile::TempDir;
+
+use super::control::{ControlledChild, reply};
+use super::controlled_app::AppReply;
+use super::native_verbs::open;
+use super::{Result, Role, failed};
+use crate::error::WorkloadError;
+
+/// How long a process of ours may take to be there.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// This process is a daemon, until it is ended.
+pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Result<()> {
+    let interrupt = Interrupt::install().map_err(failed("signals"))?;
+    let metrics = metrics_of(&socket);
+    let config = ShellConfig {
+        identity: Identity::open(address.ip(), u64::from(std::process::id())),
+        port: address.port(),
+        socket,
+        is_for_all: false,
+        metrics: Some(MetricsAt::Path(metrics)),
+        drain: headworks::verbs::Duration::ZERO,
+        daemon: Config::default(),
+    };
+    let shell = Shell::open(open(device)?, &config);
+    let mut shell = shell.map_err(failed("a daemon"))?;
+    reply(&AppReply::Ready)?;
+    let ended = shell.run(&interrupt, |_| {});
+    ended.map_err(failed("a daemon")).map(drop)
+}
+
+/// A host's daemon, and where it is.
+struct DaemonHost {
+    address: IpAddr,
+    socket: PathBuf,
+    device: DeviceName,
+    cpu: usize,
+    daemon: ControlledChild,
+}
+
+/// Daemons, each on a processor and with a device of its own, until they are dropped.
+pub struct DaemonHosts {
+    /// Applications that others connect to. They end before their daemons, and all before the directory goes.
+    serving: Vec<ControlledChild>,
+    hosts: Vec<DaemonHost>,
+    directory: TempDir,
+}
+
+impl DaemonHosts {
+    /// Starts a daemon for each device and its processor, and waits until all serve.
+    pub fn start(devices: &[DeviceName], cpus: &[usize], stop: &AtomicBool) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
+        let address = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
+        let addresses: Vec<IpAddr> = (1..).map(address).take(devices.len()).collect();
+        let port = free_port(&addresses)?;
+        let mut all = Self {
+            hosts: Vec::new(),
+            directory: directory.map_err(failed("private directory"))?,
+            serving: Vec::new(),
+        };
+        for ((address, cpu), device) in addresses.into_iter().zip(cpus).zip(devices) {
+            let socket = all.directory().join(format!("{address}.sock"));
+            let role = Role::Daemon {
+                device: device.to_string(),
+                address: SocketAddr::new(address, port),
+                socket: socket.clone(),
+            };
+            let mut daemon = all.spawn_child(&role, *cpu)?;
+            daemon.expect_reply(AppReply::Ready, PATIENCE, stop)?;
+            all.hosts.push(DaemonHost {
+                address,
+                socket,
+                device: device.clone(),
+                cpu: *cpu,
+                daemon,
+            });
+        }
+        Ok(all)
+    }
+
+    /// The socket of a host's daemon.
+    pub fn socket(&self, host: usize) -> PathBuf {
+        self.hosts[host].socket.clone()
+    }
+
+    /// A host's device.
+    pub fn device(&self, host: usize) -> &DeviceName {
+        &self.hosts[host].device
+    }
+
+    /// A port of a host's.
+    pub fn at(&self, host: usize, port: u16) -> SocketAddr {
+        SocketAddr::new(self.hosts[host].address, port)
+    }
+
+    /// The process of a host's daemon.
+    pub fn daemon(&self, host: usize) -> Pid {
+        self.hosts[host].daemon.pid()
+    }
+
+    /// A private directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Starts an application at that port of a host, on the host's processor, and waits until it serves.
+    pub fn serve(&mut self, host: usize, port: u16, stop: &AtomicBool) -> Result<SocketAddr> {
+        let socket = self.socket(host);
+        let mut serving =
+            self.spawn_child(&Role::Serving { socket, port }, self.hosts[host].cpu)?;
+        serving.expect_reply(AppReply::Ready, PATIENCE, stop)?;
+        self.serving.push(serving);
+        Ok(self.at(host, port))
+    }
+
+    /// Starts a TCP server on that processor, and waits until it serves.
+    pub fn serve_tcp(&mut self, cpu: usize, stop: &AtomicBool) -> Result<SocketAddr> {
+        let mut serving = self.spawn_child(&Role::ServingTcp, cpu)?;
+        let port: u16 = serving.receive(PATIENCE, stop)?;
+        self.serving.push(serving);
+        Ok((Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    /// The figure that a measuring process on that processor finds: the median in nanoseconds, or bytes or operations per
+    /// second.
+    pub fn run_child(
+        &self,
+        role: &Role,
+        cpu: usize,
+        limit: Duration,
+        stop: &AtomicBool,
+    ) -> Result<f64> {
+        self.spawn_child(role, cpu)?.receive(limit, stop)
+    }
+
+    /// Starts a process on that processor.
+    pub fn spawn_child(&self, role: &Role, cpu: usize) -> Result<ControlledChild> {
+        ControlledChild::start(role, cpu, self.directory())
+    }
+
+    /// Queue pairs of a host's daemon, by its own metrics.
+    pub fn queue_pairs(&self, host: usize) -> Result<f64> {
+        self.metric(host, "headworks_queue_pairs")
+    }
+
+    /// One metric of a host's daemon, of all users together.
+    pub fn metric(&self, host: usize, name: &str) -> Result<f64> {
+        let at = metrics_of(&self.hosts[host].socket);
+        let mut answer = String::new();
+        let asked = UnixStream::connect(at).and_then(|mut stream| {
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+            stream.read_to_string(&mut answer)
+        });
+        asked.map_err(failed("metrics"))?;
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        let samples = metrics::parse(body).map_err(failed("metrics"))?;
+        let named = samples.iter().filter(|one| one.name == name);
+        Ok(named.map(|one| one.value).sum())
+    }
+}
+
+/// A port that is free at all of them.
+fn free_port(addresses: &[IpAddr]) -> Result<u16> {
+    for _ in 0..100 {
+        let first = TcpListener::bind((addresses[0], 0));
+        let first = first.and_then(|first| Ok((first.local_addr()?.port(), first)));
+        let (port, _first) = first.map_err(failed("a free port"))?;
+        let mut others = addresses[1..].iter();
+        if others.all(|other| TcpListener::bind((*other, port)).is_ok()) {
+            return Ok(port);
+        }
+    }
+    Err(WorkloadError("no port is free at all addresses".into()))
+}

@@ -1,0 +1,342 @@
+//! Applications that measure: how long an answer takes, how much goes, and how many operations on the other's memory.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::thread;
+
+use headworks::net::clock;
+use headworks::service::{Loan, Service, SharedMemory, Stream};
+use headworks::verbs::{Duration, Instant};
+use serde::{Deserialize, Serialize};
+
+use super::one_sided::{
+    self, OneSidedLoad, RequestGenerator, RequestTransport, ServiceRequests, VerbsRequests, drive,
+};
+use super::servers::{ConnectionPurpose, SPINNING, WaitingStream};
+use super::{Result, failed};
+use crate::error::WorkloadError;
+use crate::latency::{Histogram, Schedule};
+use crate::random::Random;
+
+/// Bytes after which a sink answers with one.
+const SINK_EACH: u64 = 1 << 20;
+/// How many times [`SINK_EACH`] may be under way to a sink.
+const SINK_AHEAD: u64 = 16;
+
+/// By what an application talks to another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum LoadTransport {
+    /// A stream of the service's, waiting as they do: looking around for a while, and then asleep.
+    Service {
+        /// The daemon's socket.
+        socket: PathBuf,
+        /// The other application; for one-sided requests one of each host.
+        to: Vec<SocketAddr>,
+        /// Both sides sleep in poll(2) whenever nothing is there.
+        asleep: bool,
+    },
+    /// Queue pairs of its own, for operations on memory of other programs' ([`IdleQueuePairs`](super::native_verbs::IdleQueuePairs)).
+    Verbs {
+        /// The device.
+        device: String,
+        /// The names of the others.
+        names: Vec<String>,
+    },
+    /// A TCP connection.
+    Tcp {
+        /// The other application.
+        to: SocketAddr,
+        /// Both sides look all the time; else calls block.
+        spinning: bool,
+    },
+}
+
+/// An application that measures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadClient {
+    /// The load.
+    pub what: LoadKind,
+    /// What carries it.
+    pub by: LoadTransport,
+    /// Nanoseconds before it is measured.
+    pub warm_ns: u64,
+    /// Nanoseconds that are measured.
+    pub run_ns: u64,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum LoadKind {
+    /// There and back, one message at a time.
+    PingPong {
+        /// Bytes of a message.
+        size: usize,
+    },
+    /// There and back at a rate, whatever comes back: from when each should have been sent.
+    Load {
+        /// Bytes of a message.
+        size: usize,
+        /// Messages per second.
+        per_second: f64,
+    },
+    /// One way, as much as goes; the receiver looks at it where it lies. Over the service alone.
+    Bulk {
+        /// Bytes at a time.
+        size: usize,
+        /// From so many pieces of memory that is lent; 0: copied.
+        lent: usize,
+    },
+    /// One-sided requests. Not over TCP.
+    Requests(OneSidedLoad),
+}
+
+fn not_over(what: &str) -> WorkloadError {
+    WorkloadError(format!("not over {what}"))
+}
+
+impl LoadClient {
+    /// When it is measured.
+    fn window(&self) -> Range<Instant> {
+        let warm = clock::now() + Duration::from_nanos(self.warm_ns);
+        warm..warm + Duration::from_nanos(self.run_ns)
+    }
+
+    pub(super) fn measure(&self) -> Result<f64> {
+        match self.what {
+            LoadKind::PingPong { size } => {
+                let mut stream = self.both()?;
+                let (message, mut back) = (vec![7; size], vec![0; size]);
+                pingpong(self.window(), || {
+                    stream.write_all(&message)?;
+                    Ok(stream.read_exact(&mut back)?)
+                })
+            }
+            LoadKind::Load { size, per_second } => self.load(size, per_second),
+            LoadKind::Bulk { size, lent } => self.bulk(size, lent),
+            LoadKind::Requests(load) => self.request(load),
+        }
+    }
+
+    fn service(&self) -> Result<(Service, &[SocketAddr])> {
+        match &self.by {
+            LoadTransport::Service { socket, to, .. } => {
+                Ok((Service::attach(socket, "experiment")?, to))
+            }
+            _ => Err(WorkloadError("over the service alone".to_owned())),
+        }
+    }
+
+    /// A stream of the service to an application that is told what it is for.
+    fn connect(&self, wish: &[u8]) -> Result<(Service, Stream)> {
+        let (service, to) = self.service()?;
+        let mut stream = service.connect(to[0])?;
+        stream.send_all(wish)?;
+        Ok((service, stream))
+    }
+
+    /// A stream to an application that sends everything back.
+    fn both(&self) -> Result<Box<dyn ByteStream>> {
+        Ok(match &self.by {
+            LoadTransport::Service { asleep: true, .. } => {
+                let (_, stream) = self.connect(&[ConnectionPurpose::EchoAsleep as u8])?;
+                Box::new(WaitingStream::asleep(stream)?)
+            }
+            LoadTransport::Service { .. } => {
+                Box::new(self.connect(&[ConnectionPurpose::Echo as u8])?.1)
+            }
+            LoadTransport::Tcp { to, spinning: true } => {
+                Box::new(WaitingStream::spinning(tcp(*to, true)?)?)
+            }
+            LoadTransport::Tcp { to, .. } => Box::new(tcp(*to, false)?),
+            LoadTransport::Verbs { .. } => return Err(not_over("verbs")),
+        })
+    }
+
+    /// A thread sends when it is time to, whatever the other has received.
+    fn load(&self, size: usize, per_second: f64) -> Result<f64> {
+        let (mut reader, mut writer): (Box<dyn Read>, Box<dyn Write + Send>) = match &self.by {
+            LoadTransport::Service { .. } => {
+                let (_, mut stream) = self.connect(&[ConnectionPurpose::Echo as u8])?;
+                let reader = stream.take_reader().expect("not taken yet");
+                (Box::new(reader), Box::new(stream))
+            }
+            LoadTransport::Tcp { to, spinning } => {
+                let stream = tcp(*to, *spinning)?;
+                let reader = stream.try_clone()?;
+                (Box::new(reader), Box::new(stream))
+            }
+            LoadTransport::Verbs { .. } => return Err(not_over("verbs")),
+        };
+        let schedule = Schedule::new(self.window().start, per_second);
+        let count = (self.run_ns as f64 * per_second / 1e9) as u64;
+        let sender = thread::spawn(move || -> std::io::Result<()> {
+            let message = vec![7; size];
+            for index in 0..count {
+                while clock::now() < schedule.intended(index) {
+                    // Others are to run meanwhile.
+                    thread::yield_now();
+                }
+                writer.write_all(&message)?;
+            }
+            Ok(())
+        });
+        let mut found = Histogram::default();
+        let mut back = vec![0; size];
+        for index in 0..count {
+            reader.read_exact(&mut back)?;
+            found.record(clock::now().since(schedule.intended(index)));
+        }
+        sender.join().expect("it does not panic")?;
+        median(&found)
+    }
+
+    fn bulk(&self, size: usize, lent: usize) -> Result<f64> {
+        let wish = [
+            &[ConnectionPurpose::Sink as u8][..],
+            &SINK_EACH.to_le_bytes(),
+        ]
+        .concat();
+        let (service, mut stream) = self.connect(&wish)?;
+        let mut source = Source::new(&service, size, lent)?;
+        let window = self.window();
+        let mut answers = [0; 64];
+        let (mut sent, mut heard) = (0, 0);
+        let mut from: Option<(Instant, u64)> = None;
+        loop {
+            let now = clock::now();
+            if from.is_none() && now >= window.start {
+                from = Some((now, heard));
+            }
+            if now >= window.end {
+                let (began, before) = from.unwrap_or((window.start, 0));
+                let bytes = (heard - before) * SINK_EACH;
+                if bytes == 0 {
+                    return Err(nothing());
+                }
+                return Ok(per_second(bytes, now.since(began).nanos()));
+            }
+            while sent < (heard + SINK_AHEAD) * SINK_EACH {
+                source.send(&mut stream)?;
+                sent += size as u64;
+            }
+            heard += stream.recv(&mut answers)? as u64;
+        }
+    }
+
+    /// One-sided requests per second, or bytes of their answers.
+    fn request(&self, mut load: OneSidedLoad) -> Result<f64> {
+        if !load.connections.is_multiple_of(load.hosts) {
+            return Err(WorkloadError("not as many connections to each".to_owned()));
+        }
+        if let one_sided::OneSidedOp::Reads { bytes, region } = &mut load.what {
+            // Each connection has a part of the memory.
+            *region = (*region / (load.connections / load.hosts)).max(*bytes);
+        }
+        let mut port: Box<dyn RequestTransport> = match &self.by {
+            LoadTransport::Service { .. } => {
+                let (service, to) = self.service()?;
+                Box::new(ServiceRequests::open(service, to, load)?)
+            }
+            LoadTransport::Verbs { device, names } => {
+                Box::new(VerbsRequests::open(device, names, load)?)
+            }
+            LoadTransport::Tcp { .. } => return Err(not_over("TCP")),
+        };
+        let random = Random::new(load.connections as u64);
+        let mut work = RequestGenerator::new(load, true, random);
+        work.window = self.window();
+        drive(&mut work, &mut *port)?;
+        let size = match load.what {
+            one_sided::OneSidedOp::Reads { bytes, .. } => bytes as u64,
+            _ => 1,
+        };
+        Ok(per_second(work.counts.measured * size, self.run_ns))
+    }
+}
+
+fn per_second(count: u64, nanos: u64) -> f64 {
+    count as f64 * 1e9 / nanos.max(1) as f64
+}
+
+/// What is sent in bulk.
+enum Source {
+    Copied(Vec<u8>),
+    /// Pieces of memory, of which the oldest is sent again once it was returned.
+    Lent(Vec<SharedMemory>, VecDeque<Loan>),
+}
+
+impl Source {
+    fn new(service: &Service, size: usize, lent: usize) -> Result<Self> {
+        if lent == 0 {
+            return Ok(Self::Copied(vec![7; size]));
+        }
+        let mut spare = Vec::new();
+        for _ in 0..lent {
+            let mut memory = service.alloc(size as u32)?;
+            memory.fill(7);
+            spare.push(memory);
+        }
+        Ok(Self::Lent(spare, VecDeque::new()))
+    }
+
+    fn send(&mut self, stream: &mut Stream) -> Result<()> {
+        match self {
+            Self::Copied(bytes) => stream.send_all(bytes)?,
+            Self::Lent(spare, lent) => {
+                let memory = match spare.pop() {
+                    Some(memory) => memory,
+                    None => {
+                        let oldest = lent.pop_front().expect("what is not spare is lent");
+                        stream.reclaim(oldest).map_err(failed("lent memory"))?
+                    }
+                };
+                let len = memory.len();
+                lent.push_back(stream.lend(memory, len)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is both read and written.
+trait ByteStream: Read + Write {}
+impl<T: Read + Write> ByteStream for T {}
+
+fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect(to)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&[if spinning { SPINNING } else { b'.' }])?;
+    Ok(stream)
+}
+
+fn nothing() -> WorkloadError {
+    WorkloadError("nothing came back while it was measured".to_owned())
+}
+
+fn median(found: &Histogram) -> Result<f64> {
+    match found.is_empty() {
+        true => Err(nothing()),
+        false => Ok(found.quantiles(1.0).p50_ns),
+    }
+}
+
+/// Exchanges messages, one at a time; answers the median latency in nanoseconds.
+pub(super) fn pingpong(
+    window: Range<Instant>,
+    mut exchange: impl FnMut() -> Result<()>,
+) -> Result<f64> {
+    let mut found = Histogram::default();
+    loop {
+        let began = clock::now();
+        if began >= window.end {
+            return median(&found);
+        }
+        exchange()?;
+        if began >= window.start {
+            found.record(clock::now().since(began));
+        }
+    }
+}

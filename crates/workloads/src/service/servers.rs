@@ -1,0 +1,204 @@
+//! Applications that are asked. Whoever connects says with the first byte what for.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+
+use headworks::service::{Export, Rights, Service, ServiceError, Stream};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::Result;
+use super::control::reply;
+use super::controlled_app::AppReply;
+
+/// The first byte over a connection: what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum ConnectionPurpose {
+    /// Everything is sent back, waiting as streams do by default.
+    Echo = b'e',
+    /// Everything is sent back by a thread that sleeps in poll(2) whenever nothing is there.
+    EchoAsleep = b'a',
+    /// One byte is sent back for each so many, a number of eight bytes behind this one. The first byte of what comes is
+    /// looked at, where it lies.
+    Sink = b's',
+    /// The window of memory, four bytes, is sent back; the memory is of so many bytes as the eight behind this one say.
+    Window = b'w',
+}
+
+/// Serves until the process is ended.
+pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
+    let service = Service::attach(socket, "experiment")?;
+    let listener = service.listen(port, 16_384)?;
+    reply(&AppReply::Ready)?;
+    let mut held = Vec::new();
+    loop {
+        let mut stream = listener.accept()?;
+        let mut wish = [0];
+        // Whoever only looks whether the application is there says nothing.
+        if !matches!(stream.recv(&mut wish), Ok(1)) {
+            continue;
+        }
+        if wish[0] == ConnectionPurpose::Window as u8 {
+            // These are many, and do nothing by themselves. Memory that others had is taken back first.
+            held = held.into_iter().filter_map(still_held).collect();
+            if let Ok(export) = export(&service, &mut stream) {
+                stream.set_nonblocking(true);
+                held.push((stream, export));
+            }
+            continue;
+        }
+        let name = "experiment-serve".to_owned();
+        thread::Builder::new().name(name).spawn(move || {
+            // It ends with whoever asked.
+            match wish[0] {
+                b'a' => {
+                    drop(WaitingStream::asleep(stream).and_then(|mut stream| echo(&mut stream)))
+                }
+                b's' => drop(sink(&mut stream)),
+                _ => drop(echo(&mut stream)),
+            }
+        })?;
+    }
+}
+
+fn echo(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let len = stream.read(&mut buffer)?;
+        if len == 0 {
+            return Ok(());
+        }
+        stream.write_all(&buffer[..len])?;
+    }
+}
+
+fn number(stream: &mut Stream) -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    stream.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn sink(stream: &mut Stream) -> std::io::Result<()> {
+    let each = number(stream)?;
+    let (mut came, mut answered) = (0, 0);
+    loop {
+        let peeked = stream.peek()?;
+        let len = peeked.len();
+        if len == 0 {
+            return Ok(());
+        }
+        std::hint::black_box(peeked.first());
+        peeked.consume(len)?;
+        came += len as u64;
+        while came / each > answered {
+            stream.send_all(&[0])?;
+            answered += 1;
+        }
+    }
+}
+
+/// Keeps what is held by a peer that is there; else takes the memory back.
+fn still_held((mut stream, export): (Stream, Export)) -> Option<(Stream, Export)> {
+    match stream.recv(&mut [0]) {
+        Err(ServiceError::WouldBlock) => Some((stream, export)),
+        _ => {
+            stream.set_nonblocking(false);
+            drop(stream.revoke(export));
+            None
+        }
+    }
+}
+
+fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
+    let mut memory = service.alloc(number(stream)? as u32)?;
+    memory.fill(0);
+    let export = stream.export(memory, Rights::ALL)?;
+    stream.send_all(&export.window().to_le_bytes())?;
+    Ok(export)
+}
+
+/// Sends everything back over TCP, until the process is ended. If the first byte says so, a thread that spins answers.
+pub(super) fn serve_tcp() -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    reply(&listener.local_addr()?.port())?;
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        let serve = move || {
+            let mut wish = [0];
+            stream.set_nodelay(true)?;
+            stream.read_exact(&mut wish)?;
+            match wish[0] {
+                SPINNING => echo(&mut WaitingStream::spinning(stream)?),
+                _ => echo(&mut stream),
+            }
+        };
+        // It ends with whoever asked.
+        thread::spawn(move || drop(serve()));
+    }
+}
+
+/// The first byte over TCP to be answered by a thread that spins.
+pub(super) const SPINNING: u8 = b'!';
+
+/// A stream whose calls do not block, but wait in their own way whenever they would.
+pub(super) struct WaitingStream<S> {
+    stream: S,
+    wait: fn(&mut S, PollFlags) -> std::io::Result<()>,
+}
+
+impl WaitingStream<Stream> {
+    /// It sleeps in poll(2).
+    pub(super) fn asleep(mut stream: Stream) -> std::io::Result<Self> {
+        stream.fd()?;
+        stream.set_nonblocking(true);
+        let wait = |stream: &mut Stream, flags| {
+            poll(&mut [PollFd::from_borrowed_fd(stream.fd()?, flags)], None)?;
+            Ok(())
+        };
+        Ok(Self { stream, wait })
+    }
+}
+
+impl WaitingStream<TcpStream> {
+    /// It looks again at once.
+    pub(super) fn spinning(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let wait = |_: &mut TcpStream, _| Ok(());
+        Ok(Self { stream, wait })
+    }
+}
+
+impl<S> WaitingStream<S> {
+    fn until_done<T>(
+        &mut self,
+        flags: PollFlags,
+        mut act: impl FnMut(&mut S) -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        loop {
+            match act(&mut self.stream) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    (self.wait)(&mut self.stream, flags)?;
+                }
+                done => return done,
+            }
+        }
+    }
+}
+
+impl<S: Read> Read for WaitingStream<S> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.until_done(PollFlags::IN, |stream| stream.read(into))
+    }
+}
+
+impl<S: Write> Write for WaitingStream<S> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.until_done(PollFlags::OUT, |stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

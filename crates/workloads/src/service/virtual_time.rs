@@ -1,0 +1,304 @@
+//! The service in virtual time, beside verbs: the daemon's own core and its applications on simulated hosts, and threads
+//! that have queue pairs of their own, or share some under a lock (RaaS, section VI).
+//!
+//! | module | what |
+//! |---|---|
+//! | `native_callers` | callers on plain verbs, and the lock |
+//! | `daemon_host` | a host's daemon |
+//! | `one_sided_apps` | applications that ask and are asked, and an application's end of the service |
+//! | `message_apps` | applications that send each other messages |
+
+mod daemon_host;
+mod message_apps;
+mod native_callers;
+mod one_sided_apps;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks::runtime::{
+    Actor, ActorError, ActorInit, ActorRegistry, ActorSpec, Scenario, Step, World,
+};
+use headworks::runtime::{ActorOutcome, ScenarioEvent};
+use headworks::sim::{Preset, SimWorld, UsageMonitor};
+use headworks::verbs::{DeviceName, Duration, Instant};
+
+pub use super::one_sided::{OneSidedLoad, OneSidedOp};
+use super::one_sided::{RequestCounts, RequestGenerator};
+use super::{Result, failed};
+use crate::error::WorkloadError;
+use crate::latency::Quantiles;
+use crate::random::{Random, mix};
+
+/// What carries the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestPath {
+    /// Queue pairs of each caller's own: one for each connection.
+    Native,
+    /// So many callers share each queue pair under a lock.
+    Locked(usize),
+    /// The service: each caller is an application.
+    Service,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadResult {
+    /// Requests that ended in a second.
+    pub per_second: f64,
+    /// Bytes that came to the callers' RNIC in a second. Right even if many long answers are not whole at the end.
+    pub bytes_per_second: f64,
+    /// How long each took, from when its caller set about it until it had seen that it was over.
+    pub latency: Quantiles,
+    /// Queue pairs of the callers' host.
+    pub queue_pairs: usize,
+    /// Requests that ended, ever. All that were asked for did, and did what they should.
+    pub ended: u64,
+}
+
+/// The machines.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// All of them are alike.
+    pub preset: Preset,
+    /// What chance draws from.
+    pub seed: u64,
+}
+
+impl Machine {
+    /// The device of a host: 0 is the callers'.
+    fn device(&self, host: usize) -> Result<DeviceName> {
+        let name = format!("sim:{},host=h{host}", self.preset.name);
+        name.parse().map_err(failed("a device's name"))
+    }
+}
+
+/// A constant of a machine, in nanoseconds.
+fn nanos(nanos: f64) -> Duration {
+    Duration::from_nanos(nanos as u64)
+}
+
+/// The host of the callers.
+const CALLERS: &str = "h0";
+/// Longest time before everything is set up and after what is measured.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl OneSidedLoad {
+    /// Runs on such machines, for so long after a warm-up, both in virtual time. An answer that is wrong or missing is an
+    /// error.
+    pub fn measure(
+        &self,
+        arm: RequestPath,
+        machine: &Machine,
+        times: (Duration, Duration),
+        stop: &AtomicBool,
+    ) -> Result<LoadResult> {
+        let mut scenario = ScenarioBuilder {
+            shared_run: SharedRun {
+                load: *self,
+                machine: machine.clone(),
+                times,
+                state: Arc::default(),
+            },
+            cast: ActorRegistry::new(),
+            parts: Vec::new(),
+        };
+        match arm {
+            RequestPath::Native => native_callers::add(&mut scenario, 1)?,
+            RequestPath::Locked(sharing) => native_callers::add(&mut scenario, sharing)?,
+            RequestPath::Service => daemon_host::add(&mut scenario)?,
+        };
+        let ScenarioBuilder {
+            shared_run,
+            cast,
+            parts,
+        } = scenario;
+        let count = parts.len();
+        let world = SimWorld::new(cast, machine.preset.clone(), machine.seed);
+        let mut running = world
+            .start(&Scenario::of(parts))
+            .map_err(failed("scenario"))?;
+        let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
+        let usage_monitor = world.usage_monitor();
+        // What had come when it began to be measured, and when it ceased to be.
+        let mut looks = Vec::new();
+        let mut ended = 0;
+        while ended < count {
+            let now = running.now();
+            if stop.load(Ordering::Relaxed) {
+                return Err(WorkloadError("interrupted".to_owned()));
+            }
+            if now > limit {
+                return Err(WorkloadError("it does not end".to_owned()));
+            }
+            let window = shared_run.window();
+            let next = window.and_then(|window| window.get(looks.len()).copied());
+            if next.is_some_and(|next| next <= now) {
+                looks.push((now, came(&usage_monitor)));
+            }
+            match running.poll(Duration::from_micros(100)) {
+                Some(ScenarioEvent::Ended {
+                    outcome: ActorOutcome::Done,
+                    ..
+                }) => ended += 1,
+                Some(ScenarioEvent::Ended { role, outcome }) => {
+                    return Err(WorkloadError(format!("{role}: {outcome}")));
+                }
+                _ => {}
+            }
+        }
+        if looks.len() == 1 {
+            // All were done before the second look.
+            looks.push((running.now(), came(&usage_monitor)));
+        }
+        drop(running);
+        let [(from, before), (until, after)] = looks[..] else {
+            return Err(WorkloadError("it ended before it was measured".to_owned()));
+        };
+        let state = shared_run.state();
+        let counts = &state.counts;
+        if counts.asked != counts.ended {
+            let why = format!("{} of {} requests ended", counts.ended, counts.asked);
+            return Err(WorkloadError(why));
+        }
+        if let (OneSidedOp::Adds { .. }, Some(sum)) = (self.what, state.sum)
+            && sum != counts.asked
+        {
+            let why = format!("{} were added, and the counters say {sum}", counts.asked);
+            return Err(WorkloadError(why));
+        }
+        Ok(LoadResult {
+            per_second: counts.measured as f64 / times.1.as_secs_f64(),
+            bytes_per_second: (after - before) as f64 / until.since(from).as_secs_f64(),
+            latency: counts.latencies.quantiles(1.0),
+            queue_pairs: state.queue_pairs,
+            ended: counts.ended,
+        })
+    }
+}
+
+/// Bytes that have come to the host of the callers.
+fn came(usage_monitor: &UsageMonitor) -> u64 {
+    let usage = usage_monitor.now();
+    let mut hosts = usage.iter().flat_map(|usage| &usage.hosts);
+    let of = hosts.find(|host| host.host == CALLERS);
+    of.map_or(0, |host| host.counters.bytes_in)
+}
+
+/// All begin so long after the last is there.
+const LEAD: Duration = Duration::from_micros(2);
+/// How often a caller looks whether all are there.
+const SOON: Duration = Duration::from_micros(1);
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The actors of a play.
+struct ScenarioBuilder {
+    shared_run: SharedRun,
+    cast: ActorRegistry,
+    parts: Vec<ActorSpec>,
+}
+
+impl ScenarioBuilder {
+    /// Adds an actor on a host.
+    fn add<A: Actor + 'static>(
+        &mut self,
+        host: usize,
+        role: String,
+        make: impl Fn(&ActorInit) -> Result<A, ActorError> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let make = move |part: &ActorInit| Ok(Box::new(make(part)?) as Box<dyn Actor>);
+        self.cast.register(&role, make);
+        let device = self.shared_run.machine.device(host)?;
+        self.parts
+            .push(ActorSpec::new(role.clone(), role).on(device));
+        Ok(())
+    }
+}
+
+#[derive(Clone)]
+struct SharedRun {
+    load: OneSidedLoad,
+    machine: Machine,
+    /// How long it warms up, and is measured.
+    times: (Duration, Duration),
+    state: Arc<Mutex<RunState>>,
+}
+
+#[derive(Default)]
+struct RunState {
+    ready: usize,
+    /// When all begin.
+    begin: Option<Instant>,
+    done: usize,
+    counts: RequestCounts,
+    /// The sum of all counters in the end, if there are some.
+    sum: Option<u64>,
+    /// Queue pairs of the callers' host.
+    queue_pairs: usize,
+}
+
+impl SharedRun {
+    fn state(&self) -> MutexGuard<'_, RunState> {
+        locked(&self.state)
+    }
+
+    /// Whether all callers have done what they set out to do.
+    fn is_over(&self) -> bool {
+        self.state().done == self.load.callers
+    }
+
+    /// From when until when it is measured, once that is known.
+    fn window(&self) -> Option<[Instant; 2]> {
+        let from = self.state().begin? + self.times.0;
+        Some([from, from + self.times.1])
+    }
+
+    /// The share of caller `who`.
+    fn share(&self, who: usize) -> CallerRun {
+        let random = Random::new(mix(self.machine.seed) ^ who as u64);
+        CallerRun {
+            work: RequestGenerator::new(self.load, false, random),
+            shared_run: self.clone(),
+            is_ready: false,
+        }
+    }
+}
+
+/// One caller's work in a run.
+struct CallerRun {
+    shared_run: SharedRun,
+    work: RequestGenerator,
+    is_ready: bool,
+}
+
+impl CallerRun {
+    /// What the caller, who is ready, does until all begin; `None` once they have.
+    fn wait_for_start(&mut self, now: Instant) -> Option<Step> {
+        if !std::mem::replace(&mut self.is_ready, true) {
+            let mut state = self.shared_run.state();
+            state.ready += 1;
+            if state.ready == self.shared_run.load.callers {
+                state.begin = Some(now + LEAD);
+            }
+        }
+        let begin = self.shared_run.state().begin;
+        let (Some(begin), Some([from, until])) = (begin, self.shared_run.window()) else {
+            return Some(Step::At(now + SOON));
+        };
+        self.work.window = from..until;
+        (begin > now).then_some(Step::At(begin))
+    }
+
+    /// Counts what the caller has done.
+    fn finish(&mut self) {
+        let mut state = self.shared_run.state();
+        state.counts.add(&self.work.counts);
+        state.done += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,336 @@
+//! A host's daemon in virtual time: the daemon's own core, on a core of a simulated host.
+//!
+//! The core does no I/O and charges nothing but its copies and its calls of verbs, which the model does. What its own
+//! code takes is charged here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use headworks::client::message::Refusal;
+use headworks::client::{Outcomes, Session};
+use headworks::daemon::auth::Secret;
+use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};
+use headworks::daemon::{Config, Daemon};
+use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
+use headworks::verbs::{Access, Device, Duration, Instant};
+
+use super::one_sided_apps::PORT;
+use super::{OneSidedOp, ScenarioBuilder, SharedRun, locked, message_apps, nanos, one_sided_apps};
+use crate::service::Result;
+
+/// What a step of the daemon takes in which there is nothing to do. This and the next three were measured: this code on
+/// soft devices, all of it on one core of a present-day server (AMD EPYC), what the devices take subtracted.
+const STEP: Duration = Duration::from_nanos(60);
+/// What each session adds to that, whose board is looked at.
+const SESSION: Duration = Duration::from_nanos(6);
+/// What a step takes beside that in which there is something to do.
+const BUSY: Duration = Duration::from_nanos(350);
+/// What half of an application's request takes: from its record to where it is posted, and from there to its end. An
+/// atomic takes as much of the daemon that carries it out.
+const HALF_REQUEST: Duration = Duration::from_nanos(82);
+
+/// An application's end of what it shares with its daemon, and what both know beside that in virtual time.
+pub(super) struct AppSession {
+    pub(super) session: Session,
+    /// When the daemon's latest step is over: what that did is not seen before.
+    pub(super) seen_at: Instant,
+    /// Records that the application has written, ever, and connections that it has touched since they were looked at.
+    pub(super) written: u64,
+    pub(super) touched: BTreeSet<u32>,
+    /// One-sided operations that are under way, as far as is known, or over and not looked at.
+    pub(super) operations: Vec<PendingOperation>,
+    /// Records that the daemon has heard of.
+    heard: u64,
+    /// Sums the counters of an application that is asked; and what that was when it was looked at last.
+    pub(super) counters: Box<dyn Fn() -> u64 + Send>,
+    counted: u64,
+}
+
+/// A one-sided operation.
+pub(super) struct PendingOperation {
+    /// Which of the application's.
+    pub(super) slot: usize,
+    pub(super) outcomes: Outcomes,
+    /// When the step is over in which the daemon said what became of it: the application does not see that before.
+    pub(super) seen_at: Option<Instant>,
+}
+
+pub(super) type SharedSession = Arc<Mutex<AppSession>>;
+
+impl AppSession {
+    fn shared(name: &str) -> SharedSession {
+        Arc::new(Mutex::new(Self {
+            session: Session::new(name),
+            seen_at: Instant::ZERO,
+            written: 0,
+            touched: BTreeSet::new(),
+            operations: Vec::new(),
+            heard: 0,
+            counters: Box::new(|| 0),
+            counted: 0,
+        }))
+    }
+
+    /// Operations whose end the daemon has said and nobody has seen.
+    fn ended(&mut self) -> impl Iterator<Item = &mut PendingOperation> {
+        let is_new =
+            |one: &&mut PendingOperation| one.seen_at.is_none() && one.outcomes.get().is_some();
+        self.operations.iter_mut().filter(is_new)
+    }
+}
+
+fn address(host: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
+}
+
+/// The address that the application of another host listens at.
+pub(super) fn listens_at(host: usize) -> SocketAddr {
+    SocketAddr::new(address(host), PORT)
+}
+
+fn role(host: usize) -> String {
+    format!("d{host}")
+}
+
+/// Adds daemons and their applications.
+pub(super) fn add(scenario: &mut ScenarioBuilder) -> Result<()> {
+    let load = scenario.shared_run.load;
+    let sessions = |kind, count| -> Vec<SharedSession> {
+        let names = (0..count).map(|number| format!("{kind}{number}"));
+        names.map(|name| AppSession::shared(&name)).collect()
+    };
+    let (callers, servers) = (sessions('c', load.callers), sessions('s', load.hosts));
+    for host in 0..=load.hosts {
+        let sessions = match host {
+            0 => callers.clone(),
+            _ => vec![servers[host - 1].clone()],
+        };
+        let shared_run = scenario.shared_run.clone();
+        let make = move |part: &ActorInit| Host::new(part, host, &sessions, shared_run.clone());
+        scenario.add(host, role(host), make)?;
+    }
+    match load.what {
+        OneSidedOp::Messages { bytes } => {
+            let sessions = [&callers[0], &servers[0]].map(SharedSession::clone);
+            message_apps::add(scenario, bytes, sessions)
+        }
+        _ => one_sided_apps::add(scenario, callers, servers),
+    }
+}
+
+const CALL: u8 = 0;
+const SAY: u8 = 1;
+const HANG_UP: u8 = 2;
+
+/// A stream to another daemon: which host's, and whether this one called.
+type DaemonLink = (usize, bool);
+
+/// A daemon.
+struct Host {
+    number: usize,
+    daemon: Daemon,
+    device: Arc<dyn Device>,
+    sessions: Vec<(Option<SessionId>, SharedSession)>,
+    peers: BTreeMap<DaemonLink, PeerId>,
+    shared_run: SharedRun,
+    /// What a line takes that an application wrote last.
+    line: Duration,
+}
+
+impl Host {
+    fn new(
+        part: &ActorInit,
+        number: usize,
+        sessions: &[SharedSession],
+        shared_run: SharedRun,
+    ) -> Result<Self, ActorError> {
+        let device = part.open_device()?;
+        let identity = Identity {
+            // Without one, daemons serve loopback addresses alone.
+            secret: Some(Secret::new(b"of a play in virtual time")?),
+            entropy: [number as u8 + 1; 32],
+            ..Identity::open(address(number), 1)
+        };
+        Ok(Self {
+            number,
+            daemon: Daemon::new(identity, device.clone(), Config::default()),
+            device,
+            sessions: sessions
+                .iter()
+                .map(|app_session| (None, app_session.clone()))
+                .collect(),
+            peers: BTreeMap::new(),
+            line: nanos(shared_run.machine.preset.line_ns),
+            shared_run,
+        })
+    }
+
+    /// Hands the daemon what other daemons say.
+    fn receive_mail(&mut self, cx: &mut ActorContext<'_>) {
+        while let Some(mail) = cx.receive() {
+            let from = mail.from.strip_prefix('d');
+            let from = from.and_then(|host| host.parse().ok());
+            let (Some(from), [kind, by_me, message @ ..]) = (from, &mail.bytes[..]) else {
+                continue;
+            };
+            let line = (from, *by_me == 1);
+            match *kind {
+                CALL => {
+                    let peer = self.daemon.peer_up(None);
+                    self.peers.insert(line, peer);
+                }
+                HANG_UP => {
+                    if let Some(peer) = self.peers.remove(&line) {
+                        self.daemon.peer_gone(peer);
+                    }
+                }
+                _ => {
+                    if let Some(peer) = self.peers.get(&line) {
+                        self.daemon.peer_message(*peer, message);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Hands the daemon what applications say on their sockets.
+    fn serve(&mut self) {
+        for (session, app_session) in &mut self.sessions {
+            let session = *session.get_or_insert_with(|| self.daemon.session_up(1));
+            let mut app_session = locked(app_session);
+            while let Some(packet) = app_session.session.output() {
+                self.daemon.session_packet(session, &packet.bytes, None);
+            }
+        }
+    }
+
+    /// Does what the daemon wants done.
+    fn execute_commands(&mut self, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
+        while let Some(output) = self.daemon.output() {
+            match output {
+                Output::Dial(to) => {
+                    match (0..=self.shared_run.load.hosts).find(|host| address(*host) == to) {
+                        Some(host) => {
+                            let peer = self.daemon.peer_up(Some(to));
+                            self.peers.insert((host, true), peer);
+                            send_to_daemon(cx, (host, true), CALL, &[])?;
+                        }
+                        None => self.daemon.dial_failed(to, Refusal::Unreachable),
+                    }
+                }
+                Output::ToPeer { peer, message } => {
+                    if let Some(line) = self.line_of(peer) {
+                        send_to_daemon(cx, line, SAY, &message)?;
+                    }
+                }
+                Output::HangUp(peer) => {
+                    if let Some(line) = self.line_of(peer) {
+                        self.peers.remove(&line);
+                        send_to_daemon(cx, line, HANG_UP, &[])?;
+                    }
+                }
+                Output::ToSession {
+                    session,
+                    packet,
+                    slab,
+                } => {
+                    let app_session = self.sessions.iter().find(|(of, _)| *of == Some(session));
+                    let Some((_, app_session)) = app_session else {
+                        continue;
+                    };
+                    let view = match slab {
+                        // In one process the application's mapping is the daemon's.
+                        Some(slab) => {
+                            let region = self.device.alloc_pd()?.register(&slab, Access::NONE)?;
+                            Some(headworks::ring::view_of(&region, 0))
+                        }
+                        None => None,
+                    };
+                    locked(app_session).session.input(&packet, view)?;
+                }
+                Output::Signal { .. } => {}
+                Output::EndSession(_) => {
+                    return Err(ActorError::new("the daemon has turned an application away"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn line_of(&self, peer: PeerId) -> Option<DaemonLink> {
+        let mut lines = self.peers.iter();
+        lines.find(|(_, one)| **one == peer).map(|(line, _)| *line)
+    }
+
+    /// Records that wait to be heard of, and the lines that they lie on.
+    fn picked(&mut self) -> (u64, u64) {
+        let (mut records, mut lines) = (0, 0);
+        for (_, app_session) in &self.sessions {
+            let mut app_session = locked(app_session);
+            let new = app_session.written - app_session.heard;
+            app_session.heard = app_session.written;
+            records += new;
+            // The cursor of each connection that was touched; and the mark.
+            let touched = std::mem::take(&mut app_session.touched).len() as u64;
+            lines += new + touched + u64::from(touched > 0);
+        }
+        (records, lines)
+    }
+
+    /// Operations that have ended, and atomics that this host has carried out, since it was looked at last.
+    fn done(&mut self) -> u64 {
+        let mut done = 0;
+        for (_, app_session) in &self.sessions {
+            let app_session = &mut *locked(app_session);
+            done += app_session.ended().count() as u64;
+            let counted = (app_session.counters)();
+            done += counted - std::mem::replace(&mut app_session.counted, counted);
+        }
+        done
+    }
+}
+
+/// Tells another daemon, which sees the stream from the other side.
+fn send_to_daemon(
+    cx: &mut ActorContext<'_>,
+    (to, by_me): DaemonLink,
+    kind: u8,
+    message: &[u8],
+) -> Result<(), ActorError> {
+    let mut bytes = vec![kind, u8::from(!by_me)];
+    bytes.extend(message);
+    Ok(cx.send(&role(to), &bytes)?)
+}
+
+impl Actor for Host {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        if self.shared_run.is_over() {
+            let queue_pairs = self.daemon.census().map(|(_, one)| one.queue_pairs).sum();
+            if self.number == 0 {
+                self.shared_run.state().queue_pairs = queue_pairs;
+            }
+            return Ok(Step::Done);
+        }
+        self.receive_mail(cx);
+        self.serve();
+        let (records, lines) = self.picked();
+        cx.charge(STEP + SESSION.times(self.sessions.len() as u64));
+        if records > 0 {
+            cx.charge(BUSY + HALF_REQUEST.times(records) + self.line.times(lines));
+        }
+        let was_busy = self.daemon.step(cx);
+        if was_busy && records == 0 {
+            cx.charge(BUSY);
+        }
+        cx.charge(HALF_REQUEST.times(self.done()));
+        self.execute_commands(cx)?;
+        let now = cx.now();
+        for (_, app_session) in &self.sessions {
+            let mut app_session = locked(app_session);
+            app_session.ended().for_each(|one| one.seen_at = Some(now));
+            app_session.seen_at = now;
+        }
+        Ok(Step::Again)
+    }
+}

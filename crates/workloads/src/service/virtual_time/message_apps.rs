@@ -1,0 +1,188 @@
+//! Applications in virtual time that send each other messages by turns.
+
+use headworks::runtime::{Actor, ActorContext, ActorError, Step};
+use headworks::verbs::{Duration, Instant};
+
+use super::daemon_host::SharedSession;
+use super::nanos;
+use super::one_sided_apps::{Client, LOOK, Opening};
+use super::{CallerRun, SOON, ScenarioBuilder, SharedRun, locked};
+use crate::service::Result;
+
+/// Bytes that are copied at a time: as many as a record carries.
+const PIECE: usize = 64 << 10;
+
+/// Adds the applications at those sessions: one that begins, and one on the other host that answers with as many bytes.
+pub(super) fn add(
+    scenario: &mut ScenarioBuilder,
+    bytes: usize,
+    sessions: [SharedSession; 2],
+) -> Result<()> {
+    let (load, preset) = (
+        scenario.shared_run.load,
+        &scenario.shared_run.machine.preset,
+    );
+    debug_assert!(load.callers == 1 && load.connections == 1 && load.outstanding == 1);
+    let costs = [preset.message_ns, preset.line_ns].map(nanos);
+    for (host, app_session) in sessions.into_iter().enumerate() {
+        let shared_run = scenario.shared_run.clone();
+        scenario.add(host, format!("m{host}"), move |_| {
+            let (opening, phase) = match host {
+                0 => (Opening::Connects(vec![1]), Phase::Rests),
+                _ => (Opening::Listens(load.what), Phase::GETS),
+            };
+            Ok(Talker {
+                shared_run: shared_run.clone(),
+                share: (host == 0).then(|| shared_run.share(0)),
+                client: Client::new(&app_session, &opening, 0),
+                costs,
+                message: vec![0; bytes],
+                number: 0,
+                phase,
+                prepaid: 0,
+            })
+        })?;
+    }
+    Ok(())
+}
+
+/// How far an application is with a message.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// It is not begun.
+    Rests,
+    /// So many bytes were handed over.
+    Sends(usize),
+    /// So many have come, and so many more are seen from then on.
+    Gets(usize, Option<(usize, Instant)>),
+    /// So many have come, and so many more were copied.
+    Copied(usize, usize),
+}
+
+impl Phase {
+    const GETS: Self = Self::Gets(0, None);
+}
+
+/// Either application.
+struct Talker {
+    shared_run: SharedRun,
+    /// Of the one that begins.
+    share: Option<CallerRun>,
+    client: Client,
+    /// What a message takes beside copies; and a line that the daemon wrote last.
+    costs: [Duration; 2],
+    /// The message that is sent, or that is to come.
+    message: Vec<u8>,
+    /// Messages that have come.
+    number: u8,
+    phase: Phase,
+    /// Bytes that it has spent the time for to copy, and that there was no room for.
+    prepaid: usize,
+}
+
+/// Writes the bytes of a message.
+fn fill(message: &mut [u8], number: u8) {
+    for (at, byte) in message.iter_mut().enumerate() {
+        *byte = (at as u8).wrapping_mul(31).wrapping_add(number);
+    }
+}
+
+impl Actor for Talker {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        let now = cx.now();
+        if self.client.ends.is_empty() {
+            self.client.process_events()?;
+            return Ok(Step::At(now + SOON));
+        }
+        match &mut self.share {
+            Some(share) => {
+                if let Some(step) = share.wait_for_start(now) {
+                    return Ok(step);
+                }
+            }
+            None if self.shared_run.is_over() => return Ok(Step::Done),
+            None => {}
+        }
+        let app_session = &mut *locked(&self.client.app_session);
+        let connection = &mut self.client.ends[0].connection;
+        connection.refresh(app_session.session.slabs());
+        let [each, line] = self.costs;
+        let len = self.message.len();
+        self.phase = match self.phase {
+            Phase::Rests => {
+                if let Some(share) = &mut self.share {
+                    if share.work.is_over(now) {
+                        share.finish();
+                        return Ok(Step::Done);
+                    }
+                    share.work.next(now);
+                }
+                fill(&mut self.message, self.number);
+                cx.charge(each);
+                Phase::Sends(0)
+            }
+            Phase::Sends(sent) => {
+                let piece = PIECE.min(len - sent);
+                if self.prepaid < piece {
+                    cx.copied((piece - self.prepaid) as u64);
+                    self.prepaid = piece;
+                    return Ok(Step::Again);
+                }
+                let (count, _) = connection.sending.send(&self.message[sent..sent + piece])?;
+                self.prepaid -= count;
+                app_session.written += u64::from(count > 0);
+                app_session.touched.insert(connection.handle());
+                if count == 0 {
+                    // The daemon looks whether there is room.
+                    let _: bool = connection.nudge();
+                }
+                cx.charge(LOOK);
+                match sent + count == len {
+                    true => Phase::GETS,
+                    false => Phase::Sends(sent + count),
+                }
+            }
+            Phase::Gets(got, None) => {
+                cx.charge(LOOK);
+                let count = connection.receiving.peek()?.len as usize;
+                // What the daemon's latest step did is not seen before that is over.
+                let seen = (count > 0).then_some((count, now.max(app_session.seen_at)));
+                Phase::Gets(got, seen)
+            }
+            Phase::Gets(_, Some((_, at))) if at > now => return Ok(Step::At(at)),
+            Phase::Gets(got, Some((count, _))) => {
+                let count = count.min(PIECE).min(len - got);
+                cx.charge(if got == 0 { each + line } else { line });
+                cx.copied(count as u64);
+                Phase::Copied(got, count)
+            }
+            Phase::Copied(got, count) => {
+                if self.share.is_none() && got == 0 {
+                    fill(&mut self.message, self.number);
+                }
+                let mut bytes = vec![0; count];
+                let extent = connection.receiving.peek()?.part(0, count as u32);
+                app_session.session.slabs().read(extent, &mut bytes)?;
+                let _: bool = connection.receiving.consume(count as u64);
+                app_session.touched.insert(connection.handle());
+                if bytes != self.message[got..got + count] {
+                    return Err(ActorError::new("bytes of a message are wrong"));
+                }
+                cx.charge(LOOK);
+                if got + count < len {
+                    Phase::Gets(got + count, None)
+                } else {
+                    self.number = self.number.wrapping_add(1);
+                    match &mut self.share {
+                        None => Phase::Sends(0),
+                        Some(share) => {
+                            share.work.complete(0, now);
+                            Phase::Rests
+                        }
+                    }
+                }
+            }
+        };
+        Ok(Step::Again)
+    }
+}

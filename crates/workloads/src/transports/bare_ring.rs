@@ -1,0 +1,68 @@
+//! Connecting the bare ring. Each actor makes the memory of the ring that comes in and mails where it is. As with the ring
+//! on verbs, there is a ring back only for workloads that send something back.
+
+use headworks_baselines::{BareReceiver, BareSegment, BareSender};
+use headworks_runtime::ActorContext;
+
+use super::channel_pair::{ChannelEnds, ChannelPair};
+use super::job::Job;
+use crate::actor_pair::{PairMail, Role};
+use crate::connecting_actor::Connect;
+use crate::error::{Result, WorkloadError};
+
+/// Connects the ring there and, where the workload needs it, the one back.
+pub struct BareConnect {
+    job: Job,
+    role: Role,
+    /// The memory of the ring that comes in, once it is made.
+    inward: Option<BareSegment>,
+}
+
+impl BareConnect {
+    /// For `job`.
+    pub fn new(job: Job, role: Role) -> Self {
+        let inward = None;
+        Self { job, role, inward }
+    }
+}
+
+fn failed(why: impl std::fmt::Display) -> WorkloadError {
+    WorkloadError::at("bare ring", why)
+}
+
+impl Connect for BareConnect {
+    type Connected = ChannelPair<BareSender, BareReceiver>;
+
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Self::Connected>> {
+        let (slots, slot) = (self.job.slots as usize, self.job.size.next_multiple_of(64));
+        // As the ring's defaults: α and γ, and β.
+        let (quarter, eighth) = ((slots / 4).max(1) as u64, (slots / 8).max(1));
+        let both = self.job.is_two_way();
+        if self.inward.is_none() && (both || self.role == Role::Receiver) {
+            let (segment, _) = BareSegment::create(slots, slot).map_err(failed)?;
+            let (pid, fd) = segment.offer();
+            cx.send_mail(&[pid.to_le_bytes(), fd.to_le_bytes()].concat())?;
+            self.inward = Some(segment);
+        }
+        let mut sender = None;
+        if both || self.role == Role::Sender {
+            let Some(mail) = cx.receive_mail() else {
+                return Ok(None);
+            };
+            let ([pid, fd], []) = mail.as_chunks::<4>() else {
+                return Err(failed("no descriptor in the mail"));
+            };
+            let (pid, fd) = (u32::from_le_bytes(*pid), i32::from_le_bytes(*fd));
+            let outward = BareSegment::join(pid, fd, slots, slot).map_err(failed)?;
+            sender = Some(BareSender::new(outward, quarter, eighth).map_err(failed)?);
+        }
+        let receiver = self.inward.take();
+        let receiver =
+            receiver.map(|memory| BareReceiver::new(memory, quarter).of_length(self.job.size));
+        Ok(Some(ChannelPair::new(
+            &self.job,
+            ChannelEnds::new(sender, receiver),
+            None,
+        )))
+    }
+}

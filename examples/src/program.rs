@@ -1,0 +1,232 @@
+//! Around the examples: arguments, exit codes, the other process, Ctrl-C.
+
+use std::error::Error;
+use std::io::{ErrorKind, Stdin, Write};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::LazyLock;
+use std::thread::yield_now;
+
+use headworks::connect::ConnectError;
+use headworks::net::signals::EXIT_INTERRUPTED;
+use headworks::net::{Interrupt, Line, NetError, WaitLimit, clock};
+use headworks::ring::{Broken, RingError, SendError};
+use headworks::service::{Refusal, ServiceError};
+use headworks::verbs::{Duration, Instant};
+
+/// Why a program ends early.
+#[derive(Debug)]
+pub enum Failure {
+    /// What it was told is wrong: exit code 2.
+    BadInput(String),
+    /// It failed, or the other side died: exit code 1.
+    Failed(String),
+    /// Ctrl-C: exit code 130.
+    Interrupted,
+}
+
+/// What the steps of an example come to.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        of(&error)
+    }
+}
+
+fn of(error: &(dyn Error + 'static)) -> Failure {
+    match error.downcast_ref() {
+        Some(NetError::Interrupted) => return Failure::Interrupted,
+        Some(NetError::PeerGone) => return gone(),
+        // The name is not legal, or somebody listens under it.
+        Some(NetError::Fabric(error)) => return Failure::BadInput(error.to_string()),
+        _ => {}
+    }
+    match error.downcast_ref() {
+        Some(
+            ServiceError::NoDaemon { .. }
+            | ServiceError::Refused(Refusal::PortTaken | Refusal::Denied),
+        ) => return Failure::BadInput(error.to_string()),
+        Some(ServiceError::Ended) => return gone(),
+        _ => {}
+    }
+    if let Some(ConnectError::Line(error)) = error.downcast_ref() {
+        return of(error);
+    }
+    if let Some(SendError::Broken(error)) = error.downcast_ref() {
+        return of(error);
+    }
+    if let Some(Broken { error, .. }) = error.downcast_ref() {
+        return of(error);
+    }
+    match error.downcast_ref::<RingError>() {
+        Some(error) if error.is_peer_gone() => gone(),
+        _ => Failure::Failed(error.to_string()),
+    }
+}
+
+/// The other side is.
+pub fn gone() -> Failure {
+    Failure::Failed("the other side is gone".to_owned())
+}
+
+/// Runs a program: hands it its arguments, and turns what it comes to into an exit code and, where it
+/// failed, one line on standard error.
+pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> ExitCode {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    let args: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
+    let args: Vec<_> = args.iter().map(AsRef::as_ref).collect();
+    let done = Interrupt::install()
+        .map_err(Failure::from)
+        .and_then(|interrupt| judged(program(&args, &interrupt), &interrupt));
+    let (code, line) = match done {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::BadInput(line)) => (2, line),
+        Err(Failure::Failed(line)) => (1, line),
+        Err(Failure::Interrupted) => (EXIT_INTERRUPTED, "interrupted".to_owned()),
+    };
+    // In one piece; where nobody reads it, the exit code still says how it went.
+    let _ = std::io::stderr().write_all(format!("{name}: {line}\n").as_bytes());
+    code.into()
+}
+
+/// Ctrl-C reaches both sides: that one ended is not why the other fails. Who stopped waiting without it
+/// waited for one that is gone.
+fn judged(done: Outcome, interrupt: &Interrupt) -> Outcome {
+    match done {
+        Err(Failure::Failed(_)) if interrupt.is_raised() => Err(Failure::Interrupted),
+        Err(Failure::Interrupted) if !interrupt.is_raised() => Err(gone()),
+        done => done,
+    }
+}
+
+/// Text on standard output. A reader that has seen enough is no failure; a full disk is.
+pub fn say(text: &[u8]) -> Outcome {
+    let mut out = std::io::stdout();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether an argument is meant to be a number.
+pub fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// A number of messages, at least 1.
+pub fn count(text: &str) -> Outcome<u64> {
+    match text.parse() {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(Failure::BadInput(format!(
+            "{text:?} is no count: 1 or more"
+        ))),
+    }
+}
+
+/// Set for a process that an example started as another one of itself: its standard input ends with whoever did.
+pub(crate) const STARTED: &str = "HEADWORKS_EXAMPLE_STARTED";
+
+/// Runs both sides: this program once more with `listen NAME` as arguments, and `other` here, which is
+/// handed the NAME. Both must succeed.
+pub fn run_both(program: &str, other: impl FnOnce(&str) -> Outcome) -> Outcome {
+    let name = format!("{program}-{}", std::process::id());
+    let listener = Command::new(std::env::current_exe()?)
+        .args(["listen", &name])
+        .env(STARTED, "1")
+        .stdin(Stdio::piped())
+        .spawn()?;
+    let mut listener = Process(listener);
+    other(&name)?;
+    match listener.0.wait()? {
+        status if status.success() => Ok(()),
+        status => Err(Failure::Failed(format!("the listening side: {status}"))),
+    }
+}
+
+/// Another process; ended when dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It is over, or of no use any more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How long to wait for somebody who may never come: for ever, but for Ctrl-C. Where [`both`] started this
+/// side, for as long as whoever is to come lives: Ctrl-C reaches that one too.
+pub fn no_deadline(interrupt: &Interrupt) -> WaitLimit<'_> {
+    if std::env::var_os(STARTED).is_some() {
+        static STARTER: LazyLock<Stdin> = LazyLock::new(std::io::stdin);
+        return WaitLimit::deadline(Instant::FAR_FUTURE).or_readable(&*STARTER);
+    }
+    WaitLimit::deadline(Instant::FAR_FUTURE).or_readable(interrupt)
+}
+
+/// How long to wait for somebody who should be there by now.
+pub fn short_deadline(interrupt: &Interrupt) -> WaitLimit<'_> {
+    WaitLimit::deadline(clock::now() + Duration::from_secs(10)).or_readable(interrupt)
+}
+
+/// For loops that poll: what to do when there is nothing to do.
+pub struct IdleWait<'a> {
+    interrupt: &'a Interrupt,
+    looks: u32,
+}
+
+impl<'a> IdleWait<'a> {
+    /// Ends the loop also when `interrupt` is raised.
+    pub fn new(interrupt: &'a Interrupt) -> Self {
+        Self {
+            interrupt,
+            looks: 0,
+        }
+    }
+
+    /// Due with every message: one who is never idle is interrupted as well.
+    pub fn check(&self) -> Outcome {
+        match self.interrupt.is_raised() {
+            true => Err(Failure::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    /// Offers the core to others. Now and then looks whether to go on: not after Ctrl-C, and not if the
+    /// process at the other end of `line` is gone. Hands out what that one said there.
+    pub fn idle(&mut self, line: &mut Line) -> Outcome<Option<Vec<u8>>> {
+        self.looks = self.looks.wrapping_add(1);
+        self.check()?;
+        if self.looks.is_multiple_of(256) {
+            return Ok(line.recv_control()?);
+        }
+        yield_now();
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    #[test]
+    fn one_who_is_never_idle_is_interrupted_and_a_failure_then_is_no_failure() {
+        let interrupt = Interrupt::install().expect("installs");
+        let watch = IdleWait::new(&interrupt);
+        assert!(watch.check().is_ok());
+        assert!(matches!(
+            judged(Err(gone()), &interrupt),
+            Err(Failure::Failed(_))
+        ));
+        kill_process(getpid(), Signal::TERM).expect("signals itself");
+        while !interrupt.is_raised() {
+            yield_now();
+        }
+        assert!(matches!(watch.check(), Err(Failure::Interrupted)));
+        let gone = judged(Err(gone()), &interrupt);
+        assert!(matches!(gone, Err(Failure::Interrupted)));
+        assert!(judged(Ok(()), &interrupt).is_ok());
+    }
+}

@@ -1,0 +1,248 @@
+//! A daemon between applications and other daemons that do as they like.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use headworks_client::Session;
+use headworks_client::connection::Connection;
+use headworks_client::message::Refusal;
+use headworks_client::session::Event;
+use headworks_daemon::config::{Bulk, Config};
+use headworks_daemon::daemon::{Signal, WatchId};
+use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
+use headworks_ring::view_of;
+use headworks_runtime::{ActorContext, StandaloneContext};
+use headworks_shm::View;
+use headworks_verbs::{Access, Buffer, Device, Instant};
+
+use crate::input::Input;
+
+pub(super) mod application;
+pub(super) mod peer;
+
+/// The address of the daemon that is fuzzed.
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
+/// The port that its applications listen at.
+const PORT: u16 = 7;
+/// Steps after which everything that can be done is.
+const STEPS: usize = 20_000;
+
+/// No time passes.
+const ALONE: StandaloneContext = StandaloneContext {
+    role: "daemon",
+    clock: || Instant::ZERO,
+};
+fn config(input: &mut Input<'_>) -> Config {
+    Config {
+        frame_bytes: 256,
+        receives: 32,
+        receives_max: 256,
+        link_floor: 4,
+        link_share: 8,
+        frame_depth: 8,
+        bulk_depth: 8,
+        links_max: 8,
+        bulk_min: 300,
+        bulk_max: 2000,
+        bulk: input.pick(&[Bulk::Write, Bulk::Read]),
+        ring_bytes: 512,
+        ring_max: 4096,
+        slab_bytes: 64 << 10,
+        connections_each: 64,
+        memory_each: 256 << 10,
+        listeners_each: 4,
+        ..Config::default()
+    }
+}
+
+/// An application: its session as the library has it, and the memory as anybody could write it.
+struct Application {
+    session: Session,
+    slabs: Vec<View>,
+    connections: BTreeMap<u32, Box<Connection>>,
+    is_over: bool,
+    /// It has found what cannot be, and goes on with nothing.
+    is_broken: bool,
+}
+
+/// A daemon, and whatever is around it.
+struct DaemonHarness {
+    daemon: Daemon,
+    device: Arc<dyn Device>,
+    applications: BTreeMap<SessionId, Application>,
+    /// Streams of the daemon to itself: from each end to the other.
+    loops: BTreeMap<PeerId, PeerId>,
+    /// What it said to others.
+    said: Vec<(PeerId, Vec<u8>)>,
+    hung_up: Vec<PeerId>,
+    /// Descriptors that it has been handed and not closed.
+    watches: BTreeSet<WatchId>,
+    last_watch: u64,
+    /// Whether somebody has written to the rest of a slab of which a ring was his: who has that slab may find nonsense
+    /// there.
+    is_scribbled: bool,
+}
+
+impl DaemonHarness {
+    fn new(device: Arc<dyn Device>, config: Config) -> Self {
+        config.check().expect("a legal one");
+        Self {
+            daemon: Daemon::new(Identity::open(HERE, 1), device.clone(), config),
+            device,
+            applications: BTreeMap::new(),
+            loops: BTreeMap::new(),
+            said: Vec::new(),
+            hung_up: Vec::new(),
+            watches: BTreeSet::new(),
+            last_watch: 0,
+            is_scribbled: false,
+        }
+    }
+
+    /// A descriptor that an application hands over.
+    fn descriptor(&mut self) -> WatchId {
+        self.last_watch += 1;
+        let watch = WatchId(self.last_watch);
+        self.watches.insert(watch);
+        watch
+    }
+
+    fn attach(&mut self, user: u32) -> SessionId {
+        let session = self.daemon.session_up(user);
+        let application = Application {
+            session: Session::new("fuzzed"),
+            slabs: Vec::new(),
+            connections: BTreeMap::new(),
+            is_over: false,
+            is_broken: false,
+        };
+        self.applications.insert(session, application);
+        session
+    }
+
+    fn step(&mut self) -> bool {
+        let was_busy = self.daemon.step(&mut ActorContext::new(&mut { ALONE }));
+        self.run_actions() || was_busy || !self.daemon.is_idle()
+    }
+
+    /// Until nothing happens any more.
+    fn settle(&mut self) {
+        for _ in 0..STEPS {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("it never comes to rest");
+    }
+
+    fn run_actions(&mut self) -> bool {
+        let mut did = false;
+        for (session, application) in &mut self.applications {
+            while let Some(packet) = application.session.output() {
+                did = true;
+                self.daemon.session_packet(*session, &packet.bytes, None);
+            }
+        }
+        while let Some(output) = self.daemon.output() {
+            did = true;
+            match output {
+                Output::Dial(HERE) => {
+                    let one = self.daemon.peer_up(Some(HERE));
+                    let other = self.daemon.peer_up(None);
+                    self.loops.extend([(one, other), (other, one)]);
+                }
+                Output::Dial(to) => self.daemon.dial_failed(to, Refusal::Unreachable),
+                Output::ToPeer { peer, message } => match self.loops.get(&peer) {
+                    Some(other) => self.daemon.peer_message(*other, &message),
+                    None => self.said.push((peer, message)),
+                },
+                Output::Signal { watch, signal } => {
+                    assert!(self.watches.contains(&watch), "{watch:?} is closed");
+                    if signal == Signal::HungUp {
+                        self.watches.remove(&watch);
+                    }
+                }
+                Output::HangUp(peer) => {
+                    self.hung_up.push(peer);
+                    if let Some(other) = self.loops.remove(&peer) {
+                        self.loops.remove(&other);
+                        self.daemon.peer_gone(other);
+                    }
+                }
+                Output::ToSession {
+                    session,
+                    packet,
+                    slab,
+                } => {
+                    let view = slab.map(|slab| self.view(&slab));
+                    let Some(application) = self.applications.get_mut(&session) else {
+                        continue;
+                    };
+                    if application.is_broken {
+                        continue;
+                    }
+                    application.slabs.extend(view.clone());
+                    let taken = application.session.input(&packet, view);
+                    application.is_broken = taken.is_err();
+                    assert!(taken.is_ok() || self.is_scribbled, "{taken:?}");
+                }
+                Output::EndSession(session) => {
+                    if let Some(application) = self.applications.get_mut(&session) {
+                        application.is_over = true;
+                    }
+                }
+            }
+        }
+        self.update_slabs();
+        did
+    }
+
+    fn update_slabs(&mut self) {
+        for application in self.applications.values_mut() {
+            while let Some(event) = application.session.event() {
+                let connection = match event {
+                    Event::Connected { connection, .. } => connection,
+                    Event::Incoming {
+                        listener,
+                        connection,
+                    } => {
+                        application.session.took(listener);
+                        connection
+                    }
+                    _ => continue,
+                };
+                application
+                    .connections
+                    .insert(connection.handle(), connection);
+            }
+        }
+    }
+
+    fn view(&self, slab: &Arc<dyn Buffer>) -> View {
+        let pd = self.device.alloc_pd().expect("a domain");
+        let region = pd.register(slab, Access::NONE).expect("a region");
+        view_of(&region, 0)
+    }
+
+    /// Everybody goes; nothing may be left.
+    fn end(mut self) {
+        for session in self.applications.keys() {
+            self.daemon.session_gone(*session);
+        }
+        self.applications.clear();
+        self.settle();
+        for (domain, census) in self.daemon.census() {
+            assert_eq!(
+                (census.sessions, census.connections),
+                (0, 0),
+                "{domain:?}: {census:?}"
+            );
+            assert!(census.promised <= census.receives, "{census:?}");
+        }
+    }
+}
+
+fn here(port: u16) -> SocketAddr {
+    SocketAddr::new(HERE, port)
+}

@@ -1,0 +1,377 @@
+//! Another daemon that says anything: on the stream, in frames, and into memory that it was told of.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+
+use headworks_client::Vqpn;
+use headworks_client::message::Refusal;
+use headworks_daemon::PeerId;
+use headworks_daemon::control::{Between, Message};
+use headworks_daemon::domain::{DomainId, Offer};
+use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
+use headworks_daemon::link::Which;
+use headworks_verbs::bringup::ConnectionParams;
+use headworks_verbs::{
+    Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Payload, QpInit,
+    QpType, QueuePair, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr,
+};
+
+use super::{Application, DaemonHarness, PORT, config};
+use crate::input::Input;
+use crate::targets::fixtures::open;
+
+const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+const USER: DomainId = DomainId(1);
+const OTHER: DomainId = DomainId(9);
+/// Bytes of the memory that it sends from.
+const MEMORY: usize = 4096;
+const RECEIVES: usize = 64;
+
+fn devices() -> &'static (Arc<dyn Device>, Arc<dyn Device>) {
+    static DEVICES: OnceLock<(Arc<dyn Device>, Arc<dyn Device>)> = OnceLock::new();
+    DEVICES.get_or_init(|| (open("soft:served"), open("soft:rogue")))
+}
+
+/// The other daemon.
+struct RogueDaemon {
+    peer: PeerId,
+    qps: Vec<Box<dyn QueuePair>>,
+    bringing: Vec<BringUp>,
+    cq: Arc<dyn CompletionQueue>,
+    memory: Region,
+    /// What it was told of: connections, and rings.
+    numbers: Vec<Vqpn>,
+    rings: Vec<Remote>,
+    tokens: Vec<u32>,
+    instance: u32,
+}
+
+pub(in crate::targets) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let (device, other) = devices();
+    let mut harness = DaemonHarness::new(device.clone(), config(&mut input));
+    let sessions = [1, 2].map(|user| harness.attach(user));
+    harness.settle();
+    for (number, session) in (0..).zip(&sessions) {
+        let listens = |one: &mut Application| one.session.listen(PORT + number, 16);
+        harness.applications.get_mut(session).map(listens);
+    }
+    harness.settle();
+    let mut rogue = RogueDaemon::new(&mut harness, other);
+    rogue.greet(&mut harness);
+    while !input.is_over() {
+        rogue.act(&mut input, &mut harness);
+        if harness.hung_up.contains(&rogue.peer) {
+            break;
+        }
+    }
+    drop(rogue.qps);
+    let peer = rogue.peer;
+    harness.daemon.peer_gone(peer);
+    harness.end();
+}
+
+impl RogueDaemon {
+    fn new(harness: &mut DaemonHarness, device: &Arc<dyn Device>) -> Self {
+        let pd = device.alloc_pd().expect("a domain");
+        let depth = 1024;
+        let init = CqInit {
+            depth,
+            ..CqInit::default()
+        };
+        let cq = device.create_cq(&init).expect("a queue");
+        let buffer = device.alloc(&AllocRequest::of(MEMORY)).expect("memory");
+        let memory = pd.register(&buffer, Access::ALL).expect("a region");
+        let mut qps = Vec::new();
+        let mut bringing = Vec::new();
+        for which in 0..2u32 {
+            let init = QpInit {
+                qp_type: QpType::Rc,
+                send_cq: cq.clone(),
+                recv_cq: cq.clone(),
+                srq: None,
+                caps: Default::default(),
+                signal_all: true,
+            };
+            let mut qp = pd.create_qp(&init).expect("a queue pair");
+            let words = [1u32, 64, 256].map(u32::to_le_bytes);
+            let payload = match which {
+                0 => words.concat(),
+                _ => Vec::new(),
+            };
+            let tuning = ConnectionParams {
+                access: Access::ALL,
+                ..ConnectionParams::default()
+            };
+            let started = BringUp::start(device.info(), &mut *qp, tuning, which, payload);
+            bringing.push(started.expect("starts"));
+            let sge = [memory.sge(MEMORY / 2, 2048)];
+            let receive = RecvWr {
+                wr_id: 0,
+                sges: &sge,
+            };
+            let _ = qp.post_recv(&vec![receive; RECEIVES]);
+            qps.push(qp);
+        }
+        Self {
+            peer: harness.daemon.peer_up(None),
+            qps,
+            bringing,
+            cq,
+            memory,
+            numbers: Vec::new(),
+            rings: Vec::new(),
+            tokens: Vec::new(),
+            instance: 1,
+        }
+    }
+
+    fn say(&self, harness: &mut DaemonHarness, message: &Message) {
+        harness.daemon.peer_message(self.peer, &message.encode());
+    }
+
+    fn greet(&mut self, harness: &mut DaemonHarness) {
+        let hello = Message::Hello {
+            version: 1,
+            oldest: 1,
+            address: THERE,
+            life: 5,
+            nonce: [0; 16],
+            proof: [0; 32],
+        };
+        self.say(harness, &hello);
+        let connects = |one: &mut Application| one.session.connect(SocketAddr::new(THERE, 1));
+        harness
+            .applications
+            .values_mut()
+            .map(connects)
+            .for_each(drop);
+        self.say(harness, &connect(0, PORT));
+        self.hear(harness);
+    }
+
+    /// Hears what was said to it, and connects its queue pairs as a daemon would.
+    fn hear(&mut self, harness: &mut DaemonHarness) {
+        harness.settle();
+        for (_, message) in std::mem::take(&mut harness.said) {
+            let message = Message::decode(&message).expect("a daemon's message");
+            match message {
+                Message::BringUp {
+                    instance,
+                    which,
+                    bytes,
+                    between,
+                } => {
+                    let at = which as usize;
+                    self.instance = instance;
+                    if between.from == USER {
+                        let _ = self.bringing[at].input(&mut *self.qps[at], &bytes);
+                        self.bring_up(harness, which);
+                    }
+                }
+                Message::Accept { offer, .. } => {
+                    self.numbers.push(offer.number);
+                    self.rings.push(offer.ring);
+                }
+                Message::Confirm { offer, .. } => {
+                    self.numbers.push(offer.number);
+                    self.rings.push(offer.ring);
+                }
+                Message::Connect { token, .. } => self.tokens.push(token),
+                _ => {}
+            }
+        }
+        harness.settle();
+    }
+
+    fn bring_up(&mut self, harness: &mut DaemonHarness, which: Which) {
+        let bytes = self.bringing[which as usize].output();
+        if bytes.is_empty() {
+            return;
+        }
+        let between = Between {
+            from: OTHER,
+            to: USER,
+        };
+        let message = Message::BringUp {
+            between,
+            instance: self.instance,
+            which,
+            bytes,
+        };
+        self.say(harness, &message);
+    }
+
+    fn number(&self, input: &mut Input<'_>) -> Vqpn {
+        let which = usize::from(input.byte());
+        match self.numbers.get(which % (self.numbers.len() + 1)) {
+            Some(number) => *number,
+            None => Vqpn::from_bits(input.u16().into()),
+        }
+    }
+
+    fn act(&mut self, input: &mut Input<'_>, harness: &mut DaemonHarness) {
+        match input.byte() % 10 {
+            0 => {
+                let len = usize::from(input.byte());
+                let message = input.bytes(len).to_vec();
+                harness.daemon.peer_message(self.peer, &message);
+            }
+            1 | 2 => {
+                let message = self.message(input);
+                self.say(harness, &message);
+            }
+            3..7 => self.frame(input),
+            7 => {
+                let ring = usize::from(input.byte()) % self.rings.len().max(1);
+                let at = u64::from(input.u16());
+                if let Some(ring) = self.rings.get(ring) {
+                    let remote = RemoteAddr {
+                        addr: ring.addr.wrapping_add(at),
+                        rkey: ring.rkey,
+                    };
+                    self.post(1, SendOp::Write(remote), usize::from(input.byte()));
+                    harness.is_scribbled = true;
+                }
+            }
+            8 => harness.settle(),
+            _ => self.hear(harness),
+        }
+        let mut completions = [Completion::default(); 64];
+        while self.cq.poll(&mut completions).is_ok_and(|count| count > 0) {}
+    }
+
+    fn post(&mut self, which: usize, op: SendOp, len: usize) {
+        let sge = [self.memory.sge(0, len.min(MEMORY / 2) as u32)];
+        let wr = SendWr {
+            wr_id: 0,
+            op,
+            payload: Payload::Gather(&sge),
+            flags: SendFlags::SIGNALED,
+        };
+        let _ = self.qps[which].post_send(&[wr]);
+    }
+
+    /// A frame with a header of any kind, whose numbers are often plausible.
+    fn frame(&mut self, input: &mut Input<'_>) {
+        let to = self.number(input);
+        let kinds = [
+            Kind::Tell,
+            Kind::Data,
+            Kind::Wrote,
+            Kind::Offer,
+            Kind::Fetched,
+            Kind::Window,
+            Kind::End,
+            Kind::Reset,
+            Kind::Closed,
+            Kind::Export,
+            Kind::Revoke,
+            Kind::Revoked,
+            Kind::Atomic,
+            Kind::Answer,
+        ];
+        let kind = input.pick(&kinds);
+        let word = |input: &mut Input<'_>| match input.byte() % 4 {
+            0 => input.u64(),
+            1 => u64::from(input.u16()),
+            _ => u64::from(input.byte()),
+        };
+        let header = Header {
+            code: input.byte(),
+            load: input.byte(),
+            len: u32::from(input.byte()),
+            promised: 64 + u64::from(input.byte()),
+            at: word(input),
+            window: word(input),
+            ..Header::of(kind)
+        };
+        let behind = match input.byte() % 4 {
+            0 => usize::from(input.byte()),
+            _ => match kind {
+                Kind::Data => header.len as usize,
+                Kind::Offer | Kind::Export => 16,
+                Kind::Atomic if header.len == 32 => 32,
+                Kind::Window if header.len == 24 => 24,
+                _ => 0,
+            },
+        };
+        let view = headworks_ring::view_of(&self.memory, 0);
+        let _ = view.write(0, &header.emit());
+        if let (Kind::Offer | Kind::Window | Kind::Export, Some(ring)) = (kind, self.rings.first())
+        {
+            // Memory that there is.
+            let own = Remote {
+                addr: self.memory.addr(0),
+                rkey: self.memory.rkey(),
+                len: ring.len,
+            };
+            let _ = view.write(HEADER, &own.emit_ring(word(input)));
+        }
+        let which = usize::from(input.byte().is_multiple_of(8));
+        self.post(which, SendOp::SendImm(to.bits()), HEADER + behind);
+    }
+
+    fn message(&self, input: &mut Input<'_>) -> Message {
+        let domain = input.pick(&[USER, DomainId(2), OTHER]);
+        let between = Between {
+            from: OTHER,
+            to: domain,
+        };
+        let number = self.number(input);
+        let token = match self
+            .tokens
+            .get(usize::from(input.byte()) % (self.tokens.len() + 1))
+        {
+            Some(token) => *token,
+            None => input.byte().into(),
+        };
+        let instance = self.instance.wrapping_add(u32::from(input.byte() % 4)) - 1;
+        let offer = Offer {
+            number: Vqpn::from_bits(input.byte().into()),
+            ring: Remote {
+                addr: self.memory.addr(0),
+                rkey: self.memory.rkey(),
+                len: 1 << (input.byte() % 32),
+            },
+        };
+        match input.byte() % 12 {
+            0 => Message::LinkWanted {
+                between,
+                known: instance,
+            },
+            1 => Message::BringUp {
+                between,
+                instance,
+                which: input.pick(&[Which::Frames, Which::Bulk]),
+                bytes: input.bytes(60).to_vec(),
+            },
+            2 => Message::LinkDown { between, instance },
+            3..6 => connect(token, PORT + u16::from(input.byte() % 3)),
+            6 | 7 => Message::Accept {
+                token,
+                domain: OTHER,
+                offer,
+            },
+            8 => Message::Refuse {
+                token,
+                why: Refusal::Limit,
+            },
+            9 | 10 => Message::Confirm {
+                domain,
+                number,
+                offer,
+            },
+            _ => Message::Cancel { domain, number },
+        }
+    }
+}
+
+fn connect(token: u32, port: u16) -> Message {
+    Message::Connect {
+        token,
+        domain: OTHER,
+        from: SocketAddr::new(THERE, 99),
+        port,
+    }
+}

@@ -1,0 +1,222 @@
+//! The shared memory of this process's devices, as somebody sees it who attaches it from outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headworks_shm::{SharedSegment, View, open_fd_of};
+use rustix::fs::fstat;
+
+use crate::input::Input;
+
+const LINE: usize = 64;
+
+/// Every segment of this process, by its inode, and which of its lines hold something.
+pub(crate) struct SegmentSnapshot(BTreeMap<u64, (View, BTreeSet<usize>)>);
+
+impl SegmentSnapshot {
+    pub(crate) fn all() -> Self {
+        let mut found = BTreeMap::new();
+        let entries = std::fs::read_dir("/proc/self/fd").expect("our descriptors");
+        for entry in entries.flatten() {
+            let name = std::fs::read_link(entry.path()).unwrap_or_default();
+            let number = entry.file_name().to_string_lossy().parse();
+            let is_ours = name.to_string_lossy().starts_with("/memfd:headworks");
+            let (true, Ok(number)) = (is_ours, number) else {
+                continue;
+            };
+            let Ok(fd) = open_fd_of(std::process::id(), number) else {
+                continue;
+            };
+            let inode = fstat(&fd).expect("it is open").st_ino;
+            if found.contains_key(&inode) {
+                continue;
+            }
+            if let Ok(segment) = SharedSegment::attach(fd) {
+                let view = View::from(Arc::new(segment));
+                let lines = lines(&view);
+                found.insert(inode, (view, lines));
+            }
+        }
+        Self(found)
+    }
+}
+
+/// Where the lines begin that hold something.
+fn lines(view: &View) -> BTreeSet<usize> {
+    let mut bytes = vec![0; view.len()];
+    view.read(0, &mut bytes).expect("all of it");
+    let held = |(at, line): (usize, &[u8])| (line != [0; LINE]).then_some(at * LINE);
+    bytes
+        .chunks_exact(LINE)
+        .enumerate()
+        .filter_map(held)
+        .collect()
+}
+
+/// What a broken peer writes to: its own memory and table, and lines of ours that came to be with
+/// the connection to it.
+pub(crate) struct ExposedWords {
+    parts: Vec<SegmentLines>,
+    /// Those lines of them that came last, if they are written to more often.
+    latest: Vec<SegmentLines>,
+    /// Those lines of these in which somebody asks for memory.
+    calls: Vec<SegmentLines>,
+    /// What is right somewhere: addresses, keys, lengths.
+    words: Vec<u64>,
+    asked: Vec<[u64; 3]>,
+}
+
+type SegmentLines = (View, Vec<usize>);
+
+impl ExposedWords {
+    /// What was not there `before`.
+    pub(crate) fn since(before: &SegmentSnapshot) -> Self {
+        let parts = new_since(before);
+        assert!(parts.len() > 1, "there is nothing to write to");
+        Self {
+            parts,
+            latest: Vec::new(),
+            calls: Vec::new(),
+            words: Vec::new(),
+            asked: Vec::new(),
+        }
+    }
+
+    /// Some of what is written is of `asked`: how memory is asked for. Where the first of three such words
+    /// is found as the second of a line, somebody has made a call there.
+    pub(crate) fn with_calls(mut self, asked: Vec<[u64; 3]>) -> Self {
+        let is_call = |view: &View, line: usize| {
+            let word = view.atomic_u64(line + 8).expect("a word of a line");
+            let word = word.load(Ordering::Relaxed);
+            asked.iter().any(|[first, ..]| *first == word)
+        };
+        let calls = |(view, lines): &SegmentLines| {
+            let lines = lines.iter().copied().filter(|line| is_call(view, *line));
+            (view.clone(), lines.collect::<Vec<_>>())
+        };
+        self.calls = self.latest.iter().map(calls).collect();
+        self.calls.retain(|(_, lines)| !lines.is_empty());
+        self.words = asked.concat();
+        self.asked = asked;
+        self
+    }
+
+    /// Half of what is written goes to what was not there at `moment`.
+    pub(crate) fn mostly_since(mut self, moment: &SegmentSnapshot) -> Self {
+        self.latest = new_since(moment);
+        self
+    }
+
+    fn place(&self, input: &mut Input<'_>) -> WordPlace {
+        let parts = match self.latest.is_empty() || input.byte() < 128 {
+            true => &self.parts,
+            false => &self.latest,
+        };
+        let (view, lines) = &parts[input.below(parts.len())];
+        let offset = lines[input.below(lines.len())] + input.below(LINE / 8) * 8;
+        let view = view.clone();
+        WordPlace { view, offset }
+    }
+
+    /// A store into some word.
+    pub(crate) fn scribble(&self, input: &mut Input<'_>) -> WordStore {
+        let place = self.place(input);
+        let old = place.word().load(Ordering::Relaxed);
+        let new = self.word(input, old);
+        WordStore { place, old, new }
+    }
+
+    /// Stores all over one of the latest lines, its first word last: as one is written that says
+    /// something new.
+    pub(crate) fn rewrite(&self, input: &mut Input<'_>) -> Vec<WordStore> {
+        let parts = match self.calls.is_empty() || input.byte() < 64 {
+            true => &self.latest,
+            false => &self.calls,
+        };
+        let Some((view, lines)) = parts.get(input.below(parts.len())) else {
+            return Vec::new();
+        };
+        let line = lines[input.below(lines.len())];
+        // All of it right, by itself.
+        let whole = match input.byte() {
+            0..96 if !self.asked.is_empty() => Some(input.pick(&self.asked)),
+            _ => None,
+        };
+        let store = |at: usize| {
+            let view = view.clone();
+            let offset = line + at * 8;
+            let place = WordPlace { view, offset };
+            let old = place.word().load(Ordering::Relaxed);
+            let new = match (at, whole) {
+                (0, _) => old.wrapping_add(1),
+                (1..4, Some(words)) => words[at - 1],
+                _ => self.word(input, old),
+            };
+            WordStore { place, old, new }.store()
+        };
+        [1, 2, 3, 4, 0].into_iter().map(store).collect()
+    }
+
+    fn word(&self, input: &mut Input<'_>, old: u64) -> u64 {
+        match input.byte() {
+            // What stands elsewhere is right there, and wrong here.
+            0..64 => self.place(input).word().load(Ordering::Relaxed),
+            64..160 if !self.words.is_empty() => input.pick(&self.words),
+            160..208 if !self.words.is_empty() => old,
+            _ => input.word(old),
+        }
+    }
+}
+
+/// The lines that hold something and did not `before`.
+fn new_since(before: &SegmentSnapshot) -> Vec<SegmentLines> {
+    let nothing = BTreeSet::new();
+    let parts = SegmentSnapshot::all()
+        .0
+        .into_iter()
+        .map(|(inode, (view, lines))| {
+            let known = before.0.get(&inode).map_or(&nothing, |(_, lines)| lines);
+            // What is behind a line is often its continuation that was not used yet.
+            let near = lines.difference(known).flat_map(|at| [*at, at + LINE]);
+            let near: BTreeSet<_> = near
+                .filter(|at| !known.contains(at) && at + LINE <= view.len())
+                .collect();
+            (view, near.into_iter().collect::<Vec<_>>())
+        });
+    parts.filter(|(_, lines)| !lines.is_empty()).collect()
+}
+
+#[derive(Clone)]
+struct WordPlace {
+    view: View,
+    offset: usize,
+}
+
+impl WordPlace {
+    fn word(&self) -> &AtomicU64 {
+        self.view.atomic_u64(self.offset).expect("a word of a line")
+    }
+}
+
+/// A word, what was there and what is to be.
+pub(crate) struct WordStore {
+    place: WordPlace,
+    old: u64,
+    new: u64,
+}
+
+impl WordStore {
+    pub(crate) fn store(&self) -> Self {
+        let old = self.place.word().swap(self.new, Ordering::AcqRel);
+        let (place, new) = (self.place.clone(), self.new);
+        Self { place, old, new }
+    }
+
+    /// Puts back what was there, if nobody has written since.
+    pub(crate) fn undo(&self) {
+        let (new, old) = (self.new, self.old);
+        let word = self.place.word();
+        let _ = word.compare_exchange(new, old, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
