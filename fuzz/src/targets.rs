@@ -24,7 +24,7 @@ mod softnic_inspect;
 mod softnic_peer;
 mod softnic_record;
 
-/// All of them.
+/// Every fuzz target.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "segment",

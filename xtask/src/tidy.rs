@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+mod prose;
+
 /// Lines of the longest source file.
 const LINES_MAX: usize = 800;
 
@@ -116,6 +118,7 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
         let file = file.to_owned();
         findings.push(Finding { file, line, what });
     };
+    prose::check(file, text, &mut find);
     if let Some((line, folder)) = absolute_path(text) {
         find(line, format!("{folder}… is a path of one machine"));
     }

@@ -28,9 +28,9 @@ pub struct Shape {
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct EndError {
-    /// Which.
+    /// The call or object that failed, as in "opening the device".
     pub what: &'static str,
-    /// Why.
+    /// What the device answered.
     pub source: ResourceError,
 }
 

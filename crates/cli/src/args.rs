@@ -46,7 +46,7 @@ pub(crate) enum Command {
     DemoChild {
         /// What it does.
         role: String,
-        /// Where.
+        /// Directory in which the two processes exchange files.
         place: String,
         /// Pieces of the stream that it receives, or its connections, where that is what it does.
         #[arg(long, default_value_t)]

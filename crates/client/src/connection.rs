@@ -91,7 +91,7 @@ impl Known {
         self.local
     }
 
-    /// The other's.
+    /// Address and port of the other end.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }

@@ -256,7 +256,7 @@ fn padded(len: usize) -> u64 {
 /// What an application wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it is.
+    /// Kind of the record.
     pub what: What,
     /// Where it ends: what the head is once the daemon needs it no more.
     pub end: u64,

@@ -55,12 +55,12 @@ pub enum Request {
     WatchListener {
         /// Answered under this number.
         request: u32,
-        /// Which.
+        /// Number of the listener, as the daemon gave it.
         listener: u32,
     },
     /// The application found nobody who has connected, and has made its descriptor unreadable.
     Arm {
-        /// Where.
+        /// Number of the listener, as the daemon gave it.
         listener: u32,
     },
     /// Connections that others make to a port, 0 for any that is free.
@@ -85,12 +85,12 @@ pub enum Request {
     /// The application has no more use for a connection, and touches its memory no more. What was written is still
     /// sent.
     Close {
-        /// Which.
+        /// Handle of the connection.
         handle: u32,
     },
     /// The same, and what was written may be lost: the peer sees a reset.
     Abort {
-        /// Which.
+        /// Handle of the connection.
         handle: u32,
     },
     /// Memory that can be lent.
@@ -164,7 +164,7 @@ pub enum Reply {
     },
     /// Somebody connected to a listener.
     Incoming {
-        /// Which.
+        /// Number of the listener.
         listener: u32,
         /// The connection.
         end: End,
@@ -197,17 +197,17 @@ pub enum Reply {
     Refused {
         /// That request's.
         request: u32,
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// A connection's bell rang: the application is to look at it.
     Rang {
-        /// Which.
+        /// Handle of the connection.
         handle: u32,
     },
     /// The session is over.
     Over {
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
 }
@@ -221,7 +221,7 @@ pub struct End {
     pub block: Extent,
     /// This end's address and port.
     pub local: SocketAddr,
-    /// The other's.
+    /// Address and port of the other end.
     pub peer: SocketAddr,
 }
 

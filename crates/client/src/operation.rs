@@ -58,7 +58,7 @@ impl Op {
 pub struct Rights(u8);
 
 impl Rights {
-    /// Nothing.
+    /// No access.
     pub const NONE: Self = Self(0);
     /// Read it.
     pub const READ: Self = Self(1);
@@ -66,7 +66,7 @@ impl Rights {
     pub const WRITE: Self = Self(2);
     /// Add to its words, and swap them.
     pub const ATOMIC: Self = Self(4);
-    /// All of it.
+    /// Reading, writing and atomic operations.
     pub const ALL: Self = Self(7);
 
     /// These and those.

@@ -100,7 +100,7 @@ pub enum Event {
     Refused {
         /// Under this number.
         request: u32,
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// A connection whose bell was armed is to be looked at.

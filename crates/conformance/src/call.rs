@@ -406,7 +406,7 @@ impl Send {
         }
     }
 
-    /// The same, unsignalled.
+    /// The same request, without a completion of its own.
     pub fn quiet(self) -> Self {
         Self {
             signaled: false,
@@ -422,7 +422,7 @@ impl Send {
         }
     }
 
-    /// The same, solicited.
+    /// The same request, which raises an event at the receiver.
     pub fn solicited(self) -> Self {
         Self {
             solicited: true,

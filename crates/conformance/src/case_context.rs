@@ -115,7 +115,7 @@ impl Default for QpOptions {
 /// A queue pair with everything around it: numbers all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpFixture {
-    /// Where it is.
+    /// Host of the queue pair.
     pub host: Host,
     /// Its protection domain.
     pub pd: Id,

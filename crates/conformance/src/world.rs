@@ -19,7 +19,7 @@ pub enum HostRole {
 }
 
 impl HostRole {
-    /// All of them.
+    /// All roles, in order.
     pub const ALL: [Self; 3] = [Self::First, Self::Second, Self::Third];
 }
 

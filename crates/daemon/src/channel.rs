@@ -24,7 +24,7 @@ const REFUSALS: u32 = 1 << 20;
 /// What is to be done when a request has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// Nothing.
+    /// No further action.
     Nothing,
     /// A transfer from the memory of a connection was made: of the record that ends there.
     Sent(Vqpn, u64),

@@ -107,9 +107,9 @@ impl Default for Config {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} is {value}: {allowed}")]
 pub struct ConfigError {
-    /// Which.
+    /// Key of the setting.
     pub key: &'static str,
-    /// What it is.
+    /// Value that was given.
     pub value: u64,
     /// What it may be.
     pub allowed: String,

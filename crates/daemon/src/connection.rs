@@ -32,7 +32,7 @@ pub(crate) struct Place {
     pub(crate) block: Extent,
     /// This end's address and port.
     pub(crate) local: SocketAddr,
-    /// The other's.
+    /// Address and port of the other end.
     pub(crate) peer: SocketAddr,
 }
 

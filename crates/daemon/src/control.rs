@@ -68,7 +68,7 @@ pub enum Message {
     },
     /// The last: nothing more is said, and why.
     Goodbye {
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// See [`Output::LinkWanted`](crate::domain::Output::LinkWanted).
@@ -86,7 +86,7 @@ pub enum Message {
         instance: u32,
         /// Which of its queue pairs.
         which: Which,
-        /// What.
+        /// Bytes of the message.
         bytes: Vec<u8>,
     },
     /// See [`Output::LinkDown`](crate::domain::Output::LinkDown).
@@ -120,7 +120,7 @@ pub enum Message {
     Refuse {
         /// To that number.
         token: u32,
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// And there is the other end.
@@ -129,7 +129,7 @@ pub enum Message {
         domain: DomainId,
         /// That end.
         number: Vqpn,
-        /// The other.
+        /// Parameters that the other daemon offers.
         offer: Offer,
     },
     /// The end that was accepted is no more: its link has failed meanwhile.

@@ -52,18 +52,18 @@ pub enum Output {
     Dial(IpAddr),
     /// A message for another daemon.
     ToPeer {
-        /// Which.
+        /// Daemon that the message goes to.
         peer: PeerId,
-        /// What.
+        /// The message, encoded.
         message: Vec<u8>,
     },
     /// The stream to another daemon is to be closed; nothing is heard of it any more.
     HangUp(PeerId),
     /// A packet for an application.
     ToSession {
-        /// Which.
+        /// Session that the packet goes to.
         session: SessionId,
-        /// What.
+        /// The packet, encoded.
         packet: Vec<u8>,
         /// The memory that it names.
         slab: Option<Arc<dyn Buffer>>,
@@ -72,9 +72,9 @@ pub enum Output {
     EndSession(SessionId),
     /// Something is to be seen at a descriptor: once the packets before were sent.
     Signal {
-        /// Which.
+        /// Subscription that the signal belongs to.
         watch: WatchId,
-        /// What.
+        /// Change that is signalled.
         signal: Signal,
     },
 }

@@ -69,7 +69,7 @@ pub enum Output {
         instance: u32,
         /// Which of its queue pairs.
         which: Which,
-        /// What.
+        /// Bytes of the frame.
         bytes: Vec<u8>,
     },
     /// A link has failed: the other side is to know.
@@ -86,9 +86,9 @@ pub enum Output {
     },
     /// Something is to be seen at a descriptor.
     Signal {
-        /// Which.
+        /// Subscription that the signal belongs to.
         watch: WatchId,
-        /// What.
+        /// Change that is signalled.
         signal: Signal,
     },
     /// An application sleeps on one of its connections and is to be woken.
@@ -262,7 +262,7 @@ impl Domain {
         })
     }
 
-    /// Which it is.
+    /// Number of the domain.
     pub fn id(&self) -> DomainId {
         self.id
     }

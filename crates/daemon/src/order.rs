@@ -21,7 +21,7 @@ pub struct Order {
 pub struct Misplaced {
     /// Where it begins.
     pub at: u64,
-    /// How long it is.
+    /// Length of the piece, in bytes.
     pub len: u64,
     /// What had come.
     pub come: u64,

@@ -165,7 +165,7 @@ pub enum SettingsError {
     Text {
         /// Where, from 1 on.
         line: usize,
-        /// Why.
+        /// What is wrong, and what is allowed.
         says: String,
     },
     /// A value that is not legal.

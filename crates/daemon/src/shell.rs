@@ -59,7 +59,7 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// Where a daemon is, and what it is.
 #[derive(Clone, Debug)]
 pub struct ShellConfig {
-    /// Who it is.
+    /// Address and name of this daemon.
     pub identity: Identity,
     /// The port of the TCP stream between daemons: the same on all hosts.
     pub port: u16,
@@ -98,7 +98,7 @@ pub enum ShellError {
     Socket {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Other daemons cannot call there.
@@ -107,9 +107,9 @@ pub enum ShellError {
     /// Nobody can ask for metrics there.
     #[error("metrics cannot be had at {at}: {}", reason(.source, "somebody listens there already"))]
     Metrics {
-        /// Where.
+        /// Socket or port of the metrics.
         at: MetricsAt,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The operating system refused.

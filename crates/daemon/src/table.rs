@@ -48,7 +48,7 @@ impl<T> Table<T> {
             .filter(|_| *generation % Vqpn::GENERATIONS == number.generation())
     }
 
-    /// The same, to change it.
+    /// The entry of that number, to be changed.
     #[inline]
     pub fn get_mut(&mut self, number: Vqpn) -> Option<&mut T> {
         let (generation, place) = self.places.get_mut(number.place())?;
@@ -74,7 +74,7 @@ impl<T> Table<T> {
         place.take()
     }
 
-    /// All there are.
+    /// All entries with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (Vqpn, &T)> {
         let places = self.places.iter().enumerate();
         places.filter_map(|(at, (generation, place))| {
@@ -82,7 +82,7 @@ impl<T> Table<T> {
         })
     }
 
-    /// How many there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.live
     }

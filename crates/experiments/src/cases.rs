@@ -22,7 +22,7 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
     registry().iter().copied().find(|e| e.about().name == name)
 }
 
-/// All of them.
+/// Every experiment, in the order in which they are listed.
 const ALL: &[&dyn Experiment] = &[
     &ring_vs_peers::RING_VS_PEERS,
     &ring_fanin::RING_FANIN,

@@ -63,7 +63,7 @@ pub enum RdmaError {
     Manager {
         /// The address.
         address: String,
-        /// Why.
+        /// Error of librdmacm.
         source: CmError,
     },
     /// The other side is another program, or another version of this one.
@@ -71,7 +71,7 @@ pub enum RdmaError {
     Greeting {
         /// The address.
         address: String,
-        /// Which.
+        /// What is wrong with the hello.
         source: GreetingError,
     },
     /// The queue pair of the line, or its memory, could not be made.

@@ -99,7 +99,7 @@ pub enum ServiceError {
     /// There is no daemon there.
     #[error("no daemon at {path}: {source}")]
     NoDaemon {
-        /// Where.
+        /// Path of the daemon's socket.
         path: String,
         /// What the system said.
         source: io::Error,

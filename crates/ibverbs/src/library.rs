@@ -32,7 +32,7 @@ pub enum LibraryError {
         "libibverbs.so.1 has no {symbol}: it is older than any known to work (rdma-core 15, of 2017)"
     )]
     Symbol {
-        /// Which one.
+        /// Name of the missing function.
         symbol: &'static str,
     },
     /// The dynamic linker does not find librdmacm.
@@ -46,7 +46,7 @@ pub enum LibraryError {
         "librdmacm.so.1 has no {symbol}: it is older than any known to work (rdma-core 24, of 2019)"
     )]
     ManagerSymbol {
-        /// Which one.
+        /// Name of the missing function.
         symbol: &'static str,
     },
 }

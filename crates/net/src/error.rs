@@ -54,7 +54,7 @@ pub enum NetError {
     OtherUser {
         /// Its user id.
         theirs: u32,
-        /// Ours.
+        /// User id of this process.
         ours: u32,
     },
     /// The queue pair could not be brought up.

@@ -39,7 +39,7 @@ pub enum SetError {
     /// The value is none, or outside what makes sense.
     #[error("{}={value:?}: {} from {} to {}{}{}", .constant.key, kind(.constant), .constant.lowest, .constant.highest, if .constant.unit.is_empty() { "" } else { ", in " }, .constant.unit)]
     Range {
-        /// Which.
+        /// The constant that was to be set.
         constant: &'static Constant,
         /// What was given.
         value: String,

@@ -23,7 +23,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// All of them.
+    /// All classes of requests.
     pub const ALL: [Self; 4] = [Self::Write, Self::Read, Self::Atomic, Self::Datagram];
 
     /// That of a request.

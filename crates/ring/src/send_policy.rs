@@ -48,7 +48,7 @@ pub enum Reserve {
     At(u64),
     /// Write a skip of `count` slots at `index` first, [`SendPolicy::advance`] over it, ask again.
     Skip {
-        /// Where.
+        /// Index of the slot, counted from the first message on.
         index: u64,
         /// Slots up to the end of the array.
         count: u64,

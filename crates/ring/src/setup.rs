@@ -60,7 +60,7 @@ pub enum SetupError {
     /// The other end was made differently.
     #[error("the other end's {key} is {theirs}, ours is {ours}: they must be the same")]
     Mismatch {
-        /// What.
+        /// Key of the setting in which the ends differ.
         key: &'static str,
         /// Over there.
         theirs: u64,
@@ -89,7 +89,7 @@ pub enum SetupError {
     /// The device gave the group's board less memory than it asked for, or none that words can be in.
     #[error("the group's board has no word {index}: its device's memory cannot hold one there")]
     Board {
-        /// Which.
+        /// Index of the tail that was asked for.
         index: u32,
     },
     /// The rings of a group's board announce a tail.

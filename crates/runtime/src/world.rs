@@ -95,7 +95,7 @@ pub enum ScenarioEvent {
     Ended {
         /// Which part.
         role: String,
-        /// How.
+        /// How the actor ended.
         outcome: ActorOutcome,
     },
 }

@@ -95,7 +95,7 @@ impl Registry {
         Ok(Arc::new(registry))
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }

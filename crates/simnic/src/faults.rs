@@ -79,7 +79,7 @@ pub struct FaultEvent<'e> {
     pub number: u64,
     /// Packets that travel together.
     pub packets: u32,
-    /// When.
+    /// Virtual time of the event.
     pub at: Instant,
     /// When packets would arrive; otherwise the same.
     pub arrives: Instant,

@@ -14,7 +14,7 @@ pub struct Constant {
     pub key: &'static str,
     /// Its unit.
     pub unit: &'static str,
-    /// What it is.
+    /// Meaning of the constant.
     pub what: &'static str,
     /// Where its values come from. What is marked † was cited from memory.
     pub source: &'static str,
@@ -65,7 +65,7 @@ pub enum SetError {
     /// The value is none, or outside what makes sense.
     #[error("{}={value:?}: {} from {} to {}, in {}", .constant.key, .constant.kind(), .constant.lowest, .constant.highest, .constant.unit)]
     Range {
-        /// Which.
+        /// The constant that was to be set.
         constant: &'static Constant,
         /// What was given.
         value: String,

@@ -163,7 +163,7 @@ impl Regions {
         Some(entry.buffer)
     }
 
-    /// How many there are.
+    /// Number of registered regions.
     pub(crate) fn len(&self) -> usize {
         self.slots
             .iter()

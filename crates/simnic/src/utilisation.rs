@@ -205,7 +205,7 @@ pub struct Utilisation {
 pub struct UtilisationRow {
     /// The host that it is on.
     pub host: String,
-    /// What it is.
+    /// Name of the unit or resource.
     pub what: String,
     /// The share of the time that it was busy, 0 to 1.
     pub share: f64,

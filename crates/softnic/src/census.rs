@@ -68,7 +68,7 @@ pub struct ContextCensus {
 /// How many, and how many bytes together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// How many.
+    /// Number of objects.
     pub count: u64,
     /// Bytes.
     pub bytes: u64,

@@ -189,7 +189,7 @@ pub(crate) struct SoftCq {
     /// How many queue pairs that complete here have work waiting. One more where the device is
     /// hostile: polls then take the long way.
     pub(crate) waiting: AtomicUsize,
-    /// Those.
+    /// Queue pairs that wait for room in the completion queue, by their index.
     stalled: Mutex<BTreeMap<usize, Weak<QpCore>>>,
     /// What holds completions back, where the device is hostile.
     held: Option<Held>,

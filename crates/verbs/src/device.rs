@@ -140,7 +140,7 @@ impl<P: Provider + ?Sized> Provider for &P {
 /// registry, for one) at its leisure: a process that ends at once may leave that for others to
 /// clean up.
 pub trait Device: Send + Sync {
-    /// What it is.
+    /// Name, limits and promises of the device.
     fn info(&self) -> &DeviceInfo;
 
     /// A protection domain: regions and queue pairs of different domains do not meet.

@@ -81,7 +81,7 @@ pub enum ResourceError {
     Exhausted {
         /// What ran out.
         what: &'static str,
-        /// How many there are.
+        /// Number of such objects that the device has at most.
         limit: u64,
     },
     /// There is not enough memory; the text says how much would be enough.
@@ -161,7 +161,7 @@ pub enum ModifyError {
     /// An attribute's value is out of range.
     #[error("{attribute} is {value}: at most {highest}")]
     Value {
-        /// Which.
+        /// Name of the attribute.
         attribute: &'static str,
         /// Its value.
         value: u64,
@@ -202,7 +202,7 @@ pub enum ModifyError {
 pub struct PostError {
     /// Which of the slice was refused.
     pub index: usize,
-    /// Why.
+    /// Reason of the refusal.
     pub kind: PostErrorKind,
 }
 

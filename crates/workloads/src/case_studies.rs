@@ -36,7 +36,7 @@ const SLOTS: u32 = 128;
 pub enum CaseStudy {
     /// Records of packets are sent and counted.
     Flows {
-        /// How many.
+        /// Number of records.
         records: u64,
         /// A capture to take them from; unset: they are made up.
         capture: Option<PathBuf>,

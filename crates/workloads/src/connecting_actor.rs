@@ -63,7 +63,7 @@ enum StartGate {
     Closed,
     /// The coordinator's word.
     Ready,
-    /// Nothing.
+    /// The workload runs.
     Open,
 }
 

@@ -40,7 +40,7 @@ impl HugePages {
         }
     }
 
-    /// All of them.
+    /// Bytes on reserved and on merged huge pages.
     pub fn bytes(self) -> u64 {
         self.reserved_bytes + self.merged_bytes
     }

@@ -54,7 +54,7 @@ pub enum NicWorkload {
     },
     /// What queue pairs take.
     Footprint {
-        /// How many of them.
+        /// Number of queue pairs.
         queue_pairs: usize,
     },
     /// Into memory of the other end that did not come from its device.
@@ -68,7 +68,7 @@ pub enum NicWorkload {
     Wake(WakeMethod),
     /// One verb, as much of it as goes.
     Loaded(VerbLoad),
-    /// The same, timed.
+    /// Requests in batches, each of which is timed.
     Batches(Batches),
     /// The same in flows, timed as a whole.
     Flows(Flows),

@@ -17,7 +17,7 @@ pub enum Report {
     Ready,
     /// Messages in a time.
     Rate {
-        /// How many.
+        /// Number of messages.
         messages: u64,
         /// In how many nanoseconds.
         nanos: u64,
@@ -34,7 +34,7 @@ pub enum Report {
     Phases(Vec<PhaseResult>),
     /// Requests answered in a time, one after the other, and how long each took.
     Served {
-        /// How many.
+        /// Number of messages.
         messages: u64,
         /// In how many nanoseconds.
         nanos: u64,

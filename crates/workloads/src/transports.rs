@@ -29,7 +29,7 @@ pub use crate::error::{Result, WorkloadError};
 pub struct ArmNote {
     /// Its name in the points.
     pub name: String,
-    /// What it is.
+    /// Text of the note.
     pub what: String,
     /// Whether both sides poll or block.
     pub waiting: &'static str,

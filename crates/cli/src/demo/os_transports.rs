@@ -23,7 +23,7 @@ pub(super) enum OsTransport {
     OsPipe,
 }
 
-/// All of them.
+/// Every transport of the operating system that the demo measures.
 pub(super) const OS_TRANSPORTS: [OsTransport; 3] =
     [OsTransport::Tcp, OsTransport::Unix, OsTransport::OsPipe];
 

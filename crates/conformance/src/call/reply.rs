@@ -156,7 +156,7 @@ pub struct Done {
     pub src_qpn: u32,
     /// UD: the receive begins with a GRH.
     pub grh: bool,
-    /// When.
+    /// Time of the completion, on the device's clock.
     #[serde(with = "codec::instant")]
     pub timestamp: Instant,
 }

@@ -158,7 +158,7 @@ enum FirstReceiveEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerReceives {
     Good,
-    /// None.
+    /// The peer posts no receive.
     None,
     /// The first one's memory has this fault.
     Bad(MemoryFault),

@@ -118,7 +118,7 @@ pub struct Slice {
 /// What is wrong with a slice, beside what its memory does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceFault {
-    /// Nothing.
+    /// The request is sound.
     Not,
     /// The key is no region's.
     Key,
@@ -137,7 +137,7 @@ pub enum SliceFault {
 /// A send request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What.
+    /// Operation of the request.
     pub op: Op,
     /// Its bytes here.
     pub local: LocalData,

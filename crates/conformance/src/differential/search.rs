@@ -15,7 +15,7 @@ const SHRINK_TIME_MAX: Duration = Duration::from_millis(60_000);
 pub struct Search {
     /// The seed of the first; the next has the next.
     pub first: u64,
-    /// How many.
+    /// Number of programs that were run.
     pub programs: u64,
     /// Whether one that disagrees is made smaller.
     pub shrinks: bool,

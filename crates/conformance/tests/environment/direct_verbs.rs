@@ -235,7 +235,7 @@ pub(crate) fn next(cq: &dyn CompletionQueue) -> Result<Completion, String> {
 pub(crate) struct ConnectedPair {
     /// One.
     pub(crate) a: VerbsEndpoint,
-    /// The other.
+    /// Second of the two connected endpoints.
     pub(crate) b: VerbsEndpoint,
 }
 

@@ -60,15 +60,15 @@ pub enum CalibrateError {
     Device {
         /// Which part.
         what: &'static str,
-        /// Why.
+        /// Error of the device.
         source: Box<dyn std::error::Error + Send + std::marker::Sync>,
     },
     /// A request failed.
     #[error("{} ended with {status:?}", name(*.class))]
     Ended {
-        /// Which.
+        /// Class of the request that failed.
         class: Class,
-        /// How.
+        /// Status of its completion.
         status: Status,
     },
     /// Whoever asked did not want to go on.

@@ -57,7 +57,7 @@ pub enum PipeError {
     Silent {
         /// Where it was called.
         name: String,
-        /// How long.
+        /// Time that was waited, in seconds.
         seconds: u64,
     },
     /// A caller went before it said what it wants.
@@ -104,7 +104,7 @@ pub enum PipeError {
         what: &'static str,
         /// The name under which the two sides meet.
         name: String,
-        /// How long.
+        /// Time that was allowed, in seconds.
         seconds: u64,
     },
     /// Reading the source or writing the sink failed.

@@ -87,9 +87,9 @@ impl fmt::Debug for Export {
 #[derive(Debug, thiserror::Error)]
 #[error("memory is not taken back yet: {error}")]
 pub struct RevokeError {
-    /// It.
+    /// The export, which is still in force.
     pub export: Export,
-    /// Why.
+    /// Why it is still in force.
     #[source]
     pub error: ServiceError,
 }

@@ -52,7 +52,7 @@ impl SharedMemory {
         (len <= self.extent.len).then_some(Extent { len, ..self.extent })
     }
 
-    /// Where it is.
+    /// Place of the memory in the daemon's slabs.
     pub(super) fn extent(&self) -> Extent {
         self.extent
     }

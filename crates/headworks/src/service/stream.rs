@@ -62,7 +62,7 @@ impl Stream {
         self.half.connection.local
     }
 
-    /// The other's.
+    /// Address and port of the other end.
     pub fn peer(&self) -> SocketAddr {
         self.half.connection.peer
     }
@@ -357,9 +357,9 @@ impl std::ops::Deref for Peeked<'_> {
 #[derive(Debug, thiserror::Error)]
 #[error("memory that was lent is not returned: {error}")]
 pub struct ReclaimError {
-    /// It.
+    /// The loan, which is still out.
     pub loan: Loan,
-    /// Why.
+    /// Why it is still out.
     #[source]
     pub error: ServiceError,
 }

@@ -28,7 +28,7 @@ pub(super) enum HalfKind {
 
 /// A direction of a connection.
 pub(super) trait ConnectionHalf: Deref<Target = Known> {
-    /// Which.
+    /// Direction of this half.
     const KIND: HalfKind;
 
     /// Learns of the memory that the session has got since.

@@ -42,7 +42,7 @@ impl fmt::Display for RingId {
 pub struct Broken {
     /// Which. A group that is the parent's and has no ring names one that is none.
     pub ring: RingId,
-    /// Why.
+    /// Error that broke the ring.
     pub error: RingError,
 }
 

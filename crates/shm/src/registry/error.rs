@@ -110,7 +110,7 @@ pub enum RegistryError {
     Segment {
         /// Which one, and who holds it.
         what: String,
-        /// Why.
+        /// Error of the segment.
         source: SegmentError,
     },
     /// Somebody keeps us from getting on: holds the lock, or does not accept connections.

@@ -26,7 +26,7 @@ pub(crate) struct PairHost {
     done: Vec<Completion>,
 }
 
-/// Both.
+/// Two hosts of one network, with connected queue pairs.
 pub(crate) struct ConnectedHosts {
     provider: SimProvider,
     pub(crate) here: PairHost,

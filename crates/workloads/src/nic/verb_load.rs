@@ -35,7 +35,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// All of them.
+    /// All verbs.
     pub const ALL: [Self; 6] = [
         Self::Send,
         Self::Write,

@@ -88,7 +88,7 @@ pub struct TimestampWriter {
     pub from: u64,
     /// One in so many is measured: at high rates measuring every one would be the bottleneck.
     pub every: u64,
-    /// How many there are.
+    /// Number of messages.
     pub total: u64,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Published {
     pub(super) low: f64,
     /// The highest, where several are published.
     pub(super) high: f64,
-    /// Where.
+    /// Publication and place of the value.
     pub(super) source: &'static str,
 }
 
@@ -78,7 +78,7 @@ const CX6: &[Row] = &[
     (65.0, 121.0, CX6_PAIR, all_cores(Read, 64)),
 ];
 
-/// All of them.
+/// Every published value.
 pub(super) fn all() -> impl Iterator<Item = Published> {
     let machines = [("cx3-40g", CX3), ("cx5-100g", CX5), ("cx6-100g", CX6)];
     machines.into_iter().flat_map(|(machine, rows)| {
