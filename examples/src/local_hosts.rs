@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks::daemon::Identity;
-use headworks::daemon::config::Config;
-use headworks::daemon::shell::{Shell, ShellConfig};
+use headworks::daemon::limits::Config;
+use headworks::daemon::server::{Shell, ShellConfig};
 use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::service::Service;
 use headworks::verbs::Duration;

@@ -8,17 +8,17 @@
 //! | a memory file: size, seals, header | `shm::segment` | `segment` |
 //! | a queue's head, tail, slot words and values, also while we use it | `shm::slot_queue` | `slot_queue` |
 //! | cursors; offsets and lengths into a view | `shm::cursor`, `shm::view` | `cursors` |
-//! | what the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::share` | `pacing_share` |
+//! | what the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::shared_state` | `pacing_share` |
 //! | files and sockets of the registry | `shm::registry` (contexts, names, common segments) | `registry` |
-//! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::translate`, `softnic::qp::link` | `softnic_peer` |
+//! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::mr_lookup`, `softnic::qp::remote_qp` | `softnic_peer` |
 //! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
 //! | what it puts into our queues, and the words of our own rows (`life`, `executing`, `armed`, `overrun`, `taken`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::bell` | `softnic_peer` |
-//! | the header of a call through a window, and where that is | `softnic::window` (`serve`), in the name of the memory's owner | `softnic_bounce` |
-//! | the answer to a call, what was fetched | `softnic::window` (`Window::answer`), `softnic::qp::engine` (`ask`) | `softnic_bounce` |
-//! | rows of who sends datagrams here, how many there are; marks in our receive queues and CQs | `softnic::senders`, `softnic::quarantine`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
+//! | the header of a call through a window, and where that is | `softnic::bounce` (`serve`), in the name of the memory's owner | `softnic_bounce` |
+//! | the answer to a call, what was fetched | `softnic::bounce` (`Window::answer`), `softnic::qp::engine` (`ask`) | `softnic_bounce` |
+//! | rows of who sends datagrams here, how many there are; marks in our receive queues and CQs | `softnic::datagram_senders`, `softnic::quarantine`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
 //! | queue pairs of datagrams, receives and CQs of a destination; our row there | `softnic::qp::datagram`, `softnic::qp::deliver` | `softnic_datagrams` |
 //! | a datagram's header, in the receive | `verbs::datagram` (`Grh::parse`) | `datagram_header` |
-//! | any context's record and table, and the queues that it leads to | `softnic::census`, `shm::slot_queue` (`len_hint_at`) | `softnic_inspect` |
+//! | any context's record and table, and the queues that it leads to | `softnic::inspect`, `shm::slot_queue` (`len_hint_at`) | `softnic_inspect` |
 //! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
 //! | the bytes of a bring-up | `verbs::bringup`, `net::line` | `bring_up` |
 //! | frames and control messages of a line | `net::framing`, `net::line` | `line_frames` |
@@ -27,8 +27,8 @@
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
 //! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
 //! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
-//! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::message`, `client::egress`, `client::ingress`, `client::board`, `daemon::daemon` | `daemon_application` |
-//! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::meet`, `daemon::domain::hear` | `daemon_peer` |
+//! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::socket_message`, `client::egress`, `client::ingress`, `client::doorbell`, `daemon::daemon` | `daemon_application` |
+//! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::handshake`, `daemon::domain::receive` | `daemon_peer` |
 //! | a device's name | `verbs::device_name`, the providers | `device_name` |
 //! | nobody of ours: a capture file | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |
 //! | a request or response of HTTP | `workloads::apps::http` | `http_request` |

@@ -11,9 +11,9 @@ use anyhow::Context;
 use clap::Args;
 use headworks::daemon::Identity;
 use headworks::daemon::auth::Secret;
-use headworks::daemon::settings::{self, Log, Metrics, Settings, Users};
-use headworks::daemon::shell::notify::Notify;
-use headworks::daemon::shell::{Ended, MetricsAt, Shell, ShellConfig};
+use headworks::daemon::config::{self, Log, Metrics, Settings, Users};
+use headworks::daemon::server::notify::Notify;
+use headworks::daemon::server::{Ended, MetricsAt, Shell, ShellConfig};
 use headworks::net::Interrupt;
 use headworks::service;
 use headworks::verbs::{Device, DeviceName, Duration};
@@ -106,7 +106,7 @@ impl ConfigFile {
         let Some((path, text)) = &self.file else {
             return key.to_owned();
         };
-        match settings::line_of(text, key) {
+        match config::line_of(text, key) {
             Some(line) => format!("{}: line {line}: {key}", path.display()),
             None => format!("{}: {key}", path.display()),
         }

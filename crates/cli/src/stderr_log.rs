@@ -1,5 +1,5 @@
 //! What a daemon says on standard error. Others provoke some of it, and whoever reads it may have stopped to: a line is
-//! said [seldom](headworks::daemon::seldom), and is lost, and counted, where there is no room for it. Nothing waits.
+//! said [seldom](headworks::daemon::log_ratelimit), and is lost, and counted, where there is no room for it. Nothing waits.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::daemon::seldom::Seldom;
+use headworks::daemon::log_ratelimit::Seldom;
 use headworks::net::clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::callsite::Identifier;
@@ -135,7 +135,7 @@ mod tests {
     use std::io::Read;
     use std::os::fd::OwnedFd;
 
-    use headworks::daemon::seldom::LINES;
+    use headworks::daemon::log_ratelimit::LINES;
     use rustix::fs::{OFlags, fcntl_setfl};
     use rustix::pipe::pipe;
 

@@ -5,14 +5,14 @@
 use std::net::SocketAddr;
 use std::ops::Deref;
 
-use crate::block::{Block, Status, Transfer};
-use crate::board::Board;
+use crate::control_block::{Block, Status, Transfer};
+use crate::doorbell::Board;
 use crate::egress::{EgressWriter, Lent};
 use crate::error::ContractError;
 use crate::ingress::IngressReader;
 use crate::memory::{Extent, Slabs};
-use crate::message::End;
-use crate::operation::Operation;
+use crate::one_sided::Operation;
+use crate::socket_message::End;
 
 /// Both directions.
 #[derive(Debug)]

@@ -16,10 +16,10 @@
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::block::{Block, Transfer, Way};
+use crate::control_block::{Block, Transfer, Way};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
-use crate::operation::{OPERATION_BYTES, Operation};
+use crate::one_sided::{OPERATION_BYTES, Operation};
 
 const DATA: u8 = 1;
 const PAD: u8 = 2;

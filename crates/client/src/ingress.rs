@@ -8,7 +8,7 @@
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::block::{Block, Told, Way};
+use crate::control_block::{Block, Told, Way};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
 

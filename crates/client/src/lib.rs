@@ -11,37 +11,37 @@
 //! |---|---|
 //! | [`vqpn`] | numbers of connections |
 //! | [`memory`] | slabs, stretches of them ([`Extent`]), rings of bytes |
-//! | [`block`] | the words of one connection, its status, why it was reset |
+//! | [`control_block`] | the words of one connection, its status, why it was reset |
 //! | [`egress`] | what an application wants sent: both ends |
-//! | [`operation`] | one-sided operations on memory of the other end's |
+//! | [`one_sided`] | one-sided operations on memory of the other end's |
 //! | [`ingress`] | what has come for it: both ends |
-//! | [`board`] | which connections an application touched, and the bell of its daemon |
-//! | [`message`] | what is said on the socket: attaching, connecting, listening, closing |
+//! | [`doorbell`] | which connections an application touched, and the bell of its daemon |
+//! | [`socket_message`] | what is said on the socket: attaching, connecting, listening, closing |
 //! | [`connection`] | an application's end of one: a direction each |
 //! | [`session`] | an application's side of all of it |
 //! | [`error`] | what cannot be |
 //! | [`testing`] | memory for tests |
 #![deny(unsafe_code)]
 
-pub mod block;
-pub mod board;
 pub mod connection;
+pub mod control_block;
+pub mod doorbell;
 pub mod egress;
 pub mod error;
 pub mod ingress;
 pub mod memory;
-pub mod message;
-pub mod operation;
+pub mod one_sided;
 pub mod session;
+pub mod socket_message;
 pub mod testing;
 pub mod vqpn;
 
-pub use block::{BLOCK_BYTES, Block, Reset, Status};
-pub use board::Board;
+pub use control_block::{BLOCK_BYTES, Block, Reset, Status};
+pub use doorbell::Board;
 pub use egress::{EgressReader, EgressWriter, Lent, Record, What};
 pub use error::ContractError;
 pub use ingress::{IngressReader, IngressWriter};
 pub use memory::{ByteRing, Extent, Slabs};
-pub use operation::{Op, Operation, Outcome, Outcomes, Rights};
+pub use one_sided::{Op, Operation, Outcome, Outcomes, Rights};
 pub use session::Session;
 pub use vqpn::Vqpn;

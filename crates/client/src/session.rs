@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 
 use headworks_shm::View;
 
-use crate::block::Block;
-use crate::board::Board;
 use crate::connection::Connection;
+use crate::control_block::Block;
+use crate::doorbell::Board;
 use crate::error::ContractError;
 use crate::memory::{Extent, Slabs};
-use crate::message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
-use crate::operation::Rights;
+use crate::one_sided::Rights;
+use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
 
 /// An application's side.
 ///

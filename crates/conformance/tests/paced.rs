@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use headworks_conformance::worlds::{InProcessWorld, WorldLayout};
 use headworks_conformance::{Case, DeviceBehaviour, cases, runner};
 use headworks_net::clock;
-use headworks_pacing::share::BYTES;
+use headworks_pacing::shared_state::BYTES;
 use headworks_pacing::{Clock, Config, PacedDevice, Pacing, Share};
 use headworks_runtime::DeviceOpener;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};

@@ -1,301 +1,351 @@
-//! What a daemon is configured by: sizes and limits.
+//! The file that an operator writes for a daemon: TOML. Pure: whoever opens it hands in the text.
+//!
+//! ```toml
+//! address = "10.0.0.1"
+//! device = "ibv:mlx5_0"
+//! secret = "/etc/headworks/secret"
+//!
+//! [limits]
+//! connections_each = 1024
+//! ```
 
-use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
-use crate::frame::{FRAME_MAX, FRAME_MIN};
+use crate::limits::{Config, ConfigError};
+use crate::server::MetricsAt;
 
-/// Sizes and limits of a daemon's core. Every limit, reached, is an answer to whoever asked, never a stall.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+const USERS: &str = "own or all";
+const LOGS: &str = "error, warn, info, debug or trace";
+
+/// What is written as a string that is to be parsed.
+fn parsed<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: std::fmt::Display>,
+{
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+/// What a file says; `None` where it does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// Bytes of a receive, and so of a frame: 256 to 65,536. A message that fits one beside its header of 32 bytes
-    /// is SENT in one. Longer frames cost memory for every receive. Default 8,192.
-    pub frame_bytes: u32,
-    /// Receives of a domain's shared queue at first. Default 256.
-    pub receives: u32,
-    /// Receives that it grows to at most, as links need them. Default 8,192.
-    pub receives_max: u32,
-    /// Receives that each link is promised at least, 4 or more. Default 8.
-    pub link_floor: u32,
-    /// Receives that a link is promised at most, while it sends. Default 64.
-    pub link_share: u32,
-    /// Requests of a link's queue pair for frames, 8 to 1,024. Default 64.
-    pub frame_depth: u32,
-    /// Requests of a link's queue pair for bulk transfers, 8 to 1,024. Default 64.
-    pub bulk_depth: u32,
-    /// Links of a domain at most. Default 256.
-    pub links_max: u32,
-    /// Bytes from which on a stretch of memory is WRITTEN or READ where it belongs, instead of SENT in frames.
-    /// Default 16,384.
-    pub bulk_min: u32,
-    /// Bytes of such a transfer at most. Shorter ones let others in sooner. Default 65,536.
-    pub bulk_max: u32,
-    /// WRITEs, one behind the other, that one frame tells of at most, 1 to 16; what is offered to be READ is no longer
-    /// than as many would be. Default 4.
-    pub bulk_told: u32,
-    /// Bulk transfers of one connection that are under way at most, 1 to 32. Default 8.
-    pub bulk_each: u32,
-    /// How bulk transfers are made. Default [`Bulk::ByLoad`].
-    pub bulk: Bulk,
-    /// Bytes that a connection's turn takes, about. Default 16,384.
-    pub quantum: u32,
-    /// Bytes of a connection's rings at first, a power of two from 512 on, one for each way. Default 4,096.
-    pub ring_bytes: u32,
-    /// Bytes that they grow to at most, for streams that fill them; a power of two. Default 4,194,304.
-    pub ring_max: u32,
-    /// Bytes of a slab, a power of two: sessions' memory grows by so much. Default 4,194,304.
-    pub slab_bytes: u32,
-    /// Applications of a user at the same time at most. Default 1,024.
-    pub applications_each: u32,
-    /// Connections of an application at most. Default 16,384.
-    pub connections_each: u32,
-    /// Bytes of shared memory of an application at most. Default 1,073,741,824.
-    pub memory_each: u64,
-    /// Ports that an application listens at, at most. Default 1,024.
-    pub listeners_each: u32,
-    /// Fills shared memory that is free and looks, before it is used again, whether anybody has written to it
-    /// ([`Census::overwritten`](crate::Census::overwritten)): for who looks for such an error. Costs a pass over the
-    /// memory each time. Default no.
-    pub poison: bool,
+pub struct Settings {
+    /// The device, `KIND[:NAME][,key=value…]`.
+    pub device: Option<String>,
+    /// The address of this host.
+    pub address: Option<IpAddr>,
+    /// The port between daemons.
+    pub port: Option<u16>,
+    /// The socket that applications attach to.
+    pub socket: Option<PathBuf>,
+    /// Whose applications may attach.
+    #[serde(deserialize_with = "parsed")]
+    pub users: Option<Users>,
+    /// Where metrics can be had.
+    #[serde(deserialize_with = "parsed")]
+    pub metrics: Option<Metrics>,
+    /// The file with the secret that all daemons share.
+    pub secret: Option<PathBuf>,
+    /// Seconds that connections may go on once the daemon is told to terminate.
+    pub drain_seconds: Option<u32>,
+    /// How much it says on standard error.
+    #[serde(deserialize_with = "parsed")]
+    pub log: Option<Log>,
+    /// Sizes and limits of the core.
+    pub limits: Config,
 }
 
-/// How bulk transfers are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Bulk {
-    /// The receiver READs where it has less to do than the sender; else the sender WRITEs.
-    #[default]
-    ByLoad,
-    /// The sender WRITEs.
-    Write,
-    /// The receiver READs.
-    Read,
+/// Whose applications may attach. Each user's are an isolation domain of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// Those of the daemon's own user.
+    Own,
+    /// Everybody's.
+    All,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            frame_bytes: 8192,
-            receives: 256,
-            receives_max: 8192,
-            link_floor: 8,
-            link_share: 64,
-            frame_depth: 64,
-            bulk_depth: 64,
-            links_max: 256,
-            bulk_min: 16 << 10,
-            bulk_max: 64 << 10,
-            bulk_told: 4,
-            bulk_each: 8,
-            bulk: Bulk::ByLoad,
-            quantum: 16 << 10,
-            ring_bytes: 4096,
-            ring_max: 4 << 20,
-            slab_bytes: 4 << 20,
-            applications_each: 1024,
-            connections_each: 16_384,
-            memory_each: 1 << 30,
-            listeners_each: 1024,
-            poison: false,
+impl FromStr for Users {
+    type Err = NoneSuch;
+
+    fn from_str(text: &str) -> Result<Self, NoneSuch> {
+        match text {
+            "own" => Ok(Self::Own),
+            "all" => Ok(Self::All),
+            _ => Err(NoneSuch(USERS)),
         }
     }
 }
 
-/// A value that is not legal.
+/// A word that is none of those that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it may be {0}")]
+pub struct NoneSuch(&'static str);
+
+/// Where metrics can be had, if anywhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Metrics {
+    /// Nowhere.
+    Off,
+    /// There.
+    At(MetricsAt),
+}
+
+/// What names no place for metrics.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key} is {value}: {allowed}")]
-pub struct ConfigError {
-    /// Key of the setting.
-    pub key: &'static str,
-    /// Value that was given.
-    pub value: u64,
-    /// What it may be.
-    pub allowed: String,
-}
+#[error("{0:?} is neither a path (with a slash), nor IP:PORT, nor off")]
+pub struct NoPlace(String);
 
-impl ConfigError {
-    /// That one value is above another that it may reach at most. It is that one's fault which is not what it is by
-    /// default, as only that was set by somebody; where both were, the lower one's.
-    fn of_pair((low, least): (&'static str, u64), (high, most): (&'static str, u64)) -> Self {
-        let numbers = Config::default().numbers();
-        let is_default =
-            |of: (&str, u64)| numbers.iter().any(|(key, value, _)| (*key, *value) == of);
-        let (key, value, allowed) = match is_default((low, least)) {
-            true => (high, most, format!("at least {low}, which is {least}")),
-            false => (low, least, format!("at most {high}, which is {most}")),
-        };
-        Self {
-            key,
-            value,
-            allowed,
+impl FromStr for Metrics {
+    type Err = NoPlace;
+
+    fn from_str(text: &str) -> Result<Self, NoPlace> {
+        match text.parse() {
+            _ if text == "off" => Ok(Self::Off),
+            Ok(address) => Ok(Self::At(MetricsAt::Address(address))),
+            Err(_) if text.contains('/') => Ok(Self::At(MetricsAt::Path(text.into()))),
+            Err(_) => Err(NoPlace(text.to_owned())),
         }
     }
 }
 
-/// What a value may be, whatever the others are.
-#[derive(Clone, Copy)]
-enum Legal {
-    Between(u64, u64),
-    /// And a power of two.
-    Power(u64, u64),
+/// How much a daemon says on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Log {
+    /// What keeps it from serving.
+    Error,
+    /// And what an operator should know.
+    Warn,
+    /// And who comes and goes.
+    Info,
+    /// And why.
+    Debug,
+    /// And everything else.
+    Trace,
 }
 
-impl Legal {
-    fn has(self, value: u64) -> bool {
-        match self {
-            Self::Between(least, most) => (least..=most).contains(&value),
-            Self::Power(least, most) => (least..=most).contains(&value) && value.is_power_of_two(),
+impl FromStr for Log {
+    type Err = NoneSuch;
+
+    fn from_str(text: &str) -> Result<Self, NoneSuch> {
+        match text {
+            "error" => Ok(Self::Error),
+            "warn" => Ok(Self::Warn),
+            "info" => Ok(Self::Info),
+            "debug" => Ok(Self::Debug),
+            "trace" => Ok(Self::Trace),
+            _ => Err(NoneSuch(LOGS)),
         }
     }
 }
 
-impl fmt::Display for Legal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Between(least, most) => write!(f, "{least} to {most}"),
-            Self::Power(least, most) => write!(f, "a power of two from {least} to {most}"),
+impl From<Log> for tracing::Level {
+    fn from(log: Log) -> Self {
+        match log {
+            Log::Error => Self::ERROR,
+            Log::Warn => Self::WARN,
+            Log::Info => Self::INFO,
+            Log::Debug => Self::DEBUG,
+            Log::Trace => Self::TRACE,
         }
     }
 }
 
-impl Config {
-    /// Refuses what cannot work.
+/// A file that says what cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// It is no TOML, or has a key that is none or is not to be so.
+    #[error("line {line}: {says}")]
+    Text {
+        /// Where, from 1 on.
+        line: usize,
+        /// What is wrong, and what is allowed.
+        says: String,
+    },
+    /// A value that is not legal.
+    #[error("line {line}: {key} is {value}: {allowed}")]
+    Value {
+        /// Where, from 1 on.
+        line: usize,
+        /// Which key's.
+        key: String,
+        /// As it is written.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// A limit that is not legal.
+    #[error("line {line}: {error}")]
+    Limits {
+        /// Where, from 1 on.
+        line: usize,
+        /// Which, and why.
+        error: ConfigError,
+    },
+}
+
+impl Settings {
+    /// What a text says.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], of the first value that is not legal.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        for (key, value, legal) in self.numbers() {
-            if !legal.has(value) {
-                return Err(ConfigError {
-                    key,
-                    value,
-                    allowed: legal.to_string(),
-                });
-            }
-        }
-        let pair = |low: (&'static str, u64), high: (&'static str, u64)| match low.1 <= high.1 {
-            true => Ok(()),
-            false => Err(ConfigError::of_pair(low, high)),
-        };
-        let of =
-            |low: (_, u32), high: (_, u32)| pair((low.0, low.1.into()), (high.0, high.1.into()));
-        let receives = ("receives", self.receives);
-        of(receives, ("receives_max", self.receives_max))?;
-        let floor = ("link_floor", self.link_floor);
-        of(floor, receives)?;
-        of(floor, ("link_share", self.link_share))?;
-        of(("ring_bytes", self.ring_bytes), ("ring_max", self.ring_max))?;
-        let slab = ("slab_bytes", self.slab_bytes.into());
-        pair(slab, ("memory_each", self.memory_each))
+    /// [`SettingsError`]: keys that there are not are refused, as is what they may not be.
+    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        let settings: Self = toml::from_str(text).map_err(|error| {
+            let span = error.span();
+            let wrong = span.as_ref().and_then(|at| value_at(text, at.start));
+            wrong.unwrap_or_else(|| SettingsError::Text {
+                line: line_at(text, span.map_or(0, |span| span.start)),
+                says: error.message().lines().collect::<Vec<_>>().join(" "),
+            })
+        })?;
+        let checked = settings.limits.check();
+        checked.map_err(|error| SettingsError::Limits {
+            line: line_of(text, error.key).unwrap_or(1),
+            error,
+        })?;
+        Ok(settings)
     }
+}
 
-    /// What a key may be, whatever the others are.
-    pub(crate) fn allowed(key: &str) -> Option<String> {
-        let numbers = Self::default().numbers();
-        let number = numbers.into_iter().find(|(name, ..)| *name == key);
-        match key {
-            "bulk" => Some("by-load, write or read".to_owned()),
-            "poison" => Some("true or false".to_owned()),
-            _ => number.map(|(_, _, legal)| legal.to_string()),
-        }
-    }
+/// The line, from 1 on, on which a text says what a key is: one of its own, or one of its limits.
+pub fn line_of(text: &str, key: &str) -> Option<usize> {
+    let table = DeTable::parse(text).ok()?;
+    let mut entries = entries(table.get_ref()).into_iter();
+    let (found, _) = entries.find(|(name, _)| name.get_ref() == key)?;
+    Some(line_at(text, found.span().start))
+}
 
-    fn numbers(&self) -> [(&'static str, u64, Legal); 20] {
-        use Legal::{Between, Power};
-        let of = |key, value: u32, legal| (key, value.into(), legal);
-        let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
-        let floor = crate::credit::FLOOR_MIN.into();
-        let ring = Power(512, 1 << 30);
-        [
-            of("frame_bytes", self.frame_bytes, frame),
-            of("receives", self.receives, Between(16, 1 << 16)),
-            of("receives_max", self.receives_max, Between(16, 1 << 16)),
-            of("link_floor", self.link_floor, Between(floor, 4096)),
-            of("link_share", self.link_share, Between(floor, 4096)),
-            of("frame_depth", self.frame_depth, Between(8, 1024)),
-            of("bulk_depth", self.bulk_depth, Between(8, 1024)),
-            of("links_max", self.links_max, Between(1, 4096)),
-            of("bulk_min", self.bulk_min, Between(1, 1 << 30)),
-            of("bulk_max", self.bulk_max, Between(512, 1 << 30)),
-            of("bulk_told", self.bulk_told, Between(1, 16)),
-            of("bulk_each", self.bulk_each, Between(1, 32)),
-            of("quantum", self.quantum, Between(512, 1 << 30)),
-            of("ring_bytes", self.ring_bytes, ring),
-            of("ring_max", self.ring_max, ring),
-            of("slab_bytes", self.slab_bytes, Power(1 << 16, 1 << 30)),
-            of(
-                "applications_each",
-                self.applications_each,
-                Between(1, 65_535),
-            ),
-            of(
-                "connections_each",
-                self.connections_each,
-                Between(1, 1 << 20),
-            ),
-            ("memory_each", self.memory_each, Between(1 << 16, 1 << 42)),
-            of("listeners_each", self.listeners_each, Between(1, 65_535)),
-        ]
+/// The keys of a file and what they are, those of its limits among them.
+fn entries<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Entry<'a, 'i>> {
+    let mut entries: Vec<Entry> = table.iter().collect();
+    if let Some(DeValue::Table(limits)) = table.get("limits").map(Spanned::get_ref) {
+        entries.retain(|(key, _)| key.get_ref() != "limits");
+        entries.extend(limits);
     }
+    entries
+}
+
+type Entry<'a, 'i> = (
+    &'a Spanned<toml::de::DeString<'i>>,
+    &'a Spanned<DeValue<'i>>,
+);
+
+/// What is wrong where a value is not what its key may be.
+fn value_at(text: &str, at: usize) -> Option<SettingsError> {
+    let table = DeTable::parse(text).ok()?;
+    let mut entries = entries(table.get_ref()).into_iter();
+    let (key, value) = entries.find(|(_, value)| value.span().contains(&at))?;
+    let written = text.get(value.span())?;
+    Some(SettingsError::Value {
+        line: line_at(text, at),
+        key: key.get_ref().to_string(),
+        value: written.split_whitespace().collect::<Vec<_>>().join(" "),
+        allowed: allowed(key.get_ref())?,
+    })
+}
+
+fn line_at(text: &str, at: usize) -> usize {
+    let before = text.as_bytes().iter().take(at);
+    1 + before.filter(|byte| **byte == b'\n').count()
+}
+
+/// What a key may be.
+fn allowed(key: &str) -> Option<String> {
+    let allowed = match key {
+        "device" => "a device, \"KIND[:NAME][,key=value…]\"",
+        "address" => "an IP address, such as \"10.0.0.1\"",
+        "port" => "0 to 65535",
+        "socket" | "secret" => "a path",
+        "users" => USERS,
+        "metrics" => "a path (with a slash), IP:PORT, or off",
+        "drain_seconds" => "0 to 4294967295",
+        "log" => LOGS,
+        "limits" => "a table",
+        _ => return Config::allowed(key),
+    };
+    Some(allowed.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
-    fn the_guide_has_every_key_and_its_default() {
-        let guide = include_str!("../../../docs/daemon.md");
-        let config = toml::Table::try_from(Config::default()).unwrap();
-        for (key, default) in config {
-            let row = format!("| `{key}` | {default} |");
-            assert!(guide.contains(&row), "docs/daemon.md has no {row:?}");
-        }
+    fn a_file_says_what_it_says() {
+        assert_eq!(Settings::parse("").unwrap(), Settings::default());
+        let settings = Settings::parse(
+            "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\n\
+             [limits]\nbulk = \"by-load\"\nlinks_max = 4\n",
+        );
+        let settings = settings.unwrap();
+        assert_eq!(settings.address, Some("::1".parse().unwrap()));
+        let at = MetricsAt::Address("127.0.0.1:9100".parse().unwrap());
+        assert_eq!(settings.metrics, Some(Metrics::At(at)));
+        assert_eq!(settings.log, Some(Log::Debug));
+        assert_eq!(settings.limits.links_max, 4);
+        assert_eq!(settings.limits.receives, Config::default().receives);
     }
 
     #[test]
-    fn defaults_are_legal_and_what_is_not_is_named() {
-        Config::default().check().unwrap();
+    fn what_is_wrong_is_named_with_its_line() {
         for (text, says) in [
+            ("\nports = 3\n", "line 2: unknown field `ports`"),
+            ("port = 70000\n", "line 1: port is 70000: 0 to 65535"),
+            ("port = \"x\"\n", "line 1: port is \"x\": 0 to 65535"),
             (
-                "receives = 9000",
-                "receives is 9000: at most receives_max, which is 8192",
+                "\naddress = \"x\"\n",
+                "line 2: address is \"x\": an IP address",
+            ),
+            ("device = [\n1,\n]\n", "line 1: device is [ 1, ]: a device"),
+            ("limits = 3\n", "line 1: limits is 3: a table"),
+            (
+                "[limits]\nframe_bytes = 99999999999\n",
+                "line 2: frame_bytes is 99999999999: 256 to 65536",
             ),
             (
-                "receives_max = 100",
-                "receives_max is 100: at least receives, which is 256",
+                "[limits]\nframe_bytes = 99999999999999999999\n",
+                "line 2: frame_bytes is 99999999999999999999: 256 to 65536",
+            ),
+            ("limits.poison = 3\n", "line 1: poison is 3: true or false"),
+            (
+                "[limits]\nbulk = \"x\"\n",
+                "line 2: bulk is \"x\": by-load, write or read",
             ),
             (
-                "ring_bytes = 8388608",
-                "ring_bytes is 8388608: at most ring_max, which is 4194304",
+                "port = 1\n[limits]\nlinks = 3\n",
+                "line 3: unknown field `links`",
             ),
             (
-                "ring_max = 2048",
-                "ring_max is 2048: at least ring_bytes, which is 4096",
+                "[limits]\nlinks_max = 0\n",
+                "line 2: links_max is 0: 1 to 4096",
             ),
             (
-                "ring_bytes = 4097",
-                "ring_bytes is 4097: a power of two from 512 to 1073741824",
+                "metrics = \"here\"\n",
+                "line 1: metrics is \"here\": a path",
             ),
-            (
-                "link_floor = 100",
-                "link_floor is 100: at most link_share, which is 64",
-            ),
-            (
-                "memory_each = 65536",
-                "memory_each is 65536: at least slab_bytes, which is 4194304",
-            ),
-            ("links_max = 0", "links_max is 0: 1 to 4096"),
+            ("log = \"loud\"\n", "line 1: log is \"loud\": error, warn"),
+            ("address = \n", "line 1: "),
         ] {
-            let config: Config = toml::from_str(text).unwrap();
-            assert_eq!(config.check().unwrap_err().to_string(), says);
+            let line = Settings::parse(text).unwrap_err().to_string();
+            assert!(line.starts_with(says), "{text:?}: {line}");
+            assert_eq!(line.lines().count(), 1, "{line}");
         }
-        let keys = toml::Table::try_from(Config::default()).unwrap();
-        for key in keys.keys() {
-            assert!(Config::allowed(key).is_some(), "{key}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_taken_or_refused(text in ".{0,60}(\\n.{0,40}){0,3}") {
+            if let Err(error) = Settings::parse(&text) {
+                prop_assert_eq!(error.to_string().lines().count(), 1);
+            }
         }
     }
 }

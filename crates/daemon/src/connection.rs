@@ -9,15 +9,15 @@ use std::net::SocketAddr;
 
 use headworks_client::{Block, ContractError, Extent, Outcome, Reset, Status, Vqpn};
 
-use crate::channel::Then;
-use crate::config::Config;
 use crate::daemon::WatchId;
+use crate::egress::{Aside, Outlet, Turn};
+use crate::exports::Exports;
 use crate::frame::{Header, Kind, OFFER, RING, Remote};
-use crate::inlet::Inlet;
-use crate::link::{Link, Which};
+use crate::ingress::Inlet;
+use crate::limits::Config;
 use crate::memory::Memory;
-use crate::outlet::{Aside, Outlet, Turn};
-use crate::windows::Exports;
+use crate::qp_group::{Link, Which};
+use crate::send_queue::Then;
 
 /// Where it is and whose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,14 +3,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use headworks_client::message::Refusal;
-use headworks_client::message::codec::{Decoder, Encoder};
+use headworks_client::socket_message::Refusal;
+use headworks_client::socket_message::codec::{Decoder, Encoder};
 use headworks_client::{ContractError, Vqpn};
 
 use crate::auth::{Nonce, Proof};
 use crate::domain::{DomainId, Offer};
 use crate::frame::Remote;
-use crate::link::Which;
+use crate::qp_group::Which;
 
 /// The version of what daemons say, and the oldest that is still understood: each speaks with those before and after
 /// it.

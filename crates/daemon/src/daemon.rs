@@ -7,21 +7,21 @@ use std::ops::Bound;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use headworks_client::message::{Refusal, Reply};
+use headworks_client::socket_message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 use headworks_runtime::ActorContext;
 use headworks_verbs::{AsyncEvent, Buffer, Device, Instant};
 use slab::Slab;
 
 use crate::auth::{Nonce, Nonces, Secret};
-use crate::config::Config;
 use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
 use crate::domain::{self, Census, Domain, DomainError, DomainId, LinkKey};
+use crate::limits::Config;
 use crate::snapshot::Snapshot;
 
 mod applications;
 mod end;
-mod meet;
+mod handshake;
 
 /// An attached application, or one that is about to attach. No two ever have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use headworks_client::message::{End, Refusal, Reply};
+use headworks_client::socket_message::{End, Refusal, Reply};
 use headworks_client::{
     BLOCK_BYTES, Block, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
 };
@@ -16,26 +16,26 @@ use headworks_verbs::{
 };
 use slab::Slab;
 
-use crate::config::Config;
 use crate::connection::{Connection, Place};
+use crate::connection_table::Table;
 use crate::daemon::{Signal, WatchId};
+use crate::egress::Outlet;
 use crate::frame::Remote;
-use crate::grants::Grants;
-use crate::inlet::Inlet;
-use crate::link::{Link, Which};
-use crate::outlet::Outlet;
+use crate::ingress::Inlet;
+use crate::limits::Config;
+use crate::qp_group::{Link, Which};
+use crate::receive_shares::Grants;
 use crate::receives::Receives;
 use crate::session::Session;
-use crate::table::Table;
 
-mod carry;
-mod dying;
-mod hear;
-mod links;
-mod look;
+mod draining;
+mod qp_groups;
+mod receive;
+mod snapshot;
+mod step;
 
-use dying::Dying;
-pub use look::Census;
+use draining::Dying;
+pub use snapshot::Census;
 
 /// Which domain of a host: a user's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

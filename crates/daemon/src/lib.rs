@@ -1,5 +1,5 @@
 //! The daemon of a host: thousands of connections of many applications over few queue pairs (RaaS, sections III to
-//! V). All but the [`shell`] is its core, which does no I/O, reads no clock and starts no thread: devices, packets of
+//! V). All but the [`server`] is its core, which does no I/O, reads no clock and starts no thread: devices, packets of
 //! applications and messages of other daemons are handed in, and what it wants done is taken out.
 //!
 //! # Map
@@ -8,21 +8,21 @@
 //! |---|---|
 //! | [`daemon`] | the daemon: applications, ports, other daemons, how connections are made |
 //! | [`domain`] | an isolation domain: sessions, connections and links of one user, and the step that carries everything |
-//! | [`link`], [`channel`] | the queue pairs that connections share, and their requests in order |
+//! | [`qp_group`], [`send_queue`] | the queue pairs that connections share, and their requests in order |
 //! | [`receives`] | the shared receive queue and its memory |
-//! | `connection`, `outlet`, `inlet` | an end of a connection: its life, its sending half, its receiving half |
-//! | `windows` | memory that one end exports to the other: pure |
+//! | `connection`, `egress`, `ingress` | an end of a connection: its life, its sending half, its receiving half |
+//! | `exports` | memory that one end exports to the other: pure |
 //! | `session`, [`memory`] | an application: its board and handles, its slabs |
-//! | [`credit`], [`grants`] | how many frames may be under way on a link; how receives are shared among links: pure |
-//! | [`order`], [`pool`], [`table`] | what of a stream has come; which memory is in use; numbers of connections: pure |
+//! | [`credit`], [`receive_shares`] | how many frames may be under way on a link; how receives are shared among links: pure |
+//! | [`reassembly`], [`allocator`], [`connection_table`] | what of a stream has come; which memory is in use; numbers of connections: pure |
 //! | [`auth`] | that another daemon has the same secret: pure |
 //! | [`frame`], [`control`] | what daemons say to each other, over links and on the stream between them |
-//! | [`config`], [`settings`] | sizes and limits; the file that an operator writes: pure |
+//! | [`limits`], [`config`] | sizes and limits; the file that an operator writes: pure |
 //! | [`snapshot`], [`metrics`] | what there is, for operators; the same as text: pure |
-//! | [`seldom`] | how often what others can provoke is said: pure |
-//! | [`shell`] | sockets, clock and sleep around all of it |
+//! | [`log_ratelimit`] | how often what others can provoke is said: pure |
+//! | [`server`] | sockets, clock and sleep around all of it |
 //!
-//! Whose turn it is on a link is [`headworks_ring::group::rota`]'s to say, by cost.
+//! Whose turn it is on a link is [`headworks_ring::group::drr`]'s to say, by cost.
 //!
 //! # How bytes travel
 //!
@@ -34,33 +34,33 @@
 //! depend on the application.
 #![deny(unsafe_code)]
 
+pub mod allocator;
 pub mod auth;
-pub mod channel;
 pub mod config;
 mod connection;
+pub mod connection_table;
 pub mod control;
 pub mod credit;
 pub mod daemon;
 pub mod domain;
+mod egress;
+mod exports;
 pub mod frame;
-pub mod grants;
-mod inlet;
-pub mod link;
+mod ingress;
+pub mod limits;
+pub mod log_ratelimit;
 pub mod memory;
 pub mod metrics;
-pub mod order;
-mod outlet;
-pub mod pool;
+pub mod qp_group;
+pub mod reassembly;
+pub mod receive_shares;
 pub mod receives;
-pub mod seldom;
+pub mod send_queue;
+pub mod server;
 mod session;
-pub mod settings;
-pub mod shell;
 pub mod snapshot;
-pub mod table;
-mod windows;
 
-pub use config::{Bulk, Config, ConfigError};
 pub use daemon::{Daemon, Identity, Output, PeerId, SessionId};
 pub use domain::{Census, DomainError, DomainId};
+pub use limits::{Bulk, Config, ConfigError};
 pub use snapshot::Snapshot;

@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use headworks_client::message::Refusal;
+use headworks_client::socket_message::Refusal;
 use headworks_client::{Extent, Slabs};
 use headworks_ring::view_of;
 use headworks_shm::View;
 use headworks_verbs::{Access, AllocRequest, Buffer, Device, Pages, ProtectionDomain, Region, Sge};
 
+use crate::allocator::{Pool, log_of};
 use crate::frame::Remote;
-use crate::pool::{Pool, log_of};
 
 /// The memory of a session.
 pub struct Memory {

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use headworks_client::message::{Refusal, Reply};
+use headworks_client::socket_message::{Refusal, Reply};
 use headworks_client::{Board, Vqpn};
 use headworks_verbs::{Device, ProtectionDomain};
 use slab::Slab;
 
-use crate::config::Config;
+use crate::limits::Config;
 use crate::memory::Memory;
 use crate::snapshot::Traffic;
 

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use headworks_client::block::Transfer;
 use headworks_client::connection::{Connection, Received};
-use headworks_client::message::Refusal;
+use headworks_client::control_block::Transfer;
 use headworks_client::session::Event;
+use headworks_client::socket_message::Refusal;
 use headworks_client::{Extent, Reset, Rights, Session};
 use headworks_daemon::auth::Secret;
-use headworks_daemon::config::Config;
 use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
+use headworks_daemon::limits::Config;
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_runtime::{ActorContext, StandaloneContext};

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use application::{Flow, Script};
-use headworks_daemon::config::{Bulk, Config};
+use headworks_daemon::limits::{Bulk, Config};
 use headworks_runtime::{
     Actor, ActorOutcome, ActorRegistry, ActorSpec, DeviceOpener, InProcess, RunningScenario,
     Scenario, World, testing,

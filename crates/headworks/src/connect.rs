@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use headworks_net::{Line, NetError, WaitLimit};
-use headworks_ring::ends::meet;
+use headworks_ring::message_channel::meet;
 use headworks_ring::{
     Group, Receiver, ReceiverSetup, RingConfig, RingId, Sender, SenderSetup, SetupError,
 };

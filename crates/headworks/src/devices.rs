@@ -13,10 +13,10 @@ use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
 
 use crate::pace;
 
-pub use headworks_ibverbs::choice::{Choice, Network, Refusal};
 pub use headworks_ibverbs::library::{
     INSTALL as INSTALL_LIBIBVERBS, INSTALL_MANAGER as INSTALL_LIBRDMACM,
 };
+pub use headworks_ibverbs::port_selection::{Choice, Network, Refusal};
 
 /// What a queue pair of a soft device has in shared memory, beyond the slots of its receive queue.
 pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_QP;

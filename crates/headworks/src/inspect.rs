@@ -1,6 +1,6 @@
 //! A look at a live fabric from outside: hosts, processes, queue pairs and what they count.
 
-pub use headworks_softnic::census::{
+pub use headworks_softnic::inspect::{
     Census, CompletionQueueCensus, ContextCensus, Held, PeerCensus, QueuePairCensus,
     SharedReceiveQueueCensus, Unreadable,
 };
@@ -19,6 +19,6 @@ pub fn snapshot(host: Option<&str>) -> Result<Census, OpenError> {
     };
     match Registry::open_existing_default().map_err(failed)? {
         None => Ok(Census::default()),
-        Some(fabric) => headworks_softnic::census::look(&fabric, host).map_err(failed),
+        Some(fabric) => headworks_softnic::inspect::look(&fabric, host).map_err(failed),
     }
 }

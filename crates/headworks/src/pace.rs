@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use headworks_ibverbs::IbvProvider;
-use headworks_pacing::share::{BYTES, LAYOUT_VERSION};
+use headworks_pacing::shared_state::{BYTES, LAYOUT_VERSION};
 use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SetError, Share, Status};
 use headworks_runtime::DeviceOpener;
 use headworks_shm::fork::ForkGeneration;

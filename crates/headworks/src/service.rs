@@ -50,8 +50,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use headworks_client::block::Transfer;
-pub use headworks_client::message::Refusal;
+pub use headworks_client::control_block::Transfer;
+pub use headworks_client::socket_message::Refusal;
 pub use headworks_client::{ContractError, Outcome, Reset, Rights};
 use headworks_shm::SegmentError;
 use headworks_verbs::Instant;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::connect;
 use headworks::net::clock;
-use headworks::pacing::{Config, PacedDevice, Pacing, Share, share};
+use headworks::pacing::{Config, PacedDevice, Pacing, Share, shared_state};
 use headworks::ring::{Mode, RingConfig};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
@@ -16,7 +16,7 @@ use headworks::verbs::{
     QpType, SendFlags, SendOp, SendWr,
 };
 use headworks_shm::{HugePages, Registry, SegmentRequest, SharedSegment, View};
-use headworks_softnic::{SoftProvider, census};
+use headworks_softnic::{SoftProvider, inspect};
 
 /// Counts what is allocated and not freed.
 struct CountingAllocator;
@@ -53,7 +53,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// Shared memory of the soft host `host`, in bytes.
 fn shared(fabric: &Path, host: &str) -> u64 {
     let fabric = Registry::open_at(fabric).expect("a fabric");
-    let census = census::look(&fabric, Some(host)).expect("looks");
+    let census = inspect::look(&fabric, Some(host)).expect("looks");
     census.contexts[0].segments.bytes
 }
 
@@ -127,7 +127,7 @@ fn paced(fabric: &Path, config: Config) -> Arc<dyn Device> {
         .expect("opens");
     let request = SegmentRequest {
         name: "paced",
-        len: share::BYTES,
+        len: shared_state::BYTES,
         huge_pages: HugePages::No,
         numa_node: None,
     };

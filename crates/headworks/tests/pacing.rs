@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use headworks::net::clock;
 use headworks::pace;
-use headworks::pacing::share::{BYTES, LAYOUT_VERSION};
+use headworks::pacing::shared_state::{BYTES, LAYOUT_VERSION};
 use headworks::pacing::{Share, Status};
 use headworks::runtime::testing;
 use headworks::verbs::bringup::ConnectionParams;

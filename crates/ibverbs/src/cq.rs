@@ -10,7 +10,7 @@ use headworks_verbs::{
 };
 
 use crate::abi;
-use crate::channel::IbvChannel;
+use crate::completion_channel::IbvChannel;
 use crate::device::{Context, Ticket, clock, coarse_ms, refused};
 use crate::poll::Poller;
 use crate::raw::{Held, Object};

@@ -13,17 +13,17 @@ use headworks_verbs::{
 };
 
 use crate::abi;
+use crate::address_handle::Handles;
 use crate::attributes::Port;
-use crate::channel::IbvChannel;
+use crate::completion_channel::IbvChannel;
+use crate::convert;
 use crate::cq::IbvCq;
 use crate::events::Events;
-use crate::handles::Handles;
-use crate::life::Life;
 use crate::memory::Arena;
 use crate::qp::IbvQp;
+use crate::qp_state_cache::Life;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
-use crate::translate;
 
 /// What the system said of something that was not made.
 pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
@@ -337,7 +337,7 @@ impl Device for IbvDevice {
     fn now(&self) -> Instant {
         let stamp = |khz| {
             let ticks = self.context.raw.ticks()?;
-            Some(Instant::from_nanos(translate::nanos(ticks, khz)))
+            Some(Instant::from_nanos(convert::nanos(ticks, khz)))
         };
         self.context.khz.and_then(stamp).unwrap_or_else(clock)
     }

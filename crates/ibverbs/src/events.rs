@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use headworks_verbs::AsyncEvent;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use crate::gate::Gate;
 use crate::raw::Raw;
+use crate::throttle::Gate;
 
 /// How often it is looked for events by the way.
 const GLANCES_MS: u64 = 1;

@@ -8,18 +8,18 @@
 //! | module | what |
 //! |---|---|
 //! | [`provider`] | devices `ibv:NAME[,…]`: names, options, limits, what is promised |
-//! | [`choice`] | which port and address are used, and why a device is not |
-//! | `options`, `known`, `gid` | the options of a name; what is known of drivers; which address is used: pure |
+//! | [`port_selection`] | which port and address are used, and why a device is not |
+//! | `options`, `quirks`, `gid` | the options of a name; what is known of drivers; which address is used: pure |
 //! | [`cm`] | librdmacm: meeting over RDMA itself |
 //! | [`library`] | libibverbs, loaded: its functions, or why it is not there |
 //! | `abi` | the types of its interface, checked when compiling; no code |
 //! | `raw` | its objects, destroyed in the right order, and the calls that are not hot |
 //! | `device` | an opened device: what its objects share; protection domains, regions |
-//! | `qp`, `srq`, `cq`, `channel`, `handles` | the objects as our verbs have them |
-//! | `life`, `gate` | what is known of a queue pair's state; what is done now and then only: pure |
-//! | `chain` | posting: a slice of requests, written into a chain that lies ready, by one call |
+//! | `qp`, `srq`, `cq`, `completion_channel`, `address_handle` | the objects as our verbs have them |
+//! | `qp_state_cache`, `throttle` | what is known of a queue pair's state; what is done now and then only: pure |
+//! | `post_chain` | posting: a slice of requests, written into a chain that lies ready, by one call |
 //! | `poll` | polling, with or without the device's timestamps |
-//! | `translate`, `attributes` | between our vocabulary and its numbers: pure |
+//! | `convert`, `attributes` | between our vocabulary and its numbers: pure |
 //! | `memory` | memory of the device's liking |
 //! | `events` | asynchronous events |
 //!
@@ -48,37 +48,37 @@ compile_error!("headworks-ibverbs needs Linux");
     reason = "the types of C functions; what is called is called elsewhere"
 )]
 mod abi;
+mod address_handle;
 mod attributes;
-#[allow(unsafe_code, reason = "pointers into chains of requests")]
-mod chain;
-mod channel;
-pub mod choice;
 pub mod cm;
+mod completion_channel;
+mod convert;
 mod cq;
 mod device;
 mod events;
-mod gate;
 mod gid;
-mod handles;
-mod known;
 #[allow(unsafe_code, reason = "calls of the dynamic linker")]
 pub mod library;
-mod life;
 #[allow(unsafe_code, reason = "the contract of `Buffer`")]
 mod memory;
 mod options;
 #[allow(unsafe_code, reason = "calls of the device, and what they wrote")]
 mod poll;
+pub mod port_selection;
+#[allow(unsafe_code, reason = "pointers into chains of requests")]
+mod post_chain;
 pub mod provider;
 mod qp;
+mod qp_state_cache;
+mod quirks;
 #[allow(unsafe_code, reason = "calls of libibverbs")]
 mod raw;
 mod srq;
 #[cfg(test)]
 #[allow(unsafe_code, reason = "a device made of functions for C")]
 mod tests;
-mod translate;
+mod throttle;
 
-pub use choice::{Choice, Network, Refusal};
 pub use library::LibraryError;
+pub use port_selection::{Choice, Network, Refusal};
 pub use provider::IbvProvider;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_verbs::{Completion, Instant};
 
 use crate::abi;
+use crate::convert::{self, Said};
 use crate::raw::{Held, Object};
-use crate::translate::{self, Said};
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 16;
@@ -125,10 +125,10 @@ fn batch<const LIDS: bool>(
         };
         if status == 0 {
             let written = Written::<LIDS>(wc.as_ptr());
-            translate::complete(place, (wr_id, qp_num), &written, at);
+            convert::complete(place, (wr_id, qp_num), &written, at);
         } else {
             polled.failed = true;
-            *place = translate::failed(wr_id, status, qp_num, at);
+            *place = convert::failed(wr_id, status, qp_num, at);
         }
     }
     polled
@@ -274,15 +274,15 @@ impl Calls {
     unsafe fn current(&self, cq: *mut abi::CqEx, khz: u64, place: &mut Completion) -> bool {
         // SAFETY: as the caller says. Of a failed one the opcode and what depends on it are not asked for.
         let (at, wr_id, status, qp_num) = unsafe {
-            let at = Instant::from_nanos(translate::nanos((self.read_completion_ts)(cq), khz));
+            let at = Instant::from_nanos(convert::nanos((self.read_completion_ts)(cq), khz));
             (at, (*cq).wr_id, (*cq).status, (self.read_qp_num)(cq))
         };
         if status != 0 {
-            *place = translate::failed(wr_id, status, qp_num, at);
+            *place = convert::failed(wr_id, status, qp_num, at);
             return true;
         }
         let current = Current { calls: self, cq };
-        translate::complete(place, (wr_id, qp_num), &current, at);
+        convert::complete(place, (wr_id, qp_num), &current, at);
         false
     }
 }

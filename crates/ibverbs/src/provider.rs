@@ -27,12 +27,12 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::attributes::Port;
-use crate::choice::{Choice, Network, Refusal};
 use crate::device::{Context, IbvDevice, Most};
 use crate::gid::{self, Entry};
-use crate::known;
 use crate::library::{self, Api, LibraryError};
 use crate::options::Options;
+use crate::port_selection::{Choice, Network, Refusal};
+use crate::quirks;
 use crate::raw::{self, Raw};
 
 const KIND: &str = "ibv";
@@ -175,9 +175,9 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         return Err(refused(Refusal::Iwarp));
     }
     let device = raw.device_attr().map_err(system)?;
-    let driver = known::driver(in_sysfs(called, "driver"), device.vendor_id);
+    let driver = quirks::driver(in_sysfs(called, "driver"), device.vendor_id);
     let single_threaded = std::env::var_os("MLX5_SINGLE_THREADED");
-    if let Some(what) = known::refusal(&driver, device.vendor_id, single_threaded.as_deref()) {
+    if let Some(what) = quirks::refusal(&driver, device.vendor_id, single_threaded.as_deref()) {
         return Err(refused(Refusal::NoLocks(what)));
     }
     let ports = device.phys_port_cnt;
@@ -222,10 +222,10 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         gid: entry.gid,
         lid: network.lid(),
         mtu,
-        driver: (driver != known::UNKNOWN).then(|| driver.clone()),
+        driver: (driver != quirks::UNKNOWN).then(|| driver.clone()),
         numa_node: in_sysfs(called, "numa_node").and_then(|node| node.parse().ok()),
         limits,
-        promises: options.promises(known::promises(&driver, device.vendor_id)),
+        promises: options.promises(quirks::promises(&driver, device.vendor_id)),
     };
     let port = Port {
         number,
@@ -234,7 +234,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         lid: network.lid(),
         needs_grh: attr.flags & abi::GRH_REQUIRED != 0,
         has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
-        most_retries: known::most_retries(&driver),
+        most_retries: quirks::most_retries(&driver),
         options,
     };
     let most = Most {

@@ -10,13 +10,13 @@ use headworks_verbs::{
 };
 
 use crate::abi;
-use crate::chain::{Connected, Datagrams, Named, Receives, RecvChain, Rules, SendChain};
 use crate::cq::IbvCq;
 use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or};
-use crate::gate::Gate;
-use crate::life::Life;
+use crate::post_chain::{Connected, Datagrams, Named, Receives, RecvChain, Rules, SendChain};
+use crate::qp_state_cache::Life;
 use crate::raw::{Held, Object};
 use crate::srq::IbvSrq;
+use crate::throttle::Gate;
 
 /// How often the device is asked for the state of a queue pair that nothing speaks against: that is a
 /// system call, and firmware may have to answer it.

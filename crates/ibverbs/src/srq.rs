@@ -7,8 +7,8 @@ use headworks_verbs::{
 };
 
 use crate::abi;
-use crate::chain::{Receives, RecvChain};
 use crate::device::{Pd, Ticket, refused};
+use crate::post_chain::{Receives, RecvChain};
 use crate::raw::{Held, Object};
 
 /// A shared receive queue of libibverbs.

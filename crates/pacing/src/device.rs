@@ -13,12 +13,12 @@ use headworks_verbs::{
     QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendWr, SharedReceiveQueue, SrqInit,
 };
 
-use crate::attendant::{Attendant, Attended, Calls};
-use crate::channel::Channel;
+use crate::background::{Attendant, Attended, Calls};
+use crate::completion_channel::Channel;
 use crate::config::Config;
-use crate::gauge::Gauge;
-use crate::share::{BLOCK, BLOCKS, BYTES, ROWS, Share, ShareError, Status};
-use crate::side::{Clock, Counts, Parts, Side};
+use crate::paced_sq::{Clock, Counts, Parts, Side};
+use crate::rate_feedback::Gauge;
+use crate::shared_state::{BLOCK, BLOCKS, BYTES, ROWS, Share, ShareError, Status};
 
 /// What a device is paced with.
 #[derive(Clone)]

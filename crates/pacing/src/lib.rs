@@ -12,18 +12,18 @@
 //! |---|---|---|
 //! | [`config`] | every constant: meaning, unit, range, default | |
 //! | [`monitor`] | delays of requests and their averages, pure | IV-B, Eq. 1 and 2 |
-//! | [`sync`] | the device's clock against the host's, pure | IV-B |
+//! | [`clock_sync`] | the device's clock against the host's, pure | IV-B |
 //! | [`controller`] | thresholds, and what they make of the rate, pure | IV-C, IV-D, Algorithm 1 |
 //! | [`slices`] | cutting long requests, pure | IV-D |
-//! | [`validate`] | what verbs refuse when a request is posted, pure | |
-//! | `queue` | what one queue pair has waiting and in flight, completions merged, pure | IV-B |
-//! | [`clock`] | the virtual clock that processes share | IV-D, credit |
-//! | [`share`] | all they share: clock, rate, who is active | IV-C |
-//! | `gauge`, `purse` | from completions to the rate; from the clock to credit | |
-//! | [`side`] | the sending side of one completion queue | Algorithm 1 |
+//! | [`post_checks`] | what verbs refuse when a request is posted, pure | |
+//! | `request_queue` | what one queue pair has waiting and in flight, completions merged, pure | IV-B |
+//! | [`virtual_clock`] | the virtual clock that processes share | IV-D, credit |
+//! | [`shared_state`] | all they share: clock, rate, who is active | IV-C |
+//! | `rate_feedback`, `token_bucket` | from completions to the rate; from the clock to credit | |
+//! | [`paced_sq`] | the sending side of one completion queue | Algorithm 1 |
 //! | [`device`] | a device around another, whose queue pairs are paced | |
-//! | `channel` | its completion channels | |
-//! | `attendant` | a thread for what waits while the program makes no call | |
+//! | `completion_channel` | its completion channels | |
+//! | `background` | a thread for what waits while the program makes no call | |
 //!
 //! # Differences from the paper
 //!
@@ -40,24 +40,24 @@
 //! states the first rate, the line's, and a synchronisation every 1,000 requests: all others are ours.
 #![deny(unsafe_code)]
 
-mod attendant;
-mod channel;
-pub mod clock;
+mod background;
+pub mod clock_sync;
+mod completion_channel;
 pub mod config;
 pub mod controller;
 pub mod device;
 mod fifo;
-mod gauge;
 pub mod monitor;
-mod purse;
-mod queue;
-pub mod share;
-pub mod side;
+pub mod paced_sq;
+pub mod post_checks;
+mod rate_feedback;
+mod request_queue;
+pub mod shared_state;
 pub mod slices;
-pub mod sync;
-pub mod validate;
+mod token_bucket;
+pub mod virtual_clock;
 
 pub use config::{CONSTANTS, Config, Constant, SetError};
 pub use device::{PacedDevice, PacedQp, Pacing};
-pub use share::{Share, ShareError, Status};
-pub use side::{Clock, Counts};
+pub use paced_sq::{Clock, Counts};
+pub use shared_state::{Share, ShareError, Status};

@@ -31,12 +31,12 @@
 //! for space that the other thread would announce if it were not itself waiting. Such rings belong to
 //! one group, and whoever finds a ring Full or Empty steps the group.
 
-mod board;
-mod by_hand;
 mod config;
+pub mod drr;
 mod members;
-pub mod rota;
-mod seat;
+mod membership;
+mod out_of_order;
+mod tail_array;
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -49,14 +49,14 @@ use crate::error::RingError;
 use crate::receiver::{Found, Message, Receiver};
 use crate::sender::Sender;
 use crate::setup::SetupError;
-pub(crate) use board::Word;
-use board::{Board, Claim};
-pub use by_hand::ByHand;
 pub use config::GroupConfig;
+use drr::Rota;
 pub use members::{Broken, RingId};
 use members::{Kind, Members};
-use rota::Rota;
-pub use seat::Seat;
+pub use membership::Seat;
+pub use out_of_order::ByHand;
+pub(crate) use tail_array::Word;
+use tail_array::{Board, Claim};
 
 /// Completions taken at a time.
 const BATCH: usize = 64;

@@ -15,15 +15,15 @@
 //! |---|---|
 //! | [`config`] | [`RingConfig`]: N, slot size, α, β, γ, framing, mode; legal ranges |
 //! | [`send_policy`] | the sender's decisions, pure: room, skips, when to transmit and when to publish |
-//! | [`drain`] | the receiver's decisions, pure: order of release, when to push the head |
+//! | [`receive_policy`] | the receiver's decisions, pure: order of release, when to push the head |
 //! | [`header`] | the word in front of a message, or behind it in latency mode |
 //! | [`setup`] | making an end and connecting it: what the two ends tell each other |
 //! | [`sender`], [`receiver`] | the two ends: decisions put to work on verbs |
 //! | [`group`] | rings that one thread serves together: it receives from many, in turn |
-//! | [`ends`] | what the ends of any channel of messages have in common, as traits |
+//! | [`message_channel`] | what the ends of any channel of messages have in common, as traits |
 //! | `oracle` | any channel of messages against a queue (feature `oracle`, for tests) |
 //! | [`endpoint`] | one end's queue pair: posting, completions, receives owed, failure; a ring's cursors |
-//! | `slots` | the array in registered memory (the only unsafe code here) |
+//! | `slot_array` | the array in registered memory (the only unsafe code here) |
 //!
 //! # Calls
 //!
@@ -70,27 +70,27 @@
 #![deny(unsafe_code)]
 
 pub mod config;
-pub mod drain;
 pub mod endpoint;
-pub mod ends;
 pub mod error;
 pub mod group;
 pub mod header;
+pub mod message_channel;
 #[cfg(all(test, loom))]
 mod model;
 #[cfg(feature = "oracle")]
 pub mod oracle;
+pub mod receive_policy;
 pub mod receiver;
 pub mod send_policy;
 pub mod sender;
 pub mod setup;
-mod slots;
+mod slot_array;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
-pub use ends::{EndSetup, MessageReceiver, MessageSender, Unconnected};
 pub use error::{LengthError, RingError, SendError};
 pub use group::{Broken, ByHand, Group, GroupConfig, RingId, Seat};
+pub use message_channel::{EndSetup, MessageReceiver, MessageSender, Unconnected};
 pub use receiver::{Held, Message, Receiver};
 pub use sender::{Reservation, Sender};
 pub use setup::{ReceiverSetup, SenderSetup, SetupError};
-pub use slots::view_of;
+pub use slot_array::view_of;

@@ -10,7 +10,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use crate::config::{Framing, RingConfig, Settled};
-use crate::drain::Drain;
+use crate::receive_policy::Drain;
 use crate::send_policy::{Due, Reserve, SendPolicy};
 
 struct Shared {

@@ -12,8 +12,8 @@ use headworks_verbs::Device;
 use proptest::prelude::*;
 
 use crate::config::Framing;
-use crate::ends::{EndSetup, MessageReceiver, MessageSender, meet};
 use crate::error::{RingError, SendError};
+use crate::message_channel::{EndSetup, MessageReceiver, MessageSender, meet};
 use crate::receiver::Held;
 use crate::{Receiver, Sender, SetupError};
 

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headworks_verbs::{Completion, Qpn, Status};
 
 use crate::config::{Framing, Mode, Settled};
-use crate::drain::Drain;
 use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
 use crate::error::RingError;
 use crate::header::{Header, Kind, lap_of};
+use crate::receive_policy::Drain;
 use crate::sender::before_lap_word;
-use crate::slots::Slots;
+use crate::slot_array::Slots;
 
 /// The receiving end of a ring.
 ///

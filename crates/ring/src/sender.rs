@@ -9,7 +9,7 @@ use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
 use crate::error::{LengthError, RingError, SendError};
 use crate::header::{Header, Kind, lap_of};
 use crate::send_policy::{Due, Reserve, SendPolicy};
-use crate::slots::Slots;
+use crate::slot_array::Slots;
 
 /// The sending end of a ring.
 ///

@@ -23,13 +23,13 @@ use headworks_verbs::{
 };
 
 use crate::config::{ConfigError, Framing, Mode, RingConfig, Settled};
-use crate::drain::SIGNAL_EVERY;
 use crate::endpoint::{Endpoint, RingEndpoint, Target};
 use crate::error::RingError;
 use crate::group::Word;
+use crate::receive_policy::SIGNAL_EVERY;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
-use crate::slots::Slots;
+use crate::slot_array::Slots;
 pub(crate) use greeting::{Greeting, Role};
 
 /// Version of the ring's layout and of its greeting.

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use headworks_ring::config::Settled;
-use headworks_ring::drain::Drain;
+use headworks_ring::receive_policy::Drain;
 use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
 use headworks_ring::{Framing, RingConfig};
 use proptest::prelude::*;

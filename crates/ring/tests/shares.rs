@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use headworks_ring::ends::meet;
+use headworks_ring::message_channel::meet;
 use headworks_ring::{Group, GroupConfig, Mode, RingConfig, RingId, Sender, SenderSetup};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_softnic::census::{self, ContextCensus};
+use headworks_softnic::inspect::{self, ContextCensus};
 use headworks_verbs::{Device, Provider};
 
 const RINGS: usize = 1000;
@@ -42,7 +42,7 @@ impl Hosts {
 
     /// What the group's device holds.
     fn held(&self) -> ContextCensus {
-        let mut seen = census::look(&self.fabric, Some("right")).expect("looks");
+        let mut seen = inspect::look(&self.fabric, Some("right")).expect("looks");
         seen.contexts.pop().expect("the group's device")
     }
 

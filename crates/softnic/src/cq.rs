@@ -16,12 +16,12 @@ use headworks_verbs::{
 };
 
 use crate::arena::Piece;
-use crate::channel::SoftChannel;
+use crate::completion_channel::SoftChannel;
+use crate::crash_points;
 use crate::device::Context;
 use crate::hostile::hold::Hold;
 use crate::hostile::{Event, Hostility, Point, Rules};
 use crate::peer::{Peer, Queue};
-use crate::point;
 use crate::qp::QpCore;
 use crate::table::{CqRow, CqSlot, NO_ROW, count};
 
@@ -78,9 +78,9 @@ impl CqPort {
         }
         match self.queue.slots.claim_push(who) {
             Ok(claim) => {
-                point::at("reserved");
+                crash_points::at("reserved");
                 let position = self.queue.slots.commit(claim, &slot);
-                point::at("committed");
+                crash_points::at("committed");
                 self.queue.slots.prefetch_slot(position.wrapping_add(3));
             }
             Err(error) => return Err(self.overrun(error)),

@@ -17,20 +17,20 @@ use headworks_verbs::{
     ProtectionDomain, QpInit, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
-use crate::ah::{AddressHandles, SoftAh};
+use crate::address_handle::{AddressHandles, SoftAh};
 use crate::arena::{Arena, Piece};
-use crate::channel::SoftChannel;
+use crate::completion_channel::SoftChannel;
 use crate::cq::SoftCq;
+use crate::datagram_senders::Senders;
 use crate::events::Events;
 use crate::hostile::{Hostility, Rules};
+use crate::local_mrs::Private;
 use crate::memory::{self, SoftBuffer};
 use crate::peer::{InUse, Own, Peer, Unreachable};
-use crate::private::Private;
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
 use crate::quarantine::{self, Initiator, Quarantine};
-use crate::rows::Rows;
-use crate::senders::Senders;
+use crate::row_allocator::Rows;
 use crate::srq::SoftSrq;
 use crate::table::{MAX_CQ, MAX_QP, MAX_REGION, MAX_SGE, MAX_SRQ, Table};
 

@@ -61,13 +61,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headworks_verbs::SendOp::{Read, Write};
 use headworks_verbs::{DeviceInfo, Duration, Opcode, Qpn, SendOp, Status};
 
-mod chance;
 pub(crate) mod hold;
 pub(crate) mod options;
+mod random;
 pub mod rules;
 mod scatter;
 
-pub use chance::Chance;
+pub use random::Chance;
 pub use scatter::{Extent, Scatter};
 
 /// What is about to happen.

@@ -16,31 +16,31 @@
 //! | [`provider`] | devices `soft[:HOST][,…]`: names, options, limits, promises |
 //! | `device` | an opened device: one *context* of its soft host in the fabric |
 //! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments, senders |
-//! | `watched` | another process: whether it is dead, or stopped |
+//! | `peer_process` | another process: whether it is dead, or stopped |
 //! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
 //! | `arena` | shared memory for queues and small buffers, cut from a few segments |
 //! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
-//! | `translate` | key and address to mapped memory, checked and cached per queue pair |
+//! | `mr_lookup` | key and address to mapped memory, checked and cached per queue pair |
 //! | `copy` | gather/scatter placement, atomics |
-//! | `caches` | which WRITEs go past the processor's caches: pure, but for their size |
-//! | `private` | our own registrations, where no peer can change them |
-//! | `reach`, `crossmem` | a peer's memory, mapped or not; copying across address spaces |
-//! | `window` | asking the process whose memory it is, through a window |
+//! | `non_temporal` | which WRITEs go past the processor's caches: pure, but for their size |
+//! | `local_mrs` | our own registrations, where no peer can change them |
+//! | `remote_memory`, `cross_process_copy` | a peer's memory, mapped or not; copying across address spaces |
+//! | `bounce` | asking the process whose memory it is, through a window |
 //! | `qp` | queue pairs: posting, accounting |
 //! | `qp::states` | making, moving from state to state, destroying them |
 //! | `qp::link` | the other end, looked up and checked |
 //! | `qp::engine` | executing one request; asking the peer to |
 //! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
 //! | `qp::datagram` | datagrams: the ways to their destinations, and delivering them |
-//! | `ah`, `senders` | address handles; who sends datagrams here, and undoing what the dead left |
+//! | `address_handle`, `datagram_senders` | address handles; who sends datagrams here, and undoing what the dead left |
 //! | `qp::pending` | requests that wait, retry and time out; flushing |
 //! | `qp::unruly` | requests of a hostile device, which come about otherwise |
 //! | [`hostile`] | what a device does that misbehaves on purpose: rules, pure |
-//! | `cq`, `channel`, `srq` | completion queues, completion channels, shared receive queues |
+//! | `cq`, `completion_channel`, `srq` | completion queues, completion channels, shared receive queues |
 //! | `quarantine` | what stopped processes may still write to |
-//! | `events`, `rows` | asynchronous events; rows of the table given out and taken back |
-//! | `point` | where tests have a process killed or stopped |
-//! | [`census`] | a look at a live fabric from outside |
+//! | `events`, `row_allocator` | asynchronous events; rows of the table given out and taken back |
+//! | `crash_points` | where tests have a process killed or stopped |
+//! | [`inspect`] | a look at a live fabric from outside |
 //! | `progress` | the thread that carries pending work on and learns of deaths |
 //!
 //! # What another process can do to us
@@ -49,35 +49,35 @@
 //! what is read from there is bounds-checked against our own mapping of it, so that a broken peer
 //! costs a failed request and not a crash.
 
-mod ah;
+mod address_handle;
 mod arena;
-mod caches;
-pub mod census;
-mod channel;
+mod bounce;
+mod completion_channel;
 mod copy;
 mod cq;
-mod crossmem;
+mod crash_points;
+mod cross_process_copy;
+mod datagram_senders;
 mod device;
 mod events;
 pub mod hostile;
+pub mod inspect;
+mod local_mrs;
 mod memory;
+mod mr_lookup;
+mod non_temporal;
 mod peer;
-mod point;
-mod private;
+mod peer_process;
 mod progress;
 pub mod provider;
 mod qp;
 mod quarantine;
-mod reach;
-mod rows;
-mod senders;
+mod remote_memory;
+mod row_allocator;
 mod srq;
 mod table;
 #[cfg(test)]
 mod tests;
-mod translate;
-mod watched;
-mod window;
 
 pub use provider::SoftProvider;
 pub use qp::{INLINE_MAX, SHARED_BYTES_PER_QP};

@@ -10,10 +10,10 @@ use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError
 
 use crate::arena::Piece;
 use crate::device::Context;
-use crate::private::{Area, Ended};
+use crate::local_mrs::{Area, Ended};
+use crate::mr_lookup::valid;
 use crate::quarantine::Kept;
 use crate::table::{MAX_REGION, NO_ROW, PlaceOf};
-use crate::translate::valid;
 
 /// Memory from the device: shared from birth.
 pub(crate) struct SoftBuffer {

@@ -13,10 +13,10 @@ use rustix::io::Errno;
 
 use crate::arena::Arena;
 use crate::cq::CqPort;
-use crate::crossmem::{self, CrossError};
-use crate::private::Private;
+use crate::cross_process_copy::{self, CrossError};
+use crate::local_mrs::Private;
+use crate::peer_process::Watched;
 use crate::table::{MAX_SEGMENT, Place, PlaceOf, Table};
-use crate::watched::Watched;
 
 /// Largest queue capacity believed of a peer.
 const CAPACITY_MAX: usize = 1 << 22;
@@ -260,7 +260,7 @@ impl Peer {
     /// Asks the kernel whether its memory can be reached by its address now.
     pub(crate) fn lets_cross(&self) -> bool {
         !self.refuses_crossing()
-            && crossmem::probe(self.pid())
+            && cross_process_copy::probe(self.pid())
                 .map_err(|why| self.note(why))
                 .is_ok()
     }

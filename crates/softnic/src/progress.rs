@@ -12,8 +12,8 @@ use rustix::io::Errno;
 
 use crate::device::{Context, clock};
 use crate::peer::Peer;
+use crate::peer_process::Watched;
 use crate::qp::QpCore;
-use crate::watched::Watched;
 
 /// How long work may rest before the thread takes it over from threads that do not poll.
 const PATIENCE: Duration = Duration::from_micros(500);
@@ -154,7 +154,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let Some(context) = context.upgrade() else {
             return;
         };
-        crate::window::serve(&context);
+        crate::bounce::serve(&context);
         take_marks(&context, &mut slots);
         let died = bury(&context, &peers) | context.senders.attend(&context);
         context.service_limits(died);

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use headworks_shm::{HostKey, Registry, fnv1a};
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
 
-use crate::caches;
 use crate::device::{Context, LIMITS, SoftDevice, gid_of};
 use crate::hostile::Rules;
 use crate::hostile::options::Options;
+use crate::non_temporal;
 
 /// The soft host of a device named just `soft`.
 pub const DEFAULT_HOST: &str = "h1";
@@ -91,7 +91,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
             ordered_between_writes: true,
             atomic_aligned_8: true,
             in_order_within_write: if headworks_shm::ordered_copy::IN_ORDER {
-                caches::IN_ORDER_MAX
+                non_temporal::IN_ORDER_MAX
             } else {
                 0
             },

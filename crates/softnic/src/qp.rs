@@ -25,16 +25,16 @@ use crate::table::{CqSlot, Held, Life, Place, QpRow, RecvSlot, count};
 pub(crate) mod datagram;
 mod deliver;
 mod engine;
-mod link;
+mod hostile_qp;
 mod pending;
+mod remote_qp;
 mod states;
-mod unruly;
 
 use engine::{All, Engine, Numbers, Outcome, Progress, Request, Source, TheirOwn};
-pub(crate) use link::Link;
+use hostile_qp::Unruly;
 pub(crate) use pending::Next;
 use pending::{Pending, Waiting};
-use unruly::Unruly;
+pub(crate) use remote_qp::Link;
 
 /// Longest request executed within the call that posts it, in bytes. Longer ones are executed in
 /// chunks of this order by later calls.

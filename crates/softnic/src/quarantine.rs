@@ -12,9 +12,9 @@ use headworks_verbs::{Buffer, Duration, Instant};
 
 use crate::device::{Context, clock, slot_of};
 use crate::peer::Peer;
+use crate::peer_process::Watched;
 use crate::qp::QpCore;
 use crate::table::{Held, Underway};
-use crate::watched::Watched;
 
 /// How long another process may take for what takes microseconds before it counts as stopped.
 const PATIENCE: Duration = Duration::from_millis(1000);

@@ -20,26 +20,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::cq::CqPort;
 use crate::device::{Context, SoftDevice, host_of, slot_of};
 use crate::memory;
+use crate::mr_lookup::Translations;
 use crate::provider::info;
 use crate::qp::SoftQp;
 use crate::srq::{OWNER, SoftSrq};
 use crate::table::{CqSlot, Executing, MAX_REGION, RecvSlot};
-use crate::translate::Translations;
 
+mod bounce;
 pub(crate) mod child;
 mod counters;
+mod datagram_senders;
 mod datagrams;
 mod deaths;
 mod hostile;
+mod hostile_qps;
 mod limits;
+mod local_mrs;
 mod many;
 mod observers;
 mod other_user;
-mod private;
 mod refused;
-mod senders;
-mod unruly;
-mod window;
 
 /// Far longer than anything honest takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
@@ -396,7 +396,7 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     // Also where the owner fills them.
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
     let private = memory::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
-    private::go_by(private::Route::Window, a, b);
+    local_mrs::go_by(local_mrs::Route::Window, a, b);
     for target in [&target, &private] {
         let sges = [target.sge(0, 8)];
         let wr = RecvWr {
@@ -408,7 +408,7 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
         assert_eq!(a.completed().status, Status::Success);
         assert_eq!(b.completed().status, Status::Success);
     }
-    assert_eq!(private::calls_made(a), 1);
+    assert_eq!(local_mrs::calls_made(a), 1);
     assert_eq!(a.write_to(&target), Status::RemoteAccess);
 }
 

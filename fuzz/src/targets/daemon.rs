@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use headworks_client::Session;
 use headworks_client::connection::Connection;
-use headworks_client::message::Refusal;
 use headworks_client::session::Event;
-use headworks_daemon::config::{Bulk, Config};
+use headworks_client::socket_message::Refusal;
 use headworks_daemon::daemon::{Signal, WatchId};
+use headworks_daemon::limits::{Bulk, Config};
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_runtime::{ActorContext, StandaloneContext};

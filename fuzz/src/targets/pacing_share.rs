@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks::pacing::share::{BYTES, Member};
+use headworks::pacing::shared_state::{BYTES, Member};
 use headworks::pacing::{Config, Share};
 use headworks::verbs::{Duration, Instant};
 use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment, View};

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_shm::segment::LAYOUT_VERSION;
-use headworks_softnic::census::{self, ContextCensus};
+use headworks_softnic::inspect::{self, ContextCensus};
 use headworks_verbs::SrqInit;
 
 use super::fixtures::{open, registry};
@@ -36,7 +36,7 @@ pub(super) fn run(bytes: &[u8]) {
     // Half of the input, if somebody writes while the other half says when it is looked.
     let (mut writes, stop) = (Input::new(input.bytes(512)), AtomicBool::new(false));
     let look = || {
-        let seen = census::look(&fabric, None).expect("the registry is as it should be");
+        let seen = inspect::look(&fabric, None).expect("the registry is as it should be");
         assert!(seen.contexts.len() + seen.unreadable.len() <= 2);
         let of = |host: &str| seen.contexts.iter().find(|seen| seen.host == host);
         let honest = of("victim").expect("who is there is seen");

@@ -1,9 +1,9 @@
 //! The receiving end of every paper design: the loop, without what makes a design.
 
 use headworks_ring::config::{Framing, Settled};
-use headworks_ring::drain::{Drain, SIGNAL_EVERY};
 use headworks_ring::endpoint::{Posted, Usability, write_word};
 use headworks_ring::header::{Header, Kind};
+use headworks_ring::receive_policy::{Drain, SIGNAL_EVERY};
 use headworks_ring::{MessageReceiver, RingError};
 
 use super::link::Link;

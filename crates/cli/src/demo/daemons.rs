@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use headworks::daemon::Identity;
-use headworks::daemon::config::Config;
+use headworks::daemon::limits::Config;
 use headworks::daemon::metrics;
-use headworks::daemon::shell::{MetricsAt, Shell, ShellConfig};
+use headworks::daemon::server::{MetricsAt, Shell, ShellConfig};
 use headworks::net::Interrupt;
 use headworks::service::metrics_of;
 use headworks::verbs::{DeviceName, Duration};

@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use headworks::daemon::config::Metrics;
 use headworks::daemon::metrics::{self, Sample};
-use headworks::daemon::settings::Metrics;
-use headworks::daemon::shell::MetricsAt;
+use headworks::daemon::server::MetricsAt;
 use headworks::service::{metrics_of, socket_of};
 use serde_json::{Map, Value, json};
 

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use headworks::client::message::Reply;
+use headworks::client::socket_message::Reply;
 use headworks::service::{Refusal, Service, ServiceError};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
 use rustix::net::sockopt::{

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
-use crate::block::BLOCK_BYTES;
+use crate::control_block::BLOCK_BYTES;
 use crate::testing::slabs;
 
 fn extent(offset: u64, len: u32) -> Extent {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use headworks_conformance::buffer_access;
 use headworks_net::clock;
-use headworks_pacing::share::BYTES;
+use headworks_pacing::shared_state::BYTES;
 use headworks_pacing::{PacedDevice, Pacing, Share};
 use headworks_shm::{HugePages, Registry, SegmentRequest, SharedSegment, View};
 use headworks_softnic::SoftProvider;

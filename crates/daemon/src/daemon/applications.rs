@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use headworks_client::Reset;
-use headworks_client::message::VERSION as CONTRACT;
-use headworks_client::message::{Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST};
+use headworks_client::socket_message::VERSION as CONTRACT;
+use headworks_client::socket_message::{
+    Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST,
+};
 use headworks_verbs::Buffer;
 
 use super::{Client, Daemon, EPHEMERAL, Listener, Output, PeerId, SessionId, Signal, WatchId};

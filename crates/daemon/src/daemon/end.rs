@@ -1,7 +1,7 @@
 //! Ending: a daemon that takes nothing new, and one that gives up what is left.
 
 use headworks_client::Reset;
-use headworks_client::message::{Refusal, Reply};
+use headworks_client::socket_message::{Refusal, Reply};
 
 use super::{Daemon, Output, PeerId, SessionId};
 use crate::control::Message;

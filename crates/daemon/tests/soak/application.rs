@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use headworks_client::block::Transfer;
 use headworks_client::connection::{Connection, Received};
+use headworks_client::control_block::Transfer;
 use headworks_client::session::Event;
 use headworks_client::{Extent, Lent, Session};
 use headworks_verbs::{Duration, Instant};

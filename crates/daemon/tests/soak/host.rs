@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 
-use headworks_client::message::Refusal;
+use headworks_client::socket_message::Refusal;
 use headworks_daemon::auth::Secret;
-use headworks_daemon::config::Config;
 use headworks_daemon::control::VERSION;
 use headworks_daemon::daemon::{Daemon, Identity, Output, PeerId, SessionId, Signal, WatchId};
 use headworks_daemon::domain::Census;
+use headworks_daemon::limits::Config;
 use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_shm::View;
 use headworks_verbs::{Access, Buffer, Device, Duration, Instant};

@@ -1,6 +1,6 @@
 //! What a seed stands for: hosts, applications, what they exchange, and what goes wrong.
 
-use headworks_daemon::config::{Bulk, Config};
+use headworks_daemon::limits::{Bulk, Config};
 use headworks_simnic::faults::{Random, Rules, rules};
 use headworks_verbs::{Duration, Instant};
 

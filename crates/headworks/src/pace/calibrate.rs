@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
+use headworks_pacing::clock_sync::{Sync, between};
 use headworks_pacing::monitor::{Class, serialisation};
-use headworks_pacing::sync::{Sync, between};
 use headworks_pacing::{Clock, Config};
 use headworks_simnic::is_simulated;
 use headworks_verbs::bringup::{ConnectionParams, bring_up_ud};

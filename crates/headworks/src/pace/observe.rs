@@ -86,7 +86,7 @@ pub fn observers() -> Result<Vec<Observer>, OpenError> {
 }
 
 fn observe(key: &str, record: &CommonSegmentRecord) -> Option<Observer> {
-    let is_ours = record.layout_version == headworks_pacing::share::LAYOUT_VERSION;
+    let is_ours = record.layout_version == headworks_pacing::shared_state::LAYOUT_VERSION;
     let segment = is_ours
         .then(|| record.attach_read_only().ok().flatten())
         .flatten()?;

@@ -16,7 +16,7 @@ use super::{ContractError, Outcome, Refusal, Rights, ServiceError, UNEXPECTED_AN
 /// Operations of a connection that may be under way.
 const SLOTS: usize = 256;
 /// Bytes of what each says.
-const SLOT: u32 = headworks_client::operation::RESULT_BYTES;
+const SLOT: u32 = headworks_client::one_sided::RESULT_BYTES;
 
 /// Memory that the other end of a connection may use: see [`Stream::export`]. It may change at any time, so that it is
 /// copied from and to. Dropped, it is lost to the application for as long as that is attached.

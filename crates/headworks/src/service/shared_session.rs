@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::connection::Connection;
-use headworks_client::message::Request;
 use headworks_client::session::Event;
+use headworks_client::socket_message::Request;
 use headworks_client::{Extent, Session};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
 use headworks_net::{SpinMode, WaitPhase, Waiter, WakeReason};

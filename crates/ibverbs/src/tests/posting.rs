@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use super::Bench;
 use super::stub::Seen;
 use crate::abi::opcode;
-use crate::chain::CHAIN_MAX;
-use crate::handles::PLACES;
+use crate::address_handle::PLACES;
+use crate::post_chain::CHAIN_MAX;
 
 /// A request that owns what it refers to.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headworks_pacing::share::BYTES;
+use headworks_pacing::shared_state::BYTES;
 use headworks_pacing::{Config, PacedDevice, Pacing, Share};
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{

@@ -10,7 +10,7 @@ use headworks_verbs::{
 
 use super::{Endpoint, Posted, flags, write, write_word};
 use crate::error::RingError;
-use crate::slots::ARRAY;
+use crate::slot_array::ARRAY;
 
 /// One end of a ring on its device, and where the peer's memory is.
 pub(crate) struct RingEndpoint {
@@ -276,6 +276,6 @@ impl RingEndpoint {
 fn stage(staging: &Region, staged: usize, value: u64) -> Sge {
     let words = staging.len() / 8;
     let offset = staged % words.max(1) * 8;
-    crate::slots::store_staged(staging, offset, value);
+    crate::slot_array::store_staged(staging, offset, value);
     staging.sge(offset, 8)
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_ring::config::Settled;
-use headworks_ring::drain::Drain;
+use headworks_ring::receive_policy::Drain;
 use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
 use headworks_ring::{Receiver, RingConfig, SendError, Sender};
 use headworks_verbs::interpose::{InterposedDevice, Interposer};

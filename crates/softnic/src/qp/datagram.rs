@@ -19,14 +19,14 @@ use super::deliver::Claim;
 use super::engine::{Outcome, Request};
 use super::{Link, QpCore};
 use crate::copy::Span;
-use crate::crossmem::Direction;
+use crate::crash_points;
+use crate::cross_process_copy::Direction;
+use crate::datagram_senders::Registration;
 use crate::device::{PeerKey, clock, gid_of, host_of, key_of};
+use crate::mr_lookup::Translations;
 use crate::peer::Peer;
-use crate::point;
-use crate::reach::{Far, transfer};
-use crate::senders::Registration;
+use crate::remote_memory::{Far, transfer};
 use crate::table::{CqSlot, MAX_SGE};
-use crate::translate::Translations;
 
 /// Destinations that a queue pair remembers the way to.
 pub(crate) const LINKS_MAX: usize = 256;
@@ -278,7 +278,7 @@ impl Way {
         let Some(claim) = Claim::take_fitting(link, theirs, registration.who, datagram.len) else {
             return true;
         };
-        point::at("claimed");
+        crash_points::at("claimed");
         let mut receive = [Far::EMPTY; MAX_SGE];
         let placed = claim
             .spans(link, theirs, datagram.len, &mut receive)

@@ -14,11 +14,11 @@ use headworks_verbs::{Access, Opcode, Status};
 use super::Link;
 use super::engine::Outcome;
 use crate::copy::Span;
-use crate::point;
-use crate::reach::Far;
-use crate::senders::Registration;
+use crate::crash_points;
+use crate::datagram_senders::Registration;
+use crate::mr_lookup::Translations;
+use crate::remote_memory::Far;
 use crate::table::{CqSlot, MAX_SGE, RecvHead, RecvSlot};
-use crate::translate::Translations;
 
 /// A receive of the peer that this request has taken.
 pub(crate) struct Claim {
@@ -35,14 +35,14 @@ impl Claim {
     /// Takes the peer's next receive.
     pub(crate) fn take(link: &Link) -> Result<Self, Outcome> {
         let queue = &link.receives.slots;
-        point::at("up");
+        crash_points::at("up");
         match queue.claim_pop(link.slot) {
             Ok(Some(pop)) => {
-                point::at("taken");
+                crash_points::at("taken");
                 let receive = queue.value_prefix(&pop);
                 queue.prefetch_slot(pop.position().wrapping_add(SLOTS_AHEAD));
                 note_taken(link, &pop);
-                point::at("noted");
+                crash_points::at("noted");
                 Ok(Self { receive, pop })
             }
             Ok(None) => Err(Outcome::NoReceive(link.rnr_timer())),
@@ -226,11 +226,11 @@ impl Claim {
 
     /// Completes the receive, then frees it. A full CQ fails the peer's queue pair.
     fn finish(self, link: &Link, slot: CqSlot, solicited: bool) -> bool {
-        point::at("filled");
+        crash_points::at("filled");
         let pushed = link.recv_cq.push(link.slot, slot, solicited).is_ok();
-        point::at("completed");
+        crash_points::at("completed");
         link.receives.slots.finish(self.pop);
-        point::at("freed");
+        crash_points::at("freed");
         if !pushed {
             link.fail_peer();
         }
@@ -263,7 +263,7 @@ fn note_taken(link: &Link, pop: &PopClaim) {
         return;
     };
     if srq.crosses_limit(pop.position().wrapping_add(1)) {
-        point::at("crossed");
+        crash_points::at("crossed");
         link.peer.table.attention().srqs.set(row as usize);
         link.peer.kick();
     }

@@ -11,16 +11,16 @@ use headworks_shm::asymmetric_fence;
 use super::datagram::Datagrams;
 use super::deliver::Claim;
 use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
-use crate::caches;
+use crate::bounce::{Call, What, Window};
 use crate::copy::{Span, copy_span, copy_spans, copy_torn, stream_spans};
-use crate::crossmem::Direction;
+use crate::crash_points;
+use crate::cross_process_copy::Direction;
 use crate::device::MAX_MESSAGE;
 use crate::hostile::Scatter;
-use crate::point;
-use crate::reach::{Far, Unmoved, transfer};
+use crate::mr_lookup::{Refused, Translations};
+use crate::non_temporal;
+use crate::remote_memory::{Far, Unmoved, transfer};
 use crate::table::{Life, MAX_SGE, count};
-use crate::translate::{Refused, Translations};
-use crate::window::{Call, What, Window};
 
 mod ask;
 
@@ -262,7 +262,7 @@ impl Engine {
                 .remote
                 .cached(remote.rkey, addr, len, Access::REMOTE_WRITE);
             let Some(to) = to else { break };
-            point::at("write");
+            crash_points::at("write");
             copy_span(to, from);
             to.expect_next();
             number += 1;
@@ -331,7 +331,7 @@ impl Engine {
             progress.connection = link.generation();
             return None;
         };
-        point::at("claimed");
+        crash_points::at("claimed");
         copy_span(to, from);
         Some(claim.complete_send(link, imm, from.len() as u64, solicited))
     }
@@ -432,10 +432,10 @@ impl Engine {
                         Err(outcome) => return outcome,
                     }
                 }
-                point::at("write");
+                crash_points::at("write");
                 let way = Direction::Place;
                 progress.streams =
-                    caches::passed_by(request.len, || theirs.region_len(remote.rkey));
+                    non_temporal::passed_by(request.len, || theirs.region_len(remote.rkey));
                 let moved = progress.transfer(way, link, here, &[to], (request.len, budget));
                 if let Err(why) = moved {
                     return unmoved(link, why, What::Place, progress);

@@ -12,7 +12,7 @@ use headworks_verbs::{
 };
 
 use super::engine::{Engine, Outcome, Progress, Request};
-use super::unruly::Ordeal;
+use super::hostile_qp::Ordeal;
 use super::{QpCore, opcode_of};
 use crate::srq::OWNER;
 use crate::table::{CqSlot, Life, NO_ROW, RecvSlot};

@@ -10,8 +10,8 @@ use headworks_verbs::{
 };
 
 use super::engine::Engine;
+use super::hostile_qp::Unruly;
 use super::pending::Pending;
-use super::unruly::Unruly;
 use super::{QpCore, SoftQp};
 use crate::device::{Context, PeerKey};
 use crate::peer::Peer;

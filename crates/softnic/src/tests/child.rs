@@ -243,7 +243,7 @@ impl Played {
             "end" | "wide" => {
                 self.end = None;
                 let end = match verb {
-                    "wide" => super::private::wide_end(self.device.again()),
+                    "wide" => super::local_mrs::wide_end(self.device.again()),
                     _ => End::new(self.device.again(), None, 64),
                 };
                 let gid = u128::from_be_bytes(self.device.info().gid.0);
@@ -329,7 +329,7 @@ impl Played {
                 say(&format!("did {did}"));
             }
             "heap" => {
-                let region = super::private::heap(self.end(), number(0) as usize);
+                let region = super::local_mrs::heap(self.end(), number(0) as usize);
                 say(&format!("heap {} {}", region.addr(0), region.rkey()));
                 self.regions.push(region);
             }

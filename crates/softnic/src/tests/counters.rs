@@ -3,7 +3,7 @@
 use headworks_verbs::{CqCounters, QpCounters};
 
 use super::*;
-use crate::census::{self, ContextCensus};
+use crate::inspect::{self, ContextCensus};
 
 impl End {
     fn counted(&self) -> QpCounters {
@@ -28,7 +28,7 @@ impl End {
 /// What somebody who looks on sees of the context of `end`.
 fn seen(fabric: &Fabric, end: &End) -> ContextCensus {
     let host = end.device.info().name.name().map(str::to_owned);
-    let census = census::look(&fabric.dir, host.as_deref()).unwrap();
+    let census = inspect::look(&fabric.dir, host.as_deref()).unwrap();
     assert!(census.unreadable.is_empty(), "{:?}", census.unreadable);
     census.contexts.into_iter().next().expect("a context")
 }

@@ -7,7 +7,7 @@ use headworks_verbs::bringup::bring_up_ud;
 use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
 
 use super::*;
-use crate::ah::SoftAh;
+use crate::address_handle::SoftAh;
 use crate::qp::datagram::LINKS_MAX;
 use crate::table::MAX_QP;
 

@@ -6,7 +6,7 @@ use headworks_shm::SharedSegment;
 
 use super::child::Other;
 use super::*;
-use crate::census::{Census, look};
+use crate::inspect::{Census, look};
 use crate::table::{MAX_CQ, MAX_QP, Table};
 
 /// Looks again and again while `happens` does, and hands each census to `check`.
@@ -74,7 +74,7 @@ fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
     looked_at(&fabric, bounded, || {
         for round in 0..40_u64 {
             for word in [u64::MAX, 0x5555_5555_5555_5555, round, round << 60, 0] {
-                crate::census::tests::scribble(&table, word);
+                crate::inspect::tests::scribble(&table, word);
             }
         }
     });

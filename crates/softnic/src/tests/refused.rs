@@ -7,10 +7,12 @@ use headworks_verbs::HeapBuffer;
 use rustix::io::Errno;
 
 use super::child::Other;
-use super::private::{MARGIN, UNTOUCHED, calls_made, check, fill, heap, pattern, pieces, wide_end};
+use super::local_mrs::{
+    MARGIN, UNTOUCHED, calls_made, check, fill, heap, pattern, pieces, wide_end,
+};
 use super::*;
 use crate::copy::Span;
-use crate::crossmem::{self, CrossError, Direction, Stretch};
+use crate::cross_process_copy::{self, CrossError, Direction, Stretch};
 
 const LENGTHS: [usize; 6] = [0, 1, 63, 64 << 10, (64 << 10) + 1, 10 << 20];
 
@@ -49,14 +51,17 @@ pub(super) fn forbid_crossing() {
         addr: bytes.as_ptr() as u64,
         len: 8,
     }];
-    let copied = crossmem::copy(
+    let copied = cross_process_copy::copy(
         Direction::Fetch,
         std::process::id(),
         &[Span::of_inline(&[0; 8])],
         &there,
     );
     assert_eq!(copied, Err(CrossError::Refused(Errno::PERM)));
-    assert_eq!(crossmem::probe(std::process::id()), copied.map(drop));
+    assert_eq!(
+        cross_process_copy::probe(std::process::id()),
+        copied.map(drop)
+    );
 }
 
 /// Executes one operation on private memory of the peer, `len` bytes; says how it ended and how many
@@ -80,9 +85,9 @@ pub(super) fn operate(end: &mut End, name: &str, at: RemoteAddr, len: usize) -> 
         "add" => vec![here.sge(MARGIN, 8)],
         _ => pieces(&here, MARGIN, len),
     };
-    let status = super::private::post(end, op, &list).status;
+    let status = super::local_mrs::post(end, op, &list).status;
     if name == "add" {
-        let found = super::private::bytes(&here, MARGIN, 8);
+        let found = super::local_mrs::bytes(&here, MARGIN, 8);
         let found = u64::from_ne_bytes(found.try_into().unwrap());
         assert!(found.is_multiple_of(5), "it found {found:#x}");
     }
@@ -187,7 +192,7 @@ fn atomics_of_two_processes_and_of_the_owner_add_up() {
     for other in others {
         other.join().unwrap();
     }
-    let sum = super::private::bytes(&there, 8, 8);
+    let sum = super::local_mrs::bytes(&there, 8, 8);
     assert_eq!(u64::from_ne_bytes(sum.try_into().unwrap()), 300 * 5);
 }
 
@@ -331,6 +336,6 @@ fn a_forked_child_serves_nothing() {
     // SAFETY: our own child, and a place for its status.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((waited, status), (child, 0), "the child saw the write");
-    let sum = super::private::bytes(&there, 0, 8);
+    let sum = super::local_mrs::bytes(&there, 0, 8);
     assert_eq!(u64::from_ne_bytes(sum.try_into().unwrap()), 5);
 }

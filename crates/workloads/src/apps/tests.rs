@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use headworks::connect;
-use headworks::ring::ends::meet;
+use headworks::ring::message_channel::meet;
 use headworks::ring::{
     EndSetup, Framing, MessageReceiver, MessageSender, Mode, Receiver, RingConfig, RingError,
     SendError, Sender, Unconnected,

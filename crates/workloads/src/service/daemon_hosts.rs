@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use headworks::daemon::config::Config;
-use headworks::daemon::shell::{MetricsAt, Shell, ShellConfig};
+use headworks::daemon::limits::Config;
+use headworks::daemon::server::{MetricsAt, Shell, ShellConfig};
 use headworks::daemon::{Identity, metrics};
 use headworks::net::Interrupt;
 use headworks::service::metrics_of;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use headworks_client::message::Request;
+use headworks_client::socket_message::Request;
 use headworks_client::{Extent, Op, Operation, Rights};
 use headworks_verbs::Device;
 

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
 use headworks_client::Vqpn;
-use headworks_client::message::Refusal;
+use headworks_client::socket_message::Refusal;
 use headworks_daemon::PeerId;
 use headworks_daemon::control::{Between, Message};
 use headworks_daemon::domain::{DomainId, Offer};
 use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
-use headworks_daemon::link::Which;
+use headworks_daemon::qp_group::Which;
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Payload, QpInit,

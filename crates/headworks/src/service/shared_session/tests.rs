@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use headworks_client::Board;
-use headworks_client::message::{Reply, VERSION};
+use headworks_client::socket_message::{Reply, VERSION};
 use headworks_net::packets::PacketListener;
 use headworks_shm::{HugePages, SegmentRequest};
 

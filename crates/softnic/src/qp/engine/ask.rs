@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use headworks_verbs::{Access, Payload, Status};
 
 use super::{Engine, Outcome, Progress, QpCore, Request, Span, refused, writes_here};
+use crate::bounce::{Answer, Call, DATA, What, Window};
 use crate::copy::copy_spans;
-use crate::point;
+use crate::crash_points;
 use crate::qp::Link;
 use crate::table::MAX_SGE;
-use crate::window::{Answer, Call, DATA, What, Window};
 
 impl Engine {
     /// Asks the peer for `call`, or as much of it as one call moves. Its answer is to be
@@ -45,11 +45,11 @@ impl Engine {
         };
         window.publish(core.context.table.window(core.slot()));
         window.call(&call);
-        point::at("call");
+        crash_points::at("call");
         tracing::debug!(?call, "asking a peer through the window");
         progress.called = Some(call);
         ring(link);
-        point::at("rung");
+        crash_points::at("rung");
         Outcome::Called
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use headworks::client::message::Refusal;
+use headworks::client::socket_message::Refusal;
 use headworks::client::{Outcomes, Session};
 use headworks::daemon::auth::Secret;
 use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};

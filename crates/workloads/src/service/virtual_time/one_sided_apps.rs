@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use headworks::client::connection::{Connection, Received};
-use headworks::client::operation::RESULT_BYTES;
+use headworks::client::one_sided::RESULT_BYTES;
 use headworks::client::session::Event;
 use headworks::client::{Extent, Op, Operation, Outcome, Outcomes, Rights};
 use headworks::runtime::{Actor, ActorContext, ActorError, Step};

@@ -1,0 +1,744 @@
+//! Meeting: other daemons, and the connections that are made with them.
+//!
+//! An end is made where a port is listened at ([`Message::Accept`]), then where the connection is wanted
+//! ([`Message::Confirm`]); the listening application hears of it when both are there.
+
+use std::net::{IpAddr, SocketAddr};
+
+use headworks_client::socket_message::{Refusal, Reply};
+use headworks_client::{Reset, Vqpn};
+
+use super::applications::show;
+use super::{
+    Accepted, Daemon, Listener, Output, Peer, PeerId, Route, SessionId, WatchId, Wish, agreed,
+};
+use crate::auth::{Claim, Side};
+use crate::control::{Between, Message, VERSION_OLDEST};
+use crate::domain::{DomainId, LinkKey, Offer};
+use headworks_verbs::Duration;
+use slab::Slab;
+
+/// How often a call is made that is not answered.
+const CALLS: u32 = 100;
+/// Callers that have not proven who they are, and how long they may take once there are others.
+const STRANGERS: usize = 256;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Daemon {
+    /// An application wants a connection.
+    pub(super) fn wish(
+        &mut self,
+        client: SessionId,
+        request: u32,
+        to: SocketAddr,
+        watch: Option<WatchId>,
+    ) {
+        let most = self.config.connections_each;
+        let is_draining = self.is_draining;
+        let Some(own) = self.clients.get_mut(&client) else {
+            return self.hang_up(watch);
+        };
+        let why = match own.wishes >= most {
+            _ if is_draining => Some(Refusal::Stopping),
+            true => Some(Refusal::Limit),
+            false => None,
+        };
+        if let Some(why) = why {
+            self.hang_up(watch);
+            return self.tell(client, Reply::Refused { request, why });
+        }
+        own.wishes += 1;
+        let port = self.free_port();
+        let wish = Wish {
+            client,
+            request,
+            local: SocketAddr::new(self.identity.address, *port.as_ref().unwrap_or(&0)),
+            to,
+            watch,
+        };
+        if let Err(why) = port {
+            return self.refuse(&wish, why);
+        }
+        match self.routes.get_mut(&to.ip()) {
+            Some(Route::Up(peer)) => {
+                let peer = *peer;
+                self.ask(peer, wish);
+            }
+            Some(Route::Dialing(_, wishes)) => wishes.push(wish),
+            None => {
+                self.routes.insert(to.ip(), Route::Dialing(1, vec![wish]));
+                self.outputs.push_back(Output::Dial(to.ip()));
+            }
+        }
+    }
+
+    /// A wish cannot be.
+    fn refuse(&mut self, wish: &Wish, why: Refusal) {
+        self.hang_up(wish.watch);
+        let request = wish.request;
+        self.answer(wish.client, Reply::Refused { request, why });
+    }
+
+    /// A wish is answered.
+    fn answer(&mut self, client: SessionId, reply: Reply) {
+        if let Some(own) = self.clients.get_mut(&client) {
+            own.wishes = own.wishes.saturating_sub(1);
+        }
+        self.tell(client, reply);
+    }
+
+    fn ask(&mut self, peer: PeerId, wish: Wish) {
+        let Some(client) = self.clients.get(&wish.client) else {
+            return;
+        };
+        let domain = client.domain;
+        let Some(of) = self.peers.get_mut(&peer) else {
+            return;
+        };
+        let token = of.wishes.insert(wish) as u32;
+        let connect = Message::Connect {
+            token,
+            domain,
+            from: wish.local,
+            port: wish.to.port(),
+        };
+        self.say(peer, &connect);
+    }
+
+    pub(super) fn say(&mut self, peer: PeerId, message: &Message) {
+        let message = message.encode();
+        self.outputs.push_back(Output::ToPeer { peer, message });
+    }
+
+    /// Nobody answers at an address.
+    pub fn dial_failed(&mut self, address: IpAddr, why: Refusal) {
+        let dialing = |route: &Route| matches!(route, Route::Dialing(..));
+        if !self.routes.get(&address).is_some_and(dialing) {
+            return;
+        }
+        if let Some(Route::Dialing(_, wishes)) = self.routes.remove(&address) {
+            for wish in wishes {
+                self.refuse(&wish, why);
+            }
+        }
+    }
+
+    /// There is a stream to another daemon, which called, or which this one `called` at an address.
+    pub fn peer_up(&mut self, called: Option<IpAddr>) -> PeerId {
+        if called.is_none() {
+            self.make_room_for_a_stranger();
+        }
+        let peer = PeerId(self.number());
+        let new = Peer {
+            known: None,
+            version: 0,
+            since: self.now,
+            claimed: None,
+            nonce: self.nonces.another(),
+            other: None,
+            called,
+            wishes: Slab::new(),
+            accepted: Default::default(),
+        };
+        self.peers.insert(peer, new);
+        if called.is_some() {
+            self.greet(peer);
+        }
+        peer
+    }
+
+    /// Of those that called and have not proven who they are, the oldest give way where there are too many, and all
+    /// that had time enough.
+    fn make_room_for_a_stranger(&mut self) {
+        let is_stranger = |of: &Peer| of.known.is_none() && of.called.is_none();
+        let strangers = self.peers.iter().filter(|(_, of)| is_stranger(of));
+        let mut left = strangers.clone().count();
+        let mut dropped = Vec::new();
+        for (peer, of) in strangers {
+            if left >= STRANGERS || self.now.since(of.since) > PATIENCE {
+                dropped.push(*peer);
+                left -= 1;
+            }
+        }
+        if !dropped.is_empty() {
+            let count = dropped.len();
+            tracing::warn!("calls that did not say whose they are were ended: {count}");
+        }
+        dropped.into_iter().for_each(|peer| self.drop_call(peer));
+    }
+
+    /// Who calls greets first, and who is called answers.
+    fn greet(&mut self, peer: PeerId) {
+        let Some(of) = self.peers.get(&peer) else {
+            return;
+        };
+        let nonce = of.nonce;
+        // Who calls does not know the other's nonce yet.
+        let proof = match &self.identity.secret {
+            Some(secret) => self.claim(of, None).map(|own| secret.prove(&own)),
+            None => None,
+        };
+        let hello = Message::Hello {
+            version: self.identity.version,
+            oldest: VERSION_OLDEST,
+            address: self.identity.address,
+            life: self.identity.life,
+            nonce,
+            proof: proof.unwrap_or_default(),
+        };
+        self.say(peer, &hello);
+    }
+
+    /// What is to be proven in a call: by the other side, which says it is so and so, or by this one. `None` where the
+    /// other side's nonce is not known.
+    fn claim(&self, of: &Peer, other: Option<(IpAddr, u64)>) -> Option<Claim> {
+        let is_ours = other.is_none();
+        let (address, life) = other.unwrap_or((self.identity.address, self.identity.life));
+        let side = match of.called.is_some() == is_ours {
+            true => Side::Calling,
+            false => Side::Called,
+        };
+        let (calling, called) = match of.called {
+            Some(_) => (of.nonce, of.other?),
+            None => (of.other?, of.nonce),
+        };
+        let to = match is_ours {
+            true => of
+                .called
+                .or_else(|| of.claimed.map(|(address, _)| address))?,
+            false => self.identity.address,
+        };
+        Some(Claim {
+            side,
+            address,
+            to,
+            life,
+            calling,
+            called,
+        })
+    }
+
+    /// Another daemon that is not known yet says so and so of itself. An error says why it is turned away.
+    fn introduced(&mut self, peer: PeerId, message: Message) -> Result<(), String> {
+        let Some(of) = self.peers.get_mut(&peer) else {
+            return Ok(());
+        };
+        let secret = self.identity.secret.clone();
+        match (message, secret) {
+            (Message::Hello { address, life, .. }, None) => {
+                let own = self.identity.address;
+                if !(address.is_loopback() && own.is_loopback()) {
+                    return Err(format!(
+                        "without a secret daemons serve loopback addresses only, not {address}: name one with --secret"
+                    ));
+                }
+                self.greeted(peer, address, life);
+            }
+            (
+                Message::Hello {
+                    address,
+                    life,
+                    nonce,
+                    ..
+                },
+                Some(_),
+            ) if of.called.is_none() => {
+                if of.claimed.is_some() {
+                    return Err("it says twice who it is".to_owned());
+                }
+                if address == self.identity.address && life != self.identity.life {
+                    return Err("it says that it is this daemon".to_owned());
+                }
+                of.claimed = Some((address, life));
+                of.other = Some(nonce);
+                let nonce = of.nonce;
+                self.say(peer, &Message::Challenge { nonce });
+            }
+            (Message::Prove { proof }, Some(secret)) => {
+                let of = &*of;
+                let (Some(claimed), None) = (of.claimed, of.called) else {
+                    return Err("it proves what it was not asked for".to_owned());
+                };
+                let claim = self.claim(&self.peers[&peer], Some(claimed));
+                if !claim.is_some_and(|claim| secret.is_proven(&claim, &proof)) {
+                    return Err(format!("{} has another secret", claimed.0));
+                }
+                self.greeted(peer, claimed.0, claimed.1);
+            }
+            (Message::Challenge { nonce }, Some(secret)) if of.called.is_some() => {
+                if of.other.replace(nonce).is_some() {
+                    return Err("it asks twice for a proof".to_owned());
+                }
+                let claim = self.claim(&self.peers[&peer], None);
+                if let Some(claim) = claim {
+                    let proof = secret.prove(&claim);
+                    self.say(peer, &Message::Prove { proof });
+                }
+            }
+            (Message::Challenge { .. }, None) => {
+                return Err(
+                    "it asks for a secret, of which this daemon has none: name it with --secret"
+                        .to_owned(),
+                );
+            }
+            (
+                Message::Hello {
+                    address,
+                    life,
+                    proof,
+                    ..
+                },
+                Some(secret),
+            ) => {
+                let claim = self.claim(&self.peers[&peer], Some((address, life)));
+                if !claim.is_some_and(|claim| secret.is_proven(&claim, &proof)) {
+                    return Err(format!("{address} has no secret, or another one"));
+                }
+                self.greeted(peer, address, life);
+            }
+            _ => return Err("it does not say who it is".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// The stream to another daemon has ended.
+    pub fn peer_gone(&mut self, peer: PeerId) {
+        self.lose(peer, Reset::Unreachable);
+    }
+
+    pub(super) fn lose(&mut self, peer: PeerId, why: Reset) {
+        let Some(gone) = self.peers.remove(&peer) else {
+            return;
+        };
+        if let (Some(address), None) = (gone.called, gone.known) {
+            return self.call_again(address);
+        }
+        self.routes
+            .retain(|_, route| !matches!(route, Route::Up(to) if *to == peer));
+        for (_, wish) in gone.wishes {
+            self.refuse(&wish, Refusal::Unreachable);
+        }
+        let ids: Vec<DomainId> = self.domains.keys().copied().collect();
+        for id in ids {
+            if let Some(domain) = self.domains.get_mut(&id) {
+                domain.fail_peer(peer.0, why);
+            }
+            self.pass_on(id);
+        }
+        for ((domain, number), accepted) in gone.accepted {
+            self.drop_accepted(domain, number, accepted);
+        }
+    }
+
+    /// A call was not answered: the other side may have called meanwhile, and waits for the answer to that.
+    fn call_again(&mut self, address: IpAddr) {
+        match self.routes.get_mut(&address) {
+            Some(Route::Dialing(times, _)) if *times < CALLS => {
+                *times += 1;
+                self.outputs.push_back(Output::Dial(address));
+            }
+            _ => self.dial_failed(address, Refusal::Unreachable),
+        }
+    }
+
+    /// An end that was never confirmed, and whose application has not heard of it.
+    fn drop_accepted(&mut self, domain: DomainId, number: Vqpn, accepted: Accepted) {
+        let listener = self.ports.get_mut(&accepted.port);
+        let of =
+            |one: &&mut Listener| (one.client, one.number) == (accepted.client, accepted.number);
+        if let Some(listener) = listener.filter(of) {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+        if let Some(of) = self.domains.get_mut(&domain) {
+            of.refuse(number);
+        }
+        self.pass_on(domain);
+    }
+
+    /// Another daemon said something that cannot be: its stream is closed, and what hangs on it is reset.
+    fn turn_away(&mut self, peer: PeerId, refusal: Refusal, why: &str) {
+        tracing::warn!("another daemon is turned away: {why}");
+        self.say(peer, &Message::Goodbye { why: refusal });
+        self.outputs.push_back(Output::HangUp(peer));
+        let called = self.peers.get_mut(&peer).and_then(|of| of.called.take());
+        self.lose(peer, Reset::Protocol);
+        if let Some(address) = called {
+            self.dial_failed(address, refusal);
+        }
+    }
+
+    /// A stream is of no use, and nobody is to blame.
+    fn drop_call(&mut self, peer: PeerId) {
+        self.peers.remove(&peer);
+        self.outputs.push_back(Output::HangUp(peer));
+    }
+
+    /// A message of another daemon's.
+    pub fn peer_message(&mut self, peer: PeerId, message: &[u8]) {
+        let Some(known) = self.peers.get(&peer) else {
+            return;
+        };
+        let is_known = known.known.is_some();
+        match (Message::decode(message), is_known) {
+            (Ok(Message::Goodbye { why }), _) => {
+                let reset = match why {
+                    Refusal::Stopping => {
+                        tracing::info!("another daemon is stopping");
+                        Reset::Stopping
+                    }
+                    why => {
+                        tracing::warn!("another daemon turns this one away: {why}");
+                        Reset::Unreachable
+                    }
+                };
+                let called = self.peers.get_mut(&peer).and_then(|of| of.called.take());
+                self.outputs.push_back(Output::HangUp(peer));
+                self.lose(peer, reset);
+                if let Some(address) = called {
+                    self.dial_failed(address, why);
+                }
+            }
+            (
+                Ok(Message::Hello {
+                    version, oldest, ..
+                }),
+                false,
+            ) if agreed(self.identity.version, version, oldest).is_none() => {
+                let own = self.identity.version;
+                let why = format!(
+                    "it speaks versions {oldest} to {version}, this one {VERSION_OLDEST} to {own}"
+                );
+                self.turn_away(peer, Refusal::Version, &why);
+            }
+            (Ok(message), true) => {
+                if self.heard(peer, message).is_none() {
+                    let why = "it answers what it was not asked";
+                    self.turn_away(peer, Refusal::Misuse, why);
+                }
+            }
+            (Ok(message), false) => {
+                if let Message::Hello {
+                    version, oldest, ..
+                } = message
+                    && let Some(of) = self.peers.get_mut(&peer)
+                {
+                    of.version = agreed(self.identity.version, version, oldest).unwrap_or(0);
+                }
+                if let Err(why) = self.introduced(peer, message) {
+                    self.turn_away(peer, Refusal::Denied, &why);
+                }
+            }
+            (Err(error), _) => self.turn_away(peer, Refusal::Misuse, &error.to_string()),
+        }
+    }
+
+    /// Another daemon says who it is. Where both have called each other, the call of the lower address stays: it is
+    /// neither answered on the other, nor is anything else said there.
+    fn greeted(&mut self, peer: PeerId, address: IpAddr, life: u64) {
+        let called = self.peers[&peer].called;
+        let is_own = address == self.identity.address;
+        match (called, self.routes.get(&address)) {
+            (Some(target), _) if target != address => {
+                let why = format!("at {target} there is the daemon of {address}");
+                return self.turn_away(peer, Refusal::Unreachable, &why);
+            }
+            (Some(_), Some(Route::Dialing(..))) => {}
+            // It has been given up meanwhile.
+            (Some(_), _) => return self.drop_call(peer),
+            (None, _) if is_own => {
+                self.knows(peer, address, life);
+                return self.greet(peer);
+            }
+            (None, Some(Route::Up(other))) => {
+                let other = *other;
+                let known = self.peers.get(&other).and_then(|one| one.known);
+                if known == Some((address, life)) {
+                    // Sent before it heard of the stream that there is.
+                    return self.drop_call(peer);
+                }
+                // It was started anew.
+                self.outputs.push_back(Output::HangUp(other));
+                self.lose(other, Reset::Unreachable);
+            }
+            (None, Some(Route::Dialing(..))) if self.identity.address < address => {
+                return self.drop_call(peer);
+            }
+            (None, Some(Route::Dialing(..))) => {
+                let own = |of: &Peer| of.called == Some(address) && of.known.is_none();
+                let mut others = self.peers.iter();
+                let given_up = others.find(|(_, of)| own(of));
+                if let Some((given_up, _)) = given_up {
+                    self.drop_call(*given_up);
+                }
+            }
+            (None, None) => {}
+        }
+        self.knows(peer, address, life);
+        if called.is_none() {
+            self.greet(peer);
+        }
+        let before = self.routes.insert(address, Route::Up(peer));
+        if let Some(Route::Dialing(_, wishes)) = before {
+            for wish in wishes {
+                self.ask(peer, wish);
+            }
+        }
+    }
+
+    fn knows(&mut self, peer: PeerId, address: IpAddr, life: u64) {
+        if let Some(of) = self.peers.get_mut(&peer) {
+            of.known = Some((address, life));
+        }
+    }
+
+    /// Whether this side opens the links with a peer: that of the lower address does, or, of a host with itself, the
+    /// one that called.
+    fn opens(&self, peer: PeerId) -> bool {
+        let Some(peer) = self.peers.get(&peer) else {
+            return false;
+        };
+        let is_lower = |address: IpAddr| match address == self.identity.address {
+            true => peer.called.is_some(),
+            false => self.identity.address < address,
+        };
+        peer.known.is_some_and(|(address, _)| is_lower(address))
+    }
+
+    /// `None`: it cannot be.
+    fn heard(&mut self, peer: PeerId, message: Message) -> Option<()> {
+        let key = |between: Between| LinkKey {
+            peer: peer.0,
+            domain: between.from,
+        };
+        match message {
+            Message::Hello { .. }
+            | Message::Challenge { .. }
+            | Message::Prove { .. }
+            | Message::Goodbye { .. } => return None,
+            Message::LinkWanted { between, known } => {
+                let opens = self.opens(peer);
+                let domain = self.domains.get_mut(&between.to).filter(|_| opens)?;
+                domain.link_wanted(key(between), known);
+                self.pass_on(between.to);
+            }
+            Message::BringUp {
+                between,
+                instance,
+                which,
+                bytes,
+            } => {
+                let domain = self.domains.get_mut(&between.to)?;
+                domain.bring_up(key(between), instance, which, &bytes);
+                self.pass_on(between.to);
+            }
+            Message::LinkDown { between, instance } => {
+                let domain = self.domains.get_mut(&between.to)?;
+                domain.link_down(key(between), instance);
+                self.pass_on(between.to);
+            }
+            Message::Connect {
+                token,
+                domain,
+                from,
+                port,
+            } => {
+                let message = match self.accept(peer, domain, from, port) {
+                    Ok((domain, offer)) => Message::Accept {
+                        token,
+                        domain,
+                        offer,
+                    },
+                    Err(why) => Message::Refuse { token, why },
+                };
+                self.say(peer, &message);
+            }
+            Message::Accept {
+                token,
+                domain,
+                offer,
+            } => {
+                let wishes = &mut self.peers.get_mut(&peer)?.wishes;
+                let wish = wishes.try_remove(token as usize)?;
+                self.accepted(peer, wish, domain, offer);
+            }
+            Message::Refuse { token, why } => {
+                let wishes = &mut self.peers.get_mut(&peer)?.wishes;
+                let wish = wishes.try_remove(token as usize)?;
+                self.refuse(&wish, why);
+            }
+            Message::Confirm {
+                domain,
+                number,
+                offer,
+            } => {
+                let accepted = &mut self.peers.get_mut(&peer)?.accepted;
+                let accepted = accepted.remove(&(domain, number))?;
+                self.confirmed(peer, domain, number, accepted, offer);
+            }
+            Message::Missed { domain, number } => {
+                let of = self.domains.get_mut(&domain)?;
+                // Only what this peer could be the other end of.
+                let is_its = of.link_of(number).is_some_and(|link| link.peer == peer.0);
+                if is_its {
+                    of.miss(number);
+                }
+                self.pass_on(domain);
+            }
+            Message::Cancel { domain, number } => {
+                let accepted = &mut self.peers.get_mut(&peer)?.accepted;
+                let accepted = accepted.remove(&(domain, number))?;
+                self.drop_accepted(domain, number, accepted);
+            }
+        }
+        Some(())
+    }
+
+    /// An application on another host wants a connection to a port of this one.
+    fn accept(
+        &mut self,
+        peer: PeerId,
+        from_domain: DomainId,
+        from: SocketAddr,
+        port: u16,
+    ) -> Result<(DomainId, Offer), Refusal> {
+        let opens = self.opens(peer);
+        let known = self.peers.get(&peer).and_then(|of| of.known);
+        if known.is_none_or(|(address, _)| address != from.ip()) {
+            return Err(Refusal::Denied);
+        }
+        if self.is_draining {
+            return Err(Refusal::Stopping);
+        }
+        let listener = self.ports.get_mut(&port).ok_or(Refusal::Refused)?;
+        if listener.waiting >= listener.backlog {
+            return Err(Refusal::Refused);
+        }
+        let client = self.clients.get(&listener.client).ok_or(Refusal::Refused)?;
+        let (id, Some(session)) = (client.domain, client.number) else {
+            return Err(Refusal::Refused);
+        };
+        let domain = self.domains.get_mut(&id).ok_or(Refusal::Refused)?;
+        let key = LinkKey {
+            peer: peer.0,
+            domain: from_domain,
+        };
+        let local = SocketAddr::new(self.identity.address, port);
+        let opened = domain
+            .link(key, opens)
+            .and_then(|link| domain.open(link, session, local, from));
+        if let Ok(offer) = &opened {
+            listener.waiting += 1;
+            if let Some(of) = self.peers.get_mut(&peer) {
+                let accepted = Accepted {
+                    port,
+                    client: listener.client,
+                    number: listener.number,
+                    from: from_domain,
+                };
+                of.accepted.insert((id, offer.number), accepted);
+            }
+        }
+        self.pass_on(id);
+        Ok((id, opened?))
+    }
+
+    /// Another host has made an end for an application's wish.
+    fn accepted(&mut self, peer: PeerId, wish: Wish, there: DomainId, offer: Offer) {
+        let opens = self.opens(peer);
+        let client = self.clients.get(&wish.client);
+        let here = client.and_then(|client| Some((client.domain, client.number?)));
+        let cancel = Message::Cancel {
+            domain: there,
+            number: offer.number,
+        };
+        let here = here.filter(|(id, _)| self.domains.contains_key(id));
+        let Some((id, session)) = here else {
+            self.hang_up(wish.watch);
+            return self.say(peer, &cancel);
+        };
+        let Some(domain) = self.domains.get_mut(&id) else {
+            return;
+        };
+        let key = LinkKey {
+            peer: peer.0,
+            domain: there,
+        };
+        let opened = domain
+            .link(key, opens)
+            .and_then(|link| domain.open(link, session, wish.local, wish.to));
+        let request = wish.request;
+        match opened {
+            Ok(own) => {
+                let end = domain.connect(own.number, offer);
+                if let (Some((session, end)), Some(_)) = (&end, wish.watch) {
+                    domain.watch(*session, end.handle, wish.watch);
+                }
+                self.pass_on(id);
+                let confirm = Message::Confirm {
+                    domain: there,
+                    number: offer.number,
+                    offer: own,
+                };
+                self.say(peer, &confirm);
+                match end {
+                    Some((_, end)) => {
+                        self.answer(wish.client, Reply::Connected { request, end });
+                    }
+                    None => self.refuse(&wish, Refusal::Unreachable),
+                }
+            }
+            Err(why) => {
+                self.pass_on(id);
+                self.say(peer, &cancel);
+                self.refuse(&wish, why);
+            }
+        }
+    }
+
+    /// Both ends are there.
+    fn confirmed(
+        &mut self,
+        peer: PeerId,
+        id: DomainId,
+        number: Vqpn,
+        accepted: Accepted,
+        offer: Offer,
+    ) {
+        let Some(domain) = self.domains.get_mut(&id) else {
+            return;
+        };
+        let link = domain.link_of(number);
+        if link.is_none() {
+            // It has failed meanwhile, and the other end is on the next one.
+            domain.refuse(number);
+            self.pass_on(id);
+            let missed = Message::Missed {
+                domain: accepted.from,
+                number: offer.number,
+            };
+            return self.say(peer, &missed);
+        }
+        let listener = self.ports.get(&accepted.port).copied();
+        let is_same =
+            |one: &Listener| (one.client, one.number) == (accepted.client, accepted.number);
+        let listener = listener.filter(is_same);
+        let end = domain.connect(number, offer);
+        let (Some((_, end)), Some(listener)) = (end, listener) else {
+            // Nobody listens there any more.
+            if let Some((session, end)) = end {
+                domain.close(session, end.handle, true);
+            }
+            return self.pass_on(id);
+        };
+        self.pass_on(id);
+        let incoming = Reply::Incoming {
+            listener: listener.number,
+            end,
+        };
+        self.tell(listener.client, incoming);
+        if let Some(listener) = self.ports.get_mut(&accepted.port) {
+            listener.untaken += 1;
+            show(listener, &mut self.outputs);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Links: how a domain opens them, brings them up, loses them.
+
+use headworks_client::socket_message::Refusal;
+use headworks_client::{Reset, Vqpn};
+use headworks_verbs::{QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError};
+
+use super::{Domain, LinkKey, Linked, Output};
+use crate::qp_group::{Link, Which};
+use crate::send_queue::Channel;
+
+impl Domain {
+    /// The link to a peer's domain, which begins to be brought up if there is none. `opens`: whether this side is the
+    /// one that opens it.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Limit`] where there are too many, or no receives for another; [`Refusal::Memory`];
+    /// [`Refusal::Unreachable`].
+    pub fn link(&mut self, key: LinkKey, opens: bool) -> Result<usize, Refusal> {
+        if let Some(link) = self.by_key.get(&key) {
+            return Ok(*link);
+        }
+        let known = self.instances.get(&key).copied().unwrap_or(0);
+        if opens {
+            let at = self.add_link(key, known.wrapping_add(1).max(1))?;
+            self.tell_link(at);
+            return Ok(at);
+        }
+        let at = self.add_link(key, 0)?;
+        let link = key;
+        self.outputs.push_back(Output::LinkWanted { link, known });
+        Ok(at)
+    }
+
+    fn add_link(&mut self, key: LinkKey, instance: u32) -> Result<usize, Refusal> {
+        let most = self.config.links_max;
+        if self.links.len() >= most as usize {
+            tracing::warn!(
+                "no link to another host: user {} has {most}: raise links_max for more",
+                self.id.0
+            );
+            return Err(Refusal::Limit);
+        }
+        let promised = self.admit()?;
+        let made = self.make_link(promised);
+        let mut link = made.map_err(|error| {
+            self.grants.leave(promised.into());
+            tracing::warn!("no link to another host: {error}");
+            Refusal::Memory
+        })?;
+        let seed = instance.wrapping_mul(0x9e37_79b9) ^ link.frames.qpn().raw();
+        let bytes = self.config.frame_bytes;
+        let started = link.start(self.device.info(), promised, bytes, seed);
+        started.map_err(|error| {
+            self.grants.leave(promised.into());
+            tracing::warn!("no link to another host: {error}");
+            Refusal::Unreachable
+        })?;
+        let qpns = [link.frames.qpn(), link.bulk.qpn()];
+        let last = self.instances.entry(key).or_default();
+        *last = instance.max(*last);
+        let at = self.links.insert(Linked {
+            key,
+            instance,
+            is_active: false,
+            link,
+        });
+        self.by_key.insert(key, at);
+        self.by_qpn.extend(qpns.map(|qpn| (qpn, at)));
+        Ok(at)
+    }
+
+    fn admit(&mut self) -> Result<u32, Refusal> {
+        loop {
+            if let Some(promised) = self.grants.admit() {
+                return Ok(promised);
+            }
+            let more = self.config.receives;
+            match self.receives.grow(&*self.device, &*self.pd, more) {
+                Ok(more) => self.grants.grow(more),
+                Err(error) => {
+                    tracing::warn!("no receives for another link: {error}; raise receives_max");
+                    return Err(Refusal::Limit);
+                }
+            }
+        }
+    }
+
+    fn make_link(&self, promised: u32) -> Result<Link, ResourceError> {
+        let channel = |depth: u32, bytes: u32| {
+            let qp = self.pd.create_qp(&QpInit {
+                qp_type: QpType::Rc,
+                send_cq: self.cq.clone(),
+                recv_cq: self.cq.clone(),
+                srq: Some(self.receives.srq().clone()),
+                caps: QpCaps {
+                    max_send_wr: depth,
+                    max_recv_wr: 0,
+                    max_inline: 0,
+                    ..QpCaps::default()
+                },
+                signal_all: false,
+            })?;
+            Channel::new(&*self.device, &*self.pd, qp, depth, bytes)
+        };
+        let frames = channel(self.config.frame_depth, self.config.frame_bytes)?;
+        // Its frames say what was written, and carry nothing.
+        let bulk = channel(self.config.bulk_depth, 64)?;
+        Ok(Link::new(frames, bulk, promised, self.config.quantum))
+    }
+
+    /// The other side wants a link that this side opens, and has lost the one numbered `known` if it had any.
+    pub fn link_wanted(&mut self, key: LinkKey, known: u32) {
+        let here = self.by_key.get(&key).copied();
+        if let Some(at) = here.filter(|at| self.links[*at].instance == known) {
+            self.fail(at, Reset::Unreachable);
+        }
+        if let Err(why) = self.link(key, true) {
+            tracing::warn!("no link to another host that wants one: {why}");
+            let (link, instance) = (key, 0);
+            self.outputs.push_back(Output::LinkDown { link, instance });
+        }
+    }
+
+    /// The other side of a link said this of it.
+    pub fn bring_up(&mut self, key: LinkKey, instance: u32, which: Which, bytes: &[u8]) {
+        let here = self.by_key.get(&key).copied();
+        let known = here.map_or(0, |at| self.links[at].instance);
+        let is_news = instance > self.instances.get(&key).copied().unwrap_or(0);
+        let at = match here {
+            Some(at) if known == instance => at,
+            Some(at) if known == 0 && is_news => {
+                self.links[at].instance = instance;
+                self.instances.insert(key, instance);
+                at
+            }
+            // Late, of one that is no more.
+            _ if !is_news => return,
+            _ => {
+                // The other side has opened another, so that it has lost this one.
+                here.into_iter()
+                    .for_each(|at| self.fail(at, Reset::Unreachable));
+                match self.add_link(key, instance) {
+                    Ok(at) => at,
+                    Err(why) => {
+                        tracing::warn!("no link to another host that opens one: {why}");
+                        let link = key;
+                        self.outputs.push_back(Output::LinkDown { link, instance });
+                        return;
+                    }
+                }
+            }
+        };
+        let brought = self.links[at].link.input(which, bytes);
+        self.tell_link(at);
+        match brought {
+            // Also where that was said only now.
+            Ok(_) if self.links[at].link.is_up() => self.rouse(at),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!("no link to another host: {error}");
+                self.fail(at, Reset::Unreachable);
+            }
+        }
+    }
+
+    pub(super) fn tell_link(&mut self, at: usize) {
+        let linked = &mut self.links[at];
+        let (link, instance) = (linked.key, linked.instance);
+        if instance == 0 {
+            // Whoever opens it has not said which it is.
+            return;
+        }
+        for (which, bytes) in linked.link.output() {
+            self.outputs.push_back(Output::BringUp {
+                link,
+                instance,
+                which,
+                bytes,
+            });
+        }
+    }
+
+    /// The other side has lost the link of this number.
+    pub fn link_down(&mut self, key: LinkKey, instance: u32) {
+        let here = self.by_key.get(&key).copied();
+        if let Some(at) = here.filter(|at| self.links[*at].instance == instance) {
+            self.fail(at, Reset::Unreachable);
+        }
+    }
+
+    /// The other host is gone.
+    pub fn fail_peer(&mut self, peer: u64, why: Reset) {
+        let keys = self.by_key.iter().filter(|(key, _)| key.peer == peer);
+        let all: Vec<usize> = keys.map(|(_, at)| *at).collect();
+        all.into_iter().for_each(|at| self.fail(at, why));
+        // Its number may be another's next.
+        self.instances.retain(|key, _| key.peer != peer);
+    }
+
+    /// A queue pair has failed by itself.
+    pub(crate) fn lost(&mut self, qpn: Qpn) {
+        if let Some(at) = self.by_qpn.get(&qpn).copied() {
+            tracing::warn!("a link has failed: the device says so");
+            self.fail(at, Reset::Unreachable);
+        }
+    }
+
+    /// Takes a link out of service: its queue pairs fail, so that nobody reaches any memory by them, its connections
+    /// are reset, and nothing else is touched.
+    pub(super) fn fail(&mut self, at: usize, why: Reset) {
+        let Some(failed) = self.links.try_remove(at) else {
+            return;
+        };
+        self.by_key.remove(&failed.key);
+        self.by_qpn.retain(|_, link| *link != at);
+        self.active.retain(|link| *link != at);
+        self.grants.leave(failed.link.credit.outstanding());
+        let (link, instance) = (failed.key, failed.instance);
+        self.outputs.push_back(Output::LinkDown { link, instance });
+        let mut failed = failed.link;
+        for which in [Which::Frames, Which::Bulk] {
+            let error = QpAttr::to_state(QpState::Error);
+            if let Err(error) = failed.channel(which).qp().modify(&error) {
+                tracing::warn!("a queue pair of a link that failed: {error}");
+            }
+        }
+        // Receives that its queue pairs have taken are still to be polled.
+        self.dying.push(failed);
+        let numbers = self.connections_of(at);
+        for number in numbers {
+            if let Some(connection) = self.connections.get_mut(number) {
+                connection.cut(why);
+            }
+            self.attend(number);
+        }
+    }
+
+    /// A link has nothing more to do for a connection.
+    pub(super) fn unlink(&mut self, at: usize, number: Vqpn) {
+        if let Some(linked) = self.links.get_mut(at) {
+            linked.link.rota.forget(number.place() as u32);
+            linked.link.control.retain(|other| *other != number);
+            linked.link.fetches.retain(|fetch| fetch.number != number);
+            linked.link.waiting.remove(&number);
+        }
+    }
+
+    /// The link that carries a connection, where it has one.
+    pub fn link_of(&self, number: Vqpn) -> Option<LinkKey> {
+        let at = self.connections.get(number)?.place.link?;
+        self.links.get(at).map(|linked| linked.key)
+    }
+
+    /// A link has something to do.
+    pub(super) fn activate(&mut self, link: usize) {
+        let linked = self.links.get_mut(link);
+        if linked.is_some_and(|linked| !std::mem::replace(&mut linked.is_active, true)) {
+            self.active.push(link);
+        }
+    }
+
+    /// A connection may have data to send.
+    pub(super) fn call(&mut self, link: usize, number: Vqpn) {
+        if let Some(linked) = self.links.get_mut(link) {
+            linked.link.rota.call(number.place() as u32);
+            self.activate(link);
+        }
+    }
+
+    pub(super) fn connections_of(&self, at: usize) -> Vec<Vqpn> {
+        let all = self.connections.iter();
+        let of_link = all.filter(|(_, one)| one.place.link == Some(at));
+        of_link.map(|(number, _)| number).collect()
+    }
+
+    /// A link that was waiting for its other side has everything to do that was put off.
+    pub(super) fn rouse(&mut self, at: usize) {
+        let numbers = self.connections_of(at);
+        for number in numbers {
+            self.call(at, number);
+            self.attend(number);
+        }
+    }
+}

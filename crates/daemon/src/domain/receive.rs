@@ -1,0 +1,298 @@
+//! Hearing: what a frame of another daemon's does. None of it is believed.
+
+use std::sync::atomic::Ordering;
+
+use headworks_client::{Op, Outcome, Reset, Rights, Vqpn};
+use headworks_shm::View;
+use headworks_verbs::{Completion, Opcode};
+
+use super::Domain;
+use crate::frame::{ATOMIC, Atomic, HEADER, Header, Kind, OFFER, RING, Remote};
+use crate::ingress::FETCHING_MAX;
+use crate::qp_group::Fetch;
+
+/// Answers of a connection that wait to be sent, at most: more atomics are never asked for.
+const ANSWERS_MAX: usize = 256;
+
+impl Domain {
+    /// A frame came over a link.
+    pub(super) fn receive(&mut self, at: usize, receive: u32, completion: &Completion) {
+        let Some((memory, offset)) = self.receives.memory(receive) else {
+            return;
+        };
+        let mut bytes = [0; HEADER];
+        // A WRITE with immediate takes a receive too, and leaves in it what was there before.
+        let is_frame = completion.opcode == Opcode::Recv
+            && completion.byte_len as usize <= self.receives.frame_bytes();
+        let header = match memory.read(offset, &mut bytes) {
+            Ok(()) if is_frame => Header::parse(&bytes, completion.byte_len as usize).ok(),
+            _ => None,
+        };
+        let Some(linked) = self.links.get_mut(at) else {
+            return;
+        };
+        let link = &mut linked.link;
+        let counted = header.map(|header| link.credit.come(header.promised));
+        let (Some(header), Some(Ok(()))) = (header, counted) else {
+            tracing::warn!("a link has failed: another daemon said what cannot be");
+            self.fail(at, Reset::Protocol);
+            return;
+        };
+        let more = self.grants.used(link.credit.outstanding());
+        link.credit.promise(more);
+        link.peer_load = header.load;
+        self.activate(at);
+        if header.kind == Kind::Tell {
+            return;
+        }
+        let number = Vqpn::from_bits(completion.imm.unwrap_or(u32::MAX));
+        let connection = self.connections.get(number);
+        // Late, for a connection that is no more; or of another link, which is none of this one's business.
+        if connection.is_some_and(|one| one.place.link == Some(at)) {
+            self.hear(at, number, header, (&memory, offset + HEADER));
+        }
+    }
+
+    fn hear(&mut self, at: usize, number: Vqpn, header: Header, body: (&View, usize)) {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        let is_data = matches!(header.kind, Kind::Data | Kind::Wrote | Kind::Offer);
+        let is_left = connection.is_left();
+        if is_data && (is_left || !connection.is_alive()) {
+            connection.comes_late();
+            if !connection.is_alive() || connection.is_all_said() {
+                self.attend(number);
+                return;
+            }
+        }
+        connection.outlet.meet();
+        let widens = matches!(header.kind, Kind::Data | Kind::Window);
+        if widens && connection.outlet.widen(header.window) {
+            self.call(at, number);
+        }
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        let Some(session) = self.sessions.get(connection.place.session) else {
+            return;
+        };
+        let (position, len) = (header.at, header.len);
+        let is_legal = match header.kind {
+            Kind::Tell => true,
+            // Counted, and gone.
+            Kind::Data | Kind::Wrote if is_left => connection.inlet.wrote(position, len).is_ok(),
+            Kind::Offer if is_left => {
+                let is_legal = connection.fetched.len() < FETCHING_MAX
+                    && connection.inlet.wrote(position, len).is_ok();
+                if is_legal {
+                    connection.fetched.push_back((position, len));
+                }
+                is_legal
+            }
+            Kind::Data => {
+                self.copied += u64::from(len);
+                let came = connection.inlet.data(position, len, &session.memory, body);
+                connection.came();
+                came.is_ok()
+            }
+            Kind::Wrote => {
+                let came = connection.inlet.wrote(position, len);
+                connection.came();
+                came.is_ok()
+            }
+            Kind::Offer => {
+                let mut bytes = [0; OFFER];
+                let from = body.0.read(body.1, &mut bytes);
+                let from = from.map(|()| Remote::parse_offer(&bytes, len));
+                let to = connection.inlet.fetch(position, len);
+                match (from, to, self.links.get_mut(at)) {
+                    (Ok(from), Ok(to), Some(linked)) => {
+                        linked.link.fetches.push_back(Fetch {
+                            number,
+                            at: position,
+                            from,
+                            to,
+                        });
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            Kind::Fetched => {
+                let fetched = connection.outlet.fetched(position, len);
+                fetched.is_ok() || !connection.is_alive()
+            }
+            Kind::Window => self.window(number, header, body),
+            Kind::Export => {
+                let mut bytes = [0; OFFER];
+                let memory = body.0.read(body.1, &mut bytes);
+                let memory = memory.map(|()| Remote::parse_offer(&bytes, len));
+                let rights = Rights::from_bits(header.code);
+                let window = u32::try_from(position);
+                match (memory, window) {
+                    (Ok(memory), Ok(window)) => {
+                        connection.outlet.windows.add(window, memory, rights)
+                    }
+                    _ => false,
+                }
+            }
+            Kind::Revoke => {
+                let window = u32::try_from(position);
+                window.is_ok_and(|window| connection.outlet.windows.want(window))
+            }
+            Kind::Revoked => self.revoked(number, position),
+            Kind::Atomic => self.atomic(number, header, body),
+            Kind::Answer => {
+                let outcome = Outcome::from_code(header.code);
+                let answered = connection.outlet.answered(position, outcome, header.window);
+                self.call(at, number);
+                answered.is_ok() || self.is_over(number)
+            }
+            Kind::End => connection.ended(position),
+            Kind::Reset => {
+                let why = match Reset::from_code(header.code) {
+                    // That is between the peer and its application.
+                    Some(Reset::Misuse) => Reset::ByPeer,
+                    why => why.unwrap_or(Reset::Protocol),
+                };
+                connection.reset(why, true);
+                true
+            }
+            Kind::Closed => {
+                connection.closed();
+                true
+            }
+        };
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        if !is_legal {
+            let peer = connection.place.peer;
+            tracing::warn!(
+                "the daemon of {peer} said what cannot be of a connection, which is reset"
+            );
+            connection.reset(Reset::Protocol, false);
+        }
+        if is_data && let Some(session) = self.sessions.get_mut(connection.place.session) {
+            if is_legal && header.kind != Kind::Offer {
+                session.traffic.received += u64::from(len);
+            }
+            let most = if is_left { 0 } else { self.config.ring_max };
+            connection.inlet.grow(&mut session.memory, most);
+        }
+        if header.kind == Kind::Fetched {
+            // There may be room for another transfer.
+            self.call(at, number);
+        }
+        self.attend(number);
+    }
+
+    /// Whether what comes for a connection may be late: it was reset, or the other end has said its last word, which
+    /// answers may cross.
+    fn is_over(&self, number: Vqpn) -> bool {
+        let connection = self.connections.get(number);
+        connection.is_none_or(|connection| !connection.is_alive() || connection.is_untouched())
+    }
+
+    /// The peer has given memory back; says whether that can be.
+    fn revoked(&mut self, number: Vqpn, window: u64) -> bool {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return true;
+        };
+        let window = u32::try_from(window).ok();
+        let revoked = window.and_then(|window| connection.exports.revoked(window));
+        let session = connection.place.session;
+        if let Some((extent, request)) = revoked {
+            self.unexport(session, extent, Some(request));
+        }
+        revoked.is_some() || self.is_over(number)
+    }
+
+    /// The peer wants an atomic carried out; says whether that can be. It is answered also where nobody has any
+    /// more use for the connection.
+    fn atomic(&mut self, number: Vqpn, header: Header, body: (&View, usize)) -> bool {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return true;
+        };
+        let mut bytes = [0; ATOMIC];
+        let read = body.0.read(body.1, &mut bytes);
+        let op = Op::from_code(header.code).filter(|op| op.is_atomic());
+        let (Some(op), Ok(())) = (op, read) else {
+            return false;
+        };
+        if connection.answers.len() >= ANSWERS_MAX {
+            return false;
+        }
+        let Atomic {
+            window,
+            at,
+            operand,
+            compare,
+        } = Atomic::parse(&bytes);
+        let session = self.sessions.get(connection.place.session);
+        let word = connection.exports.word(window, at);
+        let word = word.and_then(|extent| {
+            let slab = session.and_then(|session| session.memory.slab(extent.slab));
+            let slab = slab.ok_or(Outcome::NoWindow)?;
+            let word = slab.atomic_u64(extent.offset as usize);
+            word.map_err(|_| Outcome::OutOfBounds)
+        });
+        let done = word.map(|word| match op {
+            Op::CompareSwap => {
+                let swapped =
+                    word.compare_exchange(compare, operand, Ordering::AcqRel, Ordering::Acquire);
+                swapped.unwrap_or_else(|found| found)
+            }
+            _ => word.fetch_add(operand, Ordering::AcqRel),
+        });
+        let (outcome, before) = match done {
+            Ok(before) => (Outcome::Done, before),
+            Err(outcome) => (outcome, 0),
+        };
+        connection.answers.push_back((header.at, outcome, before));
+        true
+    }
+
+    /// The peer told of its window; says whether that can be.
+    fn window(&mut self, number: Vqpn, header: Header, body: (&View, usize)) -> bool {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return true;
+        };
+        if header.len == 0 {
+            return true;
+        }
+        let mut bytes = [0; RING];
+        let ring = body.0.read(body.1, &mut bytes).ok();
+        let ring = ring.and_then(|()| Remote::parse_ring(&bytes).ok());
+        let ring = ring.map(|(ring, from)| connection.outlet.retarget(ring, from));
+        matches!(ring, Some(Ok(()))) || !connection.is_alive()
+    }
+
+    /// A piece of what was READ has come.
+    pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64, bytes: u32) {
+        if let Some(linked) = self.links.get_mut(at) {
+            linked.link.reads = linked.link.reads.saturating_sub(1);
+        }
+        self.fetched_or_not(number, position, bytes);
+    }
+
+    /// The same of a piece that nobody wants: it is not READ, and the peer told as if it had been.
+    pub(super) fn fetched_or_not(&mut self, number: Vqpn, position: u64, bytes: u32) {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        match connection.inlet.fetched(position, bytes) {
+            Ok(None) => {}
+            Ok(Some((len, _))) => {
+                connection.came();
+                connection.fetched.push_back((position, len));
+                if let Some(session) = self.sessions.get_mut(connection.place.session) {
+                    session.traffic.received += u64::from(len);
+                }
+            }
+            Err(_) => connection.reset(Reset::Protocol, false),
+        }
+        self.attend(number);
+    }
+}

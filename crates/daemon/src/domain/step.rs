@@ -1,0 +1,351 @@
+//! Carrying: one step of a domain. What applications wrote is sent, what came is handed to them.
+
+use std::collections::BTreeSet;
+
+use headworks_client::{Reset, Vqpn};
+use headworks_runtime::ActorContext;
+use headworks_shm::ordered_copy::prefetch_object;
+use headworks_verbs::Status;
+
+use super::{Domain, DomainError};
+use crate::egress::Turn;
+use crate::qp_group::Which;
+use crate::send_queue::Then;
+
+#[cfg(test)]
+mod tests;
+
+/// Turns that a link is given in one step.
+const TURNS: usize = 32;
+/// Bytes of transfers that it begins in one step, and the same of READs: what is short does not wait for more.
+const MOVED: u32 = 128 << 10;
+
+impl Domain {
+    /// Does a bounded amount of work; says whether there was any.
+    ///
+    /// # Errors
+    ///
+    /// [`DomainError`]: the device has failed, and with it everything.
+    pub fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, DomainError> {
+        let mut was_busy = self.poll()?;
+        // Before anybody is told that they are there.
+        self.receives
+            .flush()
+            .map_err(crate::receives::GrowError::from)?;
+        was_busy |= self.look_at_boards();
+        was_busy |= self.serve_links();
+        if self.copied > 0 {
+            cx.copied(std::mem::take(&mut self.copied));
+        }
+        self.load.step(was_busy);
+        Ok(was_busy)
+    }
+
+    /// Whether nothing is to be done until something comes, from an application or a device.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty()
+            && self
+                .sessions
+                .iter()
+                .all(|(_, session)| session.is_gone || session.board.is_quiet())
+    }
+
+    fn poll(&mut self) -> Result<bool, DomainError> {
+        let mut completions = std::mem::take(&mut self.completions);
+        let polled = self.cq.poll(&mut completions);
+        if let Ok(count) = polled {
+            for completion in &completions[..count] {
+                let receive = self.receives.of(completion.wr_id);
+                match self.by_qpn.get(&completion.qpn).copied() {
+                    // Of a link that has failed.
+                    None => {}
+                    Some(at) if completion.status != Status::Success => {
+                        let status = completion.status;
+                        tracing::warn!("a link has failed: {status}");
+                        self.fail(at, Reset::Unreachable);
+                    }
+                    Some(at) => match receive {
+                        Some(receive) => self.receive(at, receive, completion),
+                        None => self.retire(at, completion.qpn, completion.wr_id),
+                    },
+                }
+                // Whosever it was.
+                receive.into_iter().for_each(|one| self.receives.again(one));
+            }
+            self.dying.polled(count);
+        }
+        self.completions = completions;
+        Ok(polled? > 0)
+    }
+
+    /// Requests of a link's queue pair have completed.
+    fn retire(&mut self, at: usize, qpn: headworks_verbs::Qpn, number: u64) {
+        let Some(linked) = self.links.get_mut(at) else {
+            return;
+        };
+        let which = linked.link.which(qpn);
+        let mut thens = Vec::new();
+        linked.link.channel(which).retire(number, |then| {
+            if then != Then::Nothing {
+                thens.push(then);
+            }
+        });
+        let waiting = match which {
+            Which::Frames => BTreeSet::new(),
+            Which::Bulk => std::mem::take(&mut linked.link.waiting),
+        };
+        self.activate(at);
+        waiting.into_iter().for_each(|number| self.call(at, number));
+        for then in thens {
+            match then {
+                Then::Nothing => {}
+                Then::Sent(number, end) => {
+                    if let Some(connection) = self.connections.get_mut(number) {
+                        connection.outlet.transferred(end);
+                        self.call(at, number);
+                        self.attend(number);
+                    }
+                }
+                Then::Fetched(number, position, bytes) => {
+                    self.fetched(at, number, position, bytes);
+                }
+                Then::Got(number, end) => {
+                    if let Some(linked) = self.links.get_mut(at) {
+                        linked.link.reads = linked.link.reads.saturating_sub(1);
+                    }
+                    if let Some(connection) = self.connections.get_mut(number) {
+                        connection.outlet.transferred(end);
+                        self.call(at, number);
+                        self.attend(number);
+                    }
+                }
+                Then::Exported(number) => {
+                    if let Some(connection) = self.connections.get_mut(number) {
+                        connection.outlet.exporting(true);
+                        self.call(at, number);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Connections that applications touched.
+    fn look_at_boards(&mut self) -> bool {
+        let mut touched = Vec::new();
+        for (at, session) in &self.sessions {
+            if !session.is_gone {
+                session.board.touched(|handle| touched.push((at, handle)));
+            }
+        }
+        let numbers = touched
+            .iter()
+            .filter_map(|(session, handle)| self.number_of(*session, *handle));
+        let numbers: Vec<Vqpn> = numbers.collect();
+        let connections = || numbers.iter().filter_map(|one| self.connections.get(*one));
+        connections().for_each(|one| prefetch_object(&**one));
+        connections().for_each(|one| one.expect());
+        numbers.into_iter().for_each(|one| self.touched(one));
+        !touched.is_empty()
+    }
+
+    fn touched(&mut self, number: Vqpn) {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        if connection.is_left() {
+            return;
+        }
+        if connection.inlet.look().is_err() {
+            self.misused(number);
+            return;
+        }
+        let Some(session) = self.sessions.get_mut(connection.place.session) else {
+            return;
+        };
+        connection
+            .inlet
+            .grow(&mut session.memory, self.config.ring_max);
+        connection.offer_room();
+        if let Some(link) = connection.place.link {
+            self.call(link, number);
+        }
+        self.attend(number);
+    }
+
+    /// The application broke the contract of a connection's memory.
+    pub(super) fn misused(&mut self, number: Vqpn) {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        let session = self.sessions.get(connection.place.session);
+        let name = session.map_or("", |session| &session.name);
+        let handle = connection.place.handle;
+        tracing::warn!(
+            "application {name:?} wrote what it must not into the memory of connection {handle}, which is reset: \
+             look for stray writes in it, or for a library of another version"
+        );
+        connection.reset(Reset::Misuse, false);
+        self.attend(number);
+    }
+
+    fn serve_links(&mut self) -> bool {
+        let active = std::mem::take(&mut self.active);
+        let mut was_busy = false;
+        for at in active {
+            if let Some(linked) = self.links.get_mut(at) {
+                linked.is_active = false;
+            }
+            let has_more = self.serve(at);
+            was_busy |= has_more;
+            if has_more {
+                self.activate(at);
+            }
+        }
+        was_busy
+    }
+
+    /// Sends for a link; says whether it could go on.
+    fn serve(&mut self, at: usize) -> bool {
+        let Some(linked) = self.links.get_mut(at).filter(|one| one.link.is_up()) else {
+            return false;
+        };
+        let load = self.load.of_255();
+        let mut changed = Vec::new();
+        while linked.link.may_send() {
+            let Some(number) = linked.link.control.pop_front() else {
+                break;
+            };
+            let Some(connection) = self.connections.get_mut(number) else {
+                continue;
+            };
+            if let Some(session) = self.sessions.get(connection.place.session) {
+                connection.control(&session.memory, &mut linked.link, load);
+                changed.push(number);
+            }
+        }
+        self.fetch(at);
+        let mut is_blocked = false;
+        let mut turns = 0;
+        let mut moved = 0;
+        while turns < TURNS && moved < MOVED && !is_blocked {
+            let Some(linked) = self.links.get_mut(at) else {
+                break;
+            };
+            let rota = &mut linked.link.rota;
+            let Some(place) = rota.current() else {
+                if !rota.begin() {
+                    break;
+                }
+                continue;
+            };
+            turns += 1;
+            let number = self.connections.at(place);
+            let connection = number.and_then(|number| self.connections.get_mut(number));
+            // The place may be another's by now, of another link.
+            let own = connection.filter(|one| one.place.link == Some(at));
+            let Some(connection) = own else {
+                rota.exhausted();
+                continue;
+            };
+            let number = connection.number;
+            let Some(session) = self.sessions.get_mut(connection.place.session) else {
+                rota.exhausted();
+                continue;
+            };
+            let link = &mut linked.link;
+            let turn = connection.turn(&mut session.memory, link, load, &self.config);
+            match turn {
+                Ok(Turn::Framed(bytes)) => {
+                    self.copied += u64::from(bytes);
+                    session.traffic.sent += u64::from(bytes);
+                    link.rota.spent(bytes);
+                    changed.push(number);
+                }
+                Ok(Turn::Bulk(bytes)) => {
+                    moved += bytes;
+                    session.traffic.sent += u64::from(bytes);
+                    link.rota.spent(bytes);
+                }
+                Ok(Turn::Asked(bytes)) => {
+                    link.rota.spent(bytes);
+                    changed.push(number);
+                }
+                Ok(Turn::Nothing) => {
+                    link.rota.exhausted();
+                    changed.push(number);
+                }
+                Ok(Turn::Full) => {
+                    link.rota.exhausted();
+                    // Once, however often something else calls it meanwhile.
+                    link.waiting.insert(number);
+                }
+                Ok(Turn::Blocked) => is_blocked = true,
+                Err(_) => {
+                    link.rota.exhausted();
+                    self.misused(number);
+                }
+            }
+        }
+        changed.into_iter().for_each(|number| self.attend(number));
+        let Some(linked) = self.links.get_mut(at) else {
+            return false;
+        };
+        linked.link.tell(load);
+        if let Err(error) = linked.link.flush() {
+            tracing::warn!("a link has failed: {error}");
+            self.fail(at, Reset::Unreachable);
+            return true;
+        }
+        let link = &self.links[at].link;
+        let may_fetch = !link.fetches.is_empty() && link.may_read();
+        // What a full queue pair did not take is posted by the next step.
+        link.has_staged()
+            || may_fetch
+            || !is_blocked
+                && (link.rota.is_waited_for() || (link.may_send() && !link.control.is_empty()))
+    }
+
+    /// Posts READs that peers offered.
+    fn fetch(&mut self, at: usize) {
+        let mut moved = 0;
+        while moved < MOVED
+            && let Some(linked) = self.links.get_mut(at)
+        {
+            let link = &mut linked.link;
+            if !link.may_read() {
+                break;
+            }
+            let Some(fetch) = link.fetches.front_mut() else {
+                break;
+            };
+            let (number, position) = (fetch.number, fetch.at);
+            let Some(connection) = self.connections.get_mut(number) else {
+                link.fetches.pop_front();
+                continue;
+            };
+            if connection.is_left() && connection.is_alive() {
+                let unread = fetch.left();
+                link.fetches.pop_front();
+                connection.comes_late();
+                self.fetched_or_not(number, position, unread);
+                continue;
+            }
+            let session = self.sessions.get(connection.place.session);
+            let (Some(session), true) = (session, connection.is_alive()) else {
+                connection.inlet.give_up(position, fetch.left());
+                link.fetches.pop_front();
+                connection.comes_late();
+                self.attend(number);
+                continue;
+            };
+            let Some((piece, from)) = fetch.piece(self.config.bulk_max) else {
+                link.fetches.pop_front();
+                continue;
+            };
+            let then = Then::Fetched(number, position, piece.len);
+            link.bulk.read(session.memory.sge(piece), from, then);
+            link.reads += 1;
+            moved += piece.len;
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Two domains on devices of their own, between which a test passes what they say, and says what no daemon does.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use headworks_client::{Block, EgressWriter, Extent, Op, Operation, Rights, Vqpn};
+use headworks_runtime::{ActorContext, StandaloneContext};
+use headworks_shm::Registry;
+use headworks_softnic::SoftProvider;
+use headworks_verbs::{Device, Instant, Provider};
+
+use crate::domain::{Domain, DomainId, LinkKey, Offer, Output};
+use crate::frame::{Header, Kind, OFFER, Remote};
+use crate::limits::{Bulk, Config};
+use crate::qp_group::Which;
+use crate::send_queue::Then;
+
+/// No time passes.
+const ALONE: StandaloneContext = StandaloneContext {
+    role: "daemon",
+    clock: || Instant::ZERO,
+};
+
+/// Both, with a link, a session each, and an end each of one connection that has not been told of the other.
+struct Two {
+    domains: [Domain; 2],
+    links: [usize; 2],
+    sessions: [usize; 2],
+    offers: [Offer; 2],
+    _directory: tempfile::TempDir,
+}
+
+fn key(own: usize) -> LinkKey {
+    LinkKey {
+        peer: 1 - own as u64,
+        domain: DomainId(1 - own as u32),
+    }
+}
+
+impl Two {
+    fn new(config: &Config) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
+        let provider = SoftProvider::on(fabric);
+        let mut domains = [0, 1].map(|own| {
+            let name = format!("soft:h{own}").parse().unwrap();
+            let device: Arc<dyn Device> = provider.open(&name).unwrap();
+            Domain::new(DomainId(own), &device, config).unwrap()
+        });
+        let opened = domains[0].link(key(0), true).unwrap();
+        let mut two = Self {
+            links: [opened; 2],
+            sessions: [0, 1].map(|own: usize| domains[own].attach("test".to_owned(), 1).unwrap()),
+            offers: [Offer {
+                number: Vqpn::default(),
+                ring: Remote::default(),
+            }; 2],
+            domains,
+            _directory: directory,
+        };
+        two.settle();
+        two.links[1] = two.domains[1].link(key(1), false).unwrap();
+        two.settle();
+        let address: SocketAddr = "10.0.0.1:7".parse().unwrap();
+        two.offers = [0, 1].map(|own| {
+            let (link, session) = (two.links[own], two.sessions[own]);
+            let domain = &mut two.domains[own];
+            assert!(domain.links[link].link.is_up());
+            domain.open(link, session, address, address).unwrap()
+        });
+        two
+    }
+
+    /// Both ends are told of each other.
+    fn connect(&mut self) {
+        for own in [0, 1] {
+            let (number, other) = (self.offers[own].number, self.offers[1 - own]);
+            self.domains[own].connect(number, other).unwrap();
+        }
+        self.settle();
+    }
+
+    fn step(&mut self, own: usize) -> bool {
+        let stepped = self.domains[own].step(&mut ActorContext::new(&mut { ALONE }));
+        let mut was_busy = stepped.unwrap();
+        while let Some(output) = self.domains[own].output() {
+            was_busy = true;
+            let other = &mut self.domains[1 - own];
+            let of = key(1 - own);
+            match output {
+                Output::BringUp {
+                    instance,
+                    which,
+                    bytes,
+                    ..
+                } => other.bring_up(of, instance, which, &bytes),
+                Output::LinkWanted { known, .. } => other.link_wanted(of, known),
+                Output::LinkDown { instance, .. } => other.link_down(of, instance),
+                Output::Slabs { .. } | Output::Signal { .. } | Output::Wake { .. } => {}
+            }
+        }
+        was_busy || !self.domains[own].is_idle()
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..10_000 {
+            if !(self.step(0) | self.step(1)) {
+                return;
+            }
+        }
+        panic!("they never come to rest");
+    }
+
+    /// What writes for the first end's application.
+    fn writer(&self) -> EgressWriter {
+        let domain = &self.domains[0];
+        let connection = domain.connections.get(self.offers[0].number).unwrap();
+        let slabs = domain.sessions[self.sessions[0]].memory.slabs();
+        let block = Block::at(slabs, connection.place.block).unwrap();
+        EgressWriter::new(slabs, &block).unwrap()
+    }
+
+    fn call(&mut self) {
+        self.domains[0].call(self.links[0], self.offers[0].number);
+    }
+
+    /// Memory of a session's.
+    fn take(&mut self, own: usize, bytes: u32) -> Extent {
+        let session = &mut self.domains[own].sessions[self.sessions[own]];
+        session.memory.take(bytes).unwrap()
+    }
+}
+
+#[test]
+fn an_atomic_says_how_busy_its_sender_is() {
+    let mut two = Two::new(&Config::default());
+    two.connect();
+    let operation = Operation {
+        op: Op::FetchAdd,
+        window: 1,
+        at: 0,
+        local: two.take(0, 64),
+        operand: 1,
+        compare: 0,
+        result: two.take(0, 64).part(0, 16),
+    };
+    let mut writer = two.writer();
+    let number = two.offers[0].number;
+    let connection = two.domains[0].connections.get_mut(number).unwrap();
+    let memory = Remote {
+        len: 64,
+        ..Remote::default()
+    };
+    assert!(connection.outlet.windows.add(1, memory, Rights::ALL));
+    let slabs = two.domains[0].sessions[two.sessions[0]].memory.slabs();
+    assert!(writer.operate(slabs, &operation).unwrap().is_some());
+    (0..2000).for_each(|_| two.domains[0].load.step(true));
+    two.call();
+    two.step(0);
+    two.step(1);
+    let heard = two.domains[1].links[two.links[1]].link.peer_load;
+    assert!(heard > 250, "{heard}");
+}
+
+#[test]
+fn who_waits_for_room_waits_once_however_often_it_is_called() {
+    let mut two = Two::new(&Config {
+        bulk: Bulk::Write,
+        bulk_depth: 8,
+        bulk_each: 32,
+        bulk_min: 64,
+        bulk_max: 512,
+        bulk_told: 1,
+        ring_bytes: 1 << 20,
+        ..Config::default()
+    });
+    two.connect();
+    let extent = two.take(0, 1 << 16);
+    let mut writer = two.writer();
+    let slabs = two.domains[0].sessions[two.sessions[0]].memory.slabs();
+    assert!(writer.lend(slabs, extent).unwrap().is_some());
+    for _ in 0..20 {
+        // Nothing is polled meanwhile, so that there is no more room.
+        two.call();
+        two.domains[0].serve_links();
+    }
+    let link = &two.domains[0].links[two.links[0]].link;
+    assert!(link.bulk.room() < 2);
+    assert_eq!(link.waiting.len(), 1);
+}
+
+#[test]
+fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
+    let mut two = Two::new(&Config::default());
+    // The end here was made for a caller that offers something, and then wants no connection.
+    let from = two.take(1, 4096);
+    let number = two.offers[0].number;
+    let other = &mut two.domains[1];
+    let session = &other.sessions[two.sessions[1]];
+    let link = &mut other.links[two.links[1]].link;
+    for (at, len) in [(0, 512), (512, 512)] {
+        let (view, body, _) = link.body();
+        let memory = session.memory.remote(from);
+        view.write(body, &memory.emit_offer()).unwrap();
+        let header = Header {
+            at,
+            len,
+            ..Header::of(Kind::Offer)
+        };
+        link.send(Which::Frames, number, header, OFFER, Then::Nothing);
+    }
+    link.flush().unwrap();
+    while two.domains[0].links[two.links[0]].link.reads == 0 {
+        two.step(0);
+    }
+    let in_use = two.domains[0].census().in_use;
+    two.domains[0].refuse(number);
+    assert!(two.domains[0].connections.get(number).is_some());
+    assert_eq!(two.domains[0].census().in_use, in_use);
+    two.settle();
+    assert!(two.domains[0].connections.get(number).is_none());
+    assert!(two.domains[0].census().in_use < in_use);
+    assert_eq!(two.domains[0].links[two.links[0]].link.reads, 0);
+    // One that was offered nothing goes at once.
+    let number = two.offers[1].number;
+    two.domains[1].refuse(number);
+    assert!(two.domains[1].connections.get(number).is_none());
+}
+
+#[test]
+fn what_is_wrong_behind_a_frame_is_not_forgotten() {
+    let mut two = Two::new(&Config::default());
+    two.connect();
+    let mut writer = two.writer();
+    let number = two.offers[0].number;
+    let domain = &two.domains[0];
+    let slabs = domain.sessions[two.sessions[0]].memory.slabs();
+    for bytes in [&b"right"[..], b"pad", b"and two more."] {
+        assert_eq!(writer.write(slabs, bytes).unwrap(), bytes.len());
+    }
+    // Two pads, of which the second is wrong to whoever remembers the first, and a record.
+    let connection = domain.connections.get(number).unwrap();
+    let ring = connection.outlet.memory().next().unwrap();
+    let view = domain.sessions[two.sessions[0]].memory.slab(ring.slab);
+    for (at, kind, len) in [(16, 2, 8), (32, 1, 0), (40, 1, 3)] {
+        let word = (u64::from(kind as u32) | (len as u64) << 32).to_le_bytes();
+        view.unwrap()
+            .write(ring.offset as usize + at, &word)
+            .unwrap();
+    }
+    two.call();
+    two.settle();
+    let connection = two.domains[0].connections.get(number).unwrap();
+    assert!(!connection.is_alive());
+    let come = two.domains[1].connections.get(two.offers[1].number);
+    assert_eq!(come.unwrap().inlet.come(), 5);
+}

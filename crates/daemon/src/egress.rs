@@ -1,0 +1,643 @@
+//! The sending half of a connection's end: records of its application become frames, WRITEs, or offers that the
+//! peer READs.
+
+mod operate;
+
+use std::collections::VecDeque;
+
+use headworks_client::control_block::Transfer;
+use headworks_client::{
+    ContractError, EgressReader, Extent, Operation, Outcome, Outcomes, Vqpn, What,
+};
+use headworks_shm::ordered_copy::prefetch_read;
+use headworks_verbs::RemoteAddr;
+
+use crate::exports::Windows;
+use crate::frame::{Header, Kind, Remote};
+use crate::ingress::GROWTH;
+use crate::limits::{Bulk, Config};
+use crate::memory::Memory;
+use crate::qp_group::{Link, Which};
+use crate::send_queue::Then;
+
+/// How busy this side is at least, of 255, and the peer at most, when a part is left to that one to READ.
+const READS_FROM: u8 = 128;
+const READS_TO: u8 = 250;
+/// Offers of a connection that are under way meanwhile, at most: the peer READs as fast as it can, and this side
+/// WRITES the rest.
+const OFFERED: usize = 3;
+/// Atomics of a connection that are under way, at most.
+const ATOMICS: u32 = 64;
+
+/// A record of which not everything has arrived.
+#[derive(Clone, Debug)]
+struct Flight {
+    end: u64,
+    /// Transfers under way.
+    pending: u32,
+    /// Whether nothing of it is left to be sent.
+    is_issued: bool,
+    /// It is a one-sided operation that is not over.
+    operation: Option<Operating>,
+}
+
+/// A one-sided operation that is not over.
+#[derive(Clone, Debug)]
+struct Operating {
+    /// Where it is said what became of it.
+    outcomes: Outcomes,
+    window: u32,
+    is_atomic: bool,
+    /// What becomes of it once nothing of it is under way.
+    outcome: Outcome,
+}
+
+/// A one-sided operation of which not everything was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Asking {
+    operation: Operation,
+    done: u32,
+}
+
+/// Memory that the peer was offered.
+#[derive(Clone, Copy, Debug)]
+struct Offered {
+    at: u64,
+    len: u32,
+    end: u64,
+}
+
+/// A ring of the peer's, and from which position on it holds the stream.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    ring: Remote,
+    from: u64,
+}
+
+/// The sending half.
+pub(crate) struct Outlet {
+    egress: EgressReader,
+    /// What its application wrote that it must not: no further record is read.
+    wrong: Option<ContractError>,
+    /// What is left of the record that is being sent.
+    current: Option<Extent>,
+    /// Or of the operation.
+    asking: Option<Asking>,
+    flights: VecDeque<Flight>,
+    /// Memory that the peer exports.
+    pub(crate) windows: Windows,
+    /// Atomics that were not answered.
+    atomics: u32,
+    /// Operations that are over, ever.
+    done: u64,
+    /// Exports of this end's that the peer may not know of yet.
+    exporting: u32,
+    offered: VecDeque<Offered>,
+    /// Bulk transfers under way.
+    bulk: u32,
+    /// What the application had in its ring when the latest turn began, as far as was seen.
+    crest: u64,
+    /// Bytes sent, and as many as may be.
+    sent: u64,
+    window: u64,
+    target: Target,
+    next_target: Option<Target>,
+    is_ended: bool,
+    /// Whether anything was heard of the other end, over the link that this one has: before, its memory may be
+    /// somebody else's by now.
+    is_met: bool,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// So many bytes were sent, in a frame that told of the window as well.
+    Framed(u32),
+    /// So many bytes are being transferred.
+    Bulk(u32),
+    /// A one-sided operation was asked for, or a piece of one, or cannot be: about as many bytes.
+    Asked(u32),
+    /// There is nothing that could be.
+    Nothing,
+    /// The link has no room or credit.
+    Blocked,
+    /// The link has no room for another transfer, but may have for frames.
+    Full,
+}
+
+/// What is said with whatever is sent: of the connection's other direction, and of this host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Aside {
+    pub(crate) window: u64,
+    pub(crate) load: u8,
+}
+
+/// A record was named that is not under way, or a ring that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Impossible;
+
+impl Outlet {
+    /// Sends what is written to `egress`.
+    pub(crate) fn new(egress: EgressReader) -> Self {
+        Self {
+            egress,
+            wrong: None,
+            current: None,
+            asking: None,
+            flights: VecDeque::new(),
+            windows: Windows::default(),
+            atomics: 0,
+            done: 0,
+            exporting: 0,
+            offered: VecDeque::new(),
+            bulk: 0,
+            crest: 0,
+            sent: 0,
+            window: 0,
+            target: Target {
+                ring: Remote {
+                    len: 1,
+                    ..Remote::default()
+                },
+                from: 0,
+            },
+            next_target: None,
+            is_ended: false,
+            is_met: false,
+        }
+    }
+
+    /// Hints that a turn will be taken soon.
+    #[inline]
+    pub(crate) fn expect(&self) {
+        self.egress.expect();
+        prefetch_read(self.flights.as_slices().0.as_ptr().cast());
+    }
+
+    /// The other end was heard of.
+    pub(crate) fn meet(&mut self) {
+        self.is_met = true;
+    }
+
+    /// The peer is there: its first ring.
+    pub(crate) fn connect(&mut self, ring: Remote) {
+        self.target = Target { ring, from: 0 };
+        self.window = ring.len.into();
+    }
+
+    /// The peer has room up to there; says whether that is more than before.
+    pub(crate) fn widen(&mut self, window: u64) -> bool {
+        // Never so far that positions could wrap.
+        let is_more = window > self.window && window - self.sent <= 1 << 40;
+        if is_more {
+            self.window = window;
+        }
+        is_more
+    }
+
+    /// The peer's stream goes on in another ring.
+    pub(crate) fn retarget(&mut self, ring: Remote, from: u64) -> Result<(), Impossible> {
+        self.pass();
+        if self.next_target.is_some() || from < self.sent {
+            return Err(Impossible);
+        }
+        self.next_target = Some(Target { ring, from });
+        Ok(())
+    }
+
+    fn pass(&mut self) {
+        let next = self.next_target.take_if(|next| next.from <= self.sent);
+        if let Some(next) = next {
+            self.target = next;
+        }
+    }
+
+    /// Where the next bytes go, as many as do without a break.
+    fn aim(&self, len: u32) -> (RemoteAddr, u32) {
+        let until = self.next_target.map_or(u64::MAX, |next| next.from);
+        let offset = (self.sent - self.target.from) & u64::from(self.target.ring.len - 1);
+        let break_at = (u64::from(self.target.ring.len) - offset).min(until - self.sent);
+        let remote = RemoteAddr {
+            addr: self.target.ring.addr.wrapping_add(offset),
+            rkey: self.target.ring.rkey,
+        };
+        (remote, u64::from(len).min(break_at) as u32)
+    }
+
+    /// Goes on to the next record; says whether there is one. Once there was something wrong, that is said each time.
+    fn advance(&mut self, memory: &Memory) -> Result<bool, ContractError> {
+        if self.current.is_some() || self.asking.is_some() {
+            return Ok(true);
+        }
+        if self.is_ended {
+            return Ok(false);
+        }
+        if let Some(wrong) = self.wrong {
+            return Err(wrong);
+        }
+        let read = self.read(memory);
+        self.wrong = read.as_ref().err().copied();
+        read
+    }
+
+    fn read(&mut self, memory: &Memory) -> Result<bool, ContractError> {
+        let Some(record) = self.egress.next(memory.slabs())? else {
+            return Ok(false);
+        };
+        let mut flight = Flight {
+            end: record.end,
+            pending: 0,
+            is_issued: false,
+            operation: None,
+        };
+        match record.what {
+            What::Bytes(extent) => self.current = Some(extent),
+            What::Operation(operation) => {
+                let outcomes = Outcomes::at(memory.slabs(), operation.result)?;
+                flight.operation = Some(Operating {
+                    outcomes,
+                    window: operation.window,
+                    is_atomic: operation.op.is_atomic(),
+                    outcome: Outcome::Done,
+                });
+                self.asking = Some(Asking { operation, done: 0 });
+            }
+            What::End => {
+                self.is_ended = true;
+                flight.is_issued = true;
+            }
+        }
+        self.flights.push_back(flight);
+        self.settle();
+        Ok(!self.is_ended)
+    }
+
+    /// The peer is to be told of memory; or has been.
+    pub(crate) fn exporting(&mut self, is_over: bool) {
+        self.exporting = match is_over {
+            false => self.exporting + 1,
+            true => self.exporting.saturating_sub(1),
+        };
+    }
+
+    /// So much of the record was sent.
+    fn issue(&mut self, bytes: u32) {
+        self.sent += u64::from(bytes);
+        let Some(extent) = self.current else { return };
+        let rest = extent.part(bytes, extent.len - bytes);
+        self.current = (rest.len > 0).then_some(rest);
+        if self.current.is_none()
+            && let Some(flight) = self.flights.back_mut()
+        {
+            flight.is_issued = true;
+        }
+    }
+
+    /// Gives the application back what has been sent, in order.
+    fn settle(&mut self) {
+        let mut end = None;
+        while let Some(first) = self.flights.front() {
+            if first.pending > 0 || !first.is_issued {
+                break;
+            }
+            end = Some(first.end);
+            self.flights.pop_front();
+        }
+        if let Some(end) = end {
+            self.egress.release(end);
+        }
+    }
+
+    /// Takes a turn: one frame, or one transfer.
+    pub(crate) fn turn(
+        &mut self,
+        own: Vqpn,
+        to: Vqpn,
+        memory: &Memory,
+        link: &mut Link,
+        aside: Aside,
+        config: &Config,
+    ) -> Result<Turn, ContractError> {
+        self.pass();
+        let is_there = self.advance(memory)?;
+        self.crest = self.egress.backlog();
+        if !is_there {
+            return Ok(Turn::Nothing);
+        }
+        if let Some(asking) = self.asking {
+            return Ok(self.operate(asking, (own, to), memory, link, aside.load, config));
+        }
+        let Some((from, _)) = self.piece(config) else {
+            return Ok(Turn::Nothing);
+        };
+        let transfer = self.egress.transfer();
+        let is_short = match transfer {
+            Transfer::Any => from.len < config.bulk_min,
+            Transfer::Send => true,
+            Transfer::Write | Transfer::Read => false,
+        };
+        // What the peer is told of memory goes before what is said of that.
+        if is_short || !self.is_met || self.exporting > 0 {
+            return self.frames(to, memory, link, aside, config);
+        }
+        if self.bulk >= config.bulk_each {
+            // Whatever comes back calls it again.
+            return Ok(Turn::Nothing);
+        }
+        let is_read = match (transfer, config.bulk) {
+            (Transfer::Write, _) => false,
+            (Transfer::Read, _) => true,
+            (_, Bulk::Write) => false,
+            (_, Bulk::Read) => true,
+            (_, Bulk::ByLoad) => {
+                let is_mine = aside.load < READS_FROM || link.peer_load > READS_TO;
+                !is_mine && self.offered.len() < OFFERED
+            }
+        };
+        Ok(match is_read {
+            true => self.offer(to, memory, link, aside.load, config),
+            false => self.write((own, to), memory, link, aside.load, config),
+        })
+    }
+
+    /// What is sent next, at most as much as one transfer takes, and where it goes; none where there is none, or no
+    /// room for it.
+    fn piece(&mut self, config: &Config) -> Option<(Extent, RemoteAddr)> {
+        self.pass();
+        let (extent, room) = (self.current?, self.window - self.sent);
+        if room == 0 {
+            return None;
+        }
+        let most = u64::from(extent.len).min(room).min(config.bulk_max.into()) as u32;
+        let (remote, len) = self.aim(most);
+        Some((extent.part(0, len), remote))
+    }
+
+    /// Offers the peer as much of a record as one frame is to tell of.
+    fn offer(
+        &mut self,
+        to: Vqpn,
+        memory: &Memory,
+        link: &mut Link,
+        load: u8,
+        config: &Config,
+    ) -> Turn {
+        let (Some(extent), room) = (self.current, self.window - self.sent) else {
+            return Turn::Nothing;
+        };
+        if !link.may_send() {
+            return Turn::Blocked;
+        }
+        let most = u64::from(config.bulk_max) * u64::from(config.bulk_told);
+        let len = u64::from(extent.len).min(room).min(most) as u32;
+        let (view, at, _) = link.body();
+        let offer = memory.remote(extent.part(0, len)).emit_offer();
+        let written = view.write(at, &offer);
+        debug_assert_eq!(written, Ok(()));
+        let header = Header {
+            at: self.sent,
+            len,
+            load,
+            ..Header::of(Kind::Offer)
+        };
+        link.send(Which::Frames, to, header, offer.len(), Then::Nothing);
+        link.offers += 1;
+        let end = self.begun();
+        let at = self.sent;
+        self.offered.push_back(Offered { at, len, end });
+        self.issue(len);
+        Turn::Bulk(len)
+    }
+
+    /// WRITEs a piece of a record, and those behind it as far as one frame is to tell of them, and that frame.
+    fn write(
+        &mut self,
+        (own, to): (Vqpn, Vqpn),
+        memory: &Memory,
+        link: &mut Link,
+        load: u8,
+        config: &Config,
+    ) -> Turn {
+        if link.bulk.room() < 2 {
+            return Turn::Full;
+        }
+        if !link.credit.may_send() {
+            return Turn::Blocked;
+        }
+        let header = Header {
+            at: self.sent,
+            load,
+            ..Header::of(Kind::Wrote)
+        };
+        let end = self.begun();
+        let mut len = 0;
+        for _ in 0..config.bulk_told {
+            // One more is the frame.
+            if link.bulk.room() < 2 {
+                break;
+            }
+            let Some((from, remote)) = self.piece(config) else {
+                break;
+            };
+            link.bulk.write(memory.sge(from), remote, Then::Nothing);
+            link.writes += 1;
+            len += from.len;
+            self.issue(from.len);
+        }
+        let header = Header { len, ..header };
+        link.send(Which::Bulk, to, header, 0, Then::Sent(own, end));
+        Turn::Bulk(len)
+    }
+
+    /// A transfer of the latest record is under way: where that one ends.
+    fn begun(&mut self) -> u64 {
+        self.bulk += 1;
+        let Some(flight) = self.flights.back_mut() else {
+            return 0;
+        };
+        flight.pending += 1;
+        flight.end
+    }
+
+    /// Fills a frame, from several records if they are short.
+    fn frames(
+        &mut self,
+        to: Vqpn,
+        memory: &Memory,
+        link: &mut Link,
+        aside: Aside,
+        config: &Config,
+    ) -> Result<Turn, ContractError> {
+        if !link.may_send() {
+            return Ok(Turn::Blocked);
+        }
+        let (body, body_at, fits) = link.body();
+        let fits = (self.window - self.sent).min(fits as u64) as u32;
+        let (at, mut filled) = (self.sent, 0);
+        while let Some(extent) = self.current {
+            let piece = extent.len.min(fits - filled);
+            let slab = memory.slab(extent.slab);
+            let slab = slab.ok_or(ContractError::Extent(extent))?;
+            let from = extent.offset as usize;
+            slab.copy(from, body, body_at + filled as usize, piece as usize)
+                .map_err(|_| ContractError::Extent(extent))?;
+            filled += piece;
+            self.issue(piece);
+            if filled == fits {
+                break;
+            }
+            // What is wrong with the next record is said in the next turn, behind what was right.
+            let is_short = |extent: Extent| extent.len < config.bulk_min;
+            if !self.advance(memory).unwrap_or(false) || !self.current.is_some_and(is_short) {
+                break;
+            }
+        }
+        let header = Header {
+            at,
+            len: filled,
+            window: aside.window,
+            load: aside.load,
+            ..Header::of(Kind::Data)
+        };
+        link.send(Which::Frames, to, header, filled as usize, Then::Nothing);
+        self.settle();
+        Ok(Turn::Framed(filled))
+    }
+
+    /// A transfer from the record that ends at `end` was made.
+    pub(crate) fn transferred(&mut self, end: u64) {
+        self.retired(end, 0);
+    }
+
+    fn retired(&mut self, end: u64, before: u64) {
+        self.bulk = self.bulk.saturating_sub(1);
+        if let Some(at) = self.flights.iter().position(|flight| flight.end == end) {
+            let pending = &mut self.flights[at].pending;
+            *pending = pending.saturating_sub(1);
+            self.conclude(at, before);
+        }
+        self.settle();
+    }
+
+    /// The peer has READ what it was offered.
+    pub(crate) fn fetched(&mut self, at: u64, len: u32) -> Result<(), Impossible> {
+        let found = self
+            .offered
+            .iter()
+            .position(|offered| (offered.at, offered.len) == (at, len));
+        let found = found.and_then(|at| self.offered.remove(at));
+        self.transferred(found.ok_or(Impossible)?.end);
+        Ok(())
+    }
+
+    /// The peer READs nothing more, whatever it was offered.
+    pub(crate) fn withdraw(&mut self) {
+        while let Some(offered) = self.offered.pop_front() {
+            self.transferred(offered.end);
+        }
+        // Nor does it answer.
+        for at in 0..self.flights.len() {
+            let flight = &mut self.flights[at];
+            let of = |operating: &&mut Operating| operating.is_atomic;
+            if let Some(operating) = flight.operation.as_mut().filter(of)
+                && flight.pending > 0
+            {
+                operating.outcome = Outcome::Lost;
+                flight.pending = 0;
+                self.atomics -= 1;
+                self.bulk = self.bulk.saturating_sub(1);
+                self.conclude(at, 0);
+            }
+        }
+        self.settle();
+    }
+
+    /// Nothing is under way any more, nothing more is sent, and all that was written is given back.
+    pub(crate) fn abandon(&mut self) {
+        self.offered.clear();
+        for flight in self.flights.drain(..) {
+            if let Some(operating) = flight.operation {
+                operating.outcomes.set(Outcome::Lost, 0);
+                self.done += 1;
+            }
+        }
+        self.current = None;
+        self.asking = None;
+        self.atomics = 0;
+        self.exporting = 0;
+        self.bulk = 0;
+        self.egress.release_all();
+    }
+
+    /// Whether no request of this side's is under way. The peer may be READing what it was offered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.bulk as usize == self.offered.len() + self.atomics as usize
+    }
+
+    /// Whether everything that was sent has arrived.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.bulk == 0
+    }
+
+    /// Where the stream ends, once everything before was sent.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.is_ended.then_some(self.sent)
+    }
+
+    /// Bytes of records that were given back.
+    pub(crate) fn released(&self) -> u64 {
+        self.egress.released()
+    }
+
+    /// Whether its application has room in its ring, as far as was seen.
+    pub(crate) fn has_room(&self) -> bool {
+        self.egress.backlog() <= self.egress.ring_len() / 2
+    }
+
+    /// Rings that the application was told of.
+    pub(crate) fn rings(&self) -> u64 {
+        self.egress.rings()
+    }
+
+    /// Whether its application has nothing more to be sent, as far as was seen.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.current.is_none() && self.asking.is_none() && self.egress.is_drained()
+    }
+
+    /// The application is gone: the stream ends with what it has written.
+    pub(crate) fn end_here(&mut self) {
+        self.is_ended = true;
+    }
+
+    /// Offers the application a longer ring, if it fills the one that it has; and takes back what it has left.
+    pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
+        if let Some(left) = self.egress.left() {
+            memory.give(left);
+        }
+        let len = self.egress.ring_len();
+        if self.egress.has_offered() || len >= u64::from(most) {
+            return;
+        }
+        // While a record waits for the peer it is not looked what there is behind it.
+        let backlog = match self.current {
+            Some(_) => self.egress.backlog_now(),
+            None => self.egress.backlog(),
+        };
+        // Whoever fills it at once is slowed down by it, however soon all of that has gone.
+        if backlog < len / 2 && self.crest < len / 8 * 7 {
+            return;
+        }
+        // Where there is none, the ring stays as it is.
+        let Ok(extent) = memory.take((len as u32).saturating_mul(GROWTH).min(most)) else {
+            return;
+        };
+        if !matches!(self.egress.offer(memory.slabs(), extent), Ok(true)) {
+            memory.give(extent);
+        }
+    }
+
+    /// All memory that it has.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
+        self.egress.memory()
+    }
+}

@@ -1,0 +1,161 @@
+//! One-sided operations that an application asks for: READs and WRITEs are this side's, piece by piece, atomics the peer's.
+
+use headworks_client::{Op, Outcome, Vqpn};
+use headworks_verbs::RemoteAddr;
+
+use super::{ATOMICS, Asking, Impossible, Operating, Outlet, Turn};
+use crate::frame::{ATOMIC, Atomic, Header, Kind};
+use crate::limits::Config;
+use crate::memory::Memory;
+use crate::qp_group::{Link, Which};
+use crate::send_queue::Then;
+
+impl Outlet {
+    /// Takes a turn at a one-sided operation.
+    pub(super) fn operate(
+        &mut self,
+        asking: Asking,
+        (own, to): (Vqpn, Vqpn),
+        memory: &Memory,
+        link: &mut Link,
+        load: u8,
+        config: &Config,
+    ) -> Turn {
+        let Asking { operation, done } = asking;
+        let end = self.flights.back().map_or(0, |flight| flight.end);
+        let len = if operation.op.is_atomic() {
+            8
+        } else {
+            operation.local.len
+        };
+        let target = match self.windows.target(&operation, len) {
+            Ok(target) => target,
+            Err(outcome) => {
+                self.fail(outcome);
+                return Turn::Asked(64);
+            }
+        };
+        let is_full = match operation.op.is_atomic() {
+            true => self.atomics >= ATOMICS,
+            false => self.bulk - self.atomics >= config.bulk_each,
+        };
+        if is_full {
+            // Whatever comes back calls it again.
+            return Turn::Nothing;
+        }
+        if operation.op.is_atomic() {
+            if !link.may_send() {
+                return Turn::Blocked;
+            }
+            let atomic = Atomic {
+                window: operation.window,
+                at: operation.at,
+                operand: operation.operand,
+                compare: operation.compare,
+            };
+            let (view, at, _) = link.body();
+            let written = view.write(at, &atomic.emit());
+            debug_assert_eq!(written, Ok(()));
+            let header = Header {
+                at: end,
+                code: operation.op as u8,
+                load,
+                len: ATOMIC as u32,
+                ..Header::of(Kind::Atomic)
+            };
+            link.send(Which::Frames, to, header, ATOMIC, Then::Nothing);
+            self.atomics += 1;
+            self.asked(None);
+            return Turn::Asked(64);
+        }
+        let piece = (len - done).min(config.bulk_max);
+        let remote = RemoteAddr {
+            addr: target.addr.wrapping_add(done.into()),
+            rkey: target.rkey,
+        };
+        let local = memory.sge(operation.local.part(done, piece));
+        match operation.op {
+            Op::Read if !link.may_read() => return Turn::Full,
+            Op::Read => {
+                link.bulk.read(local, remote, Then::Got(own, end));
+                link.reads += 1;
+            }
+            _ if link.bulk.room() == 0 => return Turn::Full,
+            _ => link.bulk.write(local, remote, Then::Sent(own, end)),
+        }
+        let done = done + piece;
+        self.asked((done < len).then_some(Asking { operation, done }));
+        Turn::Asked(piece)
+    }
+
+    /// A piece of the latest operation was asked for, and that is left.
+    fn asked(&mut self, left: Option<Asking>) {
+        self.bulk += 1;
+        self.asking = left;
+        if let Some(flight) = self.flights.back_mut() {
+            flight.pending += 1;
+            flight.is_issued = left.is_none();
+        }
+    }
+
+    /// The latest operation goes no further; of what was asked for before, something may be under way.
+    fn fail(&mut self, outcome: Outcome) {
+        self.asking = None;
+        if let Some(flight) = self.flights.back_mut() {
+            flight.is_issued = true;
+            if let Some(operating) = &mut flight.operation {
+                operating.outcome = outcome;
+            }
+        }
+        self.conclude(self.flights.len().saturating_sub(1), 0);
+        self.settle();
+    }
+
+    /// Says what became of an operation, if it is over.
+    pub(super) fn conclude(&mut self, flight: usize, before: u64) {
+        let Some(flight) = self.flights.get_mut(flight) else {
+            return;
+        };
+        let is_over = flight.pending == 0 && flight.is_issued;
+        if let Some(operating) = flight.operation.take_if(|_| is_over) {
+            operating.outcomes.set(operating.outcome, before);
+            self.done += 1;
+        }
+    }
+
+    /// The peer has answered an atomic.
+    pub(crate) fn answered(
+        &mut self,
+        end: u64,
+        outcome: Outcome,
+        before: u64,
+    ) -> Result<(), Impossible> {
+        let at = self.flights.iter().position(|flight| flight.end == end);
+        let flight = at
+            .and_then(|at| self.flights.get_mut(at))
+            .ok_or(Impossible)?;
+        let of = |operating: &&mut Operating| operating.is_atomic;
+        let operating = flight.operation.as_mut().filter(of).ok_or(Impossible)?;
+        if flight.pending == 0 {
+            return Err(Impossible);
+        }
+        operating.outcome = outcome;
+        self.atomics -= 1;
+        self.retired(end, before);
+        Ok(())
+    }
+
+    /// Whether an operation uses a window.
+    pub(crate) fn uses(&self, window: u32) -> bool {
+        let all = self
+            .flights
+            .iter()
+            .filter_map(|flight| flight.operation.as_ref());
+        all.into_iter().any(|operating| operating.window == window)
+    }
+
+    /// Operations that are over.
+    pub(crate) fn operations_done(&self) -> u64 {
+        self.done
+    }
+}

@@ -1,0 +1,297 @@
+//! The receiving half of a connection's end: what has come is put where its application reads it, and the peer is
+//! told how much more may.
+
+use std::collections::BTreeMap;
+
+use headworks_client::{ContractError, Extent, IngressWriter};
+use headworks_shm::View;
+
+use crate::memory::Memory;
+use crate::reassembly::{Misplaced, Order};
+
+/// Transfers that are READ for one connection at a time, at most: more are never offered.
+pub(crate) const FETCHING_MAX: usize = 32;
+
+/// A transfer that is to be READ, or is being READ.
+#[derive(Clone, Copy, Debug)]
+struct Fetching {
+    len: u32,
+    /// Bytes that have not come and may.
+    left: u32,
+    /// Whether all of it is READ.
+    is_wanted: bool,
+}
+
+/// How many times longer the next ring is.
+pub(crate) const GROWTH: u32 = 16;
+
+/// The receiving half.
+pub(crate) struct Inlet {
+    ingress: IngressWriter,
+    order: Order,
+    /// The position up to which the peer was told that it may send.
+    told: u64,
+    /// Whether the peer is to be told in which ring the stream goes on.
+    is_ring_news: bool,
+    ended: Option<u64>,
+    /// Nobody reads any more: whatever comes is gone, and there is room for as much again.
+    is_discarding: bool,
+    /// Whether the peer is to hear of this end before it WRITES.
+    is_to_greet: bool,
+    fetching: BTreeMap<u64, Fetching>,
+}
+
+impl Inlet {
+    /// Puts what comes into `ingress`; the peer knows of its first ring.
+    pub(crate) fn new(ingress: IngressWriter) -> Self {
+        Self {
+            told: ingress.limit(),
+            ingress,
+            order: Order::default(),
+            is_ring_news: false,
+            ended: None,
+            is_discarding: false,
+            is_to_greet: true,
+            fetching: BTreeMap::new(),
+        }
+    }
+
+    /// Bytes of the stream are in a frame. Says whether there is more to be read than before.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`].
+    pub(crate) fn data(
+        &mut self,
+        at: u64,
+        len: u32,
+        memory: &Memory,
+        frame: (&View, usize),
+    ) -> Result<bool, Misplaced> {
+        self.check(at, len)?;
+        let mut done = 0;
+        while done < len as usize {
+            let to = self.ingress.place(at + done as u64, len as usize - done);
+            let (from, offset) = frame;
+            let copied = memory.slab(to.slab).map(|slab| {
+                let here = to.offset as usize;
+                from.copy(offset + done, slab, here, to.len as usize)
+            });
+            debug_assert_eq!(copied, Some(Ok(())), "both were checked");
+            done += to.len as usize;
+        }
+        Ok(self.add(at, len))
+    }
+
+    /// Bytes of the stream were WRITTEN to where they belong.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`].
+    pub(crate) fn wrote(&mut self, at: u64, len: u32) -> Result<bool, Misplaced> {
+        self.check(at, len)?;
+        Ok(self.add(at, len))
+    }
+
+    fn check(&self, at: u64, len: u32) -> Result<(), Misplaced> {
+        let limit = self.ended.map_or(self.told, |end| end.min(self.told));
+        self.order.check(at, len.into(), limit)
+    }
+
+    fn add(&mut self, at: u64, len: u32) -> bool {
+        let is_more = self.order.add(at, len.into());
+        if is_more {
+            self.ingress.publish(self.order.come());
+        }
+        if self.is_discarding {
+            self.ingress.discard();
+        }
+        is_more
+    }
+
+    /// Nobody reads what has come, nor what will: the peer goes on as if somebody did.
+    pub(crate) fn discard(&mut self) {
+        self.is_discarding = true;
+        self.ingress.discard();
+    }
+
+    /// Bytes are to be READ: where to, one stretch of memory after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`], also where they overlap others that are.
+    pub(crate) fn fetch(&mut self, at: u64, len: u32) -> Result<Vec<Extent>, Misplaced> {
+        self.check(at, len)?;
+        let before = self.fetching.range(..at + u64::from(len)).next_back();
+        let overlaps = before.is_some_and(|(start, one)| start + u64::from(one.len) > at);
+        if overlaps || self.fetching.len() >= FETCHING_MAX {
+            let come = self.order.come();
+            let len = len.into();
+            return Err(Misplaced { at, len, come });
+        }
+        let mut pieces = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let to = self
+                .ingress
+                .place(at + u64::from(done), (len - done) as usize);
+            done += to.len;
+            pieces.push(to);
+        }
+        let fetching = Fetching {
+            len,
+            left: len,
+            is_wanted: true,
+        };
+        self.fetching.insert(at, fetching);
+        Ok(pieces)
+    }
+
+    /// The last `unread` bytes of a transfer are not READ any more, and the rest of it is of no use, on a connection that
+    /// is no more.
+    pub(crate) fn give_up(&mut self, at: u64, unread: u32) {
+        if let Some(one) = self.fetching.get_mut(&at) {
+            one.is_wanted = false;
+            one.left -= unread;
+            if one.left == 0 {
+                self.fetching.remove(&at);
+            }
+        }
+    }
+
+    /// A piece of `bytes` of a transfer has come: its length and whether there is more to be read, once it has
+    /// wholly.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`]: meanwhile something else came there.
+    pub(crate) fn fetched(
+        &mut self,
+        at: u64,
+        bytes: u32,
+    ) -> Result<Option<(u32, bool)>, Misplaced> {
+        let Some(one) = self.fetching.get_mut(&at) else {
+            return Ok(None);
+        };
+        one.left -= bytes;
+        if one.left > 0 {
+            return Ok(None);
+        }
+        let (len, is_wanted) = (one.len, one.is_wanted);
+        self.fetching.remove(&at);
+        if !is_wanted {
+            return Ok(None);
+        }
+        self.check(at, len)?;
+        Ok(Some((len, self.add(at, len))))
+    }
+
+    /// The queue pairs are gone: nothing is being READ any more.
+    pub(crate) fn abandon(&mut self) {
+        self.fetching.clear();
+    }
+
+    /// Whether nothing is to be READ.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.fetching.is_empty()
+    }
+
+    /// The stream ends at this position.
+    ///
+    /// # Errors
+    ///
+    /// [`Misplaced`]: something has come behind it, or it has ended before.
+    pub(crate) fn end(&mut self, at: u64) -> Result<(), Misplaced> {
+        let (come, len) = (self.order.come(), 0);
+        if at < self.order.highest() || at > self.told || self.ended.is_some() {
+            return Err(Misplaced { at, len, come });
+        }
+        self.ended = Some(at);
+        Ok(())
+    }
+
+    /// Bytes that have come without a gap.
+    pub(crate) fn come(&self) -> u64 {
+        self.ingress.come()
+    }
+
+    /// Whether everything has come that ever will.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.ended == Some(self.order.come())
+    }
+
+    /// The application was told of something else: looks at what it has consumed.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError`].
+    pub(crate) fn look(&mut self) -> Result<(), ContractError> {
+        self.ingress.look().map(drop)
+    }
+
+    /// Whether there is something that was not consumed, as far as was seen.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.ingress.come() > self.ingress.consumed()
+    }
+
+    /// Has the stream go on in a longer ring, if the peer uses up what it is told of; and takes back what the
+    /// application has left.
+    pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
+        if let Some(left) = self.ingress.left() {
+            memory.give(left);
+        }
+        let Some(len) = self.ingress.rings().last().map(|ring| ring.len()) else {
+            return;
+        };
+        let is_used_up = self.told - self.ingress.come() < len / 4;
+        if self.ingress.is_extended()
+            || self.is_ring_news
+            || len >= u64::from(most)
+            || !is_used_up
+            || self.ended.is_some()
+        {
+            return;
+        }
+        let Ok(extent) = memory.take((len as u32).saturating_mul(GROWTH).min(most)) else {
+            return;
+        };
+        match self.ingress.extend(memory.slabs(), extent) {
+            Ok(true) => self.is_ring_news = true,
+            _ => memory.give(extent),
+        }
+    }
+
+    /// The position up to which the peer may be told that it may send: not into a ring of which it does not know.
+    pub(crate) fn window(&self) -> u64 {
+        match self.ingress.rings().nth(1) {
+            Some(next) if self.is_ring_news => next.from(),
+            _ => self.ingress.limit(),
+        }
+    }
+
+    /// The peer is told of it.
+    pub(crate) fn tell(&mut self) -> u64 {
+        self.told = self.window();
+        self.is_to_greet = false;
+        self.told
+    }
+
+    /// Whether the peer is to be told, by a frame of its own.
+    pub(crate) fn is_to_tell(&self) -> bool {
+        let len = self.ingress.rings().last().map_or(1, |ring| ring.len());
+        self.ended.is_none()
+            && (self.is_to_greet || self.is_ring_news || self.window() - self.told >= len / 2)
+    }
+
+    /// The ring that the peer is to be told of, and from which position on it holds the stream: once.
+    pub(crate) fn ring_news(&mut self) -> Option<(Extent, u64)> {
+        let is_news = std::mem::take(&mut self.is_ring_news);
+        let ring = self.ingress.rings().last().filter(|_| is_news)?;
+        Some((ring.extent(), ring.from()))
+    }
+
+    /// All memory that it has.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
+        self.ingress.rings().map(|ring| ring.extent())
+    }
+}

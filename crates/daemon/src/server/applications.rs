@@ -1,0 +1,223 @@
+//! The sockets of applications.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headworks_client::socket_message::Reply;
+use headworks_net::packets::{Packet, PacketSocket, RecvOutcome};
+use headworks_verbs::Buffer;
+use rustix::event::epoll;
+
+use super::watches::Unwanted;
+use super::{BATCH, Inner, Token};
+use crate::daemon::SessionId;
+
+/// Packets for an application that has no room for them: more, and it is turned away.
+const UNSENT_MAX: usize = 65_536;
+/// Packets that are heard of an application that does not listen any more: more than a socket holds.
+const LAST_MAX: usize = 4096;
+
+/// A packet, and the memory that it names.
+type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
+
+/// An application's socket, and what it has had no room for.
+pub(super) struct Attached {
+    pub(super) socket: PacketSocket,
+    user: u32,
+    unsent: VecDeque<Outgoing>,
+    is_full: bool,
+}
+
+impl Inner {
+    pub(super) fn greet_applications(&mut self) {
+        for _ in 0..BATCH {
+            let socket = match self.applications.accept() {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(error) => return self.let_nobody_in("an application cannot attach", &error),
+            };
+            let user = match socket.user() {
+                Ok(user) => user,
+                Err(error) => {
+                    tracing::warn!("an application cannot attach: {error}");
+                    continue;
+                }
+            };
+            if let Err(why) = self.watches.check(user) {
+                tell_of_unwanted(socket.pid().unwrap_or(0), user, why);
+                let why = why.into();
+                // Whether it hears that is its own affair.
+                let _ = socket.send(&Reply::Over { why }.encode(), None);
+                self.watches.shed(user, socket);
+                continue;
+            }
+            let session = self.daemon.session_up(user);
+            if self.watch(&socket, Token::Session(session)).is_err() {
+                self.daemon.session_gone(session);
+                self.watches.close(user, socket.into());
+                continue;
+            }
+            let attached = Attached {
+                socket,
+                user,
+                unsent: VecDeque::new(),
+                is_full: false,
+            };
+            self.sessions.insert(session, attached);
+        }
+    }
+
+    pub(super) fn hear_session(&mut self, session: SessionId) {
+        for _ in 0..BATCH {
+            let Some(attached) = self.sessions.get(&session) else {
+                return;
+            };
+            match attached.socket.recv() {
+                Ok(RecvOutcome::Packet(packet)) => self.hear_packet(session, packet),
+                Ok(RecvOutcome::WouldBlock) => return,
+                Ok(RecvOutcome::Closed) => return self.part(session),
+                Err(error) => {
+                    let pid = attached.socket.pid().unwrap_or(0);
+                    tracing::warn!("process {pid} is turned away: {error}");
+                    return self.part(session);
+                }
+            }
+            self.obey();
+        }
+    }
+
+    pub(super) fn part(&mut self, session: SessionId) {
+        self.daemon.session_gone(session);
+        self.close_session(session);
+    }
+
+    pub(super) fn send(
+        &mut self,
+        session: SessionId,
+        packet: Vec<u8>,
+        slab: Option<Arc<dyn Buffer>>,
+    ) {
+        let Some(attached) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        attached.unsent.push_back((packet, slab));
+        self.unsent.insert(session);
+        if attached.unsent.len() > UNSENT_MAX {
+            let pid = attached.socket.pid().unwrap_or(0);
+            tracing::warn!(
+                "process {pid} is turned away: it has not taken {UNSENT_MAX} packets: it is stopped, or hangs, or \
+                 does not call what receives"
+            );
+            self.part(session);
+        }
+    }
+
+    /// Sends what applications have room for; says whether one is gone.
+    pub(super) fn resend(&mut self) -> bool {
+        let mut is_one_gone = false;
+        if self.unsent.is_empty() {
+            return false;
+        }
+        for session in std::mem::take(&mut self.unsent) {
+            let Some(attached) = self.sessions.get_mut(&session) else {
+                continue;
+            };
+            let was_full = attached.is_full;
+            if !attached.flush() {
+                self.hear_last(session);
+                is_one_gone = true;
+                continue;
+            }
+            let is_full = attached.is_full;
+            if is_full {
+                self.unsent.insert(session);
+            }
+            if is_full != was_full
+                && let Some(attached) = self.sessions.get(&session)
+            {
+                self.watch_room(&attached.socket, Token::Session(session), is_full);
+            }
+        }
+        is_one_gone
+    }
+
+    /// An application does not listen any more: what it had said before is heard, and then it is gone.
+    fn hear_last(&mut self, session: SessionId) {
+        for _ in 0..LAST_MAX {
+            let Some(attached) = self.sessions.get(&session) else {
+                return;
+            };
+            let Ok(RecvOutcome::Packet(packet)) = attached.socket.recv() else {
+                break;
+            };
+            self.hear_packet(session, packet);
+        }
+        self.part(session);
+    }
+
+    fn hear_packet(&mut self, session: SessionId, packet: Packet) {
+        let Some(attached) = self.sessions.get(&session) else {
+            return;
+        };
+        let user = attached.user;
+        match self.watches.take(session, user, packet.files) {
+            Ok(watch) => self.daemon.session_packet(session, &packet.bytes, watch),
+            Err(why) => {
+                tell_of_unwanted(attached.socket.pid().unwrap_or(0), user, why);
+                self.daemon.session_unwanted(session, why.into());
+            }
+        }
+    }
+
+    /// Closes an application's socket, behind what it is still to hear.
+    pub(super) fn end_session(&mut self, session: SessionId) {
+        if let Some(attached) = self.sessions.get_mut(&session) {
+            attached.flush();
+        }
+        self.close_session(session);
+    }
+
+    fn close_session(&mut self, session: SessionId) {
+        if let Some(attached) = self.sessions.remove(&session) {
+            // It is closed later.
+            if let Err(error) = epoll::delete(&*self.epoll, &attached.socket) {
+                tracing::warn!("a socket is watched still: {error}");
+            }
+            self.watches.close(attached.user, attached.socket.into());
+        }
+        self.watches.drop_all(session);
+    }
+}
+
+fn tell_of_unwanted(pid: u32, user: u32, why: Unwanted) {
+    match why {
+        // Said whatever else is: it is about all of the user's.
+        Unwanted::Left(_) => tracing::warn!(
+            "process {pid} of user {user} is turned away, as others of that user's are: {why}"
+        ),
+        why => tracing::warn!("process {pid} of user {user} is turned away: {why}"),
+    }
+}
+
+impl Attached {
+    /// Sends what there is room for; `false` where the application is gone.
+    fn flush(&mut self) -> bool {
+        self.is_full = false;
+        while let Some((packet, slab)) = self.unsent.front() {
+            let file = slab.as_ref().and_then(|slab| slab.file());
+            if slab.is_some() && file.is_none() {
+                tracing::warn!("the device's memory cannot be shared with applications");
+                return false;
+            }
+            match self.socket.send(packet, file) {
+                Ok(true) => drop(self.unsent.pop_front()),
+                Ok(false) => {
+                    self.is_full = true;
+                    return true;
+                }
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}

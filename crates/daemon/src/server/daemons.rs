@@ -1,0 +1,147 @@
+//! The streams to other daemons.
+
+use std::net::{IpAddr, SocketAddr};
+
+use headworks_client::socket_message::Refusal;
+use headworks_net::{Line, NetError, clock, dial_tcp};
+use headworks_verbs::Duration;
+
+use super::{BATCH, Inner, Token, Told};
+use crate::control;
+use crate::daemon::PeerId;
+
+/// How long another host may take to answer a call.
+const DIAL: Duration = Duration::from_secs(5);
+
+/// How a call ended.
+pub(super) type Dialed = (IpAddr, Result<Line, NetError>);
+
+impl Inner {
+    pub(super) fn greet_daemons(&mut self) {
+        // Whoever else calls is seen at the next look, so that callers without end keep nobody waiting.
+        for _ in 0..BATCH {
+            match self.daemons.try_accept() {
+                Ok(Some(line)) => {
+                    let peer = self.daemon.peer_up(None);
+                    self.meet(peer, line);
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    return self.let_nobody_in("another daemon cannot be answered", &error);
+                }
+            }
+        }
+    }
+
+    fn meet(&mut self, peer: PeerId, line: Line) {
+        if self.watch(&line, Token::Peer(peer)).is_err() {
+            self.daemon.peer_gone(peer);
+            return;
+        }
+        self.peers.insert(peer, line);
+    }
+
+    /// Has a thread of its own call another daemon.
+    pub(super) fn dial(&mut self, to: IpAddr) {
+        let at = SocketAddr::new(to, self.port).to_string();
+        let teller = self.teller.clone();
+        let call = move || {
+            let line = dial_tcp(&at, clock::now() + DIAL);
+            teller.tell(Told::Dialed((to, line)));
+        };
+        let name = "headworks-dial".to_owned();
+        if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
+            tracing::warn!("no thread to call another daemon: {error}");
+            self.daemon.dial_failed(to, Refusal::Unreachable);
+        }
+    }
+
+    pub(super) fn take_dialed(&mut self, (to, line): Dialed) {
+        match line {
+            Ok(line) => {
+                let peer = self.daemon.peer_up(Some(to));
+                self.meet(peer, line);
+            }
+            Err(error) => {
+                tracing::info!("no daemon answers at {to}: {error}");
+                let why = match error {
+                    NetError::Deadline { .. } => Refusal::TimedOut,
+                    _ => Refusal::Unreachable,
+                };
+                self.daemon.dial_failed(to, why);
+            }
+        }
+    }
+
+    pub(super) fn hear_peer(&mut self, peer: PeerId) {
+        for _ in 0..BATCH {
+            let Some(line) = self.peers.get_mut(&peer) else {
+                return;
+            };
+            match line.recv_control() {
+                Ok(Some(message)) if message.len() <= control::MESSAGE_MAX => {
+                    self.daemon.peer_message(peer, &message);
+                }
+                Ok(None) => return,
+                Ok(Some(_)) | Err(_) => return self.lose(peer),
+            }
+            self.obey();
+        }
+        // What else has come may be in this process already, where no descriptor tells of it.
+        self.half_heard.insert(peer);
+    }
+
+    /// Goes on with those that had more to say; says whether there were any.
+    pub(super) fn hear_rest(&mut self) -> bool {
+        if self.half_heard.is_empty() {
+            return false;
+        }
+        let peers = std::mem::take(&mut self.half_heard);
+        peers.iter().for_each(|peer| self.hear_peer(*peer));
+        true
+    }
+
+    pub(super) fn say(&mut self, peer: PeerId, message: &[u8]) {
+        let Some(line) = self.peers.get_mut(&peer) else {
+            return;
+        };
+        match line.send_control(message) {
+            Ok(()) => drop(self.unsaid.insert(peer)),
+            Err(error) => {
+                tracing::warn!("another daemon cannot be told: {error}");
+                self.lose(peer);
+            }
+        }
+    }
+
+    fn lose(&mut self, peer: PeerId) {
+        self.peers.remove(&peer);
+        self.unsaid.remove(&peer);
+        self.daemon.peer_gone(peer);
+    }
+
+    /// Says what lines have room for.
+    pub(super) fn resay(&mut self) {
+        if self.unsaid.is_empty() {
+            return;
+        }
+        for peer in std::mem::take(&mut self.unsaid) {
+            let Some(line) = self.peers.get_mut(&peer) else {
+                continue;
+            };
+            let flushed = line.flush();
+            let Some(line) = self.peers.get(&peer) else {
+                continue;
+            };
+            match flushed {
+                Ok(is_empty) => {
+                    self.watch_room(line, Token::Peer(peer), !is_empty);
+                    if !is_empty {
+                        self.unsaid.insert(peer);
+                    }
+                }
+                Err(_) => self.lose(peer),
+            }
+        }
+    }
+}

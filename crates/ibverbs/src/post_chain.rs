@@ -1,0 +1,595 @@
+//! The hot path of posting: requests are written straight into an array of libibverbs' own, which is
+//! linked beforehand and used again for every call, and handed to the device as one chain: one call, one
+//! doorbell. Lists of scatter/gather entries are not copied at all, since ours are libibverbs'.
+
+use std::ptr::null_mut;
+
+use headworks_verbs::{
+    AhKey, Payload, PostError, PostErrorKind, QpCaps, RecvWr, RemoteAddr, SendOp, SendWr, Sge,
+};
+
+use crate::abi::{self, opcode};
+use crate::address_handle::Lookup;
+use crate::convert;
+use crate::raw::Held;
+
+/// The longest chain, in requests; a longer slice takes several doorbells.
+pub(crate) const CHAIN_MAX: usize = 1024;
+
+/// What a send request of a queue pair may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    /// Bytes of one message.
+    pub(crate) max_message: u32,
+    /// Bytes of a READ and of an atomic; fewer than none where none may be outstanding.
+    pub(crate) max_read: i64,
+    pub(crate) atomic: i64,
+}
+
+impl Rules {
+    pub(crate) fn of(caps: &QpCaps, max_message: u32) -> Self {
+        Self {
+            max_sge: caps.max_send_sge,
+            max_inline: caps.max_inline,
+            max_message,
+            max_read: max_message.into(),
+            atomic: 8,
+        }
+    }
+
+    /// READs and atomics may be outstanding, or may not.
+    pub(crate) fn may_read(&mut self, may_read: bool) {
+        (self.max_read, self.atomic) = match may_read {
+            true => (self.max_message.into(), 8),
+            false => (-1, -1),
+        };
+    }
+
+    /// Which of them a request breaks that was not written.
+    #[cold]
+    fn broken_by(&self, wr: &SendWr<'_>) -> PostErrorKind {
+        match wr.payload {
+            Payload::Gather(sges) if sges.len() > self.max_sge as usize => {
+                PostErrorKind::TooManySges(self.max_sge)
+            }
+            Payload::Gather(sges) if length(sges) > self.max_message.into() => {
+                PostErrorKind::MessageTooLong(self.max_message)
+            }
+            Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
+                PostErrorKind::InlineTooLong(self.max_inline)
+            }
+            // Not of this transport, not of this payload, not to this address.
+            _ => PostErrorKind::Operation,
+        }
+    }
+}
+
+/// In place of the number of bytes that are gathered: none, they come with the request.
+const INLINE: i64 = i64::MAX;
+
+/// What a transport makes of a request: the loop over them is compiled once for each.
+pub(crate) trait Transport {
+    /// Writes what `op` says into `out`, which holds the payload already; so many bytes of it are
+    /// gathered, or [`INLINE`]. Whether there is such an operation.
+    fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, gathered: i64, rules: &Rules) -> bool;
+}
+
+/// Reliable connections.
+pub(crate) struct Connected;
+
+impl Transport for Connected {
+    #[inline(always)]
+    fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, gathered: i64, rules: &Rules) -> bool {
+        match *op {
+            SendOp::Write(remote) => {
+                out.opcode = opcode::WRITE;
+                out.wr.rdma = remote;
+                true
+            }
+            SendOp::WriteImm(remote, imm) => {
+                out.opcode = opcode::WRITE_IMM;
+                out.imm_data = imm.to_be();
+                out.wr.rdma = remote;
+                true
+            }
+            SendOp::Send => {
+                out.opcode = opcode::SEND;
+                true
+            }
+            SendOp::SendImm(imm) => {
+                out.opcode = opcode::SEND_IMM;
+                out.imm_data = imm.to_be();
+                true
+            }
+            SendOp::Read(remote) => {
+                out.opcode = opcode::READ;
+                out.wr.rdma = remote;
+                gathered <= rules.max_read
+            }
+            SendOp::CompareSwap {
+                remote,
+                expect,
+                swap,
+            } => {
+                out.opcode = opcode::COMPARE_SWAP;
+                out.wr.atomic = abi::Atomic {
+                    remote_addr: remote.addr,
+                    compare_add: expect,
+                    swap,
+                    rkey: remote.rkey,
+                };
+                gathered == rules.atomic
+            }
+            SendOp::FetchAdd { remote, add } => {
+                out.opcode = opcode::FETCH_ADD;
+                out.wr.atomic.remote_addr = remote.addr;
+                out.wr.atomic.compare_add = add;
+                out.wr.atomic.rkey = remote.rkey;
+                gathered == rules.atomic
+            }
+            // What is in a request that is not posted does not matter. With something else to do here than for
+            // what is no operation at all, the compiler knows that there is no such thing, and does not look.
+            SendOp::SendTo(_) | SendOp::SendToImm(..) => {
+                out.opcode = opcode::SEND;
+                false
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Datagrams, to the address handles that may be named.
+pub(crate) struct Datagrams<'a> {
+    handles: Lookup<'a>,
+    last: &'a mut Named,
+}
+
+/// The address handle that was named last: it is often the next one too.
+pub(crate) struct Named {
+    /// Of the table that it was found in.
+    version: u64,
+    key: AhKey,
+    ah: *mut abi::Ah,
+}
+
+// SAFETY: followed only while the table is locked that it was found in, and has not changed.
+unsafe impl Send for Named {}
+
+impl Named {
+    /// None yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            version: 0,
+            key: AhKey(0),
+            ah: null_mut(),
+        }
+    }
+}
+
+impl<'a> Datagrams<'a> {
+    /// For these requests.
+    #[inline(always)]
+    pub(crate) fn to(handles: Lookup<'a>, last: &'a mut Named, wrs: &[SendWr<'_>]) -> Self {
+        if last.version != handles.version() {
+            last.key = other_than_first(wrs);
+        }
+        Self { handles, last }
+    }
+
+    /// Looks up another than the last one. Whether there is one.
+    #[inline(always)]
+    fn find(&mut self, key: AhKey) -> bool {
+        let found = self.handles.get(key);
+        if let Some(ah) = found {
+            *self.last = Named {
+                version: self.handles.version(),
+                key,
+                ah,
+            };
+        }
+        found.is_some()
+    }
+}
+
+/// What the first request does not name, so that it is looked up.
+#[cold]
+fn other_than_first(wrs: &[SendWr<'_>]) -> AhKey {
+    match wrs.first().map(|wr| wr.op) {
+        Some(SendOp::SendTo(to) | SendOp::SendToImm(to, _)) => AhKey(!to.ah.0),
+        _ => AhKey(0),
+    }
+}
+
+impl Transport for Datagrams<'_> {
+    #[inline(always)]
+    fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, _: i64, _: &Rules) -> bool {
+        let to = match op {
+            SendOp::SendTo(to) => {
+                out.opcode = opcode::SEND;
+                to
+            }
+            SendOp::SendToImm(to, imm) => {
+                out.imm_data = imm.to_be();
+                out.opcode = opcode::SEND_IMM;
+                to
+            }
+            _ => return false,
+        };
+        if to.ah != self.last.key && !self.find(to.ah) {
+            return false;
+        }
+        out.wr.ud = abi::Ud {
+            ah: self.last.ah,
+            remote_qpn: to.qpn.raw(),
+            remote_qkey: to.qkey,
+        };
+        true
+    }
+}
+
+/// An array of linked requests: each but the last knows the next.
+struct Linked<T> {
+    first: *mut T,
+    len: usize,
+}
+
+impl<T> Linked<T> {
+    fn new(all: Box<[T]>) -> Self {
+        let len = all.len();
+        let first = Box::into_raw(all).cast();
+        Self { first, len }
+    }
+
+    /// How many there are before `end`.
+    #[cold]
+    fn before(&self, end: *mut T) -> usize {
+        (end as usize - self.first as usize) / size_of::<T>()
+    }
+
+    /// Which of the `count` requests in use `bad` is, or 0 for none of them: a device that does not say
+    /// where it stopped has to be taken to have posted nothing.
+    #[cold]
+    fn index_of(&self, bad: *mut T, count: usize) -> usize {
+        let offset = (bad as usize).wrapping_sub(self.first as usize);
+        let index = offset / size_of::<T>();
+        if offset.is_multiple_of(size_of::<T>()) && index < count {
+            index
+        } else {
+            0
+        }
+    }
+}
+
+impl<T> Drop for Linked<T> {
+    fn drop(&mut self) {
+        let all = std::ptr::slice_from_raw_parts_mut(self.first, self.len);
+        // SAFETY: the box taken apart in `new`; nobody else has kept a part of it.
+        drop(unsafe { Box::from_raw(all) });
+    }
+}
+
+/// A request, and an entry of its own for an inline payload.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Place {
+    wr: abi::SendWr,
+    inline: Sge,
+}
+
+/// Posts to a send queue.
+pub(crate) struct SendChain {
+    places: Linked<Place>,
+    pub(crate) rules: Rules,
+    post: abi::PostSend,
+    qp: Held<abi::Qp>,
+}
+
+// SAFETY: the array belongs to it alone, and the queue pair may be used from any thread.
+unsafe impl Send for SendChain {}
+
+impl SendChain {
+    /// For a queue pair of the device whose call `post` is, of `depth` requests.
+    pub(crate) fn new(qp: Held<abi::Qp>, post: abi::PostSend, depth: u32, rules: Rules) -> Self {
+        let len = (depth as usize).clamp(1, CHAIN_MAX);
+        let nowhere = RemoteAddr::default();
+        let wr = abi::SendWr {
+            wr_id: 0,
+            next: null_mut(),
+            sg_list: std::ptr::null(),
+            num_sge: 0,
+            opcode: 0,
+            send_flags: 0,
+            imm_data: 0,
+            wr: abi::Operation { rdma: nowhere },
+            xrc_srqn: 0,
+            rest: [0; 6],
+        };
+        let inline = Sge::default();
+        let places = Linked::new(vec![Place { wr, inline }; len].into_boxed_slice());
+        for at in 0..len - 1 {
+            // SAFETY: both are within the array, which is ours.
+            unsafe { (*places.first.add(at)).wr.next = places.first.add(at + 1).cast() };
+        }
+        Self {
+            places,
+            rules,
+            post,
+            qp,
+        }
+    }
+
+    /// Posts `wrs` by one call of the device. Those before the one that is refused are posted.
+    #[inline(always)]
+    pub(crate) fn post(
+        &mut self,
+        wrs: &[SendWr<'_>],
+        mut transport: impl Transport,
+    ) -> Result<(), PostError> {
+        // None wraps around, and is no chain either.
+        if wrs.len().wrapping_sub(1) >= self.places.len {
+            return self.post_long(wrs, transport);
+        }
+        self.post_some(wrs, &mut transport)
+    }
+
+    /// By several calls, each as long as it may be; by none, if there is nothing to post.
+    #[cold]
+    fn post_long(
+        &mut self,
+        wrs: &[SendWr<'_>],
+        mut transport: impl Transport,
+    ) -> Result<(), PostError> {
+        let mut done = 0;
+        for some in wrs.chunks(self.places.len) {
+            self.post_some(some, &mut transport)
+                .map_err(|error| error.kind.at(done + error.index))?;
+            done += some.len();
+        }
+        Ok(())
+    }
+
+    /// At least one, and as many as there are places at most.
+    #[inline(always)]
+    fn post_some(
+        &mut self,
+        wrs: &[SendWr<'_>],
+        transport: &mut impl Transport,
+    ) -> Result<(), PostError> {
+        let mut place = self.places.first;
+        for wr in wrs {
+            // SAFETY: there are as many places as requests at least.
+            if !write(unsafe { &mut *place }, wr, &self.rules, transport) {
+                return self.stop(place, wr);
+            }
+            // SAFETY: as above; at most one past the end.
+            place = unsafe { place.add(1) };
+        }
+        self.ring(place)
+    }
+
+    /// `wr`, which would have gone into `place`, is refused: those before it are posted.
+    #[cold]
+    fn stop(&mut self, place: *mut Place, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let count = self.places.before(place);
+        if count > 0 {
+            self.ring(place)?;
+        }
+        Err(self.rules.broken_by(wr).at(count))
+    }
+
+    /// Hands the requests before the place `end` to the device.
+    #[inline(always)]
+    fn ring(&mut self, end: *mut Place) -> Result<(), PostError> {
+        let first = self.places.first;
+        let mut bad = null_mut();
+        // SAFETY: there is at least one before `end`, and it is at most one past the array's end; all of
+        // them were written by the caller. Their lists of entries are those of the requests, which outlive
+        // this call, and our own. The link of the last of all is never followed: it is cut whenever that
+        // is posted.
+        let posted = unsafe {
+            let last = &raw mut (*end.sub(1)).wr;
+            (*last).next = null_mut();
+            let posted = (self.post)(self.qp.as_ptr(), first.cast(), &mut bad);
+            (*last).next = end.cast();
+            posted
+        };
+        if posted == 0 {
+            return Ok(());
+        }
+        self.refused(posted, bad, end)
+    }
+
+    #[cold]
+    fn refused(&self, code: i32, bad: *mut abi::SendWr, end: *mut Place) -> Result<(), PostError> {
+        let count = self.places.before(end);
+        Err(convert::refusal(code).at(self.places.index_of(bad.cast(), count)))
+    }
+}
+
+/// Writes `wr` into `place`, all but its link. Whether it may be posted.
+#[inline(always)]
+fn write(
+    place: &mut Place,
+    wr: &SendWr<'_>,
+    rules: &Rules,
+    transport: &mut impl Transport,
+) -> bool {
+    let out = &mut place.wr;
+    let mut flags = wr.flags.bits();
+    let gathered = match wr.payload {
+        Payload::Gather([one]) => {
+            if one.len > rules.max_message {
+                return false;
+            }
+            out.sg_list = one;
+            out.num_sge = 1;
+            one.len.into()
+        }
+        Payload::Gather(_) => match gather(out, wr, rules) {
+            Some(len) => len,
+            None => return false,
+        },
+        Payload::Inline(bytes) => {
+            if bytes.len() > rules.max_inline as usize {
+                return false;
+            }
+            place.inline.addr = bytes.as_ptr() as u64;
+            place.inline.len = bytes.len() as u32;
+            out.sg_list = &place.inline;
+            // An entry of no bytes has a meaning of its own on some devices.
+            out.num_sge = i32::from(!bytes.is_empty());
+            flags |= abi::SEND_INLINE;
+            INLINE
+        }
+    };
+    out.wr_id = wr.wr_id;
+    out.send_flags = flags;
+    transport.write(out, &wr.op, gathered, rules)
+}
+
+/// Writes any list of entries, and says how many bytes they gather; not if they are too many. Apart, since
+/// most requests have one.
+#[cold]
+#[inline(never)]
+fn gather(out: &mut abi::SendWr, wr: &SendWr<'_>, rules: &Rules) -> Option<i64> {
+    let Payload::Gather(sges) = wr.payload else {
+        return None;
+    };
+    let len = length(sges);
+    if sges.len() > rules.max_sge as usize || len > rules.max_message.into() {
+        return None;
+    }
+    out.sg_list = sges.as_ptr();
+    out.num_sge = sges.len() as i32;
+    Some(len)
+}
+
+/// How many bytes a list of entries gathers.
+fn length(sges: &[Sge]) -> i64 {
+    sges.iter().map(|sge| i64::from(sge.len)).sum()
+}
+
+/// Where receives are posted to.
+pub(crate) enum Receives {
+    /// A queue pair's own queue.
+    Own(Held<abi::Qp>, abi::PostRecv),
+    /// A shared one.
+    Shared(Held<abi::Srq>, abi::PostSrqRecv),
+}
+
+/// Posts receives.
+pub(crate) struct RecvChain {
+    wrs: Linked<abi::RecvWr>,
+    max_sge: u32,
+    to: Receives,
+}
+
+// SAFETY: as for the other chain.
+unsafe impl Send for RecvChain {}
+
+impl RecvChain {
+    /// For a queue of `depth` receives of at most `max_sge` entries.
+    pub(crate) fn new(to: Receives, depth: u32, max_sge: u32) -> Self {
+        let len = (depth as usize).clamp(1, CHAIN_MAX);
+        let none = abi::RecvWr {
+            wr_id: 0,
+            next: null_mut(),
+            sg_list: std::ptr::null(),
+            num_sge: 0,
+        };
+        let wrs = Linked::new(vec![none; len].into_boxed_slice());
+        for at in 0..len - 1 {
+            // SAFETY: both are within the array, which is ours.
+            unsafe { (*wrs.first.add(at)).next = wrs.first.add(at + 1) };
+        }
+        Self { wrs, max_sge, to }
+    }
+
+    /// Posts `wrs` by one call of the device. Those before the one that is refused are posted.
+    #[inline(always)]
+    pub(crate) fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        // As in `SendChain::post`.
+        if wrs.len().wrapping_sub(1) >= self.wrs.len {
+            return self.post_long(wrs);
+        }
+        self.post_some(wrs)
+    }
+
+    /// By several calls, each as long as it may be; by none, if there is nothing to post.
+    #[cold]
+    fn post_long(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let mut done = 0;
+        for some in wrs.chunks(self.wrs.len) {
+            self.post_some(some)
+                .map_err(|error| error.kind.at(done + error.index))?;
+            done += some.len();
+        }
+        Ok(())
+    }
+
+    /// At least one, and as many as there are places at most.
+    #[inline(always)]
+    fn post_some(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let max_sge = self.max_sge as usize;
+        let mut out = self.wrs.first;
+        for wr in wrs {
+            if wr.sges.len() > max_sge {
+                return self.stop(out);
+            }
+            // SAFETY: there are as many places as requests at least, and then `out` is one past the end
+            // at most.
+            unsafe {
+                (*out).wr_id = wr.wr_id;
+                (*out).sg_list = wr.sges.as_ptr();
+                (*out).num_sge = wr.sges.len() as i32;
+                out = out.add(1);
+            }
+        }
+        self.ring(out)
+    }
+
+    /// The one that would have gone to `out` has too many entries: those before it are posted.
+    #[cold]
+    fn stop(&mut self, out: *mut abi::RecvWr) -> Result<(), PostError> {
+        let count = self.wrs.before(out);
+        if count > 0 {
+            self.ring(out)?;
+        }
+        Err(PostErrorKind::TooManySges(self.max_sge).at(count))
+    }
+
+    /// Hands the receives before `end` to the device.
+    #[inline(always)]
+    fn ring(&mut self, end: *mut abi::RecvWr) -> Result<(), PostError> {
+        let first = self.wrs.first;
+        let mut bad = null_mut();
+        // SAFETY: as in `SendChain::ring`.
+        let posted = unsafe {
+            let last = end.sub(1);
+            (*last).next = null_mut();
+            let posted = match &self.to {
+                Receives::Own(qp, post) => post(qp.as_ptr(), first, &mut bad),
+                Receives::Shared(srq, post) => post(srq.as_ptr(), first, &mut bad),
+            };
+            (*last).next = end;
+            posted
+        };
+        if posted == 0 {
+            return Ok(());
+        }
+        self.refused(posted, bad, end)
+    }
+
+    #[cold]
+    fn refused(
+        &self,
+        code: i32,
+        bad: *mut abi::RecvWr,
+        end: *mut abi::RecvWr,
+    ) -> Result<(), PostError> {
+        let count = self.wrs.before(end);
+        Err(convert::refusal(code).at(self.wrs.index_of(bad, count)))
+    }
+}

@@ -1,0 +1,431 @@
+//! The sending side of one completion queue: its queue pairs, what they may post now, and what has completed.
+//!
+//! All of it is under one lock of its completion queue ([`BiasedLock`](headworks_shm::BiasedLock)), which costs the
+//! thread that posts and polls nothing until another takes it, as the attendant does. Nothing blocks, and every call does a
+//! bounded amount of work.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headworks_shm::fork::ForkGeneration;
+use headworks_verbs::{
+    Completion, CompletionQueue, Instant, Opcode, Payload, PollError, PostError, PostErrorKind,
+    QpState, QueuePair, SendFlags, SendOp, SendWr, Sge, Status,
+};
+
+use crate::config::Config;
+use crate::monitor::{Class, Kind};
+use crate::post_checks::Allowed;
+use crate::rate_feedback::{Gauge, Lazy};
+use crate::request_queue::{Ahead, Flying, Queue, Told, opcode};
+use crate::shared_state::{Member, ShareError};
+use crate::slices::Cut;
+use crate::token_bucket::Purse;
+
+mod post;
+mod pump;
+
+/// Requests of one doorbell.
+const CHAIN: usize = 16;
+/// Completions that one call takes from the device.
+const BATCH: usize = 32;
+/// While something waits, completions are looked for once in so many posts without a poll.
+const UNPOLLED_MAX: u32 = 16;
+/// Receives are looked for before requests' completions in one poll of so many.
+const RECEIVES_EVERY: u32 = 16;
+/// Queues of idle queue pairs that are kept for the next.
+const KEPT: usize = 64;
+
+/// Reads the host's clock: CLOCK_MONOTONIC, or virtual time.
+pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
+/// A queue pair.
+pub(crate) struct Sending {
+    pub(crate) inner: Box<dyn QueuePair>,
+    /// None while it is idle.
+    queue: Option<Box<Queue>>,
+    /// Tells its completions from those of an earlier one in the same slot.
+    generation: u32,
+    /// Requests that it holds at most, as the device has it.
+    limit: u32,
+    max_rd_atomic: u8,
+    flags: u8,
+}
+
+// What an idle queue pair costs beyond its queue: this, and the handle that the program has.
+const _: () = assert!(size_of::<Sending>() <= 40);
+
+/// Every request completes for the program, flagged or not.
+const SIGNAL_ALL: u8 = 1;
+/// A request failed: what waits is flushed.
+const BROKEN: u8 = 2;
+/// Its peer is on this host.
+const LOCAL: u8 = 4;
+/// Unreliable datagrams.
+const DATAGRAM: u8 = 8;
+/// It is in the row of those that wait.
+const IN_ROW: u8 = 16;
+/// Its bit is set in the share: something of it was under way when that was last looked at, or later.
+const ACTIVE: u8 = 32;
+
+impl Sending {
+    fn is(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn set(&mut self, flag: u8, on: bool) {
+        self.flags = if on {
+            self.flags | flag
+        } else {
+            self.flags & !flag
+        };
+    }
+
+    fn kind(flags: u8, op: &SendOp) -> Kind {
+        Kind::new(Class::of(op), flags & LOCAL != 0)
+    }
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests and slices that were posted to the device.
+    pub posted: u64,
+    /// Doorbells they took.
+    pub doorbells: u64,
+    /// Requests whose posting was put off.
+    pub deferred: u64,
+    /// Delays that counted as samples.
+    pub samples: u64,
+    /// Completions without one: no timestamp, and polled too rarely.
+    pub unsampled: u64,
+}
+
+impl Counts {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            posted: self.posted + other.posted,
+            doorbells: self.doorbells + other.doorbells,
+            deferred: self.deferred + other.deferred,
+            samples: self.samples + other.samples,
+            unsampled: self.unsampled + other.unsampled,
+        }
+    }
+}
+
+/// The sending side of one completion queue.
+pub(crate) struct Side {
+    /// Completions of requests of the device below: all of them.
+    completions: Arc<dyn CompletionQueue>,
+    depth: usize,
+    pairs: Vec<Option<Sending>>,
+    free: Vec<u32>,
+    generation: u32,
+    config: Arc<Config>,
+    cut: Cut,
+    max_message: u32,
+    line_rate: u64,
+    overhead: u64,
+    /// What is in flight is limited, not the rate.
+    limits_flight: bool,
+    is_plain: bool,
+    gauge: Gauge,
+    stamps: bool,
+    purse: Purse,
+    member: Member,
+    /// Requests that the device has.
+    flying: usize,
+    /// Found while posting; the program polls them first.
+    told: VecDeque<(Told, u32, u32)>,
+    /// Queue pairs with requests that wait, in turn.
+    row: VecDeque<u32>,
+    /// Queue pairs with requests to flush.
+    broken: VecDeque<u32>,
+    #[expect(clippy::vec_box, reason = "queue pairs get them as they are")]
+    kept: Vec<Box<Queue>>,
+    scratch: (Vec<Sge>, Vec<u8>),
+    found: Vec<Completion>,
+    polls: u32,
+    /// Calls that posted since the program last polled, while something waited.
+    posts_unpolled: u32,
+    counts: Counts,
+    /// Its program may be asleep, where no timer would wake it.
+    sleeps: bool,
+    made_by: ForkGeneration,
+}
+
+/// What a side is made from.
+pub(crate) struct Parts {
+    pub(crate) completions: Arc<dyn CompletionQueue>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) max_message: u32,
+    pub(crate) gauge: Gauge,
+    pub(crate) member: Member,
+    /// The program asked for timestamps.
+    pub(crate) stamps: bool,
+}
+
+impl Side {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts {
+            completions,
+            config,
+            max_message,
+            gauge,
+            member,
+            stamps,
+        } = parts;
+        let cut = Cut {
+            slice: config.slice_bytes as u64,
+            with_imm: config.slice_imm != 0.0,
+        };
+        Self {
+            depth: (completions.depth() as usize / 2).clamp(1, config.max_in_flight as usize),
+            completions,
+            pairs: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            cut,
+            max_message,
+            line_rate: config.line_rate(),
+            overhead: config.overhead_bytes as u64,
+            limits_flight: config.window != 0.0,
+            is_plain: false,
+            gauge,
+            stamps,
+            purse: Purse::default(),
+            member,
+            flying: 0,
+            told: VecDeque::new(),
+            row: VecDeque::new(),
+            broken: VecDeque::new(),
+            kept: Vec::new(),
+            scratch: (Vec::with_capacity(4 * CHAIN), Vec::new()),
+            found: vec![Completion::default(); BATCH],
+            polls: 0,
+            posts_unpolled: 0,
+            counts: Counts::default(),
+            sleeps: false,
+            made_by: ForkGeneration::current(),
+            config,
+        }
+    }
+
+    /// Whether this process is a forked child of the one that made it.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.made_by.is_foreign()
+    }
+
+    /// A queue pair joins: its slot.
+    pub(crate) fn add(
+        &mut self,
+        inner: Box<dyn QueuePair>,
+        is_datagram: bool,
+        signal_all: bool,
+    ) -> Result<u32, ShareError> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.member.reserve(self.pairs.len(), self.gauge.now())?;
+                self.pairs.push(None);
+                (self.pairs.len() - 1) as u32
+            }
+        };
+        self.generation = self.generation.wrapping_add(1);
+        let mut flags = 0;
+        if is_datagram {
+            flags |= DATAGRAM;
+        }
+        if signal_all {
+            flags |= SIGNAL_ALL;
+        }
+        self.pairs[slot as usize] = Some(Sending {
+            limit: inner.caps().max_send_wr,
+            inner,
+            queue: None,
+            generation: self.generation,
+            max_rd_atomic: 0,
+            flags,
+        });
+        Ok(slot)
+    }
+
+    /// A queue pair leaves. What the device has of it completes to nobody.
+    #[must_use = "destroying it may take a while, and need not be done under the lock"]
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<Sending> {
+        let mut gone = self.pairs[slot as usize].take()?;
+        self.forget(slot, &mut gone);
+        self.free.push(slot);
+        self.make_way();
+        Some(gone)
+    }
+
+    /// What waits, what the device has and what was not yet polled is none of its any more.
+    fn forget(&mut self, slot: u32, sending: &mut Sending) {
+        self.row.retain(|other| *other != slot);
+        self.broken.retain(|other| *other != slot);
+        sending.set(IN_ROW | BROKEN, false);
+        let generation = sending.generation;
+        self.told.retain(|(_, s, g)| (*s, *g) != (slot, generation));
+        self.set_active(slot, sending, false);
+        let Some(queue) = sending.queue.take() else {
+            return;
+        };
+        self.flying = self.flying.saturating_sub(queue.flying());
+        self.gauge.gone(queue.cost(self.overhead));
+        if queue.flying() > 0 {
+            self.drain();
+        }
+        self.keep(queue);
+    }
+
+    /// After one was forgotten: others may have waited for what it had under way, and their completions been found.
+    fn make_way(&mut self) {
+        if self.waits() {
+            let now = self.gauge.now();
+            self.pump(now);
+            if self.sleeps {
+                self.push_one();
+            }
+        }
+        self.see_whether_plain();
+    }
+
+    fn keep(&mut self, mut queue: Box<Queue>) {
+        if self.kept.len() < KEPT {
+            queue.clear();
+            self.kept.push(queue);
+        }
+    }
+
+    /// The queue pair in a slot.
+    pub(crate) fn pair(&mut self, slot: u32) -> Option<&mut Sending> {
+        self.pairs.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// A queue pair's state was changed to this, with these READs allowed, and a peer here or elsewhere.
+    pub(crate) fn modified(
+        &mut self,
+        slot: u32,
+        state: Option<QpState>,
+        reads: Option<u8>,
+        is_local: Option<bool>,
+    ) {
+        if state == Some(QpState::Rts) {
+            self.flush_before(slot);
+        }
+        let Some(mut sending) = self.pairs[slot as usize].take() else {
+            return;
+        };
+        if let Some(reads) = reads {
+            sending.max_rd_atomic = reads;
+        }
+        if let Some(is_local) = is_local {
+            sending.set(LOCAL, is_local);
+        }
+        match state {
+            Some(QpState::Reset) => {
+                self.forget(slot, &mut sending);
+                // What the device still says of it is of before.
+                self.generation = self.generation.wrapping_add(1);
+                sending.generation = self.generation;
+                self.make_way();
+            }
+            Some(QpState::Error)
+                if sending
+                    .queue
+                    .as_ref()
+                    .is_some_and(|queue| queue.is_waiting()) =>
+            {
+                self.breaks(slot, &mut sending);
+                let now = self.gauge.now();
+                self.push_broken(slot, &mut sending, now);
+            }
+            _ => {}
+        }
+        self.pairs[slot as usize] = Some(sending);
+        self.see_whether_plain();
+    }
+
+    /// What waits of it is to be flushed.
+    fn breaks(&mut self, slot: u32, sending: &mut Sending) {
+        if !sending.is(BROKEN) {
+            sending.set(BROKEN, true);
+            self.broken.push_back(slot);
+        }
+    }
+
+    /// A queue pair sends again after a failure, as one of datagrams may: what waited before is flushed, and nothing that is
+    /// posted from now on.
+    fn flush_before(&mut self, slot: u32) {
+        let waits =
+            |pair: &mut Sending| pair.queue.as_ref().is_some_and(|queue| queue.is_waiting());
+        if !self.pair(slot).is_some_and(waits) {
+            return;
+        }
+        // The device has flushed its own before, which the program need not have polled.
+        self.drain();
+        let is_broken = |pair: &mut Sending| pair.is(BROKEN);
+        if !self.pair(slot).is_some_and(is_broken) {
+            return;
+        }
+        while let Some(flushed) = self.flush_one(slot) {
+            self.told.push_back(flushed);
+        }
+        if let Some(pair) = self.pair(slot) {
+            pair.set(BROKEN, false);
+        }
+        self.broken.retain(|other| *other != slot);
+    }
+
+    /// What happened so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.gauge.now()
+    }
+
+    /// Whether anything waits that no completion of the device would tell of, and when it is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let by_time = !self.limits_flight;
+        (by_time && !self.row.is_empty()).then(|| self.purse.due())
+    }
+
+    /// Whether requests wait that nothing but calls or time lets go.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        !self.row.is_empty() || !self.broken.is_empty()
+    }
+
+    /// Whether receives are looked for first this time.
+    pub(crate) fn receives_next(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        self.polls.is_multiple_of(RECEIVES_EVERY)
+    }
+
+    fn set_active(&mut self, slot: u32, sending: &mut Sending, on: bool) {
+        if sending.is(ACTIVE) != on {
+            sending.set(ACTIVE, on);
+            self.member.set_active(slot as usize, on);
+        }
+    }
+
+    /// Queue pairs of which nothing is under way any more are not active.
+    fn look_who_is_active(&mut self) {
+        let mut at = 0;
+        while let Some(slot) = self.member.next_active(at) {
+            at = slot + 1;
+            let Some(sending) = self.pairs.get_mut(slot).and_then(Option::as_mut) else {
+                continue;
+            };
+            if sending.queue.as_ref().is_none_or(|queue| queue.is_quiet()) {
+                sending.set(ACTIVE, false);
+                self.member.set_active(slot, false);
+            }
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! Completions in, requests that are due out.
+
+use headworks_verbs::Duration;
+
+use super::*;
+
+/// No timer is set for less.
+const NAP: Duration = Duration::from_micros(20);
+
+impl Side {
+    /// What the program is told, oldest first: `out` is filled as far as there is something.
+    #[inline]
+    pub(crate) fn poll(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        if self.is_forked() {
+            return Err(PollError::Forked);
+        }
+        if self.is_plain {
+            return match self.flying > 0 && !out.is_empty() {
+                true => self.harvest_plainly(out),
+                false => Ok(0),
+            };
+        }
+        let polled = self.poll_any(out);
+        self.see_whether_plain();
+        polled
+    }
+
+    fn poll_any(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        self.posts_unpolled = 0;
+        let mut count = 0;
+        while count < out.len()
+            && let Some((told, slot, generation)) = self.told.pop_front()
+        {
+            self.retire(slot, generation, told.retires);
+            out[count] = told.completion;
+            count += 1;
+        }
+        if self.flying > 0 && count < out.len() {
+            match self.harvest(&mut out[count..]) {
+                Ok(more) => count += more,
+                // It is for the next poll: this one has something to tell.
+                Err(_) if count > 0 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !self.row.is_empty() {
+            let now = self.gauge.now();
+            if self.limits_flight || now >= self.purse.due() {
+                self.pump(now);
+            }
+        }
+        if self.sleeps && count == 0 {
+            self.push_one();
+        }
+        while !self.broken.is_empty()
+            && count < out.len()
+            && let Some((told, slot, generation)) = self.flush()
+        {
+            self.retire(slot, generation, told.retires);
+            out[count] = told.completion;
+            count += 1;
+        }
+        self.sleeps &= count == 0;
+        Ok(count)
+    }
+
+    /// Goes on without the program's polling: what completes meanwhile is kept for it.
+    pub(crate) fn progress(&mut self, now: Instant) {
+        if self.flying > 0 {
+            // An error here is one for the program's next poll, too.
+            let _ = self.keep_what_completed();
+        }
+        self.pump(now);
+        while let Some(flushed) = self.flush() {
+            self.told.push_back(flushed);
+        }
+        self.see_whether_plain();
+    }
+
+    /// Takes what the device still says of queue pairs that are gone, before it is too much.
+    pub(super) fn drain(&mut self) {
+        for _ in 0..self.depth / BATCH + 1 {
+            if !matches!(self.keep_what_completed(), Ok(BATCH)) {
+                return;
+            }
+        }
+    }
+
+    /// Takes completions for the program's next poll. Says how many the device had.
+    fn keep_what_completed(&mut self) -> Result<usize, PollError> {
+        let mut found = std::mem::take(&mut self.found);
+        let taken = self.completions.poll(&mut found);
+        if let Ok(count) = taken {
+            let mut now = Lazy::default();
+            for done in &found[..count] {
+                if let Some(told) = self.land(done, &mut now) {
+                    self.told.push_back(told);
+                }
+            }
+            self.learn(count, count < found.len(), now);
+        }
+        self.found = found;
+        taken
+    }
+
+    /// The same for this poll: until `out` is full or the device has no more, as whoever polls in vain may go to sleep. The
+    /// device has no more than was under way.
+    fn harvest(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        self.harvest_plainly(out)
+    }
+
+    /// Mostly one look is enough.
+    #[inline(always)]
+    fn harvest_plainly(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+        let most = out.len().min(BATCH);
+        let here = self.completions.poll(&mut out[..most])?;
+        let mut now = Lazy::default();
+        let count = self.sort(out, 0, here, &mut now);
+        if here > 0 && count < out.len() && (here == most || count == 0) {
+            return self.harvest_on(out, count, now);
+        }
+        if here == 0 || self.gauge.has_samples() {
+            self.learn(here, here < most, now);
+        }
+        Ok(count)
+    }
+
+    /// What else there is, after a look that brought as many as it could, or nothing to tell. A device may also show less than
+    /// it has: it is empty for certain when it shows nothing.
+    #[cold]
+    fn harvest_on(
+        &mut self,
+        out: &mut [Completion],
+        mut count: usize,
+        mut now: Lazy,
+    ) -> Result<usize, PollError> {
+        let mut drained = false;
+        while count < out.len() && !drained {
+            let most = (out.len() - count).min(BATCH);
+            let here = match self.completions.poll(&mut out[count..count + most]) {
+                Ok(here) => here,
+                Err(error) if count == 0 => return Err(error),
+                // It is for the next poll: this one has something to tell.
+                Err(_) => break,
+            };
+            count = self.sort(out, count, here, &mut now);
+            drained = here == 0 || (here < most && count > 0);
+        }
+        self.learn(BATCH, drained, now);
+        Ok(count)
+    }
+
+    /// What the device put into `out` from `count` on becomes what the program is told. Says how far `out` is filled then.
+    #[inline(always)]
+    fn sort(&mut self, out: &mut [Completion], count: usize, here: usize, now: &mut Lazy) -> usize {
+        let mut told_to = count;
+        for at in count..count + here {
+            if let Some((flying, is_told)) = self.land_plainly(&out[at]) {
+                if flying.doorbell != 0 {
+                    let cost = u64::from(flying.bytes) + self.overhead;
+                    let stamp = out[at].timestamp;
+                    self.gauge.landed(&flying, cost, stamp, now);
+                }
+                if !is_told {
+                    continue;
+                }
+                if at != told_to {
+                    out[told_to] = out[at];
+                }
+                let told = &mut out[told_to];
+                told.wr_id = flying.wr_id;
+                if !self.stamps {
+                    told.timestamp = Instant::ZERO;
+                }
+                told_to += 1;
+                continue;
+            }
+            let done = out[at];
+            if let Some((told, slot, generation)) = self.land(&done, now) {
+                self.retire(slot, generation, told.retires);
+                out[told_to] = told.completion;
+                told_to += 1;
+            }
+        }
+        told_to
+    }
+
+    fn learn(&mut self, found: usize, drained: bool, mut now: Lazy) {
+        if found == 0 {
+            self.gauge.saw_empty();
+            return;
+        }
+        let (samples, unsampled) = self.gauge.learn(&self.member, drained, &mut now);
+        self.counts.samples += samples;
+        self.counts.unsampled += unsampled;
+        if samples + unsampled == 0 {
+            return;
+        }
+        let now = now.get(&self.gauge);
+        if self.gauge.is_count_due(now) {
+            self.look_who_is_active();
+            self.gauge.recount(&self.member, now);
+        }
+    }
+
+    /// The usual completion: of a whole request, and good. `None`, and nothing is done, of others.
+    #[inline]
+    fn land_plainly(&mut self, done: &Completion) -> Option<(Flying, bool)> {
+        if done.status != Status::Success || self.limits_flight {
+            return None;
+        }
+        let (slot, generation) = (done.wr_id as u32, (done.wr_id >> 32) as u32);
+        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
+        if sending.generation != generation {
+            return None;
+        }
+        let landed = sending.queue.as_mut()?.land_plainly()?;
+        self.flying -= 1;
+        Some(landed)
+    }
+
+    /// What a completion of the device's means to the program, if anything.
+    fn land(&mut self, done: &Completion, now: &mut Lazy) -> Option<(Told, u32, u32)> {
+        let (slot, generation) = (done.wr_id as u32, (done.wr_id >> 32) as u32);
+        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
+        if sending.generation != generation {
+            return None;
+        }
+        let queue = sending.queue.as_mut()?;
+        let (flying, told) = queue.land(done)?;
+        self.flying = self.flying.saturating_sub(1);
+        let cost = u64::from(flying.bytes) + self.overhead;
+        if done.status == Status::Success {
+            self.gauge.landed(&flying, cost, done.timestamp, now);
+        } else {
+            self.gauge.gone(cost);
+            // What is posted from now on is flushed by the device.
+            if queue.is_waiting() && !sending.is(BROKEN) {
+                sending.set(BROKEN, true);
+                self.broken.push_back(slot);
+            }
+        }
+        let mut told = told?;
+        if !self.stamps {
+            told.completion.timestamp = Instant::ZERO;
+        }
+        Some((told, slot, generation))
+    }
+
+    /// So many of a queue pair's requests are over.
+    fn retire(&mut self, slot: u32, generation: u32, count: u32) {
+        let Some(sending) = self.pairs.get_mut(slot as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if sending.generation != generation {
+            return;
+        }
+        if let Some(queue) = &mut sending.queue {
+            queue.retire(count);
+        }
+    }
+
+    /// The next request of a broken queue pair that is flushed.
+    fn flush(&mut self) -> Option<(Told, u32, u32)> {
+        for _ in 0..self.broken.len() {
+            let slot = self.broken.pop_front()?;
+            let told = self.flush_one(slot);
+            let Some(sending) = self.pair(slot) else {
+                continue;
+            };
+            let goes_on = |queue: &Queue| queue.is_waiting() || queue.flying() > 0;
+            if sending.queue.as_deref().is_some_and(goes_on) {
+                self.broken.push_back(slot);
+            } else {
+                // What is posted from now on is flushed by the device.
+                sending.set(BROKEN, false);
+            }
+            if told.is_some() {
+                return told;
+            }
+        }
+        None
+    }
+
+    /// The same of one queue pair.
+    pub(super) fn flush_one(&mut self, slot: u32) -> Option<(Told, u32, u32)> {
+        let sending = self.pair(slot)?;
+        let told = sending.queue.as_mut()?.flush(sending.inner.qpn())?;
+        Some((told, slot, sending.generation))
+    }
+
+    /// Posts what waits and is due, queue pair after queue pair, a doorbell each.
+    ///
+    /// Those of which something is under way let the others go first: where a part of the RNIC falls behind, as one of
+    /// its units may, the queue pairs that it serves would otherwise come to hold all that may be in flight, while
+    /// delays of the others say that the RNIC is idle.
+    pub(crate) fn pump(&mut self, now: Instant) {
+        if !self.turns(now, true) {
+            self.turns(now, false);
+        }
+    }
+
+    /// A turn for each, at most so many; `quiet`: of those only of which nothing is under way. Says whether anything was
+    /// posted, or nothing is due.
+    fn turns(&mut self, now: Instant, quiet: bool) -> bool {
+        let mut any = false;
+        for _ in 0..self.row.len().min(BATCH) {
+            if self.flying >= self.depth {
+                return true;
+            }
+            let Some(slot) = self.row.pop_front() else {
+                return any;
+            };
+            let Some(mut sending) = self.pairs[slot as usize].take() else {
+                continue;
+            };
+            let flies = sending
+                .queue
+                .as_ref()
+                .is_some_and(|queue| queue.flying() > 0);
+            if quiet && flies && !sending.is(BROKEN) {
+                self.pairs[slot as usize] = Some(sending);
+                self.row.push_back(slot);
+                continue;
+            }
+            let (posted, is_stopped) = self.pump_one(slot, &mut sending, now);
+            any |= posted > 0;
+            let waits = sending
+                .queue
+                .as_ref()
+                .is_some_and(|queue| queue.is_waiting());
+            let goes_on = waits && !sending.is(BROKEN);
+            sending.set(IN_ROW, goes_on);
+            self.pairs[slot as usize] = Some(sending);
+            if goes_on {
+                // A turn is one chain, however short: a program that posts again as requests end would never be done.
+                match is_stopped && posted == 0 {
+                    true => self.row.push_front(slot),
+                    false => self.row.push_back(slot),
+                }
+            }
+            if is_stopped {
+                return true;
+            }
+        }
+        any
+    }
+
+    /// Posts a chain of one queue pair's. Says of how many, and whether nothing is due any more.
+    fn pump_one(&mut self, slot: u32, sending: &mut Sending, now: Instant) -> (usize, bool) {
+        let Some(mut queue) = sending.queue.take() else {
+            return (0, false);
+        };
+        if sending.is(BROKEN) {
+            sending.queue = Some(queue);
+            return (0, false);
+        }
+        let limit = sending.limit as usize;
+        let room = limit
+            .saturating_sub(queue.flying())
+            .min(self.depth - self.flying);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.0.clear();
+        scratch.1.clear();
+        let mut plans = [None; CHAIN];
+        let (mut count, mut is_stopped, mut reads) = (0, false, queue.reads());
+        let mut ahead = Ahead::default();
+        let flags = sending.flags;
+        let mut lazy = Lazy::at(now);
+        while count < CHAIN.min(room) {
+            let mut after = ahead;
+            let mark = (scratch.0.len(), scratch.1.len());
+            let planned = queue.plan(
+                &mut after,
+                self.cut,
+                |op| Sending::kind(flags, op),
+                &mut scratch,
+            );
+            let Some(planned) = planned else {
+                break;
+            };
+            let is_read = planned.flying.opcode == Opcode::Read;
+            // The slices of a READ are no more at a time than the queue pair may have outstanding.
+            let waits = is_read && reads >= u32::from(sending.max_rd_atomic).max(1);
+            if waits || !self.pay(planned.flying.bytes.into(), &mut lazy) {
+                is_stopped = !waits;
+                scratch.0.truncate(mark.0);
+                scratch.1.truncate(mark.1);
+                break;
+            }
+            reads += u32::from(is_read);
+            plans[count] = Some(planned);
+            (count, ahead) = (count + 1, after);
+        }
+        let taken = match count {
+            0 => 0,
+            _ => self.post_planned(slot, sending, &mut queue, &plans[..count], &scratch, now),
+        };
+        self.scratch = scratch;
+        sending.queue = Some(queue);
+        self.push_broken(slot, sending, now);
+        (taken, is_stopped)
+    }
+
+    /// Of a broken queue pair something is always under way: the device flushes it, which wakes who sleeps. What else waits
+    /// is flushed as the program polls then. Nobody pays for what goes nowhere.
+    pub(super) fn push_broken(&mut self, slot: u32, sending: &mut Sending, now: Instant) {
+        if !sending.is(BROKEN) {
+            return;
+        }
+        let Some(mut queue) = sending.queue.take() else {
+            return;
+        };
+        if queue.flying() == 0 {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            scratch.0.clear();
+            scratch.1.clear();
+            let kind = |_: &SendOp| Kind::at(0);
+            let first = queue.plan(&mut Ahead::default(), self.cut, kind, &mut scratch);
+            if let Some(planned) = first {
+                self.gauge.admit(self.cost(planned.flying.bytes.into()));
+                self.post_planned(slot, sending, &mut queue, &[first], &scratch, now);
+            }
+            self.scratch = scratch;
+        }
+        sending.queue = Some(queue);
+    }
+
+    /// Says how many the device took. The others wait on if it has no room now; else the queue pair fails.
+    fn post_planned(
+        &mut self,
+        slot: u32,
+        sending: &mut Sending,
+        queue: &mut Queue,
+        plans: &[Option<crate::request_queue::Planned>],
+        scratch: &(Vec<Sge>, Vec<u8>),
+        now: Instant,
+    ) -> usize {
+        let number = u64::from(sending.generation) << 32 | u64::from(slot);
+        let request = |planned: &crate::request_queue::Planned| SendWr {
+            wr_id: number,
+            op: planned.op,
+            payload: match planned.bytes {
+                Some((from, to)) => Payload::Inline(&scratch.1[from..to]),
+                None => Payload::Gather(&scratch.0[planned.sges.0..planned.sges.1]),
+            },
+            flags: planned.flags,
+        };
+        let none = SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            payload: Payload::Inline(&[]),
+            flags: SendFlags::NONE,
+        };
+        let mut chain = [none; CHAIN];
+        for (to, planned) in chain.iter_mut().zip(plans.iter().flatten()) {
+            *to = request(planned);
+        }
+        let posted = sending.inner.post_send(&chain[..plans.len()]);
+        let taken = posted
+            .as_ref()
+            .map_or_else(|error| error.index, |()| plans.len());
+        for planned in plans[..taken].iter().flatten() {
+            queue.fly_first(Flying {
+                doorbell: now.nanos(),
+                ..planned.flying
+            });
+        }
+        self.took_off(taken, Lazy::at(now));
+        let Err(error) = posted else {
+            return taken;
+        };
+        for planned in plans[taken..].iter().flatten() {
+            match sending.is(BROKEN) {
+                true => self.gauge.gone(self.cost(planned.flying.bytes.into())),
+                false => self.unpay(planned.flying.bytes.into()),
+            }
+        }
+        if error.kind != PostErrorKind::QueueFull && !sending.is(BROKEN) {
+            // It was legal when it was put off: the queue pair has changed, or the device has failed.
+            let error = headworks_verbs::QpAttr::to_state(QpState::Error);
+            let _ = sending.inner.modify(&error);
+            self.breaks(slot, sending);
+        }
+        taken
+    }
+
+    /// The program is about to sleep. Says after how long a timer has to wake it, which is only asked if there is one;
+    /// without, until it finds something, there is always a request under way that does.
+    pub(crate) fn before_sleep(&mut self, has_timer: bool) -> Option<Duration> {
+        let now = self.gauge.now();
+        for _ in 0..=self.row.len() / BATCH {
+            self.pump(now);
+        }
+        if !has_timer {
+            self.sleeps = true;
+            self.push_one();
+            return None;
+        }
+        // What is due and has not gone waits for completions.
+        let due = self.due().filter(|due| *due > now || self.flying == 0)?;
+        Some(due.since(now).max(NAP))
+    }
+
+    /// One request goes out although it is not due, and is owed for.
+    pub(super) fn push_one(&mut self) {
+        if self.flying > 0 {
+            return;
+        }
+        let first = self.row.front().map(|slot| &self.pairs[*slot as usize]);
+        let first = first.and_then(|pair| pair.as_ref()?.queue.as_ref());
+        if let Some(len) = first.and_then(|queue| queue.next_len(self.cut)) {
+            let now = self.gauge.now();
+            self.purse.borrow(self.cost(len));
+            self.pump(now);
+        }
+    }
+}

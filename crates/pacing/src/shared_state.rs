@@ -1,0 +1,582 @@
+//! What all processes of an RNIC share: the clock, the rate, shortest delays, and who is active, in one segment.
+//!
+//! | at | what | written by |
+//! |---|---|---|
+//! | 0 | the clock ([`crate::virtual_clock`]) | everybody |
+//! | 64 | the rate in bytes a second; until when it is held down | everybody |
+//! | 128 | the shortest delay seen of each [`Kind`] | everybody |
+//! | 192 | constants that observers need | whoever began to pace last |
+//! | 256 | what the RNIC is called | whoever paces it; all say the same |
+//! | 320 | rows, 64 bytes each: who, when last seen, active queue pairs, moves of the clock | their owner |
+//! | then | owners of the bitmap's blocks | by compare-and-swap |
+//! | then | the bitmap: a bit for each queue pair, set while it is active | the block's owner |
+//!
+//! Nobody believes what is read here: rates are bounded, times compared, rows counted up to their number. Everything
+//! is zero at first, and zero is what everything begins with.
+
+use headworks_shm::fork::ForkGeneration;
+use headworks_shm::primitive::{AtomicU64, Ordering};
+use headworks_shm::{OutOfBounds, ProcessId, View, WordRef};
+use headworks_verbs::{Duration, Instant};
+
+use crate::config::Config;
+use crate::controller;
+use crate::monitor::Kind;
+use crate::virtual_clock;
+
+mod published;
+mod reclaim;
+
+/// Version of the layout above.
+pub const LAYOUT_VERSION: u32 = 2;
+/// Rows: completion queues with paced queue pairs, of all processes.
+pub const ROWS: usize = 1024;
+/// Queue pairs of a block of the bitmap.
+pub const BLOCK: usize = 1024;
+/// Blocks of the bitmap.
+pub const BLOCKS: usize = 1024;
+/// A row that was not seen for so long is of nobody who is active.
+const STALE: Duration = Duration::from_millis(100);
+
+const CLOCK: usize = 0;
+const RATE: usize = 64;
+const HELD: usize = 72;
+const SHORTEST: usize = 128;
+const SAID: usize = 192;
+const NAME: usize = 256;
+const FIRST_ROW: usize = 320;
+const ROW: usize = 64;
+const OWNERS: usize = FIRST_ROW + ROWS * ROW;
+const BITS: usize = OWNERS + BLOCKS * 8;
+/// Bytes of all of it.
+pub const BYTES: usize = BITS + BLOCKS * BLOCK / 8;
+
+/// Words of a row.
+const CLAIM: usize = 0;
+const STARTED: usize = 8;
+const SEEN: usize = 16;
+const ACTIVE: usize = 24;
+const MOVED_TO: usize = 32;
+const MOVED_FROM: usize = 40;
+const DELAY: usize = 48;
+const RATIO: usize = 56;
+
+/// There is no room to take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShareError {
+    /// All rows are taken by living processes.
+    #[error("{ROWS} completion queues are paced on this RNIC already, which is all there can be")]
+    Rows,
+    /// All blocks of the bitmap are taken.
+    #[error("{} queue pairs are paced on this RNIC already, which is all there can be", BLOCKS * BLOCK)]
+    Blocks,
+    /// The segment is none of these.
+    #[error("the shared pacing state is too short: {0}")]
+    Layout(#[from] OutOfBounds),
+}
+
+/// What the pacing of an RNIC says now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Status {
+    /// The rate, in bytes a second.
+    pub rate_bytes_per_s: u64,
+    /// The average delay, as whoever had a completion last has it.
+    pub delay: Duration,
+    /// How many base delays beyond the first that is.
+    pub ratio: f64,
+    /// α: the rate rises up to here.
+    pub raise_below: f64,
+    /// β: the rate falls from here on.
+    pub lower_above: f64,
+    /// Active queue pairs, of all processes.
+    pub active: u32,
+    /// Completion queues of living processes that take part.
+    pub members: u32,
+    /// How far ahead of time the clock is: what is posted next waits so long.
+    pub ahead: Duration,
+}
+
+/// The shared words, wherever they are. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Share {
+    view: View,
+    clock: WordRef,
+    rate: WordRef,
+    held: WordRef,
+}
+
+impl Share {
+    /// Over memory of [`BYTES`] bytes, all zero at first.
+    ///
+    /// # Errors
+    ///
+    /// [`ShareError::Layout`] where it is shorter.
+    pub fn over(view: View) -> Result<Self, ShareError> {
+        view.part(0, BYTES)?;
+        Ok(Self {
+            clock: view.word_ref(CLOCK)?,
+            rate: view.word_ref(RATE)?,
+            held: view.word_ref(HELD)?,
+            view,
+        })
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // All offsets are below BYTES, which `over` looked at.
+        self.view.atomic_u64(at).expect("within the layout")
+    }
+
+    fn row(&self, row: usize, word: usize) -> &AtomicU64 {
+        self.word(FIRST_ROW + row * ROW + word)
+    }
+
+    /// The rate, within its bounds; the line rate where nobody set one: bytes a second.
+    pub fn rate(&self, config: &Config) -> u64 {
+        match self.rate.load(Ordering::Relaxed) {
+            0 => config.line_rate(),
+            rate => controller::bounded(config, rate),
+        }
+    }
+
+    /// Changes the rate by so much, within its bounds, unless it is held down and would rise.
+    pub fn change_rate(&self, config: &Config, by: i64, now: Instant) {
+        if by > 0 && self.is_held(config, now) {
+            return;
+        }
+        self.set_rate(config, |rate| controller::changed(config, rate, by));
+    }
+
+    fn set_rate(&self, config: &Config, to: impl Fn(u64) -> u64) {
+        let mut seen = self.rate.load(Ordering::Relaxed);
+        // Others change it too; whoever loses a few times in a row leaves it to them.
+        for _ in 0..4 {
+            let rate = match seen {
+                0 => config.line_rate(),
+                rate => controller::bounded(config, rate),
+            };
+            let new = to(rate);
+            if new == rate {
+                return;
+            }
+            let done = self
+                .rate
+                .compare_exchange(seen, new, Ordering::Relaxed, Ordering::Relaxed);
+            match done {
+                Ok(_) => return,
+                Err(other) => seen = other,
+            }
+        }
+    }
+
+    fn is_held(&self, config: &Config, now: Instant) -> bool {
+        let held = self.held.load(Ordering::Relaxed);
+        let longest = now.nanos().saturating_add(hold(config).nanos());
+        // Later than anybody could have asked for is nonsense.
+        held > now.nanos() && held <= longest
+    }
+
+    /// Congestion, signalled by a receiver: cuts the rate to a part of it, and holds it there for a while. Says whether
+    /// it did: not if it was cut a moment ago.
+    pub fn cut(&self, config: &Config, now: Instant) -> bool {
+        if self.is_held(config, now) {
+            return false;
+        }
+        let until = now + hold(config);
+        self.held.store(until.nanos(), Ordering::Relaxed);
+        self.set_rate(config, |rate| controller::cut(config, rate));
+        true
+    }
+
+    /// The shortest delay of its kind that anybody has seen; `sample` may be it.
+    pub fn shortest(&self, kind: Kind, sample: Duration) -> Duration {
+        let word = self.word(SHORTEST + 8 * kind.index());
+        let (seen, new) = (word.load(Ordering::Relaxed), sample.nanos().max(1));
+        if seen != 0 && seen <= new {
+            return Duration::from_nanos(seen);
+        }
+        // Whoever comes in between has a sample of the same time.
+        let _ = word.compare_exchange(seen, new, Ordering::Relaxed, Ordering::Relaxed);
+        Duration::from_nanos(new)
+    }
+
+    /// Active queue pairs of everybody who was seen lately, and their rows.
+    pub fn active(&self, now: Instant) -> (u32, u32) {
+        let (mut active, mut members) = (0_u64, 0);
+        for row in 0..ROWS {
+            if self.row(row, CLAIM).load(Ordering::Relaxed) == 0 {
+                // Rows are taken from the first on; those behind the last are never used.
+                if self.row(row, STARTED).load(Ordering::Relaxed) == 0 {
+                    break;
+                }
+                continue;
+            }
+            members += 1;
+            let seen = Instant::from_nanos(self.row(row, SEEN).load(Ordering::Relaxed));
+            if now.since(seen) < STALE {
+                let theirs = self.row(row, ACTIVE).load(Ordering::Relaxed);
+                active = active.saturating_add(theirs);
+            }
+        }
+        (active.min((BLOCKS * BLOCK) as u64) as u32, members)
+    }
+
+    /// Bits that are set in the bitmap.
+    pub fn bits(&self) -> u32 {
+        let words = (BITS..BYTES).step_by(8);
+        words
+            .map(|at| self.word(at).load(Ordering::Relaxed).count_ones())
+            .sum()
+    }
+
+    /// What there is to see, for observers too.
+    pub fn status(&self, config: &Config, now: Instant) -> Status {
+        let (active, _) = self.active(now);
+        let thresholds = controller::Thresholds::of(config, active);
+        let living = self.living();
+        let latest = living
+            .iter()
+            .copied()
+            .max_by_key(|row| self.row(*row, SEEN).load(Ordering::Relaxed));
+        let of_latest = |word| latest.map_or(0, |row| self.row(row, word).load(Ordering::Relaxed));
+        let next = Instant::from_nanos(self.clock.load(Ordering::Relaxed));
+        let ratio = f64::from_bits(of_latest(RATIO));
+        Status {
+            rate_bytes_per_s: self.rate(config),
+            delay: Duration::from_nanos(of_latest(DELAY)),
+            // A delay in nanoseconds over a base delay of one, at most.
+            ratio: if ratio.is_finite() {
+                ratio.clamp(-1.0, 1e19)
+            } else {
+                0.0
+            },
+            raise_below: thresholds.raise_below,
+            lower_above: thresholds.lower_above,
+            active,
+            members: living.len() as u32,
+            ahead: next.since(now),
+        }
+    }
+
+    /// Rows that are not of the dead.
+    fn living(&self) -> Vec<usize> {
+        let mut asked = Asked::default();
+        let is_living = |row: &usize| {
+            let claim = self.row(*row, CLAIM).load(Ordering::Acquire);
+            claim != 0
+                && self
+                    .owner(*row, claim)
+                    .is_none_or(|owner| asked.lives(owner))
+        };
+        (0..ROWS).filter(is_living).collect()
+    }
+
+    /// Takes part: with a row of one's own until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`ShareError::Rows`] where all are taken.
+    pub fn join(&self, us: ProcessId, now: Instant) -> Result<Member, ShareError> {
+        let mut asked = Asked::default();
+        let joined = (0..ROWS).find_map(|row| self.join_at(row, us, now, true, &mut asked));
+        joined.ok_or(ShareError::Rows)
+    }
+
+    /// Takes a row if it is a dead member's, or nobody's and that will do.
+    fn join_at(
+        &self,
+        row: usize,
+        us: ProcessId,
+        now: Instant,
+        or_free: bool,
+        asked: &mut Asked,
+    ) -> Option<Member> {
+        let claim = self.row(row, CLAIM);
+        let seen = claim.load(Ordering::Acquire);
+        let is_free = match seen {
+            0 => or_free,
+            _ => self
+                .owner(row, seen)
+                .is_some_and(|owner| !asked.lives(owner)),
+        };
+        if !is_free {
+            return None;
+        }
+        // A number that no earlier owner of the row had: its blocks are told from ours.
+        let number = self.row(row, STARTED).load(Ordering::Relaxed) >> 48;
+        let number = (number + 1) & 0xffff;
+        let ours = u64::from(us.pid) | number << 32 | 1 << 63;
+        claim
+            .compare_exchange(seen, ours, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        // What a dead one owes is forgiven while its row still says it.
+        if seen != 0 {
+            virtual_clock::forgive(&self.clock, self.moves(row), now.nanos());
+        }
+        let started = us.start_time & START_MASK | number << 48;
+        self.row(row, STARTED).store(started, Ordering::Release);
+        for word in [SEEN, ACTIVE, MOVED_TO, MOVED_FROM, DELAY, RATIO] {
+            self.row(row, word).store(0, Ordering::Relaxed);
+        }
+        self.free_blocks(row, |claim| claim != ours & START_MASK);
+        let word = |at| self.view.word_ref(FIRST_ROW + row * ROW + at);
+        Some(Member {
+            // Within the layout, as all of them.
+            moved_to: word(MOVED_TO).ok()?,
+            moved_from: word(MOVED_FROM).ok()?,
+            share: self.clone(),
+            row,
+            claim: ours,
+            us,
+            active: 0,
+            blocks: Vec::new(),
+            generation: ForkGeneration::current(),
+        })
+    }
+
+    /// The process of a row, or `None` where it has not said yet who it is, and lives.
+    fn owner(&self, row: usize, claim: u64) -> Option<ProcessId> {
+        let pid = claim as u32;
+        let started = self.row(row, STARTED).load(Ordering::Acquire);
+        let number = |word: u64, at: u32| word >> at & 0xffff;
+        if number(claim, 32) == number(started, 48) {
+            let start_time = started & START_MASK;
+            return Some(ProcessId { pid, start_time });
+        }
+        // Killed between its two words, perhaps.
+        ProcessId::is_pid_unused(pid).then_some(ProcessId { pid, start_time: 0 })
+    }
+
+    fn moves(&self, row: usize) -> virtual_clock::Moves<'_> {
+        (self.row(row, MOVED_TO), self.row(row, MOVED_FROM))
+    }
+
+    fn free_blocks(&self, row: usize, which: impl Fn(u64) -> bool) {
+        for block in 0..BLOCKS {
+            let owner = self.word(OWNERS + 8 * block);
+            let seen = owner.load(Ordering::Relaxed);
+            let Some((of, claim)) = block_owner(seen) else {
+                continue;
+            };
+            if of == row && which(claim) {
+                for word in 0..BLOCK / 64 {
+                    self.bit_word(block, word).store(0, Ordering::Relaxed);
+                }
+                let _ = owner.compare_exchange(seen, 0, Ordering::Release, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn bit_word(&self, block: usize, word: usize) -> &AtomicU64 {
+        self.word(BITS + block * BLOCK / 8 + word * 8)
+    }
+}
+
+/// Which processes live: each is asked for once, as one may have all rows.
+#[derive(Default)]
+struct Asked(Vec<(ProcessId, bool)>);
+
+impl Asked {
+    fn lives(&mut self, owner: ProcessId) -> bool {
+        if let Some((_, lives)) = self.0.iter().find(|(asked, _)| *asked == owner) {
+            return *lives;
+        }
+        let lives = owner.is_alive();
+        self.0.push((owner, lives));
+        lives
+    }
+}
+
+/// Start times are clock ticks since boot: 48 bits last for ever.
+const START_MASK: u64 = (1 << 48) - 1;
+
+fn hold(config: &Config) -> Duration {
+    Duration::from_nanos((config.hold_us * 1e3) as u64)
+}
+
+/// What says that a block is of a row, by this claim.
+fn block_word(row: usize, claim: u64) -> u64 {
+    1 << 63 | (row as u64) << 48 | claim & START_MASK
+}
+
+fn block_owner(word: u64) -> Option<(usize, u64)> {
+    let row = (word >> 48 & 0x7fff) as usize;
+    (word >> 63 == 1).then_some((row, word & START_MASK))
+}
+
+/// A part in the share: one completion queue's paced queue pairs. Ends when it is dropped, and for a process that
+/// dies when another takes its row, or looks at it and finds it stale.
+#[derive(Debug)]
+pub struct Member {
+    share: Share,
+    row: usize,
+    claim: u64,
+    us: ProcessId,
+    moved_to: WordRef,
+    moved_from: WordRef,
+    active: u32,
+    blocks: Vec<usize>,
+    generation: ForkGeneration,
+}
+
+impl Member {
+    /// The share.
+    pub fn share(&self) -> &Share {
+        &self.share
+    }
+
+    /// Takes `bytes` at `rate` bytes a second.
+    ///
+    /// # Errors
+    ///
+    /// When something is due next.
+    #[inline]
+    pub fn take(&self, bytes: u64, rate: u64, burst: u64, now: Instant) -> Result<(), Instant> {
+        self.book(bytes, rate, burst, now, Duration::ZERO).map(drop)
+    }
+
+    /// The same also of what is due so much later; answers when that is.
+    ///
+    /// # Errors
+    ///
+    /// When something is due next, where that is later still.
+    #[inline]
+    pub fn book(
+        &self,
+        bytes: u64,
+        rate: u64,
+        burst: u64,
+        now: Instant,
+        ahead: Duration,
+    ) -> Result<Instant, Instant> {
+        let rate = rate.max(1);
+        let nanos = |bytes: u64| match bytes {
+            // The usual case, without a division of 128 bits. Rounded up: nothing is free.
+            0..=0x3_ffff_ffff => (bytes * 1_000_000_000).div_ceil(rate),
+            _ => {
+                let nanos = (u128::from(bytes) * 1_000_000_000).div_ceil(rate.into());
+                u64::try_from(nanos).unwrap_or(u64::MAX)
+            }
+        };
+        let moves = (&*self.moved_to, &*self.moved_from);
+        let booked = virtual_clock::book(
+            &self.share.clock,
+            moves,
+            now.nanos(),
+            nanos(burst),
+            nanos(bytes),
+            ahead.nanos(),
+        );
+        booked.map(Instant::from_nanos).map_err(Instant::from_nanos)
+    }
+
+    /// When the clock was moved last: how long ago the RNIC had to do.
+    pub fn idle_for(&self, now: Instant) -> Duration {
+        now.since(Instant::from_nanos(
+            self.share.clock.load(Ordering::Relaxed),
+        ))
+    }
+
+    /// After idleness the rate is the line rate again: not while a congestion signal holds it.
+    pub fn start_again(&self, config: &Config, now: Instant) {
+        if !self.share.is_held(config, now) {
+            self.share.set_rate(config, |_| config.line_rate());
+        }
+    }
+
+    /// Room in the bitmap for a queue pair in slot `slot`.
+    ///
+    /// # Errors
+    ///
+    /// [`ShareError::Blocks`] where there is none.
+    pub fn reserve(&mut self, slot: usize, now: Instant) -> Result<(), ShareError> {
+        while self.blocks.len() <= slot / BLOCK {
+            let free = self.free_block().or_else(|| {
+                // The dead have what is left, perhaps.
+                let mut asked = Asked::default();
+                for row in 0..ROWS {
+                    drop(self.share.join_at(row, self.us, now, false, &mut asked));
+                }
+                self.free_block()
+            });
+            self.blocks.push(free.ok_or(ShareError::Blocks)?);
+        }
+        Ok(())
+    }
+
+    /// Takes a block that nobody has.
+    fn free_block(&self) -> Option<usize> {
+        let ours = block_word(self.row, self.claim);
+        (0..BLOCKS).find(|block| {
+            let owner = self.share.word(OWNERS + 8 * block);
+            let taken = owner.compare_exchange(0, ours, Ordering::Acquire, Ordering::Relaxed);
+            taken.is_ok()
+        })
+    }
+
+    /// A queue pair became active, or ceased to be.
+    #[inline]
+    pub fn set_active(&mut self, slot: usize, is_active: bool) {
+        self.active = match is_active {
+            true => self.active + 1,
+            false => self.active.saturating_sub(1),
+        };
+        let Some(block) = self.blocks.get(slot / BLOCK) else {
+            return;
+        };
+        let word = self.share.bit_word(*block, slot % BLOCK / 64);
+        let bit = 1 << (slot % 64);
+        // Only this member writes the word.
+        let bits = word.load(Ordering::Relaxed);
+        let bits = if is_active { bits | bit } else { bits & !bit };
+        word.store(bits, Ordering::Relaxed);
+        let count = self.share.row(self.row, ACTIVE);
+        count.store(self.active.into(), Ordering::Relaxed);
+    }
+
+    /// The first active queue pair from slot `from` on.
+    pub fn next_active(&self, from: usize) -> Option<usize> {
+        let mut at = from;
+        while let Some(block) = self.blocks.get(at / BLOCK) {
+            let word = self.share.bit_word(*block, at % BLOCK / 64);
+            let bits = word.load(Ordering::Relaxed) >> (at % 64);
+            if bits != 0 {
+                return Some(at + bits.trailing_zeros() as usize);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// Its own active queue pairs.
+    pub fn active(&self) -> u32 {
+        self.active
+    }
+
+    /// It is there, now, and this is what it has seen.
+    pub fn seen(&self, now: Instant, delay: Duration, ratio: f64) {
+        let set = |word, value| {
+            self.share
+                .row(self.row, word)
+                .store(value, Ordering::Relaxed)
+        };
+        set(SEEN, now.nanos());
+        set(DELAY, delay.nanos());
+        set(RATIO, ratio.to_bits());
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if self.generation.is_foreign() {
+            return;
+        }
+        let ours = self.claim & START_MASK;
+        self.share.free_blocks(self.row, |claim| claim == ours);
+        let claim = self.share.row(self.row, CLAIM);
+        let _ = claim.compare_exchange(self.claim, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! What those who pace an RNIC say of it to observers: its name, and the constants that its thresholds are made from.
+
+use headworks_shm::primitive::Ordering;
+
+use super::{FIRST_ROW, NAME, SAID, Share};
+use crate::config::Config;
+
+/// The constants that are said, in the order of their words: the first is never zero.
+const KEYS: [&str; 6] = [
+    "line_rate_gbps",
+    "min_rate_gbps",
+    "init_alpha",
+    "init_beta",
+    "qps_per_step",
+    "window",
+];
+const _: () = assert!(SAID + 8 * KEYS.len() <= NAME);
+
+/// Longest name of an RNIC, in bytes; more is cut off.
+const NAME_BYTES_MAX: usize = FIRST_ROW - NAME;
+
+impl Share {
+    /// Says what the RNIC is called and what it is paced by. Of several who pace it by other constants, observers see
+    /// those of the last.
+    pub fn say(&self, rnic: &str, config: &Config) {
+        for (index, key) in KEYS.iter().enumerate().rev() {
+            let value = config.value(key).unwrap_or_default();
+            let word = self.word(SAID + 8 * index);
+            // The first comes last: whoever finds it finds the others.
+            word.store(value.to_bits(), Ordering::Release);
+        }
+        let mut bytes = [0; NAME_BYTES_MAX];
+        for (to, byte) in bytes.iter_mut().zip(rnic.bytes()) {
+            *to = byte;
+        }
+        let (words, _) = bytes.as_chunks::<8>();
+        for (index, word) in words.iter().enumerate().rev() {
+            let to = self.word(NAME + 8 * index);
+            to.store(u64::from_le_bytes(*word), Ordering::Release);
+        }
+    }
+
+    /// The constants that were said last, the others at their defaults; `None` where none were, or none that can be.
+    pub fn said(&self) -> Option<Config> {
+        let mut config = Config::default();
+        for (index, key) in KEYS.iter().enumerate() {
+            // Pairs with the Release in `say`, as every load here.
+            let word = self.word(SAID + 8 * index).load(Ordering::Acquire);
+            // The shortest digits that mean this number: `set` looks at its range.
+            config.set(key, &f64::from_bits(word).to_string()).ok()?;
+        }
+        config.check().is_ok().then_some(config)
+    }
+
+    /// What the RNIC is called; `None` where nobody said it, or what is there is no name.
+    pub fn rnic(&self) -> Option<String> {
+        let mut bytes = Vec::with_capacity(NAME_BYTES_MAX);
+        for at in (NAME..FIRST_ROW).step_by(8) {
+            bytes.extend(self.word(at).load(Ordering::Acquire).to_le_bytes());
+        }
+        let len = bytes.iter().position(|byte| *byte == 0);
+        bytes.truncate(len.unwrap_or(bytes.len()));
+        let is_name = !bytes.is_empty() && bytes.iter().all(u8::is_ascii_graphic);
+        is_name.then(|| String::from_utf8(bytes).ok()).flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::shared_state::BYTES;
+
+    fn share() -> Share {
+        let request = SegmentRequest {
+            name: "said",
+            len: BYTES,
+            huge_pages: HugePages::No,
+            numa_node: None,
+        };
+        let segment = SharedSegment::create(&request).unwrap();
+        Share::over(View::from(std::sync::Arc::new(segment))).unwrap()
+    }
+
+    #[test]
+    fn what_was_said_is_read_and_what_was_not_is_not() {
+        let share = share();
+        assert_eq!((share.said(), share.rnic()), (None, None));
+        let mut config = Config::default();
+        for (key, value) in [
+            ("line_rate_gbps", "25"),
+            ("min_rate_gbps", "0.3"),
+            ("init_alpha", "0.1"),
+            ("qps_per_step", "64"),
+            ("window", "1"),
+        ] {
+            config.set(key, value).unwrap();
+        }
+        share.say("soft:h1", &config);
+        assert_eq!(share.said(), Some(config.clone()));
+        assert_eq!(share.rnic().as_deref(), Some("soft:h1"));
+        // Another's words leave nothing of a longer name.
+        share.say("ibv", &config);
+        assert_eq!(share.rnic().as_deref(), Some("ibv"));
+        share.say(&"x".repeat(100), &config);
+        assert_eq!(share.rnic().map(|name| name.len()), Some(NAME_BYTES_MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_no_constants_or_legal_ones(
+            words in proptest::collection::vec(
+                prop_oneof![any::<u64>(), (0.0..1e4_f64).prop_map(f64::to_bits)],
+                (FIRST_ROW - SAID) / 8,
+            ),
+        ) {
+            let share = share();
+            for (index, word) in words.iter().enumerate() {
+                share.word(SAID + 8 * index).store(*word, Ordering::Relaxed);
+            }
+            if let Some(config) = share.said() {
+                prop_assert_eq!(config.check(), Ok(()));
+                prop_assert!(config.line_rate() > 0);
+            }
+            if let Some(name) = share.rnic() {
+                prop_assert!((1..=NAME_BYTES_MAX).contains(&name.len()));
+                prop_assert!(name.chars().all(|c| c.is_ascii_graphic()));
+            }
+        }
+    }
+}

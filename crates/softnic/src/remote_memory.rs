@@ -1,0 +1,220 @@
+//! Memory at the other end, mapped here or not, and moving bytes there and back.
+
+use crate::copy::{Span, copy_spans, cut};
+use crate::cross_process_copy::{self, CrossError, Direction, Stretch};
+use crate::peer::Peer;
+use crate::table::MAX_SGE;
+
+/// Checked memory of the peer.
+#[derive(Clone, Copy)]
+pub(crate) enum Far {
+    /// Mapped here.
+    Mapped(Span),
+    /// Mapped there only, as part of the region `key`.
+    Across { key: u32, stretch: Stretch },
+}
+
+/// Why bytes were not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unmoved {
+    /// The memory is not there, though it is registered.
+    Fault,
+    /// The peer is dead.
+    Dead,
+    /// The kernel does not let this process reach it: its owner is to be asked for this part.
+    Refused { key: u32, stretch: Stretch },
+}
+
+impl Far {
+    pub(crate) const EMPTY: Self = Self::Mapped(Span::EMPTY);
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Mapped(span) => span.len(),
+            Self::Across { stretch, .. } => stretch.len,
+        }
+    }
+
+    /// Where it is mapped here.
+    pub(crate) fn mapped(&self) -> Option<Span> {
+        match self {
+            Self::Mapped(span) => Some(*span),
+            Self::Across { .. } => None,
+        }
+    }
+}
+
+/// Moves `budget` bytes, or a few more, between the spans `here` and the memory `there` of `peer`, both
+/// from byte `done` on, in order, and counts them there: fewer when either ran out.
+pub(crate) fn transfer(
+    direction: Direction,
+    peer: &Peer,
+    here: &[Span],
+    there: &[Far],
+    done: &mut u64,
+    budget: usize,
+) -> Result<(), Unmoved> {
+    let mut spans = [Span::EMPTY; MAX_SGE];
+    if let Some(there) = all_mapped(there, &mut spans) {
+        *done += match direction {
+            Direction::Place => copy_spans(there, here, *done, budget),
+            Direction::Fetch => copy_spans(here, there, *done, budget),
+        } as u64;
+        return Ok(());
+    }
+    let room: u64 = here.iter().map(|span| span.len() as u64).sum();
+    let until = room.min(*done + budget as u64);
+    while *done < until {
+        let at = *done;
+        let step = match run(there, at, (until - at) as usize) {
+            Run::End => break,
+            Run::Mapped(span) => {
+                let mut parts = [Span::EMPTY; MAX_SGE];
+                let count = cut(here, at, span.len(), &mut parts);
+                match direction {
+                    Direction::Place => copy_spans(&[span], &parts[..count], 0, span.len()),
+                    Direction::Fetch => copy_spans(&parts[..count], &[span], 0, span.len()),
+                }
+            }
+            Run::Across(stretches, key, count, len) => {
+                let mut parts = [Span::EMPTY; MAX_SGE];
+                let parts_count = cut(here, at, len, &mut parts);
+                let moved = across(direction, peer, &parts[..parts_count], &stretches[..count]);
+                moved.map_err(|why| why.of(key, stretches[0]))?
+            }
+        };
+        if step == 0 {
+            break;
+        }
+        *done += step as u64;
+    }
+    Ok(())
+}
+
+/// The spans of memory that is mapped here, all of it, in `out`.
+#[inline(always)]
+fn all_mapped<'a>(list: &[Far], out: &'a mut [Span; MAX_SGE]) -> Option<&'a [Span]> {
+    let out = out.get_mut(..list.len())?;
+    for (far, out) in list.iter().zip(&mut *out) {
+        *out = far.mapped()?;
+    }
+    Some(out)
+}
+
+/// Memory that can be moved at once.
+enum Run {
+    Mapped(Span),
+    /// The first is of the region of that key; so many of them, so many bytes together.
+    Across([Stretch; MAX_SGE], u32, usize, usize),
+    End,
+}
+
+/// What begins at byte `skip` of `there`, at most `budget` bytes.
+fn run(there: &[Far], mut skip: u64, budget: usize) -> Run {
+    let (mut stretches, mut first, mut count, mut len) = ([Stretch::EMPTY; MAX_SGE], 0, 0, 0);
+    for far in there {
+        let Some(rest) = (far.len() as u64)
+            .checked_sub(skip)
+            .filter(|rest| *rest > 0)
+        else {
+            skip -= far.len() as u64;
+            continue;
+        };
+        let part = rest.min((budget - len) as u64) as usize;
+        match far {
+            Far::Mapped(span) if count == 0 => {
+                let mut out = [Span::EMPTY];
+                cut(&[*span], skip, part, &mut out);
+                return Run::Mapped(out[0]);
+            }
+            Far::Across { key, stretch } if part > 0 && count < MAX_SGE => {
+                first = if count == 0 { *key } else { first };
+                let addr = stretch.addr.wrapping_add(skip);
+                stretches[count] = Stretch { addr, len: part };
+                count += 1;
+                len += part;
+            }
+            _ => break,
+        }
+        skip = 0;
+    }
+    match count {
+        0 => Run::End,
+        _ => Run::Across(stretches, first, count, len),
+    }
+}
+
+/// [`Unmoved`], of a run.
+enum Why {
+    Fault,
+    Dead,
+    Refused,
+}
+
+impl Why {
+    fn of(self, key: u32, stretch: Stretch) -> Unmoved {
+        match self {
+            Self::Fault => Unmoved::Fault,
+            Self::Dead => Unmoved::Dead,
+            Self::Refused => Unmoved::Refused { key, stretch },
+        }
+    }
+}
+
+fn across(
+    direction: Direction,
+    peer: &Peer,
+    here: &[Span],
+    there: &[Stretch],
+) -> Result<usize, Why> {
+    if peer.refuses_crossing() {
+        return Err(Why::Refused);
+    }
+    cross_process_copy::copy(direction, peer.pid(), here, there).map_err(|error| match error {
+        CrossError::Fault => Why::Fault,
+        CrossError::Gone if peer.check_dead() => Why::Dead,
+        CrossError::Gone | CrossError::Refused(_) => {
+            peer.note(error);
+            Why::Refused
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::process::Command;
+
+    use headworks_shm::ProcessId;
+
+    use super::*;
+    use crate::table::Table;
+
+    /// The pidfd of a process that has ended, and its number, which names nobody.
+    fn the_dead() -> (ProcessId, OwnedFd) {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let id = ProcessId::of_pid(child.id()).unwrap();
+        let pidfd = id.open_pidfd().unwrap().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        (id, pidfd)
+    }
+
+    fn reached(process: ProcessId, pidfd: OwnedFd) -> (Result<usize, Why>, bool) {
+        let table = Table::new(crate::table::empty_segment()).unwrap();
+        let peer = Peer::stand_in(process, Some(pidfd), table);
+        let here = [Span::of_inline(&[0; 8])];
+        let there = [Stretch { addr: 4096, len: 8 }];
+        let found = across(Direction::Place, &peer, &here, &there);
+        (found, peer.refuses_crossing())
+    }
+
+    #[test]
+    fn a_number_that_names_nobody_is_a_death_only_where_the_pidfd_says_so() {
+        let (dead, pidfd) = the_dead();
+        assert!(matches!(reached(dead, pidfd), (Err(Why::Dead), false)));
+        // As where its first thread has ended and others run: its owner is asked.
+        let us = ProcessId::current().unwrap().open_pidfd().unwrap().unwrap();
+        assert!(matches!(reached(dead, us), (Err(Why::Refused), true)));
+    }
+}
