@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks::daemon::Identity;
 use headworks::daemon::limits::Config;
-use headworks::daemon::server::{Shell, ShellConfig};
+use headworks::daemon::server::{DaemonServer, ServerConfig};
 use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::service::Service;
 use headworks::verbs::Duration;
@@ -116,7 +116,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
     };
     let device = headworks::open(&format!("soft:h{}", host + 1).parse()?)?;
     let life = u64::from(std::process::id());
-    let config = ShellConfig {
+    let config = ServerConfig {
         identity: Identity::open(address(host), life),
         port,
         socket: socket.into(),
@@ -125,7 +125,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
         drain: Duration::ZERO,
         daemon: Config::default(),
     };
-    let mut shell = Shell::open(device, &config)?;
+    let mut shell = DaemonServer::open(device, &config)?;
     say(format!("serving at port {}\n", shell.port()).as_bytes())?;
     shell.run(interrupt, |_| {})?;
     Ok(())

@@ -14,7 +14,7 @@
 //!
 //! What they share is shared: where the next message goes and when a head is pushed is decided by
 //! the ring's own [`SendPolicy`](headworks_ring::send_policy::SendPolicy) and
-//! [`Drain`](headworks_ring::receive_policy::Drain), in slots of 8 bytes for those that pack their messages;
+//! [`ReceivePolicy`](headworks_ring::receive_policy::ReceivePolicy), in slots of 8 bytes for those that pack their messages;
 //! [`sender`] and [`receiver`] have the loops. What makes a design, the requests that it posts and
 //! how their arrival is noticed, is a [`SendProtocol`] and a [`ReceiveProtocol`] in a file of its
 //! own; [`setup`] makes and connects the ends of any [`Design`].

@@ -11,9 +11,9 @@ use anyhow::Context;
 use clap::Args;
 use headworks::daemon::Identity;
 use headworks::daemon::auth::Secret;
-use headworks::daemon::config::{self, Log, Metrics, Settings, Users};
+use headworks::daemon::config::{self, DaemonConfig, Log, Metrics, Users};
 use headworks::daemon::server::notify::Notify;
-use headworks::daemon::server::{Ended, MetricsAt, Shell, ShellConfig};
+use headworks::daemon::server::{DaemonServer, Ended, MetricsAt, ServerConfig};
 use headworks::net::Interrupt;
 use headworks::service;
 use headworks::verbs::{Device, DeviceName, Duration};
@@ -76,7 +76,7 @@ pub(crate) struct Daemon {
 /// What was asked for, with what was left open.
 struct DaemonDevice {
     device: DeviceName,
-    shell: ShellConfig,
+    shell: ServerConfig,
     level: tracing::Level,
     file: ConfigFile,
     /// Where the file names the device, if it does.
@@ -97,7 +97,7 @@ impl DaemonDevice {
 #[derive(Default)]
 struct ConfigFile {
     file: Option<(PathBuf, String)>,
-    settings: Settings,
+    settings: DaemonConfig,
 }
 
 impl ConfigFile {
@@ -132,7 +132,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     })?;
     // Whatever keeps it from serving: more of something, or another address, port or path is what helps.
     let device = chosen.open()?;
-    let shell = Shell::open(device.clone(), &chosen.shell);
+    let shell = DaemonServer::open(device.clone(), &chosen.shell);
     let mut shell = shell.map_err(exit_status::bad_input)?;
     let serves = format!(
         "serving {} on {}: applications attach at {}",
@@ -231,7 +231,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
     let log = command.log.or(settings.log).unwrap_or(Log::Warn);
     Ok(DaemonDevice {
         device,
-        shell: ShellConfig {
+        shell: ServerConfig {
             identity: Identity {
                 secret,
                 entropy: entropy()?,
@@ -276,7 +276,7 @@ fn read_config_file(named: Option<&Path>) -> anyhow::Result<ConfigFile> {
             None => return Ok(ConfigFile::default()),
         },
     };
-    let settings = Settings::parse(&text);
+    let settings = DaemonConfig::parse(&text);
     let settings = settings
         .map_err(|error| exit_status::bad_input(format_args!("{}: {error}", path.display())))?;
     Ok(ConfigFile {

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::daemon::log_ratelimit::Seldom;
+use headworks::daemon::log_ratelimit::LogRateLimit;
 use headworks::net::clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::callsite::Identifier;
@@ -25,7 +25,7 @@ pub(crate) struct StderrLog<F = io::Stderr>(Arc<Mutex<State<F>>>);
 
 struct State<F> {
     out: F,
-    seldom: Seldom<Identifier>,
+    seldom: LogRateLimit<Identifier>,
     /// Lines for which there was no room.
     lost: u64,
 }
@@ -40,7 +40,7 @@ impl<F: AsFd> StderrLog<F> {
     fn of(out: F) -> Self {
         let state = State {
             out,
-            seldom: Seldom::default(),
+            seldom: LogRateLimit::default(),
             lost: 0,
         };
         Self(Arc::new(Mutex::new(state)))

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use headworks::inspect::{self, Census};
+use headworks::inspect::{self, RegistrySnapshot};
 use headworks::net::Interrupt;
 
 use crate::args::Top;
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
             "device option {option:?} means nothing to top: soft or soft:HOST"
         )));
     }
-    let mut before: Option<(Instant, Census)> = None;
+    let mut before: Option<(Instant, RegistrySnapshot)> = None;
     watch(args, |width| {
         let now = Instant::now();
         let census = inspect::snapshot(host)?;

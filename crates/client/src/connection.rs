@@ -5,8 +5,8 @@
 use std::net::SocketAddr;
 use std::ops::Deref;
 
-use crate::control_block::{Block, Status, Transfer};
-use crate::doorbell::Board;
+use crate::control_block::{ControlBlock, Status, Transfer};
+use crate::doorbell::Doorbell;
 use crate::egress::{EgressWriter, Lent};
 use crate::error::ContractError;
 use crate::ingress::IngressReader;
@@ -28,12 +28,12 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`], [`ContractError::Block`].
+    /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
     pub(crate) fn new(
         end: End,
         slabs: Slabs,
-        board: Board,
-        block: &Block,
+        board: Doorbell,
+        block: &ControlBlock,
     ) -> Result<Self, ContractError> {
         let egress = EgressWriter::new(&slabs, block)?;
         let ingress = IngressReader::new(&slabs, block)?;
@@ -76,8 +76,8 @@ pub struct Known {
     local: SocketAddr,
     peer: SocketAddr,
     slabs: Slabs,
-    board: Board,
-    block: Block,
+    board: Doorbell,
+    block: ControlBlock,
 }
 
 impl Known {
@@ -97,7 +97,7 @@ impl Known {
     }
 
     /// Its words, of which a sleeper arms the bell.
-    pub fn block(&self) -> &Block {
+    pub fn block(&self) -> &ControlBlock {
         &self.block
     }
 

@@ -52,24 +52,26 @@ pub enum Way {
 
 /// A connection's words.
 #[derive(Clone, Debug)]
-pub struct Block {
+pub struct ControlBlock {
     view: View,
     status: WordRef,
 }
 
-impl Block {
+impl ControlBlock {
     /// The words at `extent`.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`], [`ContractError::Block`].
+    /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
     pub fn at(slabs: &Slabs, extent: Extent) -> Result<Self, ContractError> {
         // On a line's boundary: what the two sides write would share lines otherwise.
         if extent.len != BLOCK_BYTES || !extent.offset.is_multiple_of(64) {
-            return Err(ContractError::Block);
+            return Err(ContractError::ControlBlock);
         }
         let view = slabs.view(extent)?;
-        let status = view.word_ref(STATUS).map_err(|_| ContractError::Block)?;
+        let status = view
+            .word_ref(STATUS)
+            .map_err(|_| ContractError::ControlBlock)?;
         Ok(Self { view, status })
     }
 
@@ -324,11 +326,11 @@ mod tests {
         let slabs = slabs(&[4096]);
         let at = |offset, len| {
             let slab = 0;
-            Block::at(&slabs, Extent { slab, len, offset })
+            ControlBlock::at(&slabs, Extent { slab, len, offset })
         };
         assert!(at(512, BLOCK_BYTES).is_ok());
-        assert_eq!(at(0, 511).unwrap_err(), ContractError::Block);
-        assert_eq!(at(8, BLOCK_BYTES).unwrap_err(), ContractError::Block);
+        assert_eq!(at(0, 511).unwrap_err(), ContractError::ControlBlock);
+        assert_eq!(at(8, BLOCK_BYTES).unwrap_err(), ContractError::ControlBlock);
         assert!(matches!(
             at(3840, BLOCK_BYTES).unwrap_err(),
             ContractError::Extent(_)
@@ -347,7 +349,7 @@ mod tests {
             len,
             offset,
         };
-        let block = Block::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
+        let block = ControlBlock::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
         block.clear();
         let told = |number| block.ring_told(&slabs, Way::Ingress, number);
         assert!(told(1).unwrap().is_none());

@@ -9,12 +9,12 @@ const MARKS: usize = 64;
 
 /// The board: a bell, and a mark for every handle.
 #[derive(Clone, Debug)]
-pub struct Board {
+pub struct Doorbell {
     view: View,
     handles: usize,
 }
 
-impl Board {
+impl Doorbell {
     /// Bytes of a board for so many handles.
     pub const fn bytes(handles: usize) -> usize {
         MARKS + DirtySet::word_count(handles) * 8
@@ -24,12 +24,13 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`], [`ContractError::Block`].
+    /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
     pub fn at(slabs: &Slabs, extent: Extent, handles: usize) -> Result<Self, ContractError> {
         let view = slabs.view(extent)?;
         let words = view.words(MARKS, DirtySet::word_count(handles));
-        words.map_err(|_| ContractError::Block)?;
-        view.event_count(0).map_err(|_| ContractError::Block)?;
+        words.map_err(|_| ContractError::ControlBlock)?;
+        view.event_count(0)
+            .map_err(|_| ContractError::ControlBlock)?;
         Ok(Self { view, handles })
     }
 

@@ -16,7 +16,7 @@
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::control_block::{Block, Transfer, Way};
+use crate::control_block::{ControlBlock, Transfer, Way};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
 use crate::one_sided::{OPERATION_BYTES, Operation};
@@ -43,7 +43,7 @@ const fn header(kind: u8, len: u32) -> [u8; 8] {
 /// The application's end.
 #[derive(Debug)]
 pub struct EgressWriter {
-    block: Block,
+    block: ControlBlock,
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
@@ -65,15 +65,15 @@ impl EgressWriter {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`], and [`ContractError::Block`] where there is no ring.
-    pub fn new(slabs: &Slabs, block: &Block) -> Result<Self, ContractError> {
+    /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] where there is no ring.
+    pub fn new(slabs: &Slabs, block: &ControlBlock) -> Result<Self, ContractError> {
         let ring = block.ring_told(slabs, Way::Egress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
             tail: block.tail(Way::Egress),
             head: block.head(Way::Egress),
             block: block.clone(),
-            ring: ring.ok_or(ContractError::Block)?,
+            ring: ring.ok_or(ContractError::ControlBlock)?,
             number: 1,
             at: 0,
             freed: 0,
@@ -276,7 +276,7 @@ pub enum What {
 /// The daemon's end: believes nothing that it reads.
 #[derive(Debug)]
 pub struct EgressReader {
-    block: Block,
+    block: ControlBlock,
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
@@ -308,7 +308,7 @@ impl EgressReader {
     /// # Errors
     ///
     /// [`ContractError::Extent`].
-    pub fn new(slabs: &Slabs, block: &Block, extent: Extent) -> Result<Self, ContractError> {
+    pub fn new(slabs: &Slabs, block: &ControlBlock, extent: Extent) -> Result<Self, ContractError> {
         let ring = ByteRing::new(slabs, extent, 0)?;
         block.tell_ring(Way::Egress, 1, &ring);
         Ok(Self {

@@ -34,7 +34,7 @@ pub enum ContractError {
     AfterEnd,
     /// A connection's words that do not fit where they are to be.
     #[error("no place for the words of a connection")]
-    Block,
+    ControlBlock,
     /// A message of the control socket that cannot be read: what of it.
     #[error("a malformed message: {0}")]
     Message(&'static str),

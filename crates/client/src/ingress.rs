@@ -8,14 +8,14 @@
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::control_block::{Block, Told, Way};
+use crate::control_block::{ControlBlock, Told, Way};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
 
 /// The daemon's end.
 #[derive(Debug)]
 pub struct IngressWriter {
-    block: Block,
+    block: ControlBlock,
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
@@ -34,7 +34,7 @@ impl IngressWriter {
     /// # Errors
     ///
     /// [`ContractError::Extent`].
-    pub fn new(slabs: &Slabs, block: &Block, extent: Extent) -> Result<Self, ContractError> {
+    pub fn new(slabs: &Slabs, block: &ControlBlock, extent: Extent) -> Result<Self, ContractError> {
         let ring = ByteRing::new(slabs, extent, 0)?;
         block.tell_ring(Way::Ingress, 1, &ring);
         Ok(Self {
@@ -159,7 +159,7 @@ impl IngressWriter {
 /// The application's end.
 #[derive(Debug)]
 pub struct IngressReader {
-    block: Block,
+    block: ControlBlock,
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
@@ -178,15 +178,15 @@ impl IngressReader {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`], and [`ContractError::Block`] where there is no ring.
-    pub fn new(slabs: &Slabs, block: &Block) -> Result<Self, ContractError> {
+    /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] where there is no ring.
+    pub fn new(slabs: &Slabs, block: &ControlBlock) -> Result<Self, ContractError> {
         let ring = block.ring_told(slabs, Way::Ingress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
             tail: block.tail(Way::Ingress),
             head: block.head(Way::Ingress),
             block: block.clone(),
-            ring: ring.ok_or(ContractError::Block)?,
+            ring: ring.ok_or(ContractError::ControlBlock)?,
             next: None,
             number: 1,
             come: 0,

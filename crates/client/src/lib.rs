@@ -36,8 +36,8 @@ pub mod socket_message;
 pub mod testing;
 pub mod vqpn;
 
-pub use control_block::{BLOCK_BYTES, Block, Reset, Status};
-pub use doorbell::Board;
+pub use control_block::{BLOCK_BYTES, ControlBlock, Reset, Status};
+pub use doorbell::Doorbell;
 pub use egress::{EgressReader, EgressWriter, Lent, Record, What};
 pub use error::ContractError;
 pub use ingress::{IngressReader, IngressWriter};

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use headworks_shm::View;
 
 use crate::connection::Connection;
-use crate::control_block::Block;
-use crate::doorbell::Board;
+use crate::control_block::ControlBlock;
+use crate::doorbell::Doorbell;
 use crate::error::ContractError;
 use crate::memory::{Extent, Slabs};
 use crate::one_sided::Rights;
@@ -28,7 +28,7 @@ use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDES
 #[derive(Debug)]
 pub struct Session {
     slabs: Slabs,
-    board: Option<Board>,
+    board: Option<Doorbell>,
     over: Option<Refusal>,
     requests: u32,
     out: VecDeque<Request>,
@@ -136,7 +136,7 @@ impl Session {
     }
 
     /// Its board, once it is attached.
-    pub fn board(&self) -> Option<&Board> {
+    pub fn board(&self) -> Option<&Doorbell> {
         self.board.as_ref()
     }
 
@@ -281,7 +281,7 @@ impl Session {
                 return self.slabs.add(number, view);
             }
             Reply::Attached { board, handles, .. } => {
-                self.board = Some(Board::at(&self.slabs, board, handles as usize)?);
+                self.board = Some(Doorbell::at(&self.slabs, board, handles as usize)?);
                 Event::Attached
             }
             Reply::Connected { request, end } => Event::Connected {
@@ -320,7 +320,7 @@ impl Session {
     }
 
     fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
-        let block = Block::at(&self.slabs, end.block)?;
+        let block = ControlBlock::at(&self.slabs, end.block)?;
         let board = self.board.clone();
         let board = board.ok_or(ContractError::Message("a connection before a board"))?;
         let connection = Connection::new(end, self.slabs.clone(), board, &block)?;

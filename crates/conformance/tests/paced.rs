@@ -8,7 +8,7 @@ use headworks_conformance::worlds::{InProcessWorld, WorldLayout};
 use headworks_conformance::{Case, DeviceBehaviour, cases, runner};
 use headworks_net::clock;
 use headworks_pacing::shared_state::BYTES;
-use headworks_pacing::{Clock, Config, PacedDevice, Pacing, Share};
+use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SharedPacing};
 use headworks_runtime::DeviceOpener;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{Device, Gid, Provider};
@@ -23,7 +23,7 @@ use soft_registry::soft_opener;
 
 /// Every device paced, with these constants; those of one host share.
 fn paced(inner: DeviceOpener, config: &Config, is_real: bool) -> DeviceOpener {
-    let shares: Mutex<BTreeMap<[u8; 16], Share>> = Mutex::default();
+    let shares: Mutex<BTreeMap<[u8; 16], SharedPacing>> = Mutex::default();
     let config = Arc::new(config.clone());
     Arc::new(move |name| {
         let device = inner(name)?;
@@ -47,7 +47,7 @@ fn paced(inner: DeviceOpener, config: &Config, is_real: bool) -> DeviceOpener {
     })
 }
 
-fn share() -> Share {
+fn share() -> SharedPacing {
     let request = SegmentRequest {
         name: "paced",
         len: BYTES,
@@ -55,7 +55,7 @@ fn share() -> Share {
         numa_node: None,
     };
     let segment = SharedSegment::create(&request).expect("a segment");
-    Share::over(View::from(Arc::new(segment))).expect("long enough")
+    SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")
 }
 
 /// Nearly everything has to wait.

@@ -10,7 +10,7 @@ pub const LEAST_LOG: u32 = 9;
 
 /// The parts of several slabs.
 #[derive(Debug, Default)]
-pub struct Pool {
+pub struct ExtentAllocator {
     /// By length, as a power of two: the free ones, by slab and offset.
     free: BTreeMap<u32, BTreeSet<(u32, u64)>>,
     /// The lengths of slabs, as powers of two.
@@ -27,7 +27,7 @@ pub fn log_of(bytes: u32) -> u32 {
         .max(LEAST_LOG)
 }
 
-impl Pool {
+impl ExtentAllocator {
     /// All of a new slab, `2^log` bytes long, is free.
     pub fn add(&mut self, slab: u32, log: u32) {
         self.slabs.insert(slab, log);
@@ -101,7 +101,7 @@ mod tests {
         fn stretches_do_not_overlap_and_come_together_again(
             acts in proptest::collection::vec((any::<bool>(), 9u32..15, any::<usize>()), 0..300),
         ) {
-            let mut pool = Pool::default();
+            let mut pool = ExtentAllocator::default();
             pool.add(0, 14);
             pool.add(5, 13);
             let mut taken: Vec<Extent> = Vec::new();

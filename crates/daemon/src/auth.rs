@@ -29,7 +29,7 @@ pub struct NoSecret(usize);
 
 /// Which side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum Role {
     /// Who called.
     Calling,
     /// Who was called.
@@ -40,7 +40,7 @@ pub enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Which side of it.
-    pub side: Side,
+    pub side: Role,
     /// The address that it serves.
     pub address: IpAddr,
     /// The address of whom it proves it to: what one host was told is of no use at another.
@@ -74,8 +74,8 @@ impl Secret {
     fn over(&self, claim: &Claim) -> Hmac<Sha256> {
         let mut mac = self.0.clone();
         mac.update(match claim.side {
-            Side::Calling => b"headworks daemon, calling",
-            Side::Called => b"headworks daemon, called..",
+            Role::Calling => b"headworks daemon, calling",
+            Role::Called => b"headworks daemon, called..",
         });
         // All of fixed length.
         for address in [claim.address, claim.to] {
@@ -139,7 +139,7 @@ mod tests {
 
     fn claim() -> Claim {
         Claim {
-            side: Side::Calling,
+            side: Role::Calling,
             address: "10.0.0.1".parse().unwrap(),
             to: "10.0.0.3".parse().unwrap(),
             life: 7,
@@ -159,7 +159,7 @@ mod tests {
         assert!(!other.is_proven(&claim(), &proof));
         for changed in [
             Claim {
-                side: Side::Called,
+                side: Role::Called,
                 ..claim()
             },
             Claim {

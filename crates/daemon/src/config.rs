@@ -36,7 +36,7 @@ where
 /// What a file says; `None` where it does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Settings {
+pub struct DaemonConfig {
     /// The device, `KIND[:NAME][,key=value…]`.
     pub device: Option<String>,
     /// The address of this host.
@@ -159,7 +159,7 @@ impl From<Log> for tracing::Level {
 
 /// A file that says what cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SettingsError {
+pub enum DaemonConfigError {
     /// It is no TOML, or has a key that is none or is not to be so.
     #[error("line {line}: {says}")]
     Text {
@@ -190,23 +190,23 @@ pub enum SettingsError {
     },
 }
 
-impl Settings {
+impl DaemonConfig {
     /// What a text says.
     ///
     /// # Errors
     ///
-    /// [`SettingsError`]: keys that there are not are refused, as is what they may not be.
-    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+    /// [`DaemonConfigError`]: keys that there are not are refused, as is what they may not be.
+    pub fn parse(text: &str) -> Result<Self, DaemonConfigError> {
         let settings: Self = toml::from_str(text).map_err(|error| {
             let span = error.span();
             let wrong = span.as_ref().and_then(|at| value_at(text, at.start));
-            wrong.unwrap_or_else(|| SettingsError::Text {
+            wrong.unwrap_or_else(|| DaemonConfigError::Text {
                 line: line_at(text, span.map_or(0, |span| span.start)),
                 says: error.message().lines().collect::<Vec<_>>().join(" "),
             })
         })?;
         let checked = settings.limits.check();
-        checked.map_err(|error| SettingsError::Limits {
+        checked.map_err(|error| DaemonConfigError::Limits {
             line: line_of(text, error.key).unwrap_or(1),
             error,
         })?;
@@ -238,12 +238,12 @@ type Entry<'a, 'i> = (
 );
 
 /// What is wrong where a value is not what its key may be.
-fn value_at(text: &str, at: usize) -> Option<SettingsError> {
+fn value_at(text: &str, at: usize) -> Option<DaemonConfigError> {
     let table = DeTable::parse(text).ok()?;
     let mut entries = entries(table.get_ref()).into_iter();
     let (key, value) = entries.find(|(_, value)| value.span().contains(&at))?;
     let written = text.get(value.span())?;
-    Some(SettingsError::Value {
+    Some(DaemonConfigError::Value {
         line: line_at(text, at),
         key: key.get_ref().to_string(),
         value: written.split_whitespace().collect::<Vec<_>>().join(" "),
@@ -280,8 +280,8 @@ mod tests {
 
     #[test]
     fn a_file_says_what_it_says() {
-        assert_eq!(Settings::parse("").unwrap(), Settings::default());
-        let settings = Settings::parse(
+        assert_eq!(DaemonConfig::parse("").unwrap(), DaemonConfig::default());
+        let settings = DaemonConfig::parse(
             "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\n\
              [limits]\nbulk = \"by-load\"\nlinks_max = 4\n",
         );
@@ -334,7 +334,7 @@ mod tests {
             ("log = \"loud\"\n", "line 1: log is \"loud\": error, warn"),
             ("address = \n", "line 1: "),
         ] {
-            let line = Settings::parse(text).unwrap_err().to_string();
+            let line = DaemonConfig::parse(text).unwrap_err().to_string();
             assert!(line.starts_with(says), "{text:?}: {line}");
             assert_eq!(line.lines().count(), 1, "{line}");
         }
@@ -343,7 +343,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_taken_or_refused(text in ".{0,60}(\\n.{0,40}){0,3}") {
-            if let Err(error) = Settings::parse(&text) {
+            if let Err(error) = DaemonConfig::parse(&text) {
                 prop_assert_eq!(error.to_string().lines().count(), 1);
             }
         }

@@ -7,16 +7,16 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use headworks_client::{Block, ContractError, Extent, Outcome, Reset, Status, Vqpn};
+use headworks_client::{ContractError, ControlBlock, Extent, Outcome, Reset, Status, Vqpn};
 
 use crate::daemon::WatchId;
-use crate::egress::{Aside, Outlet, Turn};
+use crate::egress::{Aside, EgressHalf, Turn};
 use crate::exports::Exports;
 use crate::frame::{Header, Kind, OFFER, RING, Remote};
-use crate::ingress::Inlet;
+use crate::ingress::IngressHalf;
 use crate::limits::Config;
 use crate::memory::Memory;
-use crate::qp_group::{Link, Which};
+use crate::qp_group::{QpGroup, Which};
 use crate::send_queue::Then;
 
 /// Where it is and whose.
@@ -60,9 +60,9 @@ pub(crate) struct Connection {
     /// The other end's number, once that is known.
     pub(crate) remote: Option<Vqpn>,
     pub(crate) place: Place,
-    block: Block,
-    pub(crate) outlet: Outlet,
-    pub(crate) inlet: Inlet,
+    block: ControlBlock,
+    pub(crate) outlet: EgressHalf,
+    pub(crate) inlet: IngressHalf,
     /// What was READ and the peer is to be told of: where in the stream, and how much.
     pub(crate) fetched: VecDeque<(u64, u32)>,
     /// Memory that the peer may use.
@@ -89,9 +89,9 @@ impl Connection {
     pub(crate) fn new(
         number: Vqpn,
         place: Place,
-        block: Block,
-        outlet: Outlet,
-        inlet: Inlet,
+        block: ControlBlock,
+        outlet: EgressHalf,
+        inlet: IngressHalf,
     ) -> Self {
         Self {
             number,
@@ -335,7 +335,7 @@ impl Connection {
     }
 
     /// Puts it into its link's queue, if it has a control frame to send and is not there.
-    pub(crate) fn queue(&mut self, link: &mut Link) {
+    pub(crate) fn queue(&mut self, link: &mut QpGroup) {
         // What was left unread is told of when everything else is done.
         if self.life.is_lost && self.is_all_said() {
             self.life.is_lost = false;
@@ -348,7 +348,7 @@ impl Connection {
     }
 
     /// Sends a control frame, for which there is room and credit, and stands in the queue again if there is more.
-    pub(crate) fn control(&mut self, memory: &Memory, link: &mut Link, load: u8) {
+    pub(crate) fn control(&mut self, memory: &Memory, link: &mut QpGroup, load: u8) {
         self.life.is_queued = false;
         let Some(to) = self.remote.filter(|_| self.has_control()) else {
             return;
@@ -441,7 +441,7 @@ impl Connection {
     pub(crate) fn turn(
         &mut self,
         memory: &mut Memory,
-        link: &mut Link,
+        link: &mut QpGroup,
         load: u8,
         config: &Config,
     ) -> Result<Turn, ContractError> {

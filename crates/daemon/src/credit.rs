@@ -7,7 +7,7 @@
 //! other side's memory, which costs no receive but has to be looked for there, on every link; frames come through
 //! the one completion queue that is looked at anyhow, and wake who sleeps.)
 //!
-//! How many a link is promised is for [`Grants`](crate::receive_shares::Grants) to say.
+//! How many a link is promised is for [`ReceiveShares`](crate::receive_shares::ReceiveShares) to say.
 
 /// What one side knows.
 #[derive(Clone, Debug, Default)]

@@ -15,7 +15,7 @@ use slab::Slab;
 
 use crate::auth::{Nonce, Nonces, Secret};
 use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
-use crate::domain::{self, Census, Domain, DomainError, DomainId, LinkKey};
+use crate::domain::{self, Domain, DomainError, DomainId, DomainSnapshot, LinkKey};
 use crate::limits::Config;
 use crate::snapshot::Snapshot;
 
@@ -284,7 +284,7 @@ impl Daemon {
     }
 
     /// What there is in each domain.
-    pub fn census(&self) -> impl Iterator<Item = (DomainId, Census)> {
+    pub fn census(&self) -> impl Iterator<Item = (DomainId, DomainSnapshot)> {
         self.domains.iter().map(|(id, one)| (*id, one.census()))
     }
 

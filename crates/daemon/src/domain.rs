@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use headworks_client::socket_message::{End, Refusal, Reply};
 use headworks_client::{
-    BLOCK_BYTES, Block, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
+    BLOCK_BYTES, ControlBlock, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
 };
 use headworks_verbs::{
     Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError,
@@ -19,12 +19,12 @@ use slab::Slab;
 use crate::connection::{Connection, Place};
 use crate::connection_table::Table;
 use crate::daemon::{Signal, WatchId};
-use crate::egress::Outlet;
+use crate::egress::EgressHalf;
 use crate::frame::Remote;
-use crate::ingress::Inlet;
+use crate::ingress::IngressHalf;
 use crate::limits::Config;
-use crate::qp_group::{Link, Which};
-use crate::receive_shares::Grants;
+use crate::qp_group::{QpGroup, Which};
+use crate::receive_shares::ReceiveShares;
 use crate::receives::Receives;
 use crate::session::Session;
 
@@ -35,7 +35,7 @@ mod snapshot;
 mod step;
 
 use draining::Dying;
-pub use snapshot::Census;
+pub use snapshot::DomainSnapshot;
 
 /// Which domain of a host: a user's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -163,7 +163,7 @@ struct Linked {
     instance: u32,
     /// Whether it stands among those that have something to do.
     is_active: bool,
-    link: Link,
+    link: QpGroup,
 }
 
 /// The end of a connection as the peer is told of it.
@@ -188,13 +188,13 @@ pub struct Domain {
     // Connections and links before the memory and queues that they use.
     links: Slab<Linked>,
     /// Links that have failed, until nothing of them is left to be polled.
-    dying: Dying<Link>,
+    dying: Dying<QpGroup>,
     by_key: BTreeMap<LinkKey, usize>,
     by_qpn: BTreeMap<Qpn, usize>,
     connections: Table<Box<Connection>>,
     sessions: Slab<Session>,
     receives: Receives,
-    grants: Grants,
+    grants: ReceiveShares,
     cq: Arc<dyn CompletionQueue>,
     channel: Arc<dyn CompletionChannel>,
     pd: Arc<dyn ProtectionDomain>,
@@ -247,7 +247,7 @@ impl Domain {
             connections: Table::default(),
             sessions: Slab::new(),
             receives,
-            grants: Grants::new(posted, config.link_floor, config.link_share),
+            grants: ReceiveShares::new(posted, config.link_floor, config.link_share),
             dying: Dying::new(cq.depth()),
             cq,
             channel,
@@ -442,11 +442,11 @@ impl Domain {
             return Err(Refusal::Memory);
         };
         let slabs = of.memory.slabs();
-        let made = Block::at(slabs, block).and_then(|words| {
+        let made = ControlBlock::at(slabs, block).and_then(|words| {
             words.clear();
             let egress = EgressReader::new(slabs, &words, egress)?;
             let ingress = IngressWriter::new(slabs, &words, ingress)?;
-            Ok((words, Outlet::new(egress), Inlet::new(ingress)))
+            Ok((words, EgressHalf::new(egress), IngressHalf::new(ingress)))
         });
         let (words, outlet, inlet) = made.map_err(|_| Refusal::Memory)?;
         let ring = of.memory.remote(ingress);

@@ -12,12 +12,12 @@ use headworks_client::{
 use headworks_shm::ordered_copy::prefetch_read;
 use headworks_verbs::RemoteAddr;
 
-use crate::exports::Windows;
+use crate::exports::ExportTable;
 use crate::frame::{Header, Kind, Remote};
 use crate::ingress::GROWTH;
 use crate::limits::{Bulk, Config};
 use crate::memory::Memory;
-use crate::qp_group::{Link, Which};
+use crate::qp_group::{QpGroup, Which};
 use crate::send_queue::Then;
 
 /// How busy this side is at least, of 255, and the peer at most, when a part is left to that one to READ.
@@ -75,7 +75,7 @@ struct Target {
 }
 
 /// The sending half.
-pub(crate) struct Outlet {
+pub(crate) struct EgressHalf {
     egress: EgressReader,
     /// What its application wrote that it must not: no further record is read.
     wrong: Option<ContractError>,
@@ -85,7 +85,7 @@ pub(crate) struct Outlet {
     asking: Option<Asking>,
     flights: VecDeque<Flight>,
     /// Memory that the peer exports.
-    pub(crate) windows: Windows,
+    pub(crate) windows: ExportTable,
     /// Atomics that were not answered.
     atomics: u32,
     /// Operations that are over, ever.
@@ -136,7 +136,7 @@ pub(crate) struct Aside {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Impossible;
 
-impl Outlet {
+impl EgressHalf {
     /// Sends what is written to `egress`.
     pub(crate) fn new(egress: EgressReader) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Outlet {
             current: None,
             asking: None,
             flights: VecDeque::new(),
-            windows: Windows::default(),
+            windows: ExportTable::default(),
             atomics: 0,
             done: 0,
             exporting: 0,
@@ -314,7 +314,7 @@ impl Outlet {
         own: Vqpn,
         to: Vqpn,
         memory: &Memory,
-        link: &mut Link,
+        link: &mut QpGroup,
         aside: Aside,
         config: &Config,
     ) -> Result<Turn, ContractError> {
@@ -378,7 +378,7 @@ impl Outlet {
         &mut self,
         to: Vqpn,
         memory: &Memory,
-        link: &mut Link,
+        link: &mut QpGroup,
         load: u8,
         config: &Config,
     ) -> Turn {
@@ -414,7 +414,7 @@ impl Outlet {
         &mut self,
         (own, to): (Vqpn, Vqpn),
         memory: &Memory,
-        link: &mut Link,
+        link: &mut QpGroup,
         load: u8,
         config: &Config,
     ) -> Turn {
@@ -464,7 +464,7 @@ impl Outlet {
         &mut self,
         to: Vqpn,
         memory: &Memory,
-        link: &mut Link,
+        link: &mut QpGroup,
         aside: Aside,
         config: &Config,
     ) -> Result<Turn, ContractError> {

@@ -6,7 +6,7 @@ use headworks_client::{Extent, Operation, Outcome, Rights};
 
 use crate::frame::Remote;
 
-/// Windows of a connection, each way, at most.
+/// ExportTable of a connection, each way, at most.
 pub(crate) const WINDOWS_MAX: usize = 1024;
 
 /// What this end exports.
@@ -109,8 +109,8 @@ impl Exports {
 
 /// What the other end exports.
 #[derive(Debug, Default)]
-pub(crate) struct Windows {
-    all: BTreeMap<u32, Window>,
+pub(crate) struct ExportTable {
+    all: BTreeMap<u32, ExportEntry>,
     /// Those that it wants back.
     wanted: VecDeque<u32>,
     /// The other end is over: its memory may be anybody's next.
@@ -118,16 +118,16 @@ pub(crate) struct Windows {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Window {
+struct ExportEntry {
     memory: Remote,
     rights: Rights,
     is_wanted: bool,
 }
 
-impl Windows {
+impl ExportTable {
     /// The other end exports memory; `false` where that cannot be.
     pub(crate) fn add(&mut self, window: u32, memory: Remote, rights: Rights) -> bool {
-        let new = Window {
+        let new = ExportEntry {
             memory,
             rights,
             is_wanted: false,
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn what_is_beyond_or_not_allowed_is_refused() {
-        let mut windows = Windows::default();
+        let mut windows = ExportTable::default();
         let memory = Remote {
             addr: 1000,
             rkey: 7,
@@ -224,7 +224,7 @@ mod tests {
         };
         assert!(windows.add(3, memory, Rights::READ));
         assert!(!windows.add(3, memory, Rights::READ), "it is there");
-        let target = |windows: &Windows, op, window, at, len| {
+        let target = |windows: &ExportTable, op, window, at, len| {
             windows
                 .target(&operation(op, window, at), len)
                 .map(|to| to.addr)

@@ -7,7 +7,7 @@ use headworks_client::{ContractError, Extent, IngressWriter};
 use headworks_shm::View;
 
 use crate::memory::Memory;
-use crate::reassembly::{Misplaced, Order};
+use crate::reassembly::{Misplaced, Reassembly};
 
 /// Transfers that are READ for one connection at a time, at most: more are never offered.
 pub(crate) const FETCHING_MAX: usize = 32;
@@ -26,9 +26,9 @@ struct Fetching {
 pub(crate) const GROWTH: u32 = 16;
 
 /// The receiving half.
-pub(crate) struct Inlet {
+pub(crate) struct IngressHalf {
     ingress: IngressWriter,
-    order: Order,
+    order: Reassembly,
     /// The position up to which the peer was told that it may send.
     told: u64,
     /// Whether the peer is to be told in which ring the stream goes on.
@@ -41,13 +41,13 @@ pub(crate) struct Inlet {
     fetching: BTreeMap<u64, Fetching>,
 }
 
-impl Inlet {
+impl IngressHalf {
     /// Puts what comes into `ingress`; the peer knows of its first ring.
     pub(crate) fn new(ingress: IngressWriter) -> Self {
         Self {
             told: ingress.limit(),
             ingress,
-            order: Order::default(),
+            order: Reassembly::default(),
             is_ring_news: false,
             ended: None,
             is_discarding: false,

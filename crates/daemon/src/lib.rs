@@ -61,6 +61,6 @@ mod session;
 pub mod snapshot;
 
 pub use daemon::{Daemon, Identity, Output, PeerId, SessionId};
-pub use domain::{Census, DomainError, DomainId};
+pub use domain::{DomainError, DomainId, DomainSnapshot};
 pub use limits::{Bulk, Config, ConfigError};
 pub use snapshot::Snapshot;

@@ -15,7 +15,7 @@ pub const WHILE: Duration = Duration::from_secs(10);
 
 /// What was said of each kind. There are to be few kinds: they are kept.
 #[derive(Debug)]
-pub struct Seldom<K> {
+pub struct LogRateLimit<K> {
     kinds: HashMap<K, Kind>,
 }
 
@@ -26,7 +26,7 @@ struct Kind {
     unsaid: u64,
 }
 
-impl<K: Eq + Hash> Seldom<K> {
+impl<K: Eq + Hash> LogRateLimit<K> {
     /// A line of this kind is due: `None` where it is not to be said, else how many before it were not.
     pub fn due(&mut self, kind: K, now: Instant) -> Option<u64> {
         let new = Kind {
@@ -47,7 +47,7 @@ impl<K: Eq + Hash> Seldom<K> {
     }
 }
 
-impl<K> Default for Seldom<K> {
+impl<K> Default for LogRateLimit<K> {
     fn default() -> Self {
         Self {
             kinds: HashMap::new(),
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_few_of_a_kind_are_said_in_a_while_and_the_others_are_counted() {
-        let mut seldom = Seldom::default();
+        let mut seldom = LogRateLimit::default();
         let began = Instant::from_nanos(77);
         for _ in 0..LINES {
             assert_eq!(seldom.due("one", began), Some(0));
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn whoever_says_little_says_all_of_it() {
-        let mut seldom = Seldom::default();
+        let mut seldom = LogRateLimit::default();
         let between = Duration::from_secs(3);
         let mut now = Instant::ZERO;
         for _ in 0..100 {

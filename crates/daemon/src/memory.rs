@@ -10,7 +10,7 @@ use headworks_ring::view_of;
 use headworks_shm::View;
 use headworks_verbs::{Access, AllocRequest, Buffer, Device, Pages, ProtectionDomain, Region, Sge};
 
-use crate::allocator::{Pool, log_of};
+use crate::allocator::{ExtentAllocator, log_of};
 use crate::frame::Remote;
 
 /// The memory of a session.
@@ -20,7 +20,7 @@ pub struct Memory {
     // Views before what keeps the keys.
     slabs: Slabs,
     regions: Vec<Region>,
-    pool: Pool,
+    pool: ExtentAllocator,
     slab_log: u32,
     most: u64,
     /// What the application asked for itself.
@@ -68,7 +68,7 @@ impl Memory {
             pd: pd.clone(),
             slabs: Slabs::default(),
             regions: Vec::new(),
-            pool: Pool::default(),
+            pool: ExtentAllocator::default(),
             slab_log: slab_bytes.trailing_zeros(),
             most,
             asked: BTreeSet::new(),

@@ -4,13 +4,13 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use headworks_client::{Extent, Vqpn};
-use headworks_ring::group::drr::Rota;
+use headworks_ring::group::drr::DeficitRoundRobin;
 use headworks_shm::View;
 use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn, RemoteAddr};
 
 use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
 use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind, Remote};
-use crate::send_queue::{Channel, Then};
+use crate::send_queue::{SendQueue, Then};
 
 /// The version of frames.
 const VERSION: u32 = 1;
@@ -75,13 +75,13 @@ impl Fetch {
 }
 
 /// A link.
-pub struct Link {
-    pub(crate) frames: Channel,
-    pub(crate) bulk: Channel,
+pub struct QpGroup {
+    pub(crate) frames: SendQueue,
+    pub(crate) bulk: SendQueue,
     bringing: [Option<BringUp>; 2],
     pub(crate) credit: Credit,
     /// Whose turn it is to send data, by place.
-    pub(crate) rota: Rota,
+    pub(crate) rota: DeficitRoundRobin,
     /// Who has control frames to send.
     pub(crate) control: VecDeque<Vqpn>,
     pub(crate) fetches: VecDeque<Fetch>,
@@ -98,15 +98,15 @@ pub struct Link {
     body_max: usize,
 }
 
-impl Link {
+impl QpGroup {
     /// A link that is being brought up: `promised` receives are the peer's.
-    pub fn new(frames: Channel, bulk: Channel, promised: u32, quantum: u32) -> Self {
+    pub fn new(frames: SendQueue, bulk: SendQueue, promised: u32, quantum: u32) -> Self {
         Self {
             frames,
             bulk,
             bringing: [None, None],
             credit: Credit::new(promised),
-            rota: Rota::new(quantum),
+            rota: DeficitRoundRobin::new(quantum),
             control: VecDeque::new(),
             fetches: VecDeque::new(),
             waiting: BTreeSet::new(),
@@ -152,7 +152,7 @@ impl Link {
     }
 
     /// One of its queue pairs.
-    pub fn channel(&mut self, which: Which) -> &mut Channel {
+    pub fn channel(&mut self, which: Which) -> &mut SendQueue {
         match which {
             Which::Frames => &mut self.frames,
             Which::Bulk => &mut self.bulk,

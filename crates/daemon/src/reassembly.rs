@@ -8,7 +8,7 @@ pub const AHEAD_MAX: usize = 64;
 
 /// The positions that have come.
 #[derive(Clone, Debug, Default)]
-pub struct Order {
+pub struct Reassembly {
     /// Everything before.
     come: u64,
     /// Pieces behind it, by where they begin: where each ends.
@@ -27,7 +27,7 @@ pub struct Misplaced {
     pub come: u64,
 }
 
-impl Order {
+impl Reassembly {
     /// Whether a piece may come here: it does not overlap another, and ends no later than `limit`.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ mod tests {
         fn is_a_set_of_positions(
             pieces in proptest::collection::vec((0u64..300, 0u64..40), 0..100),
         ) {
-            let mut order = Order::default();
+            let mut order = Reassembly::default();
             let mut oracle = vec![false; 400];
             for (at, len) in pieces {
                 let range = at as usize..(at + len) as usize;
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn gaps_are_bounded_and_positions_do_not_wrap() {
-        let mut order = Order::default();
+        let mut order = Reassembly::default();
         for gap in 1..=AHEAD_MAX as u64 {
             order.check(gap * 2, 1, 1000).unwrap();
             order.add(gap * 2, 1);

@@ -6,14 +6,14 @@
 
 /// The account of a shared receive queue.
 #[derive(Clone, Debug)]
-pub struct Grants {
+pub struct ReceiveShares {
     posted: u32,
     promised: u32,
     floor: u32,
     share: u32,
 }
 
-impl Grants {
+impl ReceiveShares {
     /// `posted` receives, of which every link has `floor`, and `share` at most.
     pub fn new(posted: u32, floor: u32, share: u32) -> Self {
         Self {
@@ -80,7 +80,7 @@ mod tests {
             share in 1u32..40,
             acts in proptest::collection::vec((0u8..8, any::<usize>()), 0..400),
         ) {
-            let mut grants = Grants::new(posted, floor, share);
+            let mut grants = ReceiveShares::new(posted, floor, share);
             let mut links: Vec<u64> = Vec::new();
             for (act, which) in acts {
                 let at = which % links.len().max(1);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn who_sends_gets_more_up_to_its_share() {
-        let mut grants = Grants::new(100, 4, 20);
+        let mut grants = ReceiveShares::new(100, 4, 20);
         let mut left = u64::from(grants.admit().unwrap());
         for _ in 0..50 {
             left = left - 1 + u64::from(grants.used(left - 1));

@@ -1,7 +1,7 @@
 //! A queue pair of a link, its requests in order, and the memory that frames are sent from.
 //!
 //! Requests of a queue pair complete in order, so the place of a frame is its number modulo the depth, and one
-//! completion frees everything before it. What is staged is posted by [`Channel::flush`] as one chain, of which the
+//! completion frees everything before it. What is staged is posted by [`SendQueue::flush`] as one chain, of which the
 //! last is signalled, and enough of the others. What a full queue pair refuses stays staged, and in order.
 
 use std::collections::VecDeque;
@@ -44,7 +44,7 @@ struct Staged {
 }
 
 /// A queue pair, and what is under way on it.
-pub struct Channel {
+pub struct SendQueue {
     qp: Box<dyn QueuePair>,
     frames: Region,
     memory: View,
@@ -59,7 +59,7 @@ pub struct Channel {
     refusals: u32,
 }
 
-impl Channel {
+impl SendQueue {
     /// Requests in a channel of this depth, each of which may be a frame of so many bytes.
     ///
     /// # Errors
@@ -119,7 +119,7 @@ impl Channel {
         (&self.memory, at, self.frame_bytes - HEADER)
     }
 
-    /// Stages a frame, of which the first `body` bytes behind the header were written to [`Channel::body`].
+    /// Stages a frame, of which the first `body` bytes behind the header were written to [`SendQueue::body`].
     pub fn frame(&mut self, to: Vqpn, header: &Header, body: usize, then: Then) {
         let at = self.offset();
         let written = self.memory.write(at, &header.emit());
@@ -150,7 +150,7 @@ impl Channel {
         self.staged_to += 1;
     }
 
-    /// Whether something is staged that is to be posted by another [`Channel::flush`].
+    /// Whether something is staged that is to be posted by another [`SendQueue::flush`].
     pub fn has_staged(&self) -> bool {
         !self.staged.is_empty()
     }
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    fn channel(says: &Arc<Mutex<Says>>) -> Channel {
+    fn channel(says: &Arc<Mutex<Says>>) -> SendQueue {
         let directory = tempfile::tempdir().unwrap();
         let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
         let name = "soft:h1".parse().unwrap();
@@ -282,7 +282,7 @@ mod tests {
             says: says.clone(),
             caps: QpCaps::default(),
         };
-        Channel::new(&*device, &*pd, Box::new(fickle), 64, 256).unwrap()
+        SendQueue::new(&*device, &*pd, Box::new(fickle), 64, 256).unwrap()
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! waiting for who reads it.
 //!
 //! Told to terminate it drains: nothing new is taken, and it ends when the last connection has, or when
-//! [`ShellConfig::drain`] is over.
+//! [`ServerConfig::drain`] is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -58,7 +58,7 @@ const FAREWELL: Duration = Duration::from_millis(200);
 
 /// Where a daemon is, and what it is.
 #[derive(Clone, Debug)]
-pub struct ShellConfig {
+pub struct ServerConfig {
     /// Address and name of this daemon.
     pub identity: Identity,
     /// The port of the TCP stream between daemons: the same on all hosts.
@@ -89,7 +89,7 @@ pub enum Ended {
 /// Why a daemon does not start, or ends.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ShellError {
+pub enum ServerError {
     /// A size or limit that is not legal.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -129,8 +129,8 @@ fn reason(source: &io::Error, taken: &str) -> String {
     }
 }
 
-fn system(what: &'static str) -> impl FnOnce(Errno) -> ShellError {
-    move |errno| ShellError::System {
+fn system(what: &'static str) -> impl FnOnce(Errno) -> ServerError {
+    move |errno| ServerError::System {
         what,
         source: errno.into(),
     }
@@ -205,7 +205,7 @@ impl Teller {
 }
 
 /// A daemon with its sockets.
-pub struct Shell {
+pub struct DaemonServer {
     inner: Inner,
     epoll: Arc<OwnedFd>,
     drain: Duration,
@@ -239,18 +239,18 @@ struct Inner {
     sleeps: u64,
 }
 
-impl Shell {
+impl DaemonServer {
     /// A daemon that listens.
     ///
     /// # Errors
     ///
-    /// [`ShellError`].
-    pub fn open(device: Arc<dyn Device>, config: &ShellConfig) -> Result<Self, ShellError> {
+    /// [`ServerError`].
+    pub fn open(device: Arc<dyn Device>, config: &ServerConfig) -> Result<Self, ServerError> {
         config.daemon.check()?;
         let path = &config.socket;
         let mode = if config.is_for_all { 0o666 } else { 0o600 };
         let applications = PacketListener::bind(path, mode);
-        let applications = applications.map_err(|source| ShellError::Socket {
+        let applications = applications.map_err(|source| ServerError::Socket {
             path: path.clone(),
             source,
         })?;
@@ -269,7 +269,7 @@ impl Shell {
         };
         let scrapes = config.metrics.as_ref().map(|at| {
             let scrapes = Scrapes::start(at, teller.clone());
-            scrapes.map_err(|source| ShellError::Metrics {
+            scrapes.map_err(|source| ServerError::Metrics {
                 at: at.clone(),
                 source,
             })
@@ -326,12 +326,12 @@ impl Shell {
     ///
     /// # Errors
     ///
-    /// [`ShellError`]: the system does not let it wait.
+    /// [`ServerError`]: the system does not let it wait.
     pub fn run(
         &mut self,
         interrupt: &Interrupt,
         draining: impl FnOnce(&Snapshot),
-    ) -> Result<Ended, ShellError> {
+    ) -> Result<Ended, ServerError> {
         self.serve(None, &[interrupt.as_fd()], |_| interrupt.is_raised())?;
         let mut ended = Ended::Interrupted;
         if interrupt.is_termination() {
@@ -364,7 +364,7 @@ impl Shell {
         until: Option<Instant>,
         others: &[BorrowedFd<'_>],
         mut is_done: impl FnMut(&mut Inner) -> bool,
-    ) -> Result<(), ShellError> {
+    ) -> Result<(), ServerError> {
         let mut waiter = Waiter::default();
         let mut turns = 0u32;
         let own = PollFd::new(&self.epoll, PollFlags::IN);
@@ -377,7 +377,7 @@ impl Shell {
             let deadline = inner.closed_until.into_iter().chain(until).min();
             let mut turn = |phase| inner.turn(phase);
             let woken = waiter.wait_polling(&mut fds, deadline, &mut turn);
-            let woken = woken.map_err(|source| ShellError::System {
+            let woken = woken.map_err(|source| ServerError::System {
                 what: "waiting",
                 source,
             })?;
@@ -405,14 +405,14 @@ impl Shell {
 }
 
 impl Inner {
-    fn watch(&self, fd: impl AsFd, token: Token) -> Result<(), ShellError> {
+    fn watch(&self, fd: impl AsFd, token: Token) -> Result<(), ServerError> {
         let data = epoll::EventData::new_u64(token.bits());
         let added = epoll::add(&*self.epoll, fd, data, epoll::EventFlags::IN);
         added.map_err(system("watching a descriptor"))
     }
 
     /// Lets in who calls, from now on.
-    fn let_in(&mut self) -> Result<(), ShellError> {
+    fn let_in(&mut self) -> Result<(), ServerError> {
         self.closed_until = None;
         self.watch(&self.applications, Token::Applications)?;
         self.watch(&self.daemons, Token::Daemons)
@@ -457,7 +457,7 @@ impl Inner {
         was_busy
     }
 
-    fn look_at_sockets(&mut self) -> Result<(), ShellError> {
+    fn look_at_sockets(&mut self) -> Result<(), ServerError> {
         if self.is_armed {
             self.daemon.disarm();
             self.is_armed = false;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use headworks_client::socket_message::{Refusal, Reply};
-use headworks_client::{Board, Vqpn};
+use headworks_client::{Doorbell, Vqpn};
 use headworks_verbs::{Device, ProtectionDomain};
 use slab::Slab;
 
@@ -17,7 +17,7 @@ pub(crate) struct Session {
     /// What the application calls itself.
     pub(crate) name: String,
     pub(crate) memory: Memory,
-    pub(crate) board: Board,
+    pub(crate) board: Doorbell,
     /// Connections by handle.
     pub(crate) handles: Slab<Vqpn>,
     handles_max: usize,
@@ -44,8 +44,8 @@ impl Session {
         let (slab, most) = (config.slab_bytes, config.memory_each);
         let mut memory = Memory::new(device, pd, slab, most, config.poison);
         let handles = config.connections_each as usize;
-        let extent = memory.take(Board::bytes(handles) as u32)?;
-        let board = Board::at(memory.slabs(), extent, handles);
+        let extent = memory.take(Doorbell::bytes(handles) as u32)?;
+        let board = Doorbell::at(memory.slabs(), extent, handles);
         let board = board.map_err(|_| Refusal::Memory)?;
         let attached = Reply::Attached {
             version,

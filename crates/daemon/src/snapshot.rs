@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::daemon::SessionId;
-use crate::domain::Census;
+use crate::domain::DomainSnapshot;
 
 /// A daemon.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct OfDomain {
     /// Whose: a user's number.
     pub user: u32,
     /// Sums.
-    pub census: Census,
+    pub census: DomainSnapshot,
     /// Its links.
     pub links: Vec<OfLink>,
     /// Its applications.

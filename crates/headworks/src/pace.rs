@@ -22,7 +22,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use headworks_ibverbs::IbvProvider;
 use headworks_pacing::shared_state::{BYTES, LAYOUT_VERSION};
-use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SetError, Share, Status};
+use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SetError, SharedPacing, Status};
 use headworks_runtime::DeviceOpener;
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{
@@ -166,7 +166,7 @@ pub(crate) fn paced(
 
 /// What is shared of an RNIC, as long as somebody here paces it.
 struct SharedRate {
-    share: Share,
+    share: SharedPacing,
     /// Others find it by this.
     _claim: Option<CommonSegmentClaim>,
 }
@@ -241,7 +241,7 @@ fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<SharedRate>, BoxError>
         (Arc::new(SharedSegment::create(&request)?), None)
     };
     Ok(Arc::new(SharedRate {
-        share: Share::over(View::from(segment))?,
+        share: SharedPacing::over(View::from(segment))?,
         _claim: claim,
     }))
 }
@@ -271,7 +271,7 @@ pub fn cut_rate(info: &DeviceInfo) -> Option<bool> {
     with(info, |share, config, now| share.cut(config, now))
 }
 
-fn with<R>(info: &DeviceInfo, ask: impl FnOnce(&Share, &Config, Instant) -> R) -> Option<R> {
+fn with<R>(info: &DeviceInfo, ask: impl FnOnce(&SharedPacing, &Config, Instant) -> R) -> Option<R> {
     let (shared, config, clock) = {
         let paced = PACED_RNICS.lock().unwrap_or_else(PoisonError::into_inner);
         let paced = paced.get(&registry_key(info))?;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::connect;
 use headworks::net::clock;
-use headworks::pacing::{Config, PacedDevice, Pacing, Share, shared_state};
+use headworks::pacing::{Config, PacedDevice, Pacing, SharedPacing, shared_state};
 use headworks::ring::{Mode, RingConfig};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
@@ -134,7 +134,7 @@ fn paced(fabric: &Path, config: Config) -> Arc<dyn Device> {
     let segment = Arc::new(SharedSegment::create(&request).expect("a segment"));
     let info = device.info().clone();
     let pacing = Pacing {
-        share: Share::over(View::from(segment)).expect("long enough"),
+        share: SharedPacing::over(View::from(segment)).expect("long enough"),
         config: Arc::new(config),
         clock: Arc::new(clock::now),
         is_real: true,

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use headworks::net::clock;
 use headworks::pace;
 use headworks::pacing::shared_state::{BYTES, LAYOUT_VERSION};
-use headworks::pacing::{Share, Status};
+use headworks::pacing::{SharedPacing, Status};
 use headworks::runtime::testing;
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
@@ -282,7 +282,7 @@ struct SharedRateView {
     key: String,
     pids: Vec<u32>,
     view: View,
-    share: Share,
+    share: SharedPacing,
 }
 
 fn read_shared_rate(fabric: &Registry) -> SharedRateView {
@@ -301,7 +301,7 @@ fn read_shared_rate(fabric: &Registry) -> SharedRateView {
     SharedRateView {
         key: key.clone(),
         pids,
-        share: Share::over(view.clone()).expect("long enough"),
+        share: SharedPacing::over(view.clone()).expect("long enough"),
         view,
     }
 }

@@ -21,7 +21,7 @@ use crate::cq::IbvCq;
 use crate::events::Events;
 use crate::memory::Arena;
 use crate::qp::IbvQp;
-use crate::qp_state_cache::Life;
+use crate::qp_state_cache::QpStateCache;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
 
@@ -126,7 +126,7 @@ pub(crate) struct Context {
     arena: Arena,
     next_id: AtomicU32,
     cqs: Mutex<HashMap<u32, Weak<IbvCq>>>,
-    lives: Mutex<HashMap<Qpn, Weak<Life>>>,
+    lives: Mutex<HashMap<Qpn, Weak<QpStateCache>>>,
     events: Events,
     pub(crate) raw: Arc<Raw>,
 }
@@ -185,20 +185,20 @@ impl Context {
             .ok_or(ResourceError::Foreign("the completion queue"))
     }
 
-    pub(crate) fn enter_qp(&self, qpn: Qpn, life: &Arc<Life>) {
+    pub(crate) fn enter_qp(&self, qpn: Qpn, life: &Arc<QpStateCache>) {
         locked(&self.lives).insert(qpn, Arc::downgrade(life));
     }
 
-    pub(crate) fn leave_qp(&self, qpn: Qpn, life: &Arc<Life>) {
+    pub(crate) fn leave_qp(&self, qpn: Qpn, life: &Arc<QpStateCache>) {
         let mut lives = locked(&self.lives);
         // The number may have been given out again meanwhile.
-        let is_ours = |known: &Weak<Life>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(life));
+        let is_ours = |known: &Weak<QpStateCache>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(life));
         if lives.get(&qpn).is_some_and(is_ours) {
             lives.remove(&qpn);
         }
     }
 
-    fn life(&self, qpn: Qpn) -> Option<Arc<Life>> {
+    fn life(&self, qpn: Qpn) -> Option<Arc<QpStateCache>> {
         locked(&self.lives).get(&qpn).and_then(Weak::upgrade)
     }
 
@@ -254,7 +254,7 @@ impl Context {
     }
 
     /// Those queue pairs are in error, since what they stand on is gone.
-    fn lose(&self, which: impl Fn(&Life) -> bool) {
+    fn lose(&self, which: impl Fn(&QpStateCache) -> bool) {
         let lives = locked(&self.lives);
         let lost = lives.values().filter_map(Weak::upgrade);
         lost.filter(|life| which(life))

@@ -13,7 +13,7 @@ use headworks_verbs::AsyncEvent;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::raw::Raw;
-use crate::throttle::Gate;
+use crate::throttle::Throttle;
 
 /// How often it is looked for events by the way.
 const GLANCES_MS: u64 = 1;
@@ -23,7 +23,7 @@ const KEPT: usize = 65_536;
 /// The events of a device.
 pub(crate) struct Events {
     kept: Mutex<VecDeque<AsyncEvent>>,
-    glances: Gate,
+    glances: Throttle,
     /// Readable exactly while an event is kept.
     waiting: OwnedFd,
     both: OwnedFd,
@@ -38,7 +38,7 @@ impl Events {
         epoll::add(&both, &waiting, token, epoll::EventFlags::IN)?;
         Ok(Self {
             kept: Mutex::default(),
-            glances: Gate::new(GLANCES_MS),
+            glances: Throttle::new(GLANCES_MS),
             waiting,
             both,
         })

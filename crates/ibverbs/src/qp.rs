@@ -13,10 +13,10 @@ use crate::abi;
 use crate::cq::IbvCq;
 use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or};
 use crate::post_chain::{Connected, Datagrams, Named, Receives, RecvChain, Rules, SendChain};
-use crate::qp_state_cache::Life;
+use crate::qp_state_cache::QpStateCache;
 use crate::raw::{Held, Object};
 use crate::srq::IbvSrq;
-use crate::throttle::Gate;
+use crate::throttle::Throttle;
 
 /// How often the device is asked for the state of a queue pair that nothing speaks against: that is a
 /// system call, and firmware may have to answer it.
@@ -34,9 +34,9 @@ pub(crate) struct IbvQp {
     may_receive: bool,
     made_by: ForkGeneration,
     caps: QpCaps,
-    life: Arc<Life>,
+    life: Arc<QpStateCache>,
     /// When the device is asked for the state.
-    queries: Gate,
+    queries: Throttle,
     _send_cq: Arc<IbvCq>,
     _recv_cq: Arc<IbvCq>,
     _srq: Option<Arc<dyn headworks_verbs::SharedReceiveQueue>>,
@@ -82,7 +82,10 @@ impl IbvQp {
         let qp = made.map_err(|error| refused_or("making a queue pair", or, error))?;
         let qp = Arc::new(qp);
         let caps = given(init, &caps, &qp.caps().unwrap_or_default());
-        let life = Arc::new(Life::new(init.qp_type, [send_cq.id(), recv_cq.id()]));
+        let life = Arc::new(QpStateCache::new(
+            init.qp_type,
+            [send_cq.id(), recv_cq.id()],
+        ));
         context.enter_qp(qp.qpn(), &life);
         let rules = Rules::of(&caps, context.max_message(init.qp_type));
         let own = Receives::Own(Held::of(&qp), post_recv);
@@ -99,7 +102,7 @@ impl IbvQp {
             qp,
             caps,
             life,
-            queries: Gate::new(QUERIES_MS),
+            queries: Throttle::new(QUERIES_MS),
             _send_cq: send_cq,
             _recv_cq: recv_cq,
             _srq: init.srq.clone(),

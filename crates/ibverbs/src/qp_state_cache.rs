@@ -13,7 +13,7 @@ use headworks_verbs::{CqId, QpState, QpType, Status};
 const WAS_RESET: u8 = 0x80;
 
 /// What a queue pair was moved to, and what was heard since.
-pub(crate) struct Life {
+pub(crate) struct QpStateCache {
     pub(crate) qp_type: QpType,
     /// Where it completes.
     cqs: [CqId; 2],
@@ -34,7 +34,7 @@ fn fails(now: QpState, to: QpState) -> Option<QpState> {
     }
 }
 
-impl Life {
+impl QpStateCache {
     /// Of a queue pair that was just made and completes on these.
     pub(crate) const fn new(qp_type: QpType, cqs: [CqId; 2]) -> Self {
         Self {
@@ -152,8 +152,8 @@ mod tests {
     use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
     /// A queue pair that went this way.
-    fn through(qp_type: QpType, way: &[QpState]) -> Life {
-        let life = Life::new(qp_type, [CqId(1), CqId(2)]);
+    fn through(qp_type: QpType, way: &[QpState]) -> QpStateCache {
+        let life = QpStateCache::new(qp_type, [CqId(1), CqId(2)]);
         for &to in way {
             life.moved((life.state(), to));
             assert_eq!(life.state(), to);

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Lets one through per period, of all that come.
-pub(crate) struct Gate {
+pub(crate) struct Throttle {
     period_ms: u64,
     opens_ms: AtomicU64,
 }
 
-impl Gate {
+impl Throttle {
     /// One that is open.
     pub(crate) const fn new(period_ms: u64) -> Self {
         Self {
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn one_passes_per_period() {
-        let gate = Gate::new(100);
+        let gate = Throttle::new(100);
         let passed: Vec<_> = (7..500).filter(|&now| gate.passes(now)).collect();
         assert_eq!(passed, [7, 107, 207, 307, 407]);
         assert!(gate.passes(5_000) && !gate.passes(5_000));

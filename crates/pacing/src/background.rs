@@ -2,7 +2,7 @@
 //! answer, say.
 //!
 //! It sleeps as long as nothing waits, and leaves queues alone whose program calls: then it only looks at a number now
-//! and then, and takes no lock. A thin shell: what is done is [`Side::progress`](crate::paced_sq)'s.
+//! and then, and takes no lock. A thin shell: what is done is [`PacedSq::progress`](crate::paced_sq)'s.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -44,7 +44,7 @@ impl Calls {
 
     /// A call left something waiting, or nothing. Under the lock of what it is about.
     #[inline]
-    pub(crate) fn left(&self, waits: bool, attendant: Option<&Attendant>) {
+    pub(crate) fn left(&self, waits: bool, attendant: Option<&BackgroundThread>) {
         if !waits {
             if self.waits.load(Ordering::Relaxed) {
                 self.waits.store(false, Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Calls {
 }
 
 /// The thread, started by the first that waits; it ends when this is dropped.
-pub(crate) struct Attendant {
+pub(crate) struct BackgroundThread {
     bell: Arc<Bell>,
     everybody: Mutex<Option<Everybody>>,
     started: Once,
@@ -96,7 +96,7 @@ impl Bell {
     }
 }
 
-impl Attendant {
+impl BackgroundThread {
     /// Of these, whoever they are when it looks.
     pub(crate) fn new(everybody: Everybody) -> Self {
         Self {
@@ -130,7 +130,7 @@ impl Attendant {
     }
 }
 
-impl Drop for Attendant {
+impl Drop for BackgroundThread {
     fn drop(&mut self) {
         // A forked child has no such thread, which may have held the lock.
         if !self.made_by.is_foreign() {
@@ -226,7 +226,7 @@ mod tests {
             done,
         });
         let there = one.clone();
-        let attendant = Attendant::new(Box::new(move || vec![there.clone() as _]));
+        let attendant = BackgroundThread::new(Box::new(move || vec![there.clone() as _]));
         for _ in 0..3 {
             one.left.store(5, Ordering::Relaxed);
             one.calls.left(true, Some(&attendant));

@@ -12,7 +12,7 @@ const DRIFT_MAX: f64 = 1e-3;
 
 /// How the device's clock is to the host's.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sync {
+pub struct ClockSync {
     last: Option<Compared>,
     /// Of the device's clock, in parts, beyond the host's.
     drift: f64,
@@ -25,7 +25,7 @@ struct Compared {
     device: i128,
 }
 
-impl Sync {
+impl ClockSync {
     /// So many requests were posted. Says whether to compare the clocks.
     #[inline]
     pub fn is_due(&mut self, requests: u64, now: Instant, config: &Config) -> bool {
@@ -87,7 +87,7 @@ mod tests {
             let config = Config::default();
             let start = 2_000_000_000_u64;
             let device = |host: u64| (host as f64 + offset as f64 + (host - start) as f64 * drift) as u64;
-            let mut sync = Sync::default();
+            let mut sync = ClockSync::default();
             prop_assert!(sync.is_due(0, Instant::from_nanos(start), &config));
             for round in 0..5_u64 {
                 let host = start + round * 10_000_000;
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn it_is_due_by_requests_and_by_time() {
         let config = Config::default();
-        let mut sync = Sync::default();
+        let mut sync = ClockSync::default();
         let at = Instant::from_nanos;
         sync.compare(at(0), at(0), at(0));
         assert!(!sync.is_due(999, at(5), &config));

@@ -13,18 +13,18 @@ use headworks_verbs::{
     QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendWr, SharedReceiveQueue, SrqInit,
 };
 
-use crate::background::{Attendant, Attended, Calls};
+use crate::background::{Attended, BackgroundThread, Calls};
 use crate::completion_channel::Channel;
 use crate::config::Config;
-use crate::paced_sq::{Clock, Counts, Parts, Side};
-use crate::rate_feedback::Gauge;
-use crate::shared_state::{BLOCK, BLOCKS, BYTES, ROWS, Share, ShareError, Status};
+use crate::paced_sq::{Clock, Counts, PacedSq, Parts};
+use crate::rate_feedback::RateFeedback;
+use crate::shared_state::{BLOCK, BLOCKS, BYTES, ROWS, ShareError, SharedPacing, Status};
 
 /// What a device is paced with.
 #[derive(Clone)]
 pub struct Pacing {
     /// What all processes of the RNIC share.
-    pub share: Share,
+    pub share: SharedPacing,
     /// The constants.
     pub config: Arc<Config>,
     /// The host's clock.
@@ -42,7 +42,7 @@ pub struct PacedDevice {
     pacing: Pacing,
     queues: Queues,
     /// Where real time passes.
-    attendant: Option<Arc<Attendant>>,
+    attendant: Option<Arc<BackgroundThread>>,
     made_by: ForkGeneration,
 }
 
@@ -93,7 +93,7 @@ impl PacedDevice {
         let queues = Queues::default();
         let attendant = pacing.is_real.then(|| {
             let queues = queues.clone();
-            Arc::new(Attendant::new(Box::new(move || queues.all())))
+            Arc::new(BackgroundThread::new(Box::new(move || queues.all())))
         });
         Self {
             inner,
@@ -163,11 +163,11 @@ impl PacedDevice {
             source,
         })?;
         let member = self.pacing.share.join(us, clock()).map_err(no_room)?;
-        let side = Side::new(Parts {
+        let side = PacedSq::new(Parts {
             completions: completions.clone(),
             config: config.clone(),
             max_message: self.info.limits.max_message,
-            gauge: Gauge::new(config.clone(), clock, device),
+            gauge: RateFeedback::new(config.clone(), clock, device),
             member,
             stamps: init.timestamps,
         });
@@ -326,11 +326,11 @@ impl PacedPd {
     }
 }
 
-/// A completion queue: receives come from the device's own, requests' completions through the [`Side`].
+/// A completion queue: receives come from the device's own, requests' completions through the [`PacedSq`].
 struct PacedCq {
     inner: Arc<dyn CompletionQueue>,
     completions: Arc<dyn CompletionQueue>,
-    side: BiasedLock<Side>,
+    side: BiasedLock<PacedSq>,
     channel: Option<Arc<Channel>>,
     /// Receives complete here.
     receives: AtomicBool,
@@ -338,14 +338,14 @@ struct PacedCq {
     armed: AtomicBool,
     made_by: ForkGeneration,
     calls: Calls,
-    attendant: Option<Arc<Attendant>>,
+    attendant: Option<Arc<BackgroundThread>>,
     _keeper: Option<Arc<dyn Send + Sync>>,
 }
 
 impl PacedCq {
     /// A call has been made.
     #[inline]
-    fn left(&self, side: &Side) {
+    fn left(&self, side: &PacedSq) {
         let waits = !side.is_plain() && side.waits();
         self.calls.left(waits, self.attendant.as_deref());
     }

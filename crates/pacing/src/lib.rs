@@ -60,4 +60,4 @@ pub mod virtual_clock;
 pub use config::{CONSTANTS, Config, Constant, SetError};
 pub use device::{PacedDevice, PacedQp, Pacing};
 pub use paced_sq::{Clock, Counts};
-pub use shared_state::{Share, ShareError, Status};
+pub use shared_state::{ShareError, SharedPacing, Status};

@@ -16,11 +16,11 @@ use headworks_verbs::{
 use crate::config::Config;
 use crate::monitor::{Class, Kind};
 use crate::post_checks::Allowed;
-use crate::rate_feedback::{Gauge, Lazy};
+use crate::rate_feedback::{Lazy, RateFeedback};
 use crate::request_queue::{Ahead, Flying, Queue, Told, opcode};
 use crate::shared_state::{Member, ShareError};
 use crate::slices::Cut;
-use crate::token_bucket::Purse;
+use crate::token_bucket::TokenBucket;
 
 mod post;
 mod pump;
@@ -116,7 +116,7 @@ impl Counts {
 }
 
 /// The sending side of one completion queue.
-pub(crate) struct Side {
+pub(crate) struct PacedSq {
     /// Completions of requests of the device below: all of them.
     completions: Arc<dyn CompletionQueue>,
     depth: usize,
@@ -131,9 +131,9 @@ pub(crate) struct Side {
     /// What is in flight is limited, not the rate.
     limits_flight: bool,
     is_plain: bool,
-    gauge: Gauge,
+    gauge: RateFeedback,
     stamps: bool,
-    purse: Purse,
+    purse: TokenBucket,
     member: Member,
     /// Requests that the device has.
     flying: usize,
@@ -161,13 +161,13 @@ pub(crate) struct Parts {
     pub(crate) completions: Arc<dyn CompletionQueue>,
     pub(crate) config: Arc<Config>,
     pub(crate) max_message: u32,
-    pub(crate) gauge: Gauge,
+    pub(crate) gauge: RateFeedback,
     pub(crate) member: Member,
     /// The program asked for timestamps.
     pub(crate) stamps: bool,
 }
 
-impl Side {
+impl PacedSq {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts {
             completions,
@@ -195,7 +195,7 @@ impl Side {
             is_plain: false,
             gauge,
             stamps,
-            purse: Purse::default(),
+            purse: TokenBucket::default(),
             member,
             flying: 0,
             told: VecDeque::new(),

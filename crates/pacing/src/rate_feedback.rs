@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headworks_verbs::{Device, Duration, Instant};
 
-use crate::clock_sync::{self, Sync};
+use crate::clock_sync::{self, ClockSync};
 use crate::config::Config;
 use crate::controller::{self, Thresholds};
 use crate::monitor::{self, Average, KINDS, Kind};
@@ -29,7 +29,7 @@ impl Lazy {
         Self(Some(now))
     }
 
-    pub(crate) fn get(&mut self, gauge: &Gauge) -> Instant {
+    pub(crate) fn get(&mut self, gauge: &RateFeedback) -> Instant {
         *self.0.get_or_insert_with(|| gauge.now())
     }
 
@@ -40,11 +40,11 @@ impl Lazy {
 }
 
 /// The instruments of one completion queue.
-pub(crate) struct Gauge {
+pub(crate) struct RateFeedback {
     config: Arc<Config>,
     clock: Clock,
     device: Option<Arc<dyn Device>>,
-    sync: Sync,
+    sync: ClockSync,
     averages: [Average; KINDS],
     bases: [Duration; KINDS],
     thresholds: Thresholds,
@@ -69,7 +69,7 @@ pub(crate) struct Gauge {
     skips: u32,
 }
 
-impl Gauge {
+impl RateFeedback {
     /// With the device whose clock completions are stamped by, if that is what counts.
     pub(crate) fn new(config: Arc<Config>, clock: Clock, device: Option<Arc<dyn Device>>) -> Self {
         let bases = std::array::from_fn(|_| Duration::ZERO);
@@ -78,7 +78,7 @@ impl Gauge {
             line_rate: config.line_rate(),
             clock,
             device,
-            sync: Sync::default(),
+            sync: ClockSync::default(),
             averages: [Average::default(); KINDS],
             bases,
             counted: Instant::ZERO,

@@ -99,14 +99,14 @@ pub struct Status {
 
 /// The shared words, wherever they are. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct Share {
+pub struct SharedPacing {
     view: View,
     clock: WordRef,
     rate: WordRef,
     held: WordRef,
 }
 
-impl Share {
+impl SharedPacing {
     /// Over memory of [`BYTES`] bytes, all zero at first.
     ///
     /// # Errors
@@ -408,7 +408,7 @@ fn block_owner(word: u64) -> Option<(usize, u64)> {
 /// dies when another takes its row, or looks at it and finds it stale.
 #[derive(Debug)]
 pub struct Member {
-    share: Share,
+    share: SharedPacing,
     row: usize,
     claim: u64,
     us: ProcessId,
@@ -421,7 +421,7 @@ pub struct Member {
 
 impl Member {
     /// The share.
-    pub fn share(&self) -> &Share {
+    pub fn share(&self) -> &SharedPacing {
         &self.share
     }
 

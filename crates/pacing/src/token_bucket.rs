@@ -15,7 +15,7 @@ const LOOKS_EVERY: Duration = Duration::from_millis(20);
 
 /// Credit in bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Purse {
+pub(crate) struct TokenBucket {
     bytes: u64,
     /// Booked, and there from `due` on.
     booked: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Purse {
     rate: u64,
 }
 
-impl Purse {
+impl TokenBucket {
     /// Pays for a request from what is left of the last credit.
     #[inline]
     pub(crate) fn pay(&mut self, cost: u64) -> bool {

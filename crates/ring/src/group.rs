@@ -50,13 +50,13 @@ use crate::receiver::{Found, Message, Receiver};
 use crate::sender::Sender;
 use crate::setup::SetupError;
 pub use config::GroupConfig;
-use drr::Rota;
+use drr::DeficitRoundRobin;
 pub use members::{Broken, RingId};
 use members::{Kind, Members};
-pub use membership::Seat;
-pub use out_of_order::ByHand;
+pub use membership::Membership;
+pub use out_of_order::OutOfOrder;
 pub(crate) use tail_array::Word;
-use tail_array::{Board, Claim};
+use tail_array::{Claim, TailArray};
 
 /// Completions taken at a time.
 const BATCH: usize = 64;
@@ -122,7 +122,7 @@ pub struct Group {
     senders: Members<Sender>,
     /// Receivers that are not on the board, and are looked at one by one.
     apart: Vec<u32>,
-    rota: Rota,
+    rota: DeficitRoundRobin,
     /// Rings that gave messages since all heads were pushed.
     drained: Vec<u32>,
     /// Messages were handed out since completions were taken.
@@ -137,7 +137,7 @@ pub struct Group {
     early: Vec<Completion>,
     /// Where completions are put that are polled.
     completions: Vec<Completion>,
-    board: Option<Board>,
+    board: Option<TailArray>,
     /// The completion queue can no longer be polled.
     failed: Option<PollError>,
     /// Which process made it.
@@ -150,7 +150,7 @@ impl Default for Group {
             receivers: Members::behind(0, Kind::Receivers),
             senders: Members::behind(0, Kind::Senders),
             apart: Vec::new(),
-            rota: Rota::default(),
+            rota: DeficitRoundRobin::default(),
             drained: Vec::new(),
             busy: false,
             next_look: 0,
@@ -177,10 +177,10 @@ struct Seated {
 impl Group {
     /// A group that receives on `device`, without rings so far.
     pub fn receiving(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
-        let board = Board::new(device, config)?;
+        let board = TailArray::new(device, config)?;
         Ok(Self {
             receivers: Members::behind(config.capacity as u32, Kind::Receivers),
-            rota: Rota::new(config.quantum),
+            rota: DeficitRoundRobin::new(config.quantum),
             board: Some(board),
             ..Self::default()
         })
@@ -189,14 +189,14 @@ impl Group {
     /// A receiving end with a word of the board, to be connected to a [`SenderSetup`](crate::SenderSetup)
     /// and admitted. [`SetupError::GroupFull`] if all words are taken; [`SetupError::Ring`] where none can be
     /// served any more.
-    pub fn seat(&mut self) -> Result<Seat, SetupError> {
+    pub fn seat(&mut self) -> Result<Membership, SetupError> {
         self.usable()?;
         let board = self.board.as_mut().ok_or(SetupError::NoBoard)?;
         let (claim, mut end) = board.place()?;
         let qpn = end.queue_pair().qpn();
         let everything = board.cq.depth() as usize / BATCH + 1;
         self.expect_completions(claim.index, qpn, everything);
-        Ok(Seat { end, claim })
+        Ok(Membership { end, claim })
     }
 
     /// Whether rings can still be served that are to come.
@@ -227,9 +227,9 @@ impl Group {
 
     /// Takes in an end that was made by [`Group::seat`] and is connected; `payload` is the other end's
     /// greeting.
-    pub fn admit(&mut self, seat: Seat, payload: &[u8]) -> Result<RingId, SetupError> {
+    pub fn admit(&mut self, seat: Membership, payload: &[u8]) -> Result<RingId, SetupError> {
         // Whatever fails, the queue pair goes before the word: last declared, first dropped.
-        let Seat { claim, end } = seat;
+        let Membership { claim, end } = seat;
         self.usable()?;
         let board = self.board.as_ref().ok_or(SetupError::NoBoard)?;
         if !claim.is_of(board) {
@@ -540,13 +540,13 @@ impl Group {
     }
 
     /// A receiving ring, to take messages out of order, or to ask.
-    pub fn receiver(&mut self, ring: RingId) -> Option<ByHand<'_>> {
+    pub fn receiver(&mut self, ring: RingId) -> Option<OutOfOrder<'_>> {
         let seated = self.receivers.get(ring)?;
         // What is released there has to be told of as well.
         if !std::mem::replace(&mut seated.drained, true) {
             self.drained.push(ring.index);
         }
-        Some(ByHand(&mut seated.receiver))
+        Some(OutOfOrder(&mut seated.receiver))
     }
 
     /// A ring to send on.
@@ -566,7 +566,7 @@ impl Group {
 
     /// Whether [`Group::seat`] has a word left.
     pub fn has_room(&self) -> bool {
-        self.board.as_ref().is_some_and(Board::has_room)
+        self.board.as_ref().is_some_and(TailArray::has_room)
     }
 
     /// Readable when something may have come to any ring of the board, after [`Group::arm`]. `None`

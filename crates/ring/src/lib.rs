@@ -88,7 +88,7 @@ mod slot_array;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
 pub use error::{LengthError, RingError, SendError};
-pub use group::{Broken, ByHand, Group, GroupConfig, RingId, Seat};
+pub use group::{Broken, Group, GroupConfig, Membership, OutOfOrder, RingId};
 pub use message_channel::{EndSetup, MessageReceiver, MessageSender, Unconnected};
 pub use receiver::{Held, Message, Receiver};
 pub use sender::{Reservation, Sender};

@@ -7,7 +7,7 @@ use headworks_verbs::{DeviceInfo, QueuePair};
 
 use crate::error::{RingError, SendError};
 use crate::setup::{ReceiverSetup, SenderSetup, SetupError};
-use crate::{Receiver, Seat, Sender};
+use crate::{Membership, Receiver, Sender};
 
 /// An end whose queue pair is to be brought up.
 pub trait Unconnected {
@@ -110,7 +110,7 @@ macro_rules! unconnected {
     )*};
 }
 
-unconnected!(SenderSetup, ReceiverSetup, Seat);
+unconnected!(SenderSetup, ReceiverSetup, Membership);
 
 impl EndSetup for SenderSetup {
     type End = Sender;

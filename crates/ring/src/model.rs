@@ -1,4 +1,4 @@
-//! The pair of decisions under loom: the real [`SendPolicy`] and [`Drain`] in two threads, tail and head
+//! The pair of decisions under loom: the real [`SendPolicy`] and [`ReceivePolicy`] in two threads, tail and head
 //! on two cursor lines, slots as cells that loom watches. A WRITE is a direct store here, complete
 //! once the next poll sees it.
 
@@ -10,7 +10,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use crate::config::{Framing, RingConfig, Settled};
-use crate::receive_policy::Drain;
+use crate::receive_policy::ReceivePolicy;
 use crate::send_policy::{Due, Reserve, SendPolicy};
 
 struct Shared {
@@ -90,7 +90,7 @@ impl Sending {
     }
 }
 
-fn receive(shared: &Shared, drain: &mut Drain, expected: u64) {
+fn receive(shared: &Shared, drain: &mut ReceivePolicy, expected: u64) {
     while drain.available() == 0 {
         drain.observe_tail(shared.tail.observe()).unwrap();
         if drain.available() == 0 {
@@ -141,7 +141,7 @@ fn check(slots: u32, alpha: u32, beta: u32, gamma: u32, messages: u64) {
             }
             sending.flush();
         });
-        let mut drain = Drain::new(&ring);
+        let mut drain = ReceivePolicy::new(&ring);
         for value in 1..=messages {
             receive(&shared, &mut drain, value);
         }

@@ -17,7 +17,7 @@ pub const SIGNAL_EVERY: u64 = 8;
 
 /// What the receiver knows and may decide from.
 #[derive(Clone, Debug)]
-pub struct Drain {
+pub struct ReceivePolicy {
     slots: u64,
     gamma: u64,
     max_slots: u64,
@@ -41,7 +41,7 @@ pub struct Drain {
     quiet: u64,
 }
 
-impl Drain {
+impl ReceivePolicy {
     /// The state of an empty ring.
     pub fn new(ring: &Settled) -> Self {
         Self::starting_at(ring, 0)
@@ -68,14 +68,14 @@ impl Drain {
     }
 
     /// The slot index of the next message, if it is there and nothing at all is due when it is
-    /// released: the path of most messages. [`Drain::pass_quietly`] passes it. Only for rings whose
+    /// released: the path of most messages. [`ReceivePolicy::pass_quietly`] passes it. Only for rings whose
     /// messages all have one slot, and so skip nothing.
     #[inline(always)]
     pub fn quiet_index(&self) -> Option<u64> {
         (self.quiet > 0).then_some(self.index)
     }
 
-    /// Passes the message of [`Drain::quiet_index`]; says whether there was one.
+    /// Passes the message of [`ReceivePolicy::quiet_index`]; says whether there was one.
     #[inline(always)]
     pub fn pass_quietly(&mut self) -> bool {
         if self.quiet == 0 {
@@ -108,7 +108,7 @@ impl Drain {
         self.next
     }
 
-    /// The slot index of [`Drain::next`].
+    /// The slot index of [`ReceivePolicy::next`].
     #[inline(always)]
     pub fn index(&self) -> u64 {
         self.index

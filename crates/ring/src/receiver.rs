@@ -10,7 +10,7 @@ use crate::config::{Framing, Mode, Settled};
 use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
 use crate::error::RingError;
 use crate::header::{Header, Kind, lap_of};
-use crate::receive_policy::Drain;
+use crate::receive_policy::ReceivePolicy;
 use crate::sender::before_lap_word;
 use crate::slot_array::Slots;
 
@@ -27,7 +27,7 @@ pub struct Receiver {
     /// Different from that of every other receiver of this process: a [`Held`] names its own.
     id: u64,
     ring: Settled,
-    drain: Drain,
+    drain: ReceivePolicy,
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
     endpoint: RingEndpoint,
     slots: Slots,
@@ -59,7 +59,7 @@ impl Receiver {
     pub(crate) fn new(ring: Settled, slots: Slots, endpoint: RingEndpoint) -> Self {
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            drain: Drain::new(&ring),
+            drain: ReceivePolicy::new(&ring),
             quiet_len: match (ring.framing, ring.mode) {
                 (Framing::Fixed(len), Mode::Poll | Mode::Notify) => Some(len),
                 _ => None,

@@ -88,7 +88,7 @@ pub enum SetupError {
     },
     /// The device gave the group's board less memory than it asked for, or none that words can be in.
     #[error("the group's board has no word {index}: its device's memory cannot hold one there")]
-    Board {
+    TailArray {
         /// Index of the tail that was asked for.
         index: u32,
     },

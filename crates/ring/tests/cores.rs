@@ -1,10 +1,10 @@
-//! The pure halves of a ring, [`SendPolicy`] and [`Drain`], against a model of slots.
+//! The pure halves of a ring, [`SendPolicy`] and [`ReceivePolicy`], against a model of slots.
 #![cfg(not(loom))]
 
 use std::collections::VecDeque;
 
 use headworks_ring::config::Settled;
-use headworks_ring::receive_policy::Drain;
+use headworks_ring::receive_policy::ReceivePolicy;
 use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
 use headworks_ring::{Framing, RingConfig};
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ struct World {
     /// Whether every message has one slot: only then the receiver has a quiet path.
     uniform: bool,
     policy: SendPolicy,
-    drain: Drain,
+    drain: ReceivePolicy,
     /// The sender's slots: whether somebody may still need what is in them.
     busy: Vec<bool>,
     /// What was sent and not handed out; published as far as `tail_line` says.
@@ -54,7 +54,7 @@ impl World {
             quiet,
             uniform: ring.max_slots == 1,
             policy,
-            drain: Drain::starting_at(ring, start),
+            drain: ReceivePolicy::starting_at(ring, start),
             busy: vec![false; ring.slots as usize],
             wire: VecDeque::new(),
             tail_line: start,

@@ -8,7 +8,7 @@ use headworks_ring::message_channel::meet;
 use headworks_ring::{Group, GroupConfig, Mode, RingConfig, RingId, Sender, SenderSetup};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_softnic::inspect::{self, ContextCensus};
+use headworks_softnic::inspect::{self, ContextSnapshot};
 use headworks_verbs::{Device, Provider};
 
 const RINGS: usize = 1000;
@@ -41,7 +41,7 @@ impl Hosts {
     }
 
     /// What the group's device holds.
-    fn held(&self) -> ContextCensus {
+    fn held(&self) -> ContextSnapshot {
         let mut seen = inspect::look(&self.fabric, Some("right")).expect("looks");
         seen.contexts.pop().expect("the group's device")
     }

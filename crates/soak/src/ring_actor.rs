@@ -8,8 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks::ring::{
-    Framing, Group, GroupConfig, Held, Mode, Receiver, ReceiverSetup, RingError, RingId, Seat,
-    SendError, Sender, SenderSetup, Unconnected,
+    Framing, Group, GroupConfig, Held, Membership, Mode, Receiver, ReceiverSetup, RingError,
+    RingId, SendError, Sender, SenderSetup, Unconnected,
 };
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition, WakeFd};
 use headworks::runtime::{COORDINATOR, Mail};
@@ -37,7 +37,7 @@ const GONE: u8 = 2;
 enum UnconnectedEnd {
     Sender(SenderSetup),
     Receiver(ReceiverSetup),
-    Seat(Seat),
+    Membership(Membership),
 }
 
 impl UnconnectedEnd {
@@ -45,7 +45,7 @@ impl UnconnectedEnd {
         match self {
             Self::Sender(setup) => setup,
             Self::Receiver(setup) => setup,
-            Self::Seat(seat) => seat,
+            Self::Membership(seat) => seat,
         }
     }
 }
@@ -134,7 +134,7 @@ pub(super) fn new(
         config.quantum = side.random.one_of(&[1, 3, 32]);
         side.group = Group::receiving(&device, &config)?;
         for ring in 0..plan.rings {
-            setups.push((ring, UnconnectedEnd::Seat(side.group.seat()?)));
+            setups.push((ring, UnconnectedEnd::Membership(side.group.seat()?)));
         }
     } else if plan.crosses || sends.is_none() {
         let ring = usize::from(plan.crosses && sends.is_some());
@@ -326,7 +326,7 @@ impl RingActor {
                     false => State::Receiver(Box::new(receiver)),
                 }
             }
-            UnconnectedEnd::Seat(seat) => {
+            UnconnectedEnd::Membership(seat) => {
                 link.fd = wake_fd_if(sleeps, self.group.fd())?;
                 State::Member(self.group.admit(seat, &payload)?)
             }

@@ -130,12 +130,12 @@ impl What {
 }
 
 /// A window as its initiator has it.
-pub(crate) struct Window {
+pub(crate) struct BounceBuffer {
     piece: Piece,
     calls: u64,
 }
 
-impl Window {
+impl BounceBuffer {
     pub(crate) fn open(context: &Context) -> Result<Self, ResourceError> {
         let piece = context.queue_memory(BYTES)?;
         Ok(Self { piece, calls: 0 })
@@ -254,7 +254,7 @@ impl Served<'_> {
     /// Carries the call out; says which that was. What the header says is read once.
     fn carry_out(&self) -> Option<u64> {
         let header = self.header();
-        // Pairs with the store in `Window::call`.
+        // Pairs with the store in `BounceBuffer::call`.
         let number = header.call.load(Ordering::Acquire);
         if number == 0 || number == header.answer.call.load(Ordering::Relaxed) {
             return None;
@@ -282,7 +282,7 @@ impl Served<'_> {
         let (status, old) = answer.map_or((REFUSED, 0), |old| (DONE, old));
         header.answer.old.store(old, Ordering::Relaxed);
         header.answer.status.store(status, Ordering::Relaxed);
-        // Pairs with the load in `Window::answer`: what was fetched is in the window.
+        // Pairs with the load in `BounceBuffer::answer`: what was fetched is in the window.
         header.answer.call.store(number, Ordering::Release);
         Some(number)
     }

@@ -18,9 +18,9 @@ mod rows;
 
 /// What [`look`] saw.
 #[derive(Clone, Debug, Default)]
-pub struct Census {
+pub struct RegistrySnapshot {
     /// The contexts, by host and index.
-    pub contexts: Vec<ContextCensus>,
+    pub contexts: Vec<ContextSnapshot>,
     /// Contexts that are there and could not be looked at.
     pub unreadable: Vec<Unreadable>,
 }
@@ -38,7 +38,7 @@ pub struct Unreadable {
 
 /// A context: a device that a process has opened.
 #[derive(Clone, Debug)]
-pub struct ContextCensus {
+pub struct ContextSnapshot {
     /// Its soft host. Written by its process: it may hold any characters.
     pub host: String,
     /// Which context of that host.
@@ -140,7 +140,7 @@ pub struct SharedReceiveQueueCensus {
 }
 
 /// Looks at the contexts of `host`, or of all hosts. No fabric, or nobody in it, is an empty census.
-pub fn look(fabric: &Registry, host: Option<&str>) -> Result<Census, RegistryError> {
+pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, RegistryError> {
     let all = fabric.list_contexts()?;
     let names: Names = all
         .iter()
@@ -149,7 +149,7 @@ pub fn look(fabric: &Registry, host: Option<&str>) -> Result<Census, RegistryErr
             ((key.0, *index), at)
         })
         .collect();
-    let mut census = Census::default();
+    let mut census = RegistrySnapshot::default();
     for (key, index, record) in &all {
         if host.is_some_and(|host| host != record.host_name) {
             continue;
@@ -167,7 +167,7 @@ pub fn look(fabric: &Registry, host: Option<&str>) -> Result<Census, RegistryErr
             }),
         }
     }
-    let key = |context: &ContextCensus| (context.host.clone(), context.index);
+    let key = |context: &ContextSnapshot| (context.host.clone(), context.index);
     census.contexts.sort_by_key(key);
     Ok(census)
 }
@@ -185,7 +185,7 @@ fn look_at(
     index: u16,
     record: &ContextRecord,
     names: &Names,
-) -> Result<Option<ContextCensus>, String> {
+) -> Result<Option<ContextSnapshot>, String> {
     let found = record.layout_version;
     if found != LAYOUT_VERSION {
         return Err(format!(
@@ -204,7 +204,7 @@ fn look_at(
     let Some(command) = process.command().map_err(|error| error.to_string())? else {
         return Ok(None);
     };
-    Ok(Some(ContextCensus {
+    Ok(Some(ContextSnapshot {
         host: record.host_name.clone(),
         index,
         incarnation: record.incarnation,

@@ -31,7 +31,7 @@ pub(crate) struct Refused;
 /// Most queue pairs use one, and there may be thousands of queue pairs: there is room for more once
 /// a second one is used.
 #[derive(Default)]
-pub(crate) struct Translations {
+pub(crate) struct MrLookup {
     /// The first one that was used, as long as it is valid.
     first: Option<Entry>,
     more: Option<Box<[Option<Entry>; WAYS]>>,
@@ -57,7 +57,7 @@ enum Life {
     Ours(Ended),
 }
 
-impl Translations {
+impl MrLookup {
     /// `len` bytes at `addr` under `key`, if the translation is known, still valid, and allows it.
     /// Regions of other protection domains are never known here.
     #[inline(always)]

@@ -34,7 +34,7 @@ use engine::{All, Engine, Numbers, Outcome, Progress, Request, Source, TheirOwn}
 use hostile_qp::Unruly;
 pub(crate) use pending::Next;
 use pending::{Pending, Waiting};
-pub(crate) use remote_qp::Link;
+pub(crate) use remote_qp::RemoteQp;
 
 /// Longest request executed within the call that posts it, in bytes. Longer ones are executed in
 /// chunks of this order by later calls.

@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::cq::CqPort;
 use crate::device::{Context, SoftDevice, host_of, slot_of};
 use crate::memory;
-use crate::mr_lookup::Translations;
+use crate::mr_lookup::MrLookup;
 use crate::provider::info;
 use crate::qp::SoftQp;
 use crate::srq::{OWNER, SoftSrq};
@@ -250,7 +250,7 @@ fn a_key_that_comes_round_revives_no_translation() {
     let fabric = Fabric::new();
     let device = fabric.open("soft");
     let (context, own) = (&device.context, &device.context.own);
-    let mut known = Translations::default();
+    let mut known = MrLookup::default();
     let before = region(&device, PD);
     let (key, addr) = (before.lkey(), before.addr(0));
     let row = key % MAX_REGION as u32;
@@ -272,8 +272,8 @@ fn as_many_regions_as_there_is_room_for_stay_known_and_one_alone_takes_no_more_r
     let fabric = Fabric::new();
     let device = fabric.open("soft");
     let own = &device.context.own;
-    let mut known = Translations::default();
-    let look_up = |known: &mut Translations, of: &headworks_verbs::Region| {
+    let mut known = MrLookup::default();
+    let look_up = |known: &mut MrLookup, of: &headworks_verbs::Region| {
         let key = (of.lkey(), PD);
         known.span(own, key, of.addr(0), 8, Access::NONE).is_ok()
     };
@@ -293,7 +293,7 @@ fn as_many_regions_as_there_is_room_for_stay_known_and_one_alone_takes_no_more_r
     let key = first.lkey();
     drop(first);
     assert!(known.cached(key, 0, 8, Access::NONE).is_none());
-    let mut alone = Translations::default();
+    let mut alone = MrLookup::default();
     for _ in 0..3 {
         assert!(look_up(&mut alone, &region(&device, PD)));
     }
@@ -396,7 +396,7 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     // Also where the owner fills them.
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
     let private = memory::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
-    local_mrs::go_by(local_mrs::Route::Window, a, b);
+    local_mrs::go_by(local_mrs::Route::BounceBuffer, a, b);
     for target in [&target, &private] {
         let sges = [target.sge(0, 8)];
         let wr = RecvWr {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use headworks::pacing::shared_state::{BYTES, Member};
-use headworks::pacing::{Config, Share};
+use headworks::pacing::{Config, SharedPacing};
 use headworks::verbs::{Duration, Instant};
 use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment, View};
 
@@ -24,7 +24,7 @@ pub(super) fn run(bytes: &[u8]) {
         numa_node: None,
     };
     let view = View::from(Arc::new(SharedSegment::create(&request).expect("memory")));
-    let share = Share::over(view.clone()).expect("long enough");
+    let share = SharedPacing::over(view.clone()).expect("long enough");
     let us = ProcessId::current().expect("this process");
     let config = Config::default();
     let mut now = Instant::from_nanos(input.word(1 << 40));
@@ -73,7 +73,7 @@ pub(super) fn run(bytes: &[u8]) {
 }
 
 /// As an onlooker does.
-fn looks(share: &Share, config: &Config, now: Instant) {
+fn looks(share: &SharedPacing, config: &Config, now: Instant) {
     let said = share.said();
     let config = said.as_ref().unwrap_or(config);
     let status = share.status(config, now);

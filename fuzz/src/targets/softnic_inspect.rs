@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_shm::segment::LAYOUT_VERSION;
-use headworks_softnic::inspect::{self, ContextCensus};
+use headworks_softnic::inspect::{self, ContextSnapshot};
 use headworks_verbs::SrqInit;
 
 use super::fixtures::{open, registry};
@@ -78,7 +78,7 @@ pub(super) fn run(bytes: &[u8]) {
 }
 
 /// Whatever it says, it is finite, and lengths are ones that queues can have.
-fn check(odd: &ContextCensus) {
+fn check(odd: &ContextSnapshot) {
     assert!(odd.queue_pairs.len() <= ROWS_MAX && odd.completion_queues.len() <= ROWS_MAX);
     for queue in &odd.shared_receive_queues {
         assert!(queue.waiting <= 1 << 24, "{queue:?}");

@@ -3,7 +3,7 @@
 use headworks_ring::config::{Framing, Settled};
 use headworks_ring::endpoint::{Posted, Usability, write_word};
 use headworks_ring::header::{Header, Kind};
-use headworks_ring::receive_policy::{Drain, SIGNAL_EVERY};
+use headworks_ring::receive_policy::{ReceivePolicy, SIGNAL_EVERY};
 use headworks_ring::{MessageReceiver, RingError};
 
 use super::link::Link;
@@ -62,7 +62,7 @@ pub type Found = (u64, Option<usize>);
 /// What every design's receiver works with.
 pub struct ReceiveEnd {
     pub(super) ring: Settled,
-    pub(super) drain: Drain,
+    pub(super) drain: ReceivePolicy,
     pub(super) link: Link,
 }
 
@@ -155,7 +155,7 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
             usability: Usability::new(),
             application: vec![0; if P::COPIES_OUT { ring.max_message } else { 0 }],
             end: ReceiveEnd {
-                drain: Drain::new(&ring),
+                drain: ReceivePolicy::new(&ring),
                 ring,
                 link,
             },
@@ -249,7 +249,7 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
 #[inline(always)]
 pub(super) fn checked(
     ring: &Settled,
-    drain: &Drain,
+    drain: &ReceivePolicy,
     word: u64,
     most: u64,
 ) -> Result<Found, RingError> {

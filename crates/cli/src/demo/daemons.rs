@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use headworks::daemon::Identity;
 use headworks::daemon::limits::Config;
 use headworks::daemon::metrics;
-use headworks::daemon::server::{MetricsAt, Shell, ShellConfig};
+use headworks::daemon::server::{DaemonServer, MetricsAt, ServerConfig};
 use headworks::net::Interrupt;
 use headworks::service::metrics_of;
 use headworks::verbs::{DeviceName, Duration};
@@ -101,7 +101,7 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
     spawned.spawn(ends_with_starter).context("a thread")?;
     let socket = PathBuf::from(socket);
     let metrics = metrics_of(&socket);
-    let config = ShellConfig {
+    let config = ServerConfig {
         identity: Identity::open(at.ip(), u64::from(std::process::id())),
         port: at.port(),
         socket,
@@ -113,7 +113,7 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
             ..Config::default()
         },
     };
-    let mut shell = Shell::open(headworks::open(device)?, &config)?;
+    let mut shell = DaemonServer::open(headworks::open(device)?, &config)?;
     print_number(shell.port())?;
     // However it ends, it was told to: who started it says why.
     shell.run(&interrupt, |_| {})?;

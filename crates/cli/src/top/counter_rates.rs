@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use headworks::inspect::{Census, ContextCensus, QueuePairCensus};
+use headworks::inspect::{ContextSnapshot, QueuePairCensus, RegistrySnapshot};
 
 /// A queue pair for good: its context's incarnation and process, and its number.
 pub(super) type Key = (u64, u32, u64, u32);
@@ -26,8 +26,12 @@ impl std::ops::AddAssign for Rate {
 pub(super) struct Rates(HashMap<Key, Rate>);
 
 impl Rates {
-    pub(super) fn between(earlier: &Census, later: &Census, time: Duration) -> Self {
-        let counts = |census: &Census| -> HashMap<Key, (u64, u64)> {
+    pub(super) fn between(
+        earlier: &RegistrySnapshot,
+        later: &RegistrySnapshot,
+        time: Duration,
+    ) -> Self {
+        let counts = |census: &RegistrySnapshot| -> HashMap<Key, (u64, u64)> {
             let each = census.contexts.iter().flat_map(|context| {
                 let pairs = context.queue_pairs.iter();
                 pairs.map(move |qp| (key(context, qp), traffic_of(qp)))
@@ -46,12 +50,12 @@ impl Rates {
         Self(counts(later).into_iter().map(rate).collect())
     }
 
-    pub(super) fn of(&self, context: &ContextCensus, qp: &QueuePairCensus) -> Rate {
+    pub(super) fn of(&self, context: &ContextSnapshot, qp: &QueuePairCensus) -> Rate {
         let key = key(context, qp);
         self.0.get(&key).copied().unwrap_or_default()
     }
 
-    pub(super) fn of_all(&self, context: &ContextCensus) -> Rate {
+    pub(super) fn of_all(&self, context: &ContextSnapshot) -> Rate {
         let mut sum = Rate::default();
         for qp in &context.queue_pairs {
             sum += self.of(context, qp);
@@ -60,7 +64,7 @@ impl Rates {
     }
 }
 
-fn key(context: &ContextCensus, qp: &QueuePairCensus) -> Key {
+fn key(context: &ContextSnapshot, qp: &QueuePairCensus) -> Key {
     (context.incarnation, context.pid, context.start_time, qp.qpn)
 }
 

@@ -1,11 +1,11 @@
 //! A look as one line of JSON. Rates are there from the second look on.
 
-use headworks::inspect::{Census, ContextCensus, QueuePairCensus};
+use headworks::inspect::{ContextSnapshot, QueuePairCensus, RegistrySnapshot};
 use serde_json::{Value, json};
 
 use super::counter_rates::{Rate, Rates};
 
-pub(super) fn line(census: &Census, rates: Option<&Rates>) -> Value {
+pub(super) fn line(census: &RegistrySnapshot, rates: Option<&Rates>) -> Value {
     let contexts: Vec<_> = census.contexts.iter().map(|c| context(c, rates)).collect();
     let unreadable: Vec<_> = census
         .unreadable
@@ -15,7 +15,7 @@ pub(super) fn line(census: &Census, rates: Option<&Rates>) -> Value {
     json!({"contexts": contexts, "unreadable": unreadable})
 }
 
-fn context(context: &ContextCensus, rates: Option<&Rates>) -> Value {
+fn context(context: &ContextSnapshot, rates: Option<&Rates>) -> Value {
     let pairs = context.queue_pairs.iter();
     let pairs: Vec<_> = pairs
         .map(|qp| queue_pair(qp, rates.map(|rates| rates.of(context, qp))))

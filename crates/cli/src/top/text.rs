@@ -3,14 +3,14 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use headworks::inspect::{Census, ContextCensus, QueuePairCensus};
+use headworks::inspect::{ContextSnapshot, QueuePairCensus, RegistrySnapshot};
 use headworks::verbs::{DeviceName, QpState};
 
 use super::counter_rates::{Rate, Rates, traffic_of};
 
 /// What was seen, and how it is shown.
 pub(super) struct FabricView<'a> {
-    pub(super) census: &'a Census,
+    pub(super) census: &'a RegistrySnapshot,
     /// Since the look before, if there was one.
     pub(super) rates: Option<&'a Rates>,
     pub(super) device: &'a DeviceName,
@@ -45,7 +45,7 @@ impl FabricView<'_> {
         cut(&text, self.width)
     }
 
-    fn context(&self, text: &mut String, context: &ContextCensus) {
+    fn context(&self, text: &mut String, context: &ContextSnapshot) {
         let (host, command) = (plain(&context.host), plain(&context.command));
         let _ = writeln!(
             text,
@@ -122,7 +122,7 @@ impl FabricView<'_> {
     }
 
     /// The busiest queue pairs, one a line.
-    fn queue_pairs(&self, text: &mut String, context: &ContextCensus, most: usize) {
+    fn queue_pairs(&self, text: &mut String, context: &ContextSnapshot, most: usize) {
         let mut pairs: Vec<_> = context.queue_pairs.iter().collect();
         if pairs.is_empty() {
             return;

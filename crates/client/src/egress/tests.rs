@@ -15,7 +15,7 @@ fn extent(offset: u64, len: u32) -> Extent {
 }
 
 fn ends(slabs: &Slabs, ring: u32) -> (EgressWriter, EgressReader) {
-    let block = Block::at(slabs, extent(0, BLOCK_BYTES)).unwrap();
+    let block = ControlBlock::at(slabs, extent(0, BLOCK_BYTES)).unwrap();
     let reader = EgressReader::new(slabs, &block, extent(4096, ring)).unwrap();
     (EgressWriter::new(slabs, &block).unwrap(), reader)
 }

@@ -13,7 +13,7 @@ fn extent(offset: u64, len: u32) -> Extent {
 }
 
 fn ends(slabs: &Slabs, ring: u32) -> (IngressWriter, IngressReader) {
-    let block = Block::at(slabs, extent(0, BLOCK_BYTES)).unwrap();
+    let block = ControlBlock::at(slabs, extent(0, BLOCK_BYTES)).unwrap();
     let writer = IngressWriter::new(slabs, &block, extent(4096, ring)).unwrap();
     (writer, IngressReader::new(slabs, &block).unwrap())
 }

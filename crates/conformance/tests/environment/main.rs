@@ -6,7 +6,7 @@ use std::sync::Arc;
 use headworks_conformance::buffer_access;
 use headworks_net::clock;
 use headworks_pacing::shared_state::BYTES;
-use headworks_pacing::{PacedDevice, Pacing, Share};
+use headworks_pacing::{PacedDevice, Pacing, SharedPacing};
 use headworks_shm::{HugePages, Registry, SegmentRequest, SharedSegment, View};
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{
@@ -101,7 +101,7 @@ fn paced(device: Arc<dyn Device>) -> Arc<dyn Device> {
     };
     let segment = SharedSegment::create(&request).expect("memory");
     let pacing = Pacing {
-        share: Share::over(View::from(Arc::new(segment))).expect("long enough"),
+        share: SharedPacing::over(View::from(Arc::new(segment))).expect("long enough"),
         config: Arc::default(),
         clock: Arc::new(clock::now),
         is_real: true,

@@ -12,7 +12,7 @@ use super::applications::show;
 use super::{
     Accepted, Daemon, Listener, Output, Peer, PeerId, Route, SessionId, WatchId, Wish, agreed,
 };
-use crate::auth::{Claim, Side};
+use crate::auth::{Claim, Role};
 use crate::control::{Between, Message, VERSION_OLDEST};
 use crate::domain::{DomainId, LinkKey, Offer};
 use headworks_verbs::Duration;
@@ -195,8 +195,8 @@ impl Daemon {
         let is_ours = other.is_none();
         let (address, life) = other.unwrap_or((self.identity.address, self.identity.life));
         let side = match of.called.is_some() == is_ours {
-            true => Side::Calling,
-            false => Side::Called,
+            true => Role::Calling,
+            false => Role::Called,
         };
         let (calling, called) = match of.called {
             Some(_) => (of.nonce, of.other?),

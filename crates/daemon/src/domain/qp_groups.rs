@@ -5,8 +5,8 @@ use headworks_client::{Reset, Vqpn};
 use headworks_verbs::{QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError};
 
 use super::{Domain, LinkKey, Linked, Output};
-use crate::qp_group::{Link, Which};
-use crate::send_queue::Channel;
+use crate::qp_group::{QpGroup, Which};
+use crate::send_queue::SendQueue;
 
 impl Domain {
     /// The link to a peer's domain, which begins to be brought up if there is none. `opens`: whether this side is the
@@ -86,7 +86,7 @@ impl Domain {
         }
     }
 
-    fn make_link(&self, promised: u32) -> Result<Link, ResourceError> {
+    fn make_link(&self, promised: u32) -> Result<QpGroup, ResourceError> {
         let channel = |depth: u32, bytes: u32| {
             let qp = self.pd.create_qp(&QpInit {
                 qp_type: QpType::Rc,
@@ -101,12 +101,12 @@ impl Domain {
                 },
                 signal_all: false,
             })?;
-            Channel::new(&*self.device, &*self.pd, qp, depth, bytes)
+            SendQueue::new(&*self.device, &*self.pd, qp, depth, bytes)
         };
         let frames = channel(self.config.frame_depth, self.config.frame_bytes)?;
         // Its frames say what was written, and carry nothing.
         let bulk = channel(self.config.bulk_depth, 64)?;
-        Ok(Link::new(frames, bulk, promised, self.config.quantum))
+        Ok(QpGroup::new(frames, bulk, promised, self.config.quantum))
     }
 
     /// The other side wants a link that this side opens, and has lost the one numbered `known` if it had any.

@@ -9,7 +9,7 @@ use crate::snapshot::{OfApplication, OfDomain, OfLink};
 
 /// What there is of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct DomainSnapshot {
     /// Applications.
     pub sessions: usize,
     /// Ends of connections.
@@ -32,10 +32,10 @@ pub struct Census {
 
 impl Domain {
     /// What there is.
-    pub fn census(&self) -> Census {
+    pub fn census(&self) -> DomainSnapshot {
         let memory = self.sessions.iter().map(|(_, one)| one.memory.bytes());
         let (in_use, allocated) = memory.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        Census {
+        DomainSnapshot {
             sessions: self.sessions.len(),
             connections: self.connections.len(),
             links: self.links.len(),

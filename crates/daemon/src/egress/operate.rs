@@ -3,21 +3,21 @@
 use headworks_client::{Op, Outcome, Vqpn};
 use headworks_verbs::RemoteAddr;
 
-use super::{ATOMICS, Asking, Impossible, Operating, Outlet, Turn};
+use super::{ATOMICS, Asking, EgressHalf, Impossible, Operating, Turn};
 use crate::frame::{ATOMIC, Atomic, Header, Kind};
 use crate::limits::Config;
 use crate::memory::Memory;
-use crate::qp_group::{Link, Which};
+use crate::qp_group::{QpGroup, Which};
 use crate::send_queue::Then;
 
-impl Outlet {
+impl EgressHalf {
     /// Takes a turn at a one-sided operation.
     pub(super) fn operate(
         &mut self,
         asking: Asking,
         (own, to): (Vqpn, Vqpn),
         memory: &Memory,
-        link: &mut Link,
+        link: &mut QpGroup,
         load: u8,
         config: &Config,
     ) -> Turn {

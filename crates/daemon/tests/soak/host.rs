@@ -8,7 +8,7 @@ use headworks_client::socket_message::Refusal;
 use headworks_daemon::auth::Secret;
 use headworks_daemon::control::VERSION;
 use headworks_daemon::daemon::{Daemon, Identity, Output, PeerId, SessionId, Signal, WatchId};
-use headworks_daemon::domain::Census;
+use headworks_daemon::domain::DomainSnapshot;
 use headworks_daemon::limits::Config;
 use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_shm::View;
@@ -40,7 +40,7 @@ pub(crate) struct Ledger {
     pub(crate) operations: u64,
     pub(crate) resets: BTreeMap<String, usize>,
     pub(crate) errors: Vec<String>,
-    pub(crate) censuses: Vec<Census>,
+    pub(crate) censuses: Vec<DomainSnapshot>,
     pub(crate) states: BTreeMap<usize, String>,
     pub(crate) most_queue_pairs: usize,
 }
@@ -374,7 +374,8 @@ impl Actor for Host {
         if all_done && applications().all(Application::is_done) && !self.has_parted {
             let connections: usize = self.daemon.census().map(|(_, one)| one.connections).sum();
             if connections == 0 {
-                let census: Vec<Census> = self.daemon.census().map(|(_, one)| one).collect();
+                let census: Vec<DomainSnapshot> =
+                    self.daemon.census().map(|(_, one)| one).collect();
                 self.has_parted = true;
                 let mut ledger = self.ledger.lock().expect("nobody panicked");
                 ledger.censuses.extend(census);

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use headworks_pacing::clock_sync::{Sync, between};
+use headworks_pacing::clock_sync::{ClockSync, between};
 use headworks_pacing::monitor::{Class, serialisation};
 use headworks_pacing::{Clock, Config};
 use headworks_simnic::is_simulated;
@@ -61,7 +61,7 @@ pub enum CalibrateError {
         /// Which part.
         what: &'static str,
         /// Error of the device.
-        source: Box<dyn std::error::Error + Send + std::marker::Sync>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A request failed.
     #[error("{} ended with {status:?}", name(*.class))]
@@ -76,7 +76,7 @@ pub enum CalibrateError {
     Interrupted,
 }
 
-fn failed<E: Into<Box<dyn std::error::Error + Send + std::marker::Sync>>>(
+fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     what: &'static str,
 ) -> impl FnOnce(E) -> CalibrateError {
     move |source| CalibrateError::Device {
@@ -224,7 +224,7 @@ pub fn calibrate(
     };
     let each = u64::from(rounds + rounds / WARM_UP_PART);
     let mut rig = LatencyProbe {
-        stamps: is_stamped.then(|| (near.device.clone(), Sync::default())),
+        stamps: is_stamped.then(|| (near.device.clone(), ClockSync::default())),
         cq: near.cq.clone(),
         line_rate: config.line_rate(),
         config,
@@ -254,7 +254,7 @@ pub fn calibrate(
 
 /// What is measured with.
 struct LatencyProbe<'g> {
-    stamps: Option<(Arc<dyn Device>, Sync)>,
+    stamps: Option<(Arc<dyn Device>, ClockSync)>,
     cq: Arc<dyn CompletionQueue>,
     config: Config,
     line_rate: u64,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headworks_pacing::{Config, Share, Status};
+use headworks_pacing::{Config, SharedPacing, Status};
 use headworks_shm::{CommonSegmentRecord, Registry, View};
 use headworks_verbs::{DeviceInfo, OpenError};
 
@@ -13,7 +13,7 @@ use crate::devices::DEFAULT_DEVICE;
 /// An RNIC that processes of this user pace. It shows the same as [`look`](super::look) as long as one of the
 /// processes lives, and then what was last.
 pub struct Observer {
-    share: Share,
+    share: SharedPacing,
     pids: Vec<u32>,
     key: String,
 }
@@ -91,7 +91,7 @@ fn observe(key: &str, record: &CommonSegmentRecord) -> Option<Observer> {
         .then(|| record.attach_read_only().ok().flatten())
         .flatten()?;
     Some(Observer {
-        share: Share::over(View::from(Arc::new(segment))).ok()?,
+        share: SharedPacing::over(View::from(Arc::new(segment))).ok()?,
         pids: vec![record.process.pid],
         key: key.to_owned(),
     })

@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl Side {
+impl PacedSq {
     /// Posts a chain: what may be posted now in as few doorbells as goes, the rest later.
     #[inline]
     pub(crate) fn post(&mut self, slot: u32, wrs: &[SendWr<'_>]) -> Result<(), PostError> {

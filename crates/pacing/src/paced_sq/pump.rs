@@ -7,7 +7,7 @@ use super::*;
 /// No timer is set for less.
 const NAP: Duration = Duration::from_micros(20);
 
-impl Side {
+impl PacedSq {
     /// What the program is told, oldest first: `out` is filled as far as there is something.
     #[inline]
     pub(crate) fn poll(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {

@@ -2,7 +2,7 @@
 
 use headworks_shm::primitive::Ordering;
 
-use super::{FIRST_ROW, NAME, SAID, Share};
+use super::{FIRST_ROW, NAME, SAID, SharedPacing};
 use crate::config::Config;
 
 /// The constants that are said, in the order of their words: the first is never zero.
@@ -19,7 +19,7 @@ const _: () = assert!(SAID + 8 * KEYS.len() <= NAME);
 /// Longest name of an RNIC, in bytes; more is cut off.
 const NAME_BYTES_MAX: usize = FIRST_ROW - NAME;
 
-impl Share {
+impl SharedPacing {
     /// Says what the RNIC is called and what it is paced by. Of several who pace it by other constants, observers see
     /// those of the last.
     pub fn say(&self, rnic: &str, config: &Config) {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use crate::shared_state::BYTES;
 
-    fn share() -> Share {
+    fn share() -> SharedPacing {
         let request = SegmentRequest {
             name: "said",
             len: BYTES,
@@ -81,7 +81,7 @@ mod tests {
             numa_node: None,
         };
         let segment = SharedSegment::create(&request).unwrap();
-        Share::over(View::from(std::sync::Arc::new(segment))).unwrap()
+        SharedPacing::over(View::from(std::sync::Arc::new(segment))).unwrap()
     }
 
     #[test]

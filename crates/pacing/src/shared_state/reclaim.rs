@@ -5,7 +5,7 @@ use super::*;
 /// What is booked ahead of time beside a message, with a good deal to spare.
 const SLACK: Duration = Duration::from_millis(1_000);
 
-impl Share {
+impl SharedPacing {
     /// Takes back what processes that are dead by now moved the clock ahead, or what nobody can have moved it: further
     /// than the longest message takes at the lowest rate. Slow: it asks the system.
     pub fn forgive(&self, config: &Config, now: Instant) -> bool {

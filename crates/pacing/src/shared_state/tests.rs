@@ -12,7 +12,7 @@ use super::*;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 
-fn share() -> Share {
+fn share() -> SharedPacing {
     let request = SegmentRequest {
         name: "pacing-test",
         len: BYTES,
@@ -20,7 +20,7 @@ fn share() -> Share {
         numa_node: None,
     };
     let segment = SharedSegment::create(&request).expect("memory");
-    Share::over(View::from(Arc::new(segment))).expect("long enough")
+    SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")
 }
 
 fn us() -> ProcessId {
@@ -40,7 +40,7 @@ fn dies(member: Member) -> usize {
     row
 }
 
-fn owned_blocks(share: &Share) -> usize {
+fn owned_blocks(share: &SharedPacing) -> usize {
     let words = (0..BLOCKS).map(|block| share.word(OWNERS + 8 * block).load(Ordering::Relaxed));
     words.filter(|word| *word != 0).count()
 }
@@ -53,7 +53,9 @@ fn at(nanos: u64) -> Instant {
 fn what_is_too_short_is_refused() {
     let view = share().view;
     let short = view.part(0, BYTES - 8).expect("within it");
-    let error = Share::over(short).expect_err("too short").to_string();
+    let error = SharedPacing::over(short)
+        .expect_err("too short")
+        .to_string();
     assert!(error.contains("too short"), "{error}");
 }
 

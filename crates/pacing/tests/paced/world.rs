@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use headworks_pacing::shared_state::BYTES;
-use headworks_pacing::{Config, PacedDevice, Pacing, Share};
+use headworks_pacing::{Config, PacedDevice, Pacing, SharedPacing};
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{
     Completion, CompletionQueue, CqInit, Device, DeviceInfo, Payload, PostErrorKind,
@@ -61,7 +61,7 @@ struct Host {
 pub(crate) struct World {
     pub(crate) script: Script,
     pub(crate) config: Arc<Config>,
-    share: Share,
+    share: SharedPacing,
     hosts: Vec<Host>,
     /// And whose they are.
     cqs: Vec<(Arc<dyn CompletionQueue>, usize)>,
@@ -84,7 +84,7 @@ pub(crate) const CAPS: QpCaps = QpCaps {
     max_inline: 64,
 };
 
-pub(crate) fn share() -> Share {
+pub(crate) fn share() -> SharedPacing {
     let request = SegmentRequest {
         name: "pacing-test",
         len: BYTES,
@@ -92,11 +92,11 @@ pub(crate) fn share() -> Share {
         numa_node: None,
     };
     let segment = SharedSegment::create(&request).expect("memory");
-    Share::over(View::from(Arc::new(segment))).expect("long enough")
+    SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")
 }
 
 /// A paced device over a scripted one.
-pub(crate) fn device(script: &Script, share: &Share, config: &Arc<Config>) -> PacedDevice {
+pub(crate) fn device(script: &Script, share: &SharedPacing, config: &Arc<Config>) -> PacedDevice {
     device_that_is(script.info().clone(), script, share, config)
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn device(script: &Script, share: &Share, config: &Arc<Config>) -> Pa
 pub(crate) fn device_that_is(
     info: DeviceInfo,
     script: &Script,
-    share: &Share,
+    share: &SharedPacing,
     config: &Arc<Config>,
 ) -> PacedDevice {
     let inner: Arc<dyn Device> = Arc::new(script.clone());

@@ -4,14 +4,14 @@
 //! of those that had more than their share in the round before; each has one turn of at most `quantum`
 //! messages. So whatever one ring brings, no other waits for more than one turn of each.
 //!
-//! Where what is served is not all of one size a quantum is one of cost ([`Rota::spent`]; deficit round robin):
+//! Where what is served is not all of one size a quantum is one of cost ([`DeficitRoundRobin::spent`]; deficit round robin):
 //! what costs more than is left of a turn ends it, and what it costs too much is taken off the next ones.
 
 use std::collections::VecDeque;
 
 /// The order of turns.
 #[derive(Clone, Debug)]
-pub struct Rota {
+pub struct DeficitRoundRobin {
     quantum: u32,
     /// What is left of the turn: messages, or cost.
     left: u32,
@@ -25,13 +25,13 @@ pub struct Rota {
     owed: Vec<u32>,
 }
 
-impl Default for Rota {
+impl Default for DeficitRoundRobin {
     fn default() -> Self {
         Self::new(super::config::QUANTUM)
     }
 }
 
-impl Rota {
+impl DeficitRoundRobin {
     /// Nobody; each turn is `quantum` messages, at least 1.
     pub fn new(quantum: u32) -> Self {
         let quantum = quantum.max(1);
@@ -154,7 +154,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Serves everything there is in `waiting`; the order in which it was.
-    fn serve(rota: &mut Rota, waiting: &mut [u32], most: usize) -> Vec<u32> {
+    fn serve(rota: &mut DeficitRoundRobin, waiting: &mut [u32], most: usize) -> Vec<u32> {
         let mut order = Vec::new();
         while order.len() < most {
             let Some(ring) = rota.current() else {
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn turns_are_of_a_quantum_and_go_round() {
-        let mut rota = Rota::new(2);
+        let mut rota = DeficitRoundRobin::new(2);
         for ring in [5, 1, 5] {
             rota.call(ring);
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn who_is_forgotten_has_no_turn_and_may_come_back() {
-        let mut rota = Rota::new(2);
+        let mut rota = DeficitRoundRobin::new(2);
         rota.call(0);
         rota.call(1);
         assert_eq!(serve(&mut rota, &mut [9, 9], 1), [0]);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_cost_too_much_is_taken_off_the_next_turns() {
-        let mut rota = Rota::new(10);
+        let mut rota = DeficitRoundRobin::new(10);
         rota.call(0);
         rota.call(1);
         // One takes 35 at a time, the other 5: over time both have the same.
@@ -229,7 +229,7 @@ mod tests {
             quantum in 1u32..5,
             waiting in proptest::collection::vec(0u32..40, 1..12),
         ) {
-            let mut rota = Rota::new(quantum);
+            let mut rota = DeficitRoundRobin::new(quantum);
             for ring in 0..waiting.len() {
                 rota.call(ring as u32);
             }

@@ -8,13 +8,13 @@ use crate::setup::Placed;
 
 /// A receiving end of a group that is not connected yet. Its word of the board is free again when it is
 /// dropped.
-pub struct Seat {
+pub struct Membership {
     // The queue pair goes before the word may be another's.
     pub(super) end: Placed,
     pub(super) claim: Claim,
 }
 
-impl Seat {
+impl Membership {
     /// What the other end must be handed as the payload of the bring-up.
     pub fn greeting(&self) -> Vec<u8> {
         self.end.greeting()

@@ -8,9 +8,9 @@ use crate::receiver::{Held, Receiver};
 /// A receiving ring of a group, lent by [`Group::receiver`](super::Group::receiver). All of a
 /// [`Receiver`] can be asked, and messages taken of it; but it stays where it is: the group's other words
 /// for it (its place on the board, its queue pair) name this one and no other.
-pub struct ByHand<'g>(pub(super) &'g mut Receiver);
+pub struct OutOfOrder<'g>(pub(super) &'g mut Receiver);
 
-impl ByHand<'_> {
+impl OutOfOrder<'_> {
     /// [`Receiver::try_take`].
     pub fn try_take(&mut self) -> Result<Option<Held>, RingError> {
         self.0.try_take()
@@ -41,7 +41,7 @@ impl ByHand<'_> {
     }
 }
 
-impl Deref for ByHand<'_> {
+impl Deref for OutOfOrder<'_> {
     type Target = Receiver;
 
     fn deref(&self) -> &Receiver {

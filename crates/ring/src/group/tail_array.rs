@@ -37,7 +37,7 @@ use crate::setup::{Place, Placed, SetupError, requests_in_group, sleeps};
 const WORDS: usize = LINE / 8;
 
 /// What the receiving ends of a group share.
-pub(super) struct Board {
+pub(super) struct TailArray {
     pub(super) device: Arc<dyn Device>,
     pub(super) config: GroupConfig,
     ring: Settled,
@@ -92,7 +92,7 @@ impl Claim {
         self.next_start = self.start.wrapping_add(published);
     }
 
-    pub(super) fn is_of(&self, board: &Board) -> bool {
+    pub(super) fn is_of(&self, board: &TailArray) -> bool {
         Arc::ptr_eq(&self.free, &board.free)
     }
 }
@@ -103,7 +103,7 @@ impl Drop for Claim {
     }
 }
 
-impl Board {
+impl TailArray {
     pub(super) fn new(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
         let ring = config.ring.settle()?;
         let info = device.info();
@@ -185,7 +185,7 @@ impl Board {
         let at = self
             .view
             .cursor_ref(offset)
-            .map_err(|_| SetupError::Board { index })?;
+            .map_err(|_| SetupError::TailArray { index })?;
         at.publish(start);
         self.seen[line][word] = start;
         self.lines = self.lines.max(line + 1);

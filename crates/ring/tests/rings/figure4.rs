@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_ring::config::Settled;
-use headworks_ring::receive_policy::Drain;
+use headworks_ring::receive_policy::ReceivePolicy;
 use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
 use headworks_ring::{Receiver, RingConfig, SendError, Sender};
 use headworks_verbs::interpose::{InterposedDevice, Interposer};
@@ -60,7 +60,7 @@ struct Decisions {
     ring: Settled,
     start: u64,
     policy: SendPolicy,
-    drain: Drain,
+    drain: ReceivePolicy,
     /// The word that the receiver writes, and the one that the sender writes.
     local_head: u64,
     local_tail: u64,
@@ -72,7 +72,7 @@ impl Decisions {
         Self {
             start,
             policy: SendPolicy::starting_at(&ring, start),
-            drain: Drain::starting_at(&ring, start),
+            drain: ReceivePolicy::starting_at(&ring, start),
             local_head: start,
             local_tail: start,
             ring,

@@ -17,13 +17,13 @@ use headworks_verbs::{
 
 use super::deliver::Claim;
 use super::engine::{Outcome, Request};
-use super::{Link, QpCore};
+use super::{QpCore, RemoteQp};
 use crate::copy::Span;
 use crate::crash_points;
 use crate::cross_process_copy::Direction;
 use crate::datagram_senders::Registration;
 use crate::device::{PeerKey, clock, gid_of, host_of, key_of};
-use crate::mr_lookup::Translations;
+use crate::mr_lookup::MrLookup;
 use crate::peer::Peer;
 use crate::remote_memory::{Far, transfer};
 use crate::table::{CqSlot, MAX_SGE};
@@ -51,9 +51,9 @@ pub(crate) struct Datagrams {
 
 /// The way to one queue pair.
 struct Way {
-    link: Link,
+    link: RemoteQp,
     registration: Arc<Registration>,
-    theirs: Translations,
+    theirs: MrLookup,
 }
 
 /// A datagram on its way.
@@ -88,7 +88,7 @@ impl Datagrams {
         core: &QpCore,
         request: &Request<'_>,
         is_lost: bool,
-        local: &mut Translations,
+        local: &mut MrLookup,
     ) -> Outcome {
         let (to, imm) = match request.op {
             SendOp::SendTo(to) => (to, None),
@@ -185,11 +185,11 @@ impl Datagrams {
     fn find(&mut self, core: &QpCore, (host, qpn): (u64, u32)) -> Option<Way> {
         let at = key_of(host, qpn);
         let way = |registration: &Arc<Registration>| {
-            let link = Link::to_datagrams(&registration.target, qpn)?;
+            let link = RemoteQp::to_datagrams(&registration.target, qpn)?;
             Some(Way {
                 link,
                 registration: registration.clone(),
-                theirs: Translations::default(),
+                theirs: MrLookup::default(),
             })
         };
         let usable = |known: &&Arc<Registration>| known.is_held() && !known.target.is_dead();
@@ -208,7 +208,7 @@ impl Datagrams {
             return way(known);
         }
         // A row in the table of somebody who has no such queue pair would be a row for nothing.
-        Link::to_datagrams(&target, qpn)?;
+        RemoteQp::to_datagrams(&target, qpn)?;
         let registration = Arc::new(Registration::enter(&core.context, target)?);
         let found = way(&registration);
         self.targets.insert(at, registration);

@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 use headworks_shm::slot_queue::{ConditionalPop, PopClaim};
 use headworks_verbs::{Access, Opcode, Status};
 
-use super::Link;
+use super::RemoteQp;
 use super::engine::Outcome;
 use crate::copy::Span;
 use crate::crash_points;
 use crate::datagram_senders::Registration;
-use crate::mr_lookup::Translations;
+use crate::mr_lookup::MrLookup;
 use crate::remote_memory::Far;
 use crate::table::{CqSlot, MAX_SGE, RecvHead, RecvSlot};
 
@@ -33,7 +33,7 @@ const MEMORY_AHEAD: u64 = 3;
 
 impl Claim {
     /// Takes the peer's next receive.
-    pub(crate) fn take(link: &Link) -> Result<Self, Outcome> {
+    pub(crate) fn take(link: &RemoteQp) -> Result<Self, Outcome> {
         let queue = &link.receives.slots;
         crash_points::at("up");
         match queue.claim_pop(link.slot) {
@@ -57,7 +57,7 @@ impl Claim {
     /// Where `len` bytes go, if that is one piece of memory that is known and of the queue pair's own
     /// domain, as it mostly is.
     #[inline(always)]
-    pub(crate) fn short(&self, link: &Link, theirs: &Translations, len: usize) -> Option<Span> {
+    pub(crate) fn short(&self, link: &RemoteQp, theirs: &MrLookup, len: usize) -> Option<Span> {
         let RecvHead {
             sge_count, sges, ..
         } = self.receive;
@@ -74,7 +74,7 @@ impl Claim {
 
     /// Asks for the memory of a receive that will be taken soon.
     #[inline(always)]
-    fn expect_next(&self, link: &Link, theirs: &Translations) {
+    fn expect_next(&self, link: &RemoteQp, theirs: &MrLookup) {
         let ahead = self.pop.position().wrapping_add(MEMORY_AHEAD);
         if let Some(next) = link.receives.slots.peek_prefix::<RecvHead>(ahead) {
             theirs.prefetch_write(&next.sges[0]);
@@ -88,8 +88,8 @@ impl Claim {
     /// responder's errors, 9.9.3), except that of an SRQ: it is taken, and ends in error (class E).
     /// And so it is if the receive is over memory that cannot be reached from here.
     pub(super) fn take_fitting(
-        link: &Link,
-        theirs: &mut Translations,
+        link: &RemoteQp,
+        theirs: &mut MrLookup,
         who: u16,
         len: u64,
     ) -> Option<Self> {
@@ -117,7 +117,7 @@ impl Claim {
     /// killed here. A full CQ fails the receiver's queue pair.
     pub(super) fn complete_datagram(
         self,
-        link: &Link,
+        link: &RemoteQp,
         registration: &Registration,
         slot: CqSlot,
         solicited: bool,
@@ -137,8 +137,8 @@ impl Claim {
     /// Where `len` bytes go. The error is our status and the peer's.
     pub(crate) fn spans(
         &self,
-        link: &Link,
-        theirs: &mut Translations,
+        link: &RemoteQp,
+        theirs: &mut MrLookup,
         len: u64,
         out: &mut [Far; MAX_SGE],
     ) -> Result<usize, (Status, Status)> {
@@ -156,7 +156,7 @@ impl Claim {
         }
         let pd = receives_pd(link);
         // What is cached counts as the queue pair's domain's: an SRQ's own is looked up apart.
-        let mut apart = Translations::default();
+        let mut apart = MrLookup::default();
         let known = if pd == link.pd { theirs } else { &mut apart };
         known
             .far_list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
@@ -167,7 +167,7 @@ impl Claim {
     /// A SEND is all there.
     pub(crate) fn complete_send(
         self,
-        link: &Link,
+        link: &RemoteQp,
         imm: Option<u32>,
         len: u64,
         solicited: bool,
@@ -178,7 +178,7 @@ impl Claim {
     /// A WRITE with immediate is all there.
     pub(crate) fn complete_write(
         self,
-        link: &Link,
+        link: &RemoteQp,
         imm: u32,
         len: u64,
         solicited: bool,
@@ -188,7 +188,7 @@ impl Claim {
 
     fn complete(
         self,
-        link: &Link,
+        link: &RemoteQp,
         opcode: Opcode,
         imm: Option<u32>,
         len: u64,
@@ -208,12 +208,12 @@ impl Claim {
     }
 
     /// The receive ends with `status`.
-    pub(crate) fn fail(self, link: &Link, status: Status) {
+    pub(crate) fn fail(self, link: &RemoteQp, status: Status) {
         let slot = self.slot(link, status);
         self.finish(link, slot, true);
     }
 
-    pub(super) fn slot(&self, link: &Link, status: Status) -> CqSlot {
+    pub(super) fn slot(&self, link: &RemoteQp, status: Status) -> CqSlot {
         CqSlot {
             wr_id: self.receive.wr_id,
             position: self.pop.position(),
@@ -225,7 +225,7 @@ impl Claim {
     }
 
     /// Completes the receive, then frees it. A full CQ fails the peer's queue pair.
-    fn finish(self, link: &Link, slot: CqSlot, solicited: bool) -> bool {
+    fn finish(self, link: &RemoteQp, slot: CqSlot, solicited: bool) -> bool {
         crash_points::at("filled");
         let pushed = link.recv_cq.push(link.slot, slot, solicited).is_ok();
         crash_points::at("completed");
@@ -239,16 +239,16 @@ impl Claim {
 }
 
 /// The protection domain of the peer's receives.
-fn receives_pd(link: &Link) -> u32 {
+fn receives_pd(link: &RemoteQp) -> u32 {
     link.srq_row()
         .map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed))
 }
 
 /// Whether this process can get at the memory of a receive. Memory that is not there, or is not to be
 /// received into, counts as reached: that is found when it is taken.
-fn reaches(link: &Link, theirs: &mut Translations, receive: &RecvSlot) -> bool {
+fn reaches(link: &RemoteQp, theirs: &mut MrLookup, receive: &RecvSlot) -> bool {
     let pd = receives_pd(link);
-    let mut apart = Translations::default();
+    let mut apart = MrLookup::default();
     let known = if pd == link.pd { theirs } else { &mut apart };
     let mut fars = [Far::EMPTY; MAX_SGE];
     let need = Access::LOCAL_WRITE;
@@ -258,7 +258,7 @@ fn reaches(link: &Link, theirs: &mut Translations, receive: &RecvSlot) -> bool {
 }
 
 /// Has the limit event of an SRQ raised if taking this receive crosses the limit.
-fn note_taken(link: &Link, pop: &PopClaim) {
+fn note_taken(link: &RemoteQp, pop: &PopClaim) {
     let (Some(row), Some(srq)) = (link.srq(), link.srq_row()) else {
         return;
     };

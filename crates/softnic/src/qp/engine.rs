@@ -10,14 +10,14 @@ use headworks_shm::asymmetric_fence;
 
 use super::datagram::Datagrams;
 use super::deliver::Claim;
-use super::{INLINE_MAX, Link, QpCore, is_inline, opcode_of};
-use crate::bounce::{Call, What, Window};
+use super::{INLINE_MAX, QpCore, RemoteQp, is_inline, opcode_of};
+use crate::bounce::{BounceBuffer, Call, What};
 use crate::copy::{Span, copy_span, copy_spans, copy_torn, stream_spans};
 use crate::crash_points;
 use crate::cross_process_copy::Direction;
 use crate::device::MAX_MESSAGE;
 use crate::hostile::Scatter;
-use crate::mr_lookup::{Refused, Translations};
+use crate::mr_lookup::{MrLookup, Refused};
 use crate::non_temporal;
 use crate::remote_memory::{Far, Unmoved, transfer};
 use crate::table::{Life, MAX_SGE, count};
@@ -27,12 +27,12 @@ mod ask;
 /// Executes requests of one queue pair; holds nothing but what it looked up before.
 #[derive(Default)]
 pub(crate) struct Engine {
-    link: Option<Link>,
+    link: Option<RemoteQp>,
     full_fences: bool,
-    local: Translations,
-    remote: Translations,
+    local: MrLookup,
+    remote: MrLookup,
     /// Where the peer is asked for what cannot be done from here; made when first needed.
-    window: Option<Box<Window>>,
+    window: Option<Box<BounceBuffer>>,
     /// Of a queue pair of datagrams.
     datagrams: Option<Box<Datagrams>>,
 }
@@ -339,7 +339,7 @@ impl Engine {
     /// Finds the peer's queue pair, if it is not known yet.
     fn look_up(&mut self, core: &QpCore) {
         if self.link.is_none() {
-            self.link = Link::find(core);
+            self.link = RemoteQp::find(core);
             self.full_fences = self.link.as_ref().is_some_and(|link| link.full_fences);
             // The peer may need a full fence between our mark of executing and what follows.
             asymmetric_fence::full();
@@ -355,7 +355,7 @@ impl Engine {
         }
         *progress = Progress::default();
         self.link = None;
-        self.remote = Translations::default();
+        self.remote = MrLookup::default();
         Outcome::NotReady
     }
 
@@ -583,7 +583,7 @@ impl Engine {
     /// What the peer asks to be waited for where it has no receive posted; `None` as long as it is
     /// not known.
     pub(crate) fn rnr_timer(&self) -> Option<RnrTimer> {
-        self.link.as_ref().map(Link::rnr_timer)
+        self.link.as_ref().map(RemoteQp::rnr_timer)
     }
 
     /// Moves the peer's queue pair to the error state, if it is there.
@@ -645,7 +645,7 @@ impl Progress {
     fn transfer(
         &mut self,
         way: Direction,
-        link: &Link,
+        link: &RemoteQp,
         here: &[Span],
         there: &[Far],
         (len, budget): (u64, usize),
@@ -668,7 +668,7 @@ impl Progress {
         transfer(way, &link.peer, here, there, &mut self.done, budget)
     }
 
-    fn abandon(&mut self, link: &Link) {
+    fn abandon(&mut self, link: &RemoteQp) {
         if let Some(claim) = self.claim.take() {
             claim.fail(link, Status::Flushed);
         }
@@ -685,7 +685,7 @@ const fn writes_here(op: &SendOp) -> bool {
 
 /// Bytes could not be moved to or from memory of the peer that was checked.
 #[cold]
-fn unmoved(link: &Link, why: Unmoved, what: What, progress: &mut Progress) -> Outcome {
+fn unmoved(link: &RemoteQp, why: Unmoved, what: What, progress: &mut Progress) -> Outcome {
     let status = match why {
         Unmoved::Dead => Status::RetryExceeded,
         Unmoved::Fault => Status::RemoteOperation,
@@ -736,7 +736,7 @@ fn transfer_scattered(
 /// The peer's key, bounds or access rights did not fit; or its queue pair was not set up for what `need`
 /// says, and then it is the request that is invalid (table of 9.9.3, unsupported opcodes).
 #[cold]
-fn refused(link: &Link, need: Access) -> Outcome {
+fn refused(link: &RemoteQp, need: Access) -> Outcome {
     if link.peer.is_going() {
         return Outcome::NotReady;
     }

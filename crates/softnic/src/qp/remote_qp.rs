@@ -11,7 +11,7 @@ use crate::peer::{Peer, Queue};
 use crate::table::{Held, Life, NO_ROW, QpRow, RecvSlot, SrqRow};
 
 /// A checked path to the peer's queue pair.
-pub(crate) struct Link {
+pub(crate) struct RemoteQp {
     pub(crate) peer: Arc<Peer>,
     row: Held<QpRow>,
     pub(crate) slot: u16,
@@ -28,7 +28,7 @@ pub(crate) struct Link {
     pub(crate) answers_reads: bool,
 }
 
-impl Link {
+impl RemoteQp {
     /// Finds the queue pair that `core` is connected to. `None` while it is not there, or not
     /// connected to this one.
     pub(crate) fn find(core: &QpCore) -> Option<Self> {

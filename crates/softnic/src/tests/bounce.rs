@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use super::child::meanwhile;
 use super::local_mrs::{Route, bytes, calls_made, fill, go_by, heap, joined};
 use super::*;
-use crate::bounce::{Answer, Call, DATA, What, Window, serve};
+use crate::bounce::{Answer, BounceBuffer, Call, DATA, What, serve};
 use crate::table::{Life, Place, PlaceOf, QpRow};
 
 fn row(end: &End) -> &QpRow {
@@ -27,13 +27,13 @@ fn hold(context: &Context) -> MutexGuard<'_, ()> {
 struct Caller {
     near: End,
     far: End,
-    window: Window,
+    window: BounceBuffer,
 }
 
 impl Caller {
     fn new(fabric: &Fabric) -> Self {
         let [near, far] = fabric.pair();
-        let window = Window::open(&near.device.context).unwrap();
+        let window = BounceBuffer::open(&near.device.context).unwrap();
         window.publish(place(&near));
         Self { near, far, window }
     }
@@ -197,7 +197,7 @@ fn calling(fabric: &Fabric, retries: Option<u8>) -> [End; 2] {
         }
     }
     let [near, far] = &ends;
-    go_by(Route::Window, near, far);
+    go_by(Route::BounceBuffer, near, far);
     ends
 }
 

@@ -3,7 +3,7 @@
 use headworks_verbs::{CqCounters, QpCounters};
 
 use super::*;
-use crate::inspect::{self, ContextCensus};
+use crate::inspect::{self, ContextSnapshot};
 
 impl End {
     fn counted(&self) -> QpCounters {
@@ -26,7 +26,7 @@ impl End {
 }
 
 /// What somebody who looks on sees of the context of `end`.
-fn seen(fabric: &Fabric, end: &End) -> ContextCensus {
+fn seen(fabric: &Fabric, end: &End) -> ContextSnapshot {
     let host = end.device.info().name.name().map(str::to_owned);
     let census = inspect::look(&fabric.dir, host.as_deref()).unwrap();
     assert!(census.unreadable.is_empty(), "{:?}", census.unreadable);

@@ -92,7 +92,7 @@ impl Port {
 
     /// What its region begins with.
     fn bytes(&self) -> Vec<u8> {
-        let mut known = Translations::default();
+        let mut known = MrLookup::default();
         let mut word = |at: u64| {
             let (key, addr) = ((self.region.lkey(), PD), self.region.addr(0) + at * 8);
             let own = &self.device.context.own;
@@ -547,7 +547,7 @@ fn kill(at: Killed) -> Vec<(u64, Status)> {
     b.receive(1, 100);
     b.receive(2, 100);
     let core = b.ours();
-    let link = crate::qp::Link::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+    let link = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
     let (who, row) = (0x4000, b.sender());
     row.executing.fetch_add(1, Ordering::Relaxed);
     row.completing.store(0, Ordering::Relaxed);
@@ -616,7 +616,7 @@ fn a_queue_pair_that_ends_takes_back_what_a_killed_sender_had() {
     b.receive(1, 100);
     b.sender().executing.fetch_add(1, Ordering::Relaxed);
     b.sender().completing.store(0, Ordering::Relaxed);
-    let link = crate::qp::Link::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+    let link = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
     let _ = link.receives.slots.claim_pop(0x4000).unwrap().unwrap();
     hand_over(b.sender(), dead_process());
     b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();

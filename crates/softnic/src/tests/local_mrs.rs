@@ -15,12 +15,12 @@ pub(super) enum Route {
     /// The kernel copies.
     Crossing,
     /// The peer copies, as where the kernel refuses.
-    Window,
+    BounceBuffer,
 }
 
 /// From here on `from` reaches the memory of `to` by that route.
 pub(super) fn go_by(route: Route, from: &End, to: &End) {
-    if route == Route::Window {
+    if route == Route::BounceBuffer {
         let host = host_of(to.device.info().gid);
         let peer = from.device.context.peer(host, to.qp.qpn().raw());
         let peer = peer.unwrap().unwrap();
@@ -185,7 +185,7 @@ fn all_lengths(route: Route) {
         for len in LENGTHS {
             round(&mut ends, len);
         }
-        assert_eq!(calls_made(&ends[0]) > 0, route == Route::Window);
+        assert_eq!(calls_made(&ends[0]) > 0, route == Route::BounceBuffer);
     });
 }
 
@@ -208,7 +208,7 @@ fn every_operation_reaches_it_at_every_length() {
 
 #[test]
 fn every_operation_reaches_it_through_the_window() {
-    all_lengths(Route::Window);
+    all_lengths(Route::BounceBuffer);
 }
 
 /// A queue pair of `device`, connected to one of `far`, which is handed back too.
@@ -312,7 +312,7 @@ fn the_owner_does_not_believe_its_own_table() {
     row.len.store(1 << 40, Ordering::Relaxed);
     for offset in [0, 1 << 20] {
         let [mut near, far] = joined(&other, &owner);
-        go_by(Route::Window, &near, &far);
+        go_by(Route::BounceBuffer, &near, &far);
         near.post(SendOp::Write(there.remote(0).plus(offset)));
         assert_eq!(near.completed().status, Status::RemoteAccess);
         let [mut near, _far] = joined(&owner, &owner);
@@ -368,7 +368,7 @@ fn nothing_is_written_after_deregistration() {
 
 #[test]
 fn nothing_is_served_after_deregistration() {
-    deregistration_under_fire(Route::Window);
+    deregistration_under_fire(Route::BounceBuffer);
 }
 
 #[test]

@@ -6,11 +6,11 @@ use headworks_shm::SharedSegment;
 
 use super::child::Other;
 use super::*;
-use crate::inspect::{Census, look};
+use crate::inspect::{RegistrySnapshot, look};
 use crate::table::{MAX_CQ, MAX_QP, Table};
 
 /// Looks again and again while `happens` does, and hands each census to `check`.
-fn looked_at(fabric: &Fabric, check: impl Fn(&Census) + Sync, happens: impl FnOnce()) {
+fn looked_at(fabric: &Fabric, check: impl Fn(&RegistrySnapshot) + Sync, happens: impl FnOnce()) {
     let (looked, over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let onlooker = scope.spawn(|| {
@@ -35,7 +35,7 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() 
         let mut others = ["h1", "h2"].map(|host| Other::start(&fabric, host));
         let [a, b] = &mut others;
         Other::join_each_other(a, b);
-        let whole = |census: &Census| {
+        let whole = |census: &RegistrySnapshot| {
             assert_eq!(census.unreadable, []);
             for context in &census.contexts {
                 assert_eq!(context.queue_pairs.len(), 1, "{context:?}");
@@ -43,7 +43,7 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() 
             }
         };
         // Whose peer dies goes to the error state: that one is not looked at any more.
-        let quiet = |census: &Census| assert_eq!(census.unreadable, []);
+        let quiet = |census: &RegistrySnapshot| assert_eq!(census.unreadable, []);
         looked_at(&fabric, whole, || a.tell("write-far"));
         looked_at(&fabric, quiet, || {
             a.kill();
@@ -62,7 +62,7 @@ fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
     let fd = record.process.open_fd(record.segment_fd).unwrap();
     let segment = SharedSegment::attach(fd).unwrap();
     let table = Table::new(Arc::new(segment)).unwrap();
-    let bounded = |census: &Census| {
+    let bounded = |census: &RegistrySnapshot| {
         for context in &census.contexts {
             assert!(context.queue_pairs.len() <= MAX_QP);
             assert!(context.completion_queues.len() <= MAX_CQ);

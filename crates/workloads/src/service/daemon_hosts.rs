@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use headworks::daemon::limits::Config;
-use headworks::daemon::server::{MetricsAt, Shell, ShellConfig};
+use headworks::daemon::server::{DaemonServer, MetricsAt, ServerConfig};
 use headworks::daemon::{Identity, metrics};
 use headworks::net::Interrupt;
 use headworks::service::metrics_of;
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Result<()> {
     let interrupt = Interrupt::install().map_err(failed("signals"))?;
     let metrics = metrics_of(&socket);
-    let config = ShellConfig {
+    let config = ServerConfig {
         identity: Identity::open(address.ip(), u64::from(std::process::id())),
         port: address.port(),
         socket,
@@ -38,7 +38,7 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
         drain: headworks::verbs::Duration::ZERO,
         daemon: Config::default(),
     };
-    let shell = Shell::open(open(device)?, &config);
+    let shell = DaemonServer::open(open(device)?, &config);
     let mut shell = shell.map_err(failed("a daemon"))?;
     reply(&AppReply::Ready)?;
     let ended = shell.run(&interrupt, |_| {});

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use headworks_client::{Block, EgressWriter, Extent, Op, Operation, Rights, Vqpn};
+use headworks_client::{ControlBlock, EgressWriter, Extent, Op, Operation, Rights, Vqpn};
 use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
@@ -116,7 +116,7 @@ impl Two {
         let domain = &self.domains[0];
         let connection = domain.connections.get(self.offers[0].number).unwrap();
         let slabs = domain.sessions[self.sessions[0]].memory.slabs();
-        let block = Block::at(slabs, connection.place.block).unwrap();
+        let block = ControlBlock::at(slabs, connection.place.block).unwrap();
         EgressWriter::new(slabs, &block).unwrap()
     }
 

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use headworks_client::Board;
+use headworks_client::Doorbell;
 use headworks_client::socket_message::{Reply, VERSION};
 use headworks_net::packets::PacketListener;
 use headworks_shm::{HugePages, SegmentRequest};
@@ -152,7 +152,7 @@ fn take(by: &PacketSocket) {
     let board = Extent {
         slab: 0,
         offset: 0,
-        len: Board::bytes(handles) as u32,
+        len: Doorbell::bytes(handles) as u32,
     };
     let reply = Reply::Attached {
         version: VERSION,

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use headworks_verbs::{Access, Payload, Status};
 
 use super::{Engine, Outcome, Progress, QpCore, Request, Span, refused, writes_here};
-use crate::bounce::{Answer, Call, DATA, What, Window};
+use crate::bounce::{Answer, BounceBuffer, Call, DATA, What};
 use crate::copy::copy_spans;
 use crate::crash_points;
-use crate::qp::Link;
+use crate::qp::RemoteQp;
 use crate::table::MAX_SGE;
 
 impl Engine {
@@ -26,7 +26,7 @@ impl Engine {
             ..call
         };
         if self.window.is_none() {
-            match Window::open(&core.context) {
+            match BounceBuffer::open(&core.context) {
                 Ok(window) => self.window = Some(Box::new(window)),
                 Err(error) => {
                     tracing::error!(%error, "no memory for a window");
@@ -157,7 +157,7 @@ impl Engine {
 
     /// Takes back the call that a request has made, if there is one. Says whether nobody serves it
     /// any more.
-    pub(super) fn retract(&self, progress: &mut Progress, link: &Link) -> bool {
+    pub(super) fn retract(&self, progress: &mut Progress, link: &RemoteQp) -> bool {
         let called = progress.called.take();
         let (Some(_), Some(window)) = (called, &self.window) else {
             return true;
@@ -194,7 +194,7 @@ fn cut_at(list: &[Span], skip: u64, len: usize) -> Option<[Span; MAX_SGE]> {
 }
 
 /// Tells the peer that there is a call for its queue pair.
-fn ring(link: &Link) {
+fn ring(link: &RemoteQp) {
     link.peer.table.attention().calls.set(link.slot.into());
     link.peer.kick();
 }
