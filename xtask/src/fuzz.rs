@@ -98,7 +98,7 @@ mod tests {
         ] {
             let why = known(args).unwrap_err();
             assert!(
-                why.contains("slot_queue, softnic_datagrams") && why.lines().count() == 1,
+                why.contains("slot_queue, softnic_bounce") && why.lines().count() == 1,
                 "{why}"
             );
         }

@@ -24,9 +24,9 @@ pub enum ContractError {
     /// A record that is longer than what was written, or than it can be.
     #[error("a record of {len} bytes: at most {available} are there")]
     RecordLength {
-        /// What its header says.
+        /// Length in the record's header, in bytes.
         len: u32,
-        /// What there is.
+        /// Bytes that are there.
         available: u64,
     },
     /// A record behind the last one.

@@ -15,7 +15,7 @@ use slab::Slab;
 
 use crate::auth::{Nonce, Nonces, Secret};
 use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
-use crate::domain::{self, Domain, DomainError, DomainId, DomainSnapshot, LinkKey};
+use crate::domain::{self, Domain, DomainError, DomainId, LinkKey, ObjectCounts};
 use crate::limits::Config;
 use crate::snapshot::Snapshot;
 
@@ -284,8 +284,10 @@ impl Daemon {
     }
 
     /// What there is in each domain.
-    pub fn census(&self) -> impl Iterator<Item = (DomainId, DomainSnapshot)> {
-        self.domains.iter().map(|(id, one)| (*id, one.census()))
+    pub fn object_counts(&self) -> impl Iterator<Item = (DomainId, ObjectCounts)> {
+        self.domains
+            .iter()
+            .map(|(id, one)| (*id, one.object_counts()))
     }
 
     /// Does a bounded amount of work; says whether there was any. A domain whose queues have failed is lost with

@@ -35,7 +35,7 @@ mod snapshot;
 mod step;
 
 use draining::Dying;
-pub use snapshot::DomainSnapshot;
+pub use snapshot::ObjectCounts;
 
 /// Which domain of a host: a user's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

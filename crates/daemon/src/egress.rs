@@ -1,7 +1,7 @@
 //! The sending half of a connection's end: records of its application become frames, WRITEs, or offers that the
 //! peer READs.
 
-mod operate;
+mod one_sided;
 
 use std::collections::VecDeque;
 

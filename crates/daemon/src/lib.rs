@@ -61,6 +61,6 @@ mod session;
 pub mod snapshot;
 
 pub use daemon::{Daemon, Identity, Output, PeerId, SessionId};
-pub use domain::{DomainError, DomainId, DomainSnapshot};
+pub use domain::{DomainError, DomainId, ObjectCounts};
 pub use limits::{Bulk, Config, ConfigError};
 pub use snapshot::Snapshot;

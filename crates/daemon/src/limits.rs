@@ -56,7 +56,7 @@ pub struct Config {
     /// Ports that an application listens at, at most. Default 1,024.
     pub listeners_each: u32,
     /// Fills shared memory that is free and looks, before it is used again, whether anybody has written to it
-    /// ([`DomainSnapshot::overwritten`](crate::DomainSnapshot::overwritten)): for who looks for such an error. Costs a pass over the
+    /// ([`ObjectCounts::overwritten`](crate::ObjectCounts::overwritten)): for who looks for such an error. Costs a pass over the
     /// memory each time. Default no.
     pub poison: bool,
 }

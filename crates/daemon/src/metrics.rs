@@ -49,7 +49,7 @@ const COUNTER: &str = "counter";
 type Column<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
 
 fn of_domains(text: &mut Text, snapshot: &Snapshot) {
-    let columns: [Column<crate::DomainSnapshot>; 6] = [
+    let columns: [Column<crate::ObjectCounts>; 6] = [
         ("queue_pairs", GAUGE, "Queue pairs.", |of| {
             of.queue_pairs as f64
         }),
@@ -350,7 +350,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 mod tests {
     use super::*;
     use crate::daemon::SessionId;
-    use crate::domain::DomainSnapshot;
+    use crate::domain::ObjectCounts;
     use crate::snapshot::{OfDomain, Traffic};
     use proptest::prelude::*;
 
@@ -361,9 +361,9 @@ mod tests {
             peers: vec!["127.0.0.2".parse().unwrap()],
             domains: vec![OfDomain {
                 user: 1000,
-                census: DomainSnapshot {
+                census: ObjectCounts {
                     queue_pairs: 2,
-                    ..DomainSnapshot::default()
+                    ..ObjectCounts::default()
                 },
                 links: vec![OfLink {
                     host: Some("127.0.0.2".parse().unwrap()),

@@ -32,17 +32,17 @@ use crate::metrics::{self, OfProcess};
 use crate::snapshot::Snapshot;
 
 mod applications;
-mod closer;
+mod close_queue;
 mod daemons;
+mod metrics_endpoint;
 pub mod notify;
-mod scrapes;
-mod watches;
+mod subscriptions;
 
 use applications::Attached;
 use daemons::Dialed;
-pub use scrapes::MetricsAt;
-use scrapes::Scrapes;
-use watches::Watches;
+pub use metrics_endpoint::MetricsAt;
+use metrics_endpoint::Scrapes;
+use subscriptions::Watches;
 
 /// Packets and messages that are taken from one socket in a row.
 const BATCH: usize = 64;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::daemon::SessionId;
-use crate::domain::DomainSnapshot;
+use crate::domain::ObjectCounts;
 
 /// A daemon.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct OfDomain {
     /// Whose: a user's number.
     pub user: u32,
     /// Sums.
-    pub census: DomainSnapshot,
+    pub census: ObjectCounts,
     /// Its links.
     pub links: Vec<OfLink>,
     /// Its applications.

@@ -256,7 +256,11 @@ fn others_are_refused_whoever_calls_and_nothing_is_made_for_them() {
             "{caller:?} {called:?}"
         );
         for host in &pair.hosts {
-            let connections: usize = host.daemon.census().map(|(_, one)| one.connections).sum();
+            let connections: usize = host
+                .daemon
+                .object_counts()
+                .map(|(_, one)| one.connections)
+                .sum();
             assert_eq!(connections, 0);
             assert!(host.peer.is_none(), "the stream is closed");
         }
@@ -454,7 +458,7 @@ fn who_closes_and_goes_has_said_all_it_said() {
         }
         // Nothing is left of who is gone, although the other has its end still.
         pair.settle();
-        let census = pair.hosts[0].daemon.census();
+        let census = pair.hosts[0].daemon.object_counts();
         let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
         assert!(left.iter().all(|left| *left == (0, 0)), "{left:?}");
     }
@@ -531,7 +535,7 @@ fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
             pair.hosts[1].application.close(far.handle());
             pair.settle();
             if is_gone {
-                let census = pair.hosts[0].daemon.census();
+                let census = pair.hosts[0].daemon.object_counts();
                 let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
                 assert!(left.iter().all(|left| *left == (0, 0)), "{left:?}");
             }

@@ -5,10 +5,10 @@
 mod application;
 #[path = "soak/host.rs"]
 mod host;
-#[path = "soak/meddle.rs"]
-mod meddle;
 #[path = "soak/plan.rs"]
 mod plan;
+#[path = "soak/tamper.rs"]
+mod tamper;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -18,7 +18,7 @@
 //! | module | what |
 //! |---|---|
 //! | `phase` | what comes after what: pure |
-//! | `route`, `greeting` | the device's name that a route comes to; the few bytes that travel beforehand: pure |
+//! | `route`, `hello` | the device's name that a route comes to; the few bytes that travel beforehand: pure |
 //! | `refusal`, `absent` | what a refusal means, in words: pure; what is missing where there is nobody to ask |
 //! | `abi`, `library` | the types of librdmacm's interface; its functions |
 //! | `raw` | its event channels and identifiers |
@@ -35,7 +35,7 @@ use headworks_verbs::ModifyError;
 pub(crate) mod abi;
 mod absent;
 mod connection;
-mod greeting;
+mod hello;
 #[allow(unsafe_code, reason = "calls of the dynamic linker")]
 pub(crate) mod library;
 mod listener;
@@ -47,7 +47,7 @@ mod route;
 pub use connection::Connection;
 #[cfg(test)]
 pub(crate) use connection::Libraries;
-pub use greeting::{GREETING_MAX, Greeting, GreetingError};
+pub use hello::{GREETING_MAX, Greeting, GreetingError};
 pub use listener::CmListener;
 pub use route::{Route, RouteError};
 

@@ -22,8 +22,8 @@ use crate::shared_state::{Member, ShareError};
 use crate::slices::Cut;
 use crate::token_bucket::TokenBucket;
 
+mod dispatch;
 mod post;
-mod pump;
 
 /// Requests of one doorbell.
 const CHAIN: usize = 16;

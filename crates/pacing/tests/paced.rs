@@ -1,14 +1,14 @@
 //! Paced devices over a device that does what it is told: whatever a program does, and whatever becomes of its
 //! requests, nothing is reordered, lost, doubled, cut wrongly, or had for nothing.
 
-#[path = "paced/alone.rs"]
-mod alone;
-#[path = "paced/life.rs"]
-mod life;
-#[path = "paced/script.rs"]
-mod script;
-#[path = "paced/waits.rs"]
-mod waits;
+#[path = "paced/lifetimes.rs"]
+mod lifetimes;
+#[path = "paced/scripted_device.rs"]
+mod scripted_device;
+#[path = "paced/single_process.rs"]
+mod single_process;
+#[path = "paced/waiting.rs"]
+mod waiting;
 #[path = "paced/world.rs"]
 mod world;
 

@@ -34,12 +34,12 @@ mod datagrams;
 mod deaths;
 mod hostile;
 mod hostile_qps;
-mod limits;
 mod local_mrs;
-mod many;
+mod many_queue_pairs;
+mod memory_limits;
 mod observers;
 mod other_user;
-mod refused;
+mod refusals;
 
 /// Far longer than anything honest takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);

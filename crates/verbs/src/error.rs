@@ -17,7 +17,7 @@ pub enum OpenError {
     UnknownKind {
         /// What was asked for.
         kind: String,
-        /// What there is.
+        /// The kinds that are known, separated by commas.
         known: String,
     },
     /// The kind is known, the device is not there.
@@ -35,7 +35,7 @@ pub enum OpenError {
         option: String,
         /// The provider.
         kind: &'static str,
-        /// What is.
+        /// The legal values or keys.
         legal: &'static str,
     },
     /// The value of an option is legal, and more than this device has.

@@ -232,7 +232,7 @@ impl DaemonHarness {
         }
         self.applications.clear();
         self.settle();
-        for (domain, census) in self.daemon.census() {
+        for (domain, census) in self.daemon.object_counts() {
             assert_eq!(
                 (census.sessions, census.connections),
                 (0, 0),

@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn metaphors_name_no_file() {
         let words = |file| banned(file).map(|(word, _)| word).collect::<Vec<_>>();
-        assert_eq!(words("crates/pacing/src/token_bucket.rs"), ["purse"]);
+        assert_eq!(words("crates/pacing/src/purse.rs"), ["purse"]);
         assert_eq!(words("crates/shm/src/fabric/record.rs"), ["fabric"]);
         assert_eq!(words("crates/shm/src/registry/fabrics.rs"), [""; 0]);
         assert_eq!(words("fuzz/corpus/census/1"), [""; 0]);

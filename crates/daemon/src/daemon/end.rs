@@ -15,7 +15,9 @@ impl Daemon {
 
     /// Ends of connections that there are.
     pub fn ends(&self) -> usize {
-        self.census().map(|(_, census)| census.connections).sum()
+        self.object_counts()
+            .map(|(_, census)| census.connections)
+            .sum()
     }
 
     /// Whether nobody has a connection, or waits for one.

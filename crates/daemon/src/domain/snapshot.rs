@@ -9,7 +9,7 @@ use crate::snapshot::{OfApplication, OfDomain, OfLink};
 
 /// What there is of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DomainSnapshot {
+pub struct ObjectCounts {
     /// Applications.
     pub sessions: usize,
     /// Ends of connections.
@@ -31,11 +31,11 @@ pub struct DomainSnapshot {
 }
 
 impl Domain {
-    /// What there is.
-    pub fn census(&self) -> DomainSnapshot {
+    /// Counts of the domain: sessions, connections, queue pairs, memory.
+    pub fn object_counts(&self) -> ObjectCounts {
         let memory = self.sessions.iter().map(|(_, one)| one.memory.bytes());
         let (in_use, allocated) = memory.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        DomainSnapshot {
+        ObjectCounts {
             sessions: self.sessions.len(),
             connections: self.connections.len(),
             links: self.links.len(),
@@ -93,7 +93,7 @@ impl Domain {
         });
         OfDomain {
             user: self.id.0,
-            census: self.census(),
+            census: self.object_counts(),
             links: links.collect(),
             applications: applications.collect(),
         }

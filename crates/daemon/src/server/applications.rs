@@ -8,7 +8,7 @@ use headworks_net::packets::{Packet, PacketSocket, RecvOutcome};
 use headworks_verbs::Buffer;
 use rustix::event::epoll;
 
-use super::watches::Unwanted;
+use super::subscriptions::Unwanted;
 use super::{BATCH, Inner, Token};
 use crate::daemon::SessionId;
 

@@ -9,7 +9,7 @@ use headworks_client::session::Event;
 use headworks_client::{Extent, Lent, Session};
 use headworks_verbs::{Duration, Instant};
 
-use super::meddle::{MEMORY, Meddler};
+use super::tamper::{MEMORY, Meddler};
 
 /// What an application does.
 #[derive(Clone, Debug, Default)]

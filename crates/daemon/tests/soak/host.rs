@@ -8,7 +8,7 @@ use headworks_client::socket_message::Refusal;
 use headworks_daemon::auth::Secret;
 use headworks_daemon::control::VERSION;
 use headworks_daemon::daemon::{Daemon, Identity, Output, PeerId, SessionId, Signal, WatchId};
-use headworks_daemon::domain::DomainSnapshot;
+use headworks_daemon::domain::ObjectCounts;
 use headworks_daemon::limits::Config;
 use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_shm::View;
@@ -40,7 +40,7 @@ pub(crate) struct Ledger {
     pub(crate) operations: u64,
     pub(crate) resets: BTreeMap<String, usize>,
     pub(crate) errors: Vec<String>,
-    pub(crate) censuses: Vec<DomainSnapshot>,
+    pub(crate) censuses: Vec<ObjectCounts>,
     pub(crate) states: BTreeMap<usize, String>,
     pub(crate) most_queue_pairs: usize,
 }
@@ -294,7 +294,11 @@ impl Host {
 
     /// Memory that was written to while it was free is told of before its session is forgotten.
     fn look_for_overwritten(&self) {
-        let overwritten: u64 = self.daemon.census().map(|(_, one)| one.overwritten).sum();
+        let overwritten: u64 = self
+            .daemon
+            .object_counts()
+            .map(|(_, one)| one.overwritten)
+            .sum();
         if overwritten > 0 {
             let mut ledger = self.ledger.lock().expect("nobody panicked");
             let line = format!(
@@ -341,7 +345,11 @@ impl Actor for Host {
         let (all_ready, all_done, hosts_quiet) = {
             let mut ledger = self.ledger.lock().expect("nobody panicked");
             let all_ready = ledger.ready == ledger.hosts;
-            let queue_pairs = self.daemon.census().map(|(_, one)| one.queue_pairs).sum();
+            let queue_pairs = self
+                .daemon
+                .object_counts()
+                .map(|(_, one)| one.queue_pairs)
+                .sum();
             ledger.most_queue_pairs = ledger.most_queue_pairs.max(queue_pairs);
             (all_ready, ledger.done == ledger.hosts, ledger.quiet)
         };
@@ -365,17 +373,21 @@ impl Actor for Host {
         }
         let states: Vec<String> = applications().map(Application::state).collect();
         if !did {
-            let census: Vec<_> = self.daemon.census().collect();
+            let census: Vec<_> = self.daemon.object_counts().collect();
             ledger
                 .states
                 .insert(self.number, format!("{states:?} {census:?}"));
         }
         drop(ledger);
         if all_done && applications().all(Application::is_done) && !self.has_parted {
-            let connections: usize = self.daemon.census().map(|(_, one)| one.connections).sum();
+            let connections: usize = self
+                .daemon
+                .object_counts()
+                .map(|(_, one)| one.connections)
+                .sum();
             if connections == 0 {
-                let census: Vec<DomainSnapshot> =
-                    self.daemon.census().map(|(_, one)| one).collect();
+                let census: Vec<ObjectCounts> =
+                    self.daemon.object_counts().map(|(_, one)| one).collect();
                 self.has_parted = true;
                 let mut ledger = self.ledger.lock().expect("nobody panicked");
                 ledger.censuses.extend(census);
@@ -390,7 +402,11 @@ impl Actor for Host {
             }
         }
         if self.has_parted && !self.is_quiet {
-            let left: usize = self.daemon.census().map(|(_, one)| one.sessions).sum();
+            let left: usize = self
+                .daemon
+                .object_counts()
+                .map(|(_, one)| one.sessions)
+                .sum();
             if left == 0 {
                 self.is_quiet = true;
                 self.ledger.lock().expect("nobody panicked").quiet += 1;

@@ -13,7 +13,7 @@ use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{Gid, QpState, Qpn};
 
 use super::abi::{self, event};
-use super::greeting::GREETING_MAX;
+use super::hello::GREETING_MAX;
 use super::library::CmApi;
 use crate::abi::QpAttr;
 use crate::attributes;

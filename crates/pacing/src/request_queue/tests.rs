@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::monitor::Class;
 
-mod life;
+mod lifetimes;
 
 /// A request as a program has it.
 #[derive(Clone, Debug)]

@@ -11,8 +11,8 @@ use headworks_verbs::{
     SendWr, Sge, Status,
 };
 
-use crate::life::Life;
-use crate::script::{Event, Script};
+use crate::lifetimes::Life;
+use crate::scripted_device::{Event, Script};
 
 /// When everything begins.
 pub(crate) const START: u64 = 1_000_000_000;

@@ -2,7 +2,7 @@
 
 use headworks_ring::{Framing, Group, LengthError, Mode, Receiver, RingConfig, SendError, Sender};
 
-use crate::narrow::over;
+use crate::minimal_device::over;
 use crate::pair::{
     Hosts, config, connect, fill, flush, is_slow_device, longest, poll_expr, poll_until,
     poll_until_within,

@@ -9,11 +9,11 @@ use headworks_ring::{
 };
 use headworks_verbs::Device;
 
-use crate::asleep::{is_readable, sleep};
 use crate::pair::{
     Counting, Hosts, config, fill, flush, holds, is_slow_device, message_count, poll_expr,
     poll_until, quiet, raise,
 };
+use crate::sleeping_ends::{is_readable, sleep};
 
 /// Nothing takes so long but what never comes.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -12,11 +12,11 @@ use headworks_shm::CursorError;
 use headworks_verbs::Device;
 use proptest::prelude::*;
 
-use crate::apart::{introduce, open, report};
-use crate::asleep::sleep;
+use crate::between_processes::{introduce, open, report};
 use crate::group::{MODES, group, join_told, take, word};
-use crate::killed::{self, LEN};
+use crate::kills::{self, LEN};
 use crate::pair::{Hosts, config, fill, holds};
+use crate::sleeping_ends::sleep;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -145,7 +145,7 @@ fn a_sender_that_is_killed_is_told_of_and_the_others_go_on() {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
-        let config = killed::ring(mode);
+        let config = kills::ring(mode);
         let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 30)).unwrap();
         // The one that goes on is of this process.
         let (mut alive, alive_ring, _) = join_told(&device, &config, &device, &mut group).unwrap();
@@ -207,7 +207,7 @@ fn a_group_asleep_learns_that_a_sender_was_killed() {
     let dir = tempfile::tempdir().unwrap();
     let fabric = dir.path().join("fabric");
     let device = open(&fabric, "soft:h1");
-    let config = killed::ring(Mode::Notify);
+    let config = kills::ring(Mode::Notify);
     let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 500)).unwrap();
     // So many that no step comes to the queue pair of the dead by chance.
     let quiet: Vec<_> = (0..400)

@@ -10,7 +10,7 @@ use headworks_ring::{Framing, Mode, RingConfig};
 use headworks_simnic::{Preset, SimProvider};
 use headworks_verbs::{Device, Duration, Provider};
 
-use crate::narrow::over;
+use crate::minimal_device::over;
 use crate::pair::{config, connect, fill, holds};
 
 /// A network of two hosts that take nothing inline, and 100 µs to read a line of memory.

@@ -22,7 +22,7 @@ use crate::non_temporal;
 use crate::remote_memory::{Far, Unmoved, transfer};
 use crate::table::{Life, MAX_SGE, count};
 
-mod ask;
+mod bounce_call;
 
 /// Executes requests of one queue pair; holds nothing but what it looked up before.
 #[derive(Default)]
@@ -171,9 +171,9 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What requests complete with.
+/// Chooses the `wr_id` of each completion: its own, or one for the whole chain.
 pub(crate) trait Numbers: Copy {
-    /// That of one.
+    /// The `wr_id` that the completion of `wr` has.
     fn of(self, wr: &SendWr<'_>) -> u64;
 
     /// One that says so itself: the same, or a copy.

@@ -319,13 +319,13 @@ impl Played {
                 say(&format!("hammered {status:?}"));
             }
             "forbid" => {
-                super::refused::forbid_crossing();
+                super::refusals::forbid_crossing();
                 say("forbidden");
             }
             "operate" => {
                 let (addr, rkey) = (number(1), number(2) as u32);
                 let (at, len) = (RemoteAddr { addr, rkey }, number(3) as usize);
-                let did = super::refused::operate(self.end(), words[0], at, len);
+                let did = super::refusals::operate(self.end(), words[0], at, len);
                 say(&format!("did {did}"));
             }
             "heap" => {

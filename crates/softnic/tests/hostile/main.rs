@@ -3,6 +3,6 @@
 //! of the seed.
 
 mod datagrams;
-mod deeds;
+mod faults;
 mod pair;
 mod promises;

@@ -23,7 +23,7 @@ struct PreparedRequest {
     len: usize,
     /// How many things may be wrong with it.
     wrongs: usize,
-    /// What is.
+    /// The failure that is expected of it.
     cause: ExpectedFailure,
 }
 

@@ -213,13 +213,13 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     while two.domains[0].links[two.links[0]].link.reads == 0 {
         two.step(0);
     }
-    let in_use = two.domains[0].census().in_use;
+    let in_use = two.domains[0].object_counts().in_use;
     two.domains[0].refuse(number);
     assert!(two.domains[0].connections.get(number).is_some());
-    assert_eq!(two.domains[0].census().in_use, in_use);
+    assert_eq!(two.domains[0].object_counts().in_use, in_use);
     two.settle();
     assert!(two.domains[0].connections.get(number).is_none());
-    assert!(two.domains[0].census().in_use < in_use);
+    assert!(two.domains[0].object_counts().in_use < in_use);
     assert_eq!(two.domains[0].links[two.links[0]].link.reads, 0);
     // One that was offered nothing goes at once.
     let number = two.offers[1].number;

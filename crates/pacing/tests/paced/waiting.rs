@@ -6,8 +6,8 @@ use headworks_verbs::{
 };
 use std::sync::Arc;
 
-use crate::alone::{request, slow, write};
-use crate::script::Script;
+use crate::scripted_device::Script;
+use crate::single_process::{request, slow, write};
 use crate::world::{CAPS, START, World, completion_queue, device, ready, share};
 
 /// There was nothing that a timer or a completion would have told of when the program armed.

@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::script::{MAX_MESSAGE, Script};
+use crate::scripted_device::{MAX_MESSAGE, Script};
 use crate::world::{
     CAPS, Request, START, World, completion_queue, device, device_that_is, queue_pair, share,
 };

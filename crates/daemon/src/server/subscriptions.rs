@@ -12,7 +12,7 @@ use headworks_net::packets::{PacketSocket, RecvOutcome, recv_with_fds};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown};
 
-use super::closer::Closers;
+use super::close_queue::Closers;
 use crate::daemon::{SessionId, Signal, WatchId};
 
 /// Reads in a row, and bytes of each, of what makes a descriptor unwritable: an honest application fills a small

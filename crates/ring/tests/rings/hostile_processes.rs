@@ -7,8 +7,8 @@ use headworks_ring::RingError;
 use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_verbs::Device;
 
-use crate::apart::{End, Rising, Setup, meet, open, report};
-use crate::unruly::{
+use crate::between_processes::{End, Rising, Setup, meet, open, report};
+use crate::hostile_devices::{
     DECLARED, agreed, is_of_a_death, receive, receive_some, send, send_some, shapes,
 };
 

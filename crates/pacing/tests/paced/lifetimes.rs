@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use headworks_pacing::Config;
 use headworks_verbs::{Completion, Instant, Opcode, SendFlags, SendOp, Sge, Status};
 
-use crate::script::{Event, opcode};
+use crate::scripted_device::{Event, opcode};
 use crate::world::Request;
 
 /// Byte by byte where they lie.

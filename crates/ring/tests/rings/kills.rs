@@ -10,9 +10,9 @@ use headworks_runtime::{
 };
 use headworks_verbs::Device;
 
-use crate::apart::{End, Rising, Setup, meet, open, report};
-use crate::asleep::{await_message, sleep};
+use crate::between_processes::{End, Rising, Setup, meet, open, report};
 use crate::pair::{config, fill, holds};
+use crate::sleeping_ends::{await_message, sleep};
 
 const LIMIT: Duration = Duration::from_secs(10);
 pub(crate) const LEN: usize = 48;
