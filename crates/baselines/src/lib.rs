@@ -11,6 +11,8 @@
 //! - [`memory`]: registered memory, to be polled and filled word by word as programs on verbs do.
 //! - [`writes`]: plain WRITEs at a depth, from one thread that has both ends.
 //! - [`kernel`]: the system calls that the software RNIC stands on, bare; what the heap holds.
+//!
+#![doc = include_str!("how_it_works.md")]
 
 pub mod bare;
 pub mod counting;

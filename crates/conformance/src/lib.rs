@@ -24,6 +24,8 @@
 //! | [`runner`] | runs them and prints how they went |
 //! | [`doc_tables`] | the tables of what they cover, and of what devices do differently |
 //! | [`buffer_access`] | filling and reading registered memory |
+//!
+#![doc = include_str!("how_it_works.md")]
 
 pub mod buffer_access;
 pub mod call;

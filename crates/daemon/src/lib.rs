@@ -32,6 +32,8 @@
 //! they belong in the receiver's ingress ring (or offers them, and the receiver READs). A frame comes through the one
 //! shared receive queue, is copied to where its bytes belong, and its receive is posted again before anything else can
 //! depend on the application.
+//!
+#![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
 
 pub mod allocator;

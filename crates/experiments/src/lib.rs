@@ -15,6 +15,8 @@
 //! | [`machine`] | the machine that it ran on |
 //!
 //! What is measured with, the transports and workloads, is the crate `headworks-workloads`, whose modules are re-exported.
+//!
+#![doc = include_str!("how_it_works.md")]
 #![forbid(unsafe_code)]
 
 pub mod about;

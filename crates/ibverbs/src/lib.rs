@@ -38,6 +38,8 @@
 //! - That a completion queue overran is heard of in the same way, by polls that bring nothing.
 //! - Rights to atomics come to nothing on a device that has none.
 //! - Timestamps are of the device's clock where it has one that can be read, else taken when polled.
+//!
+#![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
 
 #[cfg(not(target_os = "linux"))]

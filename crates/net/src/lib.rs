@@ -24,6 +24,8 @@
 //! [`WaitLimit`].
 //!
 //! Nothing here knows a provider or an actor.
+//!
+#![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
 
 pub mod clock;

@@ -38,6 +38,8 @@
 //! a queue pair counts as active until somebody looks, not until its completion; an idle clock gives a burst; what one
 //! completion queue has in flight is bounded, and queue pairs with nothing under way go first. Of its constants the paper
 //! states the first rate, the line's, and a synchronisation every 1,000 requests: all others are ours.
+//!
+#![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
 
 mod background;

@@ -67,6 +67,8 @@
 //! The two ends of a ring trust each other with the ring's memory: a peer that breaks the protocol
 //! can hand out garbage as messages. Cursors and headers from the peer are range-checked, so that it
 //! cannot do more than that.
+//!
+#![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
 
 pub mod config;

@@ -13,6 +13,8 @@
 //! - for tests: [`testing`] (the devices to run on, polling with a budget, the scenarios that every world must run).
 //!
 //! Nothing here knows a provider: devices are opened by a [`DeviceOpener`] that the caller hands in.
+//!
+#![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
 
 pub mod actor;

@@ -18,6 +18,8 @@
 //! Three rules hold everywhere here. What another process wrote is read once, checked, and answered with
 //! a typed error, never with a panic or an endless loop. A process may be killed at any instruction
 //! without wedging the others. After a fork the child's copies of these objects are inert.
+//!
+#![doc = include_str!("how_it_works.md")]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("headworks-shm needs Linux (memfd, pidfd, /proc)");

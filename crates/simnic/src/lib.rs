@@ -22,6 +22,8 @@
 //! | `registered_memory` | registered memory |
 //! | `event_queue`, `hardware_units`, `cache` | what happens when; what is waited for; what is on the chip: pure |
 //! | `random` | seeded random numbers |
+//!
+#![doc = include_str!("how_it_works.md")]
 
 mod cache;
 mod completion_channel;

@@ -48,6 +48,8 @@
 //! All processes of a fabric belong to one user. A peer may write anything to the tables it maps;
 //! what is read from there is bounds-checked against our own mapping of it, so that a broken peer
 //! costs a failed request and not a crash.
+//!
+#![doc = include_str!("how_it_works.md")]
 
 mod address_handle;
 mod arena;
