@@ -154,7 +154,7 @@ impl Drop for Process {
     }
 }
 
-/// How long to wait for somebody who may never come: for ever, but for Ctrl-C. Where [`both`] started this
+/// How long to wait for somebody who may never come: for ever, but for Ctrl-C. Where `both` started this
 /// side, for as long as whoever is to come lives: Ctrl-C reaches that one too.
 pub fn no_deadline(interrupt: &Interrupt) -> WaitLimit<'_> {
     if std::env::var_os(STARTED).is_some() {

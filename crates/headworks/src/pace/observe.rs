@@ -10,7 +10,7 @@ use headworks_verbs::{DeviceInfo, OpenError};
 use super::{KEY, registry_key};
 use crate::devices::DEFAULT_DEVICE;
 
-/// An RNIC that processes of this user pace. It shows the same as [`look`](super::look) as long as one of the
+/// An RNIC that processes of this user pace. It shows the same as [`status`](super::status) as long as one of the
 /// processes lives, and then what was last.
 pub struct Observer {
     share: SharedPacing,
