@@ -9,17 +9,17 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`vqpn`] | numbers of connections |
-//! | [`memory`] | slabs, stretches of them ([`Extent`]), rings of bytes |
-//! | [`control_block`] | the words of one connection, its status, why it was reset |
-//! | [`egress`] | what an application wants sent: both ends |
-//! | [`one_sided`] | one-sided operations on memory of the other end's |
-//! | [`ingress`] | what has come for it: both ends |
-//! | [`doorbell`] | which connections an application touched, and the bell of its daemon |
-//! | [`socket_message`] | what is said on the socket: attaching, connecting, listening, closing |
-//! | [`connection`] | an application's end of one: a direction each |
-//! | [`session`] | an application's side of all of it |
-//! | [`error`] | what cannot be |
+//! | [`vqpn`] | numbers of connections (vQPN) |
+//! | [`memory`] | slabs, ranges of bytes in them ([`Extent`]), byte rings |
+//! | [`control_block`] | control block of one connection: shared words, status, reason of a reset |
+//! | [`egress`] | egress ring: records that an application wants sent; writer and reader |
+//! | [`one_sided`] | one-sided operations on memory that the peer exports |
+//! | [`ingress`] | ingress ring: received bytes; writer and reader |
+//! | [`doorbell`] | doorbell of a session: which connections the application touched, and the wake-up of its daemon |
+//! | [`socket_message`] | messages on the Unix socket: attach, connect, listen, close |
+//! | [`connection`] | an application's end of one connection, a half for each direction |
+//! | [`session`] | an application's session with its daemon |
+//! | [`error`] | errors of the contract |
 //! | [`testing`] | memory for tests |
 #![deny(unsafe_code)]
 

@@ -6,21 +6,21 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`daemon`] | the daemon: applications, ports, other daemons, how connections are made |
-//! | [`domain`] | an isolation domain: sessions, connections and links of one user, and the step that carries everything |
-//! | [`qp_group`], [`send_queue`] | the queue pairs that connections share, and their requests in order |
-//! | [`receives`] | the shared receive queue and its memory |
-//! | `connection`, `egress`, `ingress` | an end of a connection: its life, its sending half, its receiving half |
-//! | `exports` | memory that one end exports to the other: pure |
-//! | `session`, [`memory`] | an application: its board and handles, its slabs |
-//! | [`credit`], [`receive_shares`] | how many frames may be under way on a link; how receives are shared among links: pure |
-//! | [`reassembly`], [`allocator`], [`connection_table`] | what of a stream has come; which memory is in use; numbers of connections: pure |
-//! | [`auth`] | that another daemon has the same secret: pure |
-//! | [`frame`], [`control`] | what daemons say to each other, over links and on the stream between them |
-//! | [`limits`], [`config`] | sizes and limits; the file that an operator writes: pure |
-//! | [`snapshot`], [`metrics`] | what there is, for operators; the same as text: pure |
-//! | [`log_ratelimit`] | how often what others can provoke is said: pure |
-//! | [`server`] | sockets, clock and sleep around all of it |
+//! | [`daemon`] | the daemon: applications, ports, other daemons, the handshake that makes a connection |
+//! | [`domain`] | isolation domain: one user's sessions, connections and queue pairs, and the step that drives them |
+//! | [`qp_group`], [`send_queue`] | queue pairs that connections share, and the send queue of each |
+//! | [`receives`] | buffers of the shared receive queue |
+//! | `connection`, `egress`, `ingress` | a connection's end: its states, its sending half, its receiving half |
+//! | `exports` | memory exported to the peer: pure |
+//! | `session`, [`memory`] | an application: its doorbell and handles, its slabs |
+//! | [`credit`], [`receive_shares`] | credit of a queue-pair group; how receives are divided among groups: pure |
+//! | [`reassembly`], [`allocator`], [`connection_table`] | reassembly of a stream; allocator of slab memory; table of connections: pure |
+//! | [`auth`] | mutual authentication of daemons by a shared secret: pure |
+//! | [`frame`], [`control`] | wire formats: frames on queue pairs, messages on the TCP stream between daemons |
+//! | [`limits`], [`config`] | limits; the configuration file: pure |
+//! | [`snapshot`], [`metrics`] | state for operators; its text form (Prometheus): pure |
+//! | [`log_ratelimit`] | rate limiter for log lines: pure |
+//! | [`server`] | event loop around the core: sockets, clock, sleep |
 //!
 //! Whose turn it is on a link is [`headworks_ring::group::drr`]'s to say, by cost.
 //!

@@ -7,20 +7,20 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`provider`] | devices `ibv:NAME[,…]`: names, options, limits, what is promised |
-//! | [`port_selection`] | which port and address are used, and why a device is not |
-//! | `options`, `quirks`, `gid` | the options of a name; what is known of drivers; which address is used: pure |
-//! | [`cm`] | librdmacm: meeting over RDMA itself |
-//! | [`library`] | libibverbs, loaded: its functions, or why it is not there |
-//! | `abi` | the types of its interface, checked when compiling; no code |
-//! | `raw` | its objects, destroyed in the right order, and the calls that are not hot |
+//! | [`provider`] | opens devices `ibv:NAME[,…]`: names, options, limits, promises |
+//! | [`port_selection`] | choice of port and GID, and why a device cannot be used |
+//! | `options`, `quirks`, `gid` | options of a device name; quirks of drivers; choice of a GID: pure |
+//! | [`cm`] | connection management by librdmacm |
+//! | [`library`] | loads libibverbs at run time |
+//! | `abi` | ABI of libibverbs: types, checked at compile time |
+//! | `raw` | objects of libibverbs, destroyed in order; calls off the hot path |
 //! | `device` | an opened device: what its objects share; protection domains, regions |
-//! | `qp`, `srq`, `cq`, `completion_channel`, `address_handle` | the objects as our verbs have them |
-//! | `qp_state_cache`, `throttle` | what is known of a queue pair's state; what is done now and then only: pure |
-//! | `post_chain` | posting: a slice of requests, written into a chain that lies ready, by one call |
+//! | `qp`, `srq`, `cq`, `completion_channel`, `address_handle` | implementations of the traits of `verbs` |
+//! | `qp_state_cache`, `throttle` | cached state of a queue pair; throttle of slow calls: pure |
+//! | `post_chain` | posting: writes a slice of requests into a prepared chain, one call each |
 //! | `poll` | polling, with or without the device's timestamps |
-//! | `convert`, `attributes` | between our vocabulary and its numbers: pure |
-//! | `memory` | memory of the device's liking |
+//! | `convert`, `attributes` | conversion between `verbs` and libibverbs: pure |
+//! | `memory` | allocation of registered memory: huge pages, NUMA node |
 //! | `events` | asynchronous events |
 //!
 //! # What differs from `soft`

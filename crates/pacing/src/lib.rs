@@ -11,19 +11,19 @@
 //! | module | what | paper |
 //! |---|---|---|
 //! | [`config`] | every constant: meaning, unit, range, default | |
-//! | [`monitor`] | delays of requests and their averages, pure | IV-B, Eq. 1 and 2 |
-//! | [`clock_sync`] | the device's clock against the host's, pure | IV-B |
-//! | [`controller`] | thresholds, and what they make of the rate, pure | IV-C, IV-D, Algorithm 1 |
-//! | [`slices`] | cutting long requests, pure | IV-D |
-//! | [`post_checks`] | what verbs refuse when a request is posted, pure | |
-//! | `request_queue` | what one queue pair has waiting and in flight, completions merged, pure | IV-B |
-//! | [`virtual_clock`] | the virtual clock that processes share | IV-D, credit |
-//! | [`shared_state`] | all they share: clock, rate, who is active | IV-C |
-//! | `rate_feedback`, `token_bucket` | from completions to the rate; from the clock to credit | |
-//! | [`paced_sq`] | the sending side of one completion queue | Algorithm 1 |
-//! | [`device`] | a device around another, whose queue pairs are paced | |
-//! | `completion_channel` | its completion channels | |
-//! | `background` | a thread for what waits while the program makes no call | |
+//! | [`monitor`] | delays of requests and their moving averages, pure | IV-B, Eq. 1 and 2 |
+//! | [`clock_sync`] | synchronisation of the device's clock with the host's, pure | IV-B |
+//! | [`controller`] | rate controller: thresholds and the rate, pure | IV-C, IV-D, Algorithm 1 |
+//! | [`slices`] | cuts long requests, pure | IV-D |
+//! | [`post_checks`] | checks of a request when it is posted, pure |
+//! | `request_queue` | requests of one queue pair, waiting and in flight; merges completions, pure | IV-B |
+//! | [`virtual_clock`] | virtual clock that processes share, from which credit comes | IV-D, credit |
+//! | [`shared_state`] | memory that processes share: clock, rate, active queue pairs | IV-C |
+//! | `rate_feedback`, `token_bucket` | feedback from completions to the rate; token bucket of one completion queue |
+//! | [`paced_sq`] | paced send queues of one completion queue | Algorithm 1 |
+//! | [`device`] | paced device around another |
+//! | `completion_channel` | its completion channels |
+//! | `background` | background thread that posts what is due while the program makes no call |
 //!
 //! # Differences from the paper
 //!

@@ -14,16 +14,16 @@
 //! | module | what |
 //! |---|---|
 //! | [`config`] | [`RingConfig`]: N, slot size, α, β, γ, framing, mode; legal ranges |
-//! | [`send_policy`] | the sender's decisions, pure: room, skips, when to transmit and when to publish |
-//! | [`receive_policy`] | the receiver's decisions, pure: order of release, when to push the head |
-//! | [`header`] | the word in front of a message, or behind it in latency mode |
-//! | [`setup`] | making an end and connecting it: what the two ends tell each other |
-//! | [`sender`], [`receiver`] | the two ends: decisions put to work on verbs |
-//! | [`group`] | rings that one thread serves together: it receives from many, in turn |
-//! | [`message_channel`] | what the ends of any channel of messages have in common, as traits |
-//! | `oracle` | any channel of messages against a queue (feature `oracle`, for tests) |
-//! | [`endpoint`] | one end's queue pair: posting, completions, receives owed, failure; a ring's cursors |
-//! | `slot_array` | the array in registered memory (the only unsafe code here) |
+//! | [`send_policy`] | when a sender transmits and publishes, room, wrap: pure |
+//! | [`receive_policy`] | when a receiver returns its head, order of release: pure |
+//! | [`header`] | message header: in front of a message, or behind it in latency mode |
+//! | [`setup`] | handshake: makes an end and connects it |
+//! | [`sender`], [`receiver`] | the two ends on verbs |
+//! | [`group`] | rings that one thread serves; deficit round robin among them |
+//! | [`message_channel`] | traits of the ends of any message channel |
+//! | `oracle` | test oracle: any message channel against a queue (feature `oracle`, for tests) |
+//! | [`endpoint`] | one end's queue pair, completion queue and posting; a ring's cursors |
+//! | `slot_array` | array of slots in registered memory (the only unsafe code here) |
 //!
 //! # Calls
 //!

@@ -4,15 +4,16 @@
 //!
 //! - memory: [`segment`] makes and attaches sealed memory files; [`view`] is bounds-checked access to
 //!   (a part of) one; [`ordered_copy`] copies bytes in the order and granularity that an RDMA WRITE promises;
-//! - structures in that memory: [`cursor`] (*the* ring cursor, and single-producer single-consumer index
-//!   logic over a pair of them), [`slot_queue`] (a queue of many producers and consumers that survives
-//!   their deaths), [`mod@lane`] (a way beside such a queue without atomic instructions), [`event_count`]
-//!   (waking only who is about to sleep), [`dirty_set`] (which of many were touched), [`sender_row`] (who puts something into another's queues);
-//! - processes: [`liveness`] (who is alive), [`fork`] (are we a forked child), [`wake_pipe`] (waking a sleeping
-//!   process), [`asymmetric_fence`] (fences whose cost is all on one side),
-//!   [`biased_lock`] (a lock that is free for its usual owner);
-//! - [`registry`]: the registry, the only place where anything has a name, and through it segments that all
-//!   processes of a user have in common;
+//! - structures in that memory: [`cursor`] (the ring cursor, and single-producer single-consumer index
+//!   logic over a pair of them), [`slot_queue`] (multi-producer multi-consumer queue that survives
+//!   the death of its users), [`mod@lane`] (single-producer queue beside it, without atomic instructions), [`event_count`]
+//!   (wake-up of a waiter that is about to sleep), [`dirty_set`] (two-level atomic bitmap),
+//!   [`sender_row`] (a remote process that writes into a queue, and recovery after its death);
+//! - processes: [`liveness`] (whether a process is alive), [`fork`] (detects a forked child), [`wake_pipe`] (pipe that wakes a
+//!   sleeping process), [`asymmetric_fence`] (memory barriers whose cost is on one side),
+//!   [`biased_lock`] (biased lock: plain stores for its first owner);
+//! - [`registry`]: directory in which processes of a user find each other, and segments that they
+//!   have in common;
 //! - [`primitive`]: atomics, fences and cells, real or model-checked: the only loom switch.
 //!
 //! Three rules hold everywhere here. What another process wrote is read once, checked, and answered with

@@ -9,18 +9,18 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`provider`] | devices `sim:PRESET[,host=NAME][,seed=N]`: names, options, limits, promises |
+//! | [`provider`] | opens devices `sim:PRESET[,host=NAME][,seed=N]`: names, options, limits, promises |
 //! | [`world`] | the world of virtual time: actors on the cores of simulated hosts |
 //! | [`preset`] | every constant of the model |
-//! | [`utilisation`], `usage_monitor` | how busy everything was, and what held a play back |
-//! | [`trace`] | what happened when, for viewers of Chrome's trace format |
-//! | [`faults`] | what goes wrong, by rules and a seed |
-//! | `device` | a device of a host, and what is made from it |
+//! | [`utilisation`], `usage_monitor` | utilisation of units, and what limited a run |
+//! | [`trace`] | event trace in Chrome's trace format |
+//! | [`faults`] | fault injection by rules and a seed |
+//! | `device` | a host's device and its objects |
 //! | `completion_channel` | completion channels |
-//! | `model` | hosts, RNICs, the network: what happens, event by event |
-//! | `wqe` | requests as the RNIC has them |
+//! | `model` | discrete-event model of hosts, RNICs and network |
+//! | `wqe` | work requests inside the RNIC |
 //! | `registered_memory` | registered memory |
-//! | `event_queue`, `hardware_units`, `cache` | what happens when; what is waited for; what is on the chip: pure |
+//! | `event_queue`, `hardware_units`, `cache` | event queue; service units; on-chip caches: pure |
 //! | `random` | seeded random numbers |
 //!
 #![doc = include_str!("how_it_works.md")]

@@ -13,35 +13,35 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`provider`] | devices `soft[:HOST][,…]`: names, options, limits, promises |
-//! | `device` | an opened device: one *context* of its soft host in the fabric |
+//! | [`provider`] | opens devices `soft[:HOST][,…]`: names, options, limits, promises |
+//! | `device` | an opened device: one *context*, a process in a soft host |
 //! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments, senders |
-//! | `peer_process` | another process: whether it is dead, or stopped |
+//! | `peer_process` | liveness of a peer process: dead, or stopped |
 //! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
 //! | `arena` | shared memory for queues and small buffers, cut from a few segments |
 //! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
-//! | `mr_lookup` | key and address to mapped memory, checked and cached per queue pair |
-//! | `copy` | gather/scatter placement, atomics |
-//! | `non_temporal` | which WRITEs go past the processor's caches: pure, but for their size |
-//! | `local_mrs` | our own registrations, where no peer can change them |
-//! | `remote_memory`, `cross_process_copy` | a peer's memory, mapped or not; copying across address spaces |
-//! | `bounce` | asking the process whose memory it is, through a window |
+//! | `mr_lookup` | key check and look-up of memory regions, cached per queue pair |
+//! | `copy` | gather and scatter; atomics |
+//! | `non_temporal` | which WRITEs use non-temporal stores: pure, but for cache sizes |
+//! | `local_mrs` | trusted table of this process's memory regions, which no peer can change |
+//! | `remote_memory`, `cross_process_copy` | access to a peer's memory, mapped or not; copying between address spaces |
+//! | `bounce` | bounce buffer through which the owner of private memory serves a peer |
 //! | `qp` | queue pairs: posting, accounting |
-//! | `qp::states` | making, moving from state to state, destroying them |
-//! | `qp::link` | the other end, looked up and checked |
-//! | `qp::engine` | executing one request; asking the peer to |
-//! | `qp::deliver` | the responder's half of SEND and immediates: receives, their completions |
-//! | `qp::datagram` | datagrams: the ways to their destinations, and delivering them |
-//! | `address_handle`, `datagram_senders` | address handles; who sends datagrams here, and undoing what the dead left |
-//! | `qp::pending` | requests that wait, retry and time out; flushing |
-//! | `qp::unruly` | requests of a hostile device, which come about otherwise |
-//! | [`hostile`] | what a device does that misbehaves on purpose: rules, pure |
+//! | `qp::states` | creates, moves through the states, destroys |
+//! | `qp::remote_qp` | view of the remote queue pair, looked up and checked |
+//! | `qp::engine` | executes one request, or asks the peer to |
+//! | `qp::deliver` | responder's half of SEND and immediates: receives and their completions |
+//! | `qp::datagram` | datagrams: resolved destinations, delivery |
+//! | `address_handle`, `datagram_senders` | address handles; remote senders of datagrams, and recovery after their death |
+//! | `qp::pending` | pending requests: retries, timeouts, flushing |
+//! | `qp::hostile_qp` | requests of a device with fault injection |
+//! | [`hostile`] | fault injection: rules, pure |
 //! | `cq`, `completion_channel`, `srq` | completion queues, completion channels, shared receive queues |
-//! | `quarantine` | what stopped processes may still write to |
-//! | `events`, `row_allocator` | asynchronous events; rows of the table given out and taken back |
-//! | `crash_points` | where tests have a process killed or stopped |
-//! | [`inspect`] | a look at a live fabric from outside |
-//! | `progress` | the thread that carries pending work on and learns of deaths |
+//! | `quarantine` | memory that stopped processes may still write to |
+//! | `events`, `row_allocator` | asynchronous events; allocation of table rows |
+//! | `crash_points` | crash-injection points of tests |
+//! | [`inspect`] | inspection of all software RNICs of a user, from outside |
+//! | `progress` | progress thread: drives pending requests, notices deaths |
 //!
 //! # What another process can do to us
 //!

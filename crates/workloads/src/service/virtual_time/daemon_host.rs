@@ -306,7 +306,11 @@ fn send_to_daemon(
 impl Actor for Host {
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         if self.shared_run.is_over() {
-            let queue_pairs = self.daemon.object_counts().map(|(_, one)| one.queue_pairs).sum();
+            let queue_pairs = self
+                .daemon
+                .object_counts()
+                .map(|(_, one)| one.queue_pairs)
+                .sum();
             if self.number == 0 {
                 self.shared_run.state().queue_pairs = queue_pairs;
             }
