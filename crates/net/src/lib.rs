@@ -3,7 +3,7 @@
 //!
 //! The module list is a map of the crate:
 //!
-//! - between two processes: [`rendezvous`] (they meet under a name of the registry, or at an address), [`line`] (the
+//! - between two processes: [`rendezvous`] (they meet under a name of the registry, or at an address), [`mod@line`] (the
 //!   control connection that they have then: bring-up of a queue pair, short messages, the peer's death), [`qp_stream`]
 //!   (a byte stream over a connected queue pair, for a line to run over), [`framing`] (length-prefixed messages on a
 //!   byte stream);

@@ -1,7 +1,7 @@
 //! A byte stream over a connected queue pair, for a line to run over: SEND and RECEIVE, in pieces, each of
 //! which finds a receive.
 //!
-//! A message is the number that `receive_credits` has it carry (8 bytes, little-endian) and up to [`PAYLOAD_MAX`] bytes of
+//! A message is the number that `receive_credits` has it carry (8 bytes, little-endian) and up to `PAYLOAD_MAX` bytes of
 //! the stream. That the other end is gone says the [`QpConnection`], or a request that fails. A host that
 //! vanishes without a word would fail none, so every few seconds one asks for a sign of life: a WRITE of
 //! nothing, which takes no receive and which no program over there sees.
@@ -394,7 +394,7 @@ impl State {
         }
     }
 
-    /// Sends a message with these bytes, at most [`PAYLOAD_MAX`], if there is a place for it.
+    /// Sends a message with these bytes, at most `PAYLOAD_MAX`, if there is a place for it.
     fn post(&mut self, bytes: &[u8]) -> bool {
         let Some(place) = self.free.pop() else {
             return false;
