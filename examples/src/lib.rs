@@ -9,6 +9,7 @@
 //!
 //! | `service_key_value` | a server that polls many connections of the service's in one thread; sending and receiving in two |
 //! | `parameter_server` | requests to many servers at once, over daemons, and answers |
+//! | `service_echo`, `service_echo_poll`, `service_echo_client` | the programs of docs/services.md |
 //! | `migration` | memory that is lent, and bytes that are used where they came to lie |
 //!
 //! Each is two processes: started without arguments it starts itself as the other one, and where it uses daemons as

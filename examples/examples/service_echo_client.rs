@@ -1,0 +1,27 @@
+//! Sends a text to an echo server and prints what comes back.
+
+use std::error::Error;
+use std::io::Read;
+
+use headworks::service::Service;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let (Some(server), Some(text)) = (args.next(), args.next()) else {
+        return Err("usage: service_echo_client IP:PORT TEXT".into());
+    };
+    let service = Service::open("echo-client")?;
+    let mut stream = service.connect(server.parse()?)?;
+    let mut reader = stream.take_reader().ok_or("the reader was taken before")?;
+
+    // One thread sends while this one receives: an echo of any length fits.
+    let sender = std::thread::spawn(move || {
+        stream.send_all(text.as_bytes())?;
+        stream.end()
+    });
+    let mut answer = String::new();
+    reader.read_to_string(&mut answer)?;
+    sender.join().map_err(|_| "the sending thread panicked")??;
+    println!("{answer}");
+    Ok(())
+}
