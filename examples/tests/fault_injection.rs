@@ -127,8 +127,8 @@ fn missing_at_the_completion(seed: u64) -> Outcome<usize> {
 
 #[test]
 fn the_last_byte_says_nothing_of_the_others() {
-    let early = (1..=50).filter(|&seed| missing_when_the_last_byte_is_seen(seed).unwrap() > 0);
-    assert!(early.count() > 0);
+    // What is seen between two steps depends on timing too: about one seed in thirty shows it.
+    assert!((1..=1000).any(|seed| missing_when_the_last_byte_is_seen(seed).unwrap() > 0));
 }
 
 #[test]
