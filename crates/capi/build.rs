@@ -1,4 +1,4 @@
-//! The name by which programs that were linked with the library find it when they start.
+//! Sets the library's soname, by which programs that were linked with it find it when they start.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks::daemon::Identity;
-use headworks::daemon::limits::Config;
+use headworks::daemon::limits::DaemonLimits;
 use headworks::daemon::server::{DaemonServer, ServerConfig};
 use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::service::Service;
@@ -123,7 +123,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
         is_for_all: false,
         metrics: None,
         drain: Duration::ZERO,
-        daemon: Config::default(),
+        daemon: DaemonLimits::default(),
     };
     let mut shell = DaemonServer::open(device, &config)?;
     say(format!("serving at port {}\n", shell.port()).as_bytes())?;

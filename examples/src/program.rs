@@ -9,7 +9,7 @@ use std::thread::yield_now;
 use headworks::connect::ConnectError;
 use headworks::net::signals::EXIT_INTERRUPTED;
 use headworks::net::{Interrupt, Line, NetError, WaitLimit, clock};
-use headworks::ring::{Broken, RingError, SendError};
+use headworks::ring::{BrokenRing, RingError, SendError};
 use headworks::service::{Refusal, ServiceError};
 use headworks::verbs::{Duration, Instant};
 
@@ -55,7 +55,7 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
     if let Some(SendError::Broken(error)) = error.downcast_ref() {
         return of(error);
     }
-    if let Some(Broken { error, .. }) = error.downcast_ref() {
+    if let Some(BrokenRing { error, .. }) = error.downcast_ref() {
         return of(error);
     }
     match error.downcast_ref::<RingError>() {

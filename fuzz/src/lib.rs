@@ -10,11 +10,11 @@
 //! | cursors; offsets and lengths into a view | `shm::cursor`, `shm::view` | `cursors` |
 //! | what the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::shared_state` | `pacing_share` |
 //! | files and sockets of the registry | `shm::registry` (contexts, names, common segments) | `registry` |
-//! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::mr_lookup`, `softnic::qp::remote_qp` | `softnic_peer` |
+//! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::mr_key_check`, `softnic::qp::remote_qp` | `softnic_peer` |
 //! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
 //! | what it puts into our queues, and the words of our own rows (`life`, `executing`, `armed`, `overrun`, `taken`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::bell` | `softnic_peer` |
 //! | the header of a call through a window, and where that is | `softnic::bounce` (`serve`), in the name of the memory's owner | `softnic_bounce` |
-//! | the answer to a call, what was fetched | `softnic::bounce` (`Window::answer`), `softnic::qp::engine` (`ask`) | `softnic_bounce` |
+//! | the answer to a call, what was fetched | `softnic::bounce` (`WriteWindow::answer`), `softnic::qp::engine` (`ask`) | `softnic_bounce` |
 //! | rows of who sends datagrams here, how many there are; marks in our receive queues and CQs | `softnic::datagram_senders`, `softnic::quarantine`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
 //! | queue pairs of datagrams, receives and CQs of a destination; our row there | `softnic::qp::datagram`, `softnic::qp::deliver` | `softnic_datagrams` |
 //! | a datagram's header, in the receive | `verbs::datagram` (`Grh::parse`) | `datagram_header` |

@@ -25,7 +25,7 @@ const UNSAFE: &[&str] = &[
     "crates/softnic/src/peer.rs",
     "crates/softnic/src/srq.rs",
     "crates/softnic/src/table.rs",
-    "crates/softnic/src/mr_lookup.rs",
+    "crates/softnic/src/mr_key_check.rs",
     "crates/softnic/src/bounce.rs",
     "crates/simnic/src/registered_memory.rs",
     "crates/ibverbs/src/abi.rs",

@@ -11,7 +11,7 @@ use crate::Memory;
 
 /// What an end is made of.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct EndSizes {
     /// How many queue pairs.
     pub queue_pairs: usize,
     /// Their sizes.
@@ -58,7 +58,7 @@ pub struct End {
 
 impl End {
     /// Everything but the queue pairs.
-    pub fn open(device: Arc<dyn Device>, shape: &Shape) -> Result<Self, EndError> {
+    pub fn open(device: Arc<dyn Device>, shape: &EndSizes) -> Result<Self, EndError> {
         let pd = device.alloc_pd().map_err(no("protection domain"))?;
         let channel = match shape.channel {
             false => None,
@@ -96,7 +96,7 @@ impl End {
     }
 
     /// Makes the queue pairs.
-    pub fn populate(&mut self, shape: &Shape) -> Result<(), EndError> {
+    pub fn populate(&mut self, shape: &EndSizes) -> Result<(), EndError> {
         let init = QpInit {
             qp_type: QpType::Rc,
             send_cq: self.send_cq.clone(),

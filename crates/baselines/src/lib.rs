@@ -23,6 +23,6 @@ pub mod paper_baselines;
 pub mod writes;
 
 pub use bare::{BareReceiver, BareSegment, BareSender};
-pub use end::{End, EndError, Shape};
+pub use end::{End, EndError, EndSizes};
 pub use memory::Memory;
-pub use writes::{EndedWrite, Window, Writes, WritesError};
+pub use writes::{CompletedWrite, WriteWindow, Writes, WritesError};

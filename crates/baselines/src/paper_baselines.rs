@@ -39,7 +39,7 @@ pub mod setup;
 pub mod socksdirect;
 pub mod variants;
 
-pub use link::Link;
+pub use link::ConnectedEnd;
 pub use receiver::{BaselineReceiver, ReceiveProtocol};
 pub use sender::{BaselineSender, SendProtocol};
 pub use setup::{BaselineSetup, Design, Plan, Receives, Sends, needs};

@@ -9,7 +9,7 @@ use headworks_verbs::{
     Status,
 };
 
-use crate::{End, EndError, Memory, Shape};
+use crate::{End, EndError, EndSizes, Memory};
 
 /// Bytes of a word.
 const WORD: usize = 8;
@@ -18,7 +18,7 @@ const BATCH: usize = 64;
 
 /// How many requests are under way, and how long they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct WriteWindow {
     /// Queue pairs.
     pub queue_pairs: usize,
     /// Requests outstanding of each.
@@ -33,7 +33,7 @@ pub struct Window {
 pub enum WritesError {
     /// There is nothing to write, or no whole words.
     #[error("{0:?}: one queue pair or more, one request or more, 8 B or a multiple")]
-    Window(Window),
+    Window(WriteWindow),
     /// An end lacks one of its objects.
     #[error(transparent)]
     End(#[from] EndError),
@@ -77,21 +77,21 @@ pub enum WritesError {
 
 /// A request that is complete, whose bytes were looked at: another may have its place.
 #[derive(Debug)]
-pub struct EndedWrite {
+pub struct CompletedWrite {
     at: usize,
     number: u64,
     place: usize,
 }
 
 /// An end with memory of its own for each request under way.
-struct Side {
+struct WriteEnd {
     end: End,
     memory: Memory,
 }
 
-impl Side {
-    fn new(device: Arc<dyn Device>, window: &Window) -> Result<Self, WritesError> {
-        let shape = Shape {
+impl WriteEnd {
+    fn new(device: Arc<dyn Device>, window: &WriteWindow) -> Result<Self, WritesError> {
+        let shape = EndSizes {
             queue_pairs: window.queue_pairs,
             caps: QpCaps {
                 max_send_wr: window.depth as u32,
@@ -111,9 +111,9 @@ impl Side {
 
 /// Both ends, connected.
 pub struct Writes {
-    window: Window,
-    near: Side,
-    far: Side,
+    window: WriteWindow,
+    near: WriteEnd,
+    far: WriteEnd,
     /// Bits of a `wr_id` that say which queue pair; those above them number the request.
     which: u32,
     /// Requests complete, of each queue pair.
@@ -126,8 +126,11 @@ pub struct Writes {
 
 impl Writes {
     /// Connects the two: the first will write to the second.
-    pub fn connect(devices: [Arc<dyn Device>; 2], window: Window) -> Result<Self, WritesError> {
-        let Window {
+    pub fn connect(
+        devices: [Arc<dyn Device>; 2],
+        window: WriteWindow,
+    ) -> Result<Self, WritesError> {
+        let WriteWindow {
             queue_pairs,
             depth,
             bytes,
@@ -136,7 +139,7 @@ impl Writes {
             return Err(WritesError::Window(window));
         }
         let [near, far] = devices;
-        let (mut near, mut far) = (Side::new(near, &window)?, Side::new(far, &window)?);
+        let (mut near, mut far) = (WriteEnd::new(near, &window)?, WriteEnd::new(far, &window)?);
         let infos = [
             near.end.device.info().clone(),
             far.end.device.info().clone(),
@@ -200,7 +203,7 @@ impl Writes {
     }
 
     /// Takes one that is complete, if one is, and looks at it.
-    pub fn take_one(&mut self) -> Result<Option<EndedWrite>, WritesError> {
+    pub fn take_one(&mut self) -> Result<Option<CompletedWrite>, WritesError> {
         let mut found = [Completion::default()];
         match self.near.end.send_cq.poll(&mut found)? {
             0 => Ok(None),
@@ -210,13 +213,13 @@ impl Writes {
 
     /// Posts the request that has the place of one that is complete.
     #[inline]
-    pub fn post_again(&mut self, ended: EndedWrite) -> Result<(), WritesError> {
-        let EndedWrite { at, number, place } = ended;
+    pub fn post_again(&mut self, ended: CompletedWrite) -> Result<(), WritesError> {
+        let CompletedWrite { at, number, place } = ended;
         self.post(at, number + self.window.depth as u64, place)
     }
 
     #[inline]
-    fn ended(&mut self, completion: &Completion) -> Result<EndedWrite, WritesError> {
+    fn ended(&mut self, completion: &Completion) -> Result<CompletedWrite, WritesError> {
         let number = completion.wr_id >> self.which;
         let at = (completion.wr_id & ((1 << self.which) - 1)) as usize;
         let (Some(next), Status::Success) = (self.done.get_mut(at), completion.status) else {
@@ -232,7 +235,7 @@ impl Writes {
         *next += 1;
         let place = self.place(at, number);
         self.look(number, place)?;
-        Ok(EndedWrite { at, number, place })
+        Ok(CompletedWrite { at, number, place })
     }
 
     fn post(&mut self, at: usize, number: u64, place: usize) -> Result<(), WritesError> {
@@ -274,7 +277,7 @@ impl Writes {
 
     /// Where a request's bytes are, on both sides: the next lap of the window has them again.
     fn place(&self, at: usize, number: u64) -> usize {
-        let Window { depth, bytes, .. } = self.window;
+        let WriteWindow { depth, bytes, .. } = self.window;
         (at * depth + number as usize % depth) * bytes
     }
 }
@@ -293,13 +296,13 @@ mod tests {
     use headworks_softnic::SoftProvider;
     use headworks_verbs::Provider;
 
-    const WINDOW: Window = Window {
+    const WINDOW: WriteWindow = WriteWindow {
         queue_pairs: 3,
         depth: 4,
         bytes: 24,
     };
 
-    fn with<R>(window: Window, then: impl FnOnce(Result<Writes, WritesError>) -> R) -> R {
+    fn with<R>(window: WriteWindow, then: impl FnOnce(Result<Writes, WritesError>) -> R) -> R {
         let dir = tempfile::tempdir().unwrap();
         let provider = SoftProvider::on(Registry::open_at(dir.path().join("fabric")).unwrap());
         let open = |name: &str| provider.open(&name.parse().unwrap()).unwrap();
@@ -371,7 +374,7 @@ mod tests {
     #[test]
     fn a_window_of_nothing_is_refused() {
         for (queue_pairs, depth, bytes) in [(0, 4, 8), (1, 0, 8), (1, 4, 0), (1, 4, 12)] {
-            let window = Window {
+            let window = WriteWindow {
                 queue_pairs,
                 depth,
                 bytes,

@@ -1,4 +1,4 @@
-//! Streams, and ports that others connect to.
+//! Streams, and ports that listen for them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -10,31 +10,31 @@ use headworks::service::{
 };
 
 use crate::error::Error;
-use crate::handle::{Handle, Kind, Waits, Way, locked, number};
+use crate::handle::{Handle, Kind, WaitFor, WaitMode, locked, number};
 use crate::library;
 
-/// A connection, also one that is being made.
+/// A connection; it may still be connecting.
 pub(crate) struct Connection {
     link: Mutex<Link>,
-    /// Whether it is known to have been made, so that what is asked for need not wait for that first.
+    /// Whether the connection is known to be made, so that calls need not check that first.
     is_made: AtomicBool,
-    /// Whether nothing is to be received any more.
+    /// Whether receiving was shut down.
     is_deaf: AtomicBool,
 }
 
-/// One end of a connection, which blocks nobody.
+/// One end of a connection. No call on it blocks.
 pub(crate) struct Link {
-    stage: Stage,
-    /// Bytes that C was shown and has not released.
+    stage: ConnectionStage,
+    /// Number of bytes that were shown to C and that C has not released.
     shown: usize,
-    /// Operations that nobody waits for any more.
+    /// Operations that no call waits for any more.
     pub(crate) orphans: Vec<RemoteOperation>,
 }
 
-/// How far it is.
-enum Stage {
+/// Stage of a connection.
+enum ConnectionStage {
     Connecting {
-        /// It has the descriptor, also when it has failed.
+        /// Owns the descriptor, also after it has failed.
         connecting: PendingConnection,
         has_failed: bool,
     },
@@ -42,9 +42,9 @@ enum Stage {
 }
 
 impl Connection {
-    fn new(stage: Stage) -> Self {
+    fn new(stage: ConnectionStage) -> Self {
         Self {
-            is_made: AtomicBool::new(matches!(stage, Stage::Connected(_))),
+            is_made: AtomicBool::new(matches!(stage, ConnectionStage::Connected(_))),
             is_deaf: AtomicBool::new(false),
             link: Mutex::new(Link {
                 stage,
@@ -54,13 +54,13 @@ impl Connection {
         }
     }
 
-    /// Does something with the stream that is about what comes. Apart from [`Connection::sending`], so that the two need
-    /// not wait for each other once a stream has two halves.
+    /// Calls `act` on the link, to receive. Separate from [`Connection::sending`], so that the two need not
+    /// wait for each other once a stream has two halves.
     fn receiving<T>(&self, act: impl FnOnce(&mut Link) -> Result<T, Error>) -> Result<T, Error> {
         act(&mut locked(&self.link))
     }
 
-    /// Does something with the stream that is about what goes, or was lent.
+    /// Calls `act` on the link, to send or to handle memory that was lent.
     pub(crate) fn sending<T>(
         &self,
         act: impl FnOnce(&mut Link) -> Result<T, Error>,
@@ -68,7 +68,7 @@ impl Connection {
         act(&mut locked(&self.link))
     }
 
-    /// Both addresses: this end's, the other's.
+    /// The addresses of this end and of the peer, in this order.
     pub(crate) fn addresses(&self) -> Result<[SocketAddr; 2], Error> {
         self.receiving(|link| {
             let stream = link.stream()?;
@@ -80,14 +80,14 @@ impl Connection {
 impl Link {
     pub(crate) fn stream(&mut self) -> Result<&mut Stream, Error> {
         match &mut self.stage {
-            Stage::Connected(stream) => Ok(stream),
-            Stage::Connecting { .. } => Err(Error::NotConnected),
+            ConnectionStage::Connected(stream) => Ok(stream),
+            ConnectionStage::Connecting { .. } => Err(Error::NotConnected),
         }
     }
 
-    /// What has become of a connection that is being made. Why it cannot be is said once.
+    /// Finishes connecting. The reason of a failure is returned once, and [`Error::NotConnected`] after that.
     fn finish(&mut self) -> Result<(), Error> {
-        let Stage::Connecting {
+        let ConnectionStage::Connecting {
             connecting,
             has_failed,
         } = &mut self.stage
@@ -99,7 +99,7 @@ impl Link {
         }
         match connecting.finish() {
             Ok(Some(stream)) => {
-                self.stage = Stage::Connected(Box::new(stream));
+                self.stage = ConnectionStage::Connected(Box::new(stream));
                 Ok(())
             }
             Ok(None) => Err(Error::InProgress),
@@ -112,8 +112,8 @@ impl Link {
 }
 
 impl Handle {
-    /// The connection, once it is made.
-    pub(crate) fn made(&self, waits: Waits) -> Result<&Connection, Error> {
+    /// The connection, after waiting until it is made.
+    pub(crate) fn made(&self, waits: WaitMode) -> Result<&Connection, Error> {
         let connection = self.connection()?;
         if !connection.is_made.load(Ordering::Acquire) {
             let made = self.finish(waits);
@@ -126,19 +126,20 @@ impl Handle {
     }
 
     /// Waits until the connection is made.
-    pub(crate) fn finish(&self, waits: Waits) -> Result<(), Error> {
+    pub(crate) fn finish(&self, waits: WaitMode) -> Result<(), Error> {
         let connection = self.connection()?;
-        self.wait(Way::Out, waits, || connection.sending(Link::finish))?;
+        self.wait(WaitFor::Out, waits, || connection.sending(Link::finish))?;
         connection.is_made.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Sends all of the bytes, or as many as it can before it has to give up.
-    pub(crate) fn send(&self, bytes: &[u8], waits: Waits) -> Result<usize, Error> {
+    /// Sends all bytes, or as many as it can before waiting is not allowed or an error occurs. Returns their
+    /// number.
+    pub(crate) fn send(&self, bytes: &[u8], waits: WaitMode) -> Result<usize, Error> {
         let connection = self.made(waits)?;
         let mut sent = 0;
         while sent < bytes.len() {
-            let some = self.wait(Way::Out, waits, || {
+            let some = self.wait(WaitFor::Out, waits, || {
                 connection.sending(|link| Ok(link.stream()?.send(&bytes[sent..])?))
             });
             match some {
@@ -150,22 +151,22 @@ impl Handle {
         Ok(sent)
     }
 
-    /// How what is sent is carried, from now on.
+    /// Sets how bytes are carried from now on.
     pub(crate) fn set_transfer(&self, transfer: Transfer) -> Result<(), Error> {
-        let connection = self.made(Waits::AsSet)?;
+        let connection = self.made(WaitMode::AsSet)?;
         connection.sending(|link| {
             link.stream()?.set_transfer(transfer);
             Ok(())
         })
     }
 
-    /// Receives what has come, at least a byte; 0 at the end.
-    pub(crate) fn recv(&self, into: &mut [u8], waits: Waits) -> Result<usize, Error> {
+    /// Receives at least one byte that has arrived; 0 at the end of the stream.
+    pub(crate) fn recv(&self, into: &mut [u8], waits: WaitMode) -> Result<usize, Error> {
         let connection = self.made(waits)?;
         if into.is_empty() {
             return Ok(0);
         }
-        self.wait(Way::In, waits, || {
+        self.wait(WaitFor::In, waits, || {
             connection.receiving(|link| {
                 if connection.is_deaf.load(Ordering::SeqCst) {
                     return Ok(0);
@@ -177,15 +178,15 @@ impl Handle {
         })
     }
 
-    /// Where what has come lies, at most `max` bytes of it; no bytes at the end.
-    pub(crate) fn show(&self, max: usize, waits: Waits) -> Result<(*const u8, usize), Error> {
+    /// Address and number of bytes that have arrived, at most `max`; no bytes at the end of the stream.
+    pub(crate) fn show(&self, max: usize, waits: WaitMode) -> Result<(*const u8, usize), Error> {
         let connection = self.made(waits)?;
-        self.wait(Way::In, waits, || {
+        self.wait(WaitFor::In, waits, || {
             connection.receiving(|link| {
                 if connection.is_deaf.load(Ordering::SeqCst) {
                     return Ok((std::ptr::null(), 0));
                 }
-                // It stays there, and mapped, until it is released.
+                // The bytes stay in place, and mapped, until they are released.
                 let peeked = link.stream()?.peek()?;
                 let (at, len) = (peeked.as_ptr(), peeked.len().min(max));
                 link.shown = len;
@@ -194,7 +195,7 @@ impl Handle {
         })
     }
 
-    /// What was shown is not needed any more, the first `bytes` of it.
+    /// Releases the first `bytes` of the bytes that were shown.
     pub(crate) fn release(&self, bytes: usize) -> Result<(), Error> {
         let connection = self.connection()?;
         connection.receiving(|link| {
@@ -202,7 +203,7 @@ impl Handle {
                 return Err(Error::Invalid("more bytes than were shown"));
             }
             if bytes > 0 {
-                // As many lie there still, and more perhaps.
+                // At least as many bytes as were shown are still there.
                 link.stream()?.peek()?.consume(bytes)?;
                 link.shown -= bytes;
             }
@@ -210,15 +211,15 @@ impl Handle {
         })
     }
 
-    /// Nothing is sent any more, or nothing received.
+    /// Shuts down receiving, sending, or both.
     pub(crate) fn shut(&self, receiving: bool, sending: bool) -> Result<(), Error> {
-        let connection = self.made(Waits::AsSet)?;
+        let connection = self.made(WaitMode::AsSet)?;
         if receiving {
             connection.is_deaf.store(true, Ordering::SeqCst);
             self.rouse();
         }
         if sending {
-            self.wait(Way::Out, Waits::AsSet, || {
+            self.wait(WaitFor::Out, WaitMode::AsSet, || {
                 connection.sending(|link| Ok(link.stream()?.end()?))
             })?;
         }
@@ -226,11 +227,11 @@ impl Handle {
     }
 }
 
-/// Begins to connect.
+/// Begins to connect, and waits until the connection is made unless `is_nonblocking`.
 pub(crate) fn connect(to: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error> {
     let connecting = library::service()?.connect_start(to)?;
     let number = connecting.as_fd().as_raw_fd();
-    let connection = Connection::new(Stage::Connecting {
+    let connection = Connection::new(ConnectionStage::Connecting {
         connecting,
         has_failed: false,
     });
@@ -240,22 +241,22 @@ pub(crate) fn connect(to: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Err
         is_nonblocking,
     );
     if !is_nonblocking {
-        handle.finish(Waits::Always)?;
+        handle.finish(WaitMode::Always)?;
     }
     Ok(handle.open())
 }
 
-/// A port that others connect to.
+/// A port that listens for connections.
 pub(crate) struct Port(Mutex<Listener>);
 
 impl Port {
-    /// Where it is: the daemon's address is not known here.
+    /// The address of the port. Its IP address is unspecified: the daemon's address is not known here.
     pub(crate) fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::UNSPECIFIED, locked(&self.0).port()))
     }
 }
 
-/// Has others connect to a port of this host's.
+/// Listens at a port of this host.
 pub(crate) fn listen(at: SocketAddr, backlog: u32, is_nonblocking: bool) -> Result<RawFd, Error> {
     if !at.ip().is_unspecified() {
         return Err(Error::Elsewhere);
@@ -267,23 +268,23 @@ pub(crate) fn listen(at: SocketAddr, backlog: u32, is_nonblocking: bool) -> Resu
 }
 
 impl Handle {
-    /// The next one who has connected: the descriptor, and the address.
+    /// Accepts the next connection: its descriptor, and the peer's address.
     pub(crate) fn accept(
         &self,
-        waits: Waits,
+        waits: WaitMode,
         is_nonblocking: bool,
     ) -> Result<(RawFd, SocketAddr), Error> {
         let Kind::Port(port) = self.kind() else {
-            return Err(Error::Invalid("nobody connects to this descriptor"));
+            return Err(Error::Invalid("the descriptor is no listener"));
         };
-        let mut stream = self.wait(Way::In, waits, || {
+        let mut stream = self.wait(WaitFor::In, waits, || {
             let accepted = locked(&port.0).try_accept()?;
             Ok(accepted.ok_or(ServiceError::WouldBlock)?)
         })?;
         let number = number(stream.fd())?;
         stream.set_nonblocking(true);
         let peer = stream.peer();
-        let connection = Connection::new(Stage::Connected(Box::new(stream)));
+        let connection = Connection::new(ConnectionStage::Connected(Box::new(stream)));
         let kind = Kind::Connection(Box::new(connection));
         let handle = Self::new(kind, number, is_nonblocking);
         Ok((handle.open(), peer))

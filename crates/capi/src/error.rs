@@ -1,4 +1,4 @@
-//! What can go wrong, and which `errno` C sees.
+//! Errors, and the `errno` that C sees for each.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -10,27 +10,27 @@ use libc as c;
 /// Why a call failed.
 #[derive(Debug)]
 pub(crate) enum Error {
-    /// The service says so.
+    /// The service failed.
     Service(ServiceError),
-    /// No such descriptor, or not any more.
+    /// No descriptor of the library has that number, or it was closed.
     BadDescriptor,
-    /// The process was forked from the one that the library was used in.
+    /// This process was forked from one that had used the library.
     Forked,
-    /// A pointer is null.
+    /// A pointer is null that must not be.
     Null,
-    /// An argument that cannot be, and which.
+    /// An invalid argument, and what is wrong with it.
     Invalid(&'static str),
-    /// An address of another kind.
+    /// An address that is neither IPv4 nor IPv6.
     Family,
-    /// Not this host's address.
+    /// A local address that is not unspecified.
     Elsewhere,
-    /// The connection is being made.
+    /// The connection is still being made.
     InProgress,
     /// There is no connection.
     NotConnected,
-    /// The descriptor is of something else.
+    /// The descriptor is of a kind that the call does not support.
     NotOfThisKind,
-    /// The memory is lent, exported or in use by another call.
+    /// The memory is lent, exported, or in use by another call.
     Busy,
     /// The library panicked.
     Bug,
@@ -43,7 +43,7 @@ impl From<ServiceError> for Error {
 }
 
 impl Error {
-    /// Whether it can be gone on with later.
+    /// Whether the call may succeed later.
     pub(crate) fn would_block(&self) -> bool {
         matches!(
             self,
@@ -51,7 +51,7 @@ impl Error {
         )
     }
 
-    /// What C sees of it: the one place that says so.
+    /// The `errno` that C sees; no other place decides it.
     pub(crate) fn errno(&self) -> c_int {
         match self {
             Self::BadDescriptor | Self::Forked => c::EBADF,
@@ -99,7 +99,7 @@ impl Error {
                 ServiceError::Contract(_) => c::EPROTO,
                 ServiceError::Memory(_) => c::ENOMEM,
                 ServiceError::System { source, .. } => match source.raw_os_error() {
-                    // Nobody is told to try again who has waited.
+                    // The library repeats interrupted calls itself, so C never sees EINTR.
                     None | Some(c::EINTR) => c::EIO,
                     Some(errno) => errno,
                 },
@@ -114,16 +114,16 @@ impl std::fmt::Display for Error {
         match self {
             Self::Service(error) => return error.fmt(f),
             Self::Invalid(what) => return f.write_str(what),
-            Self::BadDescriptor => "no descriptor of headworks' is open under this number",
+            Self::BadDescriptor => "not an open descriptor of headworks",
             Self::Forked => {
-                "this process was forked after headworks was used: it has to exec first"
+                "this process was forked after headworks was used; it must call exec first"
             }
             Self::Null => "a pointer is null",
             Self::Family => "neither an IPv4 nor an IPv6 address",
             Self::Elsewhere => {
-                "a daemon listens at its own address: leave it open, as INADDR_ANY does"
+                "a daemon listens only at its own address; use INADDR_ANY or in6addr_any"
             }
-            Self::InProgress => "the connection is being made",
+            Self::InProgress => "the connection is still being made",
             Self::NotConnected => "there is no connection",
             Self::NotOfThisKind => "the descriptor is of another kind",
             Self::Busy => "the memory is lent, exported, or in use by another call",
@@ -133,7 +133,7 @@ impl std::fmt::Display for Error {
     }
 }
 
-/// What the system refused.
+/// Wraps an error of the operating system; `what` names the operation.
 pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Service(ServiceError::System { what, source })
 }
@@ -142,17 +142,17 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// This is what `hw_strerror` says to this thread from now on.
+/// Sets the text that `hw_strerror` returns to this thread.
 pub(crate) fn remember(error: &Error) {
     let mut line = error.to_string();
     line.retain(|letter| letter != '\0');
     line = line.replace('\n', " ");
     let line = CString::new(line).unwrap_or_default();
-    // A thread that is ending may have nothing to remember it in any more.
+    // If the thread is ending, its storage may be gone: the text is dropped.
     let _ = LAST.try_with(|last| last.replace(line));
 }
 
-/// What was remembered; there until this thread's next error.
+/// The text of this thread's last error. It is valid until the thread's next error.
 pub(crate) fn last() -> *const c_char {
     const NONE: &CStr = c"";
     LAST.try_with(|last| last.borrow().as_ptr())

@@ -1,8 +1,9 @@
-//! The functions that C calls. What each does is documented in `include/headworks.h`, which C programs are compiled
-//! with; change both together.
+//! The functions that C calls. `include/headworks.h`, which C programs are compiled with, documents them;
+//! change both together.
 //!
-//! What C has to promise is the same everywhere, and said here once: a pointer that is not null leads to as much memory
-//! as the arguments say, which nobody else writes to during the call, and reads from where the call writes.
+//! The caller in C must guarantee the same for all functions, for every pointer that is not null. The pointer
+//! points to as much memory as the arguments say. During the call no other thread writes to that memory, or
+//! reads it if the call writes to it.
 #![allow(
     unsafe_code,
     reason = "functions for C, which hands pointers over, and their names"
@@ -19,36 +20,36 @@ use headworks::verbs::Duration;
 use libc::{size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::error::{self, Error};
-use crate::handle::{Handle, Kind, Waits};
-use crate::lease::{self, Held, Lease};
+use crate::handle::{Handle, Kind, WaitMode};
+use crate::lease::{self, Lease, LeasePurpose};
 use crate::library::{self, call};
-use crate::remote::{self, Copied, Copy};
+use crate::remote::{self, Copy, CopyDirection};
 use crate::{connection, raw, sockets};
 
 const NONBLOCK: c_int = 1;
 const DONTWAIT: c_int = 2;
 const START: c_int = 4;
 
-/// The version, for C.
+/// The version, with a terminating zero.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
 
-/// No other flags than these.
+/// Checks that no flags are set except those in `known`.
 fn only(flags: c_int, known: c_int) -> Result<(), Error> {
     match flags & !known {
         0 => Ok(()),
-        _ => Err(Error::Invalid("flags that this function has not")),
+        _ => Err(Error::Invalid("a flag that this function does not take")),
     }
 }
 
-/// Whether the call waits.
-fn waits(flags: c_int) -> Waits {
+/// Whether the call waits, by its flags.
+fn waits(flags: c_int) -> WaitMode {
     match flags & DONTWAIT {
-        0 => Waits::AsSet,
-        _ => Waits::Never,
+        0 => WaitMode::AsSet,
+        _ => WaitMode::Never,
     }
 }
 
-/// Bytes of C's to read.
+/// Memory of C to read.
 ///
 /// # Safety
 ///
@@ -57,12 +58,12 @@ unsafe fn bytes<'c>(at: *const c_void, len: usize) -> Result<&'c [u8], Error> {
     match at.is_null() {
         true if len > 0 => Err(Error::Null),
         true => Ok(&[]),
-        // SAFETY: C says that there are as many; `sized` that they are not too many.
+        // SAFETY: C guarantees that there are `len` bytes, and `sized` checks that a slice can have them.
         false => Ok(unsafe { std::slice::from_raw_parts(at.cast(), sized(len)?) }),
     }
 }
 
-/// Bytes of C's to write to.
+/// Memory of C to write to.
 ///
 /// # Safety
 ///
@@ -71,33 +72,33 @@ unsafe fn bytes_mut<'c>(at: *mut c_void, len: usize) -> Result<&'c mut [u8], Err
     match at.is_null() {
         true if len > 0 => Err(Error::Null),
         true => Ok(&mut []),
-        // SAFETY: C says that there are as many; `sized` that they are not too many.
+        // SAFETY: C guarantees that there are `len` bytes, and `sized` checks that a slice can have them.
         false => Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), sized(len)?) }),
     }
 }
 
-/// As many bytes as memory can have, and as a result can say.
+/// Checks that a length fits in `isize`, the limit of a slice and of a result.
 fn sized(len: usize) -> Result<usize, Error> {
     match isize::try_from(len) {
         Ok(_) => Ok(len),
-        Err(_) => Err(Error::Invalid("more bytes than there can be")),
+        Err(_) => Err(Error::Invalid("the length exceeds SSIZE_MAX")),
     }
 }
 
-/// A text of C's.
+/// A string of C.
 ///
 /// # Safety
 ///
-/// See the module: it ends with a zero.
+/// See the module. The string ends with a zero.
 unsafe fn text<'c>(at: *const c_char) -> Result<&'c OsStr, Error> {
     if at.is_null() {
         return Err(Error::Null);
     }
-    // SAFETY: C says that it is a string.
+    // SAFETY: C guarantees that it is a string that ends with a zero.
     Ok(OsStr::from_bytes(unsafe { CStr::from_ptr(at) }.to_bytes()))
 }
 
-/// A pointer that leads somewhere.
+/// Checks that a pointer is not null.
 fn there<T>(at: *mut T) -> Result<*mut T, Error> {
     match at.is_null() {
         true => Err(Error::Null),
@@ -251,10 +252,10 @@ unsafe extern "C" fn hw_recv_zero_copy(
         only(flags, DONTWAIT)?;
         let at = there(at)?;
         if max == 0 {
-            return Err(Error::Invalid("no bytes to be shown"));
+            return Err(Error::Invalid("max is 0; it must be at least 1"));
         }
         let (shown, len) = handle.show(max, waits(flags))?;
-        // SAFETY: see the module; it leads somewhere.
+        // SAFETY: `at` is not null; see the module.
         unsafe { at.write(shown.cast()) };
         Ok(len as ssize_t)
     })
@@ -265,7 +266,7 @@ extern "C" fn hw_release(fd: c_int, len: size_t) -> c_int {
     call(-1, || {
         let handle = Handle::of(fd)?;
         match handle.kind() {
-            // All of it, however much that is.
+            // A message is always released as a whole.
             Kind::Socket(_) => handle.release_message(),
             _ => handle.release(len),
         }
@@ -302,14 +303,14 @@ unsafe extern "C" fn hw_sendto(
     })
 }
 
-/// Where a message came from, for C, which may not want to know.
+/// Writes the address that a message came from, unless C passed null.
 ///
 /// # Safety
 ///
 /// See the module.
 unsafe fn came_from(from: SocketAddr, at: *mut sockaddr, len: *mut socklen_t) {
     if !at.is_null() {
-        // SAFETY: the caller has looked that both lead somewhere; see the module.
+        // SAFETY: `at` is not null, and the caller has checked that `len` is not; see the module.
         unsafe { raw::put_address(from, at, len) };
     }
 }
@@ -332,7 +333,7 @@ unsafe extern "C" fn hw_recvfrom(
         // SAFETY: see the module.
         let into = unsafe { bytes_mut(into, len) }?;
         let (got, whence) = handle.recv_from(into, waits(flags))?;
-        // SAFETY: both lead somewhere, or nobody wants to know.
+        // SAFETY: if `from` is not null, neither is `from_len`; see the module.
         unsafe { came_from(whence, from, from_len) };
         Ok(got as ssize_t)
     })
@@ -354,7 +355,7 @@ unsafe extern "C" fn hw_recvfrom_zero_copy(
             there(from_len)?;
         }
         let (shown, len, whence) = handle.show_from(waits(flags))?;
-        // SAFETY: all lead somewhere, or nobody wants to know where from.
+        // SAFETY: `at` is not null, and if `from` is not, neither is `from_len`; see the module.
         unsafe {
             at.write(shown.cast());
             came_from(whence, from, from_len);
@@ -372,7 +373,7 @@ extern "C" fn hw_set_transfer(fd: c_int, transfer: c_int) -> c_int {
             1 => Transfer::Send,
             2 => Transfer::Write,
             3 => Transfer::Read,
-            _ => return Err(Error::Invalid("no way to carry bytes")),
+            _ => return Err(Error::Invalid("unknown transfer; use HW_TRANSFER_...")),
         };
         handle.set_transfer(transfer).map(|()| 0)
     })
@@ -386,7 +387,7 @@ extern "C" fn hw_shutdown(fd: c_int, how: c_int) -> c_int {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
             libc::SHUT_RDWR => (true, true),
-            _ => return Err(Error::Invalid("no way to shut down")),
+            _ => return Err(Error::Invalid("use SHUT_RD, SHUT_WR or SHUT_RDWR")),
         };
         handle.shut(receiving, sending).map(|()| 0)
     })
@@ -409,7 +410,7 @@ extern "C" fn hw_set_deadline(fd: c_int, milliseconds: i64) -> c_int {
             -1 => None,
             span => match u64::try_from(span) {
                 Ok(span) => Some(Duration::from_millis(span)),
-                Err(_) => return Err(Error::Invalid("a time before now")),
+                Err(_) => return Err(Error::Invalid("negative time; use -1 for no deadline")),
             },
         };
         handle.set_deadline(span.map(|span| clock::now() + span));
@@ -451,12 +452,12 @@ extern "C" fn hw_send_zero_copy(
     })
 }
 
-/// Has memory back from the daemon.
+/// Waits until the daemon returns memory that it holds for a purpose that `is_it` accepts.
 fn back(
     fd: c_int,
     memory: *mut c_void,
     flags: c_int,
-    is_it: impl FnOnce(&Held) -> bool,
+    is_it: impl FnOnce(&LeasePurpose) -> bool,
 ) -> Result<c_int, Error> {
     let handle = Handle::of(fd)?;
     only(flags, DONTWAIT)?;
@@ -467,7 +468,9 @@ fn back(
 #[unsafe(no_mangle)]
 extern "C" fn hw_reclaim(fd: c_int, memory: *mut c_void, flags: c_int) -> c_int {
     call(-1, || {
-        back(fd, memory, flags, |held| !matches!(held, Held::Export(_)))
+        back(fd, memory, flags, |held| {
+            !matches!(held, LeasePurpose::Export(_))
+        })
     })
 }
 
@@ -483,10 +486,10 @@ unsafe extern "C" fn hw_export(
         let (memory, window) = (there(memory)?, there(window)?);
         let known = u8::try_from(rights).ok().filter(|bits| *bits > 0);
         let known = known.filter(|bits| Rights::from_bits(*bits).bits() == *bits);
-        let rights = known.ok_or(Error::Invalid("rights that there are not"))?;
+        let rights = known.ok_or(Error::Invalid("no or unknown rights; use HW_RIGHT_..."))?;
         let rights = Rights::from_bits(rights);
         let exported = remote::export(&handle, memory as usize, rights)?;
-        // SAFETY: see the module; it leads somewhere.
+        // SAFETY: `window` is not null; see the module.
         unsafe { window.write(exported) };
         Ok(0)
     })
@@ -495,7 +498,9 @@ unsafe extern "C" fn hw_export(
 #[unsafe(no_mangle)]
 extern "C" fn hw_revoke(fd: c_int, memory: *mut c_void, flags: c_int) -> c_int {
     call(-1, || {
-        back(fd, memory, flags, |held| matches!(held, Held::Export(_)))
+        back(fd, memory, flags, |held| {
+            matches!(held, LeasePurpose::Export(_))
+        })
     })
 }
 
@@ -520,7 +525,7 @@ extern "C" fn hw_read(
     flags: c_int,
 ) -> ssize_t {
     let of = Copy {
-        copied: Copied::Here,
+        copied: CopyDirection::Here,
         window,
         at,
         memory: memory as usize,
@@ -537,7 +542,7 @@ extern "C" fn hw_write(
     flags: c_int,
 ) -> ssize_t {
     let of = Copy {
-        copied: Copied::There,
+        copied: CopyDirection::There,
         window,
         at,
         memory: memory as usize,
@@ -545,11 +550,11 @@ extern "C" fn hw_write(
     copy(fd, flags, of)
 }
 
-/// Changes a word, and writes to `before` what was there, if that leads somewhere.
+/// Changes a word with an atomic operation, and writes the previous value to `before` unless that is null.
 ///
 /// # Safety
 ///
-/// Where it does, a word can be written there.
+/// `before` is null or valid for a write of a word.
 unsafe fn change(
     fd: c_int,
     before: *mut u64,
@@ -557,9 +562,9 @@ unsafe fn change(
 ) -> c_int {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        let word = remote::change(&handle, Waits::Always, start)?;
+        let word = remote::change(&handle, WaitMode::Always, start)?;
         if !before.is_null() {
-            // SAFETY: it leads somewhere.
+            // SAFETY: `before` is not null, so the caller guarantees that it is valid for a write.
             unsafe { before.write(word) };
         }
         Ok(0)

@@ -1,7 +1,8 @@
-//! Descriptors, and what they stand for.
+//! Descriptors and what they stand for.
 //!
-//! A handle is in the table from when C learns of its number until C closes that. The descriptor itself is open a little
-//! longer where another thread is in a call with it, so that its number is not given to another file meanwhile.
+//! A handle is in the table from the time C learns its number until C closes it. The descriptor itself stays
+//! open while another thread is in a call with it, so that its number is not given to another file in the
+//! meantime.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -18,19 +19,19 @@ use crate::connection::{Connection, Port};
 use crate::error::{Error, system};
 use crate::sockets::Socket;
 
-/// Between two looks for what no descriptor tells of: at first, and at most.
+/// First and longest pause between two attempts, for events that no descriptor signals.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(16)];
 
-/// All that C knows of.
+/// All handles that C knows, by number.
 static TABLE: Mutex<BTreeMap<RawFd, Arc<Handle>>> = Mutex::new(BTreeMap::new());
 
-/// What a descriptor stands for.
+/// Kind of a descriptor.
 pub(crate) enum Kind {
-    /// A port that others connect to.
+    /// A port that listens for connections.
     Port(Port),
-    /// A connection, also one that is being made.
+    /// A connection; it may still be connecting.
     Connection(Box<Connection>),
-    /// A port that messages are sent from and come to.
+    /// A port that sends and receives messages.
     Socket(Box<Socket>),
 }
 
@@ -38,37 +39,37 @@ pub(crate) enum Kind {
 pub(crate) struct Handle {
     kind: Kind,
     number: RawFd,
-    /// No other handle has it, before or after.
+    /// Unique among all handles of this process, past and future.
     id: u64,
     is_closed: AtomicBool,
     is_nonblocking: AtomicBool,
-    /// In nanoseconds.
+    /// Absolute time in nanoseconds.
     deadline: AtomicU64,
-    /// By what threads are woken that wait for it.
+    /// Event descriptors of the threads that wait for this handle.
     asleep: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
 /// Whether a call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waits {
-    /// As the descriptor is set.
+pub(crate) enum WaitMode {
+    /// Waits unless the descriptor is non-blocking.
     AsSet,
-    /// Not at all.
+    /// Does not wait.
     Never,
-    /// Until the deadline.
+    /// Waits until the deadline, even if the descriptor is non-blocking.
     Always,
 }
 
-/// What is waited for.
+/// Event that a call waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Something that comes.
+pub(crate) enum WaitFor {
+    /// Data, a message or a connection that arrives.
     In,
-    /// Room, or what was lent.
+    /// Room to send, or the return of memory that was lent.
     Out,
-    /// Room for messages, of which a descriptor beside it tells.
+    /// Room for messages; a second descriptor signals it.
     Room,
-    /// The daemon's answer, of which the descriptor does not tell.
+    /// An answer of the daemon; no descriptor signals it.
     Answer,
 }
 
@@ -87,21 +88,22 @@ impl Handle {
         }
     }
 
-    /// C learns of it, under its number.
+    /// Enters the handle in the table, and returns its number for C.
     pub(crate) fn open(self) -> RawFd {
         let number = self.number;
-        // Whoever had the number had it closed behind our back. It must not be closed once more, being another's now.
+        // If the table had a handle with this number, its descriptor was closed without `hw_close`. Forget
+        // it: dropping it would close the new descriptor, which now has the number.
         mem::forget(locked(&TABLE).insert(number, Arc::new(self)));
         number
     }
 
-    /// What is open under that number.
+    /// The handle with number `number`.
     pub(crate) fn of(number: RawFd) -> Result<Arc<Self>, Error> {
         let table = locked(&TABLE);
         table.get(&number).cloned().ok_or(Error::BadDescriptor)
     }
 
-    /// Takes the handle from C. Who waits for it does not any more.
+    /// Removes the handle from the table. Calls that wait for it fail.
     pub(crate) fn close(number: RawFd) -> Result<Arc<Self>, Error> {
         let handle = locked(&TABLE).remove(&number);
         let handle = handle.ok_or(Error::BadDescriptor)?;
@@ -147,37 +149,39 @@ impl Handle {
         Instant::from_nanos(self.deadline.load(Ordering::Relaxed))
     }
 
-    /// Every thread that waits looks again.
+    /// Wakes every thread that waits for this handle, so that it tries again.
     pub(crate) fn rouse(&self) {
         for wake in &*locked(&self.asleep) {
-            // It fails where it has been woken often enough.
+            // The write fails only if the counter is full; then the thread is woken anyway.
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Tries something until it is done, which it says by no [error that would block](Error::would_block).
+    /// Repeats `attempt`, as long as `waits` allows, until its result is not an error that [would
+    /// block](Error::would_block).
     pub(crate) fn wait<T>(
         &self,
-        way: Way,
-        waits: Waits,
+        way: WaitFor,
+        waits: WaitMode,
         mut attempt: impl FnMut() -> Result<T, Error>,
     ) -> Result<T, Error> {
         let first = attempt();
         let goes_on = match waits {
-            Waits::Always => true,
-            Waits::Never => false,
-            Waits::AsSet => !self.is_nonblocking.load(Ordering::Relaxed),
+            WaitMode::Always => true,
+            WaitMode::Never => false,
+            WaitMode::AsSet => !self.is_nonblocking.load(Ordering::Relaxed),
         };
         if !goes_on || !first.as_ref().is_err_and(Error::would_block) {
             return first;
         }
         let wake = wake_of_thread()?;
-        let _asleep = Asleep::on(self, &wake);
+        let _asleep = RegisteredWaiter::on(self, &wake);
         let (mut waiter, [mut pause, longest]) = (Waiter::default(), PAUSES);
         loop {
             let mut found = None;
             let mut look = |_| {
-                // Before: what was done is not to be lost. Who closes it afterwards wakes this thread.
+                // Check before the attempt, so that a result is never lost. A thread that closes the handle
+                // after this check wakes this thread.
                 if self.is_closed() {
                     found = Some(Err(Error::BadDescriptor));
                     return true;
@@ -191,15 +195,15 @@ impl Handle {
             let mut fds = vec![PollFd::new(&*wake, PollFlags::IN)];
             let mut until = self.deadline();
             match (way, &self.kind) {
-                (Way::Answer, _) => {
+                (WaitFor::Answer, _) => {
                     until = until.min(clock::now() + pause);
                     pause = longest.min(pause.times(2));
                 }
-                (Way::Room, Kind::Socket(socket)) => {
+                (WaitFor::Room, Kind::Socket(socket)) => {
                     fds.push(PollFd::new(socket.room(), PollFlags::IN));
                 }
-                (Way::In, _) => fds.push(PollFd::new(self, PollFlags::IN)),
-                (Way::Out | Way::Room, _) => fds.push(PollFd::new(self, PollFlags::OUT)),
+                (WaitFor::In, _) => fds.push(PollFd::new(self, PollFlags::IN)),
+                (WaitFor::Out | WaitFor::Room, _) => fds.push(PollFd::new(self, PollFlags::OUT)),
             }
             let woken = waiter.wait_polling(&mut fds, Some(until), &mut look);
             if let Some(found) = found {
@@ -217,24 +221,24 @@ impl Handle {
     }
 }
 
-/// A thread that is woken with others that wait for a handle, until it is dropped.
-struct Asleep<'h> {
+/// Registers a thread to be woken with the others that wait for a handle, until it is dropped.
+struct RegisteredWaiter<'h> {
     handle: &'h Handle,
     wake: &'h Arc<OwnedFd>,
 }
 
-impl<'h> Asleep<'h> {
+impl<'h> RegisteredWaiter<'h> {
     fn on(handle: &'h Handle, wake: &'h Arc<OwnedFd>) -> Self {
         locked(&handle.asleep).push(wake.clone());
         Self { handle, wake }
     }
 }
 
-impl Drop for Asleep<'_> {
+impl Drop for RegisteredWaiter<'_> {
     fn drop(&mut self) {
         let is_other = |other: &Arc<OwnedFd>| !Arc::ptr_eq(other, self.wake);
         locked(&self.handle.asleep).retain(is_other);
-        // What it was woken for is over.
+        // A wake-up for this wait must not end the next one.
         empty(self.wake);
     }
 }
@@ -243,7 +247,7 @@ fn empty(wake: &OwnedFd) {
     let _ = rustix::io::read(wake, &mut [0; 8]);
 }
 
-/// By what this thread is woken. One for all that it ever waits for, since it waits for one thing at a time.
+/// The event descriptor that wakes this thread. One suffices, since a thread waits for one thing at a time.
 fn wake_of_thread() -> Result<Arc<OwnedFd>, Error> {
     thread_local! {
         static WAKE: std::cell::OnceCell<Arc<OwnedFd>> = const { std::cell::OnceCell::new() };
@@ -257,7 +261,7 @@ fn wake_of_thread() -> Result<Arc<OwnedFd>, Error> {
         Some(wake) => Ok(wake.clone()),
         None => made().map(|new| wake.get_or_init(|| new).clone()),
     });
-    // A thread that is ending has nowhere to keep it.
+    // The storage of a thread that is ending may be gone: make a descriptor for this wait only.
     known.unwrap_or_else(|_| made())
 }
 
@@ -265,7 +269,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of a descriptor of the service's.
+/// The number of a descriptor of the service.
 pub(crate) fn number(fd: Result<impl AsRawFd, ServiceError>) -> Result<RawFd, Error> {
     Ok(fd?.as_raw_fd())
 }

@@ -1,4 +1,4 @@
-//! Memory that C has the address of, and who has it: C, or the daemon for a time.
+//! Memory that C has the address of, and its owner: C, or the daemon for a time.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -8,77 +8,78 @@ use headworks::service::{Export, Loan, RemoteOperation, ServiceError, SharedMemo
 
 use crate::connection::Link;
 use crate::error::Error;
-use crate::handle::{Handle, Waits, Way, locked};
+use crate::handle::{Handle, WaitFor, WaitMode, locked};
 use crate::library;
 
-/// By address, which is a number here: nothing is read from there.
-static PLACES: Mutex<BTreeMap<usize, Place>> = Mutex::new(BTreeMap::new());
+/// All memory of `hw_alloc`, by address. The address is only a key; nothing is read through it.
+static PLACES: Mutex<BTreeMap<usize, LeaseState>> = Mutex::new(BTreeMap::new());
 
-/// Who has it.
-enum Place {
-    /// C.
+/// Owner of a piece of memory.
+enum LeaseState {
+    /// C owns it.
     Own(SharedMemory),
-    /// A call, just now.
+    /// A call is using it.
     InUse,
-    /// The daemon, by the connection of that [id](Handle::id).
-    Held(u64, Held),
-    /// The daemon, and nobody can ask for it any more: the connection is closed.
+    /// The daemon holds it, for the connection with that [id](Handle::id).
+    LeasePurpose(u64, LeasePurpose),
+    /// The daemon holds it for a connection that is closed, so that nobody can ask for it any more.
     Lost,
 }
 
-/// What for.
-pub(crate) enum Held {
+/// Purpose for which the daemon holds memory.
+pub(crate) enum LeasePurpose {
     /// It is being sent.
     Loan(Loan),
-    /// It is read to, or written from.
+    /// A one-sided operation copies to it or from it.
     Operating(RemoteOperation),
-    /// The other end may use it.
+    /// The peer may use it.
     Export(Export),
 }
 
-/// Memory that a call has, for a connection: C's, or what the daemon holds.
+/// Memory that a call is using, for a connection: it was C's, or the daemon held it.
 pub(crate) struct Lease<'h> {
     at: usize,
     handle: &'h Handle,
     pub(crate) memory: Option<SharedMemory>,
-    held: Option<Held>,
+    held: Option<LeasePurpose>,
 }
 
 impl<'h> Lease<'h> {
-    /// What is C's at that address.
+    /// Leases the memory at `at`, which C must own.
     pub(crate) fn own(at: usize, handle: &'h Handle) -> Result<Self, Error> {
         Self::take(at, handle, |place| match place {
-            Place::Own(_) => Ok(()),
+            LeaseState::Own(_) => Ok(()),
             _ => Err(Error::Busy),
         })
     }
 
-    /// What the daemon has by the connection, of those that `is_it` says.
+    /// Leases the memory at `at`, which the daemon must hold for the connection and for a purpose that
+    /// `is_it` accepts.
     pub(crate) fn held(
         at: usize,
         handle: &'h Handle,
-        is_it: impl FnOnce(&Held) -> bool,
+        is_it: impl FnOnce(&LeasePurpose) -> bool,
     ) -> Result<Self, Error> {
         Self::take(at, handle, |place| match place {
-            Place::Held(id, held) if *id == handle.id() && is_it(held) => Ok(()),
-            Place::InUse => Err(Error::Busy),
-            _ => Err(Error::Invalid("not memory that the daemon has for that")),
+            LeaseState::LeasePurpose(id, held) if *id == handle.id() && is_it(held) => Ok(()),
+            LeaseState::InUse => Err(Error::Busy),
+            _ => Err(Error::Invalid("the daemon does not hold it for that")),
         })
     }
 
     fn take(
         at: usize,
         handle: &'h Handle,
-        may: impl FnOnce(&Place) -> Result<(), Error>,
+        may: impl FnOnce(&LeaseState) -> Result<(), Error>,
     ) -> Result<Self, Error> {
         let mut places = locked(&PLACES);
         let place = places.get_mut(&at);
-        let place = place.ok_or(Error::Invalid("no memory of hw_alloc's"))?;
+        let place = place.ok_or(Error::Invalid("not memory from hw_alloc"))?;
         may(place)?;
-        let (memory, held) = match mem::replace(place, Place::InUse) {
-            Place::Own(memory) => (Some(memory), None),
-            Place::Held(_, held) => (None, Some(held)),
-            Place::InUse | Place::Lost => (None, None),
+        let (memory, held) = match mem::replace(place, LeaseState::InUse) {
+            LeaseState::Own(memory) => (Some(memory), None),
+            LeaseState::LeasePurpose(_, held) => (None, Some(held)),
+            LeaseState::InUse | LeaseState::Lost => (None, None),
         };
         Ok(Self {
             at,
@@ -88,30 +89,33 @@ impl<'h> Lease<'h> {
         })
     }
 
-    /// The daemon has it now.
-    pub(crate) fn hold(&mut self, held: Held) {
+    /// Records that the daemon holds the memory now.
+    pub(crate) fn hold(&mut self, held: LeasePurpose) {
         self.held = Some(held);
     }
 
-    /// Tries to have it back.
+    /// Tries to take the memory back from the daemon.
     fn settle(&mut self, link: &mut Link) -> Result<(), Error> {
         let stream = link.stream()?;
         let Some(held) = self.held.take() else {
             return Ok(());
         };
         let (back, error) = match held {
-            Held::Loan(loan) => match stream.reclaim(loan) {
+            LeasePurpose::Loan(loan) => match stream.reclaim(loan) {
                 Ok(memory) => (Ok(memory), None),
-                Err(left) => (Err(Held::Loan(left.loan)), Some(left.error)),
+                Err(left) => (Err(LeasePurpose::Loan(left.loan)), Some(left.error)),
             },
-            Held::Export(export) => match stream.revoke(export) {
+            LeasePurpose::Export(export) => match stream.revoke(export) {
                 Ok(memory) => (Ok(memory), None),
-                Err(left) => (Err(Held::Export(left.export)), Some(left.error)),
+                Err(left) => (Err(LeasePurpose::Export(left.export)), Some(left.error)),
             },
-            Held::Operating(mut operating) => {
+            LeasePurpose::Operating(mut operating) => {
                 let finished = stream.finish(&mut operating);
                 let memory = operating.take_memory();
-                (memory.ok_or(Held::Operating(operating)), finished.err())
+                (
+                    memory.ok_or(LeasePurpose::Operating(operating)),
+                    finished.err(),
+                )
             }
         };
         match back {
@@ -121,12 +125,12 @@ impl<'h> Lease<'h> {
         error.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Waits until it is C's again. What becomes of an operation is said where that is an error.
-    pub(crate) fn back(&mut self, waits: Waits) -> Result<(), Error> {
+    /// Waits until C owns the memory again. If an operation failed, returns its error.
+    pub(crate) fn back(&mut self, waits: WaitMode) -> Result<(), Error> {
         let connection = self.handle.made(waits)?;
         let way = match self.held {
-            Some(Held::Export(_)) => Way::Answer,
-            _ => Way::Out,
+            Some(LeasePurpose::Export(_)) => WaitFor::Answer,
+            _ => WaitFor::Out,
         };
         self.handle
             .wait(way, waits, || connection.sending(|link| self.settle(link)))
@@ -137,47 +141,50 @@ impl Drop for Lease<'_> {
     fn drop(&mut self) {
         let (memory, held) = (self.memory.take(), self.held.take());
         let mut places = locked(&PLACES);
-        // Seen with the lock: who closes the connection looks for what it has after that.
+        // Read the flag under the lock. `hw_close` sets it before it takes the lock, so either this sees the
+        // flag, or `abandon` finds the memory.
         let held = held.filter(|_| !self.handle.is_closed());
         let place = match (memory, held) {
-            (Some(memory), _) => Place::Own(memory),
-            (None, Some(held)) => Place::Held(self.handle.id(), held),
-            (None, None) => Place::Lost,
+            (Some(memory), _) => LeaseState::Own(memory),
+            (None, Some(held)) => LeaseState::LeasePurpose(self.handle.id(), held),
+            (None, None) => LeaseState::Lost,
         };
         places.insert(self.at, place);
     }
 }
 
-/// Memory for C: its address.
+/// Allocates memory for C, and returns its address.
 pub(crate) fn alloc(len: usize) -> Result<usize, Error> {
     if len == 0 {
-        return Err(Error::Invalid("memory of no length"));
+        return Err(Error::Invalid("len is 0; it must be at least 1"));
     }
     let too_much = || ServiceError::Refused(headworks::service::Refusal::Memory);
     let len = u32::try_from(len).map_err(|_| too_much())?;
     let mut memory = library::service()?.alloc(len)?;
     let at = memory.as_mut_ptr() as usize;
-    locked(&PLACES).insert(at, Place::Own(memory));
+    locked(&PLACES).insert(at, LeaseState::Own(memory));
     Ok(at)
 }
 
-/// C has no use for memory any more.
+/// Frees memory of C.
 pub(crate) fn free(at: usize) -> Result<(), Error> {
     let mut places = locked(&PLACES);
     let freed = match places.get(&at) {
-        None => return Err(Error::Invalid("no memory of hw_alloc's")),
-        Some(Place::InUse | Place::Held(..)) => return Err(Error::Busy),
-        Some(Place::Own(_) | Place::Lost) => places.remove(&at),
+        None => return Err(Error::Invalid("not memory from hw_alloc")),
+        Some(LeaseState::InUse | LeaseState::LeasePurpose(..)) => return Err(Error::Busy),
+        Some(LeaseState::Own(_) | LeaseState::Lost) => places.remove(&at),
     };
-    // The daemon is told without the lock.
+    // Dropping the memory tells the daemon; the lock is not held for that.
     drop(places);
     drop(freed);
     Ok(())
 }
 
-/// A connection is closed: what it has of C's memory comes back now or never.
+/// Takes back C's memory that the daemon holds for a connection that is closed. Memory that is not back now
+/// is lost.
 pub(crate) fn abandon(handle: &Handle) {
-    let is_its = |place: &Place| matches!(place, Place::Held(id, _) if *id == handle.id());
+    let is_its =
+        |place: &LeaseState| matches!(place, LeaseState::LeasePurpose(id, _) if *id == handle.id());
     let places = locked(&PLACES);
     let its = places.iter().filter(|(_, place)| is_its(place));
     let its: Vec<usize> = its.map(|(at, _)| *at).collect();
@@ -186,13 +193,13 @@ pub(crate) fn abandon(handle: &Handle) {
         let Ok(mut lease) = Lease::held(at, handle, |_| true) else {
             continue;
         };
-        // What is not back by now is lost: dropped, it is held by what is closed.
-        let _ = lease.back(Waits::Never);
+        // If it is not back yet, dropping the lease marks it as lost, because the handle is closed.
+        let _ = lease.back(WaitMode::Never);
     }
 }
 
-/// Sends memory from where it is.
-pub(crate) fn lend(handle: &Handle, at: usize, len: usize, waits: Waits) -> Result<(), Error> {
+/// Sends memory in place.
+pub(crate) fn lend(handle: &Handle, at: usize, len: usize, waits: WaitMode) -> Result<(), Error> {
     let connection = handle.made(waits)?;
     let mut lease = Lease::own(at, handle)?;
     if len == 0
@@ -201,11 +208,11 @@ pub(crate) fn lend(handle: &Handle, at: usize, len: usize, waits: Waits) -> Resu
             .as_ref()
             .is_none_or(|memory| len > memory.len())
     {
-        return Err(Error::Invalid("the memory has not as many bytes, or none"));
+        return Err(Error::Invalid("len is 0, or exceeds the memory"));
     }
-    let loan = handle.wait(Way::Out, waits, || {
+    let loan = handle.wait(WaitFor::Out, waits, || {
         connection.sending(|link| Ok(link.stream()?.lend_from(&mut lease.memory, len)?))
     })?;
-    lease.hold(Held::Loan(loan));
+    lease.hold(LeasePurpose::Loan(loan));
     Ok(())
 }

@@ -1,22 +1,22 @@
-//! Streams through the daemon of this host, for C: the functions of `include/headworks.h`.
+//! C interface to streams through the daemon of this host: the functions of `include/headworks.h`.
 //!
 //! # Map
 //!
 //! | module | what |
 //! |---|---|
-//! | `exports` | the functions that C calls, each a thin shell; unsafe: it believes the pointers that C hands it |
-//! | `raw` | what of the system's own C interface is needed; unsafe |
-//! | `library` | what all calls have in common: the service, the process, what becomes of panics |
-//! | `error` | what can go wrong, and its `errno` |
+//! | `exports` | the functions that C calls, each a thin wrapper; unsafe: it trusts the pointers that C passes |
+//! | `raw` | the parts of the system's C interface that are needed; unsafe |
+//! | `library` | shared by all calls: the service, fork detection, catching of panics |
+//! | `error` | errors, and the `errno` of each |
 //! | `handle` | descriptors and what they stand for; waiting |
-//! | `connection` | streams, ports that others connect to |
-//! | `sockets` | messages from and to many |
-//! | `lease` | memory that C has the address of, and who has it |
-//! | `remote` | memory of the other end's |
+//! | `connection` | streams, and ports that listen for them |
+//! | `sockets` | sockets for messages |
+//! | `lease` | memory that C has the address of, and who owns it |
+//! | `remote` | operations on memory of the peer |
 //!
-//! No call of the service's waits here: each is tried, with nothing but the connection's lock held, and tried again once
-//! the descriptor is ready. So one thread may receive while another sends, and who closes a descriptor wakes those who
-//! wait for it.
+//! No call of the service blocks here. Each is tried while only the connection's lock is held, and tried
+//! again once the descriptor is ready. So one thread may receive while another sends, and a thread that
+//! closes a descriptor wakes the threads that wait for it.
 #![deny(unsafe_code)]
 
 mod connection;

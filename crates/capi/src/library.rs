@@ -1,4 +1,4 @@
-//! What all calls have in common.
+//! State and code that all calls share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -11,21 +11,21 @@ use crate::error::{Error, remember};
 use crate::handle::locked;
 use crate::raw;
 
-/// The daemons that are attached to.
-static ATTACHED: Mutex<Attached> = Mutex::new(Attached {
+/// Daemons that this process is attached to.
+static ATTACHED: Mutex<AttachedService> = Mutex::new(AttachedService {
     current: None,
     known: Vec::new(),
 });
 
-struct Attached {
-    /// What new connections go through, and what this program is called there.
+struct AttachedService {
+    /// The service that new connections use, and the name of this program there.
     current: Option<(Service, String)>,
-    /// All of them, to be found when they are named again, until they are gone.
+    /// All services that are not gone, so that attaching to a daemon again finds its service.
     known: Vec<Service>,
 }
 
-impl Attached {
-    /// What is asked for from now on goes through that one.
+impl AttachedService {
+    /// Makes `service` the one that new connections use.
     fn use_from_now_on(&mut self, service: Service, name: &str) -> Service {
         let is_known = |known: &Service| known.socket() == service.socket();
         if !self.known.iter().any(is_known) {
@@ -35,7 +35,7 @@ impl Attached {
         service
     }
 
-    /// Who has gone is not found any more.
+    /// Drops services whose daemon is gone.
     fn forget_the_gone(&mut self) {
         self.known.retain(|service| !service.is_gone());
     }
@@ -44,11 +44,12 @@ impl Attached {
 /// Whether this process was forked from one that had used a daemon.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
-/// A call of C's: what goes wrong is in `errno` and `hw_strerror` afterwards, a panic too, and `failed` is its result.
+/// Runs a call of C. On an error or a panic, sets `errno` and the text of `hw_strerror`, and returns
+/// `failed`.
 pub(crate) fn call<T>(failed: T, body: impl FnOnce() -> Result<T, Error>) -> T {
     let guarded = catch_unwind(AssertUnwindSafe(|| {
-        // Nothing here may be touched: another thread may have been changing it when this process was forked, and what
-        // the daemon is told it takes for the parent's word.
+        // In a forked child nothing here may be touched. Another thread may have been changing it during the
+        // fork, and the daemon would take the child's messages for the parent's.
         if IS_FORKED.load(Ordering::Relaxed) {
             return Err(Error::Forked);
         }
@@ -68,8 +69,8 @@ extern "C" fn is_forked() {
     IS_FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Attaches to the daemon at `path`, for what is asked for from now on. One that is attached to is not again, so that
-/// memory and connections that were made before and after belong together.
+/// Attaches to the daemon at `path`, for new connections. A daemon that is already attached is not attached
+/// again, so that memory and connections made before and after belong together.
 pub(crate) fn attach(path: &Path, name: &str) -> Result<(), Error> {
     watch_forks();
     let mut attached = locked(&ATTACHED);
@@ -83,7 +84,8 @@ pub(crate) fn attach(path: &Path, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The daemon, which is attached to if none was, and again if it has gone: it may have come back.
+/// The service for new connections. Attaches if no daemon is attached, and again if the daemon is gone,
+/// because it may have restarted.
 pub(crate) fn service() -> Result<Service, Error> {
     let mut attached = locked(&ATTACHED);
     let (opened, name) = match &attached.current {
@@ -104,7 +106,7 @@ fn watch_forks() {
     WATCHED.call_once(|| raw::at_fork_in_child(is_forked));
 }
 
-/// What this program is called in the daemon's log.
+/// Default name of this program in the daemon's log.
 pub(crate) fn name() -> String {
     let program = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default();

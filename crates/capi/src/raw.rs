@@ -1,4 +1,4 @@
-//! What of the system's own C interface is needed, and the addresses that C hands over.
+//! The parts of the system's C interface that are needed, and conversion of C's socket addresses.
 #![allow(unsafe_code, reason = "errno, fork handlers and addresses are C's own")]
 
 use std::ffi::c_int;
@@ -11,34 +11,35 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use crate::error::Error;
 use crate::handle::Handle;
 
-/// The calling thread's `errno` is this from now on.
+/// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: it is the address of the thread's own `errno`, which nobody else uses.
+    // SAFETY: the pointer is to the thread's own `errno`, which no other thread uses.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Calls `handler` in every child that this process forks from now on. There it is the only thread, and another may
-/// have been anywhere: `handler` may do no more than store to an atomic.
+/// Registers `handler` to be called in every child that this process forks from now on. The child has only
+/// one thread, and the fork may have interrupted the others anywhere: `handler` may only store to an atomic.
 pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
-    // SAFETY: the function takes nothing and gives nothing, as it is to be. Without memory for it nothing is called.
+    // SAFETY: the handler takes and returns nothing, as required. If memory is short, no handler is
+    // registered.
     let _ = unsafe { libc::pthread_atfork(None, None, Some(handler)) };
 }
 
 impl AsFd for Handle {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is that of the stream or listener inside, which stays there for as long as the handle
-        // is borrowed.
+        // SAFETY: the descriptor belongs to the stream, listener or socket inside, which stays open for as
+        // long as the handle is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.number()) }
     }
 }
 
-/// The address at `at`, of `len` bytes.
+/// Reads the address of `len` bytes at `at`.
 ///
 /// # Safety
 ///
-/// There are as many bytes, or it is null.
+/// `at` is null or points to `len` readable bytes.
 pub(crate) unsafe fn address(at: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Error> {
-    const SHORT: Error = Error::Invalid("the length of the address is not that of its kind");
+    const SHORT: Error = Error::Invalid("the length of the address is too short for its family");
     let len = len as usize;
     if at.is_null() {
         return Err(Error::Null);
@@ -46,18 +47,18 @@ pub(crate) unsafe fn address(at: *const sockaddr, len: socklen_t) -> Result<Sock
     if len < size_of::<libc::sa_family_t>() {
         return Err(SHORT);
     }
-    // SAFETY: the caller says that there are as many bytes. Both kinds begin with the family, as any address does.
+    // SAFETY: the caller guarantees `len` bytes, which suffice. Every address begins with its family.
     let family = unsafe { at.cast::<libc::sa_family_t>().read_unaligned() };
     match c_int::from(family) {
         libc::AF_INET if len >= size_of::<sockaddr_in>() => {
-            // SAFETY: there are as many bytes, and any bytes are one.
+            // SAFETY: there are enough bytes, and any bytes form a valid `sockaddr_in`.
             let ip4 = unsafe { at.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(ip4.sin_addr.s_addr));
             let port = u16::from_be(ip4.sin_port);
             Ok(SocketAddrV4::new(ip, port).into())
         }
         libc::AF_INET6 if len >= size_of::<sockaddr_in6>() => {
-            // SAFETY: there are as many bytes, and any bytes are one.
+            // SAFETY: there are enough bytes, and any bytes form a valid `sockaddr_in6`.
             let ip6 = unsafe { at.cast::<sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(ip6.sin6_addr.s6_addr);
             let port = u16::from_be(ip6.sin6_port);
@@ -68,11 +69,12 @@ pub(crate) unsafe fn address(at: *const sockaddr, len: socklen_t) -> Result<Sock
     }
 }
 
-/// Writes as much of an address as there is room for, and how much there is of it, as getsockname(2) does.
+/// Writes as much of an address as there is room for, and sets `*len` to its full length, as getsockname(2)
+/// does.
 ///
 /// # Safety
 ///
-/// `len` can be read and written, and there is room for as many bytes at `at`.
+/// `len` is valid for reads and writes, and `at` for a write of `*len` bytes.
 pub(crate) unsafe fn put_address(address: SocketAddr, at: *mut sockaddr, len: *mut socklen_t) {
     let mut ip4 = sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
@@ -97,7 +99,8 @@ pub(crate) unsafe fn put_address(address: SocketAddr, at: *mut sockaddr, len: *m
             ((&raw const ip6).cast::<u8>(), size_of::<sockaddr_in6>())
         }
     };
-    // SAFETY: `from` has `has` bytes and is nobody else's; of the rest the caller says what is needed.
+    // SAFETY: `from` points to `has` bytes of a local variable. The caller guarantees `*len` bytes at `at`,
+    // and that `len` is valid for reads and writes.
     unsafe {
         let room = len.read_unaligned() as usize;
         std::ptr::copy_nonoverlapping(from, at.cast::<u8>(), has.min(room));

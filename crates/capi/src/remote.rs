@@ -1,48 +1,49 @@
-//! Memory of the other end's.
+//! Operations on memory of the peer.
 
 use headworks::service::{RemoteOperation, Rights, ServiceError, Stream};
 
 use crate::connection::{Connection, Link};
 use crate::error::Error;
-use crate::handle::{Handle, Waits, Way};
-use crate::lease::{Held, Lease};
+use crate::handle::{Handle, WaitFor, WaitMode};
+use crate::lease::{Lease, LeasePurpose};
 
-/// Lets the other end use memory; what both call it.
+/// Exports memory to the peer. Returns the number of the export at both ends.
 pub(crate) fn export(handle: &Handle, at: usize, rights: Rights) -> Result<u32, Error> {
-    let connection = handle.made(Waits::AsSet)?;
+    let connection = handle.made(WaitMode::AsSet)?;
     let mut lease = Lease::own(at, handle)?;
     let export =
         connection.sending(|link| Ok(link.stream()?.export_from(&mut lease.memory, rights)?))?;
     let window = export.window();
-    lease.hold(Held::Export(export));
+    lease.hold(LeasePurpose::Export(export));
     Ok(window)
 }
 
-/// Which way bytes are copied.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copied {
+pub(crate) enum CopyDirection {
     /// From the other end's memory.
     Here,
-    /// To it.
+    /// To the other end's memory.
     There,
 }
 
-/// What a copy is of.
+/// Arguments of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
-    pub(crate) copied: Copied,
+    pub(crate) copied: CopyDirection,
     pub(crate) window: u32,
-    /// Where in the window it begins.
+    /// Offset in the window at which the copy begins, in bytes.
     pub(crate) at: u64,
-    /// The address of this end's memory.
+    /// Address of this end's memory.
     pub(crate) memory: usize,
 }
 
-/// Copies as many bytes as the memory of this end has; says how many. It is only begun if `only_begins`.
+/// Copies as many bytes as this end's memory has, and returns their number. If `only_begins`, returns once
+/// the copy has begun.
 pub(crate) fn copy(
     handle: &Handle,
     copy: Copy,
-    waits: Waits,
+    waits: WaitMode,
     only_begins: bool,
 ) -> Result<usize, Error> {
     let connection = handle.made(waits)?;
@@ -50,25 +51,25 @@ pub(crate) fn copy(
     let len = lease.memory.as_ref().map_or(0, |memory| memory.len());
     let Copy { window, at, .. } = copy;
     let operating = begin(handle, connection, waits, |stream| match copy.copied {
-        Copied::Here => stream.read_start_from(window, at, &mut lease.memory),
-        Copied::There => stream.write_start_from(window, at, &mut lease.memory),
+        CopyDirection::Here => stream.read_start_from(window, at, &mut lease.memory),
+        CopyDirection::There => stream.write_start_from(window, at, &mut lease.memory),
     })?;
-    lease.hold(Held::Operating(operating));
+    lease.hold(LeasePurpose::Operating(operating));
     if !only_begins {
-        lease.back(Waits::Always)?;
+        lease.back(WaitMode::Always)?;
     }
     Ok(len)
 }
 
-/// Changes a word of the other end's memory; the word as it was.
+/// Changes a word of the peer's memory with an atomic operation. Returns the previous value.
 pub(crate) fn change(
     handle: &Handle,
-    waits: Waits,
+    waits: WaitMode,
     start: impl FnMut(&mut Stream) -> Result<RemoteOperation, ServiceError>,
 ) -> Result<u64, Error> {
     let connection = handle.made(waits)?;
     let mut operating = begin(handle, connection, waits, start)?;
-    let finished = handle.wait(Way::Out, Waits::Always, || {
+    let finished = handle.wait(WaitFor::Out, WaitMode::Always, || {
         connection.sending(|link| Ok(link.stream()?.finish(&mut operating)?))
     });
     let is_over = matches!(
@@ -87,10 +88,10 @@ pub(crate) fn change(
 fn begin(
     handle: &Handle,
     connection: &Connection,
-    waits: Waits,
+    waits: WaitMode,
     mut start: impl FnMut(&mut Stream) -> Result<RemoteOperation, ServiceError>,
 ) -> Result<RemoteOperation, Error> {
-    handle.wait(Way::Out, waits, || {
+    handle.wait(WaitFor::Out, waits, || {
         connection.sending(|link| {
             reap(link)?;
             Ok(start(link.stream()?)?)
@@ -98,11 +99,11 @@ fn begin(
     })
 }
 
-/// Finishes operations that nobody waits for, where they are over.
+/// Finishes orphaned operations that are over.
 fn reap(link: &mut Link) -> Result<(), Error> {
     for mut orphan in std::mem::take(&mut link.orphans) {
         match orphan.is_over() {
-            // What became of it, nobody asks any more.
+            // No call waits for this operation any more, so its outcome is dropped.
             true => drop(link.stream()?.finish(&mut orphan)),
             false => link.orphans.push(orphan),
         }

@@ -1,4 +1,4 @@
-//! Sockets for messages, from and to many.
+//! Sockets for messages.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -7,18 +7,18 @@ use std::sync::Mutex;
 use headworks::service::Datagrams;
 
 use crate::error::{Error, system};
-use crate::handle::{Handle, Kind, Waits, Way, locked};
+use crate::handle::{Handle, Kind, WaitFor, WaitMode, locked};
 use crate::library;
 
-/// A port that messages are sent from and come to, which blocks nobody.
+/// A port that sends and receives messages. No call on it blocks.
 pub(crate) struct Socket {
     datagrams: Mutex<Datagrams>,
-    /// Readable when it may be tried again to send.
+    /// Readable when a send that found no room may succeed.
     room: OwnedFd,
 }
 
 impl Socket {
-    /// Where it is: the daemon's address is not known here.
+    /// The address of the port. Its IP address is unspecified: the daemon's address is not known here.
     pub(crate) fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::UNSPECIFIED, locked(&self.datagrams).port()))
     }
@@ -28,7 +28,7 @@ impl Socket {
     }
 }
 
-/// Has messages come to a port of this host's.
+/// Binds a socket for messages to a port of this host.
 pub(crate) fn bind(at: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error> {
     if !at.ip().is_unspecified() {
         return Err(Error::Elsewhere);
@@ -53,45 +53,54 @@ impl Handle {
         }
     }
 
-    /// Sends a message; where it waits, until all of it is on its way.
-    pub(crate) fn send_to(&self, bytes: &[u8], to: SocketAddr, waits: Waits) -> Result<(), Error> {
+    /// Sends a message. If the call may wait, it waits until the whole message is on its way.
+    pub(crate) fn send_to(
+        &self,
+        bytes: &[u8],
+        to: SocketAddr,
+        waits: WaitMode,
+    ) -> Result<(), Error> {
         let socket = self.socket()?;
-        self.wait(Way::Room, waits, || {
+        self.wait(WaitFor::Room, waits, || {
             Ok(locked(&socket.datagrams).send_to(bytes, to)?)
         })?;
-        // Nothing is lost of what is accepted: whoever does not wait has it sent by later calls. What is for others is no
-        // affair of this call's.
+        // An accepted message is never lost: if this call may not wait, later calls send the rest. This call
+        // flushes only messages to `to`.
         let flush = || Ok(locked(&socket.datagrams).flush_to(to)?);
-        match self.wait(Way::Room, waits, flush) {
+        match self.wait(WaitFor::Room, waits, flush) {
             Err(error) if error.would_block() => Ok(()),
             done => done,
         }
     }
 
-    /// Receives a message, as much of it as fits; how much, and where from.
+    /// Receives a message, as much of it as fits. Returns the number of bytes received, and the sender's
+    /// address.
     pub(crate) fn recv_from(
         &self,
         into: &mut [u8],
-        waits: Waits,
+        waits: WaitMode,
     ) -> Result<(usize, SocketAddr), Error> {
         let socket = self.socket()?;
-        self.wait(Way::In, waits, || {
+        self.wait(WaitFor::In, waits, || {
             let (len, from) = locked(&socket.datagrams).recv_from(into)?;
             Ok((len.min(into.len()), from))
         })
     }
 
-    /// Where a message lies, which stays there until it is released.
-    pub(crate) fn show_from(&self, waits: Waits) -> Result<(*const u8, usize, SocketAddr), Error> {
+    /// Address, length and sender of a message, which stays in place until it is released.
+    pub(crate) fn show_from(
+        &self,
+        waits: WaitMode,
+    ) -> Result<(*const u8, usize, SocketAddr), Error> {
         let socket = self.socket()?;
-        self.wait(Way::In, waits, || {
+        self.wait(WaitFor::In, waits, || {
             let mut socket = locked(&socket.datagrams);
             let (message, from) = socket.peek_from()?;
             Ok((message.as_ptr(), message.len(), from))
         })
     }
 
-    /// The message that was shown is not needed any more.
+    /// Releases the message that was shown.
     pub(crate) fn release_message(&self) -> Result<(), Error> {
         Ok(locked(&self.socket()?.datagrams).consume()?)
     }

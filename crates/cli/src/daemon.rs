@@ -11,9 +11,9 @@ use anyhow::Context;
 use clap::Args;
 use headworks::daemon::Identity;
 use headworks::daemon::auth::Secret;
-use headworks::daemon::config::{self, DaemonConfig, Log, Metrics, Users};
+use headworks::daemon::config::{self, AllowedUsers, DaemonConfig, LogLevel, Metrics};
 use headworks::daemon::server::notify::Notify;
-use headworks::daemon::server::{DaemonServer, Ended, MetricsAt, ServerConfig};
+use headworks::daemon::server::{DaemonExit, DaemonServer, MetricsAt, ServerConfig};
 use headworks::net::Interrupt;
 use headworks::service;
 use headworks::verbs::{Device, DeviceName, Duration};
@@ -53,7 +53,7 @@ pub(crate) struct Daemon {
     /// Whose applications may attach: own, those of the daemon's own user, or all; each user's share nothing with another's
     /// [default: own]
     #[arg(long, value_name = "WHOSE")]
-    users: Option<Users>,
+    users: Option<AllowedUsers>,
     /// Where metrics can be had in Prometheus's text: the path of a Unix socket, IP:PORT, or off
     /// [default: SOCKET.metrics]
     #[arg(long, value_name = "WHERE")]
@@ -67,7 +67,7 @@ pub(crate) struct Daemon {
     drain: Option<u32>,
     /// How much is said on standard error: error, warn, info, debug or trace; -v and -vv say more, too [default: warn]
     #[arg(long, value_name = "LEVEL")]
-    log: Option<Log>,
+    log: Option<LogLevel>,
     /// Say whether all of this is legal and the device is there, and serve nothing.
     #[arg(long)]
     check: bool,
@@ -160,12 +160,12 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     // After everything that was made from it, so that nothing of it is left in the registry.
     drop(device);
     match ended? {
-        Ended::Drained => Ok(()),
-        Ended::Cut(ends) => {
+        DaemonExit::Drained => Ok(()),
+        DaemonExit::Cut(ends) => {
             journal.tell(format_args!("{ends} ends of connections were reset"));
             Ok(())
         }
-        Ended::Interrupted => Err(exit_status::interrupted()),
+        DaemonExit::Interrupted => Err(exit_status::interrupted()),
     }
 }
 
@@ -228,7 +228,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
     }
     let users = command.users.or(settings.users);
     let drain = command.drain.or(settings.drain_seconds);
-    let log = command.log.or(settings.log).unwrap_or(Log::Warn);
+    let log = command.log.or(settings.log).unwrap_or(LogLevel::Warn);
     Ok(DaemonDevice {
         device,
         shell: ServerConfig {
@@ -239,7 +239,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
             },
             port: command.port.or(settings.port).unwrap_or(PORT),
             socket,
-            is_for_all: users == Some(Users::All),
+            is_for_all: users == Some(AllowedUsers::All),
             metrics,
             drain: Duration::from_secs(drain.unwrap_or(DRAIN_SECONDS).into()),
             daemon: settings.limits,

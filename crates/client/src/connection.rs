@@ -1,30 +1,31 @@
-//! An application's end of a connection: any thread's, without the session. Each direction can be another's.
+//! An application's end of a connection. Any thread may use it, without the session, and each direction may
+//! be used by a thread of its own.
 //!
-//! Methods that change something say whether the daemon sleeps and is to be woken, [`Wake`].
+//! Methods that change shared state return a [`Wake`]: whether the daemon sleeps and the caller must wake it.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
 
 use crate::control_block::{ControlBlock, Status, Transfer};
 use crate::doorbell::Doorbell;
-use crate::egress::{EgressWriter, Lent};
+use crate::egress::{EgressWriter, LendTicket};
 use crate::error::ContractError;
 use crate::ingress::IngressReader;
 use crate::memory::{Extent, Slabs};
 use crate::one_sided::Operation;
 use crate::socket_message::End;
 
-/// Both directions.
+/// Both directions of a connection.
 #[derive(Debug)]
 pub struct Connection {
-    /// What goes to the peer.
-    pub sending: Sending,
-    /// What comes from it.
-    pub receiving: Receiving,
+    /// The direction to the peer.
+    pub sending: SendHalf,
+    /// The direction from the peer.
+    pub receiving: ReceiveHalf,
 }
 
 impl Connection {
-    /// The connection that a daemon has told of.
+    /// The connection that a daemon announced.
     ///
     /// # Errors
     ///
@@ -37,7 +38,7 @@ impl Connection {
     ) -> Result<Self, ContractError> {
         let egress = EgressWriter::new(&slabs, block)?;
         let ingress = IngressReader::new(&slabs, block)?;
-        let known = Known {
+        let known = ConnectionShared {
             handle: end.handle,
             local: end.local,
             peer: end.peer,
@@ -46,15 +47,15 @@ impl Connection {
             block: block.clone(),
         };
         Ok(Self {
-            sending: Sending {
+            sending: SendHalf {
                 known: known.clone(),
                 egress,
             },
-            receiving: Receiving { known, ingress },
+            receiving: ReceiveHalf { known, ingress },
         })
     }
 
-    /// Learns of the memory that the session has got since, for both directions.
+    /// Makes both directions use the slabs that the session has got since.
     pub fn refresh(&mut self, slabs: &Slabs) {
         self.sending.refresh(slabs);
         self.receiving.refresh(slabs);
@@ -62,16 +63,16 @@ impl Connection {
 }
 
 impl Deref for Connection {
-    type Target = Known;
+    type Target = ConnectionShared;
 
-    fn deref(&self) -> &Known {
+    fn deref(&self) -> &ConnectionShared {
         &self.sending
     }
 }
 
-/// What either direction knows of the connection.
+/// State that both directions share.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct ConnectionShared {
     handle: u32,
     local: SocketAddr,
     peer: SocketAddr,
@@ -80,8 +81,8 @@ pub struct Known {
     block: ControlBlock,
 }
 
-impl Known {
-    /// What it is called in the session.
+impl ConnectionShared {
+    /// Handle of the connection in the session.
     pub fn handle(&self) -> u32 {
         self.handle
     }
@@ -96,44 +97,44 @@ impl Known {
         self.peer
     }
 
-    /// Its words, of which a sleeper arms the bell.
+    /// Its control block. A thread that is about to sleep arms an event count in it.
     pub fn block(&self) -> &ControlBlock {
         &self.block
     }
 
-    /// What the daemon says of it as a whole.
+    /// Status of the connection, as the daemon published it.
     pub fn status(&self) -> Status {
         self.block.status()
     }
 
-    /// The memory that it knows of.
+    /// The slabs that this direction knows.
     pub fn slabs(&self) -> &Slabs {
         &self.slabs
     }
 
-    /// Has the daemon look at it once more: whether there is room, for whoever polls.
+    /// Makes the daemon look at the connection again. A thread that polls for room uses it.
     pub fn nudge(&self) -> Wake {
         self.board.touch(self.handle)
     }
 }
 
-/// Whether the daemon sleeps and is to be woken.
+/// Whether the daemon sleeps and the caller must wake it.
 pub type Wake = bool;
 
-/// What both directions are alike in.
+/// Implements what both directions have in common.
 macro_rules! direction {
     ($name:ident) => {
         impl Deref for $name {
-            type Target = Known;
+            type Target = ConnectionShared;
 
-            fn deref(&self) -> &Known {
+            fn deref(&self) -> &ConnectionShared {
                 &self.known
             }
         }
 
         impl $name {
-            /// Learns of the memory that the session has got since: before waiting, and where what has come cannot be
-            /// read before.
+            /// Makes this direction use the slabs that the session has got since. Call it before waiting, and
+            /// when bytes have arrived that cannot be read without a new slab.
             pub fn refresh(&mut self, slabs: &Slabs) {
                 self.known.slabs = slabs.clone();
             }
@@ -141,76 +142,77 @@ macro_rules! direction {
     };
 }
 
-direction!(Sending);
-direction!(Receiving);
+direction!(SendHalf);
+direction!(ReceiveHalf);
 
-/// What goes to the peer.
+/// The direction to the peer.
 #[derive(Debug)]
-pub struct Sending {
-    known: Known,
+pub struct SendHalf {
+    known: ConnectionShared,
     egress: EgressWriter,
 }
 
-impl Sending {
-    /// Copies as many bytes as there is room for; says how many.
+impl SendHalf {
+    /// Copies as many bytes as there is room for, and returns their number.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(usize, Wake), ContractError> {
         let written = self.egress.write(&self.known.slabs, bytes)?;
         Ok((written, written > 0 && self.nudge()))
     }
 
-    /// Has memory of the session sent from where it is; see [`EgressWriter::lend`].
+    /// Asks the daemon to send memory of the session in place; see [`EgressWriter::lend`].
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn lend(&mut self, extent: Extent) -> Result<(Option<Lent>, Wake), ContractError> {
+    /// [`ContractError`]: the daemon broke the contract.
+    pub fn lend(&mut self, extent: Extent) -> Result<(Option<LendTicket>, Wake), ContractError> {
         let lent = self.egress.lend(&self.known.slabs, extent)?;
         Ok((lent, lent.is_some() && self.nudge()))
     }
 
-    /// How its bytes are to be carried, from now on.
+    /// Sets how bytes are carried from now on.
     pub fn set_transfer(&self, transfer: Transfer) {
         self.known.block.set_transfer(transfer);
     }
 
-    /// Whether memory that was lent is the application's again.
+    /// Whether memory that was lent belongs to the application again.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn is_returned(&mut self, lent: Lent) -> Result<bool, ContractError> {
+    /// [`ContractError`]: the daemon broke the contract.
+    pub fn is_returned(&mut self, lent: LendTicket) -> Result<bool, ContractError> {
         self.egress.is_returned(lent)
     }
 
-    /// Hints that something will be sent soon. What belongs to one of thousands of connections is in no cache any more;
-    /// asked for all at once it is there after the time of one line.
+    /// Prefetches what the next send needs. With thousands of connections it is in no cache any more;
+    /// prefetched together, all lines arrive in the time of one.
     #[inline]
     pub fn expect(&self) {
         self.egress.expect();
     }
 
-    /// Asks for a one-sided operation on memory that the other end has exported; see [`EgressWriter::operate`].
+    /// Asks for a one-sided operation on memory that the peer has exported; see [`EgressWriter::operate`].
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn operate(
         &mut self,
         operation: &Operation,
-    ) -> Result<(Option<Lent>, Wake), ContractError> {
+    ) -> Result<(Option<LendTicket>, Wake), ContractError> {
         let asked = self.egress.operate(&self.known.slabs, operation)?;
         Ok((asked, asked.is_some() && self.nudge()))
     }
 
-    /// Ends the stream to the peer; says whether there was room to say so.
+    /// Ends the stream to the peer. Returns whether it is ended: it is not if there is no room for the
+    /// record.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn end(&mut self) -> Result<(bool, Wake), ContractError> {
         let was_ended = self.egress.is_ended();
         let is_ended = self.egress.end(&self.known.slabs)?;
@@ -223,32 +225,34 @@ impl Sending {
     }
 }
 
-/// What [`Receiving::recv`] found.
+/// Result of [`ReceiveHalf::recv`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many bytes, at least one, or none where none were wanted.
+    /// Number of bytes copied. At least 1, or 0 if the caller's buffer is empty.
     Bytes(usize),
-    /// Nothing yet; or nothing before the next packet from the daemon, see [`Receiving::awaits_slab`].
+    /// Nothing has arrived, or it lies in a slab that has not: see [`ReceiveHalf::awaits_slab`].
     Nothing,
     /// The stream has ended.
     Ended,
 }
 
-/// What comes from the peer.
+/// The direction from the peer.
 #[derive(Debug)]
-pub struct Receiving {
-    known: Known,
+pub struct ReceiveHalf {
+    known: ConnectionShared,
     ingress: IngressReader,
 }
 
-impl Receiving {
-    /// Copies as many bytes as have come and fit. What came before a reset can still be received.
+impl ReceiveHalf {
+    /// Copies as many bytes as have arrived and as fit. Bytes that arrived before a reset can still be
+    /// received.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn recv(&mut self, into: &mut [u8]) -> Result<(Received, Wake), ContractError> {
-        // Before it is looked what there is: the end is said after the last byte.
+        // Read the status before the last look for bytes: the daemon publishes the end after the last byte,
+        // so that no byte is missed.
         let is_empty =
             self.ingress.available(&self.known.slabs)? == 0 && !self.ingress.awaits_slab();
         let is_ended = is_empty && self.status().is_ended;
@@ -263,21 +267,22 @@ impl Receiving {
         Ok((received, wake))
     }
 
-    /// Whether what has come can be read only once a packet from the daemon has, which is on its way.
+    /// Whether the next bytes can be read only after the session has read a packet from the daemon, which has
+    /// been sent.
     pub fn awaits_slab(&self) -> bool {
         self.ingress.awaits_slab()
     }
 
-    /// Where the next bytes are, as many as there are without a break.
+    /// Memory of the next bytes, as many as lie there without a break.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn peek(&mut self) -> Result<Extent, ContractError> {
         self.ingress.peek(&self.known.slabs)
     }
 
-    /// Gives bytes back that were peeked at.
+    /// Consumes bytes that were peeked at.
     pub fn consume(&mut self, bytes: u64) -> Wake {
         self.ingress.consume(bytes);
         self.ingress.is_to_tell() && self.nudge()

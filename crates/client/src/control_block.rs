@@ -1,21 +1,21 @@
-//! The words of a connection that an application and its daemon share, and where each is.
+//! Control block: the words that an application and its daemon share for one connection, and their layout.
 //!
-//! | bytes | written by | what |
+//! | offset | written by | what |
 //! |---|---|---|
-//! | 0 | application | tail of the egress ring: bytes of records written, ever |
+//! | 0 | application | tail of the egress ring: total bytes of records written |
 //! | 8 | application | how it wants its bytes carried ([`Transfer`]) |
-//! | 64 | daemon | head of the egress ring: bytes of records that the daemon needs no more |
-//! | 128 | daemon | tail of the ingress ring: bytes of the stream that have come |
-//! | 136 | daemon | status: the stream's end, a reset and why ([`Status`]) |
-//! | 144 | daemon | how many ingress rings there have been |
-//! | 152 | daemon | how many egress rings there have been |
-//! | 192 | application | head of the ingress ring: bytes of the stream that were consumed |
-//! | 256 | both | the application's bells: armed by it, rung by the daemon: something has come, or the connection has ended |
-//! | 264 | both | there is room for more |
-//! | 320 | daemon | two places of 24 bytes: ingress rings, the latest and the one before |
-//! | 384 | daemon | the same of egress rings |
+//! | 64 | daemon | head of the egress ring: total bytes of records that the daemon no longer needs |
+//! | 128 | daemon | tail of the ingress ring: total bytes of the stream that have arrived |
+//! | 136 | daemon | status: end of the stream, and the reason of a reset ([`Status`]) |
+//! | 144 | daemon | number of the latest ingress ring |
+//! | 152 | daemon | number of the latest egress ring |
+//! | 192 | application | head of the ingress ring: total bytes of the stream that the application consumed |
+//! | 256 | both | event count: armed by the application, notified by the daemon on data or a new status |
+//! | 264 | both | event count: armed by the application, notified by the daemon when there is room |
+//! | 320 | daemon | two entries of 24 bytes: the latest ingress ring and the one before |
+//! | 384 | daemon | two entries of 24 bytes: the latest egress ring and the one before |
 //!
-//! What is written on one side only shares a line with nothing that the other side writes often.
+//! Words that only one side writes share no cache line with words that the other side writes often.
 
 use std::sync::atomic::Ordering;
 
@@ -25,7 +25,7 @@ use headworks_shm::{EventCount, View};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
 
-/// Bytes of a connection's words.
+/// Bytes of a control block.
 pub const BLOCK_BYTES: u32 = 512;
 
 const EGRESS_TAIL: usize = 0;
@@ -41,16 +41,16 @@ const ROOM_BELL: usize = 264;
 const INGRESS_PLACES: usize = 320;
 const EGRESS_PLACES: usize = 384;
 
-/// Which way a stream runs, seen from the application.
+/// Direction of a stream, seen from the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the application to the daemon.
     Egress,
     /// From the daemon to the application.
     Ingress,
 }
 
-/// A connection's words.
+/// A connection's control block.
 #[derive(Clone, Debug)]
 pub struct ControlBlock {
     view: View,
@@ -58,13 +58,13 @@ pub struct ControlBlock {
 }
 
 impl ControlBlock {
-    /// The words at `extent`.
+    /// The control block at `extent`.
     ///
     /// # Errors
     ///
     /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
     pub fn at(slabs: &Slabs, extent: Extent) -> Result<Self, ContractError> {
-        // On a line's boundary: what the two sides write would share lines otherwise.
+        // Aligned to a cache line: otherwise words of the two sides would share lines.
         if extent.len != BLOCK_BYTES || !extent.offset.is_multiple_of(64) {
             return Err(ContractError::ControlBlock);
         }
@@ -75,13 +75,13 @@ impl ControlBlock {
         Ok(Self { view, status })
     }
 
-    /// All zero: for the daemon, before the application knows of it.
+    /// Sets all words to zero: for the daemon, before it tells the application of the block.
     pub fn clear(&self) {
         let zeros = [0; BLOCK_BYTES as usize];
-        self.view.write(0, &zeros).expect("as long as a block");
+        self.view.write(0, &zeros).expect("fills the block");
     }
 
-    /// Hints that these words will be used soon, all but the places of rings.
+    /// Prefetches the words, except the entries of rings: they will be used soon.
     #[inline]
     pub fn expect(&self) {
         for offset in (EGRESS_TAIL..INGRESS_PLACES).step_by(64) {
@@ -90,93 +90,93 @@ impl ControlBlock {
     }
 
     fn cursor(&self, offset: usize) -> CursorRef {
-        self.view.cursor_ref(offset).expect("in a block")
+        self.view.cursor_ref(offset).expect("within the block")
     }
 
     fn word(&self, offset: usize) -> WordRef {
-        self.view.word_ref(offset).expect("in a block")
+        self.view.word_ref(offset).expect("within the block")
     }
 
-    pub(crate) fn tail(&self, way: Way) -> CursorRef {
+    pub(crate) fn tail(&self, way: Direction) -> CursorRef {
         self.cursor(match way {
-            Way::Egress => EGRESS_TAIL,
-            Way::Ingress => INGRESS_TAIL,
+            Direction::Egress => EGRESS_TAIL,
+            Direction::Ingress => INGRESS_TAIL,
         })
     }
 
-    pub(crate) fn head(&self, way: Way) -> CursorRef {
+    pub(crate) fn head(&self, way: Direction) -> CursorRef {
         self.cursor(match way {
-            Way::Egress => EGRESS_HEAD,
-            Way::Ingress => INGRESS_HEAD,
+            Direction::Egress => EGRESS_HEAD,
+            Direction::Ingress => INGRESS_HEAD,
         })
     }
 
-    pub(crate) fn rings(&self, way: Way) -> WordRef {
+    pub(crate) fn rings(&self, way: Direction) -> WordRef {
         self.word(match way {
-            Way::Egress => EGRESS_RINGS,
-            Way::Ingress => INGRESS_RINGS,
+            Direction::Egress => EGRESS_RINGS,
+            Direction::Ingress => INGRESS_RINGS,
         })
     }
 
-    /// How the application wants its bytes carried. What is none is [`Transfer::Any`].
+    /// How the application wants its bytes carried. An unknown value counts as [`Transfer::Any`].
     pub fn transfer(&self) -> Transfer {
         let code = self.word(TRANSFER).load(Ordering::Relaxed);
         let known = Transfer::ALL.into_iter().find(|one| *one as u64 == code);
         known.unwrap_or_default()
     }
 
-    /// For the application: from now on, or from what the daemon has not sent yet.
+    /// For the application: sets how bytes are carried that the daemon has not sent yet, and all later ones.
     pub fn set_transfer(&self, transfer: Transfer) {
         self.word(TRANSFER)
             .store(transfer as u64, Ordering::Relaxed);
     }
 
-    /// What waits at the application's end for something to come is woken by: armed before it sleeps, rung after
-    /// something has, or after the status has changed.
+    /// Event count that wakes the application when data arrives or the status changes. The application arms
+    /// it before it sleeps; the daemon notifies it after the change.
     pub fn bell(&self) -> &EventCount {
-        self.view.event_count(BELL).expect("in a block")
+        self.view.event_count(BELL).expect("within the block")
     }
 
-    /// The same of what waits for room, in the egress ring or in the next one.
+    /// Event count that wakes the application when there is room, in the egress ring or in the next one.
     pub fn room_bell(&self) -> &EventCount {
-        self.view.event_count(ROOM_BELL).expect("in a block")
+        self.view.event_count(ROOM_BELL).expect("within the block")
     }
 
-    /// What the daemon says of the connection as a whole.
+    /// The status that the daemon last wrote.
     pub fn status(&self) -> Status {
         // Pairs with the store in `set_status`.
         Status::from_bits(self.status.load(Ordering::Acquire))
     }
 
-    /// For the daemon: says it.
+    /// For the daemon: writes the status.
     pub fn set_status(&self, status: Status) {
         self.status.store(status.bits(), Ordering::Release);
     }
 
-    fn place(way: Way, number: u64) -> usize {
+    fn place(way: Direction, number: u64) -> usize {
         let places = match way {
-            Way::Egress => EGRESS_PLACES,
-            Way::Ingress => INGRESS_PLACES,
+            Direction::Egress => EGRESS_PLACES,
+            Direction::Ingress => INGRESS_PLACES,
         };
         places + (number % 2) as usize * 24
     }
 
-    /// For the daemon: ring `number`, from 1 on, is there. It takes the place of the last but one, which nobody may
-    /// be looking for any more.
-    pub(crate) fn tell_ring(&self, way: Way, number: u64, ring: &ByteRing) {
+    /// For the daemon: publishes ring `number`; the first is 1. It overwrites the entry of ring `number - 2`,
+    /// which the application must not need any more.
+    pub(crate) fn tell_ring(&self, way: Direction, number: u64, ring: &ByteRing) {
         let extent = ring.extent();
         let shape = u64::from(extent.slab) << 32 | u64::from(extent.len);
         let words = [ring.from(), shape, extent.offset];
         for (word, at) in words.into_iter().zip([0, 8, 16]) {
             let offset = Self::place(way, number) + at;
-            let to = self.view.atomic_u64(offset).expect("in a block");
+            let to = self.view.atomic_u64(offset).expect("within the block");
             to.store(word, Ordering::Relaxed);
         }
         // Pairs with the load in `ring_told`.
         self.rings(way).store(number, Ordering::Release);
     }
 
-    /// For the application: ring `number`, where it is there.
+    /// For the application: ring `number`, or `None` if the daemon has not published it yet.
     ///
     /// # Errors
     ///
@@ -184,15 +184,15 @@ impl ControlBlock {
     pub(crate) fn ring_told(
         &self,
         slabs: &Slabs,
-        way: Way,
+        way: Direction,
         number: u64,
-    ) -> Result<Option<Told>, ContractError> {
+    ) -> Result<Option<RingAnnouncement>, ContractError> {
         if self.rings(way).load(Ordering::Acquire) < number {
             return Ok(None);
         }
         let [from, shape, offset] = [0, 8, 16].map(|at| {
             let offset = Self::place(way, number) + at;
-            let word = self.view.atomic_u64(offset).expect("in a block");
+            let word = self.view.atomic_u64(offset).expect("within the block");
             word.load(Ordering::Relaxed)
         });
         let extent = Extent {
@@ -200,30 +200,30 @@ impl ControlBlock {
             len: shape as u32,
             offset,
         };
-        // The daemon has sent the slab; it may not have been taken off the socket yet.
+        // The daemon has sent the slab, but the application may not have read it from the socket yet.
         let ring = match slabs.slab(extent.slab) {
             Some(_) => Some(ByteRing::new(slabs, extent, from)?),
             None => None,
         };
-        Ok(Some(Told { from, ring }))
+        Ok(Some(RingAnnouncement { from, ring }))
     }
 }
 
-/// A ring that the application was told of.
+/// A ring that the daemon has published.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
-    /// The first position that falls into it.
+pub(crate) struct RingAnnouncement {
+    /// The first position of the stream that lies in it.
     pub(crate) from: u64,
-    /// The ring; `None` while its slab has not come.
+    /// The ring; `None` until its slab arrives.
     pub(crate) ring: Option<ByteRing>,
 }
 
-/// What the daemon says of a connection as a whole.
+/// State of a connection, as the daemon publishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Status {
-    /// The peer sends no more: after what has come, the stream ends.
+    /// Whether the peer has ended its stream: the stream ends after the bytes that have arrived.
     pub is_ended: bool,
-    /// The connection is no more, and why.
+    /// Why the connection was reset; `None` while it was not.
     pub reset: Option<Reset>,
 }
 
@@ -241,18 +241,19 @@ impl Status {
     }
 }
 
-/// How bytes are carried to the other host: what RaaS's FLAGS say (section V.A).
+/// How bytes are carried to the other host: the FLAGS of RaaS (section V.A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u64)]
 pub enum Transfer {
-    /// As the daemons decide: short pieces by SEND, others by WRITE or READ, whichever host has more time to spare.
+    /// The daemons decide: short pieces go by SEND, others by WRITE or READ, depending on which host has more
+    /// time to spare.
     #[default]
     Any = 0,
-    /// By SEND, in frames, which the other host's daemon copies.
+    /// By SEND, in frames that the other host's daemon copies.
     Send = 1,
-    /// By WRITE, however short, which costs the other host least.
+    /// By WRITE, even if short. Costs the other host least.
     Write = 2,
-    /// By the other host's READ, however short, which costs this host least.
+    /// By the other host's READ, even if short. Costs this host least.
     Read = 3,
 }
 
@@ -260,19 +261,20 @@ impl Transfer {
     const ALL: [Self; 4] = [Self::Any, Self::Send, Self::Write, Self::Read];
 }
 
-/// Why a connection is no more.
+/// Why a connection was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Reset {
-    /// The application at the other end gave it up, or died, or had no use for what was sent.
+    /// The application at the other end aborted the connection, died, or closed it before it had received all
+    /// data.
     ByPeer = 1,
-    /// The host at the other end, or the way there, failed.
+    /// The other host, or the path to it, failed.
     Unreachable = 2,
     /// This application broke the contract of the memory that it shares with the daemon.
     Misuse = 3,
     /// The daemon at one of the ends is stopping.
     Stopping = 4,
-    /// The other daemon said what cannot be.
+    /// The other daemon broke the protocol between daemons.
     Protocol = 5,
 }
 
@@ -285,7 +287,7 @@ impl Reset {
         Self::Protocol,
     ];
 
-    /// The reason numbered `code`; `None` for 0, and [`Reset::Protocol`] for a number that is none.
+    /// The reason with number `code`: `None` for 0, [`Reset::Protocol`] for an unknown number.
     pub fn from_code(code: u8) -> Option<Self> {
         let known = Self::ALL.into_iter().find(|reset| *reset as u8 == code);
         known.or_else(|| (code != 0).then_some(Self::Protocol))
@@ -299,7 +301,7 @@ impl std::fmt::Display for Reset {
             Self::Unreachable => "the other host cannot be reached any more",
             Self::Misuse => "this application broke the contract of shared memory",
             Self::Stopping => "a daemon is stopping",
-            Self::Protocol => "the other daemon said what cannot be",
+            Self::Protocol => "the other daemon broke the protocol",
         })
     }
 }
@@ -351,23 +353,28 @@ mod tests {
         };
         let block = ControlBlock::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
         block.clear();
-        let told = |number| block.ring_told(&slabs, Way::Ingress, number);
+        let told = |number| block.ring_told(&slabs, Direction::Ingress, number);
         assert!(told(1).unwrap().is_none());
         let ring = ByteRing::new(&slabs, extent(1024, 512), 7).unwrap();
-        block.tell_ring(Way::Ingress, 1, &ring);
+        block.tell_ring(Direction::Ingress, 1, &ring);
         let seen = told(1).unwrap().unwrap();
         assert_eq!(seen.from, 7);
         assert_eq!(seen.ring.unwrap().extent(), ring.extent());
         assert!(told(2).unwrap().is_none());
-        assert!(block.ring_told(&slabs, Way::Egress, 1).unwrap().is_none());
-        // One of a slab that has not come.
+        assert!(
+            block
+                .ring_told(&slabs, Direction::Egress, 1)
+                .unwrap()
+                .is_none()
+        );
+        // A ring in a slab that has not arrived.
         let other = slabs_of_two();
         let there = Extent {
             slab: 1,
             ..extent(0, 512)
         };
         let ring = ByteRing::new(&other, there, 9).unwrap();
-        block.tell_ring(Way::Ingress, 2, &ring);
+        block.tell_ring(Direction::Ingress, 2, &ring);
         let seen = told(2).unwrap().unwrap();
         assert!(seen.from == 9 && seen.ring.is_none());
     }

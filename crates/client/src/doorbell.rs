@@ -1,4 +1,5 @@
-//! The board of a session: which connections the application touched, and the bell of its daemon.
+//! Doorbell of a session: which connections the application touched, and the event count that wakes its
+//! daemon.
 
 use headworks_shm::{DirtySet, EventCount, View};
 
@@ -7,7 +8,7 @@ use crate::memory::{Extent, Slabs};
 
 const MARKS: usize = 64;
 
-/// The board: a bell, and a mark for every handle.
+/// A session's doorbell: an event count, and a bit for every handle.
 #[derive(Clone, Debug)]
 pub struct Doorbell {
     view: View,
@@ -15,12 +16,12 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Bytes of a board for so many handles.
+    /// Bytes of a doorbell for handles below `handles`.
     pub const fn bytes(handles: usize) -> usize {
         MARKS + DirtySet::word_count(handles) * 8
     }
 
-    /// The board at `extent`, for so many handles.
+    /// The doorbell at `extent`, for handles below `handles`.
     ///
     /// # Errors
     ///
@@ -39,16 +40,16 @@ impl Doorbell {
         let marks = words
             .ok()
             .and_then(|words| DirtySet::from_words(words, self.handles));
-        marks.expect("checked when made")
+        marks.expect("checked by `at`")
     }
 
-    /// What the daemon is woken by.
+    /// Event count that wakes the daemon.
     pub fn bell(&self) -> &EventCount {
-        self.view.event_count(0).expect("checked when made")
+        self.view.event_count(0).expect("checked by `at`")
     }
 
-    /// For the application: something of this connection changed. Says whether the daemon sleeps and is to be
-    /// woken.
+    /// For the application: marks a connection as touched. Returns whether the daemon sleeps and the caller
+    /// must wake it.
     #[inline]
     #[must_use = "a daemon that sleeps must be woken"]
     pub fn touch(&self, handle: u32) -> bool {
@@ -56,13 +57,13 @@ impl Doorbell {
         self.bell().notify(false)
     }
 
-    /// For the daemon: the handles that were touched; any numbers, if the application likes.
+    /// For the daemon: takes the handles that were touched. The application may have written any numbers.
     #[inline]
     pub fn touched(&self, mut each: impl FnMut(u32)) {
         self.marks().drain(|handle| each(handle as u32));
     }
 
-    /// For the daemon, before it sleeps: whether nothing was touched since the bell was armed.
+    /// For the daemon, after it armed the event count and before it sleeps: whether nothing is touched.
     #[inline]
     pub fn is_quiet(&self) -> bool {
         self.marks().is_empty()

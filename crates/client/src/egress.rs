@@ -1,22 +1,24 @@
-//! The egress ring: what an application wants sent, as records, oldest first (RaaS's egress queue, section IV.B,
-//! and the memory that its descriptors refer to, in one).
+//! Egress ring: records that an application wants sent, oldest first. It combines RaaS's egress queue
+//! (section IV.B) and the memory that the queue's descriptors refer to.
 //!
-//! A record begins with a word: its kind in the lowest byte, its length in the upper four. It never wraps, and
-//! takes a multiple of 8 bytes.
+//! A record begins with a word: its kind in the lowest byte, its length in bytes in the upper four. A record
+//! never wraps, and takes a multiple of 8 bytes.
 //!
-//! | kind | behind the word | what |
+//! | kind | after the first word | what |
 //! |---|---|---|
-//! | 1, data | so many bytes, and up to 7 more that mean nothing | bytes of the stream |
-//! | 2, pad | so many bytes that mean nothing | the ring's end is too near for what comes next |
-//! | 3, lend | two words: slab and length, offset | bytes of the stream that lie elsewhere in the session's memory, and are the daemon's until the head passes the record |
+//! | 1, data | `length` bytes, and up to 7 bytes of padding | bytes of the stream |
+//! | 2, pad | `length` bytes of padding | the next record does not fit before the ring's end |
+//! | 3, lend | two words: slab and length, offset | bytes of the stream that lie elsewhere in the slabs |
 //! | 4, end | nothing | the stream ends here |
 //! | 5, switch | nothing | the next record is the first of the next ring |
-//! | 6, operate | eight words: see [`Operation`] | an operation on memory of the other end's |
+//! | 6, operate | eight words: see [`Operation`] | a one-sided operation on memory of the peer |
+//!
+//! Memory that a lend record names belongs to the daemon until the head passes the record.
 
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::control_block::{ControlBlock, Transfer, Way};
+use crate::control_block::{ControlBlock, Direction, Transfer};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
 use crate::one_sided::{OPERATION_BYTES, Operation};
@@ -30,10 +32,10 @@ const OPERATE: u8 = 6;
 
 /// Bytes of a record's first word.
 const HEADER: u64 = 8;
-/// Bytes of a lending record.
+/// Bytes of a lend record.
 const LEND_BYTES: u64 = HEADER + 16;
-/// Bytes that one record carries at most: a long message goes in several, so that the daemon sends the first
-/// while the next is copied.
+/// Maximum number of bytes in one data record. A longer message takes several, so that the daemon sends the
+/// first while the application copies the next.
 pub const DATA_MAX: usize = 64 << 10;
 
 const fn header(kind: u8, len: u32) -> [u8; 8] {
@@ -47,31 +49,31 @@ pub struct EgressWriter {
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
-    /// Which ring that is.
+    /// Number of that ring, starting at 1.
     number: u64,
-    /// Bytes of records written.
+    /// Bytes of records written, and so the position of the next one.
     at: u64,
     /// The head as last observed.
     freed: u64,
     is_ended: bool,
 }
 
-/// Until when lent memory is the daemon's: see [`EgressWriter::is_returned`].
+/// End of the record that lent memory: see [`EgressWriter::is_returned`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Lent(u64);
+pub struct LendTicket(u64);
 
 impl EgressWriter {
     /// The writer of a new connection.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] where there is no ring.
+    /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] if the daemon has published no ring.
     pub fn new(slabs: &Slabs, block: &ControlBlock) -> Result<Self, ContractError> {
-        let ring = block.ring_told(slabs, Way::Egress, 1)?;
+        let ring = block.ring_told(slabs, Direction::Egress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
-            tail: block.tail(Way::Egress),
-            head: block.head(Way::Egress),
+            tail: block.tail(Direction::Egress),
+            head: block.head(Direction::Egress),
             block: block.clone(),
             ring: ring.ok_or(ContractError::ControlBlock)?,
             number: 1,
@@ -81,19 +83,19 @@ impl EgressWriter {
         })
     }
 
-    /// Hints that a record will be written soon.
+    /// Prefetches the memory that the next record will be written to.
     #[inline]
     pub fn expect(&self) {
         self.ring.expect(self.at);
         self.block.expect();
     }
 
-    /// Copies as many of the bytes as there is room for, and says how many; none where there is too little to be
-    /// worth a record, or where the stream was ended. The daemon is to be told if any were.
+    /// Copies as many bytes as there is room for, and returns their number. Returns 0 if there is too little
+    /// room for a record to be worthwhile, or if the stream was ended. If it is not 0, tell the daemon.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn write(&mut self, slabs: &Slabs, bytes: &[u8]) -> Result<usize, ContractError> {
         let mut written = 0;
         while written < bytes.len() && !self.is_ended {
@@ -116,13 +118,18 @@ impl EgressWriter {
         Ok(written)
     }
 
-    /// Has memory of the session sent from where it is, at least a byte of it. `None`: no room. The daemon is to be
-    /// told if there was. The memory must stay as it is until it is [returned](Self::is_returned).
+    /// Asks the daemon to send memory of the session in place, at least 1 byte. Returns `None` if there is no
+    /// room; otherwise, tell the daemon. The memory must not change until it is
+    /// [returned](Self::is_returned).
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
-    pub fn lend(&mut self, slabs: &Slabs, extent: Extent) -> Result<Option<Lent>, ContractError> {
+    /// [`ContractError`]: the daemon broke the contract.
+    pub fn lend(
+        &mut self,
+        slabs: &Slabs,
+        extent: Extent,
+    ) -> Result<Option<LendTicket>, ContractError> {
         if self.is_ended || extent.len == 0 {
             return Ok(None);
         }
@@ -134,21 +141,21 @@ impl EgressWriter {
         let offset = extent.offset.to_le_bytes();
         self.ring.write(self.at + HEADER + 8, &offset);
         self.publish(header(LEND, 16), LEND_BYTES);
-        Ok(Some(Lent(self.at)))
+        Ok(Some(LendTicket(self.at)))
     }
 
-    /// Asks for a one-sided operation. `None`: no room. The daemon is to be told if there was. The operation is over when
-    /// it is said what became of it, or, if that is never said, when it is [returned](Self::is_returned): then it was
-    /// lost.
+    /// Asks the daemon for a one-sided operation. Returns `None` if there is no room; otherwise, tell the
+    /// daemon. The operation is over when its outcome is written. If its record is
+    /// [returned](Self::is_returned) without an outcome, the operation was lost.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn operate(
         &mut self,
         slabs: &Slabs,
         operation: &Operation,
-    ) -> Result<Option<Lent>, ContractError> {
+    ) -> Result<Option<LendTicket>, ContractError> {
         const BYTES: u64 = HEADER + OPERATION_BYTES as u64;
         if self.is_ended || !self.has_room_for(slabs, BYTES)? {
             return Ok(None);
@@ -157,17 +164,18 @@ impl EgressWriter {
             self.ring.write(self.at + at * HEADER, &word.to_le_bytes());
         }
         self.publish(header(OPERATE, OPERATION_BYTES), BYTES);
-        Ok(Some(Lent(self.at)))
+        Ok(Some(LendTicket(self.at)))
     }
 
-    /// Goes on to where a record of so many bytes lies without a break; says whether there is room for it.
+    /// Returns whether there is room for a record of `bytes` that does not wrap, and writes a pad before it
+    /// if needed.
     fn has_room_for(&mut self, slabs: &Slabs, bytes: u64) -> Result<bool, ContractError> {
         let near = self.ring.contiguous(self.at, bytes as usize) as u64;
         let pad = if near < bytes { near } else { 0 };
         if self.room(slabs, pad + bytes)? == 0 {
             return Ok(false);
         }
-        // Where the ring is another one now, it begins here.
+        // `room` may have switched to another ring, which begins at this position.
         let near = self.ring.contiguous(self.at, bytes as usize) as u64;
         if near < bytes {
             self.publish(header(PAD, (near - HEADER) as u32), near);
@@ -175,11 +183,12 @@ impl EgressWriter {
         Ok(true)
     }
 
-    /// Ends the stream; says whether there was room to say so. Nothing can be written any more then.
+    /// Ends the stream. Returns whether it is ended: it is not if there is no room for the record. Nothing
+    /// can be written after that.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn end(&mut self, slabs: &Slabs) -> Result<bool, ContractError> {
         if !self.is_ended && self.room(slabs, HEADER)? > 0 {
             self.publish(header(END, 0), HEADER);
@@ -188,12 +197,12 @@ impl EgressWriter {
         Ok(self.is_ended)
     }
 
-    /// Whether memory that was lent is the application's again.
+    /// Whether memory that was lent belongs to the application again.
     ///
     /// # Errors
     ///
     /// [`ContractError::Cursor`].
-    pub fn is_returned(&mut self, lent: Lent) -> Result<bool, ContractError> {
+    pub fn is_returned(&mut self, lent: LendTicket) -> Result<bool, ContractError> {
         if self.freed < lent.0 {
             self.look()?;
         }
@@ -205,13 +214,13 @@ impl EgressWriter {
         self.is_ended
     }
 
-    /// Whether the daemon has sent everything and needs none of it any more.
+    /// Whether the daemon has sent all records and needs none of them any more.
     ///
     /// # Errors
     ///
     /// [`ContractError::Cursor`].
     pub fn is_drained(&mut self) -> Result<bool, ContractError> {
-        self.is_returned(Lent(self.at))
+        self.is_returned(LendTicket(self.at))
     }
 
     fn look(&mut self) -> Result<(), ContractError> {
@@ -220,17 +229,20 @@ impl EgressWriter {
     }
 
     fn free(&self) -> u64 {
-        // What lies in the ring before takes no room in this one; and where it goes on is to be said, too.
+        // Records in the ring before take no room in this one. Room for a switch record is always kept.
         self.ring.len() - (self.at - self.freed.max(self.ring.from())) - HEADER
     }
 
-    /// Bytes that may be written: at least `want`, or 0.
+    /// Number of bytes that may be written: at least `want`, or 0. Switches to the next ring if this one is
+    /// too full.
     fn room(&mut self, slabs: &Slabs, want: u64) -> Result<u64, ContractError> {
         if self.free() < want {
             self.look()?;
         }
         if self.free() < want
-            && let Some(next) = self.block.ring_told(slabs, Way::Egress, self.number + 1)?
+            && let Some(next) = self
+                .block
+                .ring_told(slabs, Direction::Egress, self.number + 1)?
             && let Some(next) = next.ring
         {
             self.publish(header(SWITCH, 0), HEADER);
@@ -241,7 +253,7 @@ impl EgressWriter {
         Ok(if free < want { 0 } else { free })
     }
 
-    /// The record at the tail is whole but for its first word.
+    /// Completes the record at the tail with its first word, and publishes it.
     fn publish(&mut self, header: [u8; 8], bytes: u64) {
         self.ring.write(self.at, &header);
         self.at += bytes;
@@ -253,45 +265,45 @@ fn padded(len: usize) -> u64 {
     (len as u64).next_multiple_of(HEADER)
 }
 
-/// What an application wants.
+/// A record that an application wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct EgressRecord {
     /// Kind of the record.
-    pub what: What,
-    /// Where it ends: what the head is once the daemon needs it no more.
+    pub what: RecordKind,
+    /// Where the record ends: [`EgressReader::release`] takes this once the daemon needs it no more.
     pub end: u64,
 }
 
-/// What a record is.
+/// Kind and content of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// Bytes of the stream, at least one, and where they are.
+pub enum RecordKind {
+    /// At least one byte of the stream, and where it lies.
     Bytes(Extent),
-    /// A one-sided operation, on memory that is there.
+    /// A one-sided operation; its local memory exists.
     Operation(Operation),
     /// The stream ends.
     End,
 }
 
-/// The daemon's end: believes nothing that it reads.
+/// The daemon's end. It checks everything that it reads.
 #[derive(Debug)]
 pub struct EgressReader {
     block: ControlBlock,
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
-    /// The ring that the application may go over to.
+    /// The ring that was offered and that the application has not switched to yet.
     next: Option<ByteRing>,
-    /// Where the ring before lies, and where its last record ends, until that is not needed any more.
+    /// Memory of the ring before, and where its last record ends, until the daemon needs it no more.
     before: Option<(Extent, u64)>,
     number: u64,
     /// The tail as last observed.
     seen: u64,
-    /// Where the next record begins.
+    /// Position of the next record.
     at: u64,
-    /// Where the last one that was read ended.
+    /// End of the last record that was read.
     last_end: u64,
-    /// What was given back.
+    /// Position up to which records were released: the head.
     freed: u64,
     was_pad: bool,
     is_ended: bool,
@@ -303,17 +315,18 @@ impl EgressReader {
         self.block.transfer()
     }
 
-    /// The reader of a new connection, whose words are clear; the application will write to the ring at `extent`.
+    /// The reader of a new connection, whose control block is clear. The application will write to the ring
+    /// at `extent`.
     ///
     /// # Errors
     ///
     /// [`ContractError::Extent`].
     pub fn new(slabs: &Slabs, block: &ControlBlock, extent: Extent) -> Result<Self, ContractError> {
         let ring = ByteRing::new(slabs, extent, 0)?;
-        block.tell_ring(Way::Egress, 1, &ring);
+        block.tell_ring(Direction::Egress, 1, &ring);
         Ok(Self {
-            tail: block.tail(Way::Egress),
-            head: block.head(Way::Egress),
+            tail: block.tail(Direction::Egress),
+            head: block.head(Direction::Egress),
             block: block.clone(),
             ring,
             next: None,
@@ -328,21 +341,22 @@ impl EgressReader {
         })
     }
 
-    /// Hints that the next record will be read soon.
+    /// Prefetches the next record.
     #[inline]
     pub fn expect(&self) {
         self.ring.expect(self.at);
     }
 
-    /// The next record, where there is one. It is the caller's until [`EgressReader::release`] passes it.
+    /// The next record, if there is one. Its memory must not be used after [`EgressReader::release`] passes
+    /// it.
     ///
     /// # Errors
     ///
-    /// What the application wrote that it must not; the reader is not to be used any more.
-    pub fn next(&mut self, slabs: &Slabs) -> Result<Option<Record>, ContractError> {
+    /// [`ContractError`]: the application broke the contract. The reader must not be used after that.
+    pub fn next(&mut self, slabs: &Slabs) -> Result<Option<EgressRecord>, ContractError> {
         loop {
             if self.seen == self.at && !self.look()? {
-                // Behind the last record there may be a pad, or another ring has begun.
+                // Only a pad or a switch may follow the last released record; it is released here.
                 if self.freed == self.last_end && self.at > self.freed {
                     self.release(self.last_end);
                 }
@@ -353,7 +367,7 @@ impl EgressReader {
                 len: 0,
                 available: self.seen - self.at,
             })?;
-            // Read once.
+            // Read the word once: the application may change it at any time.
             let word = self.ring.read_word(self.at);
             let (kind, len) = (word as u8, (word >> 32) as u32);
             let takes = padded(len as usize);
@@ -368,22 +382,22 @@ impl EgressReader {
             let end = body + takes;
             let was_pad = std::mem::replace(&mut self.was_pad, kind == PAD);
             let what = match kind {
-                DATA if len > 0 => What::Bytes(self.ring.stretch(body, len as usize)),
-                // One is all that can be needed; more would keep whoever reads busy.
+                DATA if len > 0 => RecordKind::Bytes(self.ring.stretch(body, len as usize)),
+                // One empty record in a row suffices. More would keep the reader busy for nothing.
                 DATA | PAD if was_pad => return Err(ContractError::RecordKind(kind)),
                 DATA | PAD => {
                     self.was_pad = true;
                     self.at = end;
                     continue;
                 }
-                LEND if len == 16 => What::Bytes(self.lent(slabs, body)?),
+                LEND if len == 16 => RecordKind::Bytes(self.lent(slabs, body)?),
                 OPERATE if len == OPERATION_BYTES => {
                     let words = std::array::from_fn(|at| self.ring.read_word(body + at as u64 * 8));
-                    What::Operation(Operation::parse(words, slabs)?)
+                    RecordKind::Operation(Operation::parse(words, slabs)?)
                 }
                 END if len == 0 => {
                     self.is_ended = true;
-                    What::End
+                    RecordKind::End
                 }
                 SWITCH if len == 0 => {
                     self.go_over(slabs, end)?;
@@ -393,7 +407,7 @@ impl EgressReader {
             };
             self.at = end;
             self.last_end = end;
-            return Ok(Some(Record { what, end }));
+            return Ok(Some(EgressRecord { what, end }));
         }
     }
 
@@ -404,14 +418,14 @@ impl EgressReader {
             len: shape as u32,
             offset: self.ring.read_word(body + 8),
         };
-        // Only where there are such bytes.
+        // Memory that was lent must exist and must not be empty.
         match extent.len {
             0 => Err(ContractError::Extent(extent)),
             _ => slabs.view(extent).map(|_| extent),
         }
     }
 
-    /// Looks at the tail; says whether there is more.
+    /// Reads the tail. Returns whether there are unread records.
     fn look(&mut self) -> Result<bool, ContractError> {
         let free_from = self.freed.max(self.ring.from());
         let next = self.next.as_ref().map_or(0, ByteRing::len);
@@ -430,10 +444,10 @@ impl EgressReader {
         Ok(())
     }
 
-    /// Everything up to there is not needed any more: the end of a record that was read.
+    /// Releases all records up to `end`, which is the end of a record that was read.
     pub fn release(&mut self, end: u64) {
         debug_assert!((self.freed..=self.at).contains(&end));
-        // With what is behind it and no record.
+        // A pad or switch after the last record is released with it.
         let mut end = end;
         if end == self.last_end {
             end = self.at;
@@ -443,17 +457,18 @@ impl EgressReader {
         self.head.publish(end);
     }
 
-    /// Nothing that was written is needed any more, read or not.
+    /// Releases everything that was written, read or not.
     pub fn release_all(&mut self) {
-        // A tail that cannot be is not followed.
+        // An invalid tail is ignored.
         let _ = self.look();
         self.at = self.seen;
         self.last_end = self.at;
         self.release(self.at);
     }
 
-    /// Offers the application another ring, to which it will go over when this one is too small. `false`: it has
-    /// not gone over to the latest one, or not left the one before.
+    /// Offers the application another ring, to which it switches when this one is too small. Returns `false`
+    /// if the application has not switched to the ring offered last, or the ring before is not
+    /// [left](Self::left) yet.
     ///
     /// # Errors
     ///
@@ -464,18 +479,19 @@ impl EgressReader {
         }
         let ring = ByteRing::new(slabs, extent, 0)?;
         self.number += 1;
-        self.block.tell_ring(Way::Egress, self.number, &ring);
+        self.block.tell_ring(Direction::Egress, self.number, &ring);
         self.next = Some(ring);
         Ok(true)
     }
 
-    /// The memory of the ring before, once nothing of it is needed any more: once.
+    /// Returns the memory of the ring before, once, when nothing in it is needed any more.
     pub fn left(&mut self) -> Option<Extent> {
         let (extent, _) = self.before.take_if(|(_, end)| *end <= self.freed)?;
         Some(extent)
     }
 
-    /// All memory that it has: the caller's once the reader is gone and the application knows that.
+    /// All memory of the reader. It belongs to the caller when the reader is gone and the application knows
+    /// that.
     pub fn memory(&self) -> impl Iterator<Item = Extent> {
         let next = self.next.as_ref().map(ByteRing::extent);
         [
@@ -487,33 +503,33 @@ impl EgressReader {
         .flatten()
     }
 
-    /// Bytes of records that were given back.
+    /// Bytes of records that were released.
     pub fn released(&self) -> u64 {
         self.freed
     }
 
-    /// Rings that the application was told of.
+    /// Number of rings published to the application so far.
     pub fn rings(&self) -> u64 {
         self.number
     }
 
-    /// Bytes of records that were written and not released, as far as the tail was seen.
+    /// Bytes of records that were written and not released, as of the last look at the tail.
     pub fn backlog(&self) -> u64 {
         self.seen - self.freed
     }
 
-    /// The same, having looked at the tail. One that cannot be is not followed.
+    /// Like [`Self::backlog`], after looking at the tail. An invalid tail is ignored.
     pub fn backlog_now(&mut self) -> u64 {
         let _ = self.look();
         self.backlog()
     }
 
-    /// Bytes of the ring that is written to.
+    /// Bytes of the ring that the reader currently reads.
     pub fn ring_len(&self) -> u64 {
         self.ring.len()
     }
 
-    /// Whether another ring was offered that the application has not gone over to.
+    /// Whether a ring was offered that the application has not switched to.
     pub fn has_offered(&self) -> bool {
         self.next.is_some()
     }
@@ -523,7 +539,7 @@ impl EgressReader {
         self.is_ended
     }
 
-    /// Whether all records were read, as far as the tail was seen.
+    /// Whether all records were read, as of the last look at the tail.
     pub fn is_drained(&self) -> bool {
         self.at == self.seen
     }

@@ -1,41 +1,41 @@
-//! What the two ends tell each other that cannot be.
+//! Errors of the contract between an application and its daemon.
 
 use headworks_shm::CursorError;
 
 use crate::memory::Extent;
 
-/// The other end broke the contract. To the daemon that is the end of the session, or of the connection whose
-/// memory it was; to an application it means that the daemon is gone or is not one.
+/// The other end broke the contract. The daemon then ends the session, or the connection that owns the
+/// memory. For an application it means that its daemon is gone or faulty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContractError {
-    /// A cursor where it cannot be.
+    /// A cursor out of range.
     #[error(transparent)]
     Cursor(#[from] CursorError),
-    /// A stretch of memory that is not the session's, or not one for what it is to be.
-    #[error("no such memory: {} bytes at {} of slab {}", .0.len, .0.offset, .0.slab)]
+    /// A range of memory that is not in the session, or does not suit its purpose.
+    #[error("no such memory: {} bytes at offset {} of slab {}", .0.len, .0.offset, .0.slab)]
     Extent(Extent),
-    /// A slab that is there already, or a number that is too large.
-    #[error("slab {0} is there already, or cannot be")]
+    /// A slab number that is in use, or too large.
+    #[error("slab number {0} is in use or too large")]
     Slab(u32),
-    /// A record in an egress ring of a kind that there is not.
-    #[error("no kind of record: {0}")]
+    /// An unknown kind of record in an egress ring, or one that is not allowed there.
+    #[error("unknown or misplaced kind of record: {0}")]
     RecordKind(u8),
-    /// A record that is longer than what was written, or than it can be.
-    #[error("a record of {len} bytes: at most {available} are there")]
+    /// A record that is longer than what was written, or than the ring allows.
+    #[error("a record of {len} bytes exceeds the {available} bytes written, or the ring's end")]
     RecordLength {
         /// Length in the record's header, in bytes.
         len: u32,
         /// Bytes that are there.
         available: u64,
     },
-    /// A record behind the last one.
-    #[error("a record behind the end of the stream")]
+    /// A record after the end of the stream.
+    #[error("a record after the end of the stream")]
     AfterEnd,
-    /// A connection's words that do not fit where they are to be.
-    #[error("no place for the words of a connection")]
+    /// A control block or doorbell that is malformed or misplaced, or that has no ring.
+    #[error("malformed control block or doorbell")]
     ControlBlock,
-    /// A message of the control socket that cannot be read: what of it.
-    #[error("a malformed message: {0}")]
+    /// A malformed message on the control socket, and what is wrong with it.
+    #[error("malformed message: {0}")]
     Message(&'static str),
 }

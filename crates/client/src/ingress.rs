@@ -1,14 +1,14 @@
-//! The ingress ring: the bytes that have come for an application, as a stream (RaaS's ingress queue, section
-//! IV.C, and the memory that its descriptors refer to, in one).
+//! Ingress ring: the bytes that arrived for an application, as a stream. It combines RaaS's ingress queue
+//! (section IV.C) and the memory that the queue's descriptors refer to.
 //!
-//! The ring is the connection's receive window as well: what the peer may send is what there is room for, as a
-//! position of the stream ([`IngressWriter::limit`]). So bytes are placed where they belong as they come, in
-//! whatever order, by the daemon or by the RNIC itself; the tail says how many have come without a gap.
+//! The ring is also the connection's receive window: the peer may send as much as there is room for, up to a
+//! position of the stream ([`IngressWriter::limit`]). So the daemon or the RNIC places bytes at their final
+//! place as they arrive, in any order. The tail says how many have arrived without a gap.
 
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::control_block::{ControlBlock, Told, Way};
+use crate::control_block::{ControlBlock, Direction, RingAnnouncement};
 use crate::error::ContractError;
 use crate::memory::{ByteRing, Extent, Slabs};
 
@@ -19,27 +19,27 @@ pub struct IngressWriter {
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
-    /// The ring that the stream goes on in, from where the first one was promised to.
+    /// The ring in which the stream goes on, after the last position that was promised in `ring`.
     next: Option<ByteRing>,
     number: u64,
-    /// Bytes that have come without a gap.
+    /// Bytes that have arrived without a gap.
     come: u64,
     /// The head as last observed.
     consumed: u64,
 }
 
 impl IngressWriter {
-    /// The writer of a new connection, whose words are clear, into the ring at `extent`.
+    /// The writer of a new connection, whose control block is clear, into the ring at `extent`.
     ///
     /// # Errors
     ///
     /// [`ContractError::Extent`].
     pub fn new(slabs: &Slabs, block: &ControlBlock, extent: Extent) -> Result<Self, ContractError> {
         let ring = ByteRing::new(slabs, extent, 0)?;
-        block.tell_ring(Way::Ingress, 1, &ring);
+        block.tell_ring(Direction::Ingress, 1, &ring);
         Ok(Self {
-            tail: block.tail(Way::Ingress),
-            head: block.head(Way::Ingress),
+            tail: block.tail(Direction::Ingress),
+            head: block.head(Direction::Ingress),
             block: block.clone(),
             ring,
             next: None,
@@ -49,44 +49,44 @@ impl IngressWriter {
         })
     }
 
-    /// Looks at what the application has consumed; says whether it is more than before.
+    /// Reads how much the application has consumed. Returns whether that is more than before.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Cursor`]: more than has come, or less than before.
+    /// [`ContractError::Cursor`]: the application claims more than has arrived, or less than before.
     pub fn look(&mut self) -> Result<bool, ContractError> {
         let span = self.come - self.consumed;
         if span == 0 {
-            // Nothing is there to be consumed, and where that would be said lies in a line of its own.
+            // Nothing can be consumed. The head lies in another cache line; do not fetch it.
             return Ok(false);
         }
         let consumed = check_within(self.head.observe(), self.consumed, span)?;
         Ok(std::mem::replace(&mut self.consumed, consumed) != consumed)
     }
 
-    /// Takes what has come for consumed: nobody reads it any more.
+    /// Counts all bytes that have arrived as consumed: nobody reads them any more.
     pub fn discard(&mut self) {
         self.consumed = self.come;
     }
 
-    /// What was consumed, when it was last looked.
+    /// Bytes consumed, as of the last look.
     pub fn consumed(&self) -> u64 {
         self.consumed
     }
 
-    /// What has come without a gap.
+    /// Bytes that have arrived without a gap.
     pub fn come(&self) -> u64 {
         self.come
     }
 
-    /// The position up to which there is room. It never goes back.
+    /// The position up to which there is room. It never decreases.
     pub fn limit(&self) -> u64 {
         let last = self.next.as_ref().unwrap_or(&self.ring);
         last.from().max(self.consumed) + last.len()
     }
 
-    /// Where bytes from position `at` on belong, as far as they do without a break: those before [`limit`] and not
-    /// before [`come`].
+    /// Memory for `len` bytes from position `at` on, or for as many as lie there without a break. All
+    /// positions must be at least [`come`] and below [`limit`].
     ///
     /// [`limit`]: Self::limit
     /// [`come`]: Self::come
@@ -101,8 +101,8 @@ impl IngressWriter {
         }
     }
 
-    /// Copies bytes to where they belong: those before [`limit`](Self::limit) and not before
-    /// [`come`](Self::come).
+    /// Copies bytes to their place in the ring. All positions must be at least [`come`](Self::come) and below
+    /// [`limit`](Self::limit).
     pub fn write(&self, at: u64, bytes: &[u8]) {
         let here = match &self.next {
             Some(next) => next.from().saturating_sub(at).min(bytes.len() as u64) as usize,
@@ -115,15 +115,15 @@ impl IngressWriter {
         }
     }
 
-    /// Everything up to `position` is there: the application may read it.
+    /// Publishes all bytes up to `position`, which must have been placed: the application may read them.
     pub fn publish(&mut self, position: u64) {
         debug_assert!((self.come..=self.limit()).contains(&position));
         self.come = position;
         self.tail.publish(position);
     }
 
-    /// The stream goes on at `extent`, behind all that was promised so far. `false`: the application has not left
-    /// the ring before.
+    /// Lets the stream go on at `extent`, after all positions promised so far. Returns `false` if the
+    /// application has not left the ring before.
     ///
     /// # Errors
     ///
@@ -134,23 +134,23 @@ impl IngressWriter {
         }
         let ring = ByteRing::new(slabs, extent, self.limit())?;
         self.number += 1;
-        self.block.tell_ring(Way::Ingress, self.number, &ring);
+        self.block.tell_ring(Direction::Ingress, self.number, &ring);
         self.next = Some(ring);
         Ok(true)
     }
 
-    /// The memory of the ring before, once the application has consumed all of it: once.
+    /// Returns the memory of the ring before, once, when the application has consumed all of it.
     pub fn left(&mut self) -> Option<Extent> {
         let next = self.next.take_if(|next| next.from() <= self.consumed)?;
         Some(std::mem::replace(&mut self.ring, next).extent())
     }
 
-    /// The rings in which the stream lies from what was consumed on.
+    /// The rings that hold the stream from the consumed position on.
     pub fn rings(&self) -> impl Iterator<Item = &ByteRing> {
         std::iter::once(&self.ring).chain(&self.next)
     }
 
-    /// Whether the stream goes on in another ring before long.
+    /// Whether the stream goes on in a second ring.
     pub fn is_extended(&self) -> bool {
         self.next.is_some()
     }
@@ -163,7 +163,7 @@ pub struct IngressReader {
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
-    next: Option<Told>,
+    next: Option<RingAnnouncement>,
     number: u64,
     /// The tail as last observed.
     come: u64,
@@ -178,13 +178,13 @@ impl IngressReader {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] where there is no ring.
+    /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] if the daemon has published no ring.
     pub fn new(slabs: &Slabs, block: &ControlBlock) -> Result<Self, ContractError> {
-        let ring = block.ring_told(slabs, Way::Ingress, 1)?;
+        let ring = block.ring_told(slabs, Direction::Ingress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
-            tail: block.tail(Way::Ingress),
-            head: block.head(Way::Ingress),
+            tail: block.tail(Direction::Ingress),
+            head: block.head(Direction::Ingress),
             block: block.clone(),
             ring: ring.ok_or(ContractError::ControlBlock)?,
             next: None,
@@ -195,24 +195,28 @@ impl IngressReader {
         })
     }
 
-    /// How many bytes there are to read, looking for more only where there are none. None either where those that
-    /// there are lie in a slab that has not been taken off the socket: [`IngressReader::awaits_slab`].
+    /// Number of bytes to read. Reads the tail only if there are none. Returns 0 also while the bytes lie in
+    /// a slab that the session has not read from the socket: see [`IngressReader::awaits_slab`].
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     #[inline]
     pub fn available(&mut self, slabs: &Slabs) -> Result<u64, ContractError> {
         if self.come == self.at {
-            // A word that lies: what can be outstanding is as much as all rings hold.
+            // The tail may be wrong. No more can be outstanding than all rings hold.
             let span = self.ring.len() + u64::from(ByteRing::LEN_MAX);
             self.come = check_within(self.tail.observe(), self.come, span)?;
         }
         if self.next.is_none() && self.come != self.at {
-            self.next = self.block.ring_told(slabs, Way::Ingress, self.number + 1)?;
+            self.next = self
+                .block
+                .ring_told(slabs, Direction::Ingress, self.number + 1)?;
         }
         if self.awaits_slab() {
-            self.next = self.block.ring_told(slabs, Way::Ingress, self.number + 1)?;
+            self.next = self
+                .block
+                .ring_told(slabs, Direction::Ingress, self.number + 1)?;
             let next = self.next.as_mut().and_then(|next| next.ring.take());
             let Some(next) = next else {
                 return Ok(0);
@@ -224,17 +228,17 @@ impl IngressReader {
         Ok(self.come - self.at)
     }
 
-    /// Whether what comes next lies in another ring, which may be in a slab that has not been taken off the socket.
+    /// Whether the next bytes lie in another ring, whose slab the session may not have read from the socket.
     pub fn awaits_slab(&self) -> bool {
         self.next.as_ref().is_some_and(|next| next.from <= self.at)
     }
 
-    /// Where the next bytes are, as many of them as there are without a break: none where there are none. They stay
+    /// Memory of the next bytes, as many as lie there without a break; empty if there are none. They stay
     /// until they are [consumed](Self::consume).
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn peek(&mut self, slabs: &Slabs) -> Result<Extent, ContractError> {
         let available = self.available(slabs)?;
         let here = match &self.next {
@@ -247,11 +251,11 @@ impl IngressReader {
             .stretch(self.at, here.min(self.ring.len() as usize)))
     }
 
-    /// Copies as many bytes as there are and fit, and consumes them; says how many.
+    /// Copies as many bytes as there are and as fit, consumes them, and returns their number.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn read(&mut self, slabs: &Slabs, into: &mut [u8]) -> Result<usize, ContractError> {
         let mut read = 0;
         while read < into.len() {
@@ -267,15 +271,19 @@ impl IngressReader {
         Ok(read)
     }
 
-    /// Gives back the next bytes, as many as were peeked at or fewer.
+    /// Consumes the next bytes, at most as many as were peeked at.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer bytes.
     pub fn consume(&mut self, bytes: u64) {
-        assert!(bytes <= self.come - self.at, "more than there was");
+        assert!(bytes <= self.come - self.at, "consumed more than there is");
         self.at += bytes;
         self.head.publish(self.at);
     }
 
-    /// Whether so much was consumed since the last time that the daemon is to be told, so that the peer may send
-    /// more. Asking counts as telling.
+    /// Whether enough was consumed since the last call that returned `true` that the daemon must be told, so
+    /// that the peer may send more. Returning `true` counts as telling.
     pub fn is_to_tell(&mut self) -> bool {
         let is_due = self.at - self.told >= self.ring.len() / 4;
         if is_due {
@@ -284,7 +292,7 @@ impl IngressReader {
         is_due
     }
 
-    /// Bytes consumed, ever.
+    /// Total number of bytes consumed.
     pub fn consumed(&self) -> u64 {
         self.at
     }

@@ -1,9 +1,9 @@
-//! Both ends of the contract between an application and the daemon that carries its connections (RaaS, sections
-//! IV and V): what lies in the memory that they share, and what they say on the socket between them.
+//! Both ends of the contract between an application and the daemon that carries its connections (RaaS,
+//! sections IV and V): the layout of the memory that they share, and the messages on the socket between them.
 //!
-//! Nothing here does I/O, reads a clock or blocks. What an application writes is read once by the daemon's ends,
-//! checked, and answered with a [`ContractError`]; an application trusts its daemon to do its work, not to keep
-//! to the layout.
+//! Nothing here does I/O, reads a clock or blocks. The daemon's ends read once what an application wrote,
+//! check it, and answer with a [`ContractError`]. An application trusts its daemon to do its work, but does
+//! not trust it to keep to the layout.
 //!
 //! # Map
 //!
@@ -17,7 +17,7 @@
 //! | [`ingress`] | ingress ring: received bytes; writer and reader |
 //! | [`doorbell`] | doorbell of a session: which connections the application touched, and the wake-up of its daemon |
 //! | [`socket_message`] | messages on the Unix socket: attach, connect, listen, close |
-//! | [`connection`] | an application's end of one connection, a half for each direction |
+//! | [`connection`] | an application's end of one connection, with a half for each direction |
 //! | [`session`] | an application's session with its daemon |
 //! | [`error`] | errors of the contract |
 //! | [`testing`] | memory for tests |
@@ -38,7 +38,7 @@ pub mod vqpn;
 
 pub use control_block::{BLOCK_BYTES, ControlBlock, Reset, Status};
 pub use doorbell::Doorbell;
-pub use egress::{EgressReader, EgressWriter, Lent, Record, What};
+pub use egress::{EgressReader, EgressRecord, EgressWriter, LendTicket, RecordKind};
 pub use error::ContractError;
 pub use ingress::{IngressReader, IngressWriter};
 pub use memory::{ByteRing, Extent, Slabs};

@@ -1,4 +1,4 @@
-//! The memory that an application and its daemon share: slabs, and stretches of them.
+//! Memory that an application and its daemon share: slabs, and ranges of bytes in them.
 
 use std::sync::Arc;
 
@@ -6,26 +6,29 @@ use headworks_shm::View;
 
 use crate::error::ContractError;
 
-/// A stretch of a slab. It means the same at both ends, wherever each has the slab mapped.
+/// A range of bytes in a slab. It is valid at both ends, at whatever address each has mapped the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Extent {
-    /// Which slab of the session.
+    /// Number of the slab in the session.
     pub slab: u32,
-    /// Bytes of it.
+    /// Length in bytes.
     pub len: u32,
-    /// Where it begins in the slab, in bytes.
+    /// Offset in the slab, in bytes.
     pub offset: u64,
 }
 
 impl Extent {
-    /// The part of it that begins at its byte `from`.
+    /// The part of `len` bytes that begins at offset `from`.
     ///
     /// # Panics
     ///
-    /// If the part does not lie within.
+    /// If the part does not lie within this range.
     #[must_use]
     pub fn part(self, from: u32, len: u32) -> Self {
-        assert!(from <= self.len && len <= self.len - from, "no part of it");
+        assert!(
+            from <= self.len && len <= self.len - from,
+            "exceeds the range"
+        );
         Self {
             slab: self.slab,
             len,
@@ -34,19 +37,20 @@ impl Extent {
     }
 }
 
-/// The slabs of a session, as one end has them mapped. A clone is cheap, and does not learn of later ones.
+/// Slabs of a session, as one end has them mapped. A clone is cheap, and does not get slabs that are added
+/// later.
 #[derive(Clone, Debug, Default)]
 pub struct Slabs(Arc<Vec<Option<View>>>);
 
 impl Slabs {
-    /// Slabs a session has at most.
+    /// Maximum number of slabs of a session.
     pub const MAX: usize = 4096;
 
-    /// Slab `number` is there.
+    /// Adds slab `number`.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Slab`] where there is one of that number already, or the number is [`Slabs::MAX`] or more.
+    /// [`ContractError::Slab`]: the number is in use, or is [`Slabs::MAX`] or more.
     pub fn add(&mut self, number: u32, view: View) -> Result<(), ContractError> {
         let at = number as usize;
         if at >= Self::MAX {
@@ -65,16 +69,16 @@ impl Slabs {
         }
     }
 
-    /// The whole slab.
+    /// The whole slab `number`, if it was added.
     pub fn slab(&self, number: u32) -> Option<&View> {
         self.0.get(number as usize)?.as_ref()
     }
 
-    /// The memory of a stretch, which the other end may have made up.
+    /// Memory of a range that the other end gave, and that may be invalid.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`] where it does not lie in a slab of the session.
+    /// [`ContractError::Extent`]: it does not lie in a slab of the session.
     pub fn view(&self, extent: Extent) -> Result<View, ContractError> {
         let found = self.slab(extent.slab).and_then(|slab| {
             let offset = usize::try_from(extent.offset).ok()?;
@@ -83,11 +87,11 @@ impl Slabs {
         found.ok_or(ContractError::Extent(extent))
     }
 
-    /// Copies a stretch out, once: what is there afterwards is the other end's business.
+    /// Copies a range once. The other end may change the memory at any time after that.
     ///
     /// # Errors
     ///
-    /// As [`Slabs::view`].
+    /// [`ContractError::Extent`]: the range does not lie in a slab of the session, or is longer than `into`.
     #[inline]
     pub fn read(&self, extent: Extent, into: &mut [u8]) -> Result<(), ContractError> {
         let read = self.slab(extent.slab).and_then(|slab| {
@@ -98,8 +102,8 @@ impl Slabs {
     }
 }
 
-/// A ring of bytes: a stretch of memory, a power of two long, into which the bytes of a stream fall by their
-/// position. Nothing here knows which of them are there.
+/// A ring of bytes: a range of memory whose length is a power of two. A position of a stream determines where
+/// its byte lies. The ring does not know which bytes are valid.
 #[derive(Clone, Debug)]
 pub struct ByteRing {
     view: View,
@@ -108,16 +112,16 @@ pub struct ByteRing {
 }
 
 impl ByteRing {
-    /// Shortest ring.
+    /// Length of the shortest ring, in bytes.
     pub const LEN_MIN: u32 = 1 << 9;
-    /// Longest.
+    /// Length of the longest ring, in bytes.
     pub const LEN_MAX: u32 = 1 << 30;
 
-    /// The ring in which the stream goes on at position `from`, at the beginning of `extent`.
+    /// The ring at `extent` that holds a stream from position `from` on. That position lies at the beginning.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`] where there is no such memory, or its length is none for a ring.
+    /// [`ContractError::Extent`]: there is no such memory, or its length or alignment does not suit a ring.
     pub fn new(slabs: &Slabs, extent: Extent, from: u64) -> Result<Self, ContractError> {
         let fits = extent.len.is_power_of_two()
             && (Self::LEN_MIN..=Self::LEN_MAX).contains(&extent.len)
@@ -129,34 +133,34 @@ impl ByteRing {
         Ok(Self { view, extent, from })
     }
 
-    /// Its bytes.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> u64 {
         u64::from(self.extent.len)
     }
 
-    /// Never.
+    /// Always `false`: a ring has at least [`ByteRing::LEN_MIN`] bytes.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The first position that falls into it.
+    /// The first position of the stream that lies in the ring.
     pub fn from(&self) -> u64 {
         self.from
     }
 
-    /// Where it lies.
+    /// Memory of the ring.
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// Where position `at` falls, from its beginning.
+    /// Offset of position `at` in the ring, in bytes.
     #[inline]
     pub fn offset(&self, at: u64) -> usize {
         (at.wrapping_sub(self.from) & (self.len() - 1)) as usize
     }
 
-    /// Hints that position `at` and what follows will be used soon.
+    /// Prefetches the memory at position `at` and the following line.
     #[inline]
     pub fn expect(&self, at: u64) {
         let offset = self.offset(at);
@@ -164,20 +168,20 @@ impl ByteRing {
         self.view.prefetch(offset + 64);
     }
 
-    /// How many of `len` bytes from `at` on lie before the ring's end.
+    /// Number of bytes from position `at` on, at most `len`, that lie before the ring's end.
     #[inline]
     pub fn contiguous(&self, at: u64, len: usize) -> usize {
         len.min(self.extent.len as usize - self.offset(at))
     }
 
-    /// The stretch of `len` bytes from `at` on, or as much of it as lies before the ring's end.
+    /// Memory of `len` bytes from position `at` on, or of as many as lie before the ring's end.
     #[inline]
     pub fn stretch(&self, at: u64, len: usize) -> Extent {
         let len = self.contiguous(at, len) as u32;
         self.extent.part(self.offset(at) as u32, len)
     }
 
-    /// Copies bytes in from position `at` on; no more of them than the ring is long.
+    /// Copies bytes in from position `at` on. There must be no more of them than the ring has.
     #[inline]
     pub fn write(&self, at: u64, bytes: &[u8]) {
         let (first, rest) = bytes.split_at(self.contiguous(at, bytes.len()));
@@ -186,7 +190,7 @@ impl ByteRing {
         debug_assert_eq!(fits, Ok(()), "longer than the ring");
     }
 
-    /// Copies bytes out from position `at` on; no more of them than the ring is long.
+    /// Copies bytes out from position `at` on. There must be no more of them than the ring has.
     #[inline]
     pub fn read(&self, at: u64, into: &mut [u8]) {
         let contiguous = self.contiguous(at, into.len());
@@ -196,7 +200,7 @@ impl ByteRing {
         debug_assert_eq!(fits, Ok(()), "longer than the ring");
     }
 
-    /// The word at position `at`, a multiple of 8 from where the ring begins: read once.
+    /// Reads the word at position `at` once. `at - from` must be a multiple of 8.
     #[inline]
     pub fn read_word(&self, at: u64) -> u64 {
         let mut bytes = [0; 8];

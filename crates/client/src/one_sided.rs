@@ -1,7 +1,8 @@
-//! One-sided operations: on memory that the application at the other end has exported, without its help.
+//! One-sided operations on memory that the application at the other end has exported. That application takes
+//! no part in them.
 //!
-//! One is a record of the egress ring. What became of it stands in two words of the session's memory that the record
-//! names: a status, which is 0 until it is done, and for an atomic what was there before.
+//! An operation is a record of the egress ring. The record names two words of the session's memory for the
+//! outcome: a status, which is 0 until the operation is over, and for an atomic operation the previous value.
 
 use std::sync::atomic::Ordering;
 
@@ -13,37 +14,37 @@ use crate::memory::{Extent, Slabs};
 
 /// Bytes of an operation in its record.
 pub const OPERATION_BYTES: u32 = 64;
-/// Bytes of the words that say what became of it.
+/// Bytes of the two words for the outcome.
 pub const RESULT_BYTES: u32 = 16;
 
-/// What is done.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// The other end's memory is copied here.
+    /// Copies the peer's memory to local memory.
     Read = 1,
-    /// And the other way round.
+    /// Copies local memory to the peer's memory.
     Write = 2,
-    /// A number is added to an aligned word there, modulo 2⁶⁴.
+    /// Adds a number to an aligned word of the peer's memory, modulo 2⁶⁴.
     FetchAdd = 3,
-    /// An aligned word there is replaced, where it is as expected.
+    /// Replaces an aligned word of the peer's memory if it has the expected value.
     CompareSwap = 4,
 }
 
 impl Op {
     const ALL: [Self; 4] = [Self::Read, Self::Write, Self::FetchAdd, Self::CompareSwap];
 
-    /// The operation numbered so.
+    /// The kind with number `code`.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|op| *op as u8 == code)
     }
 
-    /// Whether it is on one word.
+    /// Whether the operation is atomic, on one word.
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::FetchAdd | Self::CompareSwap)
     }
 
-    /// What the other end must have allowed.
+    /// The right that the peer must have granted.
     pub fn needs(self) -> Rights {
         match self {
             Self::Read => Rights::READ,
@@ -53,59 +54,59 @@ impl Op {
     }
 }
 
-/// What the other end may do with memory that is exported to it.
+/// Rights of the peer on memory that is exported to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Rights(u8);
 
 impl Rights {
     /// No access.
     pub const NONE: Self = Self(0);
-    /// Read it.
+    /// The right to read it.
     pub const READ: Self = Self(1);
-    /// Write it.
+    /// The right to write it.
     pub const WRITE: Self = Self(2);
-    /// Add to its words, and swap them.
+    /// The right to perform atomic operations on its words.
     pub const ATOMIC: Self = Self(4);
     /// Reading, writing and atomic operations.
     pub const ALL: Self = Self(7);
 
-    /// These and those.
+    /// The union of two sets of rights.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of those are among these.
+    /// Whether all rights in `other` are in `self`.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// As they travel.
+    /// The rights as sent on the wire.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// As they travelled; what is none is left out.
+    /// The rights received from the wire. Unknown bits are ignored.
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & Self::ALL.0)
     }
 }
 
-/// An operation.
+/// A one-sided operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// What is done.
+    /// Kind of the operation.
     pub op: Op,
-    /// What the other end calls the memory.
+    /// Number of the export, as the peer gave it.
     pub window: u32,
-    /// From which byte of it on.
+    /// Offset in the exported memory, in bytes.
     pub at: u64,
-    /// This end's memory, for READ and WRITE: as many bytes.
+    /// Local memory for READ and WRITE; its length is the length of the copy.
     pub local: Extent,
-    /// What is added, or put there.
+    /// The number to add, or the new value of a compare-and-swap.
     pub operand: u64,
-    /// What is expected there.
+    /// The expected value of a compare-and-swap.
     pub compare: u64,
-    /// Where it is said what became of it: [`RESULT_BYTES`], aligned to 8.
+    /// Memory for the outcome: [`RESULT_BYTES`] bytes, aligned to 8.
     pub result: Extent,
 }
 
@@ -124,7 +125,7 @@ impl Operation {
         ]
     }
 
-    /// What an application wrote.
+    /// Parses and checks an operation that an application wrote.
     pub(crate) fn parse(words: [u64; 8], slabs: &Slabs) -> Result<Self, ContractError> {
         let extent = |shape: u64, offset: u64| Extent {
             slab: (shape >> 32) as u32,
@@ -152,19 +153,19 @@ impl Operation {
     }
 }
 
-/// What became of an operation.
+/// Outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
-    /// It is done.
+    /// It was carried out.
     Done = 1,
-    /// The other end has exported no such memory, or not any more.
+    /// The peer has no such export, or has revoked it.
     NoWindow = 2,
-    /// It reaches beyond that memory, or a word is not aligned.
+    /// It exceeds the exported memory, or a word is not aligned.
     OutOfBounds = 3,
-    /// The other end does not allow it.
+    /// The peer has not granted the right.
     Denied = 4,
-    /// The connection is no more; it may or may not have been done.
+    /// The connection is gone; the operation may or may not have been carried out.
     Lost = 5,
 }
 
@@ -177,7 +178,7 @@ impl Outcome {
         Self::Lost,
     ];
 
-    /// The outcome numbered so; [`Outcome::Lost`] for a number that is none.
+    /// The outcome with number `code`; [`Outcome::Lost`] for an unknown number.
     pub fn from_code(code: u8) -> Self {
         let known = Self::ALL.into_iter().find(|known| *known as u8 == code);
         known.unwrap_or(Self::Lost)
@@ -196,7 +197,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// The words where it is said.
+/// The two words for the outcome of an operation.
 #[derive(Clone, Debug)]
 pub struct Outcomes {
     status: WordRef,
@@ -204,11 +205,11 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Those at `extent`.
+    /// The words at `extent`.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Extent`].
+    /// [`ContractError::Extent`]: no such memory, wrong length, or not aligned.
     pub fn at(slabs: &Slabs, extent: Extent) -> Result<Self, ContractError> {
         let view: View = slabs.view(extent)?;
         if extent.len != RESULT_BYTES {
@@ -221,12 +222,12 @@ impl Outcomes {
         })
     }
 
-    /// For the application: before it is asked for.
+    /// For the application, before it asks for the operation: marks it as not over.
     pub fn clear(&self) {
         self.status.store(0, Ordering::Relaxed);
     }
 
-    /// For the application: what became of it, and what was there before.
+    /// For the application: the outcome and the previous value, or `None` while the operation is not over.
     pub fn get(&self) -> Option<(Outcome, u64)> {
         // Pairs with the store in `set`.
         match self.status.load(Ordering::Acquire) {
@@ -238,7 +239,7 @@ impl Outcomes {
         }
     }
 
-    /// For the daemon: says it.
+    /// For the daemon: writes the outcome and the previous value.
     pub fn set(&self, outcome: Outcome, before: u64) {
         self.value.store(before, Ordering::Relaxed);
         self.status.store(outcome as u64, Ordering::Release);
@@ -252,7 +253,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever an application writes is an operation on memory that is there, or refused.
+        /// Any words that an application writes are either refused, or an operation on existing memory.
         #[test]
         fn any_words_are_an_operation_or_none(words in any::<[u64; 8]>(), small in any::<bool>()) {
             let slabs = slabs(&[4096]);

@@ -1,5 +1,5 @@
-//! An application's session with its daemon: connections by handle, and what is said about them. No I/O: packets
-//! of the socket go in by [`Session::input`] and come out by [`Session::output`].
+//! An application's session with its daemon: connections by handle, and messages about them. It does no I/O:
+//! packets from the socket go in by [`Session::input`], and packets for it come out by [`Session::output`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -14,17 +14,20 @@ use crate::memory::{Extent, Slabs};
 use crate::one_sided::Rights;
 use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
 
-/// An application's side.
+/// A session, at the application's side.
 ///
-/// Asking (answered by an [`Event`] under the number returned): [`connect`](Self::connect),
-/// [`connect_watched`](Self::connect_watched), [`listen`](Self::listen), [`watch`](Self::watch),
-/// [`watch_listener`](Self::watch_listener), [`alloc`](Self::alloc), [`export`](Self::export), [`revoke`](Self::revoke). Telling: [`took`](Self::took), [`arm`](Self::arm),
-/// [`unlisten`](Self::unlisten), [`close`](Self::close), [`abort`](Self::abort), [`free`](Self::free). Driving: [`input`](Self::input) for each
-/// packet that came; then [`output`](Self::output) until there is none, [`event`](Self::event) until there is
-/// none. Sending and receiving: on the [`Connection`] that an event brought.
+/// - Requests, each answered by an [`Event`] with the number that the method returned: [`connect`](Self::connect),
+///   [`connect_watched`](Self::connect_watched), [`listen`](Self::listen), [`watch`](Self::watch),
+///   [`watch_listener`](Self::watch_listener), [`alloc`](Self::alloc), [`export`](Self::export),
+///   [`revoke`](Self::revoke).
+/// - Messages without an answer: [`took`](Self::took), [`arm`](Self::arm), [`unlisten`](Self::unlisten),
+///   [`close`](Self::close), [`abort`](Self::abort), [`free`](Self::free), [`wake`](Self::wake).
+/// - Driving: call [`input`](Self::input) for each packet that arrived, then [`output`](Self::output) and
+///   [`event`](Self::event) until each returns `None`.
+/// - Sending and receiving: by the [`Connection`] that an event brought.
 ///
-/// What a connection's methods change the daemon learns from the session's board; where they say that it sleeps,
-/// it is to be woken.
+/// A connection's methods tell the daemon of changes by the session's doorbell. If such a method says that
+/// the daemon sleeps, the caller must wake it.
 #[derive(Debug)]
 pub struct Session {
     slabs: Slabs,
@@ -38,82 +41,83 @@ pub struct Session {
 /// A packet for the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// What it says.
+    /// The encoded message.
     pub bytes: Vec<u8>,
-    /// The request whose descriptor goes along, if one does: the daemon's end of a pair of stream sockets.
+    /// The number of the request that needs a descriptor with this packet, if any: the daemon's end of a pair
+    /// of stream sockets.
     pub file_of: Option<u32>,
 }
 
-/// Something that an application learns.
+/// An event for the application.
 #[derive(Debug)]
 pub enum Event {
-    /// The daemon has taken the application.
+    /// The daemon accepted the application.
     Attached,
-    /// A connection that was asked for.
+    /// A connection was made.
     Connected {
-        /// Under this number.
+        /// Number of the request.
         request: u32,
         /// The connection.
         connection: Box<Connection>,
     },
-    /// A port that was asked for.
+    /// The daemon listens at a port.
     Listening {
-        /// Under this number.
+        /// Number of the request.
         request: u32,
-        /// What it is called.
+        /// Number of the listener.
         listener: u32,
-        /// The port.
+        /// The port that was bound.
         port: u16,
     },
-    /// Somebody connected. [`Session::took`] says that another may wait in its place.
+    /// A peer connected. Call [`Session::took`] so that another connection may wait in its place.
     Incoming {
-        /// There.
+        /// Number of the listener.
         listener: u32,
         /// The connection.
         connection: Box<Connection>,
     },
-    /// Memory that was asked for.
+    /// Memory was allocated.
     Allocated {
-        /// Under this number.
+        /// Number of the request.
         request: u32,
         /// The memory.
         extent: Extent,
     },
-    /// The other end may use memory.
+    /// Memory was exported to the peer.
     Exported {
-        /// Under this number.
+        /// Number of the request.
         request: u32,
-        /// What both ends call it.
+        /// Number of the export, at both ends.
         window: u32,
     },
-    /// It may not any more, and nothing touches it for that end.
+    /// An export was revoked: nothing touches the memory for the peer any more.
     Revoked {
-        /// Under this number.
+        /// Number of the request.
         request: u32,
     },
-    /// A descriptor is watched by the daemon.
+    /// The daemon uses a descriptor that was handed over.
     Watched {
-        /// Under this number.
+        /// Number of the request.
         request: u32,
     },
-    /// What was asked for cannot be.
+    /// The daemon refused a request.
     Refused {
-        /// Under this number.
+        /// Number of the request.
         request: u32,
         /// Reason of the refusal.
         why: Refusal,
     },
-    /// A connection whose bell was armed is to be looked at.
+    /// The event count of a connection, which was armed, was notified: look at the connection.
     Rang {
-        /// What it is called.
+        /// Handle of the connection.
         handle: u32,
     },
-    /// The session is over: nothing of it can be used any more.
+    /// The session is over: nothing of it may be used any more.
     Over(Refusal),
 }
 
 impl Session {
-    /// The session of an application that is called so in logs. The first output attaches it.
+    /// The session of an application whose name in logs is `name`. The first output attaches it.
     pub fn new(name: &str) -> Self {
         let attach = Request::Attach {
             version: VERSION,
@@ -130,22 +134,22 @@ impl Session {
         }
     }
 
-    /// The memory it shares with its daemon.
+    /// The slabs that the session shares with its daemon.
     pub fn slabs(&self) -> &Slabs {
         &self.slabs
     }
 
-    /// Its board, once it is attached.
+    /// The session's doorbell, once it is attached.
     pub fn board(&self) -> Option<&Doorbell> {
         self.board.as_ref()
     }
 
-    /// Why it is over, where it is.
+    /// Why the session is over; `None` while it is not.
     pub fn over(&self) -> Option<Refusal> {
         self.over
     }
 
-    /// A connection to whoever listens there.
+    /// Asks for a connection to the listener at `to`.
     pub fn connect(&mut self, to: SocketAddr) -> u32 {
         self.ask(|request| Request::Connect {
             request,
@@ -154,7 +158,7 @@ impl Session {
         })
     }
 
-    /// The same, with a descriptor: see [`Packet::file_of`].
+    /// Like [`connect`](Self::connect), with a descriptor for the new connection: see [`Packet::file_of`].
     pub fn connect_watched(&mut self, to: SocketAddr) -> u32 {
         self.ask(|request| Request::Connect {
             request,
@@ -163,22 +167,23 @@ impl Session {
         })
     }
 
-    /// A descriptor for a connection: see [`Request::Watch`] and [`Packet::file_of`].
+    /// Has the daemon watch a connection by a descriptor: see [`Request::Watch`] and [`Packet::file_of`].
     pub fn watch(&mut self, handle: u32) -> u32 {
         self.ask(|request| Request::Watch { request, handle })
     }
 
-    /// A descriptor for a listener: see [`Request::WatchListener`] and [`Packet::file_of`].
+    /// Has the daemon watch a listener by a descriptor: see [`Request::WatchListener`] and
+    /// [`Packet::file_of`].
     pub fn watch_listener(&mut self, listener: u32) -> u32 {
         self.ask(|request| Request::WatchListener { request, listener })
     }
 
-    /// Nobody was found who has connected, and the listener's descriptor is not readable any more.
+    /// Re-arms a listener's descriptor: no connection was found, and the descriptor was made unreadable.
     pub fn arm(&mut self, listener: u32) {
         self.out.push_back(Request::Arm { listener });
     }
 
-    /// Connections that others make to `port`, 0 for any that is free; `backlog` may wait to be taken.
+    /// Asks to listen at `port`, 0 for any free one. At most `backlog` connections may wait to be taken.
     pub fn listen(&mut self, port: u16, backlog: u32) -> u32 {
         self.ask(|request| Request::Listen {
             request,
@@ -187,12 +192,12 @@ impl Session {
         })
     }
 
-    /// Memory that can be lent.
+    /// Asks for `len` bytes of memory that can be lent and exported.
     pub fn alloc(&mut self, len: u32) -> u32 {
         self.ask(|request| Request::Alloc { request, len })
     }
 
-    /// The other end of a connection may use memory that was [asked for](Self::alloc).
+    /// Exports memory that was [allocated](Self::alloc) to the peer of a connection.
     pub fn export(&mut self, handle: u32, extent: Extent, rights: Rights) -> u32 {
         self.ask(|request| Request::Export {
             request,
@@ -202,7 +207,7 @@ impl Session {
         })
     }
 
-    /// It may not any more.
+    /// Revokes an export.
     pub fn revoke(&mut self, handle: u32, window: u32) -> u32 {
         self.ask(|request| Request::Revoke {
             request,
@@ -217,32 +222,33 @@ impl Session {
         self.requests
     }
 
-    /// The daemon sleeps and is to be woken.
+    /// Wakes the daemon, after a method said that it sleeps.
     pub fn wake(&mut self) {
         self.out.push_back(Request::Wake);
     }
 
-    /// A connection of an [`Event::Incoming`] was taken.
+    /// Tells the daemon that the application took the connection of an [`Event::Incoming`].
     pub fn took(&mut self, listener: u32) {
         self.out.push_back(Request::Took { listener });
     }
 
-    /// No more connections from there.
+    /// Stops listening.
     pub fn unlisten(&mut self, listener: u32) {
         self.out.push_back(Request::Unlisten { listener });
     }
 
-    /// Gives a connection up. What was written is still sent, then the stream ends; what comes is refused.
+    /// Closes a connection. The daemon still sends what was written, then ends the stream. Later bytes from
+    /// the peer are refused.
     pub fn close(&mut self, handle: u32) {
         self.out.push_back(Request::Close { handle });
     }
 
-    /// Gives a connection up; the peer sees a reset.
+    /// Aborts a connection; the peer sees a reset.
     pub fn abort(&mut self, handle: u32) {
         self.out.push_back(Request::Abort { handle });
     }
 
-    /// Gives memory back. Nothing that was not returned lies in it.
+    /// Frees allocated memory. No loan or export from it may be outstanding.
     pub fn free(&mut self, extent: Extent) {
         self.out.push_back(Request::Free { extent });
     }
@@ -264,16 +270,16 @@ impl Session {
         Some(Packet { bytes, file_of })
     }
 
-    /// What the application is to know next.
+    /// The next event for the application.
     pub fn event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// A packet from the daemon, and the memory that came with it.
+    /// Takes a packet from the daemon, and the memory of the slab that came with it, if any.
     ///
     /// # Errors
     ///
-    /// [`ContractError`]: the daemon is none.
+    /// [`ContractError`]: the daemon broke the contract.
     pub fn input(&mut self, packet: &[u8], slab: Option<View>) -> Result<(), ContractError> {
         let event = match Reply::decode(packet)? {
             Reply::Slab { number } => {
@@ -322,7 +328,7 @@ impl Session {
     fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
         let block = ControlBlock::at(&self.slabs, end.block)?;
         let board = self.board.clone();
-        let board = board.ok_or(ContractError::Message("a connection before a board"))?;
+        let board = board.ok_or(ContractError::Message("a connection before attaching"))?;
         let connection = Connection::new(end, self.slabs.clone(), board, &block)?;
         Ok(Box::new(connection))
     }

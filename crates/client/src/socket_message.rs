@@ -1,5 +1,5 @@
-//! What an application and its daemon say to each other on the socket between them. Each message is a packet of
-//! its own; a slab's memory file comes with the message that names it.
+//! Messages between an application and its daemon on the socket between them. Each message is one packet. The
+//! memory file of a slab travels with the message that names the slab.
 
 use std::net::SocketAddr;
 
@@ -11,213 +11,216 @@ pub mod codec;
 
 use codec::{Decoder, Encoder};
 
-/// The version of the contract, and the oldest that is still understood: a daemon and an application agree on
-/// the older one's.
+/// Latest version of the contract. A daemon and an application use the older of their latest versions.
 pub const VERSION: u16 = 1;
-/// See [`VERSION`].
+/// Oldest version of the contract that is still understood; see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
 /// Longest message in bytes.
 pub const MESSAGE_MAX: usize = 512;
 /// Longest name of an application in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// What an application asks for. Requests that are answered carry a number of the application's own.
+/// Request of an application. Requests that are answered carry a number that the application chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The first: which versions it speaks, and what it is called in logs.
+    /// First request: the versions that the application speaks, and its name.
     Attach {
-        /// The latest it speaks.
+        /// Latest version that it speaks.
         version: u16,
-        /// The oldest it speaks.
+        /// Oldest version that it speaks.
         oldest: u16,
-        /// What it is called.
+        /// Name of the application in logs.
         name: String,
     },
-    /// A connection to whoever listens there.
+    /// Connects to a listener.
     Connect {
-        /// Answered under this number.
+        /// Number of the request, repeated in the reply.
         request: u32,
-        /// The host and port.
+        /// Host and port of the listener.
         to: SocketAddr,
-        /// Whether a descriptor comes along, as with [`Request::Watch`].
+        /// Whether a descriptor comes with the message, as with [`Request::Watch`].
         is_watched: bool,
     },
-    /// A descriptor comes along, one end of a pair of stream sockets, by which the daemon tells of the connection
-    /// whoever polls the other: readable once its bell has rung, writable once its bell for room has, hung up
-    /// once it is reset or gone. It is readable at first.
+    /// Watches a connection. One end of a pair of stream sockets comes with the message; the application
+    /// polls the other. The daemon makes that one readable when it notifies the connection's event count,
+    /// writable when it notifies the event count for room, and hangs it up when the connection is reset or
+    /// gone. At first it is readable.
     Watch {
-        /// Answered under this number.
+        /// Number of the request, repeated in the reply.
         request: u32,
-        /// Which connection.
+        /// Handle of the connection.
         handle: u32,
     },
-    /// The same of a listener: readable while somebody who connected was not taken, from the next [`Request::Arm`] on.
+    /// Watches a listener, as [`Request::Watch`] does a connection. The descriptor becomes readable when a
+    /// connection waits to be taken. The daemon makes it readable again only after [`Request::Arm`].
     WatchListener {
-        /// Answered under this number.
+        /// Number of the request, repeated in the reply.
         request: u32,
         /// Number of the listener, as the daemon gave it.
         listener: u32,
     },
-    /// The application found nobody who has connected, and has made its descriptor unreadable.
+    /// Re-arms the descriptor of a listener: the application found no connection, and made the descriptor
+    /// unreadable.
     Arm {
         /// Number of the listener, as the daemon gave it.
         listener: u32,
     },
-    /// Connections that others make to a port, 0 for any that is free.
+    /// Listens at a port.
     Listen {
-        /// Answered under this number.
+        /// Number of the request, repeated in the reply.
         request: u32,
-        /// The port.
+        /// The port; 0 for any free one.
         port: u16,
-        /// How many may wait to be taken.
+        /// Maximum number of connections that wait to be taken.
         backlog: u32,
     },
-    /// No more connections from there. Those that came before are still the application's.
+    /// Stops listening. Connections that came before stay with the application.
     Unlisten {
-        /// As answered.
+        /// Number of the listener, as the daemon gave it.
         listener: u32,
     },
-    /// The application took a connection that had come.
+    /// Takes an incoming connection, so that another may wait in its place.
     Took {
-        /// From there.
+        /// Number of the listener, as the daemon gave it.
         listener: u32,
     },
-    /// The application has no more use for a connection, and touches its memory no more. What was written is still
-    /// sent.
+    /// Closes a connection: the application does not touch its memory any more. The daemon still sends what
+    /// was written.
     Close {
         /// Handle of the connection.
         handle: u32,
     },
-    /// The same, and what was written may be lost: the peer sees a reset.
+    /// Aborts a connection: as [`Request::Close`], but what was written may be lost, and the peer sees a
+    /// reset.
     Abort {
         /// Handle of the connection.
         handle: u32,
     },
-    /// Memory that can be lent.
+    /// Allocates memory that can be lent.
     Alloc {
-        /// Answered under this number.
+        /// Number of the request, repeated in the reply.
         request: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Such memory back, which nothing that was not returned lies in.
+    /// Frees allocated memory. No loan or export from it may be outstanding.
     Free {
-        /// As answered.
+        /// The memory, as [`Reply::Allocated`] gave it.
         extent: Extent,
     },
-    /// The other end of a connection may use memory that was [asked for](Request::Alloc).
+    /// Exports memory that was [allocated](Request::Alloc) to the peer of a connection.
     Export {
-        /// Answered under this number.
+        /// Number of the request, repeated in the reply.
         request: u32,
-        /// Which connection.
+        /// Handle of the connection.
         handle: u32,
-        /// The memory, as answered.
+        /// The memory, as [`Reply::Allocated`] gave it.
         extent: Extent,
-        /// What it may do.
+        /// What the peer may do with it.
         rights: Rights,
     },
-    /// It may not any more.
+    /// Revokes an export.
     Revoke {
-        /// Answered under this number, once nothing touches the memory for the other end.
+        /// Number of the request. The reply comes once nothing touches the memory for the peer.
         request: u32,
-        /// Which connection.
+        /// Handle of the connection.
         handle: u32,
-        /// As answered.
+        /// Number of the export, as [`Reply::Exported`] gave it.
         window: u32,
     },
-    /// The daemon's bell rang: it is to look at the board.
+    /// Wakes the daemon: its event count was armed. It looks at the doorbell.
     Wake,
 }
 
-/// What a daemon says.
+/// Message of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// To [`Request::Attach`].
+    /// Answers [`Request::Attach`].
     Attached {
-        /// Of the contract from here on.
+        /// Version of the contract from here on.
         version: u16,
-        /// Where the session's board is.
+        /// Memory of the session's doorbell.
         board: Extent,
-        /// Handles are below this.
+        /// Upper bound of handles, exclusive.
         handles: u32,
     },
-    /// A slab, whose memory file comes along.
+    /// A slab; its memory file comes with the message.
     Slab {
-        /// Its number.
+        /// Number of the slab.
         number: u32,
     },
-    /// To [`Request::Connect`].
+    /// Answers [`Request::Connect`].
     Connected {
-        /// That request's.
+        /// Number of that request.
         request: u32,
         /// The connection.
         end: End,
     },
-    /// To [`Request::Listen`].
+    /// Answers [`Request::Listen`].
     Listening {
-        /// That request's.
+        /// Number of that request.
         request: u32,
-        /// What it is called from now on.
+        /// Number of the listener from now on.
         listener: u32,
-        /// The port.
+        /// The port that was bound.
         port: u16,
     },
-    /// Somebody connected to a listener.
+    /// A peer connected to a listener.
     Incoming {
         /// Number of the listener.
         listener: u32,
         /// The connection.
         end: End,
     },
-    /// To [`Request::Alloc`].
+    /// Answers [`Request::Alloc`].
     Allocated {
-        /// That request's.
+        /// Number of that request.
         request: u32,
         /// The memory.
         extent: Extent,
     },
-    /// To [`Request::Export`]: what is sent from now on can name it.
+    /// Answers [`Request::Export`]. Data that is sent from now on may mention the window.
     Exported {
-        /// That request's.
+        /// Number of that request.
         request: u32,
-        /// What both ends call it.
+        /// Number of the export, at both ends.
         window: u32,
     },
-    /// To [`Request::Revoke`].
+    /// Answers [`Request::Revoke`].
     Revoked {
-        /// That request's.
+        /// Number of that request.
         request: u32,
     },
-    /// To a watch: it is there.
+    /// Answers [`Request::Watch`] and [`Request::WatchListener`]: the descriptor is in use.
     Watched {
-        /// That request's.
+        /// Number of that request.
         request: u32,
     },
-    /// To any of them: it cannot be.
+    /// Refuses any request that has a number.
     Refused {
-        /// That request's.
+        /// Number of that request.
         request: u32,
         /// Reason of the refusal.
         why: Refusal,
     },
-    /// A connection's bell rang: the application is to look at it.
+    /// The daemon notified a connection's event count: the application must look at the connection.
     Rang {
         /// Handle of the connection.
         handle: u32,
     },
     /// The session is over.
     Over {
-        /// Reason of the refusal.
+        /// Why it is over.
         why: Refusal,
     },
 }
 
-/// An end of a connection, as its application has it.
+/// An end of a connection, as given to its application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// What it is called in the session.
+    /// Handle of the connection in the session.
     pub handle: u32,
-    /// Where its words are.
+    /// Memory of its control block.
     pub block: Extent,
     /// This end's address and port.
     pub local: SocketAddr,
@@ -225,26 +228,26 @@ pub struct End {
     pub peer: SocketAddr,
 }
 
-/// Why something cannot be.
+/// Why a daemon refuses a request, or ends a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Nobody listens at that port, or too many wait to be taken there.
+    /// Nobody listens at that port, or its backlog is full.
     Refused = 1,
-    /// There is no way to that host, or no daemon on it.
+    /// There is no route to that host, or no daemon on it.
     Unreachable = 2,
     /// That host did not answer.
     TimedOut = 3,
-    /// The port is taken.
+    /// The port is in use.
     PortTaken = 4,
     /// The daemon's limit, or the application's quota, is reached.
     Limit = 5,
     /// There is not enough memory.
     Memory = 6,
-    /// The other host's daemon has another secret, or this application may not.
+    /// The other host's daemon has another secret, or this user is not allowed.
     Denied = 7,
-    /// No version that both speak.
+    /// Application and daemon have no version in common.
     Version = 8,
     /// The application broke the contract.
     Misuse = 9,
@@ -266,14 +269,14 @@ impl Refusal {
         Self::Stopping,
     ];
 
-    /// The reason numbered `code`.
+    /// The reason with number `code`.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Message`]: there is none such.
+    /// [`ContractError::Message`]: no reason has that number.
     pub fn from_code(code: u8) -> Result<Self, ContractError> {
         let known = Self::ALL.into_iter().find(|why| *why as u8 == code);
-        known.ok_or(ContractError::Message("no such reason"))
+        known.ok_or(ContractError::Message("unknown reason"))
     }
 }
 
@@ -297,7 +300,7 @@ impl std::fmt::Display for Refusal {
 }
 
 impl Request {
-    /// The message.
+    /// The message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Attach {
@@ -352,11 +355,11 @@ impl Request {
         .finish()
     }
 
-    /// Reads what an application wrote.
+    /// Decodes a message of an application.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Message`].
+    /// [`ContractError::Message`]: it is malformed.
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
         let (kind, mut of) = Decoder::of(message)?;
         let request = match kind {
@@ -413,7 +416,7 @@ impl Request {
                 extent: of.extent()?,
             },
             10 => Self::Wake,
-            _ => return Err(ContractError::Message("no such request")),
+            _ => return Err(ContractError::Message("unknown kind of request")),
         };
         of.end()?;
         Ok(request)
@@ -421,7 +424,7 @@ impl Request {
 }
 
 impl Reply {
-    /// The message.
+    /// The message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let end = |to: Encoder, end: &End| {
             to.u32(end.handle)
@@ -454,11 +457,11 @@ impl Reply {
         .finish()
     }
 
-    /// Reads what a daemon wrote.
+    /// Decodes a message of a daemon.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Message`].
+    /// [`ContractError::Message`]: it is malformed.
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
         let end = |of: &mut Decoder<'_>| -> Result<End, ContractError> {
             Ok(End {
@@ -507,14 +510,14 @@ impl Reply {
                 window: of.u32()?,
             },
             12 => Self::Revoked { request: of.u32()? },
-            _ => return Err(ContractError::Message("no such reply")),
+            _ => return Err(ContractError::Message("unknown kind of reply")),
         };
         of.end()?;
         Ok(reply)
     }
 }
 
-/// As much of a name as there is room for, in whole characters.
+/// Truncates a name to [`NAME_MAX`] bytes, at a character boundary.
 fn cut(name: &str) -> &str {
     let fits = (0..=name.len().min(NAME_MAX)).rfind(|at| name.is_char_boundary(*at));
     &name[..fits.unwrap_or(0)]

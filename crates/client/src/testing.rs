@@ -1,4 +1,4 @@
-//! For tests: shared memory without another process.
+//! For tests: shared memory in a single process.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 
 use crate::memory::Slabs;
 
-/// A session's slabs of these lengths.
+/// A session's slabs, numbered from 0, of the lengths `lens` in bytes.
 ///
 /// # Panics
 ///
-/// Where there is no memory for them.
+/// If there is not enough memory for them.
 pub fn slabs(lens: &[usize]) -> Slabs {
     let mut slabs = Slabs::default();
     for (number, len) in lens.iter().enumerate() {
@@ -22,7 +22,7 @@ pub fn slabs(lens: &[usize]) -> Slabs {
         };
         let segment = SharedSegment::create(&request).expect("memory for a test");
         let added = slabs.add(number as u32, View::from(Arc::new(segment)));
-        added.expect("its first of that number");
+        added.expect("each number is added once");
     }
     slabs
 }

@@ -1,35 +1,35 @@
-//! Virtual queue pair numbers: which connection of a daemon's.
+//! Virtual queue pair numbers: the numbers of connections in a daemon.
 
 use std::fmt;
 
-/// Bits of the place in the table.
+/// Bits of the place in the daemon's table.
 const PLACE_BITS: u32 = 20;
 
-/// The number of a connection's end: a place in its daemon's table, and which of those that ever had the place
-/// it is. It travels in the immediate of what is sent to that end (RaaS, section IV.A), so what comes late for a
-/// connection that is gone never reaches the next one of the same place: not before the place has changed hands
+/// Number of a connection's end: its place in the daemon's table, and the generation of that place. It
+/// travels in the immediate data of messages to that end (RaaS, section IV.A). So a late message for a closed
+/// connection never reaches the next one at the same place, until the place has been reused
 /// [`Vqpn::GENERATIONS`] times.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Vqpn(u32);
 
 impl Vqpn {
-    /// Places that can be told apart.
+    /// Number of places.
     pub const PLACES: u32 = 1 << PLACE_BITS;
-    /// Connections of one place that can be.
+    /// Number of generations of a place.
     pub const GENERATIONS: u32 = 1 << (32 - PLACE_BITS);
 
-    /// The end at `place`, below [`Vqpn::PLACES`], in its `generation`, which is taken modulo
+    /// The number for `place`, which is below [`Vqpn::PLACES`], and `generation`, which is taken modulo
     /// [`Vqpn::GENERATIONS`].
     pub const fn new(place: u32, generation: u32) -> Self {
         Self((place % Self::PLACES) | (generation << PLACE_BITS))
     }
 
-    /// The number as it travels.
+    /// The number as sent on the wire.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// The number that travelled.
+    /// The number received from the wire.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
@@ -39,7 +39,7 @@ impl Vqpn {
         (self.0 % Self::PLACES) as usize
     }
 
-    /// Which of those that had the place.
+    /// The generation of the place.
     pub const fn generation(self) -> u32 {
         self.0 >> PLACE_BITS
     }

@@ -8,7 +8,7 @@ use headworks_conformance::worlds::{InProcessWorld, WorldLayout};
 use headworks_conformance::{Case, DeviceBehaviour, cases, runner};
 use headworks_net::clock;
 use headworks_pacing::shared_state::BYTES;
-use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SharedPacing};
+use headworks_pacing::{Clock, PacedDevice, Pacing, PacingConfig, SharedPacing};
 use headworks_runtime::DeviceOpener;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{Device, Gid, Provider};
@@ -22,7 +22,7 @@ use sim_network::{SIM_BEHAVIOUR, SimNetwork};
 use soft_registry::soft_opener;
 
 /// Every device paced, with these constants; those of one host share.
-fn paced(inner: DeviceOpener, config: &Config, is_real: bool) -> DeviceOpener {
+fn paced(inner: DeviceOpener, config: &PacingConfig, is_real: bool) -> DeviceOpener {
     let shares: Mutex<BTreeMap<[u8; 16], SharedPacing>> = Mutex::default();
     let config = Arc::new(config.clone());
     Arc::new(move |name| {
@@ -59,8 +59,8 @@ fn share() -> SharedPacing {
 }
 
 /// Nearly everything has to wait.
-fn narrow() -> Config {
-    let mut config = Config::default();
+fn narrow() -> PacingConfig {
+    let mut config = PacingConfig::default();
     for (key, value) in [
         ("min_rate_gbps", "0.05"),
         ("line_rate_gbps", "0.5"),
@@ -74,11 +74,11 @@ fn narrow() -> Config {
     config
 }
 
-fn wide(timestamps: bool) -> Config {
+fn wide(timestamps: bool) -> PacingConfig {
     let timestamps = f64::from(u8::from(timestamps));
-    Config {
+    PacingConfig {
         timestamps,
-        ..Config::default()
+        ..PacingConfig::default()
     }
 }
 
@@ -96,12 +96,12 @@ const PACED_SOFT_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     ..DeviceBehaviour::SOFT
 };
 
-fn on_soft(name: &str, config: &Config) {
+fn on_soft(name: &str, config: &PacingConfig) {
     on(name, config, "", PACED_SOFT_BEHAVIOUR);
 }
 
 /// On software RNICs whose names have these options.
-fn on(name: &str, config: &Config, options: &str, behaviour: DeviceBehaviour) {
+fn on(name: &str, config: &PacingConfig, options: &str, behaviour: DeviceBehaviour) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     let [h1, h2, h3] = ["h1", "h2", "h3"].map(|host| format!("soft:{host}{options}"));
@@ -165,7 +165,7 @@ const CASES_WITHOUT_EVENTS: [&str; 3] = [
     "matrix::recv_cq_full",
 ];
 
-fn on_sim(name: &str, config: &Config, not: &[&str]) {
+fn on_sim(name: &str, config: &PacingConfig, not: &[&str]) {
     let hosts = ["h1", "h2", "h3"].map(|host| format!("sim:cx5-100g,host={host}"));
     let layout = WorldLayout::of([&hosts[0], &hosts[1], &hosts[2]]).with(PACED_SIM_BEHAVIOUR);
     let world = || {

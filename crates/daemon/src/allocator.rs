@@ -1,24 +1,24 @@
-//! Which parts of a session's slabs are in use: pure. Buddies: stretches are powers of two long and lie at
-//! multiples of their length.
+//! Buddy allocator of a session's slab memory: pure. Extents are powers of two long and lie at multiples of
+//! their length.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use headworks_client::Extent;
 
-/// The shortest stretch, as a power of two: the words of a connection.
+/// Length of the shortest extent, as a power of two: that of a control block.
 pub const LEAST_LOG: u32 = 9;
 
-/// The parts of several slabs.
+/// Allocator over several slabs.
 #[derive(Debug, Default)]
 pub struct ExtentAllocator {
-    /// By length, as a power of two: the free ones, by slab and offset.
+    /// Free extents, by length as a power of two, then by slab and offset.
     free: BTreeMap<u32, BTreeSet<(u32, u64)>>,
-    /// The lengths of slabs, as powers of two.
+    /// Length of each slab, as a power of two.
     slabs: BTreeMap<u32, u32>,
     in_use: u64,
 }
 
-/// The power of two that so many bytes take.
+/// Returns the power of two that holds `bytes`, at least [`LEAST_LOG`].
 pub fn log_of(bytes: u32) -> u32 {
     bytes
         .max(1)
@@ -28,13 +28,13 @@ pub fn log_of(bytes: u32) -> u32 {
 }
 
 impl ExtentAllocator {
-    /// All of a new slab, `2^log` bytes long, is free.
+    /// Adds a slab of `2^log` bytes, all of it free.
     pub fn add(&mut self, slab: u32, log: u32) {
         self.slabs.insert(slab, log);
         self.free.entry(log).or_default().insert((slab, 0));
     }
 
-    /// Takes `2^log` bytes; `None` where no slab has so many in one piece.
+    /// Allocates `2^log` bytes. Returns `None` if no slab has that much in one piece.
     pub fn take(&mut self, log: u32) -> Option<Extent> {
         debug_assert!((LEAST_LOG..32).contains(&log));
         let from = self.free.range(log..).find(|(_, free)| !free.is_empty());
@@ -43,7 +43,7 @@ impl ExtentAllocator {
         self.forget(of, place);
         while of > log {
             of -= 1;
-            // The upper half stays.
+            // The upper half stays free.
             let upper = (place.0, place.1 + (1 << of));
             self.free.entry(of).or_default().insert(upper);
         }
@@ -62,7 +62,7 @@ impl ExtentAllocator {
             .is_some_and(|free| free.remove(&place))
     }
 
-    /// Gives back what was taken. The caller knows that it was: what an application says is checked before.
+    /// Frees an extent. It must have been allocated: the caller checks what an application claims beforehand.
     pub fn give(&mut self, extent: Extent) {
         let whole = self.slabs.get(&extent.slab).copied().unwrap_or(0);
         let mut log = extent.len.trailing_zeros();
@@ -80,7 +80,7 @@ impl ExtentAllocator {
         debug_assert!(is_new, "given back twice");
     }
 
-    /// Bytes that were taken and not given back.
+    /// Bytes that are allocated.
     pub fn in_use(&self) -> u64 {
         self.in_use
     }

@@ -1,68 +1,69 @@
-//! How daemons prove to each other that they have the same secret, without saying it: pure.
+//! Mutual authentication of daemons by a shared secret, without sending the secret: pure.
 //!
-//! Who calls sends a nonce, who is called another; then each proves by HMAC-SHA256 under the secret that it has both,
-//! who it is, and whom it speaks to. Proofs of the two sides differ, and so do those for different hosts, so that none can
-//! be sent back as one's own, or passed on. Who has the secret may say that he is any host. What travels afterwards
-//! on the stream between daemons, and by RDMA, is neither encrypted nor authenticated.
+//! The caller sends a nonce, and the callee sends another. Each side then proves by HMAC-SHA256 under the secret
+//! that it knows both nonces, its own address and the address that it speaks to. The two sides' proofs differ,
+//! and so do proofs for different hosts, so a proof cannot be reflected to its sender or relayed to another host.
+//! A daemon that has the secret can claim to be any host. What travels afterwards, on the stream between daemons
+//! and by RDMA, is neither encrypted nor authenticated.
 
 use std::net::IpAddr;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// A number that is used once.
+/// Random number that is used once.
 pub type Nonce = [u8; 16];
-/// That somebody has the secret.
+/// Proof that a daemon has the secret: an HMAC over an [`AuthClaim`].
 pub type Proof = [u8; 32];
 
-/// Fewest bytes of a secret, and most.
+/// Allowed length of a secret in bytes.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
 
-/// What all daemons that may talk to each other have.
+/// The secret shared by all daemons that may talk to each other.
 #[derive(Clone)]
 pub struct Secret(Hmac<Sha256>);
 
-/// A secret that is none.
+/// Error: the secret is too short or too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a secret of {0} bytes: it has 16 to 4096")]
-pub struct NoSecret(usize);
+pub struct InvalidSecret(usize);
 
-/// Which side of a call.
+/// Side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Who called.
+pub enum CallRole {
+    /// The daemon that called.
     Calling,
-    /// Who was called.
+    /// The daemon that was called.
     Called,
 }
 
-/// Who proves it, and in which call.
+/// What a daemon proves: who it is, to whom, and in which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Which side of it.
-    pub side: Role,
-    /// The address that it serves.
+pub struct AuthClaim {
+    /// Side of the call that the daemon is on.
+    pub side: CallRole,
+    /// The address that the daemon serves.
     pub address: IpAddr,
-    /// The address of whom it proves it to: what one host was told is of no use at another.
+    /// The address that the proof is meant for, so that a proof given to one host is of no use at another.
     pub to: IpAddr,
-    /// Its life.
+    /// The daemon's `life`, a number that differs each time a daemon starts.
     pub life: u64,
-    /// The nonce of who called.
+    /// The caller's nonce.
     pub calling: Nonce,
-    /// And of who was called.
+    /// The callee's nonce.
     pub called: Nonce,
 }
 
 impl Secret {
-    /// A secret as a file has it: without white space around it.
+    /// Takes a secret as read from a file, and trims ASCII white space around it.
     ///
     /// # Errors
     ///
-    /// [`NoSecret`].
-    pub fn new(bytes: &[u8]) -> Result<Self, NoSecret> {
+    /// [`InvalidSecret`]: its length is not allowed.
+    pub fn new(bytes: &[u8]) -> Result<Self, InvalidSecret> {
         let bytes = bytes.trim_ascii();
         if !SECRET_BYTES.contains(&bytes.len()) {
-            return Err(NoSecret(bytes.len()));
+            return Err(InvalidSecret(bytes.len()));
         }
         Ok(Self::keyed(bytes))
     }
@@ -71,13 +72,13 @@ impl Secret {
         Self(Hmac::new_from_slice(key).expect("HMAC takes keys of any length"))
     }
 
-    fn over(&self, claim: &Claim) -> Hmac<Sha256> {
+    fn over(&self, claim: &AuthClaim) -> Hmac<Sha256> {
         let mut mac = self.0.clone();
         mac.update(match claim.side {
-            Role::Calling => b"headworks daemon, calling",
-            Role::Called => b"headworks daemon, called..",
+            CallRole::Calling => b"headworks daemon, calling",
+            CallRole::Called => b"headworks daemon, called..",
         });
-        // All of fixed length.
+        // All fields have a fixed length, so their concatenation is unambiguous.
         for address in [claim.address, claim.to] {
             match address {
                 IpAddr::V4(address) => mac.update(&address.to_ipv6_mapped().octets()),
@@ -90,13 +91,13 @@ impl Secret {
         mac
     }
 
-    /// Proves a claim.
-    pub fn prove(&self, claim: &Claim) -> Proof {
+    /// Returns the proof of a claim.
+    pub fn prove(&self, claim: &AuthClaim) -> Proof {
         self.over(claim).finalize().into_bytes().into()
     }
 
-    /// Whether it is proven; takes as long whatever the answer.
-    pub fn is_proven(&self, claim: &Claim, proof: &Proof) -> bool {
+    /// Whether `proof` proves the claim. Takes constant time.
+    pub fn is_proven(&self, claim: &AuthClaim, proof: &Proof) -> bool {
         self.over(claim).verify_slice(proof).is_ok()
     }
 }
@@ -107,7 +108,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Nonces that nobody can foresee who does not know the entropy.
+/// Generator of nonces that cannot be predicted without the entropy.
 #[derive(Clone, Debug)]
 pub struct Nonces {
     key: Secret,
@@ -115,7 +116,7 @@ pub struct Nonces {
 }
 
 impl Nonces {
-    /// From so much entropy.
+    /// Creates a generator from entropy, which must be secret.
     pub fn new(entropy: [u8; 32]) -> Self {
         Self {
             key: Secret::keyed(&entropy),
@@ -123,7 +124,7 @@ impl Nonces {
         }
     }
 
-    /// Another one.
+    /// Returns a new nonce.
     pub fn another(&mut self) -> Nonce {
         self.count += 1;
         let mut mac = self.key.0.clone();
@@ -137,9 +138,9 @@ impl Nonces {
 mod tests {
     use super::*;
 
-    fn claim() -> Claim {
-        Claim {
-            side: Role::Calling,
+    fn claim() -> AuthClaim {
+        AuthClaim {
+            side: CallRole::Calling,
             address: "10.0.0.1".parse().unwrap(),
             to: "10.0.0.3".parse().unwrap(),
             life: 7,
@@ -158,24 +159,24 @@ mod tests {
         let other = Secret::new(b"sixteen bytes at last.").unwrap();
         assert!(!other.is_proven(&claim(), &proof));
         for changed in [
-            Claim {
-                side: Role::Called,
+            AuthClaim {
+                side: CallRole::Called,
                 ..claim()
             },
-            Claim {
+            AuthClaim {
                 address: "10.0.0.2".parse().unwrap(),
                 ..claim()
             },
-            Claim {
+            AuthClaim {
                 to: "10.0.0.2".parse().unwrap(),
                 ..claim()
             },
-            Claim { life: 8, ..claim() },
-            Claim {
+            AuthClaim { life: 8, ..claim() },
+            AuthClaim {
                 calling: [2; 16],
                 ..claim()
             },
-            Claim {
+            AuthClaim {
                 called: [1; 16],
                 ..claim()
             },
@@ -187,7 +188,7 @@ mod tests {
 
     #[test]
     fn secrets_are_long_enough_and_are_not_shown() {
-        assert_eq!(Secret::new(b"  short  \n").unwrap_err(), NoSecret(5));
+        assert_eq!(Secret::new(b"  short  \n").unwrap_err(), InvalidSecret(5));
         let long = Secret::new(&[b'a'; 5000]).unwrap_err();
         assert_eq!(
             long.to_string(),

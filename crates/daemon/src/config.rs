@@ -1,4 +1,4 @@
-//! The file that an operator writes for a daemon: TOML. Pure: whoever opens it hands in the text.
+//! The daemon's configuration file, in TOML. Pure: the caller reads the file and passes its text.
 //!
 //! ```toml
 //! address = "10.0.0.1"
@@ -17,13 +17,13 @@ use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::limits::{Config, ConfigError};
+use crate::limits::{DaemonLimits, LimitsError};
 use crate::server::MetricsAt;
 
 const USERS: &str = "own or all";
 const LOGS: &str = "error, warn, info, debug or trace";
 
-/// What is written as a string that is to be parsed.
+/// Deserializes a string and parses it as `T`.
 fn parsed<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -33,7 +33,7 @@ where
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
-/// What a file says; `None` where it does not.
+/// Contents of a configuration file. A key that the file does not set is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DaemonConfig {
@@ -41,161 +41,161 @@ pub struct DaemonConfig {
     pub device: Option<String>,
     /// The address of this host.
     pub address: Option<IpAddr>,
-    /// The port between daemons.
+    /// The TCP port on which daemons reach each other.
     pub port: Option<u16>,
-    /// The socket that applications attach to.
+    /// Path of the socket that applications attach to.
     pub socket: Option<PathBuf>,
-    /// Whose applications may attach.
+    /// Users whose applications may attach.
     #[serde(deserialize_with = "parsed")]
-    pub users: Option<Users>,
-    /// Where metrics can be had.
+    pub users: Option<AllowedUsers>,
+    /// Where metrics are served.
     #[serde(deserialize_with = "parsed")]
     pub metrics: Option<Metrics>,
-    /// The file with the secret that all daemons share.
+    /// Path of the file with the secret that all daemons share.
     pub secret: Option<PathBuf>,
-    /// Seconds that connections may go on once the daemon is told to terminate.
+    /// Seconds for which connections may continue once the daemon is told to terminate.
     pub drain_seconds: Option<u32>,
-    /// How much it says on standard error.
+    /// Level of the log on standard error.
     #[serde(deserialize_with = "parsed")]
-    pub log: Option<Log>,
+    pub log: Option<LogLevel>,
     /// Sizes and limits of the core.
-    pub limits: Config,
+    pub limits: DaemonLimits,
 }
 
-/// Whose applications may attach. Each user's are an isolation domain of their own.
+/// Users whose applications may attach. Each user's applications are an isolation domain of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Users {
-    /// Those of the daemon's own user.
+pub enum AllowedUsers {
+    /// Only the daemon's own user.
     Own,
-    /// Everybody's.
+    /// All users.
     All,
 }
 
-impl FromStr for Users {
-    type Err = NoneSuch;
+impl FromStr for AllowedUsers {
+    type Err = UnknownWord;
 
-    fn from_str(text: &str) -> Result<Self, NoneSuch> {
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
         match text {
             "own" => Ok(Self::Own),
             "all" => Ok(Self::All),
-            _ => Err(NoneSuch(USERS)),
+            _ => Err(UnknownWord(USERS)),
         }
     }
 }
 
-/// A word that is none of those that there are.
+/// Error: an unknown word. It holds the allowed words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it may be {0}")]
-pub struct NoneSuch(&'static str);
+pub struct UnknownWord(&'static str);
 
-/// Where metrics can be had, if anywhere.
+/// Where metrics are served, if at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Metrics {
-    /// Nowhere.
+    /// Metrics are not served.
     Off,
-    /// There.
+    /// Metrics are served at this path or address.
     At(MetricsAt),
 }
 
-/// What names no place for metrics.
+/// Error: a text that is no place for metrics.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is neither a path (with a slash), nor IP:PORT, nor off")]
-pub struct NoPlace(String);
+pub struct InvalidMetricsAddress(String);
 
 impl FromStr for Metrics {
-    type Err = NoPlace;
+    type Err = InvalidMetricsAddress;
 
-    fn from_str(text: &str) -> Result<Self, NoPlace> {
+    fn from_str(text: &str) -> Result<Self, InvalidMetricsAddress> {
         match text.parse() {
             _ if text == "off" => Ok(Self::Off),
             Ok(address) => Ok(Self::At(MetricsAt::Address(address))),
             Err(_) if text.contains('/') => Ok(Self::At(MetricsAt::Path(text.into()))),
-            Err(_) => Err(NoPlace(text.to_owned())),
+            Err(_) => Err(InvalidMetricsAddress(text.to_owned())),
         }
     }
 }
 
-/// How much a daemon says on standard error.
+/// Level of the log on standard error. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Log {
-    /// What keeps it from serving.
+pub enum LogLevel {
+    /// What keeps the daemon from serving.
     Error,
-    /// And what an operator should know.
+    /// What an operator should know.
     Warn,
-    /// And who comes and goes.
+    /// Applications and daemons that come and go.
     Info,
-    /// And why.
+    /// The reasons for that.
     Debug,
-    /// And everything else.
+    /// Everything else.
     Trace,
 }
 
-impl FromStr for Log {
-    type Err = NoneSuch;
+impl FromStr for LogLevel {
+    type Err = UnknownWord;
 
-    fn from_str(text: &str) -> Result<Self, NoneSuch> {
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
         match text {
             "error" => Ok(Self::Error),
             "warn" => Ok(Self::Warn),
             "info" => Ok(Self::Info),
             "debug" => Ok(Self::Debug),
             "trace" => Ok(Self::Trace),
-            _ => Err(NoneSuch(LOGS)),
+            _ => Err(UnknownWord(LOGS)),
         }
     }
 }
 
-impl From<Log> for tracing::Level {
-    fn from(log: Log) -> Self {
+impl From<LogLevel> for tracing::Level {
+    fn from(log: LogLevel) -> Self {
         match log {
-            Log::Error => Self::ERROR,
-            Log::Warn => Self::WARN,
-            Log::Info => Self::INFO,
-            Log::Debug => Self::DEBUG,
-            Log::Trace => Self::TRACE,
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+            LogLevel::Trace => Self::TRACE,
         }
     }
 }
 
-/// A file that says what cannot be.
+/// Error in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DaemonConfigError {
-    /// It is no TOML, or has a key that is none or is not to be so.
+    /// The file is not TOML, or has an unknown key or a value of a wrong type.
     #[error("line {line}: {says}")]
     Text {
-        /// Where, from 1 on.
+        /// Line number, starting at 1.
         line: usize,
-        /// What is wrong, and what is allowed.
+        /// What is wrong.
         says: String,
     },
-    /// A value that is not legal.
+    /// A value that is not allowed.
     #[error("line {line}: {key} is {value}: {allowed}")]
     Value {
-        /// Where, from 1 on.
+        /// Line number, starting at 1.
         line: usize,
-        /// Which key's.
+        /// The key.
         key: String,
-        /// As it is written.
+        /// The value as written.
         value: String,
-        /// What it may be.
+        /// Values that are allowed.
         allowed: String,
     },
-    /// A limit that is not legal.
+    /// A limit that is not allowed.
     #[error("line {line}: {error}")]
     Limits {
-        /// Where, from 1 on.
+        /// Line number, starting at 1.
         line: usize,
-        /// Which, and why.
-        error: ConfigError,
+        /// The limit, and why it is not allowed.
+        error: LimitsError,
     },
 }
 
 impl DaemonConfig {
-    /// What a text says.
+    /// Parses the text of a configuration file.
     ///
     /// # Errors
     ///
-    /// [`DaemonConfigError`]: keys that there are not are refused, as is what they may not be.
+    /// [`DaemonConfigError`]: the text has unknown keys or values that are not allowed.
     pub fn parse(text: &str) -> Result<Self, DaemonConfigError> {
         let settings: Self = toml::from_str(text).map_err(|error| {
             let span = error.span();
@@ -214,7 +214,7 @@ impl DaemonConfig {
     }
 }
 
-/// The line, from 1 on, on which a text says what a key is: one of its own, or one of its limits.
+/// Returns the line, starting at 1, that sets a key: one at the top level or one of the limits.
 pub fn line_of(text: &str, key: &str) -> Option<usize> {
     let table = DeTable::parse(text).ok()?;
     let mut entries = entries(table.get_ref()).into_iter();
@@ -222,7 +222,7 @@ pub fn line_of(text: &str, key: &str) -> Option<usize> {
     Some(line_at(text, found.span().start))
 }
 
-/// The keys of a file and what they are, those of its limits among them.
+/// Returns the keys and values of a file, including those of its limits.
 fn entries<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Entry<'a, 'i>> {
     let mut entries: Vec<Entry> = table.iter().collect();
     if let Some(DeValue::Table(limits)) = table.get("limits").map(Spanned::get_ref) {
@@ -237,7 +237,7 @@ type Entry<'a, 'i> = (
     &'a Spanned<DeValue<'i>>,
 );
 
-/// What is wrong where a value is not what its key may be.
+/// Returns the error for the value at byte `at`, if a value of a known key is there.
 fn value_at(text: &str, at: usize) -> Option<DaemonConfigError> {
     let table = DeTable::parse(text).ok()?;
     let mut entries = entries(table.get_ref()).into_iter();
@@ -256,7 +256,7 @@ fn line_at(text: &str, at: usize) -> usize {
     1 + before.filter(|byte| **byte == b'\n').count()
 }
 
-/// What a key may be.
+/// Returns the values that a key allows.
 fn allowed(key: &str) -> Option<String> {
     let allowed = match key {
         "device" => "a device, \"KIND[:NAME][,key=value…]\"",
@@ -268,7 +268,7 @@ fn allowed(key: &str) -> Option<String> {
         "drain_seconds" => "0 to 4294967295",
         "log" => LOGS,
         "limits" => "a table",
-        _ => return Config::allowed(key),
+        _ => return DaemonLimits::allowed(key),
     };
     Some(allowed.to_owned())
 }
@@ -289,9 +289,9 @@ mod tests {
         assert_eq!(settings.address, Some("::1".parse().unwrap()));
         let at = MetricsAt::Address("127.0.0.1:9100".parse().unwrap());
         assert_eq!(settings.metrics, Some(Metrics::At(at)));
-        assert_eq!(settings.log, Some(Log::Debug));
+        assert_eq!(settings.log, Some(LogLevel::Debug));
         assert_eq!(settings.limits.links_max, 4);
-        assert_eq!(settings.limits.receives, Config::default().receives);
+        assert_eq!(settings.limits.receives, DaemonLimits::default().receives);
     }
 
     #[test]

@@ -10,18 +10,18 @@ use std::net::SocketAddr;
 use headworks_client::{ContractError, ControlBlock, Extent, Outcome, Reset, Status, Vqpn};
 
 use crate::daemon::WatchId;
-use crate::egress::{Aside, EgressHalf, Turn};
+use crate::egress::{EgressHalf, PiggybackInfo, SendStep};
 use crate::exports::Exports;
 use crate::frame::{Header, Kind, OFFER, RING, Remote};
 use crate::ingress::IngressHalf;
-use crate::limits::Config;
+use crate::limits::DaemonLimits;
 use crate::memory::Memory;
-use crate::qp_group::{QpGroup, Which};
-use crate::send_queue::Then;
+use crate::qp_group::{QpGroup, QpRole};
+use crate::send_queue::OnCompletion;
 
 /// Where it is and whose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionOwner {
     /// The link, by its number; `None` once that is gone.
     pub(crate) link: Option<usize>,
     /// The session, by its number.
@@ -38,7 +38,7 @@ pub(crate) struct Place {
 
 /// What happened to an end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Life {
+struct EndState {
     /// The application has no more use for it.
     is_left: bool,
     /// It left something unread, or it was given up: the peer is told by a reset.
@@ -59,7 +59,7 @@ pub(crate) struct Connection {
     pub(crate) number: Vqpn,
     /// The other end's number, once that is known.
     pub(crate) remote: Option<Vqpn>,
-    pub(crate) place: Place,
+    pub(crate) place: ConnectionOwner,
     block: ControlBlock,
     pub(crate) outlet: EgressHalf,
     pub(crate) inlet: IngressHalf,
@@ -71,13 +71,13 @@ pub(crate) struct Connection {
     pub(crate) answers: VecDeque<(u64, Outcome, u64)>,
     /// The descriptor by which the application is told of it, instead of by packets.
     pub(crate) watch: Option<WatchId>,
-    life: Life,
-    rung: Rung,
+    life: EndState,
+    rung: NotifiedState,
 }
 
 /// What its application's bells were last rung for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Rung {
+struct NotifiedState {
     come: u64,
     status: Status,
     released: u64,
@@ -88,7 +88,7 @@ struct Rung {
 impl Connection {
     pub(crate) fn new(
         number: Vqpn,
-        place: Place,
+        place: ConnectionOwner,
         block: ControlBlock,
         outlet: EgressHalf,
         inlet: IngressHalf,
@@ -104,8 +104,8 @@ impl Connection {
             exports: Exports::default(),
             answers: VecDeque::new(),
             watch: None,
-            life: Life::default(),
-            rung: Rung::default(),
+            life: EndState::default(),
+            rung: NotifiedState::default(),
         }
     }
 
@@ -149,7 +149,7 @@ impl Connection {
         if self.life.is_left {
             return (false, false);
         }
-        let now = Rung {
+        let now = NotifiedState {
             come: self.inlet.come(),
             status: self.status(),
             released: self.outlet.released(),
@@ -353,7 +353,7 @@ impl Connection {
         let Some(to) = self.remote.filter(|_| self.has_control()) else {
             return;
         };
-        let (mut body, mut then) = (0, Then::Nothing);
+        let (mut body, mut then) = (0, OnCompletion::Nothing);
         let of = |kind| Header {
             load,
             ..Header::of(kind)
@@ -390,7 +390,7 @@ impl Connection {
             let written = view.write(at, &memory.remote(extent).emit_offer());
             debug_assert_eq!(written, Ok(()));
             body = OFFER;
-            then = Then::Exported(self.number);
+            then = OnCompletion::Exported(self.number);
             Header {
                 at: window.into(),
                 code: rights.bits(),
@@ -433,7 +433,7 @@ impl Connection {
         } else {
             return;
         };
-        link.send(Which::Frames, to, header, body, then);
+        link.send(QpRole::Frames, to, header, body, then);
         self.queue(link);
     }
 
@@ -443,23 +443,23 @@ impl Connection {
         memory: &mut Memory,
         link: &mut QpGroup,
         load: u8,
-        config: &Config,
-    ) -> Result<Turn, ContractError> {
+        config: &DaemonLimits,
+    ) -> Result<SendStep, ContractError> {
         let Some(to) = self.remote.filter(|_| self.is_alive()) else {
-            return Ok(Turn::Nothing);
+            return Ok(SendStep::Nothing);
         };
         if self.life.is_left && self.outlet.end().is_some() {
             // What an application writes after it has left is nobody's.
-            return Ok(Turn::Nothing);
+            return Ok(SendStep::Nothing);
         }
         let window = self.inlet.window();
-        let aside = Aside { window, load };
+        let aside = PiggybackInfo { window, load };
         let turn = self
             .outlet
             .turn(self.number, to, memory, link, aside, config)?;
         match turn {
-            Turn::Framed(_) => drop(self.inlet.tell()),
-            Turn::Nothing if self.life.is_left && self.outlet.is_drained() => {
+            SendStep::Framed(_) => drop(self.inlet.tell()),
+            SendStep::Nothing if self.life.is_left && self.outlet.is_drained() => {
                 self.outlet.end_here();
             }
             _ => {}

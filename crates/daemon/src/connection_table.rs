@@ -6,13 +6,13 @@ use headworks_client::Vqpn;
 
 /// Places, and what is in them. A place that was left is used again as late as possible, under another number.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct ConnectionTable<T> {
     places: Vec<(u32, Option<T>)>,
     free: VecDeque<u32>,
     live: usize,
 }
 
-impl<T> Default for Table<T> {
+impl<T> Default for ConnectionTable<T> {
     fn default() -> Self {
         Self {
             places: Vec::new(),
@@ -22,7 +22,7 @@ impl<T> Default for Table<T> {
     }
 }
 
-impl<T> Table<T> {
+impl<T> ConnectionTable<T> {
     /// Puts in what is made for a number; `None` where all places are taken.
     pub fn insert(&mut self, make: impl FnOnce(Vqpn) -> T) -> Option<Vqpn> {
         // While there are few places none is used again, so that numbers last.
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_number_that_is_gone_is_nobody_elses() {
-        let mut table = Table::default();
+        let mut table = ConnectionTable::default();
         let mut gone = Vec::new();
         for n in 0..1000 {
             let number = table.insert(|_| n).unwrap();

@@ -10,7 +10,7 @@ use headworks_client::{ContractError, Vqpn};
 use crate::auth::{Nonce, Proof};
 use crate::domain::{DomainId, Offer};
 use crate::frame::Remote;
-use crate::qp_group::Which;
+use crate::qp_group::QpRole;
 
 /// The version of what daemons say, and the oldest that is still understood: each speaks with those before and after
 /// it.
@@ -31,7 +31,7 @@ const BRING_UP_MAX: usize = 2048;
 
 /// The two domains of a link: of who says it, and of who hears it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Between {
+pub struct DomainPair {
     /// That of the daemon that says it.
     pub from: DomainId,
     /// That of the one that hears it.
@@ -74,25 +74,25 @@ pub enum Message {
     /// See [`Output::LinkWanted`](crate::domain::Output::LinkWanted).
     LinkWanted {
         /// Which link.
-        between: Between,
+        between: DomainPair,
         /// The last one known.
         known: u32,
     },
     /// See [`Output::BringUp`](crate::domain::Output::BringUp).
     BringUp {
         /// Which link.
-        between: Between,
+        between: DomainPair,
         /// Which of those that there have been.
         instance: u32,
         /// Which of its queue pairs.
-        which: Which,
+        which: QpRole,
         /// Bytes of the message.
         bytes: Vec<u8>,
     },
     /// See [`Output::LinkDown`](crate::domain::Output::LinkDown).
     LinkDown {
         /// Which link.
-        between: Between,
+        between: DomainPair,
         /// Which of those that there have been.
         instance: u32,
     },
@@ -157,7 +157,7 @@ fn exactly<const N: usize>(of: &mut Decoder<'_>) -> Result<[u8; N], ContractErro
 impl Message {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let between = |to: Encoder, of: &Between| to.u32(of.from.0).u32(of.to.0);
+        let between = |to: Encoder, of: &DomainPair| to.u32(of.from.0).u32(of.to.0);
         let offer = |to: Encoder, of: &Offer| {
             to.u32(of.number.bits())
                 .u64(of.ring.addr)
@@ -229,8 +229,8 @@ impl Message {
     ///
     /// [`ContractError::Message`].
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
-        let between = |of: &mut Decoder<'_>| -> Result<Between, ContractError> {
-            Ok(Between {
+        let between = |of: &mut Decoder<'_>| -> Result<DomainPair, ContractError> {
+            Ok(DomainPair {
                 from: DomainId(of.u32()?),
                 to: DomainId(of.u32()?),
             })
@@ -273,7 +273,7 @@ impl Message {
             3 => Self::BringUp {
                 between: between(&mut of)?,
                 instance: of.u32()?,
-                which: Which::from_code(of.u8()?)
+                which: QpRole::from_code(of.u8()?)
                     .ok_or(ContractError::Message("no such queue pair"))?,
                 bytes: of.bytes(BRING_UP_MAX)?.to_vec(),
             },
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written() {
-        let between = Between {
+        let between = DomainPair {
             from: DomainId(7),
             to: DomainId(u32::MAX),
         };
@@ -359,7 +359,7 @@ mod tests {
             Message::BringUp {
                 between,
                 instance,
-                which: Which::Bulk,
+                which: QpRole::Bulk,
                 bytes: vec![1, 2, 3],
             },
             Message::LinkDown { between, instance },

@@ -26,7 +26,7 @@ pub struct Credit {
 /// The other side did what it may not: said what cannot be, or sent more than it was promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the other daemon keeps no account of its credit")]
-pub struct Unaccountable;
+pub struct CreditViolation;
 
 /// Receives that a link is promised at least: with fewer, two empty frames would each be news enough for the next.
 pub const FLOOR_MIN: u32 = 4;
@@ -70,12 +70,12 @@ impl Credit {
     ///
     /// # Errors
     ///
-    /// [`Unaccountable`].
-    pub fn come(&mut self, number: u64) -> Result<(), Unaccountable> {
+    /// [`CreditViolation`].
+    pub fn come(&mut self, number: u64) -> Result<(), CreditViolation> {
         self.hear(number)?;
         // What was promised and not told cannot be counted on; but what was told may not have been heard.
         if self.got >= self.told {
-            return Err(Unaccountable);
+            return Err(CreditViolation);
         }
         self.got += 1;
         Ok(())
@@ -85,11 +85,11 @@ impl Credit {
     ///
     /// # Errors
     ///
-    /// [`Unaccountable`].
-    pub fn hear(&mut self, number: u64) -> Result<(), Unaccountable> {
+    /// [`CreditViolation`].
+    pub fn hear(&mut self, number: u64) -> Result<(), CreditViolation> {
         // Frames of several queue pairs overtake each other: an older number says nothing new.
         if number > self.sent.saturating_add(PROMISED_MAX) {
-            return Err(Unaccountable);
+            return Err(CreditViolation);
         }
         self.may = self.may.max(number);
         Ok(())
@@ -210,12 +210,16 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused() {
         let mut credit = Credit::new(4);
-        assert_eq!(credit.hear(PROMISED_MAX + 1), Err(Unaccountable));
+        assert_eq!(credit.hear(PROMISED_MAX + 1), Err(CreditViolation));
         for _ in 0..4 {
             assert_eq!(credit.come(0), Ok(()));
         }
-        assert_eq!(credit.come(0), Err(Unaccountable), "more than was promised");
+        assert_eq!(
+            credit.come(0),
+            Err(CreditViolation),
+            "more than was promised"
+        );
         credit.promise(1);
-        assert_eq!(credit.come(0), Err(Unaccountable), "it was not told");
+        assert_eq!(credit.come(0), Err(CreditViolation), "it was not told");
     }
 }

@@ -1,5 +1,5 @@
-//! The daemon of a host: its domains, the applications that are attached, the ports they listen at, and the other
-//! hosts' daemons. It decides; what it wants done it says by [`Daemon::output`].
+//! The daemon of a host: its domains, the attached applications, the ports that they listen at, and the
+//! daemons of other hosts. It only decides; the caller carries out what [`Daemon::output`] returns.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -14,63 +14,65 @@ use headworks_verbs::{AsyncEvent, Buffer, Device, Instant};
 use slab::Slab;
 
 use crate::auth::{Nonce, Nonces, Secret};
-use crate::control::{Between, Message, VERSION, VERSION_OLDEST};
-use crate::domain::{self, Domain, DomainError, DomainId, LinkKey, ObjectCounts};
-use crate::limits::Config;
+use crate::control::{DomainPair, Message, VERSION, VERSION_OLDEST};
+use crate::domain::{self, Domain, DomainError, DomainId, ObjectCounts, QpGroupKey};
+use crate::limits::DaemonLimits;
 use crate::snapshot::Snapshot;
 
 mod applications;
 mod end;
 mod handshake;
 
-/// An attached application, or one that is about to attach. No two ever have the same.
+/// Identifier of an application that is attached or about to attach. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
-/// Another host's daemon, or one stream to it. No two ever have the same.
+/// Identifier of a TCP stream to another daemon. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u64);
 
-/// A descriptor that an application has handed over, as whoever keeps it numbers it.
+/// Identifier of a descriptor that an application handed over. The event loop that holds the descriptor
+/// assigns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WatchId(pub u64);
 
-/// What whoever polls the other end of such a descriptor is to find.
+/// State change that an application polling the other end of a handed-over descriptor is to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// It is readable: a byte is to be written.
+    /// The other end becomes readable: the event loop writes a byte.
     Readable,
-    /// It is writable: all that was written is to be read.
+    /// The other end becomes writable: the event loop reads everything that was written.
     Writable,
-    /// It is hung up: the descriptor is to be closed, and is not spoken of again.
+    /// The other end is hung up: the event loop closes the descriptor. The daemon does not use its identifier
+    /// again.
     HungUp,
 }
 
-/// What a daemon wants done.
+/// An action that the daemon requests from its event loop.
 pub enum Output {
-    /// The daemon at this address is to be called: [`Daemon::peer_up`], or [`Daemon::dial_failed`].
+    /// Dial the daemon at this address, then call [`Daemon::peer_up`] or [`Daemon::dial_failed`].
     Dial(IpAddr),
-    /// A message for another daemon.
+    /// Send a message to another daemon.
     ToPeer {
         /// Daemon that the message goes to.
         peer: PeerId,
-        /// The message, encoded.
+        /// Encoded message.
         message: Vec<u8>,
     },
-    /// The stream to another daemon is to be closed; nothing is heard of it any more.
+    /// Close the stream to another daemon and report nothing more of it.
     HangUp(PeerId),
-    /// A packet for an application.
+    /// Send a packet to an application.
     ToSession {
         /// Session that the packet goes to.
         session: SessionId,
-        /// The packet, encoded.
+        /// Encoded packet.
         packet: Vec<u8>,
-        /// The memory that it names.
+        /// Slab that the packet names.
         slab: Option<Arc<dyn Buffer>>,
     },
-    /// The socket of an application is to be closed; nothing is heard of it any more. Its descriptors, too.
+    /// Close the socket and the handed-over descriptors of an application, and report nothing more of it.
     EndSession(SessionId),
-    /// Something is to be seen at a descriptor: once the packets before were sent.
+    /// Signal a change at a descriptor, after the packets before this output were sent.
     Signal {
         /// Subscription that the signal belongs to.
         watch: WatchId,
@@ -79,74 +81,74 @@ pub enum Output {
     },
 }
 
-/// What is known of an application.
+/// State of an application that is attached or about to attach.
 #[derive(Debug)]
 struct Client {
     domain: DomainId,
-    /// Its session in the domain, once it is attached.
+    /// Number of its session in the domain, once it is attached.
     number: Option<usize>,
-    /// Ports by what the application calls them: no two ever have the same number.
+    /// Port of each listener, by the listener's number. Numbers are not reused.
     listeners: BTreeMap<u32, u16>,
     last_listener: u32,
-    /// Connections that it wishes and that are not answered.
+    /// Connect requests that have not been answered.
     wishes: u32,
 }
 
-/// A port that somebody listens at.
+/// A port that an application listens at.
 #[derive(Clone, Copy, Debug)]
 struct Listener {
     client: SessionId,
-    /// What the application calls it.
+    /// The application's number of the listener.
     number: u32,
     backlog: u32,
-    /// Connections that were not taken.
+    /// Connections that the application has not taken, confirmed or not. `backlog` limits them.
     waiting: u32,
-    /// Of those, connections that the application was told of.
+    /// Those of `waiting` that the application was told of.
     untaken: u32,
     watch: Option<WatchId>,
-    /// Whether the descriptor is readable, as far as is known.
+    /// Whether the descriptor is readable, as far as the daemon knows.
     is_readable: bool,
 }
 
-/// An application's wish for a connection that the other daemon has not answered.
+/// An application's connect request that the other daemon has not answered.
 #[derive(Clone, Copy, Debug)]
-struct Wish {
+struct PendingConnect {
     client: SessionId,
-    /// The application's number.
+    /// The application's number of the request.
     request: u32,
     local: SocketAddr,
     to: SocketAddr,
     watch: Option<WatchId>,
 }
 
-/// An end that the other daemon has not confirmed.
+/// An end made for a connection that the other daemon has not confirmed.
 #[derive(Clone, Copy, Debug)]
-struct Accepted {
+struct PendingAccept {
     port: u16,
     client: SessionId,
-    /// The listener.
+    /// The application's number of the listener.
     number: u32,
-    /// The domain of the other end.
+    /// Domain of the other end.
     from: DomainId,
 }
 
-/// Who a daemon is.
+/// Identity of a daemon towards other daemons.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The address that it serves, and that other daemons call.
+    /// Address that the daemon serves and that other daemons dial.
     pub address: IpAddr,
-    /// A number that is another each time a daemon starts.
+    /// Number that differs each time the daemon starts.
     pub life: u64,
-    /// What other daemons are to have as well. Without one, it and they serve loopback addresses.
+    /// Secret that it shares with other daemons. Without one, they serve loopback addresses only.
     pub secret: Option<Secret>,
-    /// What nobody can foresee, where there is a secret.
+    /// Unpredictable bytes from which nonces are derived. Needed only with a secret.
     pub entropy: [u8; 32],
-    /// The latest version that it speaks: [`VERSION`], or an older one that is still understood.
+    /// Latest version that it speaks: [`VERSION`], or an older supported one.
     pub version: u16,
 }
 
 impl Identity {
-    /// A daemon without a secret.
+    /// Returns the identity of a daemon without a secret.
     pub fn open(address: IpAddr, life: u64) -> Self {
         Self {
             address,
@@ -158,32 +160,34 @@ impl Identity {
     }
 }
 
-/// Another daemon.
+/// A TCP stream to another daemon.
 #[derive(Debug)]
 struct Peer {
-    /// Once it has said, and proven if it is to, and its life.
+    /// Address and life of the other daemon, once it has introduced itself and, with a secret, authenticated
+    /// itself.
     known: Option<(IpAddr, u64)>,
-    /// What both speak, once it has said.
+    /// Version that both daemons speak; 0 until the other daemon has told its versions.
     version: u16,
-    /// Since when there is this stream.
+    /// Time at which the stream came up.
     since: Instant,
-    /// What it has said and is to prove.
+    /// Address and life that the daemon at the other end claimed when it dialed this one. It still has to
+    /// prove them.
     claimed: Option<(IpAddr, u64)>,
-    /// The nonces of this side and, once it has said, of the other.
+    /// Nonce of this side. `other` is the nonce of the other side, once it was received.
     nonce: Nonce,
     other: Option<Nonce>,
-    /// The address that this side called.
+    /// Address that this side dialed; `None` if the other side dialed.
     called: Option<IpAddr>,
-    wishes: Slab<Wish>,
-    accepted: BTreeMap<(DomainId, Vqpn), Accepted>,
+    wishes: Slab<PendingConnect>,
+    accepted: BTreeMap<(DomainId, Vqpn), PendingAccept>,
 }
 
-/// How far a call is.
+/// State of the stream to another daemon's address.
 #[derive(Debug)]
-enum Route {
-    /// It is made, for the time of this number; these wait.
-    Dialing(u32, Vec<Wish>),
-    /// There is a stream.
+enum PeerRoute {
+    /// The address is being dialed, for the time of this number; these requests wait for the stream.
+    Dialing(u32, Vec<PendingConnect>),
+    /// The stream is up.
     Up(PeerId),
 }
 
@@ -195,39 +199,39 @@ enum Route {
 /// [`drain`](Self::drain), [`stop`](Self::stop). Driving: [`step`](Self::step), and after any of these
 /// [`output`](Self::output) until there is none.
 pub struct Daemon {
-    config: Config,
+    config: DaemonLimits,
     identity: Identity,
     nonces: Nonces,
-    // Before the device that they are made from.
+    // Dropped before the device that they were made from.
     domains: BTreeMap<DomainId, Domain>,
     device: Arc<dyn Device>,
     clients: BTreeMap<SessionId, Client>,
-    /// Clients by their session in a domain.
+    /// Applications by domain and session number.
     by_session: BTreeMap<(DomainId, usize), SessionId>,
     ports: BTreeMap<u16, Listener>,
     peers: BTreeMap<PeerId, Peer>,
-    routes: BTreeMap<IpAddr, Route>,
+    routes: BTreeMap<IpAddr, PeerRoute>,
     next_port: u16,
-    /// Nothing new is taken any more.
+    /// Whether nothing new is accepted any more.
     is_draining: bool,
-    /// Domains that there have been.
+    /// Number of domains ever made.
     domains_made: u64,
-    /// The time of the last step.
+    /// Time of the last step.
     now: Instant,
     steps: u32,
-    /// The last number that a session or a peer was given.
+    /// Last number given to a session or a peer.
     numbers: u64,
     outputs: VecDeque<Output>,
 }
 
-/// Steps after which it is looked whether the device says something of itself.
+/// Steps between two polls of the device's asynchronous events.
 const EVENTS_EVERY: u32 = 64;
-/// The first of the ports that are given to whoever names none.
+/// First ephemeral port: for connections, and for listeners that ask for port 0.
 const EPHEMERAL: u16 = 32_768;
 
 impl Daemon {
-    /// A host's daemon, on one device.
-    pub fn new(identity: Identity, device: Arc<dyn Device>, config: Config) -> Self {
+    /// Creates the daemon of a host, on one device.
+    pub fn new(identity: Identity, device: Arc<dyn Device>, config: DaemonLimits) -> Self {
         Self {
             config,
             nonces: Nonces::new(identity.entropy),
@@ -249,17 +253,17 @@ impl Daemon {
         }
     }
 
-    /// The address it serves.
+    /// Returns the address that the daemon serves.
     pub fn address(&self) -> IpAddr {
         self.identity.address
     }
 
-    /// What is to be done next.
+    /// Returns the next action that the daemon requests.
     pub fn output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// What there is, for operators.
+    /// Returns the state of the daemon, for operators.
     pub fn snapshot(&self) -> Snapshot {
         let host_of = |peer| Some(self.peers.get(&PeerId(peer))?.known?.0);
         let mut peers: Vec<IpAddr> = self
@@ -283,15 +287,15 @@ impl Daemon {
         }
     }
 
-    /// What there is in each domain.
+    /// Returns the number of objects in each domain.
     pub fn object_counts(&self) -> impl Iterator<Item = (DomainId, ObjectCounts)> {
         self.domains
             .iter()
             .map(|(id, one)| (*id, one.object_counts()))
     }
 
-    /// Does a bounded amount of work; says whether there was any. A domain whose queues have failed is lost with
-    /// its sessions, and the others go on.
+    /// Does a bounded amount of work and returns whether there was any. If a domain's queues fail, that
+    /// domain and its sessions are lost; the other domains go on.
     pub fn step(&mut self, cx: &mut ActorContext<'_>) -> bool {
         let mut was_busy = false;
         self.now = cx.now();
@@ -329,7 +333,7 @@ impl Daemon {
         self.by_session.retain(|(of, _), _| *of != id);
     }
 
-    /// What the device says of itself.
+    /// Handles the asynchronous events of the device and returns whether there were any.
     fn look_at_events(&mut self) -> bool {
         let mut had_some = false;
         while let Some(event) = self.device.next_async_event() {
@@ -338,7 +342,8 @@ impl Daemon {
                 AsyncEvent::QpFatal(qpn) => {
                     self.domains.values_mut().for_each(|one| one.lost(qpn));
                 }
-                // One that has failed takes no more of the shared receives: its end is seen to anyhow.
+                // Nothing to do: the domain discards the remaining completions of a failed queue pair without
+                // this event.
                 AsyncEvent::QpLastWqe(_) => {}
                 event => tracing::warn!("the device says: {event:?}"),
             }
@@ -346,41 +351,41 @@ impl Daemon {
         had_some
     }
 
-    /// Whether nothing is to be done until something comes.
+    /// Returns whether there is no work until an event arrives.
     pub fn is_idle(&self) -> bool {
         self.domains.values().all(Domain::is_idle)
     }
 
-    /// Before sleeping: from now on whatever is to be done makes one of [`Daemon::wake_fds`] readable, or wakes by a
-    /// packet. Step once more afterwards, for what came before.
+    /// Arms all wake-ups before sleeping. From now on, new work makes one of [`Daemon::wake_fds`] readable or
+    /// arrives with a packet. Call [`Daemon::step`] once more before sleeping, for work that arrived earlier.
     pub fn arm(&mut self) {
         self.domains.values_mut().for_each(Domain::arm);
     }
 
-    /// After sleeping, or instead.
+    /// Disarms all wake-ups, after sleeping or if the caller does not sleep after all.
     pub fn disarm(&mut self) {
         self.domains.values_mut().for_each(Domain::disarm);
     }
 
-    /// What is readable when a device has something to be polled.
+    /// Returns the descriptors that become readable when the device has something to be polled.
     pub fn wake_fds(&self) -> Vec<BorrowedFd<'_>> {
         let of_domains = self.domains.values().map(Domain::wake_fd);
         of_domains.chain([self.device.async_fd()]).collect()
     }
 
-    /// How many domains there have been: with each comes another of [`Daemon::wake_fds`].
+    /// Returns how many domains were ever made. Each new domain adds one of [`Daemon::wake_fds`].
     pub fn domains_made(&self) -> u64 {
         self.domains_made
     }
 
-    /// Passes on what a domain wants done.
+    /// Passes on the outputs of a domain.
     fn pass_on(&mut self, id: DomainId) {
         let Some(domain) = self.domains.get_mut(&id) else {
             return;
         };
         let mut slabs = Vec::new();
         while let Some(output) = domain.output() {
-            let between = |link: LinkKey| Between {
+            let between = |link: QpGroupKey| DomainPair {
                 from: id,
                 to: link.domain,
             };
@@ -451,9 +456,9 @@ impl Daemon {
         self.domains.get_mut(&id).ok_or(Refusal::Memory)
     }
 
-    /// A process of this user has connected to the daemon's socket.
+    /// Registers a process of this user that has connected to the daemon's socket.
     ///
-    /// Beyond as many again as a user may have, of those that may not have said anything yet, one is hung up at once.
+    /// A user may hold 2 × `applications_each` sockets, attached or not; more are closed at once.
     pub fn session_up(&mut self, user: u32) -> SessionId {
         let session = SessionId(self.number());
         let of_user = self.clients.values().filter(|one| one.domain.0 == user);
@@ -477,7 +482,7 @@ impl Daemon {
         self.numbers
     }
 
-    /// An application has gone.
+    /// Removes an application whose socket has closed. Its open connections are reset.
     pub fn session_gone(&mut self, session: SessionId) {
         self.part(session, Reset::ByPeer);
     }
@@ -490,7 +495,8 @@ impl Daemon {
             self.ports.remove(port);
         }
         for peer in self.peers.values_mut() {
-            // Who wished it is gone; the answer finds nobody, and is cancelled.
+            // The application is gone. No session has the number 0, so the answer finds no client and is
+            // cancelled.
             peer.wishes.iter_mut().for_each(|(_, wish)| {
                 if wish.client == session {
                     wish.client = SessionId(0);
@@ -498,7 +504,7 @@ impl Daemon {
             });
         }
         for route in self.routes.values_mut() {
-            if let Route::Dialing(_, wishes) = route {
+            if let PeerRoute::Dialing(_, wishes) = route {
                 wishes.retain(|wish| wish.client != session);
             }
         }
@@ -511,7 +517,8 @@ impl Daemon {
     }
 }
 
-/// Which version two daemons speak, of the latest that this one does and what the other does.
+/// Returns the version that two daemons speak, if there is a common one: the lower of both latest versions.
+/// `latest` is this daemon's; `version` and `oldest` are the other's.
 fn agreed(latest: u16, version: u16, oldest: u16) -> Option<u16> {
     (oldest <= latest && version >= VERSION_OLDEST).then(|| version.min(latest))
 }

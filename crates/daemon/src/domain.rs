@@ -1,5 +1,5 @@
-//! An isolation domain: the sessions of one user's applications, their connections, and the links that carry them.
-//! Domains share no queue pair, completion queue, receive or key with each other.
+//! An isolation domain: the sessions of one user's applications, their connections, and the queue-pair groups
+//! that carry them. Domains share no queue pair, completion queue, receive or key with each other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use headworks_verbs::{
 };
 use slab::Slab;
 
-use crate::connection::{Connection, Place};
-use crate::connection_table::Table;
+use crate::connection::{Connection, ConnectionOwner};
+use crate::connection_table::ConnectionTable;
 use crate::daemon::{Signal, WatchId};
 use crate::egress::EgressHalf;
 use crate::frame::Remote;
 use crate::ingress::IngressHalf;
-use crate::limits::Config;
-use crate::qp_group::{QpGroup, Which};
+use crate::limits::DaemonLimits;
+use crate::qp_group::{QpGroup, QpRole};
 use crate::receive_shares::ReceiveShares;
 use crate::receives::Receives;
 use crate::session::Session;
@@ -34,115 +34,120 @@ mod receive;
 mod snapshot;
 mod step;
 
-use draining::Dying;
+use draining::DrainingQps;
 pub use snapshot::ObjectCounts;
 
-/// Which domain of a host: a user's number.
+/// Identifier of a domain on its host: the user's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DomainId(pub u32);
 
-/// Which link of a domain: the peer, as whoever holds the domain numbers it, and the domain there.
+/// Key of a queue-pair group within a domain: the other host and the domain there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkKey {
-    /// The other host.
+pub struct QpGroupKey {
+    /// Number of the other host's daemon.
     pub peer: u64,
-    /// The domain there.
+    /// Domain on the other host.
     pub domain: DomainId,
 }
 
-/// What a domain wants done. Of the two sides of a link one opens it, and numbers those that there are one after the
-/// other; what is said of a link names that number, so that nothing late is taken for news of the next.
+/// An action that a domain requests.
+///
+/// One side of a queue-pair group opens it and numbers the successive groups between the two domains
+/// (`instance`). Every message about a group names its instance, so that a late one is never taken for news
+/// of the next group.
 #[derive(Debug)]
 pub enum Output {
-    /// The side that opens a link is to open one: this side has none, or has lost the one of this number.
+    /// Ask the side that opens groups for a new one: this side has none, or has lost the one numbered
+    /// `known`.
     LinkWanted {
-        /// Which link.
-        link: LinkKey,
-        /// The last one that this side knew of; 0 for none.
+        /// Key of the group.
+        link: QpGroupKey,
+        /// Last instance that this side knew of; 0 for none.
         known: u32,
     },
-    /// A link's other side is to hear this, so that a queue pair can be connected.
+    /// Send these bring-up bytes to the other side, so that a queue pair can be connected.
     BringUp {
-        /// Which link.
-        link: LinkKey,
-        /// Which of those that there have been between the two.
+        /// Key of the group.
+        link: QpGroupKey,
+        /// Instance of the group.
         instance: u32,
-        /// Which of its queue pairs.
-        which: Which,
-        /// Bytes of the frame.
+        /// Queue pair of the group.
+        which: QpRole,
+        /// Bytes of the bring-up.
         bytes: Vec<u8>,
     },
-    /// A link has failed: the other side is to know.
+    /// Tell the other side that a group has failed.
     LinkDown {
-        /// Which link.
-        link: LinkKey,
-        /// Which of those that there have been.
+        /// Key of the group.
+        link: QpGroupKey,
+        /// Instance of the group.
         instance: u32,
     },
-    /// An application is to be handed slabs: at once, since it may see already what lies there.
+    /// Hand new slabs to an application at once: it may see references to them already.
     Slabs {
-        /// Its session.
+        /// Session of the application.
         session: usize,
     },
-    /// Something is to be seen at a descriptor.
+    /// Signal a change at a descriptor.
     Signal {
         /// Subscription that the signal belongs to.
         watch: WatchId,
         /// Change that is signalled.
         signal: Signal,
     },
-    /// An application sleeps on one of its connections and is to be woken.
+    /// Wake an application that sleeps on one of its connections.
     Wake {
-        /// Its session.
+        /// Session of the application.
         session: usize,
-        /// What it calls the connection.
+        /// Handle of the connection.
         handle: u32,
     },
 }
 
-/// Why a domain cannot be.
+/// Error that makes a domain unusable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DomainError {
     /// The device cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It has not what is needed.
+    /// A resource cannot be allocated.
     #[error(transparent)]
     Resource(#[from] ResourceError),
-    /// Its receives cannot be posted.
+    /// Receives cannot be posted.
     #[error(transparent)]
     Grow(#[from] crate::receives::GrowError),
-    /// It cannot be polled any more.
+    /// The completion queue cannot be polled any more.
     #[error(transparent)]
     Poll(#[from] PollError),
 }
 
-/// How busy the domain is: of 255, as a mean over steps. Who sleeps makes none, and is not busy.
+/// Load of a domain, from 0 to 255: the share of busy steps. A sleeping domain makes no steps, so its load is
+/// reset after a sleep.
 #[derive(Clone, Copy, Debug, Default)]
-struct Load {
-    /// In 1/256 of a point.
+struct CpuLoad {
+    /// Moving mean of the load, in units of 1/256.
     mean: u32,
     is_armed: bool,
-    /// Whether nothing was to be done since it was armed: then it may have slept since.
+    /// Whether a step found nothing to do since arming. If so, the domain may have slept.
     has_rested: bool,
 }
 
-impl Load {
+impl CpuLoad {
     fn step(&mut self, was_busy: bool) {
-        // Over about 256 steps.
+        // A moving mean over about 256 steps.
         let target = if was_busy { 255 << 8 } else { 0 };
         self.mean = (self.mean * 255 + target) / 256;
         self.has_rested |= self.is_armed && !was_busy;
     }
 
-    /// It is about to sleep, unless there is something to do.
+    /// Notes that the domain is about to sleep, unless a last step finds work.
     fn arm(&mut self) {
         self.is_armed = true;
         self.has_rested = false;
     }
 
-    /// It does not sleep any more; says whether it may have.
+    /// Notes that the domain does not sleep any more. Returns whether it may have slept.
     fn disarm(&mut self) -> bool {
         let has_slept = std::mem::take(&mut self.is_armed) && self.has_rested;
         if has_slept {
@@ -156,26 +161,26 @@ impl Load {
     }
 }
 
-/// A link and what it is called.
-struct Linked {
-    key: LinkKey,
-    /// Which of those that there have been; 0 until whoever opens it has said so.
+/// A queue-pair group with its identity.
+struct QpGroupEntry {
+    key: QpGroupKey,
+    /// Instance; 0 until the side that opens the group has announced it.
     instance: u32,
-    /// Whether it stands among those that have something to do.
+    /// Whether the group is in `active`.
     is_active: bool,
     link: QpGroup,
 }
 
-/// The end of a connection as the peer is told of it.
+/// What a peer is told of a connection's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Its number.
+    /// Number of the end.
     pub number: Vqpn,
-    /// Its first ring.
+    /// First ingress ring of the end.
     pub ring: Remote,
 }
 
-/// An isolation domain.
+/// An isolation domain: everything of one user in this daemon.
 ///
 /// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close), [`reply`](Self::reply),
 /// [`new_slabs`](Self::new_slabs). Links: [`link`](Self::link), [`link_wanted`](Self::link_wanted),
@@ -184,14 +189,14 @@ pub struct Offer {
 /// [`output`](Self::output) until there is none.
 pub struct Domain {
     id: DomainId,
-    config: Config,
-    // Connections and links before the memory and queues that they use.
-    links: Slab<Linked>,
-    /// Links that have failed, until nothing of them is left to be polled.
-    dying: Dying<QpGroup>,
-    by_key: BTreeMap<LinkKey, usize>,
+    config: DaemonLimits,
+    // Connections and groups are dropped before the memory and queues that they use.
+    links: Slab<QpGroupEntry>,
+    /// Groups that have failed, kept until none of their completions is left to be polled.
+    dying: DrainingQps<QpGroup>,
+    by_key: BTreeMap<QpGroupKey, usize>,
     by_qpn: BTreeMap<Qpn, usize>,
-    connections: Table<Box<Connection>>,
+    connections: ConnectionTable<Box<Connection>>,
     sessions: Slab<Session>,
     receives: Receives,
     grants: ReceiveShares,
@@ -199,22 +204,22 @@ pub struct Domain {
     channel: Arc<dyn CompletionChannel>,
     pd: Arc<dyn ProtectionDomain>,
     device: Arc<dyn Device>,
-    /// The last instance of each link.
-    instances: BTreeMap<LinkKey, u32>,
-    load: Load,
+    /// Last instance of each group.
+    instances: BTreeMap<QpGroupKey, u32>,
+    load: CpuLoad,
     outputs: VecDeque<Output>,
-    /// Places of completions.
+    /// Buffer for polled completions.
     completions: Vec<Completion>,
-    /// Links that have something to do.
+    /// Groups that have something to do.
     active: Vec<usize>,
     copied: u64,
 }
 
-/// Completions that are taken at a time.
+/// Maximum number of completions polled at a time.
 const POLL: usize = 64;
 
 impl Domain {
-    /// A domain of nobody's yet.
+    /// Creates a domain without sessions.
     ///
     /// # Errors
     ///
@@ -222,7 +227,7 @@ impl Domain {
     pub fn new(
         id: DomainId,
         device: &Arc<dyn Device>,
-        config: &Config,
+        config: &DaemonLimits,
     ) -> Result<Self, DomainError> {
         let pd = device.alloc_pd()?;
         let limits = device.info().limits;
@@ -244,17 +249,17 @@ impl Domain {
             links: Slab::new(),
             by_key: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
-            connections: Table::default(),
+            connections: ConnectionTable::default(),
             sessions: Slab::new(),
             receives,
             grants: ReceiveShares::new(posted, config.link_floor, config.link_share),
-            dying: Dying::new(cq.depth()),
+            dying: DrainingQps::new(cq.depth()),
             cq,
             channel,
             pd,
             device: device.clone(),
             instances: BTreeMap::new(),
-            load: Load::default(),
+            load: CpuLoad::default(),
             outputs: VecDeque::new(),
             completions: vec![Completion::default(); POLL],
             active: Vec::new(),
@@ -262,17 +267,17 @@ impl Domain {
         })
     }
 
-    /// Number of the domain.
+    /// Returns the number of the domain.
     pub fn id(&self) -> DomainId {
         self.id
     }
 
-    /// What is to be done next.
+    /// Returns the next action that the domain requests.
     pub fn output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// See [`Daemon::arm`](crate::Daemon::arm).
+    /// Arms the wake-ups of the domain. See [`Daemon::arm`](crate::Daemon::arm).
     pub fn arm(&mut self) {
         self.load.arm();
         self.cq.arm(false);
@@ -281,10 +286,10 @@ impl Domain {
         }
     }
 
-    /// See [`Daemon::disarm`](crate::Daemon::disarm).
+    /// Disarms the wake-ups of the domain. See [`Daemon::disarm`](crate::Daemon::disarm).
     pub fn disarm(&mut self) {
         if self.load.disarm() {
-            // What peers had said of theirs before is as old.
+            // The loads that peers reported date from before the sleep.
             let links = self.links.iter_mut();
             links.for_each(|(_, linked)| linked.link.peer_load = 0);
         }
@@ -294,12 +299,12 @@ impl Domain {
         while let Ok(Some(_)) = self.channel.next_event() {}
     }
 
-    /// Readable when the completion queue is to be polled.
+    /// Returns the descriptor that becomes readable when the completion queue is to be polled.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.channel.fd()
     }
 
-    /// An application is there; says which session it has.
+    /// Makes a session for an application and returns its number.
     ///
     /// # Errors
     ///
@@ -309,43 +314,44 @@ impl Domain {
         Ok(self.sessions.insert(session))
     }
 
-    /// Sessions, also of applications that are gone and of which something is left to be done.
+    /// Returns the number of sessions, including those of gone applications that still have connections.
     pub fn sessions(&self) -> usize {
         self.sessions.len()
     }
 
-    /// What a session's application calls itself.
+    /// Returns the name of a session's application.
     pub fn name(&self, session: usize) -> Option<&str> {
         Some(&self.sessions.get(session)?.name)
     }
 
-    /// What a session's application is to be told next. Slabs first.
+    /// Returns the next reply for a session's application. Replies may name slabs that [`Domain::new_slabs`]
+    /// returns, so send those first.
     pub fn reply(&mut self, session: usize) -> Option<Reply> {
         self.sessions.get_mut(session)?.replies.pop_front()
     }
 
-    /// Has a session's application told something.
+    /// Queues a reply for a session's application.
     pub fn tell(&mut self, session: usize, reply: Reply) {
         if let Some(session) = self.sessions.get_mut(session).filter(|one| !one.is_gone) {
             session.replies.push_back(reply);
         }
     }
 
-    /// Slabs of a session that its application has not been handed, and their numbers.
+    /// Returns the slabs of a session that its application has not been handed yet, with their numbers.
     pub fn new_slabs(&mut self, session: usize) -> Vec<(u32, Arc<dyn Buffer>)> {
         let session = self.sessions.get_mut(session);
         session.map_or_else(Vec::new, |session| session.memory.new_slabs())
     }
 
-    /// Memory for a session's application to lend, or back.
+    /// Returns the memory of a session, to allocate from and to free.
     pub fn memory(&mut self, session: usize) -> Option<&mut crate::memory::Memory> {
         let session = self.sessions.get_mut(session).filter(|one| !one.is_gone)?;
         Some(&mut session.memory)
     }
 
-    /// An application is gone, or broke the contract: its connections are reset, but for those of one that is merely gone
-    /// which it had closed before: what it had sent over them still arrives. Its memory stays until nobody can reach it
-    /// any more.
+    /// Removes an application that exited or broke the contract, and resets its connections. If it merely
+    /// exited, connections that it had already closed still deliver what it sent. Its memory stays until
+    /// nothing can reach it.
     pub fn detach(&mut self, session: usize, why: Reset) {
         let Some(gone) = self.sessions.get_mut(session).filter(|one| !one.is_gone) else {
             return;
@@ -355,7 +361,7 @@ impl Domain {
         let numbers: Vec<Vqpn> = gone.handles.iter().map(|(_, number)| *number).collect();
         for number in numbers {
             match self.connections.get_mut(number) {
-                // Once that has, the peer is told that nobody is there.
+                // After that data, a reset tells the peer that the application is gone.
                 Some(connection) if connection.is_left() && why == Reset::ByPeer => {
                     connection.comes_late();
                 }
@@ -370,7 +376,7 @@ impl Domain {
         self.bury(session);
     }
 
-    /// Lets a session go of which nothing is left.
+    /// Removes the session of a gone application once it has no connection left.
     fn bury(&mut self, session: usize) {
         let is_over = |one: &Session| one.is_gone && one.handles.is_empty();
         if self.sessions.get(session).is_some_and(is_over) {
@@ -378,8 +384,8 @@ impl Domain {
         }
     }
 
-    /// The application has no more use for a connection; where it gives it up, the peer sees a reset. Says whether it
-    /// had such a connection.
+    /// Closes a connection for its application. With `gives_up`, unsent data is dropped and the peer sees a
+    /// reset. Returns whether the application had such an open connection.
     pub fn close(&mut self, session: usize, handle: u32, gives_up: bool) -> bool {
         let Some(number) = self.number_of(session, handle) else {
             return false;
@@ -394,7 +400,7 @@ impl Domain {
         self.hang_up(number);
         let link = self.connections.get(number).and_then(|one| one.place.link);
         if let Some(link) = link {
-            // What was written is still to be sent, and then the end.
+            // The data written so far is still to be sent, and then the end of the stream.
             self.call(link, number);
         }
         self.attend(number);
@@ -406,7 +412,7 @@ impl Domain {
         session.handles.get(handle as usize).copied()
     }
 
-    /// Makes this end of a connection over a link.
+    /// Makes this host's end of a connection over a queue-pair group.
     ///
     /// # Errors
     ///
@@ -451,7 +457,7 @@ impl Domain {
         let (words, outlet, inlet) = made.map_err(|_| Refusal::Memory)?;
         let ring = of.memory.remote(ingress);
         let entry = of.handles.vacant_entry();
-        let place = Place {
+        let place = ConnectionOwner {
             link: Some(link),
             session,
             handle: entry.key() as u32,
@@ -474,14 +480,14 @@ impl Domain {
         Ok(Offer { number, ring })
     }
 
-    /// The other end of a connection is there. Says which session and end that is, for the application to be told;
-    /// `None` where this end is gone meanwhile.
+    /// Connects an end to the other end. Returns its session and a description for the application, or `None`
+    /// if this end is gone.
     pub fn connect(&mut self, number: Vqpn, remote: Offer) -> Option<(usize, End)> {
         let connection = self.connections.get_mut(number)?;
         connection.connect(remote.number, remote.ring);
         let place = connection.place;
         if let Some(link) = place.link {
-            // It may have been given up before.
+            // The application may have closed the connection already.
             self.call(link, number);
         }
         self.attend(number);
@@ -494,14 +500,15 @@ impl Domain {
         Some((place.session, end))
     }
 
-    /// There is no other end: this one goes too.
+    /// Removes an end that has no other end.
     pub fn refuse(&mut self, number: Vqpn) {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
         connection.refuse();
         if let Some(at) = connection.place.link {
-            // What it was offered and has not asked for. READs that are under way still land in its memory.
+            // Gives up what was offered and not READ yet. READs under way still write into the memory of this
+            // end.
             if let Some(linked) = self.links.get_mut(at) {
                 let offered = linked.link.fetches.iter();
                 let offered = offered.filter(|fetch| fetch.number == number);
@@ -512,7 +519,7 @@ impl Domain {
         self.attend(number);
     }
 
-    /// The other end of a connection is no more, and was never on the link that this one has.
+    /// Resets a connection whose other end is gone and was never on this end's group.
     pub fn miss(&mut self, number: Vqpn) {
         if let Some(connection) = self.connections.get_mut(number) {
             connection.miss();
@@ -520,7 +527,8 @@ impl Domain {
         self.attend(number);
     }
 
-    /// Looks after a connection of which something changed: control frames, a sleeping application, its end.
+    /// Brings a connection up to date after a change: queues control frames, wakes a sleeping application,
+    /// and removes the connection if it is over.
     fn attend(&mut self, number: Vqpn) {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
@@ -579,7 +587,7 @@ impl Domain {
         }
     }
 
-    /// Whoever polls a connection's descriptor sees that there is no more to it.
+    /// Hangs up the descriptor of a connection, if it has one.
     fn hang_up(&mut self, number: Vqpn) {
         let connection = self.connections.get_mut(number);
         if let Some(watch) = connection.and_then(|one| one.watch.take()) {
@@ -588,8 +596,8 @@ impl Domain {
         }
     }
 
-    /// An application has handed over a descriptor for a connection, by which it is told of it from now on. Says
-    /// whether it has such a connection.
+    /// Sets the descriptor by which the application is told of a connection from now on. Returns whether it
+    /// has such an open connection.
     pub fn watch(&mut self, session: usize, handle: u32, watch: Option<WatchId>) -> bool {
         let Some(number) = self.number_of(session, handle) else {
             return false;
@@ -602,7 +610,7 @@ impl Domain {
             return false;
         }
         connection.watch = watch;
-        // It is not known what there was before.
+        // The application may have missed earlier events, so signal both.
         let signals = [Signal::Writable, Signal::Readable].into_iter();
         let signals = signals.flat_map(|signal| {
             Some(Output::Signal {
@@ -615,11 +623,11 @@ impl Domain {
         true
     }
 
-    /// The other end of a connection may use memory that an application asked for. Says what it is called.
+    /// Exports memory of an application to the other end of a connection. Returns the number of the export.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Misuse`]: there is no such connection, or memory. [`Refusal::Limit`].
+    /// [`Refusal::Misuse`]: no such connection, or no such memory. [`Refusal::Limit`]: too many exports.
     pub fn export(
         &mut self,
         session: usize,
@@ -635,7 +643,7 @@ impl Domain {
         }
         let window = connection.exports.add(extent, rights);
         match window {
-            // What is sent from now on goes behind the frame that tells of it.
+            // Data sent from now on must follow the frame that announces the export.
             Some(_) => connection.outlet.exporting(false),
             None => of.memory.unpin(extent),
         }
@@ -643,14 +651,15 @@ impl Domain {
         window.ok_or(Refusal::Limit)
     }
 
-    /// The other daemon, of a connection that has a link.
+    /// Returns the number of the other daemon of a connection that has a group.
     pub fn peer_of(&self, session: usize, handle: u32) -> Option<u64> {
         let number = self.number_of(session, handle)?;
         let link = self.connections.get(number)?.place.link?;
         Some(self.links.get(link)?.key.peer)
     }
 
-    /// It may not any more. Says whether there is such memory; the answer comes once nothing touches it.
+    /// Revokes an export. Returns whether there is such an export. The application is answered once nothing
+    /// touches the memory any more.
     pub fn revoke(&mut self, session: usize, handle: u32, window: u32, request: u32) -> bool {
         let number = self.number_of(session, handle);
         let connection = number.and_then(|number| self.connections.get_mut(number));
@@ -663,7 +672,8 @@ impl Domain {
         had
     }
 
-    /// Memory is not used by the other end any more.
+    /// Unpins exported memory that the other end does not use any more, and answers the revocation, if there
+    /// was one.
     fn unexport(&mut self, session: usize, extent: Extent, request: Option<u32>) {
         let Some(of) = self.sessions.get_mut(session) else {
             return;
@@ -675,7 +685,7 @@ impl Domain {
         }
     }
 
-    /// Nothing of a connection is needed any more.
+    /// Removes a connection that nothing needs any more, and frees its memory.
     fn forget(&mut self, number: Vqpn) {
         self.hang_up(number);
         let Some(mut over) = self.connections.remove(number) else {
@@ -708,8 +718,8 @@ mod tests {
 
     #[test]
     fn who_has_slept_is_not_busy_any_more() {
-        let mut load = Load::default();
-        let burst = |load: &mut Load| {
+        let mut load = CpuLoad::default();
+        let burst = |load: &mut CpuLoad| {
             (0..2000).for_each(|_| load.step(true));
             assert!(load.of_255() > 250, "{load:?}");
         };
@@ -718,13 +728,13 @@ mod tests {
         load.step(false);
         assert!(load.disarm());
         assert_eq!(load.of_255(), 0);
-        // There was something to do instead.
+        // A step that found work instead of sleeping does not reset the load.
         burst(&mut load);
         load.arm();
         load.step(true);
         assert!(!load.disarm());
         assert!(load.of_255() > 250, "{load:?}");
-        // Nor by a look that nobody slept before.
+        // Neither does disarming without having armed.
         load.step(false);
         assert!(!load.disarm());
         assert!(load.of_255() > 250, "{load:?}");

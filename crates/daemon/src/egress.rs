@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use headworks_client::control_block::Transfer;
 use headworks_client::{
-    ContractError, EgressReader, Extent, Operation, Outcome, Outcomes, Vqpn, What,
+    ContractError, EgressReader, Extent, Operation, Outcome, Outcomes, RecordKind, Vqpn,
 };
 use headworks_shm::ordered_copy::prefetch_read;
 use headworks_verbs::RemoteAddr;
@@ -15,10 +15,10 @@ use headworks_verbs::RemoteAddr;
 use crate::exports::ExportTable;
 use crate::frame::{Header, Kind, Remote};
 use crate::ingress::GROWTH;
-use crate::limits::{Bulk, Config};
+use crate::limits::{Bulk, DaemonLimits};
 use crate::memory::Memory;
-use crate::qp_group::{QpGroup, Which};
-use crate::send_queue::Then;
+use crate::qp_group::{QpGroup, QpRole};
+use crate::send_queue::OnCompletion;
 
 /// How busy this side is at least, of 255, and the peer at most, when a part is left to that one to READ.
 const READS_FROM: u8 = 128;
@@ -31,19 +31,19 @@ const ATOMICS: u32 = 64;
 
 /// A record of which not everything has arrived.
 #[derive(Clone, Debug)]
-struct Flight {
+struct InFlightRecord {
     end: u64,
     /// Transfers under way.
     pending: u32,
     /// Whether nothing of it is left to be sent.
     is_issued: bool,
     /// It is a one-sided operation that is not over.
-    operation: Option<Operating>,
+    operation: Option<PendingOperation>,
 }
 
 /// A one-sided operation that is not over.
 #[derive(Clone, Debug)]
-struct Operating {
+struct PendingOperation {
     /// Where it is said what became of it.
     outcomes: Outcomes,
     window: u32,
@@ -54,14 +54,14 @@ struct Operating {
 
 /// A one-sided operation of which not everything was asked for.
 #[derive(Clone, Copy, Debug)]
-struct Asking {
+struct PartialOperation {
     operation: Operation,
     done: u32,
 }
 
 /// Memory that the peer was offered.
 #[derive(Clone, Copy, Debug)]
-struct Offered {
+struct OfferedMemory {
     at: u64,
     len: u32,
     end: u64,
@@ -69,7 +69,7 @@ struct Offered {
 
 /// A ring of the peer's, and from which position on it holds the stream.
 #[derive(Clone, Copy, Debug)]
-struct Target {
+struct PeerRing {
     ring: Remote,
     from: u64,
 }
@@ -82,8 +82,8 @@ pub(crate) struct EgressHalf {
     /// What is left of the record that is being sent.
     current: Option<Extent>,
     /// Or of the operation.
-    asking: Option<Asking>,
-    flights: VecDeque<Flight>,
+    asking: Option<PartialOperation>,
+    flights: VecDeque<InFlightRecord>,
     /// Memory that the peer exports.
     pub(crate) windows: ExportTable,
     /// Atomics that were not answered.
@@ -92,7 +92,7 @@ pub(crate) struct EgressHalf {
     done: u64,
     /// Exports of this end's that the peer may not know of yet.
     exporting: u32,
-    offered: VecDeque<Offered>,
+    offered: VecDeque<OfferedMemory>,
     /// Bulk transfers under way.
     bulk: u32,
     /// What the application had in its ring when the latest turn began, as far as was seen.
@@ -100,8 +100,8 @@ pub(crate) struct EgressHalf {
     /// Bytes sent, and as many as may be.
     sent: u64,
     window: u64,
-    target: Target,
-    next_target: Option<Target>,
+    target: PeerRing,
+    next_target: Option<PeerRing>,
     is_ended: bool,
     /// Whether anything was heard of the other end, over the link that this one has: before, its memory may be
     /// somebody else's by now.
@@ -110,7 +110,7 @@ pub(crate) struct EgressHalf {
 
 /// What came of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum SendStep {
     /// So many bytes were sent, in a frame that told of the window as well.
     Framed(u32),
     /// So many bytes are being transferred.
@@ -127,14 +127,14 @@ pub(crate) enum Turn {
 
 /// What is said with whatever is sent: of the connection's other direction, and of this host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Aside {
+pub(crate) struct PiggybackInfo {
     pub(crate) window: u64,
     pub(crate) load: u8,
 }
 
 /// A record was named that is not under way, or a ring that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Impossible;
+pub(crate) struct InvalidRecord;
 
 impl EgressHalf {
     /// Sends what is written to `egress`.
@@ -154,7 +154,7 @@ impl EgressHalf {
             crest: 0,
             sent: 0,
             window: 0,
-            target: Target {
+            target: PeerRing {
                 ring: Remote {
                     len: 1,
                     ..Remote::default()
@@ -181,7 +181,7 @@ impl EgressHalf {
 
     /// The peer is there: its first ring.
     pub(crate) fn connect(&mut self, ring: Remote) {
-        self.target = Target { ring, from: 0 };
+        self.target = PeerRing { ring, from: 0 };
         self.window = ring.len.into();
     }
 
@@ -196,12 +196,12 @@ impl EgressHalf {
     }
 
     /// The peer's stream goes on in another ring.
-    pub(crate) fn retarget(&mut self, ring: Remote, from: u64) -> Result<(), Impossible> {
+    pub(crate) fn retarget(&mut self, ring: Remote, from: u64) -> Result<(), InvalidRecord> {
         self.pass();
         if self.next_target.is_some() || from < self.sent {
-            return Err(Impossible);
+            return Err(InvalidRecord);
         }
-        self.next_target = Some(Target { ring, from });
+        self.next_target = Some(PeerRing { ring, from });
         Ok(())
     }
 
@@ -244,25 +244,25 @@ impl EgressHalf {
         let Some(record) = self.egress.next(memory.slabs())? else {
             return Ok(false);
         };
-        let mut flight = Flight {
+        let mut flight = InFlightRecord {
             end: record.end,
             pending: 0,
             is_issued: false,
             operation: None,
         };
         match record.what {
-            What::Bytes(extent) => self.current = Some(extent),
-            What::Operation(operation) => {
+            RecordKind::Bytes(extent) => self.current = Some(extent),
+            RecordKind::Operation(operation) => {
                 let outcomes = Outcomes::at(memory.slabs(), operation.result)?;
-                flight.operation = Some(Operating {
+                flight.operation = Some(PendingOperation {
                     outcomes,
                     window: operation.window,
                     is_atomic: operation.op.is_atomic(),
                     outcome: Outcome::Done,
                 });
-                self.asking = Some(Asking { operation, done: 0 });
+                self.asking = Some(PartialOperation { operation, done: 0 });
             }
-            What::End => {
+            RecordKind::End => {
                 self.is_ended = true;
                 flight.is_issued = true;
             }
@@ -315,20 +315,20 @@ impl EgressHalf {
         to: Vqpn,
         memory: &Memory,
         link: &mut QpGroup,
-        aside: Aside,
-        config: &Config,
-    ) -> Result<Turn, ContractError> {
+        aside: PiggybackInfo,
+        config: &DaemonLimits,
+    ) -> Result<SendStep, ContractError> {
         self.pass();
         let is_there = self.advance(memory)?;
         self.crest = self.egress.backlog();
         if !is_there {
-            return Ok(Turn::Nothing);
+            return Ok(SendStep::Nothing);
         }
         if let Some(asking) = self.asking {
             return Ok(self.operate(asking, (own, to), memory, link, aside.load, config));
         }
         let Some((from, _)) = self.piece(config) else {
-            return Ok(Turn::Nothing);
+            return Ok(SendStep::Nothing);
         };
         let transfer = self.egress.transfer();
         let is_short = match transfer {
@@ -342,7 +342,7 @@ impl EgressHalf {
         }
         if self.bulk >= config.bulk_each {
             // Whatever comes back calls it again.
-            return Ok(Turn::Nothing);
+            return Ok(SendStep::Nothing);
         }
         let is_read = match (transfer, config.bulk) {
             (Transfer::Write, _) => false,
@@ -362,7 +362,7 @@ impl EgressHalf {
 
     /// What is sent next, at most as much as one transfer takes, and where it goes; none where there is none, or no
     /// room for it.
-    fn piece(&mut self, config: &Config) -> Option<(Extent, RemoteAddr)> {
+    fn piece(&mut self, config: &DaemonLimits) -> Option<(Extent, RemoteAddr)> {
         self.pass();
         let (extent, room) = (self.current?, self.window - self.sent);
         if room == 0 {
@@ -380,13 +380,13 @@ impl EgressHalf {
         memory: &Memory,
         link: &mut QpGroup,
         load: u8,
-        config: &Config,
-    ) -> Turn {
+        config: &DaemonLimits,
+    ) -> SendStep {
         let (Some(extent), room) = (self.current, self.window - self.sent) else {
-            return Turn::Nothing;
+            return SendStep::Nothing;
         };
         if !link.may_send() {
-            return Turn::Blocked;
+            return SendStep::Blocked;
         }
         let most = u64::from(config.bulk_max) * u64::from(config.bulk_told);
         let len = u64::from(extent.len).min(room).min(most) as u32;
@@ -400,13 +400,19 @@ impl EgressHalf {
             load,
             ..Header::of(Kind::Offer)
         };
-        link.send(Which::Frames, to, header, offer.len(), Then::Nothing);
+        link.send(
+            QpRole::Frames,
+            to,
+            header,
+            offer.len(),
+            OnCompletion::Nothing,
+        );
         link.offers += 1;
         let end = self.begun();
         let at = self.sent;
-        self.offered.push_back(Offered { at, len, end });
+        self.offered.push_back(OfferedMemory { at, len, end });
         self.issue(len);
-        Turn::Bulk(len)
+        SendStep::Bulk(len)
     }
 
     /// WRITEs a piece of a record, and those behind it as far as one frame is to tell of them, and that frame.
@@ -416,13 +422,13 @@ impl EgressHalf {
         memory: &Memory,
         link: &mut QpGroup,
         load: u8,
-        config: &Config,
-    ) -> Turn {
+        config: &DaemonLimits,
+    ) -> SendStep {
         if link.bulk.room() < 2 {
-            return Turn::Full;
+            return SendStep::Full;
         }
         if !link.credit.may_send() {
-            return Turn::Blocked;
+            return SendStep::Blocked;
         }
         let header = Header {
             at: self.sent,
@@ -439,14 +445,15 @@ impl EgressHalf {
             let Some((from, remote)) = self.piece(config) else {
                 break;
             };
-            link.bulk.write(memory.sge(from), remote, Then::Nothing);
+            link.bulk
+                .write(memory.sge(from), remote, OnCompletion::Nothing);
             link.writes += 1;
             len += from.len;
             self.issue(from.len);
         }
         let header = Header { len, ..header };
-        link.send(Which::Bulk, to, header, 0, Then::Sent(own, end));
-        Turn::Bulk(len)
+        link.send(QpRole::Bulk, to, header, 0, OnCompletion::Sent(own, end));
+        SendStep::Bulk(len)
     }
 
     /// A transfer of the latest record is under way: where that one ends.
@@ -465,11 +472,11 @@ impl EgressHalf {
         to: Vqpn,
         memory: &Memory,
         link: &mut QpGroup,
-        aside: Aside,
-        config: &Config,
-    ) -> Result<Turn, ContractError> {
+        aside: PiggybackInfo,
+        config: &DaemonLimits,
+    ) -> Result<SendStep, ContractError> {
         if !link.may_send() {
-            return Ok(Turn::Blocked);
+            return Ok(SendStep::Blocked);
         }
         let (body, body_at, fits) = link.body();
         let fits = (self.window - self.sent).min(fits as u64) as u32;
@@ -499,9 +506,15 @@ impl EgressHalf {
             load: aside.load,
             ..Header::of(Kind::Data)
         };
-        link.send(Which::Frames, to, header, filled as usize, Then::Nothing);
+        link.send(
+            QpRole::Frames,
+            to,
+            header,
+            filled as usize,
+            OnCompletion::Nothing,
+        );
         self.settle();
-        Ok(Turn::Framed(filled))
+        Ok(SendStep::Framed(filled))
     }
 
     /// A transfer from the record that ends at `end` was made.
@@ -520,13 +533,13 @@ impl EgressHalf {
     }
 
     /// The peer has READ what it was offered.
-    pub(crate) fn fetched(&mut self, at: u64, len: u32) -> Result<(), Impossible> {
+    pub(crate) fn fetched(&mut self, at: u64, len: u32) -> Result<(), InvalidRecord> {
         let found = self
             .offered
             .iter()
             .position(|offered| (offered.at, offered.len) == (at, len));
         let found = found.and_then(|at| self.offered.remove(at));
-        self.transferred(found.ok_or(Impossible)?.end);
+        self.transferred(found.ok_or(InvalidRecord)?.end);
         Ok(())
     }
 
@@ -538,7 +551,7 @@ impl EgressHalf {
         // Nor does it answer.
         for at in 0..self.flights.len() {
             let flight = &mut self.flights[at];
-            let of = |operating: &&mut Operating| operating.is_atomic;
+            let of = |operating: &&mut PendingOperation| operating.is_atomic;
             if let Some(operating) = flight.operation.as_mut().filter(of)
                 && flight.pending > 0
             {

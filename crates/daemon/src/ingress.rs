@@ -7,14 +7,14 @@ use headworks_client::{ContractError, Extent, IngressWriter};
 use headworks_shm::View;
 
 use crate::memory::Memory;
-use crate::reassembly::{Misplaced, Reassembly};
+use crate::reassembly::{InvalidSegment, Reassembly};
 
 /// Transfers that are READ for one connection at a time, at most: more are never offered.
 pub(crate) const FETCHING_MAX: usize = 32;
 
 /// A transfer that is to be READ, or is being READ.
 #[derive(Clone, Copy, Debug)]
-struct Fetching {
+struct PendingRead {
     len: u32,
     /// Bytes that have not come and may.
     left: u32,
@@ -38,7 +38,7 @@ pub(crate) struct IngressHalf {
     is_discarding: bool,
     /// Whether the peer is to hear of this end before it WRITES.
     is_to_greet: bool,
-    fetching: BTreeMap<u64, Fetching>,
+    fetching: BTreeMap<u64, PendingRead>,
 }
 
 impl IngressHalf {
@@ -60,14 +60,14 @@ impl IngressHalf {
     ///
     /// # Errors
     ///
-    /// [`Misplaced`].
+    /// [`InvalidSegment`].
     pub(crate) fn data(
         &mut self,
         at: u64,
         len: u32,
         memory: &Memory,
         frame: (&View, usize),
-    ) -> Result<bool, Misplaced> {
+    ) -> Result<bool, InvalidSegment> {
         self.check(at, len)?;
         let mut done = 0;
         while done < len as usize {
@@ -87,13 +87,13 @@ impl IngressHalf {
     ///
     /// # Errors
     ///
-    /// [`Misplaced`].
-    pub(crate) fn wrote(&mut self, at: u64, len: u32) -> Result<bool, Misplaced> {
+    /// [`InvalidSegment`].
+    pub(crate) fn wrote(&mut self, at: u64, len: u32) -> Result<bool, InvalidSegment> {
         self.check(at, len)?;
         Ok(self.add(at, len))
     }
 
-    fn check(&self, at: u64, len: u32) -> Result<(), Misplaced> {
+    fn check(&self, at: u64, len: u32) -> Result<(), InvalidSegment> {
         let limit = self.ended.map_or(self.told, |end| end.min(self.told));
         self.order.check(at, len.into(), limit)
     }
@@ -119,15 +119,15 @@ impl IngressHalf {
     ///
     /// # Errors
     ///
-    /// [`Misplaced`], also where they overlap others that are.
-    pub(crate) fn fetch(&mut self, at: u64, len: u32) -> Result<Vec<Extent>, Misplaced> {
+    /// [`InvalidSegment`], also where they overlap others that are.
+    pub(crate) fn fetch(&mut self, at: u64, len: u32) -> Result<Vec<Extent>, InvalidSegment> {
         self.check(at, len)?;
         let before = self.fetching.range(..at + u64::from(len)).next_back();
         let overlaps = before.is_some_and(|(start, one)| start + u64::from(one.len) > at);
         if overlaps || self.fetching.len() >= FETCHING_MAX {
             let come = self.order.come();
             let len = len.into();
-            return Err(Misplaced { at, len, come });
+            return Err(InvalidSegment { at, len, come });
         }
         let mut pieces = Vec::new();
         let mut done = 0;
@@ -138,7 +138,7 @@ impl IngressHalf {
             done += to.len;
             pieces.push(to);
         }
-        let fetching = Fetching {
+        let fetching = PendingRead {
             len,
             left: len,
             is_wanted: true,
@@ -164,12 +164,12 @@ impl IngressHalf {
     ///
     /// # Errors
     ///
-    /// [`Misplaced`]: meanwhile something else came there.
+    /// [`InvalidSegment`]: meanwhile something else came there.
     pub(crate) fn fetched(
         &mut self,
         at: u64,
         bytes: u32,
-    ) -> Result<Option<(u32, bool)>, Misplaced> {
+    ) -> Result<Option<(u32, bool)>, InvalidSegment> {
         let Some(one) = self.fetching.get_mut(&at) else {
             return Ok(None);
         };
@@ -200,11 +200,11 @@ impl IngressHalf {
     ///
     /// # Errors
     ///
-    /// [`Misplaced`]: something has come behind it, or it has ended before.
-    pub(crate) fn end(&mut self, at: u64) -> Result<(), Misplaced> {
+    /// [`InvalidSegment`]: something has come behind it, or it has ended before.
+    pub(crate) fn end(&mut self, at: u64) -> Result<(), InvalidSegment> {
         let (come, len) = (self.order.come(), 0);
         if at < self.order.highest() || at > self.told || self.ended.is_some() {
-            return Err(Misplaced { at, len, come });
+            return Err(InvalidSegment { at, len, come });
         }
         self.ended = Some(at);
         Ok(())

@@ -1,6 +1,6 @@
-//! The daemon of a host: thousands of connections of many applications over few queue pairs (RaaS, sections III to
-//! V). All but the [`server`] is its core, which does no I/O, reads no clock and starts no thread: devices, packets of
-//! applications and messages of other daemons are handed in, and what it wants done is taken out.
+//! The daemon of a host (RaaS, sections III to V): carries thousands of connections of many applications over few
+//! queue pairs. Everything except [`server`] is the core. The core does no I/O, reads no clock and starts no thread:
+//! its caller passes in devices, packets of applications and messages of other daemons, and fetches its outputs.
 //!
 //! # Map
 //!
@@ -22,16 +22,16 @@
 //! | [`log_ratelimit`] | rate limiter for log lines: pure |
 //! | [`server`] | event loop around the core: sockets, clock, sleep |
 //!
-//! Whose turn it is on a link is [`headworks_ring::group::drr`]'s to say, by cost.
+//! Connections of a queue-pair group are scheduled by deficit round robin ([`headworks_ring::group::drr`]), by bytes.
 //!
 //! # How bytes travel
 //!
-//! An application writes records into its egress ring and marks the connection on its session's board
-//! (`headworks-client`). The domain's step finds the mark, calls the connection to its link's rota, and when it is
-//! its turn, copies short records into a frame, or has long ones WRITTEN by the RNIC from where they lie to where
-//! they belong in the receiver's ingress ring (or offers them, and the receiver READs). A frame comes through the one
-//! shared receive queue, is copied to where its bytes belong, and its receive is posted again before anything else can
-//! depend on the application.
+//! An application writes records into its egress ring and sets the connection's bit in its session's doorbell
+//! (`headworks-client`). The domain's step finds the bit and adds the connection to the deficit round robin of its
+//! queue-pair group. When the connection's turn comes, the domain copies short records into a frame. It has the RNIC
+//! WRITE long records directly from the application's memory into the receiver's ingress ring, or offers them and the
+//! receiver READs them. A frame arrives through the domain's shared receive queue. The daemon copies its bytes to
+//! their place and posts the receive again at once, so that no receive ever waits for an application.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
@@ -64,5 +64,5 @@ pub mod snapshot;
 
 pub use daemon::{Daemon, Identity, Output, PeerId, SessionId};
 pub use domain::{DomainError, DomainId, ObjectCounts};
-pub use limits::{Bulk, Config, ConfigError};
+pub use limits::{Bulk, DaemonLimits, LimitsError};
 pub use snapshot::Snapshot;

@@ -9,7 +9,7 @@ use crate::frame::{FRAME_MAX, FRAME_MIN};
 /// Sizes and limits of a daemon's core. Every limit, reached, is an answer to whoever asked, never a stall.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct DaemonLimits {
     /// Bytes of a receive, and so of a frame: 256 to 65,536. A message that fits one beside its header of 32 bytes
     /// is SENT in one. Longer frames cost memory for every receive. Default 8,192.
     pub frame_bytes: u32,
@@ -74,7 +74,7 @@ pub enum Bulk {
     Read,
 }
 
-impl Default for Config {
+impl Default for DaemonLimits {
     fn default() -> Self {
         Self {
             frame_bytes: 8192,
@@ -106,7 +106,7 @@ impl Default for Config {
 /// A value that is not legal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} is {value}: {allowed}")]
-pub struct ConfigError {
+pub struct LimitsError {
     /// Key of the setting.
     pub key: &'static str,
     /// Value that was given.
@@ -115,11 +115,11 @@ pub struct ConfigError {
     pub allowed: String,
 }
 
-impl ConfigError {
+impl LimitsError {
     /// That one value is above another that it may reach at most. It is that one's fault which is not what it is by
     /// default, as only that was set by somebody; where both were, the lower one's.
     fn of_pair((low, least): (&'static str, u64), (high, most): (&'static str, u64)) -> Self {
-        let numbers = Config::default().numbers();
+        let numbers = DaemonLimits::default().numbers();
         let is_default =
             |of: (&str, u64)| numbers.iter().any(|(key, value, _)| (*key, *value) == of);
         let (key, value, allowed) = match is_default((low, least)) {
@@ -136,13 +136,13 @@ impl ConfigError {
 
 /// What a value may be, whatever the others are.
 #[derive(Clone, Copy)]
-enum Legal {
+enum AllowedRange {
     Between(u64, u64),
     /// And a power of two.
     Power(u64, u64),
 }
 
-impl Legal {
+impl AllowedRange {
     fn has(self, value: u64) -> bool {
         match self {
             Self::Between(least, most) => (least..=most).contains(&value),
@@ -151,7 +151,7 @@ impl Legal {
     }
 }
 
-impl fmt::Display for Legal {
+impl fmt::Display for AllowedRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Between(least, most) => write!(f, "{least} to {most}"),
@@ -160,16 +160,16 @@ impl fmt::Display for Legal {
     }
 }
 
-impl Config {
+impl DaemonLimits {
     /// Refuses what cannot work.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], of the first value that is not legal.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    /// [`LimitsError`], of the first value that is not legal.
+    pub fn check(&self) -> Result<(), LimitsError> {
         for (key, value, legal) in self.numbers() {
             if !legal.has(value) {
-                return Err(ConfigError {
+                return Err(LimitsError {
                     key,
                     value,
                     allowed: legal.to_string(),
@@ -178,7 +178,7 @@ impl Config {
         }
         let pair = |low: (&'static str, u64), high: (&'static str, u64)| match low.1 <= high.1 {
             true => Ok(()),
-            false => Err(ConfigError::of_pair(low, high)),
+            false => Err(LimitsError::of_pair(low, high)),
         };
         let of =
             |low: (_, u32), high: (_, u32)| pair((low.0, low.1.into()), (high.0, high.1.into()));
@@ -203,8 +203,8 @@ impl Config {
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, Legal); 20] {
-        use Legal::{Between, Power};
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 20] {
+        use AllowedRange::{Between, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
         let floor = crate::credit::FLOOR_MIN.into();
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn the_guide_has_every_key_and_its_default() {
         let guide = include_str!("../../../docs/daemon.md");
-        let config = toml::Table::try_from(Config::default()).unwrap();
+        let config = toml::Table::try_from(DaemonLimits::default()).unwrap();
         for (key, default) in config {
             let row = format!("| `{key}` | {default} |");
             assert!(guide.contains(&row), "docs/daemon.md has no {row:?}");
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn defaults_are_legal_and_what_is_not_is_named() {
-        Config::default().check().unwrap();
+        DaemonLimits::default().check().unwrap();
         for (text, says) in [
             (
                 "receives = 9000",
@@ -290,12 +290,12 @@ mod tests {
             ),
             ("links_max = 0", "links_max is 0: 1 to 4096"),
         ] {
-            let config: Config = toml::from_str(text).unwrap();
+            let config: DaemonLimits = toml::from_str(text).unwrap();
             assert_eq!(config.check().unwrap_err().to_string(), says);
         }
-        let keys = toml::Table::try_from(Config::default()).unwrap();
+        let keys = toml::Table::try_from(DaemonLimits::default()).unwrap();
         for key in keys.keys() {
-            assert!(Config::allowed(key).is_some(), "{key}");
+            assert!(DaemonLimits::allowed(key).is_some(), "{key}");
         }
     }
 }

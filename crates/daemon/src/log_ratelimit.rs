@@ -16,11 +16,11 @@ pub const WHILE: Duration = Duration::from_secs(10);
 /// What was said of each kind. There are to be few kinds: they are kept.
 #[derive(Debug)]
 pub struct LogRateLimit<K> {
-    kinds: HashMap<K, Kind>,
+    kinds: HashMap<K, LineKind>,
 }
 
 #[derive(Debug)]
-struct Kind {
+struct LineKind {
     since: Instant,
     said: u32,
     unsaid: u64,
@@ -29,7 +29,7 @@ struct Kind {
 impl<K: Eq + Hash> LogRateLimit<K> {
     /// A line of this kind is due: `None` where it is not to be said, else how many before it were not.
     pub fn due(&mut self, kind: K, now: Instant) -> Option<u64> {
-        let new = Kind {
+        let new = LineKind {
             since: now,
             said: 0,
             unsaid: 0,

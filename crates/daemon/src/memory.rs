@@ -26,7 +26,7 @@ pub struct Memory {
     /// What the application asked for itself.
     asked: BTreeSet<(u32, u64, u32)>,
     /// Of those, what others may use.
-    pinned: BTreeMap<(u32, u64, u32), Pinned>,
+    pinned: BTreeMap<(u32, u64, u32), PinCount>,
     /// Slabs that the application has not been told of.
     new: Vec<u32>,
     /// Whether free memory is filled, and how often somebody had written to it.
@@ -44,7 +44,7 @@ fn is_in(extent: Extent, (slab, offset, len): (u32, u64, u32)) -> bool {
 
 /// What others may use.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pinned {
+struct PinCount {
     times: u32,
     /// The application has given it back.
     is_returned: bool,
@@ -55,7 +55,7 @@ const POISON: [u8; 8] = *b"it rests";
 
 impl Memory {
     /// None yet; slabs of `slab_bytes` or, for what is longer, as long as that is; `most` bytes in all; see
-    /// [`Config::poison`](crate::Config::poison).
+    /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
     pub fn new(
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,

@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use headworks_verbs::Duration;
 
-use crate::snapshot::{OfApplication, OfDomain, OfLink, Snapshot};
+use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, QpGroupSnapshot, Snapshot};
 
 /// What the core does not know of itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OfProcess {
+pub struct ProcessMetrics {
     /// The device's name.
     pub device: String,
     /// How long it has served.
@@ -20,8 +20,8 @@ pub struct OfProcess {
 }
 
 /// What a daemon says to whoever asks.
-pub fn text(snapshot: &Snapshot, process: &OfProcess) -> String {
-    let mut text = Text::default();
+pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
+    let mut text = MetricsText::default();
     let address = snapshot.address.to_string();
     text.metric("info", GAUGE, "The address served, and the device.")
         .row(&[("address", &address), ("device", &process.device)], 1.0);
@@ -48,7 +48,7 @@ const COUNTER: &str = "counter";
 /// Name, kind, what it is, and how it is read off a row's subject.
 type Column<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
 
-fn of_domains(text: &mut Text, snapshot: &Snapshot) {
+fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
     let columns: [Column<crate::ObjectCounts>; 6] = [
         ("queue_pairs", GAUGE, "Queue pairs.", |of| {
             of.queue_pairs as f64
@@ -83,8 +83,8 @@ fn of_domains(text: &mut Text, snapshot: &Snapshot) {
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
-fn of_links<'s>(text: &mut Text, snapshot: &'s Snapshot) {
-    let columns: [Column<OfLink>; 8] = [
+fn of_links<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
+    let columns: [Column<QpGroupSnapshot>; 8] = [
         (
             "link_up",
             GAUGE,
@@ -134,7 +134,7 @@ fn of_links<'s>(text: &mut Text, snapshot: &'s Snapshot) {
             |of| of.offers as f64,
         ),
     ];
-    let links = |of: &'s OfDomain| of.links.iter().map(|link| (of.user, link));
+    let links = |of: &'s DomainSnapshot| of.links.iter().map(|link| (of.user, link));
     let rows = snapshot.domains.iter().flat_map(links);
     let rows = rows.map(|(user, link)| {
         let host = link
@@ -150,8 +150,8 @@ fn of_links<'s>(text: &mut Text, snapshot: &'s Snapshot) {
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
-fn of_applications<'s>(text: &mut Text, snapshot: &'s Snapshot) {
-    let columns: [Column<OfApplication>; 7] = [
+fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
+    let columns: [Column<ApplicationSnapshot>; 7] = [
         (
             "application_connections",
             GAUGE,
@@ -195,7 +195,7 @@ fn of_applications<'s>(text: &mut Text, snapshot: &'s Snapshot) {
             |of| of.in_use as f64,
         ),
     ];
-    let applications = |of: &'s OfDomain| of.applications.iter().map(|one| (of.user, one));
+    let applications = |of: &'s DomainSnapshot| of.applications.iter().map(|one| (of.user, one));
     let rows = snapshot.domains.iter().flat_map(applications);
     let rows = rows.map(|(user, application)| {
         let pid = application.pid.map_or(String::new(), |pid| pid.to_string());
@@ -214,12 +214,12 @@ fn of_applications<'s>(text: &mut Text, snapshot: &'s Snapshot) {
 pub const PREFIX: &str = "headworks_";
 
 #[derive(Default)]
-struct Text(String);
+struct MetricsText(String);
 
 /// A row's labels, and its subject.
 type Row<'s, T> = (Vec<(&'static str, String)>, &'s T);
 
-impl Text {
+impl MetricsText {
     /// Metrics of the same subjects.
     fn table<T>(&mut self, columns: &[Column<T>], rows: &[Row<'_, T>]) {
         for (name, kind, help, value) in columns {
@@ -292,7 +292,7 @@ impl Sample {
 /// A text that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} is no metric")]
-pub struct NoMetrics {
+pub struct MetricsParseError {
     /// Which, from 1 on.
     pub line: usize,
 }
@@ -301,11 +301,11 @@ pub struct NoMetrics {
 ///
 /// # Errors
 ///
-/// [`NoMetrics`].
-pub fn parse(text: &str) -> Result<Vec<Sample>, NoMetrics> {
+/// [`MetricsParseError`].
+pub fn parse(text: &str) -> Result<Vec<Sample>, MetricsParseError> {
     let lines = text.split('\n').enumerate();
     let samples = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-    let samples = samples.map(|(at, line)| sample(line).ok_or(NoMetrics { line: at + 1 }));
+    let samples = samples.map(|(at, line)| sample(line).ok_or(MetricsParseError { line: at + 1 }));
     samples.collect()
 }
 
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
     use crate::daemon::SessionId;
     use crate::domain::ObjectCounts;
-    use crate::snapshot::{OfDomain, Traffic};
+    use crate::snapshot::{DomainSnapshot, Traffic};
     use proptest::prelude::*;
 
     fn snapshot(name: &str, sent: u64) -> Snapshot {
@@ -359,13 +359,13 @@ mod tests {
             address: "127.0.0.1".parse().unwrap(),
             is_draining: true,
             peers: vec!["127.0.0.2".parse().unwrap()],
-            domains: vec![OfDomain {
+            domains: vec![DomainSnapshot {
                 user: 1000,
                 census: ObjectCounts {
                     queue_pairs: 2,
                     ..ObjectCounts::default()
                 },
-                links: vec![OfLink {
+                links: vec![QpGroupSnapshot {
                     host: Some("127.0.0.2".parse().unwrap()),
                     user: 7,
                     is_up: true,
@@ -377,7 +377,7 @@ mod tests {
                     writes: 12,
                     offers: 13,
                 }],
-                applications: vec![OfApplication {
+                applications: vec![ApplicationSnapshot {
                     session: SessionId(4),
                     name: name.to_owned(),
                     pid: Some(77),
@@ -394,8 +394,8 @@ mod tests {
         }
     }
 
-    fn process() -> OfProcess {
-        OfProcess {
+    fn process() -> ProcessMetrics {
+        ProcessMetrics {
             device: "soft:h1".to_owned(),
             up: Duration::from_secs(90),
             cpu: Duration::from_millis(1500),

@@ -10,7 +10,7 @@ use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn, RemoteA
 
 use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
 use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind, Remote};
-use crate::send_queue::{SendQueue, Then};
+use crate::send_queue::{OnCompletion, SendQueue};
 
 /// The version of frames.
 const VERSION: u32 = 1;
@@ -18,14 +18,14 @@ const VERSION: u32 = 1;
 /// Which of a link's queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Which {
+pub enum QpRole {
     /// Frames: short messages and control.
     Frames = 0,
     /// WRITEs and READs, which nothing short is to wait behind.
     Bulk = 1,
 }
 
-impl Which {
+impl QpRole {
     /// The queue pair numbered so.
     pub fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -131,13 +131,13 @@ impl QpGroup {
         frame_bytes: u32,
         seed: u32,
     ) -> Result<(), BringUpError> {
-        for which in [Which::Frames, Which::Bulk] {
+        for which in [QpRole::Frames, QpRole::Bulk] {
             let payload = match which {
-                Which::Frames => {
+                QpRole::Frames => {
                     let words = [VERSION, promised, frame_bytes].map(u32::to_le_bytes);
                     words.concat()
                 }
-                Which::Bulk => Vec::new(),
+                QpRole::Bulk => Vec::new(),
             };
             let tuning = headworks_verbs::bringup::ConnectionParams {
                 access: headworks_verbs::Access::ALL,
@@ -152,24 +152,24 @@ impl QpGroup {
     }
 
     /// One of its queue pairs.
-    pub fn channel(&mut self, which: Which) -> &mut SendQueue {
+    pub fn channel(&mut self, which: QpRole) -> &mut SendQueue {
         match which {
-            Which::Frames => &mut self.frames,
-            Which::Bulk => &mut self.bulk,
+            QpRole::Frames => &mut self.frames,
+            QpRole::Bulk => &mut self.bulk,
         }
     }
 
     /// Which of them has this number.
-    pub fn which(&self, qpn: Qpn) -> Which {
+    pub fn which(&self, qpn: Qpn) -> QpRole {
         match self.frames.qpn() == qpn {
-            true => Which::Frames,
-            false => Which::Bulk,
+            true => QpRole::Frames,
+            false => QpRole::Bulk,
         }
     }
 
     /// What the peer is to be told so that they can be connected.
-    pub fn output(&mut self) -> Vec<(Which, Vec<u8>)> {
-        let each = [Which::Frames, Which::Bulk].into_iter();
+    pub fn output(&mut self) -> Vec<(QpRole, Vec<u8>)> {
+        let each = [QpRole::Frames, QpRole::Bulk].into_iter();
         let output = each.filter_map(|which| {
             let bytes = self.bringing[which as usize].as_mut()?.output();
             (!bytes.is_empty()).then_some((which, bytes))
@@ -182,7 +182,7 @@ impl QpGroup {
     /// # Errors
     ///
     /// [`BringUpError`]: it never will be.
-    pub fn input(&mut self, which: Which, bytes: &[u8]) -> Result<bool, BringUpError> {
+    pub fn input(&mut self, which: QpRole, bytes: &[u8]) -> Result<bool, BringUpError> {
         let Some(mut bringing) = self.bringing[which as usize].take() else {
             return Ok(false);
         };
@@ -192,7 +192,7 @@ impl QpGroup {
             && let Some(hello) = bringing.peer()
         {
             self.reads_max = u32::from(hello.max_rd_atomic.max(1));
-            if which == Which::Frames {
+            if which == QpRole::Frames {
                 let word = |at: usize| {
                     let word = hello.payload.get(4 * at..4 * at + 4);
                     word.and_then(|word| Some(u32::from_le_bytes(word.try_into().ok()?)))
@@ -245,7 +245,14 @@ impl QpGroup {
     }
 
     /// Sends a frame, for which there is room and credit.
-    pub fn send(&mut self, which: Which, to: Vqpn, header: Header, body: usize, then: Then) {
+    pub fn send(
+        &mut self,
+        which: QpRole,
+        to: Vqpn,
+        header: Header,
+        body: usize,
+        then: OnCompletion,
+    ) {
         let header = Header {
             promised: self.credit.send(),
             ..header
@@ -260,7 +267,13 @@ impl QpGroup {
                 load,
                 ..Header::of(Kind::Tell)
             };
-            self.send(Which::Frames, Vqpn::default(), header, 0, Then::Nothing);
+            self.send(
+                QpRole::Frames,
+                Vqpn::default(),
+                header,
+                0,
+                OnCompletion::Nothing,
+            );
         }
     }
 

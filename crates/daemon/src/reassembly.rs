@@ -18,7 +18,7 @@ pub struct Reassembly {
 /// A piece that came twice, overlaps another, lies too far ahead or behind too many gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {at} of a stream of which {come} had come")]
-pub struct Misplaced {
+pub struct InvalidSegment {
     /// Where it begins.
     pub at: u64,
     /// Length of the piece, in bytes.
@@ -32,10 +32,10 @@ impl Reassembly {
     ///
     /// # Errors
     ///
-    /// [`Misplaced`].
-    pub fn check(&self, at: u64, len: u64, limit: u64) -> Result<(), Misplaced> {
+    /// [`InvalidSegment`].
+    pub fn check(&self, at: u64, len: u64, limit: u64) -> Result<(), InvalidSegment> {
         let come = self.come;
-        let misplaced = Misplaced { at, len, come };
+        let misplaced = InvalidSegment { at, len, come };
         let end = at.checked_add(len).filter(|end| *end <= limit);
         let end = end.ok_or(misplaced)?;
         let before = self.ahead.range(..=at).next_back();

@@ -23,7 +23,7 @@ const REFUSALS: u32 = 1 << 20;
 
 /// What is to be done when a request has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum OnCompletion {
     /// No further action.
     Nothing,
     /// A transfer from the memory of a connection was made: of the record that ends there.
@@ -38,7 +38,7 @@ pub enum Then {
 
 /// What is to be posted.
 #[derive(Clone, Copy, Debug)]
-struct Staged {
+struct StagedRequest {
     op: SendOp,
     sge: Sge,
 }
@@ -53,8 +53,8 @@ pub struct SendQueue {
     /// Requests staged, posted and retired, ever.
     staged_to: u64,
     retired: u64,
-    thens: VecDeque<Then>,
-    staged: Vec<Staged>,
+    thens: VecDeque<OnCompletion>,
+    staged: Vec<StagedRequest>,
     /// How often in a row the queue pair took none of it.
     refusals: u32,
 }
@@ -120,11 +120,11 @@ impl SendQueue {
     }
 
     /// Stages a frame, of which the first `body` bytes behind the header were written to [`SendQueue::body`].
-    pub fn frame(&mut self, to: Vqpn, header: &Header, body: usize, then: Then) {
+    pub fn frame(&mut self, to: Vqpn, header: &Header, body: usize, then: OnCompletion) {
         let at = self.offset();
         let written = self.memory.write(at, &header.emit());
         debug_assert_eq!(written, Ok(()));
-        let staged = Staged {
+        let staged = StagedRequest {
             op: SendOp::SendImm(to.bits()),
             sge: self.frames.sge(at, (HEADER + body) as u32),
         };
@@ -132,18 +132,18 @@ impl SendQueue {
     }
 
     /// Stages a WRITE of memory of a session.
-    pub fn write(&mut self, from: Sge, to: RemoteAddr, then: Then) {
+    pub fn write(&mut self, from: Sge, to: RemoteAddr, then: OnCompletion) {
         let op = SendOp::Write(to);
-        self.stage(Staged { op, sge: from }, then);
+        self.stage(StagedRequest { op, sge: from }, then);
     }
 
     /// Stages a READ into memory of a session.
-    pub fn read(&mut self, to: Sge, from: RemoteAddr, then: Then) {
+    pub fn read(&mut self, to: Sge, from: RemoteAddr, then: OnCompletion) {
         let op = SendOp::Read(from);
-        self.stage(Staged { op, sge: to }, then);
+        self.stage(StagedRequest { op, sge: to }, then);
     }
 
-    fn stage(&mut self, staged: Staged, then: Then) {
+    fn stage(&mut self, staged: StagedRequest, then: OnCompletion) {
         debug_assert!(self.room() > 0);
         self.staged.push(staged);
         self.thens.push_back(then);
@@ -206,7 +206,7 @@ impl SendQueue {
 
     /// The request of this number has completed, and so have all before it: what is to be done then. A number that
     /// is under way nowhere does nothing.
-    pub fn retire(&mut self, number: u64, mut each: impl FnMut(Then)) {
+    pub fn retire(&mut self, number: u64, mut each: impl FnMut(OnCompletion)) {
         while self.retired <= number
             && let Some(then) = self.thens.pop_front()
         {
@@ -227,17 +227,17 @@ mod tests {
 
     /// What a queue pair takes next, and the numbers that it took, with whether they are signalled.
     #[derive(Default)]
-    struct Says {
+    struct ScriptedQp {
         takes: usize,
         took: Vec<(u64, bool)>,
     }
 
-    struct Fickle {
-        says: Arc<Mutex<Says>>,
+    struct FlakyQp {
+        says: Arc<Mutex<ScriptedQp>>,
         caps: QpCaps,
     }
 
-    impl QueuePair for Fickle {
+    impl QueuePair for FlakyQp {
         fn qpn(&self) -> Qpn {
             Qpn::default()
         }
@@ -272,13 +272,13 @@ mod tests {
         }
     }
 
-    fn channel(says: &Arc<Mutex<Says>>) -> SendQueue {
+    fn channel(says: &Arc<Mutex<ScriptedQp>>) -> SendQueue {
         let directory = tempfile::tempdir().unwrap();
         let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
         let name = "soft:h1".parse().unwrap();
         let device = SoftProvider::on(fabric).open(&name).unwrap();
         let pd = device.alloc_pd().unwrap();
-        let fickle = Fickle {
+        let fickle = FlakyQp {
             says: says.clone(),
             caps: QpCaps::default(),
         };
@@ -292,7 +292,7 @@ mod tests {
             let mut channel = channel(&says);
             let header = Header::of(crate::frame::Kind::Tell);
             for _ in 0..40 {
-                channel.frame(Vqpn::default(), &header, 0, Then::Nothing);
+                channel.frame(Vqpn::default(), &header, 0, OnCompletion::Nothing);
             }
             assert_eq!(channel.flush(), Ok(()));
             assert!(channel.has_staged(), "it took none");
@@ -321,7 +321,7 @@ mod tests {
             Vqpn::default(),
             &Header::of(crate::frame::Kind::Tell),
             0,
-            Then::Nothing,
+            OnCompletion::Nothing,
         );
         let flushed = (0..=REFUSALS).find(|_| channel.flush().is_err());
         assert_eq!(flushed, Some(REFUSALS - 1));

@@ -27,8 +27,8 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 
 use crate::daemon::{Daemon, Identity, Output, PeerId, SessionId};
-use crate::limits::{Config, ConfigError};
-use crate::metrics::{self, OfProcess};
+use crate::limits::{DaemonLimits, LimitsError};
+use crate::metrics::{self, ProcessMetrics};
 use crate::snapshot::Snapshot;
 
 mod applications;
@@ -41,8 +41,8 @@ mod subscriptions;
 use applications::Attached;
 use daemons::Dialed;
 pub use metrics_endpoint::MetricsAt;
-use metrics_endpoint::Scrapes;
-use subscriptions::Watches;
+use metrics_endpoint::MetricsServer;
+use subscriptions::Subscriptions;
 
 /// Packets and messages that are taken from one socket in a row.
 const BATCH: usize = 64;
@@ -72,12 +72,12 @@ pub struct ServerConfig {
     /// How long connections may go on when the daemon is told to terminate.
     pub drain: Duration,
     /// Sizes and limits.
-    pub daemon: Config,
+    pub daemon: DaemonLimits,
 }
 
 /// How a daemon ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum DaemonExit {
     /// It was told to terminate, and every connection had ended.
     Drained,
     /// It was told to terminate, and as many ends of connections were reset.
@@ -92,7 +92,7 @@ pub enum Ended {
 pub enum ServerError {
     /// A size or limit that is not legal.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    DaemonLimits(#[from] LimitsError),
     /// Applications cannot attach there.
     #[error("applications cannot attach at {}: {}", .path.display(), reason(.source, "another daemon serves there"))]
     Socket {
@@ -180,7 +180,7 @@ const ALONE: StandaloneContext = StandaloneContext {
 };
 
 /// What other threads have for this one.
-enum Told {
+enum ServerMessage {
     /// A call to another daemon has ended.
     Dialed(Dialed),
     /// Somebody wants to know what there is.
@@ -189,14 +189,14 @@ enum Told {
 
 /// Where other threads tell this one, which wakes.
 #[derive(Clone)]
-struct Teller {
-    told: mpsc::Sender<Told>,
+struct ServerSender {
+    told: mpsc::Sender<ServerMessage>,
     wake: Arc<OwnedFd>,
 }
 
-impl Teller {
+impl ServerSender {
     /// Says whether there is anybody to be told.
-    fn tell(&self, what: Told) -> bool {
+    fn tell(&self, what: ServerMessage) -> bool {
         let is_there = self.told.send(what).is_ok();
         // A full pipe wakes as well.
         let _ = rustix::io::write(&*self.wake, &[0]);
@@ -209,7 +209,7 @@ pub struct DaemonServer {
     inner: Inner,
     epoll: Arc<OwnedFd>,
     drain: Duration,
-    _scrapes: Option<Scrapes>,
+    _scrapes: Option<MetricsServer>,
 }
 
 struct Inner {
@@ -219,16 +219,16 @@ struct Inner {
     daemons: Listener,
     port: u16,
     sessions: BTreeMap<SessionId, Attached>,
-    watches: Watches,
+    watches: Subscriptions,
     peers: BTreeMap<PeerId, Line>,
     /// Those that something is to be sent to.
     unsent: BTreeSet<SessionId>,
     unsaid: BTreeSet<PeerId>,
     /// Those that may have said more than was heard.
     half_heard: BTreeSet<PeerId>,
-    told: mpsc::Receiver<Told>,
+    told: mpsc::Receiver<ServerMessage>,
     woken: OwnedFd,
-    teller: Teller,
+    teller: ServerSender,
     /// Domains whose wake-ups are watched.
     watched: u64,
     is_armed: bool,
@@ -263,12 +263,12 @@ impl DaemonServer {
         let pipe = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
         let (woken, wake) = rustix::pipe::pipe_with(pipe).map_err(system("a pipe"))?;
         let (sender, told) = mpsc::channel();
-        let teller = Teller {
+        let teller = ServerSender {
             told: sender,
             wake: Arc::new(wake),
         };
         let scrapes = config.metrics.as_ref().map(|at| {
-            let scrapes = Scrapes::start(at, teller.clone());
+            let scrapes = MetricsServer::start(at, teller.clone());
             scrapes.map_err(|source| ServerError::Metrics {
                 at: at.clone(),
                 source,
@@ -286,7 +286,7 @@ impl DaemonServer {
             daemons,
             port,
             sessions: BTreeMap::new(),
-            watches: Watches::default(),
+            watches: Subscriptions::default(),
             peers: BTreeMap::new(),
             unsent: BTreeSet::new(),
             unsaid: BTreeSet::new(),
@@ -331,9 +331,9 @@ impl DaemonServer {
         &mut self,
         interrupt: &Interrupt,
         draining: impl FnOnce(&Snapshot),
-    ) -> Result<Ended, ServerError> {
+    ) -> Result<DaemonExit, ServerError> {
         self.serve(None, &[interrupt.as_fd()], |_| interrupt.is_raised())?;
-        let mut ended = Ended::Interrupted;
+        let mut ended = DaemonExit::Interrupted;
         if interrupt.is_termination() {
             self.inner.daemon.drain();
             self.inner.obey();
@@ -345,8 +345,8 @@ impl DaemonServer {
                 inner.daemon.is_drained() || interrupt.is_raised()
             })?;
             ended = match self.inner.daemon.ends() {
-                0 => Ended::Drained,
-                left => Ended::Cut(left),
+                0 => DaemonExit::Drained,
+                left => DaemonExit::Cut(left),
             };
         }
         self.inner.daemon.stop();
@@ -491,8 +491,8 @@ impl Inner {
         while rustix::io::read(&self.woken, &mut bytes).is_ok_and(|read| read > 0) {}
         while let Ok(told) = self.told.try_recv() {
             match told {
-                Told::Dialed(dialed) => self.take_dialed(dialed),
-                Told::Look(to) => drop(to.send(self.look())),
+                ServerMessage::Dialed(dialed) => self.take_dialed(dialed),
+                ServerMessage::Look(to) => drop(to.send(self.look())),
             }
         }
     }
@@ -509,7 +509,7 @@ impl Inner {
             application.pid = attached.and_then(|one| one.socket.pid().ok());
         }
         let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        let process = OfProcess {
+        let process = ProcessMetrics {
             device: self.device.clone(),
             up: clock::now().since(self.since),
             cpu: Duration::from_nanos(usage.tv_sec as u64 * 1_000_000_000 + usage.tv_nsec as u64),

@@ -8,7 +8,7 @@ use headworks_client::{Doorbell, Vqpn};
 use headworks_verbs::{Device, ProtectionDomain};
 use slab::Slab;
 
-use crate::limits::Config;
+use crate::limits::DaemonLimits;
 use crate::memory::Memory;
 use crate::snapshot::Traffic;
 
@@ -37,7 +37,7 @@ impl Session {
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
-        config: &Config,
+        config: &DaemonLimits,
         name: String,
         version: u16,
     ) -> Result<Self, Refusal> {

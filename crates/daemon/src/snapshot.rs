@@ -15,25 +15,25 @@ pub struct Snapshot {
     /// Other hosts whose daemons it knows.
     pub peers: Vec<IpAddr>,
     /// Its isolation domains.
-    pub domains: Vec<OfDomain>,
+    pub domains: Vec<DomainSnapshot>,
 }
 
 /// An isolation domain.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OfDomain {
+pub struct DomainSnapshot {
     /// Whose: a user's number.
     pub user: u32,
     /// Sums.
     pub census: ObjectCounts,
     /// Its links.
-    pub links: Vec<OfLink>,
+    pub links: Vec<QpGroupSnapshot>,
     /// Its applications.
-    pub applications: Vec<OfApplication>,
+    pub applications: Vec<ApplicationSnapshot>,
 }
 
 /// A link: two queue pairs that all connections between two domains share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OfLink {
+pub struct QpGroupSnapshot {
     /// The other host; `None` where its daemon is gone.
     pub host: Option<IpAddr>,
     /// The user there.
@@ -58,7 +58,7 @@ pub struct OfLink {
 
 /// An application.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OfApplication {
+pub struct ApplicationSnapshot {
     /// Its session.
     pub session: SessionId,
     /// What it calls itself.

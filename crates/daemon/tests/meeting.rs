@@ -12,7 +12,7 @@ use headworks_client::socket_message::Refusal;
 use headworks_client::{Extent, Reset, Rights, Session};
 use headworks_daemon::auth::Secret;
 use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
-use headworks_daemon::limits::Config;
+use headworks_daemon::limits::DaemonLimits;
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_runtime::{ActorContext, StandaloneContext};
@@ -38,7 +38,7 @@ struct Host {
 }
 
 /// Two of them; who holds the directory keeps their fabric.
-struct Pair {
+struct HostPair {
     hosts: [Host; 2],
     /// The last that was made.
     connection: Option<Box<Connection>>,
@@ -53,7 +53,7 @@ fn address(host: usize) -> IpAddr {
     ADDRESSES[host].parse().expect("an address")
 }
 
-impl Pair {
+impl HostPair {
     fn new(identities: [Identity; 2]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let fabric = Registry::open_at(directory.path().join("fabric")).expect("a fabric");
@@ -63,7 +63,7 @@ impl Pair {
             number += 1;
             let name = format!("soft:h{number}").parse().expect("a name");
             let device = provider.open(&name).expect("a device");
-            let mut daemon = Daemon::new(identity, device.clone(), Config::default());
+            let mut daemon = Daemon::new(identity, device.clone(), DaemonLimits::default());
             let session = daemon.session_up(1000);
             Host {
                 daemon,
@@ -218,7 +218,7 @@ const OTHER: &str = "the secret of no other host";
 
 #[test]
 fn daemons_of_one_secret_meet_and_never_say_it() {
-    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
     assert_eq!(pair.connect(), Ok(()));
     let kinds: Vec<_> = pair.said.iter().take(4).collect();
     assert!(
@@ -249,7 +249,7 @@ fn others_are_refused_whoever_calls_and_nothing_is_made_for_them() {
         // Without any, hosts that are not this one are none of a daemon's.
         (None, None),
     ] {
-        let mut pair = Pair::new([identity(0, caller), identity(1, called)]);
+        let mut pair = HostPair::new([identity(0, caller), identity(1, called)]);
         assert_eq!(
             pair.connect(),
             Err(Refusal::Denied),
@@ -270,7 +270,7 @@ fn others_are_refused_whoever_calls_and_nothing_is_made_for_them() {
 /// Who is called, and has no secret, has nothing of what he is told at another host.
 #[test]
 fn a_proof_cannot_be_passed_on() {
-    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
     let between: IpAddr = "10.0.0.9".parse().expect("an address");
     let [caller, called] = &mut pair.hosts;
     let (to_caller, to_called) = (
@@ -315,7 +315,7 @@ fn a_proof_cannot_be_passed_on() {
 /// Who overhears one meeting has nothing for the next.
 #[test]
 fn a_proof_is_of_use_once() {
-    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
     assert_eq!(pair.connect(), Ok(()));
     let of_caller = pair.said.iter().filter(|(own, _)| *own == 0);
     let overheard: Vec<Message> = of_caller
@@ -349,7 +349,7 @@ fn a_proof_is_of_use_once() {
 
 #[test]
 fn callers_that_do_not_say_who_they_are_give_way() {
-    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
     let called = &mut pair.hosts[1].daemon;
     let callers: Vec<PeerId> = (0..1000).map(|_| called.peer_up(None)).collect();
     let mut ended = Vec::new();
@@ -369,7 +369,7 @@ fn daemons_of_neighbouring_versions_carry_what_both_know() {
     for older in [0, 1] {
         let mut identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
         identities[older].version = VERSION - 1;
-        let mut pair = Pair::new(identities);
+        let mut pair = HostPair::new(identities);
         assert_eq!(pair.connect(), Ok(()));
         let (mut connection, mut far) = pair.ends();
         connection.sending.send(b"across").unwrap();
@@ -406,12 +406,12 @@ fn daemons_of_neighbouring_versions_carry_what_both_know() {
 fn daemons_that_speak_no_common_version_say_so() {
     let mut identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
     identities[0].version = VERSION_OLDEST - 1;
-    let mut pair = Pair::new(identities);
+    let mut pair = HostPair::new(identities);
     assert_eq!(pair.connect(), Err(Refusal::Version));
 }
 
 /// What comes until the stream ends, or is reset; it is read a little at a time.
-fn all_of(pair: &mut Pair, far: &mut Connection) -> Result<Vec<u8>, Reset> {
+fn all_of(pair: &mut HostPair, far: &mut Connection) -> Result<Vec<u8>, Reset> {
     let (mut all, mut buffer) = (Vec::new(), [0; 700]);
     loop {
         far.refresh(pair.hosts[1].application.slabs());
@@ -428,7 +428,7 @@ fn all_of(pair: &mut Pair, far: &mut Connection) -> Result<Vec<u8>, Reset> {
 #[test]
 fn who_closes_and_goes_has_said_all_it_said() {
     for (len, closes) in [(0, true), (1, true), (100_000, true), (3000, false)] {
-        let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+        let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
         assert_eq!(pair.connect(), Ok(()));
         let (mut near, mut far) = pair.ends();
         let said: Vec<u8> = (0..len).map(|at: usize| (at ^ at >> 8) as u8).collect();
@@ -475,14 +475,14 @@ fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
         Transfer::Read,
     ] {
         for is_gone in [false, true] {
-            let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+            let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
             assert_eq!(pair.connect(), Ok(()));
             let (mut near, mut far) = pair.ends();
             far.sending.set_transfer(transfer);
             let bytes = vec![7; 40_000];
             let mut echo = Vec::new();
             let mut heard = 0;
-            let mut echoes = |pair: &mut Pair| -> Result<usize, Reset> {
+            let mut echoes = |pair: &mut HostPair| -> Result<usize, Reset> {
                 let mut did = 0;
                 far.refresh(pair.hosts[1].application.slabs());
                 while !echo.is_empty() {
@@ -553,7 +553,7 @@ fn memory_that_is_lent_to_who_has_closed_comes_back() {
         Transfer::Read,
     ] {
         for is_heard in [true, false] {
-            let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+            let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
             assert_eq!(pair.connect(), Ok(()));
             let (mut near, far) = pair.ends();
             let extent = pair.alloc(0, 30_000);
@@ -578,7 +578,7 @@ fn memory_that_is_lent_to_who_has_closed_comes_back() {
 /// However soon all of it has gone each time.
 #[test]
 fn a_ring_that_is_filled_becomes_a_longer_one() {
-    let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
     assert_eq!(pair.connect(), Ok(()));
     let (mut near, mut far) = pair.ends();
     let (bytes, mut into) = (vec![7; 1 << 20], vec![0; 1 << 20]);
@@ -606,7 +606,7 @@ fn as_much_as_a_ring_holds_at_most_is_taken_although_nobody_receives() {
     let (bytes, mut into) = (vec![7; LEN], vec![0; LEN]);
     for before in [0, 1, 14, 3000, 4070, 4096, 5018, 9000, 40_000, 70_000] {
         for steps in [1, 2, 3, 5, 20] {
-            let mut pair = Pair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+            let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
             assert_eq!(pair.connect(), Ok(()));
             let (mut near, mut far) = pair.ends();
             let (mut sent, mut got) = (0, 0);

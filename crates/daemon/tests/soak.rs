@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use application::{Flow, Script};
-use headworks_daemon::limits::{Bulk, Config};
+use headworks_daemon::limits::{Bulk, DaemonLimits};
 use headworks_runtime::{
     Actor, ActorOutcome, ActorRegistry, ActorSpec, DeviceOpener, InProcess, RunningScenario,
     Scenario, World, testing,
@@ -63,9 +63,12 @@ fn play_on_soft_hosts(
     ended(running, testing::limit(), &ledger)
 }
 
-type Told = Arc<Mutex<Ledger>>;
+type SharedLedger = Arc<Mutex<Ledger>>;
 
-fn cast(plans: Vec<HostPlan>, device: impl Fn(usize) -> String) -> (ActorRegistry, Scenario, Told) {
+fn cast(
+    plans: Vec<HostPlan>,
+    device: impl Fn(usize) -> String,
+) -> (ActorRegistry, Scenario, SharedLedger) {
     let hosts = plans.len();
     let ledger = Arc::new(Mutex::new(Ledger {
         hosts,
@@ -88,7 +91,7 @@ fn cast(plans: Vec<HostPlan>, device: impl Fn(usize) -> String) -> (ActorRegistr
 fn ended(
     running: Box<dyn RunningScenario>,
     limit: Duration,
-    ledger: &Told,
+    ledger: &SharedLedger,
 ) -> Result<Ledger, String> {
     let deadline = running.now() + limit;
     let endings = running.finish(deadline);
@@ -215,7 +218,7 @@ fn two_hosts_exchange_streams() {
         ..Script::default()
     };
     let plans = [listener, caller].map(|script| HostPlan {
-        config: Config::default(),
+        config: DaemonLimits::default(),
         scripts: vec![script],
     });
     let (ledger, not_ready) =
@@ -289,9 +292,9 @@ fn who_scribbles_over_shared_memory_harms_nobody_else() {
             connects: vec![(to(0, 2), flow), (to(0, 3), flow)],
             ..Script::default()
         };
-        let config = Config {
+        let config = DaemonLimits {
             bulk: [Bulk::Write, Bulk::Read][seed as usize % 2],
-            ..Config::default()
+            ..DaemonLimits::default()
         };
         let plans = [vec![bad, good(1, 2), good(2, 3)], vec![its_peer, other]];
         let plans = plans.map(|scripts| HostPlan {
@@ -325,12 +328,12 @@ fn a_thousand_senders_do_not_overrun_one_slow_reader() {
         connects: vec![(to(0, 7), flow); 250],
         ..Script::default()
     };
-    let config = Config {
+    let config = DaemonLimits {
         receives: 16,
         link_floor: 4,
         link_share: 8,
         frame_depth: 8,
-        ..Config::default()
+        ..DaemonLimits::default()
     };
     let scripts = [
         vec![reader],
@@ -367,12 +370,12 @@ fn memory_is_not_used_again_while_a_transfer_may_reach_it() {
                 .then_some(20_000 + 7_000 * (seed % 9)),
             ..Script::default()
         };
-        let config = Config {
+        let config = DaemonLimits {
             bulk: [Bulk::Write, Bulk::Read][seed as usize / 2 % 2],
             bulk_min: 1000,
             ring_bytes: 16 << 10,
             poison: true,
-            ..Config::default()
+            ..DaemonLimits::default()
         };
         let plans = [0, 1].map(|host| HostPlan {
             config: config.clone(),

@@ -1,13 +1,13 @@
-//! A ring's ends for tasks of the tokio runtime. With the cargo feature `tokio`.
+//! A ring's ends for tasks of the tokio runtime. Requires the cargo feature `tokio`.
 //!
-//! What [`blocking`](crate::blocking) is for threads this is for tasks: each end tries, and where it
-//! has to wait it arms its completion channel, looks once more and leaves the thread to other tasks
-//! until the channel's descriptor is readable, or the [`Line`] to the other end says that the peer
-//! is gone. The ring must be in [`Mode::Notify`]. The other end may wait in any way, or not at all:
-//! the two do not have to be of the same kind.
+//! This module does for tasks what [`blocking`](crate::blocking) does for threads. Each end first tries. If it
+//! has to wait, it arms its completion channel, polls once more and yields the thread to other tasks until
+//! the channel's descriptor is readable, or the [`Line`] to the other end shows that the peer is gone. The
+//! ring must be in [`Mode::Notify`]. The other end may wait in any way or not at all: the two ends do not
+//! have to be of the same kind.
 //!
 //! - [`AsyncSender`] has `send` and `reserve`, and is a [`Sink`] of anything that is bytes.
-//! - [`AsyncReceiver`] has `recv`, which lends messages where they lie, and is a [`Stream`] of copies.
+//! - [`AsyncReceiver`] has `recv`, which lends messages in place, and is a [`Stream`] of copies.
 //!
 //! ```
 //! use headworks::asynchronous::{AsyncReceiver, AsyncSender};
@@ -23,9 +23,9 @@
 //! let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
 //! runtime.block_on(async {
 //!     let config = RingConfig { mode: Mode::Notify, ..RingConfig::variable(128, 256) };
-//!     // Two processes have a line each by `net::line`, and this task one end of the ring.
+//!     // In two processes, each gets its line from `net::line`, and a task has one end of the ring.
 //!     let (mut here, mut there) = Line::pair()?;
-//!     // Meeting and connecting wait for the other side: once, and not on a thread of tasks.
+//!     // Connecting waits for the other side: do it once, outside the threads that run tasks.
 //!     let deadline = clock::now() + Duration::from_secs(10);
 //!     let ours = config.clone();
 //!     let sender = tokio::task::spawn_blocking(move || {
@@ -64,42 +64,40 @@
 //!
 //! # Waiting
 //!
-//! A poll does a bounded amount of work and never sleeps, also not shortly: who waits costs nothing
-//! until it is woken. Each message counts against tokio's cooperative budget, so that an end that
-//! always has something to do leaves other tasks their turn. `send` waits while there is no room; the
-//! [`Sink`] is not ready then.
+//! A poll does a bounded amount of work and never sleeps, not even briefly: a waiting task costs nothing until
+//! it is woken. Each message counts against tokio's cooperative budget, so an end that is always busy leaves
+//! time for other tasks. `send` waits while there is no room; the [`Sink`] is not ready then.
 //!
-//! As with any ring, what α and β hold back is published by [`AsyncSender::flush`] or
-//! [`AsyncSender::close`] (the sink's do the same), or when the ring is full. Flush before waiting
-//! for an answer.
+//! As with any ring, messages that α and β hold back are published by [`AsyncSender::flush`] or
+//! [`AsyncSender::close`] (or the sink's flush and close), or when the ring is full. Flush before waiting for
+//! an answer.
 //!
 //! # Cancellation
 //!
 //! Every future here may be dropped at any time, as `select!` and timeouts do, and the call repeated:
 //!
-//! - `recv`, `take`, and the stream: a message is taken in the poll that hands it out, so a future
-//!   that was dropped has taken none. What was lent stays until it is dropped.
-//! - `send`: the message is in the ring once the future is ready. A future that was dropped before has
-//!   sent nothing of it.
-//! - `reserve`: a place is taken by [`Reservation::commit`], not before.
+//! - `recv`, `take`, and the stream: a message is taken in the poll that returns it, so a dropped future has
+//!   taken none. A lent message stays valid until it is dropped.
+//! - `send`: the message is in the ring once the future is ready. A future dropped before that has sent
+//!   nothing of it.
+//! - `reserve`: a place is taken only by [`Reservation::commit`].
 //! - `flush`, `close`: nothing is undone; call again.
-//! - The sink keeps at most one message, which `start_send` accepted and for which there was no room
-//!   after all. It goes first with whatever is called next, and is lost only with the sink.
+//! - The sink keeps at most one message, which `start_send` accepted although the ring turned out to have no
+//!   room. It is sent first by the next call, and is lost only with the sink.
 //!
 //! # The end
 //!
-//! What was published before the peer went is delivered, then [`BlockingError::PeerGone`] is said: by
-//! every call of `recv` from then on, once by the stream, which has ended then. A peer that closes and
-//! one that dies look alike; a protocol that must tell them apart sends a last message.
-//! `BlockingError::Interrupted` and `Deadline` are not said here: `select!` and timeouts end waits.
+//! Messages published before the peer left are delivered first. Then every call of `recv` fails with
+//! [`BlockingError::PeerGone`]; the stream returns that error once and ends. A peer that closes and a peer that
+//! dies look alike; a protocol that must tell them apart sends a last message. `BlockingError::Interrupted` and
+//! `Deadline` do not occur here: end waits with `select!` and timeouts.
 //!
 //! # Why tokio
 //!
-//! Who sleeps on descriptors needs a reactor, and tokio's is the one that most programs have already;
-//! `AsyncFd` takes the two descriptors as they are. Nothing of it is built without the feature. For
-//! another reactor, wait as this module does, by what the ring itself offers
-//! ([`Sender::fd`], [`Sender::arm`], [`Sender::step`], [`Sender::drain_events`], the receiver's
-//! alike): arm, look once more, wait, take the events, look.
+//! Sleeping on descriptors needs a reactor, and most programs already have tokio's; its `AsyncFd` takes the two
+//! descriptors as they are. Without the feature, no part of tokio is built. For another reactor, wait as this
+//! module does, with the ring's own calls ([`Sender::fd`], [`Sender::arm`], [`Sender::step`],
+//! [`Sender::drain_events`], and the same of the receiver): arm, poll once more, wait, drain the events, poll.
 
 mod waiter;
 
@@ -112,28 +110,28 @@ use futures_sink::Sink;
 use headworks_net::Line;
 #[cfg(doc)]
 use headworks_ring::Mode;
-use headworks_ring::{Held, Receiver, Reservation, SendError, Sender};
+use headworks_ring::{HeldMessage, Receiver, Reservation, SendError, Sender};
 use tokio::task::coop::poll_proceed;
 
 use crate::blocking::{BlockingError, Received};
 use waiter::TaskWaiter;
 
-/// How often one poll arms, looks and is rung for before it leaves the thread to others.
+/// How often one poll arms, looks and finds a wake-up pending before it yields the thread to other tasks.
 const ATTEMPTS_BEFORE_YIELD: u32 = 4;
 
 /// The sending end of a ring, for a task.
 ///
-/// - *Sending*: [`AsyncSender::send`] copies a message, [`AsyncSender::reserve`] lends its place to be
-///   filled; both wait for room. Or as a [`Sink`].
+/// - *Sending*: [`AsyncSender::send`] copies a message; [`AsyncSender::reserve`] lends its place in the ring
+///   to be filled. Both wait for room. It is also a [`Sink`].
 /// - *Before waiting for anything else*: [`AsyncSender::flush`].
-/// - *The end*: [`AsyncSender::close`] waits until everything was consumed. Dropping it ends the ring
-///   behind what was published.
+/// - *Closing*: [`AsyncSender::close`] waits until everything was consumed. Dropping the sender ends the ring
+///   after the messages already published.
 pub struct AsyncSender {
     outbox: UnsentMessage,
     waiter: TaskWaiter,
 }
 
-/// The ring, and what is to go before anything else.
+/// The ring, and a message that must be sent before any other.
 struct UnsentMessage {
     sender: Sender,
     /// A message that the sink accepted and the ring had no room for.
@@ -141,7 +139,7 @@ struct UnsentMessage {
 }
 
 impl UnsentMessage {
-    /// Sends `message`, if there is room.
+    /// Sends `message` if there is room. Returns whether it did.
     fn offer(&mut self, message: &[u8]) -> Result<bool, BlockingError> {
         match self.sender.try_send(message) {
             Ok(()) => Ok(true),
@@ -159,7 +157,7 @@ impl UnsentMessage {
         }
     }
 
-    /// Sends what was kept. Says whether nothing is kept any more.
+    /// Sends the kept message if there is room. Returns whether none is kept any more.
     fn clear(&mut self) -> Result<bool, BlockingError> {
         let sent = match &self.kept {
             None => return Ok(true),
@@ -168,7 +166,7 @@ impl UnsentMessage {
                 sent => sent,
             },
         };
-        // What can never be sent is not tried for ever.
+        // Drops a message that can never be sent, so that it is not retried for ever.
         self.kept = None;
         Ok(sent.map(|()| true)?)
     }
@@ -177,10 +175,10 @@ impl UnsentMessage {
         Ok(self.clear()? && self.sender.flush()?)
     }
 
-    /// Whether everything was consumed; publishes it.
+    /// Publishes everything. Returns whether all of it was consumed.
     fn drain(&mut self) -> Result<bool, BlockingError> {
         let flushed = self.flush();
-        // A peer that has consumed everything may go.
+        // A peer that has consumed everything may leave, so a failed flush is then no error.
         if self.kept.is_none() && self.sender.is_drained() {
             return Ok(true);
         }
@@ -189,10 +187,10 @@ impl UnsentMessage {
 }
 
 impl AsyncSender {
-    /// Over a connected ring, and the line it was connected on.
+    /// Wraps a connected ring and the line over which it was connected.
     ///
     /// # Panics
-    /// Outside a tokio runtime whose I/O is enabled.
+    /// If called outside a tokio runtime whose I/O is enabled.
     pub fn new(sender: Sender, line: Line) -> Result<Self, BlockingError> {
         let waiter = TaskWaiter::new(sender.fd(), sender.ring().mode, line)?;
         let kept = None;
@@ -223,17 +221,17 @@ impl AsyncSender {
         poll_fn(|cx| self.poll_until(cx, UnsentMessage::drain)).await
     }
 
-    /// Gives the ring and the line back. What [`Sink`] kept for want of room is lost: flush before.
+    /// Returns the ring and the line. A message that the [`Sink`] kept for lack of room is lost: flush first.
     pub fn into_parts(self) -> (Sender, Line) {
         (self.outbox.sender, self.waiter.into_line())
     }
 
-    /// The sender itself, for what never waits.
+    /// Returns the sender itself, for its calls that never wait.
     pub fn ring(&mut self) -> &mut Sender {
         &mut self.outbox.sender
     }
 
-    /// Ready once `look` says yes; wakes the task when to look again.
+    /// Ready once `look` returns true; otherwise registers the task to be woken when to look again.
     fn poll_until(
         &mut self,
         cx: &mut Context<'_>,
@@ -252,7 +250,7 @@ impl AsyncSender {
                 return Poll::Ready(Ok(()));
             }
             stepped?;
-            // Only what a step behind it did not find is not there: the peer may have consumed all, and gone.
+            // The peer's absence is checked only after a step: it may have consumed everything and then left.
             if self.waiter.is_gone() {
                 return Poll::Ready(Err(BlockingError::PeerGone));
             }
@@ -298,21 +296,21 @@ impl<M: AsRef<[u8]>> Sink<M> for AsyncSender {
 
 /// The receiving end of a ring, for a task.
 ///
-/// - *Receiving*: [`AsyncReceiver::recv`] lends the next message where it lies, [`AsyncReceiver::take`]
-///   hands it out to be released later; both wait for it. Or as a [`Stream`] of copies.
-/// - *The end*: [`AsyncReceiver::close`], so that the sender learns what was consumed.
+/// - *Receiving*: [`AsyncReceiver::recv`] lends the next message in place; [`AsyncReceiver::take`] returns it
+///   to be released later. Both wait for it. It is also a [`Stream`] of copies.
+/// - *Closing*: [`AsyncReceiver::close`], so that the sender learns what was consumed.
 pub struct AsyncReceiver {
     receiver: Receiver,
     waiter: TaskWaiter,
-    /// The stream has said why it ended.
+    /// Whether the stream has returned the error that ended it.
     ended: bool,
 }
 
 impl AsyncReceiver {
-    /// Over a connected ring, and the line it was connected on.
+    /// Wraps a connected ring and the line over which it was connected.
     ///
     /// # Panics
-    /// Outside a tokio runtime whose I/O is enabled.
+    /// If called outside a tokio runtime whose I/O is enabled.
     pub fn new(receiver: Receiver, line: Line) -> Result<Self, BlockingError> {
         let waiter = TaskWaiter::new(receiver.fd(), receiver.ring().mode, line)?;
         Ok(Self {
@@ -322,38 +320,38 @@ impl AsyncReceiver {
         })
     }
 
-    /// The next message where it lies, once it is there; dropping it releases it. What was published
-    /// before the peer went is delivered before [`BlockingError::PeerGone`] is.
+    /// Waits for the next message and lends it in place; dropping it releases it. Messages published before the
+    /// peer left are delivered before [`BlockingError::PeerGone`].
     pub async fn recv(&mut self) -> Result<Received<'_>, BlockingError> {
         let held = self.take().await?;
         Ok(Received::new(&mut self.receiver, held))
     }
 
-    /// [`AsyncReceiver::recv`], to be released on [`AsyncReceiver::ring`].
-    pub async fn take(&mut self) -> Result<Held, BlockingError> {
+    /// Like [`AsyncReceiver::recv`], but the caller releases the message on [`AsyncReceiver::ring`].
+    pub async fn take(&mut self) -> Result<HeldMessage, BlockingError> {
         poll_fn(|cx| self.poll_take(cx)).await
     }
 
-    /// Gives the ring and the line back.
+    /// Returns the ring and the line.
     pub fn into_parts(self) -> (Receiver, Line) {
         (self.receiver, self.waiter.into_line())
     }
 
-    /// Gives the ring's memory back, and the line. Tells the sender what was consumed; a device that is
-    /// slow may not get that out before the ring is gone. Who must know that a sender could close waits on
-    /// until [`BlockingError::PeerGone`].
+    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device may not
+    /// transmit that before the ring is gone. A caller that must let the sender close keeps receiving until
+    /// [`BlockingError::PeerGone`].
     pub fn close(mut self) -> Line {
-        // A broken ring has nobody to tell.
+        // If the ring is broken, the sender cannot be told.
         let _ = self.receiver.push_head();
         self.waiter.into_line()
     }
 
-    /// The receiver itself, for what never waits.
+    /// Returns the receiver itself, for its calls that never wait.
     pub fn ring(&mut self) -> &mut Receiver {
         &mut self.receiver
     }
 
-    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<Result<Held, BlockingError>> {
+    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<Result<HeldMessage, BlockingError>> {
         let turn = ready!(poll_proceed(cx));
         for _ in 0..ATTEMPTS_BEFORE_YIELD {
             if let Some(held) = self.receiver.try_take()? {
@@ -364,7 +362,7 @@ impl AsyncReceiver {
                 return Poll::Ready(Err(BlockingError::PeerGone));
             }
             self.receiver.arm();
-            // Who waits keeps no space back; what fails here, the step reports.
+            // A waiting receiver returns all free space to the sender. If that fails, the step reports it.
             let _ = self.receiver.push_head();
             if self.receiver.step()? {
                 continue;
@@ -377,7 +375,7 @@ impl AsyncReceiver {
     }
 }
 
-/// Copies of the messages; the error that ends the ring; then nothing.
+/// Yields copies of the messages, then the error that ends the ring, then nothing.
 impl Stream for AsyncReceiver {
     type Item = Result<Vec<u8>, BlockingError>;
 

@@ -1,9 +1,9 @@
-//! A ring's ends for threads that want to wait.
+//! A ring's ends for threads that wait.
 //!
-//! Each end tries first, then looks around for as long as a wake-up costs while it offers its core to
-//! others, then arms its completion channel, looks once more and sleeps: on the channel, on the
-//! [`Line`] to the other end (whose end is the peer's death), and on an interrupt where one was given.
-//! It steps its ring whenever it waits. The ring must be in [`Mode::Notify`].
+//! Each end first tries. Then it polls for as long as a wake-up costs, yielding its core meanwhile. Then it
+//! arms its completion channel, polls once more and sleeps: on the channel, on the [`Line`] to the other end
+//! (whose end of file means that the peer died), and on an interrupt if one was given. It steps its ring
+//! whenever it waits. The ring must be in [`Mode::Notify`].
 
 mod waiter;
 
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 
 use headworks_net::{Line, NetError, WaitPhase};
 use headworks_ring::{
-    Held, LengthError, Mode, Receiver, Reservation, RingError, SendError, Sender,
+    HeldMessage, LengthError, Mode, Receiver, Reservation, RingError, SendError, Sender,
 };
 use headworks_verbs::Instant;
 
@@ -34,7 +34,7 @@ pub enum BlockingError {
     /// The deadline passed.
     #[error("the deadline passed")]
     Deadline,
-    /// The ring cannot be slept on.
+    /// The ring is not in [`Mode::Notify`], so a thread cannot sleep on it.
     #[error("this ring cannot be waited for: it must be made with Mode::Notify")]
     NotNotify,
     /// The message can never be sent on this ring.
@@ -43,12 +43,12 @@ pub enum BlockingError {
     /// The line to the other end failed.
     #[error(transparent)]
     Line(NetError),
-    /// The other end talks on over the line, where nobody listens while the ring is in use.
+    /// The other end sent too many messages over the line, which is not read while the ring is in use.
     #[error(
         "the other end sent more than {limit} messages over the line, which nobody reads while the ring is in use"
     )]
     TooManyMessages {
-        /// How many are kept.
+        /// Number of messages that are kept.
         limit: usize,
     },
     /// The operating system refused.
@@ -76,7 +76,7 @@ impl From<SendError> for BlockingError {
         match error {
             SendError::Length(error) => Self::Length(error),
             SendError::Broken(error) => error.into(),
-            // Full is waited for.
+            // Callers wait while the ring is full and never convert that error.
             _ => Self::System {
                 what: "sending",
                 source: std::io::ErrorKind::WouldBlock.into(),
@@ -98,17 +98,17 @@ impl From<NetError> for BlockingError {
 
 /// The sending end of a ring, for a thread that waits.
 ///
-/// - *Sending*: [`BlockingSender::send`] copies a message, [`BlockingSender::reserve`] lends its place
-///   to be filled; both wait for room.
+/// - *Sending*: [`BlockingSender::send`] copies a message; [`BlockingSender::reserve`] lends its place
+///   in the ring to be filled. Both wait for room.
 /// - *Before waiting for anything else*: [`BlockingSender::flush`].
-/// - *The end*: [`BlockingSender::close`] waits until everything was consumed.
+/// - *Closing*: [`BlockingSender::close`] waits until everything was consumed.
 pub struct BlockingSender {
     sender: Sender,
     waiter: EndWaiter,
 }
 
 impl BlockingSender {
-    /// Over a connected ring, and the line it was connected on.
+    /// Wraps a connected ring and the line over which it was connected.
     pub fn new(sender: Sender, line: Line) -> Result<Self, BlockingError> {
         let fd = match sender.fd() {
             Some(fd) if sender.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
@@ -118,18 +118,18 @@ impl BlockingSender {
         Ok(Self { sender, waiter })
     }
 
-    /// Waits end with [`BlockingError::Interrupted`] once `fd` is readable.
+    /// Ends waits with [`BlockingError::Interrupted`] once `fd` is readable.
     pub fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
         self.waiter.interrupt_on(fd)
     }
 
-    /// Waits end with [`BlockingError::Deadline`] at this instant; `None` for never.
+    /// Ends waits with [`BlockingError::Deadline`] at this instant; never, if it is `None`.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.waiter.deadline = deadline;
     }
 
-    /// Sends a copy of `message` once there is room. [`BlockingError::TooManyMessages`] comes at once, whatever
-    /// of what was sent is not delivered yet.
+    /// Sends a copy of `message` once there is room. [`BlockingError::TooManyMessages`] is returned at once, even
+    /// if earlier messages are not delivered yet.
     pub fn send(&mut self, message: &[u8]) -> Result<(), BlockingError> {
         match self.sender.try_send(message) {
             Ok(()) => return Ok(()),
@@ -161,10 +161,10 @@ impl BlockingSender {
         Ok(())
     }
 
-    /// Publishes everything and waits until the receiver has consumed it. Gives the line back.
+    /// Publishes everything and waits until the receiver has consumed it. Returns the line.
     pub fn close(mut self) -> Result<Line, BlockingError> {
         let flushed = self.flush();
-        // A receiver that has consumed everything may go.
+        // A receiver that has consumed everything may leave, so a failed flush is then no error.
         if !self.sender.is_drained() {
             flushed?;
         }
@@ -186,7 +186,7 @@ impl BlockingSender {
         Ok(self.waiter.line)
     }
 
-    /// The sender itself, for what never waits.
+    /// Returns the sender itself, for its calls that never wait.
     pub fn ring(&mut self) -> &mut Sender {
         &mut self.sender
     }
@@ -195,8 +195,8 @@ impl BlockingSender {
         &mut self.waiter
     }
 
-    /// Waits for the other side to say something over the line, and sees meanwhile that the ring breaks: whoever
-    /// has sent everything asks it for nothing more, and the other side need not notice.
+    /// Waits for a message of the other side over the line. Steps the ring meanwhile, to notice when it breaks: a
+    /// sender that has sent everything makes no other calls on it, and the other side may not notice.
     pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
         let sender = &mut self.sender;
         self.waiter.wait(|phase| {
@@ -205,7 +205,7 @@ impl BlockingSender {
             }
             sender.step().is_err()
         })?;
-        // What was said counts for more than what became of the ring since.
+        // A message over the line takes precedence over a later failure of the ring.
         if !self.waiter.line_messages.is_empty() {
             return Ok(());
         }
@@ -231,7 +231,7 @@ impl BlockingSender {
         }
     }
 
-    /// After a wait: the events that woke us, and whether the peer lives.
+    /// Drains the events that woke the thread, and checks that the peer lives.
     fn on_wake_up(&mut self) -> Result<(), BlockingError> {
         if std::mem::take(&mut self.waiter.ring_readable) {
             self.sender.drain_events();
@@ -250,7 +250,7 @@ pub struct BlockingReceiver {
 }
 
 impl BlockingReceiver {
-    /// Over a connected ring, and the line it was connected on.
+    /// Wraps a connected ring and the line over which it was connected.
     pub fn new(receiver: Receiver, line: Line) -> Result<Self, BlockingError> {
         let fd = match receiver.fd() {
             Some(fd) if receiver.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
@@ -260,26 +260,26 @@ impl BlockingReceiver {
         Ok(Self { receiver, waiter })
     }
 
-    /// Waits end with [`BlockingError::Interrupted`] once `fd` is readable.
+    /// Ends waits with [`BlockingError::Interrupted`] once `fd` is readable.
     pub fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
         self.waiter.interrupt_on(fd)
     }
 
-    /// Waits end with [`BlockingError::Deadline`] at this instant; `None` for never.
+    /// Ends waits with [`BlockingError::Deadline`] at this instant; never, if it is `None`.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.waiter.deadline = deadline;
     }
 
-    /// The next message where it lies, once it is there; dropping it releases it. What was published
-    /// before the peer went is delivered before [`BlockingError::PeerGone`] is; not so with
-    /// [`BlockingError::TooManyMessages`], which comes at once, before what is still in the ring.
+    /// Waits for the next message and lends it in place; dropping it releases it. Messages published before the
+    /// peer left are delivered before [`BlockingError::PeerGone`]. [`BlockingError::TooManyMessages`] is returned at
+    /// once, before the messages still in the ring.
     pub fn recv(&mut self) -> Result<Received<'_>, BlockingError> {
         let held = self.take()?;
         Ok(Received::new(&mut self.receiver, held))
     }
 
-    /// [`BlockingReceiver::recv`], to be released on [`BlockingReceiver::ring`].
-    pub fn take(&mut self) -> Result<Held, BlockingError> {
+    /// Like [`BlockingReceiver::recv`], but the caller releases the message on [`BlockingReceiver::ring`].
+    pub fn take(&mut self) -> Result<HeldMessage, BlockingError> {
         loop {
             if let Some(held) = self.receiver.try_take()? {
                 return Ok(held);
@@ -291,7 +291,7 @@ impl BlockingReceiver {
             self.waiter.wait(|phase| {
                 if phase == WaitPhase::Arm {
                     receiver.arm();
-                    // Who waits keeps no space back; what fails here, the step reports.
+                    // A waiting receiver returns all free space to the sender. If that fails, the step reports it.
                     let _ = receiver.push_head();
                 }
                 !matches!(receiver.step(), Ok(false))
@@ -302,16 +302,16 @@ impl BlockingReceiver {
         }
     }
 
-    /// Gives the ring's memory back, and the line. Tells the sender what was consumed; a device that is
-    /// slow may not get that out before the ring is gone. Who must know that a sender could close waits on
-    /// until [`BlockingError::PeerGone`].
+    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device may not
+    /// transmit that before the ring is gone. A caller that must let the sender close keeps receiving until
+    /// [`BlockingError::PeerGone`].
     pub fn close(mut self) -> Line {
-        // A broken ring has nobody to tell.
+        // If the ring is broken, the sender cannot be told.
         let _ = self.receiver.push_head();
         self.waiter.line
     }
 
-    /// The receiver itself, for what never waits.
+    /// Returns the receiver itself, for its calls that never wait.
     pub fn ring(&mut self) -> &mut Receiver {
         &mut self.receiver
     }
@@ -325,14 +325,14 @@ impl BlockingReceiver {
     }
 }
 
-/// A message where it lies in the ring; released when dropped.
+/// A message lent in place in the ring; released when dropped.
 pub struct Received<'r> {
     receiver: &'r mut Receiver,
-    held: Option<Held>,
+    held: Option<HeldMessage>,
 }
 
 impl<'r> Received<'r> {
-    pub(crate) fn new(receiver: &'r mut Receiver, held: Held) -> Self {
+    pub(crate) fn new(receiver: &'r mut Receiver, held: HeldMessage) -> Self {
         let held = Some(held);
         Self { receiver, held }
     }

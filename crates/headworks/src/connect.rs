@@ -1,8 +1,8 @@
-//! The ends of a ring, made and connected over a [`Line`] in one call each.
+//! Makes each end of a ring and connects it over a [`Line`] in one call.
 //!
-//! Both sides call at about the same time, one for the [`sender`], the other for the [`receiver`].
-//! Who must not wait takes the same steps one by one, with [`SenderSetup`] and [`ReceiverSetup`]; one
-//! who has both ends connects them by [`pair`].
+//! Both sides call at about the same time: one calls [`sender`], the other [`receiver`]. A caller that must
+//! not wait performs the same steps one by one, with [`SenderSetup`] and [`ReceiverSetup`]. A caller that has
+//! both ends connects them with [`pair`].
 
 use std::sync::Arc;
 
@@ -18,15 +18,15 @@ use rustix::rand::{GetRandomFlags, getrandom};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// It could not be made, or the other side's does not match it.
+    /// This end could not be made, or the other end does not match it.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The other side did not do its part.
+    /// The line failed, or the bring-up with the other side did not complete.
     #[error(transparent)]
     Line(#[from] NetError),
 }
 
-/// The sending end; the other side of the line makes the [`receiver`]. Waits for it.
+/// Makes the sending end and waits for the other side of the line, which makes the [`receiver`].
 pub fn sender<'u>(
     device: &Arc<dyn Device>,
     config: &RingConfig,
@@ -39,7 +39,7 @@ pub fn sender<'u>(
     Ok(setup.finish(&theirs.payload)?)
 }
 
-/// The receiving end; the other side of the line makes the [`sender`]. Waits for it.
+/// Makes the receiving end and waits for the other side of the line, which makes the [`sender`].
 pub fn receiver<'u>(
     device: &Arc<dyn Device>,
     config: &RingConfig,
@@ -52,7 +52,7 @@ pub fn receiver<'u>(
     Ok(setup.finish(&theirs.payload)?)
 }
 
-/// Both ends, for a process that has both: a test, or two threads. Waits for nobody.
+/// Makes and connects both ends in one process, for a test or for two threads. Does not wait.
 pub fn pair(
     near: &Arc<dyn Device>,
     far: &Arc<dyn Device>,
@@ -75,8 +75,8 @@ fn random_psn() -> Result<u32, NetError> {
     Ok(u32::from_ne_bytes(bytes))
 }
 
-/// Another ring that `group`, which was made on `device`, receives from; the other side of the line makes
-/// the [`sender`]. Waits for it.
+/// Adds a ring to `group`, which was made on `device`, and waits for the other side of the line, which makes
+/// the [`sender`].
 ///
 /// ```
 /// use headworks::connect;
@@ -94,7 +94,7 @@ fn random_psn() -> Result<u32, NetError> {
 /// let deadline = clock::now() + Duration::from_secs(5);
 /// let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 1000))?;
 ///
-/// // Each on a line of its own, as they come.
+// Each sender has a line of its own and is added when it connects.
 /// let (mut line, mut there) = Line::pair()?;
 /// let sending = std::thread::spawn(move || {
 ///     let mut sender = connect::sender(&theirs, &config, &mut there, deadline).unwrap();

@@ -1,4 +1,4 @@
-//! The one place that opens devices by name.
+//! Opens devices by name; no other module does.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,13 +18,13 @@ pub use headworks_ibverbs::library::{
 };
 pub use headworks_ibverbs::port_selection::{Choice, Network, Refusal};
 
-/// What a queue pair of a soft device has in shared memory, beyond the slots of its receive queue.
+/// Bytes of shared memory that a queue pair of a soft device takes, without the slots of its receive queue.
 pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_QP;
 
-/// The device that is used when none is named.
+/// The device that is used when the caller names none.
 pub const DEFAULT_DEVICE: &str = "soft";
 
-/// Simulated devices of one process are on one network.
+/// One provider for the process, so that all its simulated devices are on one network.
 static SIM_PROVIDER: LazyLock<SimProvider> = LazyLock::new(SimProvider::new);
 
 fn providers() -> Vec<Box<dyn Provider>> {
@@ -35,7 +35,7 @@ fn providers() -> Vec<Box<dyn Provider>> {
     ]
 }
 
-/// Opens the device called `name`: `KIND[:NAME][,key=value…]`, paced where it says so ([`crate::pace`]).
+/// Opens the device called `name`: `KIND[:NAME][,key=value…]`. Paces it if the name says so ([`crate::pace`]).
 pub fn open(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
     let (plain, pacing) = pace::split(name)?;
     let device = open_plain(&plain)?;
@@ -64,8 +64,8 @@ fn unknown_kind(name: &DeviceName) -> OpenError {
     }
 }
 
-/// Refuses what a name must not say, its kind, its options, its pacing, as [`open`] does, and opens nothing: for those
-/// who only look at a device. Whether there is such a device it does not say.
+/// Refuses an illegal kind, option or pacing in a name, as [`open`] does, but opens nothing: for callers that
+/// only observe a device. Does not check that the device exists.
 pub fn check(name: &DeviceName) -> Result<(), OpenError> {
     let (plain, _) = pace::split(name)?;
     match plain.kind() {
@@ -76,10 +76,13 @@ pub fn check(name: &DeviceName) -> Result<(), OpenError> {
     }
 }
 
-/// Every device that is there now. None can be opened with a registry that is not ours to use: that is
-/// an error here too.
+/// Lists every device that is present now.
+///
+/// # Errors
+///
+/// Fails also if this user or version cannot use the registry: no device could be opened then.
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
-    // Looking makes none.
+    // Listing devices must not create a registry.
     if let Err(error) = Registry::open_existing_default()
         && is_wrong_registry(&error)
     {
@@ -95,16 +98,19 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
     Ok(all)
 }
 
-/// Kinds of devices of which [`devices`] names none because something is not installed: one line each,
-/// which says what.
+/// Returns one line for each kind of device that [`devices`] cannot list because a library is not installed;
+/// the line says what to install.
 pub fn missing_libraries() -> Vec<String> {
     let ibv = IbvProvider::missing().map(|error| format!("ibv: {error}"));
     ibv.into_iter().collect()
 }
 
-/// The RDMA devices that libibverbs knows of, by its own names and whether they can be opened or not; or,
-/// in one line, why it cannot be asked. A device of the kernel that is not among them has no provider
-/// library here.
+/// Lists the RDMA devices known to libibverbs by its own names, whether or not they can be opened. A device of
+/// the kernel that is absent from the list has no provider library here.
+///
+/// # Errors
+///
+/// One line that says why libibverbs cannot be asked.
 pub fn libibverbs_devices() -> Result<Vec<String>, String> {
     match IbvProvider::missing() {
         Some(error) => Err(error.to_string()),
@@ -112,14 +118,21 @@ pub fn libibverbs_devices() -> Result<Vec<String>, String> {
     }
 }
 
-/// Which port and address the device of libibverbs called `name`, `ibv:NAME[,key=value…]`, is used by, or the
-/// error of opening it. Its source is a [`Refusal`] where the device is there and is not used.
+/// Returns the port and address through which the device of libibverbs called `name`
+/// (`ibv:NAME[,key=value…]`) is used.
+///
+/// # Errors
+///
+/// The error of opening it. Its source is a [`Refusal`] if the device exists but is not usable.
 pub fn choice(name: &DeviceName) -> Result<Choice, OpenError> {
     IbvProvider::new().choice(name)
 }
 
-/// Whether librdmacm is there, for meetings over RDMA ([`crate::rdma`]): if not, one line that says what to
-/// install.
+/// Checks that librdmacm, which [`crate::rdma`] needs, is installed.
+///
+/// # Errors
+///
+/// One line that says what to install.
 pub fn connection_manager() -> Result<(), String> {
     match cm::missing() {
         Some(error) => Err(error.to_string()),
@@ -127,8 +140,7 @@ pub fn connection_manager() -> Result<(), String> {
     }
 }
 
-/// Whether what was asked for was wrong, a name, an option or a registry, rather than something having
-/// failed.
+/// Whether the error is in the request (a name, an option or a registry) and not a failure of the system.
 pub fn is_bad_input(error: &OpenError) -> bool {
     match error {
         OpenError::Name(_)
@@ -137,7 +149,7 @@ pub fn is_bad_input(error: &OpenError) -> bool {
         | OpenError::BadOption { .. }
         | OpenError::OptionLimit { .. } => true,
         OpenError::Provider { source, .. } => {
-            // An option named what the port has not in use.
+            // The option named a GID index that the port does not use.
             let is_option = matches!(source.downcast_ref(), Some(Refusal::GidIndex { .. }));
             let is_constant = source.is::<SetError>();
             is_option || is_constant || source.downcast_ref().is_some_and(is_wrong_registry)
@@ -146,7 +158,7 @@ pub fn is_bad_input(error: &OpenError) -> bool {
     }
 }
 
-/// Whether it says that this registry, or this name in it, cannot be used: by this user, by this version.
+/// Whether this user or version cannot use the registry, or a name in it.
 pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
     matches!(
         error,
@@ -160,7 +172,7 @@ pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
     )
 }
 
-/// [`open`], as the runtime hands it to actors.
+/// Wraps [`open`] as the [`DeviceOpener`] that the runtime passes to actors.
 pub fn opener() -> DeviceOpener {
     Arc::new(open)
 }

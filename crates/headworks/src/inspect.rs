@@ -1,8 +1,8 @@
-//! A look at a live fabric from outside: hosts, processes, queue pairs and what they count.
+//! Takes a snapshot of a live fabric from outside: hosts, processes, queue pairs and their counters.
 
 pub use headworks_softnic::inspect::{
-    CompletionQueueCensus, ContextSnapshot, Held, PeerCensus, QueuePairCensus, RegistrySnapshot,
-    SharedReceiveQueueCensus, Unreadable,
+    CompletionQueueSnapshot, ContextSnapshot, CountAndBytes, PeerSnapshot, QueuePairSnapshot,
+    RegistrySnapshot, SharedReceiveQueueSnapshot, UnreadableContext,
 };
 
 use headworks_shm::Registry;
@@ -10,8 +10,8 @@ use headworks_verbs::OpenError;
 
 use crate::devices::DEFAULT_DEVICE;
 
-/// Looks at the processes of the user's own fabric that have devices of `host`, or any, open. Joins
-/// nothing and makes no registry: where there is none, nobody is there.
+/// Lists the processes of the user's own fabric that have devices of `host`, or of any host, open. Joins
+/// nothing and creates no registry; without a registry the snapshot is empty.
 pub fn snapshot(host: Option<&str>) -> Result<RegistrySnapshot, OpenError> {
     let failed = |error: headworks_shm::RegistryError| OpenError::Provider {
         what: DEFAULT_DEVICE.to_owned(),

@@ -1,20 +1,21 @@
-//! Headworks: rings, sockets and flow control on RDMA verbs, on an RDMA NIC where there is one and
-//! on a software one where there is not.
+//! Headworks: rings, sockets and flow control on RDMA verbs. It runs on an RDMA NIC where the host has one,
+//! and on a software RNIC elsewhere.
 //!
 //! # Map
 //!
-//! - [`open`], [`devices()`]: devices by name; `soft` needs no hardware.
-//! - [`inspect`]: a look at a live fabric from outside.
+//! - [`open`], [`devices()`]: opens and lists devices by name; `soft` needs no hardware.
+//! - [`inspect`]: a snapshot of a live fabric, taken from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
-//! - [`connect`]: a ring's ends, made and connected over a line.
-//! - [`pipe`]: a byte stream between two processes, of one machine or two, over a ring.
-//! - [`rdma`]: a line between two hosts whose bytes go by RDMA, too.
-//! - [`blocking`]: a ring's ends for threads that want to wait.
+//! - [`connect`]: makes the ends of a ring and connects them over a line.
+//! - [`pipe`]: a byte stream over a ring, between two processes on one host or on two.
+//! - [`rdma`]: a line between two hosts whose bytes also travel by RDMA.
+//! - [`blocking`]: a ring's ends for threads that wait.
 //! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
-//! - [`verbs`]: the vocabulary that all of it speaks.
-//! - [`pace`]: doorbell pacing, by a device's name; [`pacing`] is what does it.
-//! - [`service`]: streams through the daemon of this host, which shares few queue pairs among all; [`daemon`] is that,
-//!   [`client`] what both say to each other, for whoever has a world of his own for them.
+//! - [`verbs`]: the RDMA types and traits that all modules use.
+//! - [`pace`]: doorbell pacing, requested in a device's name; [`pacing`] implements it.
+//! - [`service`]: streams through this host's daemon, which shares few queue pairs among all applications.
+//!   [`daemon`] is the daemon's core and [`client`] the protocol between the two, for programs that run them
+//!   in a world of their own.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
 //! - [`net`]: rendezvous under a name or at an address, lines, waiting, the real clock, signals.
 //! - [`runtime`]: actors and the worlds that they run in.
@@ -41,7 +42,7 @@ pub use headworks_runtime as runtime;
 pub use headworks_simnic as sim;
 pub use headworks_verbs as verbs;
 
-/// The user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides where it is).
+/// Opens the user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides its location).
 pub fn registry() -> Result<std::sync::Arc<headworks_shm::Registry>, net::NetError> {
     Ok(headworks_shm::Registry::open_default()?)
 }

@@ -1,8 +1,9 @@
-//! Doorbell pacing by a device's name: `soft:h1,pace`, `ibv:mlx5_0,pace,pace_base_delay_ns=2100`.
+//! Doorbell pacing, requested in a device's name: `soft:h1,pace`, `ibv:mlx5_0,pace,pace_base_delay_ns=2100`.
 //!
-//! A paced device is as the one it is around, but for when its requests are posted; [`crate::pacing`] is the crate that
-//! does it. Its constants are options, `pace_KEY=VALUE`; any of them paces. All processes of a user that pace one RNIC
-//! share one rate: through the user's registry, or, where the RNIC is simulated, through this process.
+//! A paced device behaves as the device it wraps, except for when its requests are posted; the crate
+//! [`crate::pacing`] implements it. Its constants are options, `pace_KEY=VALUE`; any of them turns pacing on.
+//! All processes of a user that pace one RNIC share one rate. They share it through the user's registry; a
+//! simulated RNIC's rate is shared within the process only.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,15 +15,15 @@
 //! # }
 //! ```
 //!
-//! [`observers`] shows what all processes of the user pace, and [`calibrate()`] what delays an idle device has; the command
-//! has both: `headworks pace`. docs/pacing.md is the guide.
+//! [`observers`] shows what all processes of the user pace. [`calibrate()`] measures the delays of an idle device.
+//! The command `headworks pace` does both. The guide is docs/pacing.md.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use headworks_ibverbs::IbvProvider;
 use headworks_pacing::shared_state::{BYTES, LAYOUT_VERSION};
-use headworks_pacing::{Clock, Config, PacedDevice, Pacing, SetError, SharedPacing, Status};
+use headworks_pacing::{Clock, PacedDevice, Pacing, PacingConfig, SetError, SharedPacing, Status};
 use headworks_runtime::DeviceOpener;
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{
@@ -37,22 +38,23 @@ mod observe;
 pub use calibrate::calibrate;
 pub use headworks_pacing::monitor::Class;
 pub use headworks_pacing::{CONSTANTS, Constant, Counts};
-pub use headworks_pacing::{Config as PaceConfig, Status as PaceStatus};
+pub use headworks_pacing::{PacingConfig as PaceConfig, Status as PaceStatus};
 pub use observe::{Observer, observers};
 
-/// The option that paces.
+/// Option that turns pacing on.
 const OPTION: &str = "pace";
-/// What options begin with that are constants.
+/// Prefix of the options that set constants.
 const PREFIX: &str = "pace_";
-/// What keys of shares begin with.
+/// Prefix of the registry keys of shared rates.
 const KEY: &str = "pace-";
 
-/// A name without what it says of pacing, and that: `None` where it is not to be paced.
+/// Splits a device's name into the name without pacing options and the configuration that those options set;
+/// `None` if they do not ask for pacing.
 ///
 /// # Errors
 ///
-/// [`OpenError::BadOption`] where a constant is not to be set so.
-pub fn split(name: &DeviceName) -> Result<(DeviceName, Option<Config>), OpenError> {
+/// [`OpenError::BadOption`] if `pace` has a value; [`OpenError::Provider`] if a constant cannot be set so.
+pub fn split(name: &DeviceName) -> Result<(DeviceName, Option<PacingConfig>), OpenError> {
     let is_ours = |key: &str| key == OPTION || key.starts_with(PREFIX);
     if !name.options().any(|(key, _)| is_ours(key)) {
         return Ok((name.clone(), None));
@@ -98,15 +100,15 @@ fn bad_option(what: &str, error: SetError) -> OpenError {
     }
 }
 
-/// The constants of a kind of devices, where nothing is said.
-fn default_config(name: &DeviceName) -> Config {
-    let mut config = Config::default();
+/// Returns the default constants of a kind of device.
+fn default_config(name: &DeviceName) -> PacingConfig {
+    let mut config = PacingConfig::default();
     if is_simulated(name) {
         let plain = name.name().map_or_else(
             || name.kind().to_owned(),
             |preset| format!("{}:{preset}", name.kind()),
         );
-        // A name that is wrong is refused when it is opened.
+        // A wrong name is refused when the device is opened.
         let preset = plain
             .parse()
             .ok()
@@ -115,14 +117,14 @@ fn default_config(name: &DeviceName) -> Config {
             config.line_rate_gbps = link_gbps;
         }
     }
-    // A timestamp of the software RNIC costs a look at the clock, as polling does.
+    // A timestamp of the software RNIC costs a clock read, as polling does.
     if name.kind() == "soft" {
         config.timestamps = 0.0;
     }
     config
 }
 
-/// An opener that understands what names say of pacing, around one that need not.
+/// Wraps `inner` into an opener that understands pacing options; `inner` itself need not.
 pub fn opener(inner: DeviceOpener) -> DeviceOpener {
     Arc::new(move |name| match split(name)? {
         (_, None) => inner(name),
@@ -130,11 +132,11 @@ pub fn opener(inner: DeviceOpener) -> DeviceOpener {
     })
 }
 
-/// `inner`, paced, under the name `name`.
+/// Wraps `inner` into a paced device under the name `name`.
 pub(crate) fn paced(
     inner: Arc<dyn Device>,
     name: &DeviceName,
-    config: Config,
+    config: PacingConfig,
 ) -> Result<Arc<dyn Device>, OpenError> {
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Provider {
         what: name.to_string(),
@@ -164,19 +166,20 @@ pub(crate) fn paced(
     Ok(Arc::new(PacedDevice::new(inner, info, pacing)))
 }
 
-/// What is shared of an RNIC, as long as somebody here paces it.
+/// The rate shared by all who pace an RNIC; kept while this process paces it.
 struct SharedRate {
     share: SharedPacing,
-    /// Others find it by this.
+    /// Registry entry by which other processes find the shared memory.
     _claim: Option<CommonSegmentClaim>,
 }
 
 /// An RNIC that this process paces.
 struct PacedRnic {
     shared: Weak<SharedRate>,
-    config: Arc<Config>,
+    config: Arc<PacingConfig>,
     clock: Clock,
-    /// A forked child has none of them: not even the claim that keeps the memory there.
+    /// The process that paces it. A forked child must not use this: it does not hold the claim that keeps the
+    /// shared memory.
     made_by: ForkGeneration,
 }
 
@@ -189,13 +192,14 @@ impl PacedRnic {
     }
 }
 
-/// The RNICs that this process paces, by key.
+/// The RNICs that this process paces, by registry key.
 static PACED_RNICS: LazyLock<Mutex<BTreeMap<String, PacedRnic>>> = LazyLock::new(Mutex::default);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the RNIC of a device of that name is called, however the device is named: without options, and with the name of
-/// the only one there is where none is given. [`Observer::rnic`] is that.
+/// Returns the name of a device's RNIC, however the device is named: kind and name without options. A name
+/// that was left out is filled in: `h1` of `soft`, and the first device of libibverbs. [`Observer::rnic`]
+/// returns the same.
 pub fn rnic(device: &DeviceName) -> String {
     let kind = device.kind();
     match (kind, device.name()) {
@@ -210,10 +214,10 @@ pub fn rnic(device: &DeviceName) -> String {
     }
 }
 
-/// A name for the RNIC in the registry.
+/// Returns the RNIC's key in the registry.
 fn registry_key(info: &DeviceInfo) -> String {
     let rnic = match info.name.kind() {
-        // One port's address is another's on another device.
+        // Ports of different devices can have the same address.
         "ibv" => rnic(&info.name),
         kind => format!("{kind} {:x} {:x?}", info.network, info.gid),
     };
@@ -222,7 +226,7 @@ fn registry_key(info: &DeviceInfo) -> String {
 
 fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<SharedRate>, BoxError> {
     let key = registry_key(info);
-    // Held meanwhile: of two that open at once, one makes it.
+    // The lock is held until the memory exists: if two threads open at once, only one creates it.
     let paced = PACED_RNICS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(shared) = paced.get(&key).and_then(PacedRnic::shared) {
         return Ok(shared);
@@ -246,7 +250,12 @@ fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<SharedRate>, BoxError>
     }))
 }
 
-fn remember(info: &DeviceInfo, shared: &Arc<SharedRate>, config: &Arc<Config>, clock: &Clock) {
+fn remember(
+    info: &DeviceInfo,
+    shared: &Arc<SharedRate>,
+    config: &Arc<PacingConfig>,
+    clock: &Clock,
+) {
     let mut paced = PACED_RNICS.lock().unwrap_or_else(PoisonError::into_inner);
     paced.retain(|_, paced| paced.shared.strong_count() > 0);
     paced.insert(
@@ -260,18 +269,21 @@ fn remember(info: &DeviceInfo, shared: &Arc<SharedRate>, config: &Arc<Config>, c
     );
 }
 
-/// What the pacing of the RNIC says now that a device of this process is of; `None` where it paces none.
+/// Returns the pacing status of the RNIC of a device of this process; `None` if this process does not pace it.
 pub fn status(info: &DeviceInfo) -> Option<Status> {
     with(info, |share, config, now| share.status(config, now))
 }
 
-/// A receiver signals congestion: cuts the rate of the RNIC, for all its processes. Says whether it did; `None` where
-/// this process does not pace it.
+/// Cuts the rate of the RNIC for all its processes: a receiver calls it to signal congestion. Returns whether
+/// the rate was cut; `None` if this process does not pace the RNIC.
 pub fn cut_rate(info: &DeviceInfo) -> Option<bool> {
     with(info, |share, config, now| share.cut(config, now))
 }
 
-fn with<R>(info: &DeviceInfo, ask: impl FnOnce(&SharedPacing, &Config, Instant) -> R) -> Option<R> {
+fn with<R>(
+    info: &DeviceInfo,
+    ask: impl FnOnce(&SharedPacing, &PacingConfig, Instant) -> R,
+) -> Option<R> {
     let (shared, config, clock) = {
         let paced = PACED_RNICS.lock().unwrap_or_else(PoisonError::into_inner);
         let paced = paced.get(&registry_key(info))?;
@@ -285,7 +297,7 @@ fn with<R>(info: &DeviceInfo, ask: impl FnOnce(&SharedPacing, &Config, Instant) 
 mod tests {
     use super::*;
 
-    fn config(name: &str) -> Result<Option<Config>, OpenError> {
+    fn config(name: &str) -> Result<Option<PacingConfig>, OpenError> {
         Ok(split(&name.parse().expect("a name"))?.1)
     }
 

@@ -1,12 +1,12 @@
 //! A byte stream between two processes, over a ring.
 //!
-//! One process listens under a name, or at an address of the network, over TCP or over RDMA
-//! ([`Pipe::listen`]), the other connects ([`Pipe::connect`]) and says which way the bytes go. Then one side
-//! sends ([`PipeSender`]) and the other receives ([`PipeReceiver`]).
+//! One process listens ([`Pipe::listen`]) under a name, or at a network address over TCP or RDMA. The other
+//! connects ([`Pipe::connect`]) and says which way the bytes go. Then one side sends ([`PipeSender`]) and the
+//! other receives ([`PipeReceiver`]).
 //!
-//! Bytes are read from the source straight into the sender's slots, and written to the sink straight from
-//! the receiver's. The stream ends with an empty message; the receiver answers it over the line once
-//! the sink has everything, with the number of bytes, so that both sides succeed only when all was
+//! The sender reads bytes from the source straight into its slots; the receiver writes them to the sink
+//! straight from its own. An empty message ends the stream. Once the sink has everything, the receiver
+//! answers over the line with the number of bytes, so both sides succeed only if everything was
 //! delivered.
 //!
 //! ```text
@@ -29,22 +29,22 @@ pub use handshake::{Direction, Pipe, WaitOptions, default_device_for};
 
 use headworks_ring::{Framing, Mode, RingConfig};
 
-/// Version of what the two sides say to each other.
+/// Version of the pipe's protocol.
 pub const VERSION: u16 = 1;
 
-/// Bytes of a slot: what a short message takes.
+/// Size of a slot, in bytes: the space that a short message takes.
 const SLOT: usize = 4096;
-/// Slots of the longest message: no more than the software RNIC carries out in the call, while the
-/// bytes just read are in the processor's nearest cache. Four times as much takes twice as long.
+/// Slots of the longest message. The software RNIC executes such a message within the call, while the
+/// bytes just read are in the nearest cache. Messages four times as long take twice the time.
 const CHUNK_SLOTS: u32 = 16;
-/// Slots of each array. Both arrays together stay in that cache, and there is room for what a sender
-/// reads while the receiver wakes up.
+/// Slots of each array. Both arrays fit in that cache together, and the sender has room to read ahead
+/// while the receiver wakes up.
 const SLOTS: u32 = 128;
-/// Bytes of the longest message: whole pages, which are read fastest, and a slot for the header.
+/// Bytes of the longest message: whole pages, which are read fastest. One slot is left for the header.
 const CHUNK: usize = (CHUNK_SLOTS as usize - 1) * SLOT;
 
-/// The ring that a pipe runs over. Long messages are announced one by one, short ones together or
-/// when the source has nothing more.
+/// Returns the configuration of a pipe's ring. Long messages are announced one by one. Short ones are announced
+/// together, or when the source has no more.
 fn ring() -> RingConfig {
     RingConfig {
         slots: SLOTS,

@@ -1,9 +1,9 @@
-//! Meeting over RDMA: a line whose bytes go over a queue pair that librdmacm connected.
+//! Connects processes over RDMA: a line whose bytes go over a queue pair that librdmacm connected.
 //!
-//! Where two processes meet at an address of the network, the meeting itself can go by RDMA: no TCP port
-//! has to be open, and the device, its port and address, the MTU and the level of service are those that
-//! the connection manager found for the way. A queue pair of its own carries the line; a ring that is
-//! connected over it has another one, on the device that [`EstablishedLine::device`] names.
+//! Two processes that meet at a network address can connect by RDMA alone. No TCP port has to be open, and the
+//! device, its port and address, the MTU and the service level are those that the connection manager found for
+//! the route. The line has a queue pair of its own. A ring that is connected over it has another one, on the
+//! device that [`EstablishedLine::device`] names.
 //!
 //! ```text
 //! dial                                      Listening
@@ -31,18 +31,18 @@ pub use listener::RdmaListener;
 
 mod listener;
 
-/// The kind of devices that meet over RDMA, as a name: any of them.
+/// Kind of the devices that connect over RDMA; as a device name, any of them.
 pub const KIND: &str = "ibv";
-/// How long an early caller waits before it calls again.
+/// How long a caller waits before it calls again, if nobody listens yet.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long the other side may take once it was asked, or was answered.
+/// How long the other side may take after it was asked, or was answered.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Two processes did not meet over RDMA.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RdmaError {
-    /// The device that was named is of another kind.
+    /// The named device is of another kind.
     #[error(
         "{0} cannot meet anybody over RDMA: name a device of libibverbs, as in ibv:mlx5_0, or ibv alone for the one that leads there"
     )]
@@ -50,20 +50,20 @@ pub enum RdmaError {
     /// The device could not be opened.
     #[error(transparent)]
     Device(#[from] OpenError),
-    /// The host's name leads nowhere.
+    /// The host's name could not be resolved.
     #[error("rdma:{address}: {source}")]
     Host {
         /// The address.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The two did not meet.
+    /// librdmacm could not connect the two sides.
     #[error("rdma:{address}: {source}")]
     Manager {
         /// The address.
         address: String,
-        /// Error of librdmacm.
+        /// The error of librdmacm.
         source: CmError,
     },
     /// The other side is another program, or another version of this one.
@@ -77,16 +77,16 @@ pub enum RdmaError {
     /// The queue pair of the line, or its memory, could not be made.
     #[error("making a line over RDMA: {0}")]
     Resource(#[from] ResourceError),
-    /// Its receives could not be posted.
+    /// The receives of the line's queue pair could not be posted.
     #[error("making a line over RDMA: {0}")]
     Post(#[from] PostError),
-    /// The wait ended: by the deadline, by an interrupt.
+    /// The wait ended, by the deadline or by an interrupt, or the line failed.
     #[error(transparent)]
     Line(#[from] NetError),
 }
 
 impl RdmaError {
-    /// Whether what was asked for was wrong, rather than something having failed.
+    /// Whether the error is in the request and not a failure of the system.
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Manager {
@@ -103,7 +103,7 @@ impl RdmaError {
         }
     }
 
-    /// Whether a listener may yet come: there is none, or one goes just now that had callers waiting.
+    /// Whether a listener may still come: nobody listens, or a listener that just closed had callers queued.
     fn is_no_listener_yet(&self) -> bool {
         let Self::Manager { source, .. } = self else {
             return false;
@@ -115,19 +115,19 @@ impl RdmaError {
         }
     }
 
-    /// Whether it is one caller's that went wrong, and the next may do better; `is_over`: so is the wait,
-    /// `anywhere`: callers come to several devices.
+    /// Whether one caller is at fault, and the next may succeed. `is_over`: the listener's wait is over.
+    /// `any_device`: callers choose among several devices.
     fn is_callers_fault(&self, is_over: bool, any_device: bool) -> bool {
         match self {
             Self::Greeting { .. } => true,
             Self::Manager { source, .. } => match source {
                 CmError::Forked => false,
-                // At one address nobody comes by another device.
+                // A listener at one address has one device, so its failure is not the caller's.
                 CmError::Removed | CmError::Route(RouteError::OtherDevice { .. }) => any_device,
                 _ => true,
             },
             Self::Line(NetError::Deadline { .. }) => !is_over,
-            // What no device understands was asked for on this side.
+            // An option that no device accepts was set on this side.
             Self::Device(OpenError::BadOption { .. } | OpenError::Name(_)) => false,
             Self::Resource(ResourceError::Forked) => false,
             Self::Post(error) if error.kind == PostErrorKind::Forked => false,
@@ -137,12 +137,12 @@ impl RdmaError {
         }
     }
 
-    /// For `map_err`.
+    /// For `map_err`: librdmacm failed at `address`.
     fn manager(address: &str) -> impl Fn(CmError) -> Self {
         move |source| {
             let address = address.to_owned();
-            // A program that refuses says with it who it is; one of ours has another reason, and has said it
-            // there. Without a word it may be the kernel, which says nothing of who is there.
+            // A program that refuses sends its greeting. If that is ours, the program had another reason and logged
+            // it on its own host. A refusal without a greeting may be the kernel's, which does not tell what listens.
             let stranger = match &source {
                 CmError::Refused {
                     reason: REASON_PROGRAM,
@@ -158,20 +158,20 @@ impl RdmaError {
     }
 }
 
-/// Two processes that met.
+/// An established line to another process.
 #[derive(Debug)]
 pub struct EstablishedLine {
     /// The line between them.
     pub line: Line,
-    /// The device that leads there, with all that the connection manager found out and the caller left
-    /// open; what is connected over the line is to be made on it.
+    /// The device that leads to the other process, with every option that the connection manager determined
+    /// and the caller left open. Connections made over the line must use this device.
     pub device: DeviceName,
 }
 
-/// Calls whoever listens over RDMA at `address`, `HOST:PORT`, by way of `device`: `ibv` for the one that leads
-/// there. With `waits`, waits for a listener that is not there yet, as long as that is what one of the
-/// addresses says. Looks the host up, which may take as long as the system's resolver does; of several
-/// addresses the first that answers counts, and one that does not leaves time for those behind it.
+/// Calls the listener at `address`, `HOST:PORT`, over RDMA, through `device`; `ibv` alone selects the device that
+/// leads there. With `waits`, waits for a listener as long as one of the host's addresses answers that nobody
+/// listens yet. Resolving the host takes as long as the system's resolver does. Of several addresses, the first
+/// that answers is used, and one that does not answer leaves time for those after it.
 pub fn dial<'u>(
     address: &str,
     device: &DeviceName,
@@ -181,7 +181,7 @@ pub fn dial<'u>(
     let source = source_of(device)?;
     let there = resolve(address)?;
     connect_any(&there, address, waits, &until.into(), |to, until| {
-        // One of the other family is not where a call to this address can come from.
+        // A source address of the other family cannot be used to reach this address.
         let from = source.filter(|from| from.is_ipv4() == to.is_ipv4());
         connect_one(to, from.as_ref(), device, address, until)
     })
@@ -206,13 +206,13 @@ fn connect_any<A, T>(
                     let source = io::ErrorKind::TimedOut.into();
                     RdmaError::manager(address)(CmError::NoAnswer { source })
                 }
-                // Which the last answer was, wherever the wait ends.
+                // An earlier attempt found that nobody listened; that is the cause, wherever the wait ends.
                 Err(RdmaError::Line(NetError::Deadline { .. })) if nobody => {
                     return Err(NetError::Deadline { what: NO_LISTENER }.into());
                 }
                 called => return called,
             };
-            // That one host is there counts for more than what others say.
+            // An answer that the host is there and nobody listens outweighs the errors of other addresses.
             if !failed.is_no_listener_yet() {
                 failed = error;
             }
@@ -273,7 +273,7 @@ fn open_line(connection: Connection, setup: QpStreamSetup) -> Result<Line, NetEr
     Ok(Line::from_transport(Box::new(stream)).with_peer_host(peer))
 }
 
-/// Whether the other side is of this kind and version.
+/// Checks that the other side is the same program and version.
 fn check_greeting(connection: &Connection, address: &str) -> Result<(), RdmaError> {
     Greeting::check(connection.greeting()).map_err(|source| RdmaError::Greeting {
         address: address.to_owned(),
@@ -281,7 +281,7 @@ fn check_greeting(connection: &Connection, address: &str) -> Result<(), RdmaErro
     })
 }
 
-/// The way's device for the line's own queue pair, and for what the caller makes.
+/// Returns the route's device twice: for the line's own queue pair, and for what the caller connects.
 fn devices_of(
     route: &Route,
     asked: &DeviceName,
@@ -294,7 +294,7 @@ fn devices_of(
     Ok((own, device))
 }
 
-/// Where calls by way of `device` come from, if it is one in particular: the address of its port.
+/// Returns the source address of calls through `device`, if it names one device: the address of its port.
 fn source_of(device: &DeviceName) -> Result<Option<SocketAddr>, RdmaError> {
     if device.kind() != KIND {
         return Err(RdmaError::Kind(device.clone()));
@@ -304,7 +304,7 @@ fn source_of(device: &DeviceName) -> Result<Option<SocketAddr>, RdmaError> {
     }
     let device = devices::open(device)?;
     let info = device.info();
-    // Of an InfiniBand network it is no IP address.
+    // On an InfiniBand network the GID is no IP address.
     if info.lid.is_some() {
         return Ok(None);
     }
@@ -312,17 +312,17 @@ fn source_of(device: &DeviceName) -> Result<Option<SocketAddr>, RdmaError> {
     Ok(usable_gid_address(gid).map(|address| SocketAddr::new(address, 0)))
 }
 
-/// The IP address that a port's address stands for, if it is one that a call can come from.
+/// Returns the IP address that a port's GID stands for, if a call can come from it.
 fn usable_gid_address(gid: Ipv6Addr) -> Option<IpAddr> {
     match gid.to_ipv4_mapped() {
         Some(address) => Some(address.into()),
-        // One of a link means nothing without its interface.
+        // A link-local address means nothing without its interface.
         None if gid.is_unicast_link_local() || gid.is_unspecified() => None,
         None => Some(gid.into()),
     }
 }
 
-/// A caller's address, for people.
+/// Formats a caller's address for people.
 pub(crate) fn describe_caller(caller: Option<IpAddr>) -> String {
     caller.map_or_else(|| "unknown".to_owned(), |caller| caller.to_string())
 }
@@ -342,7 +342,7 @@ fn no_address_error(address: &str) -> RdmaError {
     }
 }
 
-/// The connection as what a stream hangs on.
+/// Adapts a connection of librdmacm to what a stream needs of its connection.
 struct StreamConnection(Connection);
 
 impl QpConnection for StreamConnection {
@@ -417,7 +417,7 @@ mod tests {
         for (reason, greeting) in [
             (28, &[0; 148][..]),
             (28, b""),
-            // A connection of before, and a time that is over; what comes with them is no greeting.
+            // A stale connection, and a timeout; the data that comes with them is no greeting.
             (10, &[0; 148]),
             (10, b"GET /"),
             (4, &[0; 148]),
@@ -450,7 +450,7 @@ mod tests {
         RdmaError::Line(NetError::Deadline { what: "connecting" })
     }
 
-    /// What becomes of calls to two addresses that end like this, and how many were made.
+    /// Calls two addresses, with the results `ends` in turn. Returns the result, and how many calls were made.
     fn called(waits: bool, ends: Vec<Result<u32, RdmaError>>) -> (Result<u32, RdmaError>, usize) {
         let mut ends = ends.into_iter();
         let mut calls = 0;
@@ -476,7 +476,7 @@ mod tests {
             let ends = || vec![Err(one()), Err(other()), Err(no_way()), Ok(7)];
             let (met, calls) = called(true, ends());
             assert!(matches!(met, Ok(7)) && calls == 4, "{met:?} {calls}");
-            // Who does not wait hears that the host is there.
+            // A caller that does not wait learns that the host is there.
             let (met, calls) = called(false, ends());
             let error = met.expect_err("nobody listens");
             assert!(error.is_no_listener_yet() && calls == 2, "{error} {calls}");
@@ -499,7 +499,7 @@ mod tests {
             });
             met.expect_err("the time is over").to_string()
         };
-        // Of a host that says nothing that is not known.
+        // Without any refusal, nothing is known of the host.
         for (refusals, is_known) in [(0, false), (1, true), (2, true)] {
             let said = over(refusals);
             assert_eq!(said.contains("nobody listens"), is_known, "{said}");
@@ -579,12 +579,12 @@ mod tests {
             (RdmaError::Line(NetError::Interrupted), [false, false]),
             (RdmaError::Resource(ResourceError::Forked), [false, false]),
             (RdmaError::Post(PostErrorKind::Forked.at(0)), [false, false]),
-            // Its device is of no use; another one may be.
+            // The caller's device is unusable; another one may be usable.
             (no_locks(), [false, true]),
             (RdmaError::Device(slow), [false, true]),
             (RdmaError::Resource(no_memory), [false, true]),
             (RdmaError::Post(PostErrorKind::Device.at(0)), [false, true]),
-            // What this side asked for is so on no device.
+            // This option is legal on no device.
             (RdmaError::Device(nonsense), [false, false]),
         ] {
             let found = [false, true].map(|any_device| error.is_callers_fault(false, any_device));

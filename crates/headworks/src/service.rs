@@ -1,5 +1,5 @@
-//! Connections through the daemon of this host: a stream of bytes to a port of another host's application, over few
-//! queue pairs that all share (RaaS, section V.A). Who uses it knows sockets, and nothing of RDMA.
+//! Connections through the daemon of this host: a byte stream to a port of an application on another host, over
+//! few queue pairs that all applications share (RaaS, section V.A). Its users need to know sockets, not RDMA.
 //!
 //! ```no_run
 //! use headworks::service::Service;
@@ -15,34 +15,36 @@
 //! # }
 //! ```
 //!
-//! A call that waits looks around for a bounded time, offering its core to others, and then sleeps. While neither side
-//! sleeps, sending and receiving take no lock and no system call.
+//! A call that waits polls for a bounded time, yielding its core, and then sleeps. While neither side sleeps,
+//! sending and receiving take no lock and make no system call.
 //!
-//! A process that forks keeps what it has. The child has copies that are good for nothing: every call fails with
-//! [`ServiceError::Forked`], and dropping them touches nothing. It may attach itself. While it lives, its copy of the
-//! socket keeps the daemon from noticing that its parent has died, unless it executes another program.
+//! A process that forks keeps its connections. The child's copies are inert: every call fails with
+//! [`ServiceError::Forked`], and dropping them has no effect. The child may attach itself. While the child
+//! lives, its copy of the socket keeps the daemon from noticing that the parent died, unless the child executes
+//! another program.
 //!
 //! # Polling
 //!
-//! [`Stream::fd`], [`Listener::fd`] and [`PendingConnection`] have descriptors for poll(2) and epoll(7), with
-//! [`Stream::set_nonblocking`], [`Listener::try_accept`] and [`PendingConnection::finish`] for when they are ready. They are
-//! level-triggered, as those of sockets: readable while there is something to be received, writable while there is
-//! room, hung up once the connection is reset. One may be ready in vain; what was asked for then says so by
+//! [`Stream::fd`], [`Listener::fd`] and [`PendingConnection`] have descriptors for poll(2) and epoll(7). When they
+//! are ready, call [`Stream::set_nonblocking`]'s stream, [`Listener::try_accept`] or [`PendingConnection::finish`].
+//! They are level-triggered, as those of sockets: readable while there is something to receive, writable while
+//! there is room, hung up once the connection is reset. Readiness may be spurious; the call then fails with
 //! [`ServiceError::WouldBlock`].
 //!
 //! # Messages
 //!
-//! [`Service::bind`] gives a port that messages are sent from and come to, from and to many others: [`Datagrams`].
+//! [`Service::bind`] opens a port that exchanges messages with many others: [`Datagrams`].
 //!
-//! # Memory of the other end's
+//! # The other end's memory
 //!
-//! One end [exports](Stream::export) memory and sends the other what it is called; that one [reads](Stream::read_from),
-//! [writes](Stream::write_to) and [changes](Stream::fetch_add) it, without the application that it belongs to.
+//! One end [exports](Stream::export) memory and sends the other end its window number. The other end then
+//! [reads](Stream::read_from), [writes](Stream::write_to) and [changes](Stream::fetch_add) it, without the
+//! application that owns it.
 //!
 //! # Without copies
 //!
-//! [`Stream::peek`] shows what has come where it lies. What lies in a [`SharedMemory`] from [`Service::alloc`] is sent from
-//! there by [`Stream::lend`].
+//! [`Stream::peek`] lends received bytes in place. [`Stream::lend`] sends the contents of a [`SharedMemory`] from
+//! [`Service::alloc`] in place.
 
 use std::fmt;
 use std::io;
@@ -75,42 +77,42 @@ pub use shared_memory::{Loan, SharedMemory};
 use shared_session::{Answer, SharedSession};
 pub use stream::{Peeked, Reader, ReclaimError, Stream};
 
-/// Where the daemon that serves `address` is attached to, unless it was told otherwise: by its own user's applications.
+/// Returns the default path of the socket of the daemon that serves `address` for applications of its own user.
 pub fn socket_of(address: IpAddr) -> PathBuf {
     let directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let directory = directory.unwrap_or_else(std::env::temp_dir);
     directory.join(format!("headworks-{address}.sock"))
 }
 
-/// Where the daemon of that socket says what there is, unless it was told otherwise.
+/// Returns the default path at which the daemon of that socket serves its metrics.
 pub fn metrics_of(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".metrics");
     path.into()
 }
 
-/// Where a daemon that the system's service manager started is attached to.
+/// Socket of a daemon that the system's service manager started.
 const SYSTEM_SOCKET: &str = "/run/headworks/daemon.sock";
 
-/// Why something cannot be.
+/// Why a call of the service failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServiceError {
-    /// There is no daemon there.
+    /// No daemon listens at the path.
     #[error("no daemon at {path}: {source}")]
     NoDaemon {
         /// Path of the daemon's socket.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The daemon says no.
+    /// The daemon refused the request.
     #[error("{0}")]
     Refused(Refusal),
-    /// The connection is no more.
+    /// The connection was reset.
     #[error("{0}")]
     Reset(Reset),
-    /// The stream was ended by this side.
+    /// This side has ended the stream.
     #[error("the stream was ended: nothing can be sent any more")]
     Ended,
     /// The daemon is gone.
@@ -121,25 +123,25 @@ pub enum ServiceError {
         "this process was forked from the one that attached to the daemon: it has to attach itself"
     )]
     Forked,
-    /// The time is up.
+    /// The deadline passed.
     #[error("the time is up")]
     Deadline,
-    /// A one-sided operation was not carried out.
+    /// A one-sided operation was not executed.
     #[error("{0}")]
     Operation(Outcome),
-    /// A message of so many bytes.
+    /// The message has this many bytes, more than [`MESSAGE_MAX`].
     #[error("a message of {0} bytes: at most {MESSAGE_MAX}")]
     TooLong(usize),
-    /// What comes over the connection is another's to receive.
+    /// The stream's reader was taken, so only the reader receives.
     #[error("the stream's reader was taken off it")]
     Taken,
-    /// It would have to wait, and is not to.
+    /// The call would have to wait, and the object is nonblocking.
     #[error("nothing there yet, or no room")]
     WouldBlock,
-    /// What the daemon shares makes no sense.
+    /// The daemon wrote something illegal into shared memory or to the socket.
     #[error("the daemon does not keep to the contract: {0}")]
     Contract(#[from] ContractError),
-    /// Memory that the daemon shares cannot be mapped.
+    /// Memory that the daemon shares could not be mapped.
     #[error(transparent)]
     Memory(#[from] SegmentError),
     /// The operating system refused.
@@ -147,7 +149,7 @@ pub enum ServiceError {
     System {
         /// What was being done.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -181,10 +183,10 @@ impl From<ServiceError> for io::Error {
     }
 }
 
-/// The daemon answers what it was not asked.
+/// Error for a daemon that answers something that was not asked.
 const UNEXPECTED_ANSWER: ContractError = ContractError::Message("another answer");
 
-/// An application's way to the daemon of its host. Clones are the same one.
+/// An application's session with the daemon of its host. Clones share the session.
 #[derive(Clone)]
 pub struct Service(Arc<SharedSession>);
 
@@ -195,8 +197,8 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Attaches to this host's daemon, as `name` in its logs: that at `$HEADWORKS_DAEMON`, else the user's own one of
-    /// 127.0.0.1, else the system's.
+    /// Attaches to this host's daemon; `name` appears in the daemon's logs. Tries the daemon at
+    /// `$HEADWORKS_DAEMON` if that is set; else the user's own daemon of 127.0.0.1, then the system's.
     ///
     /// # Errors
     ///
@@ -214,7 +216,7 @@ impl Service {
         }
     }
 
-    /// Attaches to the daemon whose socket is at `path`, as `name` in its logs.
+    /// Attaches to the daemon whose socket is at `path`; `name` appears in the daemon's logs.
     ///
     /// # Errors
     ///
@@ -223,18 +225,18 @@ impl Service {
         SharedSession::attach(path, name).map(Self)
     }
 
-    /// Where the daemon is attached to.
+    /// Returns the path of the daemon's socket.
     pub fn socket(&self) -> &Path {
         &self.0.path
     }
 
-    /// Whether the daemon is gone or has ended this session, or this is a forked child: nothing can be asked any more, also
-    /// where another daemon serves there by now.
+    /// Whether no request is possible any more: the daemon is gone or has ended this session, or this is a forked
+    /// child. It stays so if another daemon starts at the same path.
     pub fn is_gone(&self) -> bool {
         self.0.is_gone()
     }
 
-    /// Connects to whoever listens there.
+    /// Connects to the listener at `to`.
     ///
     /// # Errors
     ///
@@ -243,7 +245,7 @@ impl Service {
         self.connect_by(to, None)
     }
 
-    /// The same, no later than `deadline`.
+    /// Connects as [`Service::connect`] does, no later than `deadline`.
     ///
     /// # Errors
     ///
@@ -259,7 +261,7 @@ impl Service {
         }
     }
 
-    /// Begins to connect, and does not wait for the answer.
+    /// Starts to connect and does not wait for the answer.
     ///
     /// # Errors
     ///
@@ -268,11 +270,11 @@ impl Service {
         PendingConnection::start(&self.0, to)
     }
 
-    /// Memory that can be lent: see [`Stream::lend`]. It is the application's until it is dropped.
+    /// Allocates memory that can be lent ([`Stream::lend`]). The application owns it until it is dropped.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`]: a quota, or no memory. [`ServiceError::DaemonGone`].
+    /// [`ServiceError::Refused`] if a quota is reached or there is no memory. [`ServiceError::DaemonGone`].
     pub fn alloc(&self, len: u32) -> Result<SharedMemory, ServiceError> {
         match self.0.answer(None, |session| session.alloc(len))? {
             Answer::Allocated(extent) => SharedMemory::new(&self.0, extent, len),
@@ -280,7 +282,7 @@ impl Service {
         }
     }
 
-    /// A port, 0 for any that is free, that messages are sent from and come to: see [`Datagrams`].
+    /// Opens a port, 0 for any free one, for messages: see [`Datagrams`].
     ///
     /// # Errors
     ///
@@ -289,7 +291,7 @@ impl Service {
         Datagrams::bind(self, port)
     }
 
-    /// Listens at `port`, 0 for any that is free; `backlog` callers may wait to be accepted.
+    /// Listens at `port`, 0 for any free one; up to `backlog` callers may wait to be accepted.
     ///
     /// # Errors
     ///

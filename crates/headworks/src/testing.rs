@@ -1,15 +1,15 @@
-//! For tests of your own RDMA code: a private fabric for each, and devices on it that misbehave on
-//! purpose, from a seed that replays.
+//! Support for tests of your own RDMA code: a private fabric for each test, and devices on it that misbehave on
+//! purpose. A seed makes each run repeatable.
 //!
 //! ```
 //! use headworks::testing::{Fabric, Rules, each_seed, rules};
 //!
 //! each_seed(1..=3, |seed| {
 //!     let fabric = Fabric::new(std::env::temp_dir()).unwrap();
-//!     // Everything that is legal, and about one request in a hundred kills its queue pair.
+//!     // Injects every legal fault; about one request in a hundred kills its queue pair.
 //!     let device = fabric.open(&format!("soft:h1,hostile,seed={seed},kills=100")).unwrap();
 //!     assert_eq!(device.info().promises.in_order_within_write, 0);
-//!     // Or exactly what the test is about.
+//!     // Or injects exactly the faults that the test is about.
 //!     let rules = Rules::new(seed).with(rules::scatter(4)).with(rules::kill_after(10));
 //!     let peer = fabric.open_with_rules(rules, "soft:h2").unwrap();
 //!     // … connect them, and run the code under test …
@@ -17,10 +17,10 @@
 //! });
 //! ```
 //!
-//! Rings are connected by [`connect`](crate::connect), queue pairs by
-//! [`BringUp`](crate::verbs::BringUp): over a stream, or by [`meet`](crate::verbs::BringUp::connect_both) where
-//! one process has both. Datagrams need no connection, only a [queue pair that is
-//! ready](crate::verbs::bringup::bring_up_ud) and the address of another:
+//! [`connect`](crate::connect) connects rings. [`BringUp`](crate::verbs::BringUp) connects queue pairs over a
+//! stream, or by [`connect_both`](crate::verbs::BringUp::connect_both) if one process has both. Datagrams need
+//! no connection, only a [queue pair that is ready](crate::verbs::bringup::bring_up_ud) and the address of
+//! another:
 //!
 //! ```
 //! use headworks::testing::Fabric;
@@ -46,7 +46,7 @@
 //! for qp in [&mut from, &mut to] {
 //!     bring_up_ud(&mut **qp, QKEY, 1)?;
 //! }
-//! // A datagram arrives behind the 40 bytes of its header.
+//! // A datagram arrives after the 40 bytes of its header.
 //! let region = pd.register(&device.alloc(&AllocRequest::of(4096))?, Access::LOCAL_WRITE)?;
 //! let sges = [region.sge(0, 100)];
 //! to.post_recv(&[RecvWr { wr_id: 1, sges: &sges }])?;
@@ -79,19 +79,19 @@ use headworks_shm::{Registry, RegistryError};
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, DeviceName, OpenError, Provider};
 
-pub use headworks_softnic::hostile::{Chance, Event, Point, Rule, Rules, Verdict, rules};
+pub use headworks_softnic::hostile::{Chance, FaultEvent, FaultPoint, Rule, Rules, Verdict, rules};
 
-/// Names the one seed that [`each_seed`] runs.
+/// Environment variable that selects the only seed that [`each_seed`] runs.
 pub const SEED_VARIABLE: &str = "HEADWORKS_SEED";
 
-/// A fabric of a test's own: its devices meet nobody else's.
+/// A private fabric for one test: its devices connect only to each other.
 pub struct Fabric {
     fabric: Arc<Registry>,
     path: PathBuf,
 }
 
 impl Fabric {
-    /// A new one, below `parent`. The last of its devices to go removes it.
+    /// Makes a new fabric below `parent`. Its directory is removed with the last of its devices.
     pub fn new(parent: impl AsRef<Path>) -> Result<Self, RegistryError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -101,12 +101,12 @@ impl Fabric {
         Ok(Self { fabric, path })
     }
 
-    /// Where it is: `HEADWORKS_FABRIC` for other processes that belong to the test.
+    /// Returns its directory: the value of `HEADWORKS_FABRIC` for other processes of the test.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens a soft device on it.
+    /// Opens a soft device on this fabric.
     pub fn open(&self, name: &str) -> Result<Arc<dyn Device>, OpenError> {
         Self::open_with(&SoftProvider::on(self.fabric.clone()), name)
     }
@@ -122,7 +122,7 @@ impl Fabric {
         provider.open(&name)
     }
 
-    /// Opens a soft device on it that misbehaves by these rules, not by those that its name may ask for.
+    /// Opens a soft device on this fabric that injects faults by `rules`, not by the options in its name.
     pub fn open_with_rules(&self, rules: Rules, name: &str) -> Result<Arc<dyn Device>, OpenError> {
         Self::open_with(
             &SoftProvider::on(self.fabric.clone()).with_rules(rules),
@@ -132,17 +132,17 @@ impl Fabric {
 }
 
 impl Drop for Fabric {
-    /// What a device never was opened on is removed here.
+    /// Removes the directory if no device is open. Otherwise the last device to close removes it.
     fn drop(&mut self) {
         let _ = self.fabric.remove_dead();
     }
 }
 
-/// Runs `test` with each seed, or with that of `HEADWORKS_SEED` alone. Says with which it panicked.
+/// Runs `test` with each seed, or only with `HEADWORKS_SEED` if it is set. If `test` panics, prints the seed.
 ///
 /// # Panics
 ///
-/// If `test` does, or if `HEADWORKS_SEED` is no number.
+/// If `test` panics, or if `HEADWORKS_SEED` is not a number.
 pub fn each_seed(seeds: impl IntoIterator<Item = u64>, mut test: impl FnMut(u64)) {
     let only = std::env::var(SEED_VARIABLE).ok().map(|text| {
         let number = text.parse::<u64>();
@@ -159,7 +159,7 @@ pub fn each_seed(seeds: impl IntoIterator<Item = u64>, mut test: impl FnMut(u64)
     }
 }
 
-/// Dropped only by a panic.
+/// Prints its seed when dropped, which happens only in a panic.
 struct SeedReport(u64);
 
 impl Drop for SeedReport {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::connect;
 use headworks::net::clock;
-use headworks::pacing::{Config, PacedDevice, Pacing, SharedPacing, shared_state};
+use headworks::pacing::{PacedDevice, Pacing, PacingConfig, SharedPacing, shared_state};
 use headworks::ring::{Mode, RingConfig};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
@@ -120,7 +120,7 @@ fn a_ring_takes_what_the_guide_says() {
 }
 
 /// A soft device, paced with these constants.
-fn paced(fabric: &Path, config: Config) -> Arc<dyn Device> {
+fn paced(fabric: &Path, config: PacingConfig) -> Arc<dyn Device> {
     let provider = SoftProvider::on(Registry::open_at(fabric).expect("a fabric"));
     let device = provider
         .open(&"soft:h1".parse().expect("a name"))
@@ -150,16 +150,16 @@ fn paced_requests_allocate_nothing_of_their_own() {
     const DEPTH: usize = 64;
     /// Times that rows of 64 entries become twice as long, all together.
     const GROWN: usize = 32;
-    let limited = Config {
+    let limited = PacingConfig {
         timestamps: 0.0,
         line_rate_gbps: 8.0,
         slice_bytes: 256.0,
         burst_bytes: 0.0,
-        ..Config::default()
+        ..PacingConfig::default()
     };
-    let free = Config {
+    let free = PacingConfig {
         timestamps: 0.0,
-        ..Config::default()
+        ..PacingConfig::default()
     };
     for config in [free, limited] {
         let dir = tempfile::tempdir().expect("a directory");

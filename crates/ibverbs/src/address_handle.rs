@@ -20,22 +20,22 @@ pub(crate) const PLACES: u32 = 1 << PLACE_BITS;
 const RESTING: usize = 64;
 
 #[derive(Default)]
-struct Place {
+struct AhSlot {
     /// The key in use, or the last one.
     key: u32,
     /// Its protection domain, and itself; `None` for a free place.
     handle: Option<(u32, Arc<Object<abi::Ah>>)>,
 }
 
-struct Table {
+struct AhTable {
     /// Changes whenever one leaves, and is never 0.
     version: u64,
-    places: Vec<Place>,
+    places: Vec<AhSlot>,
     /// The longest free first.
     free: VecDeque<u32>,
 }
 
-impl Default for Table {
+impl Default for AhTable {
     fn default() -> Self {
         Self {
             version: 1,
@@ -45,7 +45,7 @@ impl Default for Table {
     }
 }
 
-impl Table {
+impl AhTable {
     #[inline(never)]
     fn get(&self, key: AhKey, pd: u32) -> Option<*mut abi::Ah> {
         let place = self.places.get((key.0 % PLACES) as usize)?;
@@ -58,11 +58,11 @@ impl Table {
 
 /// The address handles of a device.
 #[derive(Default)]
-pub(crate) struct Handles {
-    table: RwLock<Table>,
+pub(crate) struct AddressHandles {
+    table: RwLock<AhTable>,
 }
 
-impl Handles {
+impl AddressHandles {
     pub(crate) fn enter(
         &self,
         pd: u32,
@@ -74,7 +74,7 @@ impl Handles {
         let may_grow = table.places.len() < limit as usize;
         let at = match table.free.len() {
             free if may_grow && free <= RESTING => {
-                table.places.push(Place::default());
+                table.places.push(AhSlot::default());
                 Some(table.places.len() as u32 - 1)
             }
             _ => table.free.pop_front(),
@@ -109,19 +109,19 @@ impl Handles {
     }
 
     /// For a chain of requests of the protection domain `pd`: what is found stays while this is held.
-    pub(crate) fn lookup(&self, pd: u32) -> Lookup<'_> {
+    pub(crate) fn lookup(&self, pd: u32) -> AhLookup<'_> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        Lookup { table, pd }
+        AhLookup { table, pd }
     }
 }
 
 /// The handles that a queue pair's requests may name.
-pub(crate) struct Lookup<'a> {
-    table: RwLockReadGuard<'a, Table>,
+pub(crate) struct AhLookup<'a> {
+    table: RwLockReadGuard<'a, AhTable>,
     pd: u32,
 }
 
-impl Lookup<'_> {
+impl AhLookup<'_> {
     /// What was found in a table of this version is still there.
     #[inline(always)]
     pub(crate) fn version(&self) -> u64 {

@@ -42,7 +42,7 @@ fn qpn(raw: u32) -> Qpn {
 
 /// What a device says of a request that succeeded, field by field: what its kind of request has no use
 /// for a device may leave as it was, and that is not asked for.
-pub(crate) trait Said {
+pub(crate) trait CompletionFields {
     /// Of every request.
     fn opcode(&self) -> i32;
     /// Of receives, READs and atomics.
@@ -62,7 +62,7 @@ pub(crate) trait Said {
 pub(crate) fn complete(
     place: &mut Completion,
     (wr_id, qp_num): (u64, u32),
-    said: &impl Said,
+    said: &impl CompletionFields,
     timestamp: Instant,
 ) {
     let opcode = opcode(said.opcode());
@@ -132,7 +132,7 @@ mod tests {
     use crate::abi;
     use proptest::prelude::*;
 
-    impl Said for abi::Wc {
+    impl CompletionFields for abi::Wc {
         fn opcode(&self) -> i32 {
             self.opcode
         }

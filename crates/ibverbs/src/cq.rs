@@ -11,9 +11,9 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::completion_channel::IbvChannel;
-use crate::device::{Context, Ticket, clock, coarse_ms, refused};
+use crate::device::{Context, CountTicket, clock, coarse_ms, refused};
 use crate::poll::Poller;
-use crate::raw::{Held, Object};
+use crate::raw::{Object, ObjectRef};
 
 /// A completion queue of libibverbs.
 pub(crate) struct IbvCq {
@@ -28,7 +28,7 @@ pub(crate) struct IbvCq {
     pub(crate) overran: AtomicBool,
     _channel: Option<Arc<dyn CompletionChannel>>,
     context: Arc<Context>,
-    _ticket: Ticket,
+    _ticket: CountTicket,
 }
 
 impl IbvCq {
@@ -67,8 +67,8 @@ impl IbvCq {
         Ok(Self {
             poller: match stamps {
                 Some(khz) => Poller::Stamped(cq.clone().into(), khz, has_lid),
-                None if has_lid => Poller::WithLids(Held::of(&cq), poll),
-                None => Poller::Plain(Held::of(&cq), poll),
+                None if has_lid => Poller::WithLids(ObjectRef::of(&cq), poll),
+                None => Poller::Plain(ObjectRef::of(&cq), poll),
             },
             made_by: context.raw.made_by(),
             cq,

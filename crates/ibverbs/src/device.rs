@@ -13,7 +13,7 @@ use headworks_verbs::{
 };
 
 use crate::abi;
-use crate::address_handle::Handles;
+use crate::address_handle::AddressHandles;
 use crate::attributes::Port;
 use crate::completion_channel::IbvChannel;
 use crate::convert;
@@ -81,13 +81,13 @@ impl Count {
         self: &Arc<Self>,
         what: &'static str,
         limit: u32,
-    ) -> Result<Ticket, ResourceError> {
+    ) -> Result<CountTicket, ResourceError> {
         let more = |now: u32| (now < limit).then_some(now + 1);
         match self
             .0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
         {
-            Ok(_) => Ok(Ticket(self.clone())),
+            Ok(_) => Ok(CountTicket(self.clone())),
             Err(_) => Err(ResourceError::Exhausted {
                 what,
                 limit: limit.into(),
@@ -97,9 +97,9 @@ impl Count {
 }
 
 /// One object, counted until it is dropped.
-pub(crate) struct Ticket(Arc<Count>);
+pub(crate) struct CountTicket(Arc<Count>);
 
-impl Drop for Ticket {
+impl Drop for CountTicket {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -107,7 +107,7 @@ impl Drop for Ticket {
 
 /// What a device has that its public limits do not name; 0 where it does not say.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Most {
+pub(crate) struct ExtraLimits {
     /// Bytes of the largest region.
     pub(crate) region_bytes: u64,
     /// Protection domains.
@@ -118,11 +118,11 @@ pub(crate) struct Most {
 pub(crate) struct Context {
     pub(crate) info: DeviceInfo,
     pub(crate) port: Port,
-    most: Most,
+    most: ExtraLimits,
     /// The frequency of the device's clock, where completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
-    pub(crate) handles: Handles,
+    pub(crate) handles: AddressHandles,
     arena: Arena,
     next_id: AtomicU32,
     cqs: Mutex<HashMap<u32, Weak<IbvCq>>>,
@@ -136,7 +136,7 @@ impl Context {
         raw: Arc<Raw>,
         info: DeviceInfo,
         port: Port,
-        most: Most,
+        most: ExtraLimits,
     ) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             most,
@@ -144,7 +144,7 @@ impl Context {
             port,
             khz: raw.clock_khz(),
             counts: Counts::default(),
-            handles: Handles::default(),
+            handles: AddressHandles::default(),
             arena: Arena::default(),
             next_id: AtomicU32::new(0),
             cqs: Mutex::default(),
@@ -348,7 +348,7 @@ pub(crate) struct Pd {
     pub(crate) object: Object<abi::Pd>,
     pub(crate) number: u32,
     pub(crate) context: Arc<Context>,
-    _ticket: Ticket,
+    _ticket: CountTicket,
 }
 
 /// A protection domain as its users hold it.
@@ -358,14 +358,14 @@ struct IbvPd(Arc<Pd>);
 struct Registration {
     _mr: Object<abi::Mr>,
     _pd: Arc<Pd>,
-    _ticket: Ticket,
+    _ticket: CountTicket,
 }
 
 /// An address handle: leaves the table, which destroys it.
 struct IbvAh {
     key: AhKey,
     pd: Arc<Pd>,
-    _ticket: Ticket,
+    _ticket: CountTicket,
 }
 
 impl AddressHandle for IbvAh {

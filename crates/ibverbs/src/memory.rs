@@ -49,7 +49,7 @@ unsafe impl Buffer for IbvBuffer {
 }
 
 /// A segment that is being cut from, for requests of this kind.
-struct Open {
+struct OpenSegment {
     pages: Pages,
     /// As asked for: `None` for the device's own, which is always the same.
     numa_node: Option<u32>,
@@ -60,7 +60,7 @@ struct Open {
 /// Where a device's memory comes from.
 #[derive(Default)]
 pub(crate) struct Arena {
-    open: Mutex<Vec<Open>>,
+    open: Mutex<Vec<OpenSegment>>,
 }
 
 impl Arena {
@@ -94,7 +94,8 @@ impl Arena {
             return Ok(buffer(segment(len)?, 0));
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_like = |open: &Open| open.pages == pages && open.numa_node == request.numa_node;
+        let is_like =
+            |open: &OpenSegment| open.pages == pages && open.numa_node == request.numa_node;
         if let Some(open) = open.iter_mut().find(|open| is_like(open)) {
             let offset = open.used.next_multiple_of(request.align);
             if offset + len <= open.segment.len() {
@@ -104,7 +105,7 @@ impl Arena {
         }
         let segment = segment(SEGMENT)?;
         open.retain(|open| !is_like(open));
-        open.push(Open {
+        open.push(OpenSegment {
             pages,
             numa_node: request.numa_node,
             segment: segment.clone(),

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_verbs::{Completion, Instant};
 
 use crate::abi;
-use crate::convert::{self, Said};
-use crate::raw::{Held, Object};
+use crate::convert::{self, CompletionFields};
+use crate::raw::{Object, ObjectRef};
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 16;
 
 /// What a poll brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Polled {
+pub(crate) struct PollResult {
     pub(crate) count: usize,
     /// Whether a request failed, of those polled.
     pub(crate) failed: bool,
@@ -26,9 +26,9 @@ pub(crate) struct Polled {
 /// A CQ's way to its completions.
 pub(crate) enum Poller {
     /// The usual one.
-    Plain(Held<abi::Cq>, abi::PollCq),
+    Plain(ObjectRef<abi::Cq>, abi::PollCq),
     /// Of a port that has a LID, as those have that send to it.
-    WithLids(Held<abi::Cq>, abi::PollCq),
+    WithLids(ObjectRef<abi::Cq>, abi::PollCq),
     /// With the device's timestamps, of a clock of so many kHz, and with LIDs or without. One thread at a time.
     Stamped(Mutex<Arc<Object<abi::Cq>>>, u64, bool),
 }
@@ -37,7 +37,7 @@ impl Poller {
     /// Takes completions into `out`; each is given the time `now()`, asked once for a batch that is not
     /// empty, or the device's own.
     #[inline]
-    pub(crate) fn poll(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> Polled {
+    pub(crate) fn poll(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> PollResult {
         match self {
             Self::Plain(cq, poll) => plain::<false>(cq, *poll, out, now),
             _ => self.poll_rarer(out, now),
@@ -46,7 +46,7 @@ impl Poller {
 
     /// The same of the others, which the usual one does not pay for.
     #[inline(never)]
-    fn poll_rarer(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> Polled {
+    fn poll_rarer(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> PollResult {
         match self {
             Self::Plain(cq, poll) => plain::<false>(cq, *poll, out, now),
             Self::WithLids(cq, poll) => plain::<true>(cq, *poll, out, now),
@@ -57,11 +57,11 @@ impl Poller {
 
 #[inline(always)]
 fn plain<const LIDS: bool>(
-    cq: &Held<abi::Cq>,
+    cq: &ObjectRef<abi::Cq>,
     poll: abi::PollCq,
     out: &mut [Completion],
     now: impl Fn() -> Instant,
-) -> Polled {
+) -> PollResult {
     match out.len() {
         ..=BATCH => batch::<LIDS>(cq, poll, out, now),
         _ => batches::<LIDS>(cq, poll, out, now),
@@ -71,12 +71,12 @@ fn plain<const LIDS: bool>(
 /// More than one batch, as long as they are full.
 #[inline(never)]
 fn batches<const LIDS: bool>(
-    cq: &Held<abi::Cq>,
+    cq: &ObjectRef<abi::Cq>,
     poll: abi::PollCq,
     out: &mut [Completion],
     now: impl Fn() -> Instant,
-) -> Polled {
-    let mut all = Polled {
+) -> PollResult {
+    let mut all = PollResult {
         count: 0,
         failed: false,
         broken: false,
@@ -96,12 +96,12 @@ fn batches<const LIDS: bool>(
 /// By one call of the device.
 #[inline(always)]
 fn batch<const LIDS: bool>(
-    cq: &Held<abi::Cq>,
+    cq: &ObjectRef<abi::Cq>,
     poll: abi::PollCq,
     places: &mut [Completion],
     now: impl Fn() -> Instant,
-) -> Polled {
-    let mut polled = Polled {
+) -> PollResult {
+    let mut polled = PollResult {
         count: 0,
         failed: false,
         broken: false,
@@ -124,7 +124,7 @@ fn batch<const LIDS: bool>(
             ((*wc).wr_id, (*wc).status, (*wc).qp_num)
         };
         if status == 0 {
-            let written = Written::<LIDS>(wc.as_ptr());
+            let written = PlainCompletion::<LIDS>(wc.as_ptr());
             convert::complete(place, (wr_id, qp_num), &written, at);
         } else {
             polled.failed = true;
@@ -135,9 +135,9 @@ fn batch<const LIDS: bool>(
 }
 
 /// A completion of a request that succeeded, as far as the device wrote it: made by [`plain`] only.
-struct Written<const LIDS: bool>(*const abi::Wc);
+struct PlainCompletion<const LIDS: bool>(*const abi::Wc);
 
-impl<const LIDS: bool> Said for Written<LIDS> {
+impl<const LIDS: bool> CompletionFields for PlainCompletion<LIDS> {
     #[inline(always)]
     fn opcode(&self) -> i32 {
         // SAFETY: a place of the batch; devices write this field of every request that succeeded.
@@ -184,9 +184,9 @@ fn stamped(
     cq: &Mutex<Arc<Object<abi::Cq>>>,
     (khz, lids): (u64, bool),
     out: &mut [Completion],
-) -> Polled {
+) -> PollResult {
     let cq = cq.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut polled = Polled {
+    let mut polled = PollResult {
         count: 0,
         failed: false,
         broken: false,
@@ -196,7 +196,7 @@ fn stamped(
     }
     let cq = cq.as_ptr().cast::<abi::CqEx>();
     // SAFETY: made by the extended call, with the fields that are read below; none is changed after that.
-    let calls = unsafe { Calls::of(cq, lids) };
+    let calls = unsafe { ExtendedCqOps::of(cq, lids) };
     let Some(calls) = calls else {
         polled.broken = true;
         return polled;
@@ -228,7 +228,7 @@ fn stamped(
 }
 
 /// The calls of an extended CQ.
-struct Calls {
+struct ExtendedCqOps {
     start_poll: unsafe extern "C" fn(*mut abi::CqEx, *mut abi::PollCqAttr) -> i32,
     next_poll: unsafe extern "C" fn(*mut abi::CqEx) -> i32,
     end_poll: unsafe extern "C" fn(*mut abi::CqEx),
@@ -243,7 +243,7 @@ struct Calls {
     read_completion_ts: unsafe extern "C" fn(*mut abi::CqEx) -> u64,
 }
 
-impl Calls {
+impl ExtendedCqOps {
     /// # Safety
     ///
     /// `cq` is a live extended CQ.
@@ -281,19 +281,19 @@ impl Calls {
             *place = convert::failed(wr_id, status, qp_num, at);
             return true;
         }
-        let current = Current { calls: self, cq };
+        let current = CurrentCompletion { calls: self, cq };
         convert::complete(place, (wr_id, qp_num), &current, at);
         false
     }
 }
 
-/// The current completion of an extended CQ, of a request that succeeded: made by [`Calls::current`] only.
-struct Current<'a> {
-    calls: &'a Calls,
+/// The current completion of an extended CQ, of a request that succeeded: made by [`ExtendedCqOps::current`] only.
+struct CurrentCompletion<'a> {
+    calls: &'a ExtendedCqOps,
     cq: *mut abi::CqEx,
 }
 
-impl Said for Current<'_> {
+impl CompletionFields for CurrentCompletion<'_> {
     fn opcode(&self) -> i32 {
         // SAFETY: a live CQ with a current completion, which is asked for what it has.
         unsafe { (self.calls.read_opcode)(self.cq) }

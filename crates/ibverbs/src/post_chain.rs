@@ -9,9 +9,9 @@ use headworks_verbs::{
 };
 
 use crate::abi::{self, opcode};
-use crate::address_handle::Lookup;
+use crate::address_handle::AhLookup;
 use crate::convert;
-use crate::raw::Held;
+use crate::raw::ObjectRef;
 
 /// The longest chain, in requests; a longer slice takes several doorbells.
 pub(crate) const CHAIN_MAX: usize = 1024;
@@ -142,12 +142,12 @@ impl Transport for Connected {
 
 /// Datagrams, to the address handles that may be named.
 pub(crate) struct Datagrams<'a> {
-    handles: Lookup<'a>,
-    last: &'a mut Named,
+    handles: AhLookup<'a>,
+    last: &'a mut CachedAh,
 }
 
 /// The address handle that was named last: it is often the next one too.
-pub(crate) struct Named {
+pub(crate) struct CachedAh {
     /// Of the table that it was found in.
     version: u64,
     key: AhKey,
@@ -155,9 +155,9 @@ pub(crate) struct Named {
 }
 
 // SAFETY: followed only while the table is locked that it was found in, and has not changed.
-unsafe impl Send for Named {}
+unsafe impl Send for CachedAh {}
 
-impl Named {
+impl CachedAh {
     /// None yet.
     pub(crate) const fn new() -> Self {
         Self {
@@ -171,7 +171,7 @@ impl Named {
 impl<'a> Datagrams<'a> {
     /// For these requests.
     #[inline(always)]
-    pub(crate) fn to(handles: Lookup<'a>, last: &'a mut Named, wrs: &[SendWr<'_>]) -> Self {
+    pub(crate) fn to(handles: AhLookup<'a>, last: &'a mut CachedAh, wrs: &[SendWr<'_>]) -> Self {
         if last.version != handles.version() {
             last.key = other_than_first(wrs);
         }
@@ -183,7 +183,7 @@ impl<'a> Datagrams<'a> {
     fn find(&mut self, key: AhKey) -> bool {
         let found = self.handles.get(key);
         if let Some(ah) = found {
-            *self.last = Named {
+            *self.last = CachedAh {
                 version: self.handles.version(),
                 key,
                 ah,
@@ -230,12 +230,12 @@ impl Transport for Datagrams<'_> {
 }
 
 /// An array of linked requests: each but the last knows the next.
-struct Linked<T> {
+struct WrArray<T> {
     first: *mut T,
     len: usize,
 }
 
-impl<T> Linked<T> {
+impl<T> WrArray<T> {
     fn new(all: Box<[T]>) -> Self {
         let len = all.len();
         let first = Box::into_raw(all).cast();
@@ -262,7 +262,7 @@ impl<T> Linked<T> {
     }
 }
 
-impl<T> Drop for Linked<T> {
+impl<T> Drop for WrArray<T> {
     fn drop(&mut self) {
         let all = std::ptr::slice_from_raw_parts_mut(self.first, self.len);
         // SAFETY: the box taken apart in `new`; nobody else has kept a part of it.
@@ -273,17 +273,17 @@ impl<T> Drop for Linked<T> {
 /// A request, and an entry of its own for an inline payload.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Place {
+struct WrSlot {
     wr: abi::SendWr,
     inline: Sge,
 }
 
 /// Posts to a send queue.
 pub(crate) struct SendChain {
-    places: Linked<Place>,
+    places: WrArray<WrSlot>,
     pub(crate) rules: Rules,
     post: abi::PostSend,
-    qp: Held<abi::Qp>,
+    qp: ObjectRef<abi::Qp>,
 }
 
 // SAFETY: the array belongs to it alone, and the queue pair may be used from any thread.
@@ -291,7 +291,12 @@ unsafe impl Send for SendChain {}
 
 impl SendChain {
     /// For a queue pair of the device whose call `post` is, of `depth` requests.
-    pub(crate) fn new(qp: Held<abi::Qp>, post: abi::PostSend, depth: u32, rules: Rules) -> Self {
+    pub(crate) fn new(
+        qp: ObjectRef<abi::Qp>,
+        post: abi::PostSend,
+        depth: u32,
+        rules: Rules,
+    ) -> Self {
         let len = (depth as usize).clamp(1, CHAIN_MAX);
         let nowhere = RemoteAddr::default();
         let wr = abi::SendWr {
@@ -307,7 +312,7 @@ impl SendChain {
             rest: [0; 6],
         };
         let inline = Sge::default();
-        let places = Linked::new(vec![Place { wr, inline }; len].into_boxed_slice());
+        let places = WrArray::new(vec![WrSlot { wr, inline }; len].into_boxed_slice());
         for at in 0..len - 1 {
             // SAFETY: both are within the array, which is ours.
             unsafe { (*places.first.add(at)).wr.next = places.first.add(at + 1).cast() };
@@ -371,7 +376,7 @@ impl SendChain {
 
     /// `wr`, which would have gone into `place`, is refused: those before it are posted.
     #[cold]
-    fn stop(&mut self, place: *mut Place, wr: &SendWr<'_>) -> Result<(), PostError> {
+    fn stop(&mut self, place: *mut WrSlot, wr: &SendWr<'_>) -> Result<(), PostError> {
         let count = self.places.before(place);
         if count > 0 {
             self.ring(place)?;
@@ -381,7 +386,7 @@ impl SendChain {
 
     /// Hands the requests before the place `end` to the device.
     #[inline(always)]
-    fn ring(&mut self, end: *mut Place) -> Result<(), PostError> {
+    fn ring(&mut self, end: *mut WrSlot) -> Result<(), PostError> {
         let first = self.places.first;
         let mut bad = null_mut();
         // SAFETY: there is at least one before `end`, and it is at most one past the array's end; all of
@@ -402,7 +407,7 @@ impl SendChain {
     }
 
     #[cold]
-    fn refused(&self, code: i32, bad: *mut abi::SendWr, end: *mut Place) -> Result<(), PostError> {
+    fn refused(&self, code: i32, bad: *mut abi::SendWr, end: *mut WrSlot) -> Result<(), PostError> {
         let count = self.places.before(end);
         Err(convert::refusal(code).at(self.places.index_of(bad.cast(), count)))
     }
@@ -411,7 +416,7 @@ impl SendChain {
 /// Writes `wr` into `place`, all but its link. Whether it may be posted.
 #[inline(always)]
 fn write(
-    place: &mut Place,
+    place: &mut WrSlot,
     wr: &SendWr<'_>,
     rules: &Rules,
     transport: &mut impl Transport,
@@ -474,14 +479,14 @@ fn length(sges: &[Sge]) -> i64 {
 /// Where receives are posted to.
 pub(crate) enum Receives {
     /// A queue pair's own queue.
-    Own(Held<abi::Qp>, abi::PostRecv),
+    Own(ObjectRef<abi::Qp>, abi::PostRecv),
     /// A shared one.
-    Shared(Held<abi::Srq>, abi::PostSrqRecv),
+    Shared(ObjectRef<abi::Srq>, abi::PostSrqRecv),
 }
 
 /// Posts receives.
 pub(crate) struct RecvChain {
-    wrs: Linked<abi::RecvWr>,
+    wrs: WrArray<abi::RecvWr>,
     max_sge: u32,
     to: Receives,
 }
@@ -499,7 +504,7 @@ impl RecvChain {
             sg_list: std::ptr::null(),
             num_sge: 0,
         };
-        let wrs = Linked::new(vec![none; len].into_boxed_slice());
+        let wrs = WrArray::new(vec![none; len].into_boxed_slice());
         for at in 0..len - 1 {
             // SAFETY: both are within the array, which is ours.
             unsafe { (*wrs.first.add(at)).next = wrs.first.add(at + 1) };

@@ -27,7 +27,7 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::attributes::Port;
-use crate::device::{Context, IbvDevice, Most};
+use crate::device::{Context, ExtraLimits, IbvDevice};
 use crate::gid::{self, Entry};
 use crate::library::{self, Api, LibraryError};
 use crate::options::Options;
@@ -47,11 +47,11 @@ pub struct IbvProvider {
 }
 
 /// A device, and which of its ports is used how.
-struct Found {
+struct FoundDevice {
     info: DeviceInfo,
     choice: Choice,
     port: Port,
-    most: Most,
+    most: ExtraLimits,
     raw: Arc<Raw>,
 }
 
@@ -93,7 +93,7 @@ impl IbvProvider {
         Ok(self.found(name)?.choice)
     }
 
-    fn found(&self, name: &DeviceName) -> Result<Found, OpenError> {
+    fn found(&self, name: &DeviceName) -> Result<FoundDevice, OpenError> {
         // What is wrong with the name is wrong on any machine.
         Options::of(name)?;
         let api = self
@@ -159,7 +159,7 @@ fn not_found(name: &DeviceName, there: &[String]) -> OpenError {
     OpenError::NotFound { name, hint }
 }
 
-fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
+fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
     let options = Options::of(name)?;
     let system = |error| failed(&name.to_string(), error);
     let there = raw::names(api).map_err(system)?;
@@ -237,11 +237,11 @@ fn find(api: &Api, name: &DeviceName) -> Result<Found, OpenError> {
         most_retries: quirks::most_retries(&driver),
         options,
     };
-    let most = Most {
+    let most = ExtraLimits {
         region_bytes: device.max_mr_size,
         pds: positive(device.max_pd),
     };
-    Ok(Found {
+    Ok(FoundDevice {
         info,
         choice,
         port,

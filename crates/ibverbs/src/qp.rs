@@ -11,10 +11,10 @@ use headworks_verbs::{
 
 use crate::abi;
 use crate::cq::IbvCq;
-use crate::device::{Context, Pd, Ticket, coarse_ms, refused_or};
-use crate::post_chain::{Connected, Datagrams, Named, Receives, RecvChain, Rules, SendChain};
+use crate::device::{Context, CountTicket, Pd, coarse_ms, refused_or};
+use crate::post_chain::{CachedAh, Connected, Datagrams, Receives, RecvChain, Rules, SendChain};
 use crate::qp_state_cache::QpStateCache;
-use crate::raw::{Held, Object};
+use crate::raw::{Object, ObjectRef};
 use crate::srq::IbvSrq;
 use crate::throttle::Throttle;
 
@@ -28,7 +28,7 @@ pub(crate) struct IbvQp {
     receives: Option<RecvChain>,
     qp: Arc<Object<abi::Qp>>,
     is_ud: bool,
-    named: Named,
+    named: CachedAh,
     /// Whether the state that it was moved to allows to post.
     may_send: bool,
     may_receive: bool,
@@ -41,7 +41,7 @@ pub(crate) struct IbvQp {
     _recv_cq: Arc<IbvCq>,
     _srq: Option<Arc<dyn headworks_verbs::SharedReceiveQueue>>,
     pd: Arc<Pd>,
-    _ticket: Ticket,
+    _ticket: CountTicket,
 }
 
 impl IbvQp {
@@ -88,13 +88,13 @@ impl IbvQp {
         ));
         context.enter_qp(qp.qpn(), &life);
         let rules = Rules::of(&caps, context.max_message(init.qp_type));
-        let own = Receives::Own(Held::of(&qp), post_recv);
+        let own = Receives::Own(ObjectRef::of(&qp), post_recv);
         let receives =
             (srq.is_none()).then(|| RecvChain::new(own, caps.max_recv_wr, caps.max_recv_sge));
         Ok(Self {
-            sends: SendChain::new(Held::of(&qp), post_send, caps.max_send_wr, rules),
+            sends: SendChain::new(ObjectRef::of(&qp), post_send, caps.max_send_wr, rules),
             receives,
-            named: Named::new(),
+            named: CachedAh::new(),
             is_ud: init.qp_type == QpType::Ud,
             may_send: false,
             may_receive: false,

@@ -424,17 +424,17 @@ impl<T> Drop for Object<T> {
 }
 
 /// An object at hand: its pointer, and what keeps that valid.
-pub(crate) struct Held<T> {
+pub(crate) struct ObjectRef<T> {
     ptr: *mut T,
     _object: Arc<Object<T>>,
 }
 
 // SAFETY: as for the object itself.
-unsafe impl<T> Send for Held<T> {}
+unsafe impl<T> Send for ObjectRef<T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Held<T> {}
+unsafe impl<T> Sync for ObjectRef<T> {}
 
-impl<T> Held<T> {
+impl<T> ObjectRef<T> {
     pub(crate) fn of(object: &Arc<Object<T>>) -> Self {
         Self {
             ptr: object.as_ptr(),

@@ -7,9 +7,9 @@ use headworks_verbs::{
 };
 
 use crate::abi;
-use crate::device::{Pd, Ticket, refused};
+use crate::device::{CountTicket, Pd, refused};
 use crate::post_chain::{Receives, RecvChain};
-use crate::raw::{Held, Object};
+use crate::raw::{Object, ObjectRef};
 
 /// A shared receive queue of libibverbs.
 pub(crate) struct IbvSrq {
@@ -18,7 +18,7 @@ pub(crate) struct IbvSrq {
     id: SrqId,
     max_wr: u32,
     pub(crate) pd: Arc<Pd>,
-    _ticket: Ticket,
+    _ticket: CountTicket,
 }
 
 impl IbvSrq {
@@ -48,7 +48,7 @@ impl IbvSrq {
             0 => got.max_wr.max(init.max_wr),
             said => said,
         };
-        let receives = Receives::Shared(Held::of(&srq), post);
+        let receives = Receives::Shared(ObjectRef::of(&srq), post);
         let made = Self {
             chain: Mutex::new(RecvChain::new(receives, max_wr, init.max_sge)),
             srq,

@@ -16,27 +16,27 @@ const PATIENCE: Duration = Duration::from_millis(1);
 const AGAIN: Duration = Duration::from_micros(50);
 
 /// What somebody can be attended to about.
-pub(crate) trait Attended: Send + Sync {
+pub(crate) trait BackgroundWork: Send + Sync {
     /// What its program calls, counted.
-    fn calls(&self) -> &Calls;
+    fn calls(&self) -> &CallCounter;
 
     /// Goes on with what is due. Says after how long to come again, or `None` where nothing waits any more.
     fn attend(&self) -> Option<Duration>;
 }
 
 /// Who is there to be attended to now.
-pub(crate) type Everybody = Box<dyn Fn() -> Vec<Arc<dyn Attended>> + Send>;
+pub(crate) type WorkList = Box<dyn Fn() -> Vec<Arc<dyn BackgroundWork>> + Send>;
 
 /// Calls of a program, and whether something waits after the last.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
+pub(crate) struct CallCounter {
     count: AtomicU64,
     waits: AtomicBool,
     /// What the attendant saw when it last looked.
     seen: AtomicU64,
 }
 
-impl Calls {
+impl CallCounter {
     /// What the attendant itself left. Under the lock of what it is about.
     pub(crate) fn attended(&self, waits: bool) {
         self.waits.store(waits, Ordering::Relaxed);
@@ -64,14 +64,14 @@ impl Calls {
 
 /// The thread, started by the first that waits; it ends when this is dropped.
 pub(crate) struct BackgroundThread {
-    bell: Arc<Bell>,
-    everybody: Mutex<Option<Everybody>>,
+    bell: Arc<Wakeup>,
+    everybody: Mutex<Option<WorkList>>,
     started: Once,
     made_by: ForkGeneration,
 }
 
 #[derive(Default)]
-struct Bell {
+struct Wakeup {
     asleep: AtomicBool,
     state: Mutex<State>,
     rung: Condvar,
@@ -83,7 +83,7 @@ struct State {
     is_over: bool,
 }
 
-impl Bell {
+impl Wakeup {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +98,7 @@ impl Bell {
 
 impl BackgroundThread {
     /// Of these, whoever they are when it looks.
-    pub(crate) fn new(everybody: Everybody) -> Self {
+    pub(crate) fn new(everybody: WorkList) -> Self {
         Self {
             bell: Arc::default(),
             everybody: Mutex::new(Some(everybody)),
@@ -139,7 +139,7 @@ impl Drop for BackgroundThread {
     }
 }
 
-fn run(bell: &Bell, everybody: &Everybody) {
+fn run(bell: &Wakeup, everybody: &WorkList) {
     loop {
         bell.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -169,7 +169,7 @@ fn run(bell: &Bell, everybody: &Everybody) {
 }
 
 /// Attends to whoever waits and made no call since the last time. Says when to come again.
-fn round(everybody: &[Arc<dyn Attended>]) -> Option<Duration> {
+fn round(everybody: &[Arc<dyn BackgroundWork>]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
     for one in everybody {
         let calls = one.calls();
@@ -196,14 +196,14 @@ mod tests {
 
     use super::*;
 
-    struct One {
-        calls: Calls,
+    struct TestWork {
+        calls: CallCounter,
         left: AtomicUsize,
         done: mpsc::Sender<()>,
     }
 
-    impl Attended for One {
-        fn calls(&self) -> &Calls {
+    impl BackgroundWork for TestWork {
+        fn calls(&self) -> &CallCounter {
             &self.calls
         }
 
@@ -220,8 +220,8 @@ mod tests {
     #[test]
     fn who_waits_and_makes_no_call_is_attended_to_until_nothing_waits() {
         let (done, finished) = mpsc::channel();
-        let one = Arc::new(One {
-            calls: Calls::default(),
+        let one = Arc::new(TestWork {
+            calls: CallCounter::default(),
             left: AtomicUsize::new(0),
             done,
         });

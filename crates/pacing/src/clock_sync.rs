@@ -5,7 +5,7 @@
 
 use headworks_verbs::{Duration, Instant};
 
-use crate::config::Config;
+use crate::config::PacingConfig;
 
 /// Clocks drift apart by less than this part: crystals are good to a ten-thousandth, and a bad comparison is not a drift.
 const DRIFT_MAX: f64 = 1e-3;
@@ -13,14 +13,14 @@ const DRIFT_MAX: f64 = 1e-3;
 /// How the device's clock is to the host's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClockSync {
-    last: Option<Compared>,
+    last: Option<ClockPair>,
     /// Of the device's clock, in parts, beyond the host's.
     drift: f64,
     requests: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Compared {
+struct ClockPair {
     host: i128,
     device: i128,
 }
@@ -28,7 +28,7 @@ struct Compared {
 impl ClockSync {
     /// So many requests were posted. Says whether to compare the clocks.
     #[inline]
-    pub fn is_due(&mut self, requests: u64, now: Instant, config: &Config) -> bool {
+    pub fn is_due(&mut self, requests: u64, now: Instant, config: &PacingConfig) -> bool {
         self.requests += requests;
         let Some(last) = &self.last else {
             return true;
@@ -52,7 +52,7 @@ impl ClockSync {
                 self.drift = drift;
             }
         }
-        self.last = Some(Compared { host, device });
+        self.last = Some(ClockPair { host, device });
         self.requests = 0;
     }
 
@@ -84,7 +84,7 @@ mod tests {
             drift in -5e-4..5e-4_f64,
             reading in 0..2_000_u64,
         ) {
-            let config = Config::default();
+            let config = PacingConfig::default();
             let start = 2_000_000_000_u64;
             let device = |host: u64| (host as f64 + offset as f64 + (host - start) as f64 * drift) as u64;
             let mut sync = ClockSync::default();
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn it_is_due_by_requests_and_by_time() {
-        let config = Config::default();
+        let config = PacingConfig::default();
         let mut sync = ClockSync::default();
         let at = Instant::from_nanos;
         sync.compare(at(0), at(0), at(0));

@@ -11,33 +11,35 @@ use rustix::time::{
 };
 
 /// A completion channel.
-pub(crate) struct Channel {
+pub(crate) struct PacedChannel {
     pub(crate) inner: Arc<dyn CompletionChannel>,
     /// Where real time passes.
-    alarm: Option<Alarm>,
-    queues: Mutex<Queues>,
+    alarm: Option<DeadlineTimer>,
+    queues: Mutex<ChannelQueues>,
 }
 
-struct Alarm {
+struct DeadlineTimer {
     both: OwnedFd,
     timer: OwnedFd,
 }
 
 #[derive(Default)]
-struct Queues {
+struct ChannelQueues {
     /// Numbers of the device's completion queues for requests, and what the program calls them.
     names: Vec<(CqId, CqId)>,
     /// Whose requests are due when the timer has run out.
     asleep: Vec<CqId>,
 }
 
-impl Channel {
+impl PacedChannel {
     /// Around one of the device's.
     pub(crate) fn new(
         inner: Arc<dyn CompletionChannel>,
         has_timer: bool,
     ) -> Result<Self, ResourceError> {
-        let alarm = has_timer.then(|| Alarm::over(inner.fd())).transpose();
+        let alarm = has_timer
+            .then(|| DeadlineTimer::over(inner.fd()))
+            .transpose();
         let alarm = alarm.map_err(|errno| ResourceError::System {
             what: "a timer for a completion channel",
             source: errno.into(),
@@ -49,7 +51,7 @@ impl Channel {
         })
     }
 
-    fn queues(&self) -> MutexGuard<'_, Queues> {
+    fn queues(&self) -> MutexGuard<'_, ChannelQueues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,7 +88,7 @@ impl Channel {
     }
 }
 
-impl Alarm {
+impl DeadlineTimer {
     fn over(inner: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let timer = timerfd_create(
             TimerfdClockId::Monotonic,
@@ -129,7 +131,7 @@ impl Alarm {
     }
 }
 
-impl CompletionChannel for Channel {
+impl CompletionChannel for PacedChannel {
     fn fd(&self) -> BorrowedFd<'_> {
         match &self.alarm {
             Some(alarm) => alarm.both.as_fd(),

@@ -77,7 +77,7 @@ macro_rules! constants {
     ($($field:ident $unit:literal $low:literal..$high:literal = $default:literal $what:literal;)*) => {
         /// The constants of the pacing of one RNIC.
         #[derive(Clone, Debug, PartialEq)]
-        pub struct Config {
+        pub struct PacingConfig {
             $(#[doc = concat!($what, " Unit: ", $unit, ". Default: ", stringify!($default), ".")] pub $field: f64,)*
         }
 
@@ -93,13 +93,13 @@ macro_rules! constants {
             },)*
         ];
 
-        impl Default for Config {
+        impl Default for PacingConfig {
             fn default() -> Self {
                 Self { $($field: $default as f64,)* }
             }
         }
 
-        impl Config {
+        impl PacingConfig {
             fn slot(&mut self, key: &str) -> Option<&mut f64> {
                 match key {
                     $(stringify!($field) => Some(&mut self.$field),)*
@@ -179,7 +179,7 @@ constants! {
         "Instead of the rate, limit what is in flight: `line_rate x base_delay x (1 + alpha)`, shared by active queue pairs. Not of the paper.";
 }
 
-impl Config {
+impl PacingConfig {
     /// Sets the constant of that key.
     ///
     /// # Errors
@@ -256,7 +256,7 @@ fn bytes_per_s(gbps: f64) -> u64 {
     (gbps * 1e9 / 8.0) as u64
 }
 
-impl fmt::Display for Config {
+impl fmt::Display for PacingConfig {
     /// The constants that are not at their defaults, as options of a device's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for constant in CONSTANTS {
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn defaults_are_legal_and_every_key_can_be_set_to_its_ends() {
-        let mut config = Config::default();
+        let mut config = PacingConfig::default();
         assert_eq!(config.check(), Ok(()));
         for constant in CONSTANTS {
             assert!((constant.lowest..=constant.highest).contains(&constant.default));
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named_with_what_is_allowed() {
-        let mut config = Config::default();
+        let mut config = PacingConfig::default();
         let error = config.set("slice_bytes", "255").unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_differs_is_shown_as_a_name_has_it() {
-        let mut config = Config::default();
+        let mut config = PacingConfig::default();
         assert_eq!(config.to_string(), "");
         config.set("base_delay_ns", "2100").unwrap();
         assert_eq!(config.to_string(), ",pace_base_delay_ns=2100");

@@ -2,7 +2,7 @@
 
 use headworks_verbs::Duration;
 
-use crate::config::Config;
+use crate::config::PacingConfig;
 
 /// Between which delays, in base delays beyond the first, the rate stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -18,7 +18,7 @@ impl Thresholds {
     ///
     /// β keeps the distance `init_beta − init_alpha` from α. The paper prints β = α + init_α − init_β, which is above α only
     /// if init_α > init_β, and states neither value. The turned sign is our reading: with it β is `init_beta` at first.
-    pub fn of(config: &Config, active: u32) -> Self {
+    pub fn of(config: &PacingConfig, active: u32) -> Self {
         let steps = (f64::from(active) / config.qps_per_step).ceil().max(1.0);
         let raise_below = steps * config.init_alpha;
         Self {
@@ -28,7 +28,7 @@ impl Thresholds {
     }
 
     /// What the rate changes by, for a delay of so many base delays beyond the first: in bytes a second.
-    pub fn change(&self, config: &Config, ratio: f64) -> i64 {
+    pub fn change(&self, config: &PacingConfig, ratio: f64) -> i64 {
         if ratio <= self.raise_below {
             config.inc() as i64
         } else if ratio >= self.lower_above {
@@ -48,24 +48,24 @@ pub fn ratio(delay: Duration, base: Duration) -> f64 {
 }
 
 /// A rate changed by so much, within its bounds: bytes a second.
-pub fn changed(config: &Config, rate: u64, by: i64) -> u64 {
+pub fn changed(config: &PacingConfig, rate: u64, by: i64) -> u64 {
     bounded(config, rate.saturating_add_signed(by))
 }
 
 /// A rate within its bounds, whatever shared memory said it was.
-pub fn bounded(config: &Config, rate: u64) -> u64 {
+pub fn bounded(config: &PacingConfig, rate: u64) -> u64 {
     rate.clamp(config.min_rate(), config.line_rate().max(config.min_rate()))
 }
 
 /// What a congestion signal leaves of a rate.
-pub fn cut(config: &Config, rate: u64) -> u64 {
+pub fn cut(config: &PacingConfig, rate: u64) -> u64 {
     bounded(config, (rate as f64 * config.cut_part) as u64)
 }
 
 /// Bytes that so many of all active queue pairs may have in flight together, where that is what is limited: their
 /// part of what is under way at the line rate within the delay up to which the rate would rise.
 pub fn window(
-    config: &Config,
+    config: &PacingConfig,
     base: Duration,
     thresholds: &Thresholds,
     active: u32,
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn thresholds_rise_with_active_queue_pairs_and_keep_their_distance() {
-        let config = Config::default();
+        let config = PacingConfig::default();
         let at = |active| {
             let t = Thresholds::of(&config, active);
             (t.raise_below, t.lower_above)
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_rate_moves_as_algorithm_1_says() {
-        let config = Config::default();
+        let config = PacingConfig::default();
         let t = Thresholds::of(&config, 1);
         assert_eq!(t.change(&config, 2.0), config.inc() as i64);
         assert_eq!(t.change(&config, 3.0), 0);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     /// A delay that rises with the rate: what is asked for beyond `capacity` queues.
-    fn settle(config: &Config, base_us: u64, slope: f64, start: u64) -> (u64, u64) {
+    fn settle(config: &PacingConfig, base_us: u64, slope: f64, start: u64) -> (u64, u64) {
         let t = Thresholds::of(config, 1);
         let base = Duration::from_micros(base_us);
         let delay = |rate: u64| {
@@ -134,7 +134,7 @@ mod tests {
             active in 0..100_000_u32,
             cuts in proptest::collection::vec(any::<bool>(), 200),
         ) {
-            let config = Config::default();
+            let config = PacingConfig::default();
             let t = Thresholds::of(&config, active);
             prop_assert!(t.raise_below <= t.lower_above);
             let mut rate = bounded(&config, start);
@@ -154,14 +154,14 @@ mod tests {
             slope in 1e-11..1e-7_f64,
             start in 0..12_500_000_000_u64,
         ) {
-            let config = Config { min_rate_gbps: 0.01, ..Config::default() };
+            let config = PacingConfig { min_rate_gbps: 0.01, ..PacingConfig::default() };
             let (low, high) = settle(&config, base_us, slope, bounded(&config, start));
             prop_assert!(high - low <= config.inc().max(config.dec()), "{low} to {high}");
         }
 
         #[test]
         fn windows_of_all_together_are_one_window(parts in proptest::collection::vec(1..1000_u32, 1..20)) {
-            let config = Config::default();
+            let config = PacingConfig::default();
             let all: u32 = parts.iter().sum();
             let t = Thresholds::of(&config, all);
             let base = Duration::from_micros(2);

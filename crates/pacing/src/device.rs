@@ -13,10 +13,10 @@ use headworks_verbs::{
     QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendWr, SharedReceiveQueue, SrqInit,
 };
 
-use crate::background::{Attended, BackgroundThread, Calls};
-use crate::completion_channel::Channel;
-use crate::config::Config;
-use crate::paced_sq::{Clock, Counts, PacedSq, Parts};
+use crate::background::{BackgroundThread, BackgroundWork, CallCounter};
+use crate::completion_channel::PacedChannel;
+use crate::config::PacingConfig;
+use crate::paced_sq::{Clock, Counts, PacedSq, PacedSqInit};
 use crate::rate_feedback::RateFeedback;
 use crate::shared_state::{BLOCK, BLOCKS, BYTES, ROWS, ShareError, SharedPacing, Status};
 
@@ -26,7 +26,7 @@ pub struct Pacing {
     /// What all processes of the RNIC share.
     pub share: SharedPacing,
     /// The constants.
-    pub config: Arc<Config>,
+    pub config: Arc<PacingConfig>,
     /// The host's clock.
     pub clock: Clock,
     /// Whether the clock is the real one, so that a timer can wake a sleeper.
@@ -40,7 +40,7 @@ pub struct PacedDevice {
     inner: Arc<dyn Device>,
     info: DeviceInfo,
     pacing: Pacing,
-    queues: Queues,
+    queues: PacedCqs,
     /// Where real time passes.
     attendant: Option<Arc<BackgroundThread>>,
     made_by: ForkGeneration,
@@ -48,14 +48,14 @@ pub struct PacedDevice {
 
 /// The completion queues made here, as long as anybody has them.
 #[derive(Clone, Default)]
-struct Queues(Arc<Mutex<Vec<Weak<PacedCq>>>>);
+struct PacedCqs(Arc<Mutex<Vec<Weak<PacedCq>>>>);
 
-impl Queues {
+impl PacedCqs {
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<PacedCq>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all(&self) -> Vec<Arc<dyn Attended>> {
+    fn all(&self) -> Vec<Arc<dyn BackgroundWork>> {
         let queues = self.lock();
         let living = queues.iter().filter_map(Weak::upgrade);
         living.map(|queue| queue as _).collect()
@@ -90,7 +90,7 @@ impl PacedDevice {
             let whole = &mut info.promises.in_order_within_write;
             *whole = (*whole).min(pacing.config.slice_bytes as u32);
         }
-        let queues = Queues::default();
+        let queues = PacedCqs::default();
         let attendant = pacing.is_real.then(|| {
             let queues = queues.clone();
             Arc::new(BackgroundThread::new(Box::new(move || queues.all())))
@@ -136,7 +136,7 @@ impl PacedDevice {
         let channel = match &init.channel {
             None => None,
             Some(channel) => {
-                let own = channel.as_any().downcast_ref::<Shared>();
+                let own = channel.as_any().downcast_ref::<SharedChannel>();
                 Some(own.ok_or(ResourceError::Foreign("the channel"))?.0.clone())
             }
         };
@@ -163,7 +163,7 @@ impl PacedDevice {
             source,
         })?;
         let member = self.pacing.share.join(us, clock()).map_err(no_room)?;
-        let side = PacedSq::new(Parts {
+        let side = PacedSq::new(PacedSqInit {
             completions: completions.clone(),
             config: config.clone(),
             max_message: self.info.limits.max_message,
@@ -182,7 +182,7 @@ impl PacedDevice {
             receives: AtomicBool::new(false),
             armed: AtomicBool::new(false),
             made_by: ForkGeneration::current(),
-            calls: Calls::default(),
+            calls: CallCounter::default(),
             attendant: self.attendant.clone(),
             _keeper: self.pacing.keeper.clone(),
         }))
@@ -207,9 +207,9 @@ fn no_room(error: ShareError) -> ResourceError {
 }
 
 /// A completion channel as the program has it.
-struct Shared(Arc<Channel>);
+struct SharedChannel(Arc<PacedChannel>);
 
-impl CompletionChannel for Shared {
+impl CompletionChannel for SharedChannel {
     fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
     }
@@ -239,8 +239,8 @@ impl Device for PacedDevice {
     }
     fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
         let inner = self.inner.create_channel()?;
-        let channel = Channel::new(inner, self.pacing.is_real)?;
-        Ok(Arc::new(Shared(Arc::new(channel))))
+        let channel = PacedChannel::new(inner, self.pacing.is_real)?;
+        Ok(Arc::new(SharedChannel(Arc::new(channel))))
     }
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {
         if self.made_by.is_foreign() {
@@ -270,7 +270,7 @@ impl Device for PacedDevice {
 
 struct PacedPd {
     inner: Arc<dyn ProtectionDomain>,
-    queues: Queues,
+    queues: PacedCqs,
     gid: Gid,
     /// Sizes of the last queue pair: the next has the same, mostly.
     caps: Mutex<Option<Arc<QpCaps>>>,
@@ -331,13 +331,13 @@ struct PacedCq {
     inner: Arc<dyn CompletionQueue>,
     completions: Arc<dyn CompletionQueue>,
     side: BiasedLock<PacedSq>,
-    channel: Option<Arc<Channel>>,
+    channel: Option<Arc<PacedChannel>>,
     /// Receives complete here.
     receives: AtomicBool,
     /// Since it was armed nobody has looked for both receives and completions.
     armed: AtomicBool,
     made_by: ForkGeneration,
-    calls: Calls,
+    calls: CallCounter,
     attendant: Option<Arc<BackgroundThread>>,
     _keeper: Option<Arc<dyn Send + Sync>>,
 }
@@ -351,8 +351,8 @@ impl PacedCq {
     }
 }
 
-impl Attended for PacedCq {
-    fn calls(&self) -> &Calls {
+impl BackgroundWork for PacedCq {
+    fn calls(&self) -> &CallCounter {
         &self.calls
     }
 

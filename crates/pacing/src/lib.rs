@@ -30,10 +30,10 @@
 //! The paper sits in the RNIC's driver; this is outside of any, so pacing a doorbell means putting off the post.
 //! Requests are refused when they are posted, as verbs have it, not later. β is printed so that it falls below
 //! α; see [`controller::Thresholds::of`]. A WRITE with immediate is cut only if asked to be
-//! ([`config::Config::slice_imm`]): its receiver is told a length.
+//! ([`config::PacingConfig::slice_imm`]): its receiver is told a length.
 //!
 //! Also: what a request's own bytes take on the line is taken off its delay (Eq. 1 does not); where nothing waits one
-//! request in [`sample_every`](config::Config::sample_every) is measured, and of a chain the last, every one if that is 1;
+//! request in [`sample_every`](config::PacingConfig::sample_every) is measured, and of a chain the last, every one if that is 1;
 //! outliers are left out;
 //! a queue pair counts as active until somebody looks, not until its completion; an idle clock gives a burst; what one
 //! completion queue has in flight is bounded, and queue pairs with nothing under way go first. Of its constants the paper
@@ -59,7 +59,7 @@ pub mod slices;
 mod token_bucket;
 pub mod virtual_clock;
 
-pub use config::{CONSTANTS, Config, Constant, SetError};
+pub use config::{CONSTANTS, Constant, PacingConfig, SetError};
 pub use device::{PacedDevice, PacedQp, Pacing};
 pub use paced_sq::{Clock, Counts};
 pub use shared_state::{ShareError, SharedPacing, Status};

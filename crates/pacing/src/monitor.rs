@@ -6,7 +6,7 @@
 
 use headworks_verbs::{Duration, SendOp};
 
-use crate::config::Config;
+use crate::config::PacingConfig;
 
 /// What requests have comparable delays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,14 +68,14 @@ impl Kind {
 
 /// The average delay of one kind of requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Average {
+pub struct DelayAverage {
     nanos: f64,
     outliers: u32,
 }
 
-impl Average {
+impl DelayAverage {
     /// What a sample makes of the average, or `None` where it is left out.
-    pub fn sample(&mut self, delay: Duration, config: &Config) -> Option<Duration> {
+    pub fn sample(&mut self, delay: Duration, config: &PacingConfig) -> Option<Duration> {
         let nanos = delay.nanos() as f64;
         let is_outlier = self.nanos > 0.0 && nanos > self.nanos * config.outlier_factor;
         if is_outlier && f64::from(self.outliers) + 1.0 < config.outliers_in_row {
@@ -107,8 +107,8 @@ mod tests {
 
     #[test]
     fn a_lone_outlier_is_left_out_and_a_row_of_them_is_believed() {
-        let config = Config::default();
-        let mut average = Average::default();
+        let config = PacingConfig::default();
+        let mut average = DelayAverage::default();
         let us = Duration::from_micros;
         assert_eq!(average.sample(us(2), &config), Some(us(2)));
         assert_eq!(average.sample(us(100), &config), None);
@@ -123,11 +123,11 @@ mod tests {
 
     #[test]
     fn the_average_moves_by_the_weight() {
-        let config = Config {
+        let config = PacingConfig {
             ewma_weight: 0.5,
-            ..Config::default()
+            ..PacingConfig::default()
         };
-        let mut average = Average::default();
+        let mut average = DelayAverage::default();
         for (sample, expected) in [(100, 100), (200, 150), (50, 100)] {
             let found = average.sample(Duration::from_nanos(sample), &config);
             assert_eq!(found, Some(Duration::from_nanos(expected)));

@@ -13,13 +13,13 @@ use headworks_verbs::{
     QpState, QueuePair, SendFlags, SendOp, SendWr, Sge, Status,
 };
 
-use crate::config::Config;
+use crate::config::PacingConfig;
 use crate::monitor::{Class, Kind};
-use crate::post_checks::Allowed;
-use crate::rate_feedback::{Lazy, RateFeedback};
-use crate::request_queue::{Ahead, Flying, Queue, Told, opcode};
-use crate::shared_state::{Member, ShareError};
-use crate::slices::Cut;
+use crate::post_checks::QpLimits;
+use crate::rate_feedback::{LazyClock, RateFeedback};
+use crate::request_queue::{InFlight, PlanPosition, ProgramCompletion, RequestQueue, opcode};
+use crate::shared_state::{ShareError, ShareMember};
+use crate::slices::SliceRule;
 use crate::token_bucket::TokenBucket;
 
 mod dispatch;
@@ -40,10 +40,10 @@ const KEPT: usize = 64;
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
 /// A queue pair.
-pub(crate) struct Sending {
+pub(crate) struct QpSendState {
     pub(crate) inner: Box<dyn QueuePair>,
     /// None while it is idle.
-    queue: Option<Box<Queue>>,
+    queue: Option<Box<RequestQueue>>,
     /// Tells its completions from those of an earlier one in the same slot.
     generation: u32,
     /// Requests that it holds at most, as the device has it.
@@ -53,7 +53,7 @@ pub(crate) struct Sending {
 }
 
 // What an idle queue pair costs beyond its queue: this, and the handle that the program has.
-const _: () = assert!(size_of::<Sending>() <= 40);
+const _: () = assert!(size_of::<QpSendState>() <= 40);
 
 /// Every request completes for the program, flagged or not.
 const SIGNAL_ALL: u8 = 1;
@@ -68,7 +68,7 @@ const IN_ROW: u8 = 16;
 /// Its bit is set in the share: something of it was under way when that was last looked at, or later.
 const ACTIVE: u8 = 32;
 
-impl Sending {
+impl QpSendState {
     fn is(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
@@ -120,11 +120,11 @@ pub(crate) struct PacedSq {
     /// Completions of requests of the device below: all of them.
     completions: Arc<dyn CompletionQueue>,
     depth: usize,
-    pairs: Vec<Option<Sending>>,
+    pairs: Vec<Option<QpSendState>>,
     free: Vec<u32>,
     generation: u32,
-    config: Arc<Config>,
-    cut: Cut,
+    config: Arc<PacingConfig>,
+    cut: SliceRule,
     max_message: u32,
     line_rate: u64,
     overhead: u64,
@@ -134,17 +134,17 @@ pub(crate) struct PacedSq {
     gauge: RateFeedback,
     stamps: bool,
     purse: TokenBucket,
-    member: Member,
+    member: ShareMember,
     /// Requests that the device has.
     flying: usize,
     /// Found while posting; the program polls them first.
-    told: VecDeque<(Told, u32, u32)>,
+    told: VecDeque<(ProgramCompletion, u32, u32)>,
     /// Queue pairs with requests that wait, in turn.
     row: VecDeque<u32>,
     /// Queue pairs with requests to flush.
     broken: VecDeque<u32>,
     #[expect(clippy::vec_box, reason = "queue pairs get them as they are")]
-    kept: Vec<Box<Queue>>,
+    kept: Vec<Box<RequestQueue>>,
     scratch: (Vec<Sge>, Vec<u8>),
     found: Vec<Completion>,
     polls: u32,
@@ -157,19 +157,19 @@ pub(crate) struct PacedSq {
 }
 
 /// What a side is made from.
-pub(crate) struct Parts {
+pub(crate) struct PacedSqInit {
     pub(crate) completions: Arc<dyn CompletionQueue>,
-    pub(crate) config: Arc<Config>,
+    pub(crate) config: Arc<PacingConfig>,
     pub(crate) max_message: u32,
     pub(crate) gauge: RateFeedback,
-    pub(crate) member: Member,
+    pub(crate) member: ShareMember,
     /// The program asked for timestamps.
     pub(crate) stamps: bool,
 }
 
 impl PacedSq {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts {
+    pub(crate) fn new(parts: PacedSqInit) -> Self {
+        let PacedSqInit {
             completions,
             config,
             max_message,
@@ -177,7 +177,7 @@ impl PacedSq {
             member,
             stamps,
         } = parts;
-        let cut = Cut {
+        let cut = SliceRule {
             slice: config.slice_bytes as u64,
             with_imm: config.slice_imm != 0.0,
         };
@@ -241,7 +241,7 @@ impl PacedSq {
         if signal_all {
             flags |= SIGNAL_ALL;
         }
-        self.pairs[slot as usize] = Some(Sending {
+        self.pairs[slot as usize] = Some(QpSendState {
             limit: inner.caps().max_send_wr,
             inner,
             queue: None,
@@ -254,7 +254,7 @@ impl PacedSq {
 
     /// A queue pair leaves. What the device has of it completes to nobody.
     #[must_use = "destroying it may take a while, and need not be done under the lock"]
-    pub(crate) fn remove(&mut self, slot: u32) -> Option<Sending> {
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<QpSendState> {
         let mut gone = self.pairs[slot as usize].take()?;
         self.forget(slot, &mut gone);
         self.free.push(slot);
@@ -263,7 +263,7 @@ impl PacedSq {
     }
 
     /// What waits, what the device has and what was not yet polled is none of its any more.
-    fn forget(&mut self, slot: u32, sending: &mut Sending) {
+    fn forget(&mut self, slot: u32, sending: &mut QpSendState) {
         self.row.retain(|other| *other != slot);
         self.broken.retain(|other| *other != slot);
         sending.set(IN_ROW | BROKEN, false);
@@ -293,7 +293,7 @@ impl PacedSq {
         self.see_whether_plain();
     }
 
-    fn keep(&mut self, mut queue: Box<Queue>) {
+    fn keep(&mut self, mut queue: Box<RequestQueue>) {
         if self.kept.len() < KEPT {
             queue.clear();
             self.kept.push(queue);
@@ -301,7 +301,7 @@ impl PacedSq {
     }
 
     /// The queue pair in a slot.
-    pub(crate) fn pair(&mut self, slot: u32) -> Option<&mut Sending> {
+    pub(crate) fn pair(&mut self, slot: u32) -> Option<&mut QpSendState> {
         self.pairs.get_mut(slot as usize)?.as_mut()
     }
 
@@ -350,7 +350,7 @@ impl PacedSq {
     }
 
     /// What waits of it is to be flushed.
-    fn breaks(&mut self, slot: u32, sending: &mut Sending) {
+    fn breaks(&mut self, slot: u32, sending: &mut QpSendState) {
         if !sending.is(BROKEN) {
             sending.set(BROKEN, true);
             self.broken.push_back(slot);
@@ -361,13 +361,13 @@ impl PacedSq {
     /// posted from now on.
     fn flush_before(&mut self, slot: u32) {
         let waits =
-            |pair: &mut Sending| pair.queue.as_ref().is_some_and(|queue| queue.is_waiting());
+            |pair: &mut QpSendState| pair.queue.as_ref().is_some_and(|queue| queue.is_waiting());
         if !self.pair(slot).is_some_and(waits) {
             return;
         }
         // The device has flushed its own before, which the program need not have polled.
         self.drain();
-        let is_broken = |pair: &mut Sending| pair.is(BROKEN);
+        let is_broken = |pair: &mut QpSendState| pair.is(BROKEN);
         if !self.pair(slot).is_some_and(is_broken) {
             return;
         }
@@ -407,7 +407,7 @@ impl PacedSq {
         self.polls.is_multiple_of(RECEIVES_EVERY)
     }
 
-    fn set_active(&mut self, slot: u32, sending: &mut Sending, on: bool) {
+    fn set_active(&mut self, slot: u32, sending: &mut QpSendState, on: bool) {
         if sending.is(ACTIVE) != on {
             sending.set(ACTIVE, on);
             self.member.set_active(slot as usize, on);

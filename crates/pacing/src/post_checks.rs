@@ -5,7 +5,7 @@ use headworks_verbs::{Payload, PostErrorKind, QpCaps, QpState, QpType, SendOp, S
 
 /// What a queue pair allows.
 #[derive(Clone, Copy, Debug)]
-pub struct Allowed<'a> {
+pub struct QpLimits<'a> {
     /// Its transport.
     pub qp_type: QpType,
     /// Its sizes.
@@ -18,7 +18,7 @@ pub struct Allowed<'a> {
     pub max_message: u32,
 }
 
-impl Allowed<'_> {
+impl QpLimits<'_> {
     /// Refuses a request that the device would refuse.
     ///
     /// # Errors

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use headworks_verbs::{Device, Duration, Instant};
 
 use crate::clock_sync::{self, ClockSync};
-use crate::config::Config;
+use crate::config::PacingConfig;
 use crate::controller::{self, Thresholds};
-use crate::monitor::{self, Average, KINDS, Kind};
+use crate::monitor::{self, DelayAverage, KINDS, Kind};
 use crate::paced_sq::Clock;
-use crate::request_queue::Flying;
-use crate::shared_state::Member;
+use crate::request_queue::InFlight;
+use crate::shared_state::ShareMember;
 
 /// Active queue pairs of others are counted anew after so many samples, or so long.
 const COUNTS_EVERY: u32 = 256;
@@ -22,9 +22,9 @@ const EMPTY_EVERY: u32 = 4;
 
 /// The time, looked at when somebody asks: a look at the clock costs more than a short request.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Lazy(Option<Instant>);
+pub(crate) struct LazyClock(Option<Instant>);
 
-impl Lazy {
+impl LazyClock {
     pub(crate) fn at(now: Instant) -> Self {
         Self(Some(now))
     }
@@ -41,11 +41,11 @@ impl Lazy {
 
 /// The instruments of one completion queue.
 pub(crate) struct RateFeedback {
-    config: Arc<Config>,
+    config: Arc<PacingConfig>,
     clock: Clock,
     device: Option<Arc<dyn Device>>,
     sync: ClockSync,
-    averages: [Average; KINDS],
+    averages: [DelayAverage; KINDS],
     bases: [Duration; KINDS],
     thresholds: Thresholds,
     line_rate: u64,
@@ -71,7 +71,11 @@ pub(crate) struct RateFeedback {
 
 impl RateFeedback {
     /// With the device whose clock completions are stamped by, if that is what counts.
-    pub(crate) fn new(config: Arc<Config>, clock: Clock, device: Option<Arc<dyn Device>>) -> Self {
+    pub(crate) fn new(
+        config: Arc<PacingConfig>,
+        clock: Clock,
+        device: Option<Arc<dyn Device>>,
+    ) -> Self {
         let bases = std::array::from_fn(|_| Duration::ZERO);
         Self {
             thresholds: Thresholds::of(&config, 0),
@@ -79,7 +83,7 @@ impl RateFeedback {
             clock,
             device,
             sync: ClockSync::default(),
-            averages: [Average::default(); KINDS],
+            averages: [DelayAverage::default(); KINDS],
             bases,
             counted: Instant::ZERO,
             all_active: 0,
@@ -103,7 +107,7 @@ impl RateFeedback {
 
     /// So many requests were posted, of which some are measured if it is known when.
     #[inline]
-    pub(crate) fn posted(&mut self, count: u64, now: Lazy) {
+    pub(crate) fn posted(&mut self, count: u64, now: LazyClock) {
         self.unsynced += count;
         if let Some(now) = now.known() {
             self.synchronise(now);
@@ -163,14 +167,20 @@ impl RateFeedback {
 
     /// A request completed: at `stamp` of the device's clock, polled now. It is measured if its doorbell was.
     #[inline]
-    pub(crate) fn landed(&mut self, flying: &Flying, cost: u64, stamp: Instant, now: &mut Lazy) {
+    pub(crate) fn landed(
+        &mut self,
+        flying: &InFlight,
+        cost: u64,
+        stamp: Instant,
+        now: &mut LazyClock,
+    ) {
         self.in_flight = self.in_flight.saturating_sub(cost);
         if flying.doorbell != 0 {
             self.measure(flying, cost, stamp, now);
         }
     }
 
-    fn measure(&mut self, flying: &Flying, cost: u64, stamp: Instant, now: &mut Lazy) {
+    fn measure(&mut self, flying: &InFlight, cost: u64, stamp: Instant, now: &mut LazyClock) {
         let completed = match self.device {
             Some(_) => self.sync.on_host(stamp),
             None => {
@@ -234,7 +244,12 @@ impl RateFeedback {
     /// What was found since is said to everybody. `drained`: the completion queue is empty now. How many samples
     /// counted, and how many did not.
     #[inline]
-    pub(crate) fn learn(&mut self, member: &Member, drained: bool, now: &mut Lazy) -> (u64, u64) {
+    pub(crate) fn learn(
+        &mut self,
+        member: &ShareMember,
+        drained: bool,
+        now: &mut LazyClock,
+    ) -> (u64, u64) {
         if let (true, Some(now)) = (drained, now.known()) {
             self.empty = now;
             self.empty_polls = 0;
@@ -258,7 +273,7 @@ impl RateFeedback {
     }
 
     /// Sees who is active, and says that we are here.
-    pub(crate) fn recount(&mut self, member: &Member, now: Instant) {
+    pub(crate) fn recount(&mut self, member: &ShareMember, now: Instant) {
         member.seen(now, self.latest.0, self.latest.1);
         let (active, _) = member.share().active(now);
         self.thresholds = Thresholds::of(&self.config, active);
@@ -273,7 +288,7 @@ impl RateFeedback {
     }
 
     /// Whether what is in flight is little enough for a request of this cost; counts it.
-    pub(crate) fn admits(&mut self, cost: u64, member: &Member) -> bool {
+    pub(crate) fn admits(&mut self, cost: u64, member: &ShareMember) -> bool {
         let known = self.bases.iter().filter(|base| base.nanos() > 0);
         let fits = match known.min() {
             None => self.in_flight + cost <= self.config.burst_bytes as u64,

@@ -13,11 +13,11 @@ use headworks_verbs::{
 
 use crate::fifo::Fifo;
 use crate::monitor::Kind;
-use crate::slices::{self, Cut};
+use crate::slices::{self, SliceRule};
 
 /// A request, or a slice of one, that the device has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flying {
+pub(crate) struct InFlight {
     pub(crate) wr_id: u64,
     /// When its doorbell was rung, in nanoseconds.
     pub(crate) doorbell: u64,
@@ -35,20 +35,20 @@ pub(crate) struct Flying {
 
 /// A completion for the program, and how many of its requests are over with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ProgramCompletion {
     pub(crate) completion: Completion,
     pub(crate) retires: u32,
 }
 
 /// Requests of a queue pair that is not idle.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+pub(crate) struct RequestQueue {
     /// Requests as [`encode`] has them, oldest first.
     waiting: VecDeque<u64>,
     waiting_requests: u32,
     /// Bytes of the first of them that are posted as slices.
     cut: u64,
-    flying: Fifo<Flying>,
+    flying: Fifo<InFlight>,
     /// READs among them.
     reads: u32,
     /// Posted by the program, and not yet over with a completion that it took.
@@ -61,15 +61,15 @@ pub(crate) struct Queue {
 
 /// A slice of the request that waits first: where its gather entries or bytes are in the scratch it was read into.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedSlice {
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
-    pub(crate) flying: Flying,
+    pub(crate) flying: InFlight,
     pub(crate) sges: (usize, usize),
     pub(crate) bytes: Option<(usize, usize)>,
 }
 
-impl Queue {
+impl RequestQueue {
     /// Requests that the device has.
     pub(crate) fn flying(&self) -> usize {
         self.flying.len()
@@ -108,13 +108,13 @@ impl Queue {
 
     /// A request is posted at once, whole.
     #[inline]
-    pub(crate) fn fly(&mut self, flying: Flying) {
+    pub(crate) fn fly(&mut self, flying: InFlight) {
         self.outstanding += 1;
         self.take_off(flying);
     }
 
     /// A slice of the first that waits, as planned, is posted.
-    pub(crate) fn fly_first(&mut self, flying: Flying) {
+    pub(crate) fn fly_first(&mut self, flying: InFlight) {
         match flying.is_last {
             true => self.pop_first(),
             false => self.cut += u64::from(flying.bytes),
@@ -123,7 +123,7 @@ impl Queue {
     }
 
     #[inline]
-    fn take_off(&mut self, flying: Flying) {
+    fn take_off(&mut self, flying: InFlight) {
         self.reads += u32::from(flying.opcode == Opcode::Read);
         self.flying.push(flying);
     }
@@ -141,7 +141,7 @@ impl Queue {
     }
 
     /// Bytes of the next slice of the request that waits first. `None` where none waits.
-    pub(crate) fn next_len(&self, cut: Cut) -> Option<u64> {
+    pub(crate) fn next_len(&self, cut: SliceRule) -> Option<u64> {
         if self.waiting.is_empty() {
             return None;
         }
@@ -154,11 +154,11 @@ impl Queue {
     /// not posted, `ahead` requests and bytes of the next. `None` where there is no more.
     pub(crate) fn plan(
         &self,
-        from: &mut Ahead,
-        cut: Cut,
+        from: &mut PlanPosition,
+        cut: SliceRule,
         kind: impl Fn(&SendOp) -> Kind,
         scratch: &mut (Vec<Sge>, Vec<u8>),
-    ) -> Option<Planned> {
+    ) -> Option<PlannedSlice> {
         if from.word >= self.waiting.len() {
             return None;
         }
@@ -192,7 +192,7 @@ impl Queue {
         if request.flags.contains(SendFlags::SOLICITED) && slice.is_last {
             flags = flags | SendFlags::SOLICITED;
         }
-        let flying = Flying {
+        let flying = InFlight {
             wr_id: request.wr_id,
             doorbell: 0,
             bytes: slice.len as u32,
@@ -202,7 +202,7 @@ impl Queue {
             is_last: slice.is_last,
             is_signaled: request.is_signaled,
         };
-        Some(Planned {
+        Some(PlannedSlice {
             op: slice.op,
             flags,
             flying,
@@ -221,7 +221,7 @@ impl Queue {
     /// The oldest that the device has is over, and was good: the usual case, where it is a whole request. Says whether the
     /// program is told, which it is now. `None`, and nothing is done, in others.
     #[inline]
-    pub(crate) fn land_plainly(&mut self) -> Option<(Flying, bool)> {
+    pub(crate) fn land_plainly(&mut self) -> Option<(InFlight, bool)> {
         let flying = *self.flying.first()?;
         if flying.bytes != flying.total || self.has_told {
             return None;
@@ -237,7 +237,10 @@ impl Queue {
 
     /// The oldest that the device has is over: what it was, and what the program is told.
     #[inline]
-    pub(crate) fn land(&mut self, inner: &Completion) -> Option<(Flying, Option<Told>)> {
+    pub(crate) fn land(
+        &mut self,
+        inner: &Completion,
+    ) -> Option<(InFlight, Option<ProgramCompletion>)> {
         let flying = self.flying.pop()?;
         self.reads -= u32::from(flying.opcode == Opcode::Read);
         let has_failed = inner.status != Status::Success;
@@ -266,7 +269,7 @@ impl Queue {
     }
 
     /// After a failure, when the device has nothing more: the first that waits is flushed. `None` when none waits.
-    pub(crate) fn flush(&mut self, qpn: Qpn) -> Option<Told> {
+    pub(crate) fn flush(&mut self, qpn: Qpn) -> Option<ProgramCompletion> {
         loop {
             if self.waiting_requests == 0 || !self.flying.is_empty() {
                 return None;
@@ -288,9 +291,9 @@ impl Queue {
         }
     }
 
-    fn tell(&mut self, completion: Completion) -> Told {
+    fn tell(&mut self, completion: Completion) -> ProgramCompletion {
         let retires = std::mem::take(&mut self.quiet) + 1;
-        Told {
+        ProgramCompletion {
             completion,
             retires,
         }
@@ -311,7 +314,7 @@ impl Queue {
 
 /// How far ahead of what is posted planning is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ahead {
+pub(crate) struct PlanPosition {
     word: usize,
     cut: u64,
 }
@@ -328,7 +331,7 @@ pub(crate) fn opcode(op: &SendOp) -> Opcode {
 }
 
 /// A request that waits, but for its payload.
-struct Waiting {
+struct WaitingRequest {
     wr_id: u64,
     op: SendOp,
     flags: SendFlags,
@@ -340,7 +343,7 @@ struct Waiting {
     payload: usize,
 }
 
-impl Waiting {
+impl WaitingRequest {
     fn sges<'a>(&self, words: &'a VecDeque<u64>) -> impl Iterator<Item = Sge> + use<'a> {
         let (first, count) = (self.payload, (self.words - HEAD) / 2);
         (0..count).map(move |at| {
@@ -433,7 +436,7 @@ fn encode(words: &mut VecDeque<u64>, wr: &SendWr<'_>, is_signaled: bool) {
     }
 }
 
-fn decode(words: &VecDeque<u64>, at: usize) -> Waiting {
+fn decode(words: &VecDeque<u64>, at: usize) -> WaitingRequest {
     let word = |offset: usize| words[at + offset];
     let (small, lengths, [a, b, c]) = (word(1), word(2), [word(3), word(4), word(5)]);
     let high = |word: u64| (word >> 32) as u32;
@@ -464,7 +467,7 @@ fn decode(words: &VecDeque<u64>, at: usize) -> Waiting {
     let flags = [SendFlags::FENCE, SendFlags::SIGNALED, SendFlags::SOLICITED];
     let bits = (small >> 8) as u32 & 0xff;
     let flags = flags.into_iter().filter(|flag| bits & flag.bits() != 0);
-    Waiting {
+    WaitingRequest {
         wr_id: word(0),
         op,
         flags: flags.fold(SendFlags::NONE, |all, flag| all | flag),

@@ -19,7 +19,7 @@ use headworks_shm::primitive::{AtomicU64, Ordering};
 use headworks_shm::{OutOfBounds, ProcessId, View, WordRef};
 use headworks_verbs::{Duration, Instant};
 
-use crate::config::Config;
+use crate::config::PacingConfig;
 use crate::controller;
 use crate::monitor::Kind;
 use crate::virtual_clock;
@@ -132,7 +132,7 @@ impl SharedPacing {
     }
 
     /// The rate, within its bounds; the line rate where nobody set one: bytes a second.
-    pub fn rate(&self, config: &Config) -> u64 {
+    pub fn rate(&self, config: &PacingConfig) -> u64 {
         match self.rate.load(Ordering::Relaxed) {
             0 => config.line_rate(),
             rate => controller::bounded(config, rate),
@@ -140,14 +140,14 @@ impl SharedPacing {
     }
 
     /// Changes the rate by so much, within its bounds, unless it is held down and would rise.
-    pub fn change_rate(&self, config: &Config, by: i64, now: Instant) {
+    pub fn change_rate(&self, config: &PacingConfig, by: i64, now: Instant) {
         if by > 0 && self.is_held(config, now) {
             return;
         }
         self.set_rate(config, |rate| controller::changed(config, rate, by));
     }
 
-    fn set_rate(&self, config: &Config, to: impl Fn(u64) -> u64) {
+    fn set_rate(&self, config: &PacingConfig, to: impl Fn(u64) -> u64) {
         let mut seen = self.rate.load(Ordering::Relaxed);
         // Others change it too; whoever loses a few times in a row leaves it to them.
         for _ in 0..4 {
@@ -169,7 +169,7 @@ impl SharedPacing {
         }
     }
 
-    fn is_held(&self, config: &Config, now: Instant) -> bool {
+    fn is_held(&self, config: &PacingConfig, now: Instant) -> bool {
         let held = self.held.load(Ordering::Relaxed);
         let longest = now.nanos().saturating_add(hold(config).nanos());
         // Later than anybody could have asked for is nonsense.
@@ -178,7 +178,7 @@ impl SharedPacing {
 
     /// Congestion, signalled by a receiver: cuts the rate to a part of it, and holds it there for a while. Says whether
     /// it did: not if it was cut a moment ago.
-    pub fn cut(&self, config: &Config, now: Instant) -> bool {
+    pub fn cut(&self, config: &PacingConfig, now: Instant) -> bool {
         if self.is_held(config, now) {
             return false;
         }
@@ -230,7 +230,7 @@ impl SharedPacing {
     }
 
     /// What there is to see, for observers too.
-    pub fn status(&self, config: &Config, now: Instant) -> Status {
+    pub fn status(&self, config: &PacingConfig, now: Instant) -> Status {
         let (active, _) = self.active(now);
         let thresholds = controller::Thresholds::of(config, active);
         let living = self.living();
@@ -260,7 +260,7 @@ impl SharedPacing {
 
     /// Rows that are not of the dead.
     fn living(&self) -> Vec<usize> {
-        let mut asked = Asked::default();
+        let mut asked = LivenessCache::default();
         let is_living = |row: &usize| {
             let claim = self.row(*row, CLAIM).load(Ordering::Acquire);
             claim != 0
@@ -276,8 +276,8 @@ impl SharedPacing {
     /// # Errors
     ///
     /// [`ShareError::Rows`] where all are taken.
-    pub fn join(&self, us: ProcessId, now: Instant) -> Result<Member, ShareError> {
-        let mut asked = Asked::default();
+    pub fn join(&self, us: ProcessId, now: Instant) -> Result<ShareMember, ShareError> {
+        let mut asked = LivenessCache::default();
         let joined = (0..ROWS).find_map(|row| self.join_at(row, us, now, true, &mut asked));
         joined.ok_or(ShareError::Rows)
     }
@@ -289,8 +289,8 @@ impl SharedPacing {
         us: ProcessId,
         now: Instant,
         or_free: bool,
-        asked: &mut Asked,
-    ) -> Option<Member> {
+        asked: &mut LivenessCache,
+    ) -> Option<ShareMember> {
         let claim = self.row(row, CLAIM);
         let seen = claim.load(Ordering::Acquire);
         let is_free = match seen {
@@ -320,7 +320,7 @@ impl SharedPacing {
         }
         self.free_blocks(row, |claim| claim != ours & START_MASK);
         let word = |at| self.view.word_ref(FIRST_ROW + row * ROW + at);
-        Some(Member {
+        Some(ShareMember {
             // Within the layout, as all of them.
             moved_to: word(MOVED_TO).ok()?,
             moved_from: word(MOVED_FROM).ok()?,
@@ -347,7 +347,7 @@ impl SharedPacing {
         ProcessId::is_pid_unused(pid).then_some(ProcessId { pid, start_time: 0 })
     }
 
-    fn moves(&self, row: usize) -> virtual_clock::Moves<'_> {
+    fn moves(&self, row: usize) -> virtual_clock::ClockMoves<'_> {
         (self.row(row, MOVED_TO), self.row(row, MOVED_FROM))
     }
 
@@ -374,9 +374,9 @@ impl SharedPacing {
 
 /// Which processes live: each is asked for once, as one may have all rows.
 #[derive(Default)]
-struct Asked(Vec<(ProcessId, bool)>);
+struct LivenessCache(Vec<(ProcessId, bool)>);
 
-impl Asked {
+impl LivenessCache {
     fn lives(&mut self, owner: ProcessId) -> bool {
         if let Some((_, lives)) = self.0.iter().find(|(asked, _)| *asked == owner) {
             return *lives;
@@ -390,7 +390,7 @@ impl Asked {
 /// Start times are clock ticks since boot: 48 bits last for ever.
 const START_MASK: u64 = (1 << 48) - 1;
 
-fn hold(config: &Config) -> Duration {
+fn hold(config: &PacingConfig) -> Duration {
     Duration::from_nanos((config.hold_us * 1e3) as u64)
 }
 
@@ -407,7 +407,7 @@ fn block_owner(word: u64) -> Option<(usize, u64)> {
 /// A part in the share: one completion queue's paced queue pairs. Ends when it is dropped, and for a process that
 /// dies when another takes its row, or looks at it and finds it stale.
 #[derive(Debug)]
-pub struct Member {
+pub struct ShareMember {
     share: SharedPacing,
     row: usize,
     claim: u64,
@@ -419,7 +419,7 @@ pub struct Member {
     generation: ForkGeneration,
 }
 
-impl Member {
+impl ShareMember {
     /// The share.
     pub fn share(&self) -> &SharedPacing {
         &self.share
@@ -478,7 +478,7 @@ impl Member {
     }
 
     /// After idleness the rate is the line rate again: not while a congestion signal holds it.
-    pub fn start_again(&self, config: &Config, now: Instant) {
+    pub fn start_again(&self, config: &PacingConfig, now: Instant) {
         if !self.share.is_held(config, now) {
             self.share.set_rate(config, |_| config.line_rate());
         }
@@ -493,7 +493,7 @@ impl Member {
         while self.blocks.len() <= slot / BLOCK {
             let free = self.free_block().or_else(|| {
                 // The dead have what is left, perhaps.
-                let mut asked = Asked::default();
+                let mut asked = LivenessCache::default();
                 for row in 0..ROWS {
                     drop(self.share.join_at(row, self.us, now, false, &mut asked));
                 }
@@ -566,7 +566,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for ShareMember {
     fn drop(&mut self) {
         if self.generation.is_foreign() {
             return;

@@ -7,7 +7,7 @@ const LINE: u64 = 64;
 
 /// How requests are cut.
 #[derive(Clone, Copy, Debug)]
-pub struct Cut {
+pub struct SliceRule {
     /// Bytes of a slice, at least 1.
     pub slice: u64,
     /// WRITE with immediate too: the immediate rides the last slice.
@@ -29,7 +29,7 @@ pub struct Slice {
 
 /// Whether a request is cut.
 #[inline]
-pub fn is_cut(op: &SendOp, len: u64, cut: Cut) -> bool {
+pub fn is_cut(op: &SendOp, len: u64, cut: SliceRule) -> bool {
     len > cut.slice
         && match op {
             SendOp::Write(_) | SendOp::Read(_) => true,
@@ -40,7 +40,7 @@ pub fn is_cut(op: &SendOp, len: u64, cut: Cut) -> bool {
 
 /// The slice of a request of `len` bytes that follows the first `done` of them. One with a gather list may be cut;
 /// inline bytes are few.
-pub fn next(op: &SendOp, len: u64, has_list: bool, done: u64, cut: Cut) -> Slice {
+pub fn next(op: &SendOp, len: u64, has_list: bool, done: u64, cut: SliceRule) -> Slice {
     if !has_list || !is_cut(op, len, cut) {
         return Slice {
             op: *op,
@@ -137,7 +137,7 @@ mod tests {
             let sges: Vec<_> = lens.iter().zip(1_u64..).map(|(len, at)| Sge { addr: at * 1000, len: *len, lkey: at as u32 }).collect();
             let len: u64 = lens.iter().map(|len| u64::from(*len)).sum();
             let op = [SendOp::Write(remote(first)), SendOp::Read(remote(first)), SendOp::WriteImm(remote(first), 5)][which];
-            let cut = Cut { slice, with_imm: true };
+            let cut = SliceRule { slice, with_imm: true };
             let bytes = |sges: &[Sge]| -> Vec<(u64, u32)> {
                 sges.iter().flat_map(|s| (0..u64::from(s.len)).map(|b| (s.addr + b, s.lkey))).collect()
             };
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn others_are_not_cut() {
-        let cut = Cut {
+        let cut = SliceRule {
             slice: 8,
             with_imm: false,
         };

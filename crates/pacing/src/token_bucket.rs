@@ -2,8 +2,8 @@
 
 use headworks_verbs::{Duration, Instant};
 
-use crate::config::Config;
-use crate::shared_state::Member;
+use crate::config::PacingConfig;
+use crate::shared_state::ShareMember;
 
 /// What is due later than this is looked into: a dead process may owe it.
 const SUSPECT: Duration = Duration::from_millis(2);
@@ -41,8 +41,8 @@ impl TokenBucket {
     pub(crate) fn pay_anew(
         &mut self,
         cost: u64,
-        member: &Member,
-        config: &Config,
+        member: &ShareMember,
+        config: &PacingConfig,
         now: Instant,
     ) -> bool {
         if now < self.due {

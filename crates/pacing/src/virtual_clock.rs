@@ -10,7 +10,7 @@ use headworks_shm::primitive::{AtomicU64, Ordering};
 
 /// What one thread writes down of the clock, in places that only it writes: what it moved it to last, or was about
 /// to, and from.
-pub type Moves<'a> = (&'a AtomicU64, &'a AtomicU64);
+pub type ClockMoves<'a> = (&'a AtomicU64, &'a AtomicU64);
 
 /// Takes time on the clock, if some is due: from then on until `cost` later, in nanoseconds.
 ///
@@ -19,7 +19,7 @@ pub type Moves<'a> = (&'a AtomicU64, &'a AtomicU64);
 /// When something is due next, and nothing is taken.
 pub fn take(
     next: &AtomicU64,
-    moves: Moves<'_>,
+    moves: ClockMoves<'_>,
     now: u64,
     burst: u64,
     cost: u64,
@@ -35,7 +35,7 @@ pub fn take(
 /// As of [`take`], where that is later still.
 pub fn book(
     next: &AtomicU64,
-    moves: Moves<'_>,
+    moves: ClockMoves<'_>,
     now: u64,
     burst: u64,
     cost: u64,
@@ -61,7 +61,7 @@ pub fn book(
 
 /// Takes back what a dead thread moved the clock ahead, if it was the last to move it: only what is still in the
 /// future was not used. Says whether it was.
-pub fn forgive(next: &AtomicU64, moves: Moves<'_>, now: u64) -> bool {
+pub fn forgive(next: &AtomicU64, moves: ClockMoves<'_>, now: u64) -> bool {
     // Pairs with the Release in `take`: the dead one's places are at least as new as the clock.
     let seen = next.load(Ordering::Acquire);
     let (to, from) = moves;

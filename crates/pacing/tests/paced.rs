@@ -12,7 +12,7 @@ mod waiting;
 #[path = "paced/world.rs"]
 mod world;
 
-use headworks_pacing::Config;
+use headworks_pacing::PacingConfig;
 use headworks_verbs::{RemoteAddr, SendFlags, SendOp, Sge, Status};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -125,7 +125,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn config() -> impl Strategy<Value = Config> {
+fn config() -> impl Strategy<Value = PacingConfig> {
     let sizes = (
         256..6_000_u32,
         prop_oneof![Just(0_u32), 0..70_000_u32],
@@ -138,7 +138,7 @@ fn config() -> impl Strategy<Value = Config> {
     (sizes, bools, rates).prop_map(|(sizes, bools, rates)| {
         let (slice, burst, quantum, overhead, flying) = sizes;
         let flag = |on: bool| f64::from(u8::from(on));
-        Config {
+        PacingConfig {
             line_rate_gbps: rates.0.into(),
             base_delay_ns: rates.1.into(),
             slice_bytes: slice.into(),
@@ -152,7 +152,7 @@ fn config() -> impl Strategy<Value = Config> {
             // A change that is seen.
             dec_mbps: 2_000.0,
             inc_mbps: 1_000.0,
-            ..Config::default()
+            ..PacingConfig::default()
         }
     })
 }
@@ -200,7 +200,7 @@ proptest! {
         others in 0..2_usize,
         ops in vec(op(), 1..60),
     ) {
-        let mut world = World::new(Config { window: 1.0, ..config }, others);
+        let mut world = World::new(PacingConfig { window: 1.0, ..config }, others);
         for op in ops {
             happens(&mut world, op);
         }

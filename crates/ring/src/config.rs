@@ -1,4 +1,4 @@
-//! What a ring is made from, and the ranges that are legal.
+//! Configuration of a ring, and its legal ranges.
 
 use headworks_verbs::Pages;
 
@@ -8,73 +8,75 @@ pub const LINE: usize = 64;
 pub const SLOTS_MAX: u32 = 1 << 20;
 /// Largest slot, in bytes.
 pub const SLOT_MAX: usize = 1 << 30;
-/// Bytes that one end's array takes at most.
+/// Largest array of one end, in bytes.
 pub const ARRAY_MAX: usize = 1 << 36;
 
-/// How messages lie in slots.
+/// Layout of messages in slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Framing {
-    /// Every message has this length, takes one slot and carries no header: what the papers
-    /// measure. Bytes, at least 1.
+    /// Every message has this length, in bytes and at least 1, and takes one slot. It has no header
+    /// outside latency mode. The papers measure this layout.
     Fixed(usize),
-    /// Messages of 0 bytes up to this many, each in as many slots as it needs, with an 8-byte
-    /// header. At most N−1 slots together; beyond N/2 a message waits for the receiver at the wrap.
+    /// Messages have 0 bytes up to this many. Each has an 8-byte header and takes as many slots as
+    /// it needs, at most N−1. A message of more than N/2 slots waits for the receiver at the wrap.
     Variable(usize),
 }
 
 /// How the two ends learn of each other's progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Mode {
-    /// Both poll memory; tail and head travel by WRITE (write twice, lazy push). Fastest.
+    /// Both ends poll memory. Tail and head travel by WRITE (write twice, lazy push). Fastest.
     #[default]
     Poll,
-    /// As [`Mode::Poll`], with every message sent at once and, where the device places bytes in
-    /// order, by a single WRITE whose last word the receiver polls. α and β are 1.
+    /// As [`Mode::Poll`], but every message is sent at once: α and β are 1. If both devices place
+    /// bytes in order, a message of one slot is a single WRITE, whose last word the receiver polls.
     Latency,
-    /// Tail and head travel by WRITE with immediate, so that either end can sleep. The choice of
-    /// devices that order nothing, whatever was asked for.
+    /// Tail and head travel by WRITE with immediate, so that either end can sleep. A ring also uses
+    /// this mode, whatever mode it was configured with, if a device does not order its WRITEs.
     Notify,
 }
 
-/// The configuration of a ring. N, slot size, framing and mode must be the same at both ends.
+/// The configuration of a ring. N, slot size and framing must be the same at both ends, and so must
+/// [`Mode::Latency`], unless one end needs [`Mode::Notify`]: that applies to both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingConfig {
-    /// N: slots of each array, at least 2. One is always empty. Default 128.
+    /// N: slots of each array, at least 2. One slot is always empty. Default 128.
     pub slots: u32,
-    /// Bytes of a slot: a multiple of 64. Default: what one [`Framing::Fixed`] message needs, or 64.
+    /// Bytes of a slot: a multiple of 64. Default: the size that one [`Framing::Fixed`] message
+    /// needs, or 64.
     pub slot_size: Option<usize>,
-    /// β: slots after which a group is transmitted, 1 to α. Default N/8.
+    /// β: slots after which the sender transmits a group, 1 to α. Default N/8.
     pub transmit_every: Option<u32>,
-    /// α: slots after which the tail is published, 1 to N−1. Default N/4.
+    /// α: slots after which the sender publishes its tail, 1 to N−1. Default N/4.
     pub publish_every: Option<u32>,
     /// γ: slots after which the receiver pushes its head, 1 to N−1. Default N/4.
     pub push_every: Option<u32>,
-    /// How messages lie in slots. Default: variable, up to N/2 slots of 64 bytes.
+    /// Layout of messages in slots. Default: variable, up to N/2 slots of 64 bytes.
     pub framing: Framing,
-    /// How progress travels.
+    /// How the two ends learn of each other's progress.
     pub mode: Mode,
-    /// Defer publication while an earlier one is under way (the elastic threshold). Default: where
-    /// messages are batched, α > 1. Without it completions only free slots, and a few WRITEs a lap
-    /// are signalled instead of every one of the tail.
+    /// Whether to defer publication while an earlier one is in flight (the elastic threshold).
+    /// Default: true if messages are batched, α > 1. Without it completions only free slots, so the
+    /// sender signals a few WRITEs a lap instead of every WRITE of the tail.
     pub elastic: Option<bool>,
-    /// Which pages to ask for.
+    /// Kind of pages to ask the device for.
     pub pages: Pages,
-    /// The NUMA node of the array; `None` leaves it to the device.
+    /// NUMA node of the array; `None` leaves the choice to the device.
     pub numa_node: Option<u32>,
-    /// Bytes by which this end's memory lies off a cache line: a multiple of 8 below 64. Default 0;
-    /// anything else is for measuring what alignment is worth (section IV-C).
+    /// Offset of this end's memory from a cache line, in bytes: a multiple of 8 below 64. Default 0.
+    /// Other values serve to measure what alignment is worth (section IV-C).
     pub misaligned_by: usize,
 }
 
-/// A configuration that is not legal. The message names the key and the range.
+/// An illegal value in a configuration. The message names the key and the legal range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} is {value}: {legal}")]
 pub struct ConfigError {
-    /// The key.
+    /// Key of the setting.
     pub key: &'static str,
-    /// What it was.
+    /// Value found.
     pub value: u64,
-    /// What is legal.
+    /// Legal range, or the rule that the value breaks.
     pub legal: String,
 }
 
@@ -96,9 +98,9 @@ impl Default for RingConfig {
     }
 }
 
-/// A configuration with everything decided and checked.
+/// A checked configuration in which every default is filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct CheckedConfig {
     /// N.
     pub slots: u64,
     /// Bytes of a slot.
@@ -109,17 +111,18 @@ pub struct Settled {
     pub publish_every: u64,
     /// γ.
     pub push_every: u64,
-    /// How messages lie in slots.
+    /// Layout of messages in slots.
     pub framing: Framing,
-    /// How progress travels.
+    /// How the two ends learn of each other's progress.
     pub mode: Mode,
-    /// Whether publication is deferred while an earlier one is under way.
+    /// Whether publication is deferred while an earlier one is in flight.
     pub elastic: bool,
-    /// Slots of the longest message.
+    /// Slots that the longest message takes.
     pub max_slots: u64,
     /// Bytes of the longest message.
     pub max_message: usize,
-    /// Slots that one WRITE takes at most: as many as the device's longest message holds.
+    /// Most slots that one WRITE carries: as many as the device's longest message holds. A sender's
+    /// setup sets it; before, it is `u64::MAX`.
     pub write_slots: u64,
 }
 
@@ -133,7 +136,7 @@ impl RingConfig {
         }
     }
 
-    /// A ring of N slots of `slot_size` bytes for messages of up to half of it.
+    /// A ring of N slots of `slot_size` bytes, for messages that fill up to half of the array.
     pub fn variable(slots: u32, slot_size: usize) -> Self {
         let half = (slots as usize / 2).max(1) * slot_size;
         let framing = Framing::Variable(half.saturating_sub(8));
@@ -145,8 +148,8 @@ impl RingConfig {
         }
     }
 
-    /// Fills in defaults and checks everything.
-    pub fn settle(&self) -> Result<Settled, ConfigError> {
+    /// Fills in the defaults and checks every value.
+    pub fn settle(&self) -> Result<CheckedConfig, ConfigError> {
         let check = |key, value: u64, lowest: u64, highest: u64| {
             if (lowest..=highest).contains(&value) {
                 return Ok(value);
@@ -214,7 +217,7 @@ impl RingConfig {
             per(self.transmit_every, 8).min(alpha)
         };
         let publish_every = check("publish_every", alpha, 1, slots - 1)?;
-        // What was asked for is checked; the default follows α.
+        // A value that was asked for is checked. The default was limited to α above.
         let asked = if latency {
             1
         } else {
@@ -222,7 +225,7 @@ impl RingConfig {
         };
         let transmit_every = check("transmit_every", asked, 1, publish_every)?;
         let push_every = check("push_every", per(self.push_every, 4), 1, slots - 1)?;
-        let mut settled = Settled {
+        let mut settled = CheckedConfig {
             slots,
             slot_size,
             transmit_every,
@@ -247,9 +250,9 @@ impl RingConfig {
     }
 }
 
-impl Settled {
-    /// The same ring in the mode that the two ends agreed on. Message lengths stay legal: latency
-    /// mode is the most demanding of slots.
+impl CheckedConfig {
+    /// Returns this configuration in the mode that the two ends agreed on. Message lengths stay
+    /// legal, because latency mode needs the most slots for a message.
     pub fn in_mode(&self, mode: Mode) -> Self {
         let mut ring = Self {
             mode,
@@ -259,18 +262,18 @@ impl Settled {
         ring
     }
 
-    /// Bytes of one end's array.
+    /// Size of one end's array, in bytes.
     pub fn array_len(&self) -> usize {
         self.slots as usize * self.slot_size
     }
 
-    /// Slots that a message of `len` bytes takes.
+    /// Returns the number of slots that a message of `len` bytes takes.
     #[inline(always)]
     pub fn slots_of(&self, len: usize) -> u64 {
         match self.framing {
             Framing::Fixed(_) => 1,
-            // One slot with the lap word behind the message, or a slot for the word alone and the
-            // message in those that follow.
+            // A short message shares one slot with its lap word. A longer one has a slot for the word
+            // alone, and lies in the slots after it.
             Framing::Variable(_) if self.mode == Mode::Latency => {
                 if len + 8 <= self.slot_size {
                     1
@@ -282,7 +285,7 @@ impl Settled {
         }
     }
 
-    /// Bytes of the longest message that N−1 slots hold.
+    /// Longest message that N−1 slots hold, in bytes.
     fn longest_variable(&self) -> usize {
         let slots = (self.slots - 1) as usize;
         let bytes = match self.mode {

@@ -1,9 +1,9 @@
-//! Endpoint: one end's queue pair. It posts chains of send requests, takes completions, posts the
-//! receives that the peer's immediates use up, and keeps the first failure. The ring and the designs
-//! that it is compared with stand on it.
+//! One end's queue pair. An [`Endpoint`] posts chains of send requests, takes completions, posts the
+//! receives that the peer's immediates use up, and keeps the first failure. The ring and the designs that
+//! it is compared with are built on it.
 //!
-//! Completion queues stay with the caller: an end of a ring has one, a group one for all its rings,
-//! other designs one for sends and one for receives.
+//! The caller keeps the completion queues: an end of a ring has one, a group one for all its rings, other
+//! designs one for sends and one for receives.
 
 mod ring;
 
@@ -14,19 +14,19 @@ use headworks_verbs::{
 };
 
 use crate::error::RingError;
-pub(crate) use ring::{Announcement, RingEndpoint, Signal, Target};
+pub(crate) use ring::{RingEndpoint, Signal, Target, TrailingWrite};
 
-/// Completions taken in one poll of the device.
+/// Completions taken per poll of the device.
 const BATCH: usize = 16;
 
-/// The longest chain in which receives are posted.
+/// Longest chain in which receives are posted.
 pub const RECEIVE_CHAIN: u64 = 32;
 
-/// One end's queue pair.
+/// One end's queue pair, with the receives that it owes and its first failure.
 pub struct Endpoint {
     qp: Box<dyn QueuePair>,
     completions: [Completion; BATCH],
-    /// Receives that are to be posted: immediates used them up, or the device had no room.
+    /// Receives still to be posted: immediates used them up, or the device had no room.
     owed: u64,
     /// Receives are posted as soon as this many are owed.
     repost_at: u64,
@@ -34,9 +34,9 @@ pub struct Endpoint {
     failed: Option<Status>,
 }
 
-/// What became of a chain of requests.
+/// Result of posting a chain of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Posted {
+pub enum ChainPosted {
     /// All of it was posted.
     All,
     /// The send queue had room for this many requests only; the others were not posted.
@@ -44,8 +44,8 @@ pub enum Posted {
 }
 
 impl Endpoint {
-    /// Over a queue pair. Receives that immediates use up are posted again as soon as `repost_at` of
-    /// them are owed; none are posted yet ([`Endpoint::owe`]).
+    /// Wraps a queue pair. As soon as `repost_at` receives are owed, they are posted. No receive is posted
+    /// yet: see [`Endpoint::owe`].
     pub fn new(qp: Box<dyn QueuePair>, repost_at: u64) -> Self {
         Self {
             qp,
@@ -56,36 +56,38 @@ impl Endpoint {
         }
     }
 
-    /// The queue pair.
+    /// The queue pair, for bring-up.
     pub fn queue_pair(&mut self) -> &mut dyn QueuePair {
         &mut *self.qp
     }
 
-    /// The queue pair, to look at.
+    /// The queue pair, for queries.
     pub fn qp(&self) -> &dyn QueuePair {
         &*self.qp
     }
 
-    /// Requests that may be outstanding.
+    /// Largest number of send requests that may be outstanding.
     pub fn depth(&self) -> u64 {
         self.qp.caps().max_send_wr.into()
     }
 
     /// Posts a chain of send requests with one doorbell.
     #[inline(always)]
-    pub fn post(&mut self, chain: &[SendWr<'_>]) -> Result<Posted, RingError> {
+    pub fn post(&mut self, chain: &[SendWr<'_>]) -> Result<ChainPosted, RingError> {
         match self.qp.post_send(chain) {
-            Ok(()) => Ok(Posted::All),
-            Err(error) if error.kind == PostErrorKind::QueueFull => Ok(Posted::Part(error.index)),
+            Ok(()) => Ok(ChainPosted::All),
+            Err(error) if error.kind == PostErrorKind::QueueFull => {
+                Ok(ChainPosted::Part(error.index))
+            }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Takes what completed in `cq`, where sends and receives of this endpoint complete: `sent` is
-    /// called with the `wr_id` of each send request, `received` with the immediate of each receive.
+    /// Takes completions from `cq`, where sends and receives of this endpoint complete. Calls `sent` with
+    /// the `wr_id` of each send request, and `received` with the immediate of each receive.
     ///
-    /// Completions before a failure are handed out first: a poll that finds any succeeds, and each
-    /// later poll that finds none reports the failure.
+    /// Completions before a failure are returned first: a poll that finds any succeeds, and each later
+    /// poll that finds none reports the failure.
     #[inline(always)]
     pub fn poll(
         &mut self,
@@ -106,7 +108,7 @@ impl Endpoint {
         polled
     }
 
-    /// [`Endpoint::poll`] of a queue where only sends complete.
+    /// [`Endpoint::poll`] for a queue where only sends complete.
     #[inline(always)]
     pub fn poll_sends(
         &mut self,
@@ -116,7 +118,7 @@ impl Endpoint {
         self.drain(cq, |completion| sent(completion.wr_id))
     }
 
-    /// [`Endpoint::poll`] of a queue where only receives complete.
+    /// [`Endpoint::poll`] for a queue where only receives complete.
     #[inline(always)]
     pub fn poll_receives(
         &mut self,
@@ -156,8 +158,8 @@ impl Endpoint {
         }
     }
 
-    /// A completion of this endpoint that somebody else polled. Says whether it counts, or is a
-    /// failure, which [`Endpoint::failure`] reports from now on.
+    /// Takes a completion of this endpoint that another caller polled. Returns false for a failure, which
+    /// [`Endpoint::failure`] reports from now on.
     pub fn hand_over(&mut self, completion: &Completion) -> Result<bool, RingError> {
         if completion.status != Status::Success {
             self.failed.get_or_insert(completion.status);
@@ -169,7 +171,7 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// An error if a request has failed.
+    /// Returns an error if a request has failed.
     #[inline(always)]
     pub fn failure(&self) -> Result<(), RingError> {
         match self.failed {
@@ -178,8 +180,8 @@ impl Endpoint {
         }
     }
 
-    /// Owes `count` receives more, and posts all that are owed if those are enough. Where the device
-    /// has no room the rest stays owed, and what would use it waits at the peer.
+    /// Adds `count` receives to those owed, and posts all of them if `repost_at` is reached. If the device
+    /// has no room the rest stays owed, and the peer's requests that need it wait at the peer.
     #[inline(always)]
     pub fn owe(&mut self, count: u64) -> Result<(), RingError> {
         self.owed += count;
@@ -210,7 +212,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// An error unless the queue pair still works: it also stops without a completion.
+    /// Returns an error unless the queue pair still works: it can also stop without a completion.
     pub fn check(&self) -> Result<(), RingError> {
         match self.qp.state() {
             QpState::Rts => Ok(()),
@@ -219,8 +221,8 @@ impl Endpoint {
     }
 }
 
-/// Whether an end of a channel may be used: not after its first failure, nor in a forked child of the
-/// process that made it.
+/// Whether an end of a channel may be used. It may not after its first failure, nor in a forked child of
+/// the process that made it.
 #[derive(Clone, Copy, Debug)]
 pub struct Usability {
     broken: Option<RingError>,
@@ -228,7 +230,7 @@ pub struct Usability {
 }
 
 impl Usability {
-    /// Of an end that the calling process makes now.
+    /// For an end that the calling process makes now.
     pub fn new() -> Self {
         Self {
             broken: None,
@@ -236,42 +238,42 @@ impl Usability {
         }
     }
 
-    /// Whether the end may be used.
+    /// Returns whether the end may be used.
     #[inline(always)]
     pub fn is_usable(&self) -> bool {
         self.broken.is_none() && !self.is_foreign()
     }
 
-    /// An error unless the end may be used.
+    /// Returns an error unless the end may be used.
     #[inline(always)]
     pub fn check(&self) -> Result<(), RingError> {
         match self.broken {
-            // The memory of a forked child's end is its parent's.
+            // In a forked child the end's memory is the parent's.
             _ if self.is_foreign() => Err(RingError::Forked),
             None => Ok(()),
             Some(error) => Err(error),
         }
     }
 
-    /// Whether the calling process is a forked child of the one that made the end.
+    /// Returns whether the calling process is a forked child of the one that made the end.
     #[inline(always)]
     pub fn is_foreign(&self) -> bool {
         self.made.is_foreign()
     }
 
-    /// The first failure.
+    /// The first failure, if there was one.
     #[inline(always)]
     pub fn broken(&self) -> Option<RingError> {
         self.broken
     }
 
-    /// Whether the end failed because its peer is gone.
+    /// Returns whether the end failed because its peer is gone.
     #[inline(always)]
     pub fn is_deserted(&self) -> bool {
         self.broken.is_some_and(|error| error.is_peer_gone())
     }
 
-    /// Notes a failure. Returns the first one, which stays.
+    /// Records a failure. Returns the first one, which is kept.
     #[cold]
     pub fn fail(&mut self, error: RingError) -> RingError {
         *self.broken.get_or_insert(error)
@@ -284,7 +286,7 @@ impl Default for Usability {
     }
 }
 
-/// A WRITE of registered memory, not signalled.
+/// Returns an unsignalled WRITE of registered memory.
 #[inline(always)]
 pub fn write(sge: &Sge, to: RemoteAddr) -> SendWr<'_> {
     SendWr {
@@ -295,7 +297,7 @@ pub fn write(sge: &Sge, to: RemoteAddr) -> SendWr<'_> {
     }
 }
 
-/// A WRITE of a word that travels inline.
+/// Returns a WRITE of a word that travels inline.
 #[inline(always)]
 pub fn write_word(word: &[u8; 8], to: RemoteAddr, wr_id: u64, signaled: bool) -> SendWr<'_> {
     SendWr {
@@ -306,7 +308,7 @@ pub fn write_word(word: &[u8; 8], to: RemoteAddr, wr_id: u64, signaled: bool) ->
     }
 }
 
-/// The flags of a request that is signalled or not.
+/// Returns the flags of a signalled or an unsignalled request.
 #[inline(always)]
 pub const fn flags(signaled: bool) -> SendFlags {
     match signaled {

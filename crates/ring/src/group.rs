@@ -46,17 +46,17 @@ use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{Completion, CompletionQueue, Device, PollError, Qpn};
 
 use crate::error::RingError;
-use crate::receiver::{Found, Message, Receiver};
+use crate::receiver::{FoundMessage, Message, Receiver};
 use crate::sender::Sender;
 use crate::setup::SetupError;
 pub use config::GroupConfig;
 use drr::DeficitRoundRobin;
-pub use members::{Broken, RingId};
-use members::{Kind, Members};
+pub use members::{BrokenRing, RingId};
+use members::{EndKind, Members};
 pub use membership::Membership;
 pub use out_of_order::OutOfOrder;
-pub(crate) use tail_array::Word;
-use tail_array::{Claim, TailArray};
+pub(crate) use tail_array::TailWord;
+use tail_array::{TailArray, TailWordClaim};
 
 /// Completions taken at a time.
 const BATCH: usize = 64;
@@ -118,7 +118,7 @@ const LOOKS: usize = 8;
 /// ```
 pub struct Group {
     /// Those on the board at the index of their word, others behind.
-    receivers: Members<Seated>,
+    receivers: Members<GroupReceiver>,
     senders: Members<Sender>,
     /// Receivers that are not on the board, and are looked at one by one.
     apart: Vec<u32>,
@@ -147,8 +147,8 @@ pub struct Group {
 impl Default for Group {
     fn default() -> Self {
         Self {
-            receivers: Members::behind(0, Kind::Receivers),
-            senders: Members::behind(0, Kind::Senders),
+            receivers: Members::behind(0, EndKind::Receivers),
+            senders: Members::behind(0, EndKind::Senders),
             apart: Vec::new(),
             rota: DeficitRoundRobin::default(),
             drained: Vec::new(),
@@ -166,10 +166,10 @@ impl Default for Group {
 }
 
 /// A receiver of a group.
-struct Seated {
+struct GroupReceiver {
     // The queue pair goes before the word may be another's.
     receiver: Receiver,
-    claim: Option<Claim>,
+    claim: Option<TailWordClaim>,
     /// It is among those that gave messages.
     drained: bool,
 }
@@ -179,7 +179,7 @@ impl Group {
     pub fn receiving(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
         let board = TailArray::new(device, config)?;
         Ok(Self {
-            receivers: Members::behind(config.capacity as u32, Kind::Receivers),
+            receivers: Members::behind(config.capacity as u32, EndKind::Receivers),
             rota: DeficitRoundRobin::new(config.quantum),
             board: Some(board),
             ..Self::default()
@@ -238,7 +238,7 @@ impl Group {
         let index = claim.index;
         let receiver = end.finish(payload)?;
         let qpn = receiver.qpn();
-        let seated = Seated {
+        let seated = GroupReceiver {
             receiver,
             claim: Some(claim),
             drained: false,
@@ -259,7 +259,7 @@ impl Group {
     /// Takes in a receiving end that was made elsewhere and has its own tail's line: for rings in
     /// latency mode, on other devices, or few. It is looked at in every round, and by every step.
     pub fn add_receiver(&mut self, receiver: Receiver) -> RingId {
-        let seated = Seated {
+        let seated = GroupReceiver {
             receiver,
             claim: None,
             drained: false,
@@ -298,7 +298,7 @@ impl Group {
     /// The next message, from whichever ring's turn it is, where it lies; dropping it releases its slots. An error
     /// is about one ring; call again for the others.
     #[inline]
-    pub fn try_recv(&mut self) -> Result<Option<(RingId, Message<'_>)>, Broken> {
+    pub fn try_recv(&mut self) -> Result<Option<(RingId, Message<'_>)>, BrokenRing> {
         let Some((index, found)) = self.find()? else {
             return Ok(None);
         };
@@ -310,7 +310,7 @@ impl Group {
 
     /// Looks for a message: in what is left of this round, then in another one.
     #[inline]
-    fn find(&mut self) -> Result<Option<(u32, Found)>, Broken> {
+    fn find(&mut self) -> Result<Option<(u32, FoundMessage)>, BrokenRing> {
         let mut looked = false;
         loop {
             while let Some(index) = self.rota.current() {
@@ -333,7 +333,7 @@ impl Group {
                     Err(error) => {
                         self.rota.exhausted();
                         if let Some(ring) = self.receivers.told(index) {
-                            return Err(Broken { ring, error });
+                            return Err(BrokenRing { ring, error });
                         }
                     }
                 }
@@ -351,12 +351,12 @@ impl Group {
     }
 
     /// After a fork the group is the parent's: in the child every call says so, of whichever ring.
-    fn own(&self) -> Result<(), Broken> {
+    fn own(&self) -> Result<(), BrokenRing> {
         if !self.made.is_foreign() {
             return Ok(());
         }
         let ring = self.receivers.any().or_else(|| self.senders.any());
-        Err(Broken {
+        Err(BrokenRing {
             ring: ring.unwrap_or(RingId::NONE),
             error: RingError::Forked,
         })
@@ -464,7 +464,7 @@ impl Group {
     /// [`SendError::Full`](crate::SendError::Full) and every empty receive. Says whether something changed
     /// or messages may be waiting. An error is about one sender, and is told once; broken receivers are
     /// told of by [`Group::try_recv`].
-    pub fn step(&mut self, will_wait: bool) -> Result<bool, Broken> {
+    pub fn step(&mut self, will_wait: bool) -> Result<bool, BrokenRing> {
         self.own()?;
         let (mut changed, mut full, mut broken) = (false, false, None);
         for index in self.senders.indices() {
@@ -477,7 +477,7 @@ impl Group {
                     full |= sender.is_full();
                 }
                 Err(error) if broken.is_none() && self.senders.told(index).is_some() => {
-                    broken = Some(Broken { ring, error });
+                    broken = Some(BrokenRing { ring, error });
                 }
                 Err(_) => {}
             }

@@ -1,8 +1,9 @@
 //! The 8-byte word that frames a message.
 //!
-//! With write twice it stands in front of a message and says how long it is, or that slots up to
-//! the end of the array are skipped. In latency mode it is the last word of a message's first slot
-//! and also says in which lap it was written: a reader that polls it sees by that whether it is new.
+//! With write twice, the header stands in front of a message and holds its length, or says that the
+//! slots up to the end of the array are skipped. In latency mode it is the last word of a message's
+//! first slot and also holds the lap in which it was written. A receiver that polls the word sees by
+//! the lap whether the message is new.
 //!
 //! ```text
 //!  63            34 33 32 31             0
@@ -11,12 +12,12 @@
 //! +----------------+-----+----------------+
 //! ```
 
-/// Longest message that a header can tell of, in bytes.
+/// Longest message that a header can describe, in bytes.
 pub const LEN_MAX: usize = u32::MAX as usize;
 
 const LAP_BITS: u32 = 30;
 
-/// What a header says follows.
+/// What follows a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A message of `len` bytes beside the header.
@@ -30,21 +31,21 @@ pub enum Kind {
 /// A parsed header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The lap, 1 to 2³⁰−1; 0 where it is not used.
+    /// Lap, 1 to 2³⁰−1; 0 outside latency mode.
     pub lap: u64,
-    /// What follows.
+    /// What follows the header.
     pub kind: Kind,
-    /// Bytes, or slots of a skip.
+    /// Length of the message in bytes, or of the skip in slots.
     pub len: u32,
 }
 
 impl Header {
-    /// The word.
+    /// Encodes the header as a word.
     pub const fn word(self) -> u64 {
         self.lap << 34 | (self.kind as u64) << 32 | self.len as u64
     }
 
-    /// Reads a word. `None` if its kind is none of ours.
+    /// Decodes a word. Returns `None` if its kind is unknown.
     pub const fn parse(word: u64) -> Option<Self> {
         let kind = match word >> 32 & 3 {
             0 => Kind::Message,
@@ -60,11 +61,12 @@ impl Header {
     }
 }
 
-/// The lap of position `position` in a ring of `slots`: never 0, which is what unused memory holds.
+/// Returns the lap of position `position` in a ring of `slots`. A lap is never 0, because unused
+/// memory holds 0.
 ///
-/// Positions count from 0 and must not wrap with u64 here, unless `slots` is a power of two: laps would
-/// not follow each other. 2⁶⁴ slots take centuries. A lap comes again after 2³⁰−1 laps; by then a slot
-/// whose last word is looked at has been written anew.
+/// Positions count from 0 and must not wrap at 2⁶⁴, because laps would not be consecutive across the
+/// wrap. 2⁶⁴ slots take centuries. A lap comes again after 2³⁰−1 laps; by then every slot whose last
+/// word is polled has been written again.
 pub const fn lap_of(position: u64, slots: u64) -> u64 {
     position / slots % ((1 << LAP_BITS) - 1) + 1
 }

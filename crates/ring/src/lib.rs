@@ -1,17 +1,17 @@
 //! A one-to-one distributed ring buffer on one-sided WRITE, after RB² ("RB²: Narrow the Gap
 //! between RDMA Abstraction and Performance via a Middle Layer", sections III and IV).
 //!
-//! Two circular arrays of N slots, one at each end. The sender fills a slot of its own array,
-//! WRITEs groups of slots into the receiver's array before they are announced (every β slots), and
-//! announces them by WRITing its tail (every α slots, later while an earlier announcement is under
-//! way). The receiver WRITEs its head back every γ slots.
+//! Two circular arrays of N slots, one at each end. The sender fills slots of its own array and
+//! transmits them in groups: every β slots it WRITEs a group into the receiver's array, where it is
+//! not visible yet. Every α slots it publishes them by WRITing its tail; while an earlier tail is in
+//! flight, it publishes later. The receiver WRITEs its head back every γ slots.
 //!
-//! This page is the map of the crate. Who wants to use a ring reads the documentation of
-//! `headworks::ring`, which has all of this and a guide: sizes, modes, errors, polling, sleeping.
+//! This page is the map of the crate. To use a ring, read the documentation of `headworks::ring`,
+//! which re-exports all of this and has a guide: sizes, modes, errors, polling, sleeping.
 //!
 //! # Map
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`config`] | [`RingConfig`]: N, slot size, α, β, γ, framing, mode; legal ranges |
 //! | [`send_policy`] | when a sender transmits and publishes, room, wrap: pure |
@@ -21,16 +21,16 @@
 //! | [`sender`], [`receiver`] | the two ends on verbs |
 //! | [`group`] | rings that one thread serves; deficit round robin among them |
 //! | [`message_channel`] | traits of the ends of any message channel |
-//! | `oracle` | test oracle: any message channel against a queue (feature `oracle`, for tests) |
-//! | [`endpoint`] | one end's queue pair, completion queue and posting; a ring's cursors |
+//! | `oracle` | test oracle: compares any message channel with a queue (feature `oracle`, for tests) |
+//! | [`endpoint`] | queue pair, completion queue and posting of one end; cursors of a ring |
 //! | `slot_array` | array of slots in registered memory (the only unsafe code here) |
 //!
 //! # Calls
 //!
-//! Nothing blocks. `try_*` do what can be done now; [`Sender::step`] and [`Receiver::step`] must be
-//! called by a thread that has nothing to send or receive: they publish what is held back, notice
-//! errors and deaths. To sleep until something changes use [`Mode::Notify`] and
-//! [`Sender::arm`]/[`Receiver::arm`] with their channel's descriptor.
+//! No call blocks; a `try_*` call does what is possible now. A thread that has nothing to send or
+//! receive must call [`Sender::step`] and [`Receiver::step`]: they publish what is held back, and
+//! detect errors and deaths. To sleep until something changes, use [`Mode::Notify`], and
+//! [`Sender::arm`] or [`Receiver::arm`] with their channel's descriptor.
 //!
 //! ```
 //! use headworks_ring::{ReceiverSetup, RingConfig, SenderSetup};
@@ -65,8 +65,8 @@
 //! # Trust
 //!
 //! The two ends of a ring trust each other with the ring's memory: a peer that breaks the protocol
-//! can hand out garbage as messages. Cursors and headers from the peer are range-checked, so that it
-//! cannot do more than that.
+//! can deliver garbage as messages. It can do nothing worse, because each end range-checks the
+//! cursors and headers that its peer wrote.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
@@ -90,9 +90,9 @@ mod slot_array;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
 pub use error::{LengthError, RingError, SendError};
-pub use group::{Broken, Group, GroupConfig, Membership, OutOfOrder, RingId};
+pub use group::{BrokenRing, Group, GroupConfig, Membership, OutOfOrder, RingId};
 pub use message_channel::{EndSetup, MessageReceiver, MessageSender, Unconnected};
-pub use receiver::{Held, Message, Receiver};
+pub use receiver::{HeldMessage, Message, Receiver};
 pub use sender::{Reservation, Sender};
 pub use setup::{ReceiverSetup, SenderSetup, SetupError};
 pub use slot_array::view_of;

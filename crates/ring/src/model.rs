@@ -1,6 +1,6 @@
-//! The pair of decisions under loom: the real [`SendPolicy`] and [`ReceivePolicy`] in two threads, tail and head
-//! on two cursor lines, slots as cells that loom watches. A WRITE is a direct store here, complete
-//! once the next poll sees it.
+//! The two policies under loom: the real [`SendPolicy`] and [`ReceivePolicy`] in two threads, with
+//! tail and head on two cursor lines, and slots as cells that loom checks. A WRITE is a direct store
+//! here, and complete when the sender polls next.
 
 #![allow(unsafe_code, reason = "cells whose accesses loom checks")]
 
@@ -9,9 +9,9 @@ use headworks_shm::primitive::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use crate::config::{Framing, RingConfig, Settled};
+use crate::config::{CheckedConfig, Framing, RingConfig};
 use crate::receive_policy::ReceivePolicy;
-use crate::send_policy::{Due, Reserve, SendPolicy};
+use crate::send_policy::{PostAction, ReserveOutcome, SendPolicy};
 
 struct Shared {
     tail: Cursor,
@@ -20,9 +20,9 @@ struct Shared {
     slots: Vec<UnsafeCell<u64>>,
 }
 
-// SAFETY: the cells are touched only by whom the ring's decisions allow; loom checks that they are.
+// SAFETY: a thread touches a cell only while the policies give it the slot; loom checks every access.
 unsafe impl Sync for Shared {}
-// SAFETY: as above.
+// SAFETY: as for `Sync`.
 unsafe impl Send for Shared {}
 
 struct Sending {
@@ -37,7 +37,7 @@ impl Sending {
         for (index, count) in self.policy.untransmitted() {
             for at in index as usize..(index + count) as usize {
                 let value = self.local[at];
-                // SAFETY: reserved: the receiver's head has passed the slot.
+                // SAFETY: the policy reserved the slot, so the receiver's head has passed it.
                 self.shared.slots[at].with_mut(|cell| unsafe { *cell = value });
             }
         }
@@ -56,7 +56,7 @@ impl Sending {
         self.policy.observe_head(head).unwrap();
     }
 
-    /// Sends one value in one slot, as [`crate::Sender::try_send`] does.
+    /// Sends one value in one slot, in the same steps as [`crate::Sender::try_send`].
     fn send(&mut self, value: u64) {
         if let Some(index) = self.policy.quiet_index() {
             self.local[index as usize] = value;
@@ -64,9 +64,9 @@ impl Sending {
         }
         let index = loop {
             match self.policy.reserve(1) {
-                Reserve::At(index) => break index,
-                Reserve::Skip { .. } => unreachable!("one slot always fits"),
-                Reserve::Full => {
+                ReserveOutcome::At(index) => break index,
+                ReserveOutcome::Skip { .. } => unreachable!("one slot always fits"),
+                ReserveOutcome::Full => {
                     self.refresh();
                     self.flush();
                     thread::yield_now();
@@ -75,10 +75,10 @@ impl Sending {
         };
         self.local[index as usize] = value;
         match self.policy.advance(1) {
-            Due::Nothing => {}
-            Due::Transmit => self.transmit(),
-            Due::Publish if self.policy.attempt() => self.publish(),
-            Due::Publish => self.transmit(),
+            PostAction::Nothing => {}
+            PostAction::Transmit => self.transmit(),
+            PostAction::Publish if self.policy.attempt() => self.publish(),
+            PostAction::Publish => self.transmit(),
         }
         self.policy.settle();
     }
@@ -98,7 +98,7 @@ fn receive(shared: &Shared, drain: &mut ReceivePolicy, expected: u64) {
         }
     }
     let index = drain.index() as usize;
-    // SAFETY: published, and not released.
+    // SAFETY: the slot is published and not released yet.
     let value = shared.slots[index].with(|cell| unsafe { *cell });
     assert_eq!(value, expected);
     if !drain.pass_quietly() {
@@ -110,7 +110,7 @@ fn receive(shared: &Shared, drain: &mut ReceivePolicy, expected: u64) {
     }
 }
 
-fn ring(slots: u32, alpha: u32, beta: u32, gamma: u32) -> Settled {
+fn ring(slots: u32, alpha: u32, beta: u32, gamma: u32) -> CheckedConfig {
     let config = RingConfig {
         slots,
         publish_every: Some(alpha),

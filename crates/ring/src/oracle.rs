@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use crate::config::Framing;
 use crate::error::{RingError, SendError};
 use crate::message_channel::{EndSetup, MessageReceiver, MessageSender, meet};
-use crate::receiver::Held;
+use crate::receiver::HeldMessage;
 use crate::{Receiver, Sender, SetupError};
 
 /// One thing that either end does.
@@ -23,7 +23,7 @@ pub enum Op {
     /// Send a copy; the fraction (of 255) of the longest length.
     Send(u8),
     /// Send in place.
-    Reserve(u8),
+    ReserveOutcome(u8),
     /// Reserve and let go.
     Abandon(u8),
     /// Put everything on its way.
@@ -48,7 +48,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     let part = || prop_oneof![2 => any::<u8>(), 1 => 0u8..3];
     prop_oneof![
         8 => part().prop_map(Op::Send),
-        3 => part().prop_map(Op::Reserve),
+        3 => part().prop_map(Op::ReserveOutcome),
         1 => any::<u8>().prop_map(Op::Abandon),
         1 => Just(Op::Flush),
         1 => Just(Op::StepSender),
@@ -135,7 +135,7 @@ pub enum Ring {}
 impl Channel for Ring {
     type Sender = Sender;
     type Receiver = Receiver;
-    type Held = Held;
+    type Held = HeldMessage;
 
     fn abandon(tx: &mut Sender, len: usize) {
         if let Ok(mut place) = tx.try_reserve(len) {
@@ -143,7 +143,7 @@ impl Channel for Ring {
         }
     }
 
-    fn take(rx: &mut Receiver) -> Result<Option<Held>, RingError> {
+    fn take(rx: &mut Receiver) -> Result<Option<HeldMessage>, RingError> {
         rx.try_take()
     }
 
@@ -156,7 +156,7 @@ impl Channel for Ring {
         bytes
     }
 
-    fn release(rx: &mut Receiver, held: Held) -> Result<(), RingError> {
+    fn release(rx: &mut Receiver, held: HeldMessage) -> Result<(), RingError> {
         rx.release(held)
     }
 }
@@ -301,7 +301,7 @@ impl<C: Channel> Checked<C> {
     pub fn run(&mut self, op: Op) {
         match op {
             Op::Send(part) => drop(self.send(self.len(part), false)),
-            Op::Reserve(part) => drop(self.send(self.len(part), true)),
+            Op::ReserveOutcome(part) => drop(self.send(self.len(part), true)),
             Op::Abandon(part) => {
                 let len = self.len(part);
                 C::abandon(&mut self.tx, len);

@@ -1,21 +1,21 @@
-//! The receiver's decisions: what is released, and when its head is pushed. Pure.
+//! The receiver's decisions: what is released, and when the head is pushed. Pure.
 //!
-//! RB², section IV-A (lazy push), with the rule that makes it live: after a release the head is
-//! pushed if γ slots are unsynced, or if the ring is drained and the sender might not have room for
-//! the longest message.
+//! This is RB², section IV-A (lazy push), with a rule that ensures liveness: after a release the head is
+//! pushed if γ slots are unsynced, or if the ring is drained and the sender might lack room for the
+//! longest message.
 
 use std::collections::VecDeque;
 
 use headworks_shm::CursorError;
 use headworks_shm::cursor::check_within;
 
-use crate::config::Settled;
+use crate::config::CheckedConfig;
 
-/// Pushes of the head from one that is signalled to the next: few enough that the send queue never
-/// fills with requests of which none says that it completed.
+/// Every how many pushes of the head one is signalled: often enough that unsignalled requests alone
+/// never fill the send queue.
 pub const SIGNAL_EVERY: u64 = 8;
 
-/// What the receiver knows and may decide from.
+/// State of the receiver's decisions.
 #[derive(Clone, Debug)]
 pub struct ReceivePolicy {
     slots: u64,
@@ -25,31 +25,31 @@ pub struct ReceivePolicy {
     next: u64,
     /// `next` modulo N.
     index: u64,
-    /// Next slot to release: every slot before it is free again.
+    /// Next slot to release: every slot before it is free.
     head: u64,
     /// The head that was pushed last.
     synced: u64,
-    /// How often the head was pushed.
+    /// Number of pushes of the head.
     pushes: u64,
     /// The peer's tail as last seen.
     tail: u64,
-    /// Messages handed out and not all released, oldest first: slots, and whether released.
+    /// Messages handed out and not all released, oldest first: number of slots, and whether released.
     held: VecDeque<(u64, bool)>,
-    /// Which of all messages ever held is the first in `held`.
+    /// Ticket of the first message in `held`. Tickets count all messages ever held.
     first_held: u64,
-    /// One-slot messages that can be passed before anything has to be decided again.
+    /// Number of one-slot messages that need no decision; see [`ReceivePolicy::settle`].
     quiet: u64,
 }
 
 impl ReceivePolicy {
     /// The state of an empty ring.
-    pub fn new(ring: &Settled) -> Self {
+    pub fn new(ring: &CheckedConfig) -> Self {
         Self::starting_at(ring, 0)
     }
 
-    /// The state of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap
-    /// with u64 whatever N is: slot indices are counted apart from them.
-    pub fn starting_at(ring: &Settled, start: u64) -> Self {
+    /// The state of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap at
+    /// 2⁶⁴ whatever N is, because slot indices are counted separately.
+    pub fn starting_at(ring: &CheckedConfig, start: u64) -> Self {
         debug_assert!(start.is_multiple_of(ring.slots));
         Self {
             slots: ring.slots,
@@ -67,15 +67,15 @@ impl ReceivePolicy {
         }
     }
 
-    /// The slot index of the next message, if it is there and nothing at all is due when it is
-    /// released: the path of most messages. [`ReceivePolicy::pass_quietly`] passes it. Only for rings whose
-    /// messages all have one slot, and so skip nothing.
+    /// Returns the slot index of the next message if it is there and nothing is due when it is released:
+    /// the path of most messages. [`ReceivePolicy::pass_quietly`] passes the message. Only for rings whose
+    /// messages all have one slot, and which therefore have no skips.
     #[inline(always)]
     pub fn quiet_index(&self) -> Option<u64> {
         (self.quiet > 0).then_some(self.index)
     }
 
-    /// Passes the message of [`ReceivePolicy::quiet_index`]; says whether there was one.
+    /// Passes the message of [`ReceivePolicy::quiet_index`]. Returns whether there was one.
     #[inline(always)]
     pub fn pass_quietly(&mut self) -> bool {
         if self.quiet == 0 {
@@ -88,8 +88,8 @@ impl ReceivePolicy {
         true
     }
 
-    /// Finds out how many messages of one slot need no decision: more are there, the array does not
-    /// end, and γ is not reached.
+    /// Computes how many messages of one slot need no decision: at least one more follows them, they do
+    /// not reach the end of the array, and γ is not reached.
     #[inline(always)]
     fn settle(&mut self) {
         let unsynced = self.unsynced();
@@ -102,7 +102,7 @@ impl ReceivePolicy {
         };
     }
 
-    /// Next slot to hand out, counted from the beginning.
+    /// Next slot to hand out, as a monotonic counter.
     #[inline(always)]
     pub fn next(&self) -> u64 {
         self.next
@@ -114,30 +114,30 @@ impl ReceivePolicy {
         self.index
     }
 
-    /// Every slot before it is released.
+    /// Next slot to release: every slot before it is free.
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// Published slots that were not handed out.
+    /// Number of published slots that were not handed out.
     #[inline(always)]
     pub fn available(&self) -> u64 {
         self.tail.wrapping_sub(self.next)
     }
 
-    /// Slots before the end of the array.
+    /// Number of slots before the end of the array.
     #[inline(always)]
     pub fn before_wrap(&self) -> u64 {
         self.slots - self.index
     }
 
-    /// Slots that a sender that keeps the rules can have filled beyond those handed out.
+    /// Number of slots after those handed out that a sender which follows the protocol can have filled.
     #[inline(always)]
     pub fn room(&self) -> u64 {
         (self.slots - 1).wrapping_sub(self.next.wrapping_sub(self.head))
     }
 
-    /// The peer's tail as found.
+    /// Records the peer's tail. Refuses an impossible one.
     #[inline(always)]
     pub fn observe_tail(&mut self, tail: u64) -> Result<(), CursorError> {
         let span = (self.slots - 1).wrapping_sub(self.tail.wrapping_sub(self.head));
@@ -146,7 +146,7 @@ impl ReceivePolicy {
         Ok(())
     }
 
-    /// A message of `count` slots was found behind the tail (latency mode, which has no tail).
+    /// Records that a message of `count` slots was found (latency mode, which has no tail).
     #[inline(always)]
     pub fn found(&mut self, count: u64) {
         self.tail = self.next.wrapping_add(count);
@@ -161,7 +161,7 @@ impl ReceivePolicy {
         }
     }
 
-    /// Hands out `count` slots and releases them in one go.
+    /// Hands out `count` slots and releases them at once.
     #[inline(always)]
     pub fn pass(&mut self, count: u64) {
         if self.held.is_empty() {
@@ -174,7 +174,7 @@ impl ReceivePolicy {
         }
     }
 
-    /// Hands out `count` slots; they are released with the ticket.
+    /// Hands out `count` slots. Returns the ticket with which they are released.
     pub fn hold(&mut self, count: u64) -> u64 {
         self.step_over(count);
         self.held.push_back((count, false));
@@ -182,7 +182,7 @@ impl ReceivePolicy {
         self.first_held + self.held.len() as u64 - 1
     }
 
-    /// Releases what a ticket stands for; the head moves over the contiguous released prefix.
+    /// Releases the slots of a ticket. The head moves over the contiguous released prefix.
     pub fn release(&mut self, ticket: u64) {
         let Some(at) = ticket.checked_sub(self.first_held) else {
             return;
@@ -198,13 +198,13 @@ impl ReceivePolicy {
         self.settle();
     }
 
-    /// Released slots that the peer does not know of.
+    /// Number of released slots that the peer does not know of.
     #[inline(always)]
     pub fn unsynced(&self) -> u64 {
         self.head.wrapping_sub(self.synced)
     }
 
-    /// Whether the head must be pushed now: every γ slots, and when the ring is drained while the
+    /// Returns whether the head must be pushed now: every γ slots, and when the ring is drained while the
     /// sender may lack room for its longest message.
     #[inline(always)]
     pub fn must_push(&self) -> bool {
@@ -215,7 +215,8 @@ impl ReceivePolicy {
         if self.head != self.tail || unsynced == 0 {
             return false;
         }
-        // Drained, so the sender's tail is our head: what would its longest message need there?
+        // The ring is drained, so the sender's tail equals our head: its longest message needs this many
+        // slots from there.
         let before_wrap = self.before_wrap();
         let need = if self.max_slots <= before_wrap {
             self.max_slots
@@ -225,18 +226,18 @@ impl ReceivePolicy {
         unsynced + need > self.slots - 1
     }
 
-    /// Whether the WRITE of the next head is to be signalled.
+    /// Returns whether to signal the WRITE of the next head.
     #[inline(always)]
     pub fn must_signal(&self) -> bool {
         self.pushes % SIGNAL_EVERY == SIGNAL_EVERY - 1
     }
 
-    /// How often the head was pushed.
+    /// Number of pushes of the head.
     pub fn pushes(&self) -> u64 {
         self.pushes
     }
 
-    /// The head was pushed.
+    /// Records that the head was pushed.
     #[inline(always)]
     pub fn pushed(&mut self) {
         self.synced = self.head;

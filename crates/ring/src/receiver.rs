@@ -6,41 +6,42 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_verbs::{Completion, Qpn, Status};
 
-use crate::config::{Framing, Mode, Settled};
-use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
+use crate::config::{CheckedConfig, Framing, Mode};
+use crate::endpoint::{ChainPosted, RingEndpoint, Signal, TrailingWrite, Usability};
 use crate::error::RingError;
 use crate::header::{Header, Kind, lap_of};
 use crate::receive_policy::ReceivePolicy;
 use crate::sender::before_lap_word;
-use crate::slot_array::Slots;
+use crate::slot_array::SlotArray;
 
 /// The receiving end of a ring.
 ///
 /// - *Receiving*: [`Receiver::try_recv`] lends the next message where it lies; dropping it releases
-///   it. [`Receiver::try_take`] hands out messages that are released later, in any order: space is
-///   freed in the order of sending.
-/// - *Driving*: [`Receiver::step`] notices errors; [`Receiver::push_head`] tells the sender of all
-///   free space. Call `step` when there is nothing to receive.
-/// - *Sleeping* ([`Mode::Notify`]): [`Receiver::arm`], then look once more, then wait on
-///   [`Receiver::fd`].
+///   it. [`Receiver::try_take`] hands out messages that the caller releases later, in any order.
+///   Their space is freed in the order of sending.
+/// - *Driving*: [`Receiver::step`] detects errors. Call it when there is nothing to receive.
+///   [`Receiver::push_head`] tells the sender of all free space.
+/// - *Sleeping* ([`Mode::Notify`]): call [`Receiver::arm`], then look for a message once more, then
+///   wait on [`Receiver::fd`].
 pub struct Receiver {
-    /// Different from that of every other receiver of this process: a [`Held`] names its own.
+    /// Number unique among the receivers of this process. A [`HeldMessage`] names its receiver by it.
     id: u64,
-    ring: Settled,
+    ring: CheckedConfig,
     drain: ReceivePolicy,
-    // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
+    // Dropped before the memory: a late WRITE of the peer then finds no queue pair, instead of a key
+    // that is refused.
     endpoint: RingEndpoint,
-    slots: Slots,
+    slots: SlotArray,
     usability: Usability,
-    /// Length of the messages that may take the short way: those of fixed framing, while the ring
-    /// is whole and nothing need be done with each.
+    /// Length of the messages that may take the short path: the length of fixed framing, while the
+    /// ring is not broken. `None` where no message may, as in latency mode.
     quiet_len: Option<usize>,
 }
 
-/// What a receiver has done, ever.
+/// Counters of a receiver, since it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ReceiverStats {
-    /// WRITEs of the head.
+    /// Number of WRITEs of the head.
     pub head_writes: u64,
 }
 
@@ -48,7 +49,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A message found in the array.
 #[derive(Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct FoundMessage {
     index: u64,
     count: u64,
     offset: usize,
@@ -56,7 +57,7 @@ pub(crate) struct Found {
 }
 
 impl Receiver {
-    pub(crate) fn new(ring: Settled, slots: Slots, endpoint: RingEndpoint) -> Self {
+    pub(crate) fn new(ring: CheckedConfig, slots: SlotArray, endpoint: RingEndpoint) -> Self {
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             drain: ReceivePolicy::new(&ring),
@@ -71,11 +72,11 @@ impl Receiver {
         }
     }
 
-    /// The next message, if one is there, where it lies. Dropping it releases its slots.
+    /// Returns the next message, if there is one, where it lies. Dropping it releases its slots.
     ///
-    /// Each look that finds nothing takes the tail's cache line from the sender for a moment. Who polls
-    /// a stream, rather than for single messages, sends and receives more by looking less often after a
-    /// look in vain; `PollInterval` in `headworks_net` says how often.
+    /// Each call that finds nothing takes the tail's cache line from the sender for a moment. Where
+    /// messages stream, both ends are faster if the receiver waits a little after an empty call.
+    /// `PollInterval` in `headworks_net` says how long.
     #[inline(always)]
     pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
         if let Some(len) = self.quiet_len
@@ -83,7 +84,7 @@ impl Receiver {
             && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
-            let found = Found {
+            let found = FoundMessage {
                 index,
                 count: 1,
                 offset,
@@ -103,8 +104,8 @@ impl Receiver {
         }
     }
 
-    /// Stores this end's pointers in the cache line that the peer's WRITEs of its own go to, where
-    /// nothing reads them. For measuring what it costs when pointers share a line (section IV-C).
+    /// Stores this end's counters in the cache line that the peer WRITEs its cursor to. Nothing reads
+    /// them there: they serve to measure the cost of counters that share a line (section IV-C).
     #[doc(hidden)]
     #[inline]
     pub fn store_pointers_beside_cursor(&self) {
@@ -113,16 +114,16 @@ impl Receiver {
             .store_beside_cursor([drain.next(), drain.head(), drain.unsynced()]);
     }
 
-    /// For a group: where the next message is. [`Receiver::lend`] it next.
+    /// For a group: finds the next message, which the group then lends with [`Receiver::lend`].
     #[inline(always)]
-    pub(crate) fn look(&mut self) -> Result<Option<Found>, RingError> {
+    pub(crate) fn look(&mut self) -> Result<Option<FoundMessage>, RingError> {
         if let Some(len) = self.quiet_len
             && let Some(index) = self.drain.quiet_index()
             && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
             let count = 1;
-            return Ok(Some(Found {
+            return Ok(Some(FoundMessage {
                 index,
                 count,
                 offset,
@@ -134,12 +135,12 @@ impl Receiver {
 
     /// For a group: lends the message that [`Receiver::look`] found.
     #[inline(always)]
-    pub(crate) fn lend(&mut self, found: Found) -> Message<'_> {
+    pub(crate) fn lend(&mut self, found: FoundMessage) -> Message<'_> {
         let receiver = self;
         Message { receiver, found }
     }
 
-    /// For a group: a completion of this ring. Says whether the ring is to be looked at.
+    /// For a group: takes a completion of this ring. Returns whether the group must look at the ring.
     pub(crate) fn hand_over(&mut self, completion: &Completion) -> bool {
         let failed = completion.status != Status::Success;
         if let Err(error) = self.endpoint.hand_over(completion) {
@@ -149,66 +150,68 @@ impl Receiver {
         if self.endpoint.is_notify() {
             return failed || completion.opcode.is_recv();
         }
-        // A head that was due and had no room has some now; a failure breaks the ring.
+        // A head that was due may have had no room in the send queue until now. A failure breaks the
+        // ring.
         self.poll().and_then(|_| self.push_if_due()).is_err()
     }
 
-    /// For a group: the ring is broken, for a reason that is not its own.
+    /// For a group: breaks the ring because of an error that is not the ring's own.
     pub(crate) fn fail(&mut self, error: RingError) {
         self.break_with(error);
     }
 
-    /// What its completions name.
+    /// Queue pair number that the ring's completions carry.
     pub(crate) fn qpn(&self) -> Qpn {
         self.endpoint.endpoint().qp().qpn()
     }
 
-    /// The next message, if one is there, to be released later with [`Receiver::release`].
-    pub fn try_take(&mut self) -> Result<Option<Held>, RingError> {
+    /// Takes the next message, if there is one. [`Receiver::release`] releases it later.
+    pub fn try_take(&mut self) -> Result<Option<HeldMessage>, RingError> {
         let Some(found) = self.find()? else {
             return Ok(None);
         };
         let ticket = self.drain.hold(found.count);
         let receiver = self.id;
-        Ok(Some(Held {
+        Ok(Some(HeldMessage {
             found,
             ticket,
             receiver,
         }))
     }
 
-    /// The bytes of a message taken.
+    /// Returns the bytes of a message that was taken.
     ///
     /// # Panics
     /// If another receiver handed it out.
-    pub fn bytes(&self, held: &Held) -> &[u8] {
+    pub fn bytes(&self, held: &HeldMessage) -> &[u8] {
         self.assert_own(held);
         self.slots.bytes_at(held.found.offset, held.found.len)
     }
 
-    /// Releases a message taken. Its space is free once those taken before it are released too.
+    /// Releases a message that was taken. Its space is free once all messages taken before it are
+    /// released too.
     ///
     /// # Panics
     /// If another receiver handed it out.
-    pub fn release(&mut self, held: Held) -> Result<(), RingError> {
+    pub fn release(&mut self, held: HeldMessage) -> Result<(), RingError> {
         self.assert_own(&held);
         self.wipe(held.found);
         self.drain.release(held.ticket);
         self.push_if_due()
     }
 
-    /// The slots of another ring's message are not ours to lend or to free.
+    /// Panics if another receiver handed out the message: this one may not read or free its slots.
     #[inline]
-    fn assert_own(&self, held: &Held) {
+    fn assert_own(&self, held: &HeldMessage) {
         assert!(
             held.receiver == self.id,
             "the message was taken from another receiver: its bytes and its release are that one's"
         );
     }
 
-    /// Looks for the next message; passes over skips.
+    /// Finds the next message, and passes over skips.
     #[inline(always)]
-    fn find(&mut self) -> Result<Option<Found>, RingError> {
+    fn find(&mut self) -> Result<Option<FoundMessage>, RingError> {
         match self.usability.broken() {
             _ if self.usability.is_foreign() => Err(RingError::Forked),
             Some(error) => self.find_the_last(error),
@@ -216,9 +219,10 @@ impl Receiver {
         }
     }
 
-    /// A ring whose peer is gone still hands out what was published before.
+    /// Finds the next message of a broken ring. If the peer is gone, the receiver still hands out what
+    /// the peer published before.
     #[cold]
-    fn find_the_last(&mut self, error: RingError) -> Result<Option<Found>, RingError> {
+    fn find_the_last(&mut self, error: RingError) -> Result<Option<FoundMessage>, RingError> {
         if !error.is_peer_gone() {
             return Err(error);
         }
@@ -229,7 +233,7 @@ impl Receiver {
     }
 
     #[inline(always)]
-    fn find_whole(&mut self) -> Result<Option<Found>, RingError> {
+    fn find_whole(&mut self) -> Result<Option<FoundMessage>, RingError> {
         if self.ring.mode == Mode::Latency {
             return self.find_by_lap();
         }
@@ -240,7 +244,7 @@ impl Receiver {
             let index = self.drain.index();
             let offset = self.slots.offset_of(index);
             if let Framing::Fixed(len) = self.ring.framing {
-                return Ok(Some(Found {
+                return Ok(Some(FoundMessage {
                     index,
                     count: 1,
                     offset,
@@ -252,7 +256,7 @@ impl Receiver {
                 (Kind::Skip, count, _) => self.pass(count)?,
                 (_, count, len) => {
                     self.slots.expect_rest(offset, len + 8);
-                    return Ok(Some(Found {
+                    return Ok(Some(FoundMessage {
                         index,
                         count,
                         offset: offset + 8,
@@ -263,7 +267,7 @@ impl Receiver {
         }
     }
 
-    /// Observes the peer's tail. Says whether there is something new.
+    /// Reads the peer's tail. Returns whether something new is published.
     #[inline(always)]
     fn look_at_tail(&mut self) -> Result<bool, RingError> {
         let tail = if self.endpoint.is_notify() {
@@ -277,7 +281,7 @@ impl Receiver {
         match self.drain.observe_tail(tail) {
             Ok(()) if self.drain.available() > 0 => Ok(true),
             Ok(()) => {
-                // The next message's line can come along with the tail that announces it.
+                // Prefetched, so that the next message's line comes along with the tail that announces it.
                 self.slots.expect(self.slots.offset_of(self.drain.index()));
                 Ok(false)
             }
@@ -285,14 +289,14 @@ impl Receiver {
         }
     }
 
-    /// Kind, slots and length that a header says, refused if they are not possible here.
+    /// Returns the kind, slots and length in a header. An impossible header breaks the ring.
     #[inline]
     fn checked(&mut self, word: u64) -> Result<(Kind, u64, usize), RingError> {
         let before_wrap = self.drain.before_wrap();
         let checked = Header::parse(word).and_then(|header| {
             let len = header.len as usize;
             match header.kind {
-                // A ring is never skipped whole.
+                // A skip never covers the whole array.
                 Kind::Skip
                     if u64::from(header.len) == before_wrap && before_wrap < self.ring.slots =>
                 {
@@ -311,8 +315,8 @@ impl Receiver {
                 }
             }
         });
-        // Behind a published tail there is a message; in latency mode one that the sender had room
-        // for.
+        // A message lies before the published tail. In latency mode, the sender must have had room for
+        // it.
         let behind = if self.ring.mode == Mode::Latency {
             self.drain.room()
         } else {
@@ -324,16 +328,17 @@ impl Receiver {
         }
     }
 
-    /// Latency mode: the last word of the next slot says whether a message of this lap is there.
+    /// Latency mode: looks at the last word of the next slot, which tells whether a message of this lap
+    /// is there.
     #[inline(always)]
-    fn find_by_lap(&mut self) -> Result<Option<Found>, RingError> {
+    fn find_by_lap(&mut self) -> Result<Option<FoundMessage>, RingError> {
         loop {
             let index = self.drain.index();
             let last = self.slots.last_word(index);
             let word = self.slots.word(last);
             if word >> 34 != lap_of(self.drain.next(), self.ring.slots) {
-                // When the message comes, it comes on two lines where one does not hold it and the
-                // word: let the first be on its way by the time the second is here.
+                // A message that does not fit in one line with its word comes on two lines. The first is
+                // prefetched, so that it is under way when the second arrives.
                 self.slots.expect(self.slots.offset_of(index));
                 return Ok(None);
             }
@@ -348,7 +353,7 @@ impl Receiver {
                 Kind::Long => self.slots.offset_of(index + 1),
             };
             self.slots.expect_rest(offset, len);
-            return Ok(Some(Found {
+            return Ok(Some(FoundMessage {
                 index,
                 count,
                 offset,
@@ -357,16 +362,17 @@ impl Receiver {
         }
     }
 
-    /// Hands out and releases `count` slots in one go.
+    /// Hands out `count` slots and releases them at once.
     #[inline(always)]
     fn pass(&mut self, count: u64) -> Result<(), RingError> {
         self.drain.pass(count);
         self.push_if_due()
     }
 
-    /// Latency mode: no slot may hold what could be taken for a lap word later.
+    /// Latency mode: clears the last word of the message's slots after the first, because no slot may
+    /// hold message bytes that could be taken for a lap word later.
     #[inline(always)]
-    fn wipe(&mut self, found: Found) {
+    fn wipe(&mut self, found: FoundMessage) {
         if self.ring.mode == Mode::Latency && !self.usability.is_foreign() {
             for index in found.index + 1..found.index + found.count {
                 self.slots.set_word(self.slots.last_word(index), 0);
@@ -383,7 +389,8 @@ impl Receiver {
         }
     }
 
-    /// Tells the sender how far everything is released. Says whether it knows now.
+    /// Pushes the head, which tells the sender of everything released. Returns whether all of it has
+    /// been pushed.
     pub fn push_head(&mut self) -> Result<bool, RingError> {
         self.usability.check()?;
         if self.drain.unsynced() == 0 {
@@ -398,24 +405,24 @@ impl Receiver {
             wr_id: head,
             signaled,
         };
-        let announcement = Some(Announcement::Cursor(head));
+        let announcement = Some(TrailingWrite::Cursor(head));
         match self.endpoint.post(&[], announcement, signal) {
-            Ok(Posted::All) => {
+            Ok(ChainPosted::All) => {
                 self.drain.pushed();
                 Ok(true)
             }
-            // No room: what completed makes some, and the next release or step tries again.
-            Ok(Posted::Part(_)) if !self.endpoint.is_notify() => self.poll().map(|_| false),
-            Ok(Posted::Part(_)) => Ok(false),
+            // The send queue is full. Completions make room, and the next release or step tries again.
+            Ok(ChainPosted::Part(_)) if !self.endpoint.is_notify() => self.poll().map(|_| false),
+            Ok(ChainPosted::Part(_)) => Ok(false),
             Err(error) => Err(self.break_with(error)),
         }
     }
 
-    /// Takes completions, pushes a head that is due, looks at the queue pair. Says whether messages
+    /// Takes completions, pushes a head that is due and checks the queue pair. Returns whether messages
     /// may be waiting.
     pub fn step(&mut self) -> Result<bool, RingError> {
         match self.progress() {
-            // What was published before the peer went is still there to be received.
+            // The receiver still hands out what the peer published before it was gone.
             Err(error) if error.is_peer_gone() && self.find_the_last(error)?.is_some() => Ok(true),
             other => other,
         }
@@ -437,7 +444,7 @@ impl Receiver {
         Ok(self.drain.available() > 0)
     }
 
-    /// Takes completions; the peer's tail if one came by immediate.
+    /// Takes completions. Returns the peer's tail if one came by immediate.
     #[inline]
     fn poll(&mut self) -> Result<Option<u64>, RingError> {
         match self.endpoint.poll() {
@@ -452,7 +459,7 @@ impl Receiver {
         self.usability.fail(error)
     }
 
-    /// Slots consumed, ever.
+    /// Number of slots consumed since the ring was made.
     pub fn consumed(&self) -> u64 {
         self.drain.head()
     }
@@ -462,25 +469,26 @@ impl Receiver {
         self.ring.max_message
     }
 
-    /// The ring's configuration, decided.
-    pub fn ring(&self) -> &Settled {
+    /// The ring's checked configuration.
+    pub fn ring(&self) -> &CheckedConfig {
         &self.ring
     }
 
-    /// What it has done so far.
+    /// Counters since the ring was made.
     pub fn stats(&self) -> ReceiverStats {
         ReceiverStats {
             head_writes: self.drain.pushes(),
         }
     }
 
-    /// Readable when something may have come, after [`Receiver::arm`]. `None` unless the ring was
-    /// made to sleep on ([`Mode::Notify`]).
+    /// Descriptor that is readable when something may have come, after [`Receiver::arm`]. `None` unless
+    /// the ring can sleep ([`Mode::Notify`]).
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.endpoint.channel().map(|channel| channel.fd())
     }
 
-    /// Asks for the descriptor to become readable; look for a message once more before sleeping.
+    /// Arms the descriptor: the next event makes it readable. Look for a message once more before
+    /// sleeping.
     pub fn arm(&mut self) {
         if !self.usability.is_foreign() {
             self.endpoint.arm();
@@ -489,7 +497,7 @@ impl Receiver {
 
     /// Takes the events that made the descriptor readable.
     pub fn drain_events(&mut self) {
-        // After a fork the events are the parent's.
+        // In a forked child the events are the parent's.
         if self.usability.is_foreign() {
             return;
         }
@@ -499,10 +507,10 @@ impl Receiver {
     }
 }
 
-/// A message where it lies in the ring; released when dropped.
+/// A message where it lies in the ring. Dropping it releases its slots.
 pub struct Message<'r> {
     receiver: &'r mut Receiver,
-    found: Found,
+    found: FoundMessage,
 }
 
 impl Deref for Message<'_> {
@@ -521,28 +529,28 @@ impl Drop for Message<'_> {
         let receiver = &mut *self.receiver;
         if receiver.quiet_len.is_none() || !receiver.drain.pass_quietly() {
             receiver.wipe(self.found);
-            // A failed push breaks the ring, which the next call reports.
+            // A failed push breaks the ring, and the next call reports that.
             let _ = receiver.pass(self.found.count);
         }
     }
 }
 
-/// A message taken out of order of release; see [`Receiver::try_take`].
+/// A message that was taken, to be released in any order; see [`Receiver::try_take`].
 #[must_use = "a message that is never released holds its slots for ever"]
-pub struct Held {
-    found: Found,
+pub struct HeldMessage {
+    found: FoundMessage,
     ticket: u64,
-    /// Who handed it out.
+    /// The `id` of the receiver that handed it out.
     receiver: u64,
 }
 
-impl Held {
-    /// Its length in bytes.
+impl HeldMessage {
+    /// Length of the message, in bytes.
     pub fn len(&self) -> usize {
         self.found.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the message has no bytes.
     pub fn is_empty(&self) -> bool {
         self.found.len == 0
     }

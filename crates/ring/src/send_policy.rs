@@ -1,23 +1,23 @@
-//! The sender's decisions: is there room, is a skip needed, what is transmitted when, and when is
-//! the tail published. Pure arithmetic on monotonic slot counters.
+//! The sender's decisions: whether there is room, whether a skip is needed, when slots are transmitted
+//! and when the tail is published. Pure arithmetic on monotonic slot counters.
 //!
-//! RB², section IV-B and algorithm 1, with two corrections: the ring is full when the *head* is one
-//! lap behind (the paper prints local_tail), and slots are transmitted at `>= β`. The tail's two
-//! thresholds are two variables: `attempted` keeps the cadence of α, also when publication is
-//! deferred, `published` moves when a tail is really posted.
+//! This is RB², section IV-B and algorithm 1, with two corrections: the ring is full when the *head* is
+//! one lap behind (the paper prints local_tail), and slots are transmitted at `>= β`. The tail's two
+//! thresholds are two variables. `attempted` keeps the cadence of α, also while publication is
+//! deferred; `published` moves when a tail is posted.
 
 use headworks_shm::CursorError;
 use headworks_shm::cursor::check_within;
 
-use crate::config::Settled;
+use crate::config::CheckedConfig;
 
-/// What the sender knows and may decide from.
+/// State of the sender's decisions.
 #[derive(Clone, Debug)]
 pub struct SendPolicy {
     slots: u64,
     alpha: u64,
     beta: u64,
-    /// Slots that go into one WRITE at most.
+    /// Most slots that one WRITE carries.
     write_slots: u64,
     elastic: bool,
     /// Next slot to fill.
@@ -30,53 +30,55 @@ pub struct SendPolicy {
     published: u64,
     /// The peer's head as last seen.
     head: u64,
-    /// Slots before this one have been read by the device: a polled completion says so.
+    /// The device has read every slot before this one: a polled completion says so.
     completed: u64,
-    /// Slots may be filled up to here.
+    /// The slot up to which slots may be filled.
     limit: u64,
-    /// The tail when a request was last signalled, and how many slots later the next is due.
+    /// The tail when a request was last signalled.
     signaled: u64,
+    /// Slots after which the next request is signalled.
     signal_every: u64,
-    /// One-slot messages that can be taken before anything has to be decided again.
+    /// Number of one-slot messages that need no decision; see [`SendPolicy::settle`].
     quiet: u64,
 }
 
-/// The answer to [`SendPolicy::reserve`].
+/// Result of [`SendPolicy::reserve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserve {
-    /// Fill from this slot index.
+pub enum ReserveOutcome {
+    /// There is room from this slot index on.
     At(u64),
-    /// Write a skip of `count` slots at `index` first, [`SendPolicy::advance`] over it, ask again.
+    /// Room only after a skip: write a skip of `count` slots at `index`, [`SendPolicy::advance`] over
+    /// it, and reserve again.
     Skip {
-        /// Index of the slot, counted from the first message on.
+        /// Index of the slot in the array.
         index: u64,
         /// Slots up to the end of the array.
         count: u64,
     },
-    /// No room.
+    /// There is no room.
     Full,
 }
 
-/// What is to be posted after a message.
+/// What the sender must post after a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum PostAction {
     /// Nothing yet.
     Nothing,
-    /// The slots that are not transmitted.
+    /// The filled slots that are not transmitted yet.
     Transmit,
-    /// Those, and then the tail.
+    /// The filled slots that are not transmitted yet, and then the tail.
     Publish,
 }
 
 impl SendPolicy {
     /// The policy of an empty ring.
-    pub fn new(ring: &Settled) -> Self {
+    pub fn new(ring: &CheckedConfig) -> Self {
         Self::starting_at(ring, 0)
     }
 
-    /// The policy of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap
-    /// with u64 whatever N is: slot indices are counted apart from them.
-    pub fn starting_at(ring: &Settled, start: u64) -> Self {
+    /// The policy of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap at
+    /// 2⁶⁴ whatever N is, because slot indices are counted separately.
+    pub fn starting_at(ring: &CheckedConfig, start: u64) -> Self {
         debug_assert!(start.is_multiple_of(ring.slots));
         Self {
             slots: ring.slots,
@@ -93,9 +95,9 @@ impl SendPolicy {
             completed: start,
             limit: start.wrapping_add(ring.slots - 1),
             signaled: start,
-            // The gate waits for every tail's completion. Without it completions only free slots:
-            // a few a lap suffice, as long as those that are not known complete leave room for the
-            // longest message.
+            // The elastic threshold waits for the completion of every tail. Without it completions only
+            // free slots: a few a lap suffice, as long as the slots not known to be complete leave room
+            // for the longest message.
             signal_every: match ring.elastic {
                 true => 1,
                 false => (ring.slots / 4).min(ring.slots - ring.max_slots).max(1),
@@ -104,30 +106,31 @@ impl SendPolicy {
         }
     }
 
-    /// Has requests signalled so often that a send queue of `depth` never fills with requests of
-    /// which none says that it completed.
+    /// Limits the distance between signalled requests, so that unsignalled requests alone never fill a
+    /// send queue of `depth`: such a queue would never free a request.
     pub fn fit_queue(&mut self, depth: u64) {
-        // Behind the last signalled request there are at most the publications of fewer than
-        // `signal_every` slots, of two requests each, three where they wrap, and the groups of α.
+        // After the last signalled request there are at most the publications of fewer than
+        // `signal_every` slots, each of two requests or, at the wrap, three; and the groups of α.
         let groups = self.alpha.div_ceil(self.beta.min(self.write_slots)) + 8;
         let slots = depth.saturating_sub(groups) / 3;
         self.signal_every = self.signal_every.min(slots).max(1);
     }
 
-    /// Whether the request that publishes `tail` is to be signalled; [`SendPolicy::signal`] once it is.
+    /// Returns whether to signal the request that publishes `tail`. After posting it signalled, call
+    /// [`SendPolicy::signal`].
     #[inline(always)]
     pub fn must_signal(&self, tail: u64) -> bool {
         tail.wrapping_sub(self.signaled) >= self.signal_every
     }
 
-    /// A signalled request that publishes `tail` was posted.
+    /// Records that a signalled request that publishes `tail` was posted.
     #[inline(always)]
     pub fn signal(&mut self, tail: u64) {
         self.signaled = tail;
     }
 
-    /// The slot index for a message of one slot, if nothing at all is due with it: the path of most
-    /// messages. [`SendPolicy::take_quietly`] takes it.
+    /// Returns the slot index for a message of one slot if nothing is due with it: the path of most
+    /// messages. [`SendPolicy::take_quietly`] takes the slot.
     #[inline(always)]
     pub fn quiet_index(&self) -> Option<u64> {
         (self.quiet > 0).then_some(self.index)
@@ -141,9 +144,9 @@ impl SendPolicy {
         self.index += 1;
     }
 
-    /// Finds out how many messages of one slot need no decision: there is room, the array does not
-    /// end, and neither β nor α is reached. Due after [`SendPolicy::advance`] and what it led to; until
-    /// then there is none.
+    /// Computes how many messages of one slot need no decision: there is room, they do not reach the end
+    /// of the array, and neither β nor α is reached. Call it after [`SendPolicy::advance`] and the posting
+    /// that followed; in between the number is 0.
     #[inline(always)]
     pub fn settle(&mut self) {
         if self.beta == 1 {
@@ -158,7 +161,7 @@ impl SendPolicy {
             .min(until(self.attempted, self.alpha));
     }
 
-    /// Next slot to fill, counted from the beginning.
+    /// Next slot to fill, as a monotonic counter.
     #[inline(always)]
     pub fn tail(&self) -> u64 {
         self.tail
@@ -175,63 +178,64 @@ impl SendPolicy {
         self.published
     }
 
-    /// The peer's head as last seen: it has consumed everything before.
+    /// The peer's head as last seen: the peer has consumed every slot before it.
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// Whether everything is published.
+    /// Returns whether everything is published.
     pub fn is_flushed(&self) -> bool {
         self.published == self.tail
     }
 
-    /// Whether a published tail has not completed yet.
+    /// Returns whether a published tail has not completed yet.
     #[inline(always)]
     pub fn is_publishing(&self) -> bool {
         self.completed != self.published
     }
 
-    /// Slots that may be filled.
+    /// Number of slots that may be filled.
     #[inline(always)]
     pub fn free(&self) -> u64 {
         self.limit.wrapping_sub(self.tail)
     }
 
-    /// Differs once there is something that a sender that sleeps must wake for: it may be told nothing of it
-    /// again. A completion is, as soon as it frees slots, or requests while something is held back.
+    /// Returns a value to compare before sleeping: if it changed, the sender must not sleep, because no
+    /// further event may follow. It changes with the peer's head, with a publication, and with a
+    /// completion that frees slots or, while something is held back, requests.
     pub fn news(&self) -> impl PartialEq + use<> {
         let held_back = (!self.is_flushed()).then_some(self.completed);
         (self.head, self.published, self.limit, held_back)
     }
 
-    /// Room for `count` contiguous slots?
+    /// Finds room for `count` contiguous slots.
     ///
-    /// A message never wraps. Where it does not fit before the end of the array, the rest is
-    /// skipped; the skip alone suffices as soon as *it* fits, so that a message of more than N/2
-    /// slots does not wait for room that can never be there.
+    /// A message never wraps: where it does not fit before the end of the array, the sender skips the
+    /// rest. A skip is possible as soon as the skip itself fits. A message of more than N/2 slots would
+    /// otherwise wait for room that never comes.
     #[inline(always)]
-    pub fn reserve(&self, count: u64) -> Reserve {
+    pub fn reserve(&self, count: u64) -> ReserveOutcome {
         let before_wrap = self.slots - self.index;
         if count <= before_wrap {
             return if count <= self.free() {
-                Reserve::At(self.index)
+                ReserveOutcome::At(self.index)
             } else {
-                Reserve::Full
+                ReserveOutcome::Full
             };
         }
         if before_wrap <= self.free() {
-            Reserve::Skip {
+            ReserveOutcome::Skip {
                 index: self.index,
                 count: before_wrap,
             }
         } else {
-            Reserve::Full
+            ReserveOutcome::Full
         }
     }
 
-    /// `count` slots from the tail were filled. Says what is due.
+    /// Advances the tail over `count` slots that were filled. Returns what must be posted.
     #[inline(always)]
-    pub fn advance(&mut self, count: u64) -> Due {
+    pub fn advance(&mut self, count: u64) -> PostAction {
         self.tail = self.tail.wrapping_add(count);
         self.index += count;
         if self.index >= self.slots {
@@ -239,26 +243,27 @@ impl SendPolicy {
         }
         self.quiet = 0;
         if self.tail.wrapping_sub(self.attempted) >= self.alpha {
-            return Due::Publish;
+            return PostAction::Publish;
         }
         if self.tail.wrapping_sub(self.sent) >= self.beta {
-            return Due::Transmit;
+            return PostAction::Transmit;
         }
-        Due::Nothing
+        PostAction::Nothing
     }
 
-    /// Publication is due: may the tail be posted now, or is it deferred (the elastic threshold)?
+    /// Records that publication is due. Returns whether the tail may be posted now; otherwise it is
+    /// deferred (the elastic threshold).
     #[inline(always)]
     pub fn attempt(&mut self) -> bool {
         self.attempted = self.tail;
         !(self.elastic && self.is_publishing())
     }
 
-    /// The slots to transmit, as up to two ranges of slot indices.
+    /// Returns the slots to transmit, as up to two ranges of slot indices: start and count.
     #[inline(always)]
     pub fn untransmitted(&self) -> [(u64, u64); 2] {
         let count = self.tail.wrapping_sub(self.sent);
-        // The tail's index is known: count back from it.
+        // The slot index of the tail is known, so the ranges are counted back from it.
         if count <= self.index {
             return [(self.index - count, count), (0, 0)];
         }
@@ -266,13 +271,13 @@ impl SendPolicy {
         [(self.slots - wrapped, wrapped), (0, self.index)]
     }
 
-    /// Everything filled was posted.
+    /// Records that all filled slots were posted.
     #[inline(always)]
     pub fn transmitted(&mut self) {
         self.sent = self.tail;
     }
 
-    /// Only the first `count` ranges of [`SendPolicy::untransmitted`] were posted.
+    /// Records that only the first `count` ranges of [`SendPolicy::untransmitted`] were posted.
     #[cold]
     pub fn transmitted_pieces(&mut self, count: usize) {
         let pieces = self.untransmitted();
@@ -285,28 +290,29 @@ impl SendPolicy {
         }
     }
 
-    /// Only so many slots were posted, of the first range of [`SendPolicy::untransmitted`].
+    /// Records that only `count` slots of the first range of [`SendPolicy::untransmitted`] were posted.
     #[cold]
     pub fn transmitted_slots(&mut self, count: u64) {
         debug_assert!(count <= self.untransmitted()[0].1);
         self.sent = self.sent.wrapping_add(count);
     }
 
-    /// The tail was posted behind everything filled.
+    /// Records that the tail was posted behind all filled slots.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.published = self.tail;
         self.attempted = self.tail;
     }
 
-    /// Everything posted announced itself: for designs whose data travels by WRITE with immediate.
+    /// Records that everything posted is published too: for designs whose data travels by WRITE with
+    /// immediate.
     #[inline(always)]
     pub fn publish_sent(&mut self) {
         self.published = self.sent;
         self.attempted = self.sent;
     }
 
-    /// A tail WRITE completed: the device has read every slot before it.
+    /// Records that a WRITE of `tail` completed: the device has read every slot before it.
     #[inline(always)]
     pub fn complete(&mut self, tail: u64) -> Result<(), CursorError> {
         let span = self.published.wrapping_sub(self.completed);
@@ -315,8 +321,8 @@ impl SendPolicy {
         Ok(())
     }
 
-    /// The peer's head as found. One before the last seen, or beyond what is published, is refused:
-    /// where heads may overtake each other, the wire passes only new ones on.
+    /// Records the peer's head. Refuses a head before the last seen or beyond what is published. Where
+    /// heads may overtake each other, the endpoint drops the older ones.
     #[inline(always)]
     pub fn observe_head(&mut self, head: u64) -> Result<(), CursorError> {
         let span = self.published.wrapping_sub(self.head);
@@ -325,7 +331,7 @@ impl SendPolicy {
         Ok(())
     }
 
-    /// A slot is free again when the peer has passed it and the device has read it.
+    /// Moves the limit. A slot is free again when the peer has passed it and the device has read it.
     #[inline(always)]
     fn set_limit(&mut self) {
         let behind = |cursor: u64| self.tail.wrapping_sub(cursor);
@@ -364,7 +370,7 @@ mod tests {
         policy.complete(2).unwrap();
         assert!(before != policy.news(), "there is room");
 
-        // Held back, for want of requests: one that completes makes some.
+        // A message is held back because requests are lacking; a completion frees some.
         policy.advance(1);
         policy.transmitted();
         policy.publish();

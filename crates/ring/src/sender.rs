@@ -4,53 +4,55 @@ use std::os::fd::BorrowedFd;
 
 use headworks_verbs::Sge;
 
-use crate::config::{Framing, LINE, Mode, Settled};
-use crate::endpoint::{Announcement, Posted, RingEndpoint, Signal, Usability};
+use crate::config::{CheckedConfig, Framing, LINE, Mode};
+use crate::endpoint::{ChainPosted, RingEndpoint, Signal, TrailingWrite, Usability};
 use crate::error::{LengthError, RingError, SendError};
 use crate::header::{Header, Kind, lap_of};
-use crate::send_policy::{Due, Reserve, SendPolicy};
-use crate::slot_array::Slots;
+use crate::send_policy::{PostAction, ReserveOutcome, SendPolicy};
+use crate::slot_array::SlotArray;
 
 /// The sending end of a ring.
 ///
-/// - *Sending*: [`Sender::try_send`] copies a message, [`Sender::try_reserve`] lends its place to
-///   be filled. Both transmit and publish by themselves as α and β say, and publish everything when
-///   they answer [`SendError::Full`].
-/// - *Driving*: [`Sender::flush`] publishes what is held back; [`Sender::step`] does that too and
-///   notices errors. Call it when there is nothing to send.
-/// - *Sleeping* ([`Mode::Notify`]): [`Sender::arm`], then [`Sender::step`] once more, then wait on
-///   [`Sender::fd`].
-/// - *Asking*: what was delivered, also after an error.
+/// - *Sending*: [`Sender::try_send`] copies a message; [`Sender::try_reserve`] lends its place for
+///   the caller to fill. Both transmit every β and publish every α slots, and publish everything
+///   before they return [`SendError::Full`].
+/// - *Driving*: [`Sender::flush`] publishes what is held back. [`Sender::step`] also does that, and
+///   detects errors. Call it when there is nothing to send.
+/// - *Sleeping* ([`Mode::Notify`]): call [`Sender::arm`], then [`Sender::step`] once more, then wait
+///   on [`Sender::fd`].
+/// - *Progress*: [`Sender::published`] and [`Sender::consumed`] bound what was delivered, also after
+///   an error.
 pub struct Sender {
-    ring: Settled,
+    ring: CheckedConfig,
     policy: SendPolicy,
-    // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
+    // Dropped before the memory: a late WRITE of the peer then finds no queue pair, instead of a key
+    // that is refused.
     endpoint: RingEndpoint,
-    slots: Slots,
+    slots: SlotArray,
     usability: Usability,
-    /// Length of the messages that may take the short way: those of fixed framing, while the ring
-    /// is whole and nothing need be done with each.
+    /// Length of the messages that may take the short path: the length of fixed framing, while the
+    /// ring is not broken. `usize::MAX` where no message may, as in latency mode.
     quiet_len: usize,
-    /// Slots of the message that was refused last for lack of room, and the tail then: once the tail
-    /// has moved, another message was taken.
+    /// Slots of the message that was last refused for lack of room.
     refused: u64,
+    /// The tail when that message was refused. Once the tail has moved, another message was accepted.
     refused_at: u64,
     stats: SenderStats,
 }
 
-/// What a sender has done, ever.
+/// Counters of a sender, since it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SenderStats {
-    /// WRITEs of slots.
+    /// Number of WRITEs of slots.
     pub data_writes: u64,
-    /// WRITEs of the tail.
+    /// Number of WRITEs of the tail.
     pub tail_writes: u64,
-    /// Publications that the elastic threshold deferred.
+    /// Number of publications that the elastic threshold deferred.
     pub deferred: u64,
 }
 
 impl Sender {
-    pub(crate) fn new(ring: Settled, slots: Slots, endpoint: RingEndpoint) -> Self {
+    pub(crate) fn new(ring: CheckedConfig, slots: SlotArray, endpoint: RingEndpoint) -> Self {
         let mut policy = SendPolicy::new(&ring);
         policy.fit_queue(endpoint.endpoint().depth());
         Self {
@@ -69,7 +71,7 @@ impl Sender {
         }
     }
 
-    /// Sends a copy of `message`, as far as α and β let it go now.
+    /// Sends a copy of `message`. α and β decide when it is transmitted and published.
     #[inline]
     pub fn try_send(&mut self, message: &[u8]) -> Result<(), SendError> {
         if message.len() == self.quiet_len
@@ -86,8 +88,8 @@ impl Sender {
         self.commit(at, message.len())
     }
 
-    /// Lends the place of a message of `len` bytes; [`Reservation::commit`] sends it, dropping the
-    /// reservation does not.
+    /// Lends the place of a message of `len` bytes. [`Reservation::commit`] sends the message;
+    /// dropping the reservation does not.
     #[inline]
     pub fn try_reserve(&mut self, len: usize) -> Result<Reservation<'_>, SendError> {
         let at = self.admit(len)?;
@@ -98,8 +100,8 @@ impl Sender {
         })
     }
 
-    /// Stores this end's pointers in the cache line that the peer's WRITEs of its own go to, where
-    /// nothing reads them. For measuring what it costs when pointers share a line (section IV-C).
+    /// Stores this end's counters in the cache line that the peer WRITEs its cursor to. Nothing reads
+    /// them there: they serve to measure the cost of counters that share a line (section IV-C).
     #[doc(hidden)]
     #[inline]
     pub fn store_pointers_beside_cursor(&self) {
@@ -108,9 +110,9 @@ impl Sender {
             .store_beside_cursor([policy.tail(), policy.published(), policy.head()]);
     }
 
-    /// Finds the place of a message.
+    /// Finds the place of a message of `len` bytes.
     #[inline(always)]
-    fn admit(&mut self, len: usize) -> Result<Place, SendError> {
+    fn admit(&mut self, len: usize) -> Result<MessageLocation, SendError> {
         let legal = match self.ring.framing {
             Framing::Fixed(fixed) => len == fixed,
             Framing::Variable(longest) => len <= longest,
@@ -119,7 +121,7 @@ impl Sender {
             return Err(self.illegal(len));
         }
         let count = self.ring.slots_of(len);
-        if let Reserve::At(index) = self.policy.reserve(count)
+        if let ReserveOutcome::At(index) = self.policy.reserve(count)
             && self.usability.is_usable()
         {
             return Ok(self.place(index, count, len));
@@ -142,24 +144,24 @@ impl Sender {
     }
 
     #[inline(never)]
-    fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
+    fn admit_slowly(&mut self, count: u64, len: usize) -> Result<MessageLocation, SendError> {
         self.usability.check()?;
         let (mut refreshed, mut flushed) = (false, false);
         loop {
             match self.policy.reserve(count) {
-                Reserve::At(index) => return Ok(self.place(index, count, len)),
-                Reserve::Skip { index, count } => self.skip(index, count)?,
-                Reserve::Full if !refreshed => {
+                ReserveOutcome::At(index) => return Ok(self.place(index, count, len)),
+                ReserveOutcome::Skip { index, count } => self.skip(index, count)?,
+                ReserveOutcome::Full if !refreshed => {
                     refreshed = true;
                     self.refresh()?;
                 }
-                // Still full: the receiver must see everything. Not before: a batch that is cut short
-                // shifts all that follow, so that they wrap and take a WRITE more.
-                Reserve::Full if !flushed => {
+                // Still full: the receiver must see every message to free slots. Flushing earlier would
+                // cut a batch short and shift all later ones: they would wrap and need one more WRITE.
+                ReserveOutcome::Full if !flushed => {
                     flushed = true;
                     self.flush()?;
                 }
-                Reserve::Full => {
+                ReserveOutcome::Full => {
                     self.refused = count;
                     self.refused_at = self.policy.tail();
                     return Err(SendError::Full);
@@ -168,9 +170,9 @@ impl Sender {
         }
     }
 
-    /// Where in the slots from `index` the message itself lies.
+    /// Returns where in the slots from `index` the message itself lies.
     #[inline(always)]
-    fn place(&self, index: u64, count: u64, len: usize) -> Place {
+    fn place(&self, index: u64, count: u64, len: usize) -> MessageLocation {
         let start = self.slots.offset_of(index);
         let offset = match (self.ring.framing, self.ring.mode) {
             (_, Mode::Latency) if count > 1 => start + self.ring.slot_size,
@@ -178,16 +180,16 @@ impl Sender {
             (Framing::Fixed(_), _) => start,
             (Framing::Variable(_), _) => start + 8,
         };
-        Place {
+        MessageLocation {
             index,
             count,
             offset,
         }
     }
 
-    /// The message is in its place: frame it, send what is due.
+    /// Frames the message in its place, and transmits or publishes if that is due.
     #[inline(always)]
-    fn commit(&mut self, at: Place, len: usize) -> Result<(), SendError> {
+    fn commit(&mut self, at: MessageLocation, len: usize) -> Result<(), SendError> {
         if self.ring.mode == Mode::Latency {
             return self.send_with_lap(at, len);
         }
@@ -208,13 +210,13 @@ impl Sender {
     #[inline(always)]
     fn advance(&mut self, count: u64) -> Result<(), RingError> {
         match self.policy.advance(count) {
-            Due::Nothing => Ok(()),
-            Due::Transmit => self.transmit(false),
-            Due::Publish => self.publish_if_idle(),
+            PostAction::Nothing => Ok(()),
+            PostAction::Transmit => self.transmit(false),
+            PostAction::Publish => self.publish_if_idle(),
         }
     }
 
-    /// The α cadence: publishes unless an earlier publication is under way.
+    /// Publishes at the cadence of α, unless an earlier publication is in flight.
     #[inline]
     fn publish_if_idle(&mut self) -> Result<(), RingError> {
         if self.ring.elastic && self.policy.is_publishing() {
@@ -225,7 +227,7 @@ impl Sender {
         self.transmit(now)
     }
 
-    /// Transmits everything filled, and publishes the tail behind it if asked to.
+    /// Transmits all filled slots and, if `publish`, publishes the tail behind them.
     #[inline]
     fn transmit(&mut self, publish: bool) -> Result<(), RingError> {
         let [first, second] = self.policy.untransmitted();
@@ -248,7 +250,7 @@ impl Sender {
         {
             return self.posted(posted, 1, publish, signaled);
         }
-        let announcement = publish.then_some(Announcement::Cursor(tail));
+        let announcement = publish.then_some(TrailingWrite::Cursor(tail));
         let signal = Signal {
             wr_id: tail,
             signaled,
@@ -266,9 +268,9 @@ impl Sender {
         self.posted(posted, writes, publish, signaled)
     }
 
-    /// What [`Sender::transmit`] does where more slots lie side by side than the device's longest message
-    /// holds: a WRITE for each part, and the rest as usual. A WRITE has a slot or more all the same, which
-    /// is what the send queue was made for.
+    /// Does the same as [`Sender::transmit`] where a range of slots is longer than the device's longest
+    /// message: posts a WRITE for each part, and the rest as usual. Each WRITE still carries at least one
+    /// slot, which the size of the send queue relies on.
     #[cold]
     fn transmit_in_parts(&mut self, publish: bool) -> Result<(), RingError> {
         loop {
@@ -281,27 +283,27 @@ impl Sender {
             let bytes = count as usize * self.ring.slot_size;
             let piece = (offset, self.slots.sge(offset, bytes));
             match self.endpoint.post(&[piece], None, Signal::NONE) {
-                Ok(Posted::All) => {
+                Ok(ChainPosted::All) => {
                     self.stats.data_writes += 1;
                     self.policy.transmitted_slots(count);
                 }
-                Ok(Posted::Part(_)) => return self.poll(),
+                Ok(ChainPosted::Part(_)) => return self.poll(),
                 Err(error) => return Err(self.break_with(error)),
             }
         }
     }
 
-    /// Notes what a chain of `writes` WRITEs of slots, and perhaps one of the tail, came to.
+    /// Accounts for a posted chain of `writes` WRITEs of slots and, if `publish`, one of the tail.
     #[inline(always)]
     fn posted(
         &mut self,
-        posted: Result<Posted, RingError>,
+        posted: Result<ChainPosted, RingError>,
         writes: u64,
         publish: bool,
         signaled: bool,
     ) -> Result<(), RingError> {
         match posted {
-            Ok(Posted::All) => {
+            Ok(ChainPosted::All) => {
                 self.stats.data_writes += writes;
                 self.policy.transmitted();
                 if publish {
@@ -313,9 +315,9 @@ impl Sender {
                 }
                 Ok(())
             }
-            // The send queue is full: what completed makes room, and the rest is posted later.
-            // What was posted is not posted again: it would take the room of what is signalled.
-            Ok(Posted::Part(count)) => {
+            // The send queue is full. Completions make room, and the rest is posted later. The sender
+            // does not post the first part again: it would take the room that signalled requests need.
+            Ok(ChainPosted::Part(count)) => {
                 self.stats.data_writes += count as u64;
                 self.policy.transmitted_pieces(count);
                 self.poll()
@@ -324,7 +326,7 @@ impl Sender {
         }
     }
 
-    /// Fills `count` slots up to the end of the array with nothing.
+    /// Fills `count` slots up to the end of the array with a skip.
     fn skip(&mut self, index: u64, count: u64) -> Result<(), SendError> {
         let mut header = Header {
             lap: 0,
@@ -340,10 +342,10 @@ impl Sender {
         Ok(self.advance(count)?)
     }
 
-    /// Latency mode: one WRITE whose last word is the header with the lap. A long message goes
-    /// first, into the slots that follow, and its header after it.
+    /// Latency mode: sends one WRITE whose last word is the header with the lap. A message that takes
+    /// several slots goes into those after the first; its header follows in a second WRITE.
     #[inline]
-    fn send_with_lap(&mut self, at: Place, len: usize) -> Result<(), SendError> {
+    fn send_with_lap(&mut self, at: MessageLocation, len: usize) -> Result<(), SendError> {
         let lap = lap_of(self.policy.tail(), self.ring.slots);
         let len32 = len as u32;
         if at.count > 1 {
@@ -391,17 +393,17 @@ impl Sender {
         let tail = self.policy.tail().wrapping_add(count);
         let signaled = self.policy.must_signal(tail);
         let announcement =
-            word_apart.then(|| Announcement::Word(self.slots.last_word(index), header.word()));
+            word_apart.then(|| TrailingWrite::Word(self.slots.last_word(index), header.word()));
         let signal = Signal {
             wr_id: tail,
             signaled,
         };
         for again in [true, false] {
             match self.endpoint.post(pieces, announcement, signal) {
-                Ok(Posted::All) => break,
-                // What completed makes room; if nothing did, nothing has been announced.
-                Ok(Posted::Part(_)) if again => self.poll()?,
-                Ok(Posted::Part(_)) => return Err(SendError::Full),
+                Ok(ChainPosted::All) => break,
+                // Completions make room. If none came, nothing has been announced: the caller retries.
+                Ok(ChainPosted::Part(_)) if again => self.poll()?,
+                Ok(ChainPosted::Part(_)) => return Err(SendError::Full),
                 Err(error) => return Err(self.break_with(error).into()),
             }
         }
@@ -415,8 +417,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Publishes everything that was sent. Says whether nothing is held back any more (the device
-    /// may have no room; call again).
+    /// Publishes everything that was sent. Returns whether nothing is held back any more; if something
+    /// is, the device had no room: call again.
     pub fn flush(&mut self) -> Result<bool, RingError> {
         self.usability.check()?;
         if !self.policy.is_flushed() {
@@ -425,8 +427,8 @@ impl Sender {
         Ok(self.policy.is_flushed())
     }
 
-    /// Publishes everything, takes completions, looks at the peer's head and at the queue pair.
-    /// Says whether something changed: what is consumed or published, or whether there is room.
+    /// Publishes everything, takes completions, reads the peer's head and checks the queue pair.
+    /// Returns whether something changed: what is consumed or published, or whether there is room.
     pub fn step(&mut self) -> Result<bool, RingError> {
         self.usability.check()?;
         let before = self.policy.news();
@@ -438,7 +440,7 @@ impl Sender {
         Ok(before != self.policy.news())
     }
 
-    /// Learns what has completed and how far the peer has read.
+    /// Takes completions and reads the peer's head.
     fn refresh(&mut self) -> Result<(), RingError> {
         self.poll()?;
         if !self.endpoint.is_notify() {
@@ -474,42 +476,43 @@ impl Sender {
         self.quiet_len = usize::MAX;
         let is_first = self.usability.broken().is_none();
         if is_first && error.is_peer_gone() && !self.endpoint.is_notify() {
-            // The last head that the peer pushed says what it has consumed.
+            // The last head that the peer pushed shows what the peer has consumed.
             let _ = self.policy.observe_head(self.slots.cursor());
         }
         self.usability.fail(error)
     }
 
-    /// Slots sent, ever; see [`Sender::published`].
+    /// Number of slots sent since the ring was made, published or not.
     pub fn sent(&self) -> u64 {
         self.policy.tail()
     }
 
-    /// Slots announced to the receiver, ever. After an error: the receiver has seen at most this.
+    /// Number of slots published since the ring was made. After an error: the receiver has seen at
+    /// most these.
     pub fn published(&self) -> u64 {
         self.policy.published()
     }
 
-    /// Slots that the receiver is known to have consumed, ever. After an error everything before
-    /// was delivered: a replica can resume from here.
+    /// Number of slots that the receiver is known to have consumed since the ring was made. After an
+    /// error, everything before was delivered: a replica can resume from here.
     pub fn consumed(&self) -> u64 {
         self.policy.head()
     }
 
-    /// Whether everything that was sent has been consumed.
+    /// Returns whether the receiver has consumed everything that was sent.
     pub fn is_drained(&self) -> bool {
         self.policy.head() == self.policy.tail()
     }
 
-    /// Whether there is no room: for the message that was refused, as long as none was sent since, or
-    /// for a single slot.
+    /// Returns whether there is no room for the message that was last refused or, if a message was
+    /// sent since, for a single slot.
     pub fn is_full(&self) -> bool {
         let wanted = if self.refused_at == self.policy.tail() {
             self.refused.max(1)
         } else {
             1
         };
-        self.policy.reserve(wanted) == Reserve::Full
+        self.policy.reserve(wanted) == ReserveOutcome::Full
     }
 
     /// Longest message, in bytes.
@@ -517,23 +520,24 @@ impl Sender {
         self.ring.max_message
     }
 
-    /// The ring's configuration, decided.
-    pub fn ring(&self) -> &Settled {
+    /// The ring's checked configuration.
+    pub fn ring(&self) -> &CheckedConfig {
         &self.ring
     }
 
-    /// What it has done so far.
+    /// Counters since the ring was made.
     pub fn stats(&self) -> SenderStats {
         self.stats
     }
 
-    /// Readable when [`Sender::step`] may find something, after [`Sender::arm`]. `None` unless the
-    /// ring was made to sleep on ([`Mode::Notify`]).
+    /// Descriptor that is readable when [`Sender::step`] may find something, after [`Sender::arm`].
+    /// `None` unless the ring can sleep ([`Mode::Notify`]).
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.endpoint.channel().map(|channel| channel.fd())
     }
 
-    /// Asks for the descriptor to become readable; call [`Sender::step`] once more before sleeping.
+    /// Arms the descriptor: the next event makes it readable. Call [`Sender::step`] once more before
+    /// sleeping.
     pub fn arm(&mut self) {
         self.endpoint.arm();
     }
@@ -546,18 +550,18 @@ impl Sender {
     }
 }
 
-/// Bytes from the start of a message to its lap word: the message ends at the word, and starts on
-/// a line where the slot has room for that.
+/// Returns the distance from the start of a message to its lap word, in bytes. One WRITE carries both
+/// and ends with the word. The message starts on a cache line if the slot has room for that.
 #[inline(always)]
-pub(crate) fn before_lap_word(len: usize, ring: &Settled) -> usize {
+pub(crate) fn before_lap_word(len: usize, ring: &CheckedConfig) -> usize {
     let room = ring.slot_size - 8;
     (len.next_multiple_of(LINE) + LINE - 8)
         .min(room)
         .max(len.next_multiple_of(8).min(room))
 }
 
-/// Copies a message into its place. One of a line, the most frequent length, is copied without a
-/// call into the C library, which costs as much as the copy.
+/// Copies a message into its place. A message of one cache line, the most frequent length, is copied
+/// without a call into the C library: the call costs as much as the copy.
 #[inline(always)]
 fn copy(place: &mut [u8], message: &[u8]) {
     match <&[u8; LINE]>::try_from(message) {
@@ -566,32 +570,32 @@ fn copy(place: &mut [u8], message: &[u8]) {
     }
 }
 
-/// Where a message goes.
+/// Location of a message in the array.
 #[derive(Clone, Copy)]
-struct Place {
+struct MessageLocation {
     index: u64,
     count: u64,
-    /// Bytes from the start of the array.
+    /// Start of the message, in bytes from the start of the array.
     offset: usize,
 }
 
-/// The place of a message that is being filled; dereferences to its bytes, which hold whatever was
-/// there before.
+/// The lent place of a message that the caller fills. Dereferences to its bytes, which hold stale
+/// data at first.
 pub struct Reservation<'s> {
     sender: &'s mut Sender,
-    at: Place,
+    at: MessageLocation,
     len: usize,
 }
 
 impl Reservation<'_> {
-    /// Sends it, as far as α and β let it go now.
+    /// Sends the message. α and β decide when it is transmitted and published.
     #[inline]
     pub fn commit(self) -> Result<(), SendError> {
         self.owned()?;
         self.sender.commit(self.at, self.len)
     }
 
-    /// After a fork the memory is the parent's, and may not even be here.
+    /// Refuses a forked child: the memory is the parent's, and may not be mapped in this process.
     #[inline(always)]
     fn owned(&self) -> Result<(), SendError> {
         match self.sender.usability.is_foreign() {
@@ -600,9 +604,9 @@ impl Reservation<'_> {
         }
     }
 
-    /// Sends its first `len` bytes only, in no more slots than these need. Variable framing; the
-    /// whole of it where `len` is larger, where messages have one length, or in latency mode, where
-    /// a message lies where its length puts it.
+    /// Sends only the first `len` bytes, in no more slots than these need. Sends the whole message if
+    /// `len` is larger, if framing is fixed, or in latency mode, where a message's length decides where
+    /// it lies.
     #[inline]
     pub fn commit_len(self, len: usize) -> Result<(), SendError> {
         let ring = &self.sender.ring;
@@ -611,7 +615,7 @@ impl Reservation<'_> {
             return self.commit();
         }
         self.owned()?;
-        let at = Place {
+        let at = MessageLocation {
             count: ring.slots_of(len),
             ..self.at
         };

@@ -22,15 +22,15 @@ use headworks_verbs::{
     ResourceError,
 };
 
-use crate::config::{ConfigError, Framing, Mode, RingConfig, Settled};
+use crate::config::{CheckedConfig, ConfigError, Framing, Mode, RingConfig};
 use crate::endpoint::{Endpoint, RingEndpoint, Target};
 use crate::error::RingError;
-use crate::group::Word;
+use crate::group::TailWord;
 use crate::receive_policy::SIGNAL_EVERY;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
-use crate::slot_array::Slots;
-pub(crate) use greeting::{Greeting, Role};
+use crate::slot_array::SlotArray;
+pub(crate) use greeting::{EndRole, Greeting};
 
 /// Version of the ring's layout and of its greeting.
 pub const VERSION: u16 = 2;
@@ -134,12 +134,12 @@ pub fn create_endpoint(
 }
 
 /// An end before it is connected.
-struct End {
-    ring: Settled,
+struct EndParts {
+    ring: CheckedConfig,
     greeting: Greeting,
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
     endpoint: Endpoint,
-    slots: Slots,
+    slots: SlotArray,
     /// `None` where a group polls for all its rings.
     cq: Option<Arc<dyn CompletionQueue>>,
     channel: Option<Arc<dyn CompletionChannel>>,
@@ -147,7 +147,7 @@ struct End {
 }
 
 /// Groups are not signalled: a send queue that is full of nothing else never empties.
-fn check_groups(ring: &Settled, sends: u64) -> Result<(), ConfigError> {
+fn check_groups(ring: &CheckedConfig, sends: u64) -> Result<(), ConfigError> {
     let groups = sends.saturating_sub(8).max(1);
     let lowest = ring.slots.div_ceil(groups);
     if ring.write_slots < lowest {
@@ -175,7 +175,7 @@ fn check_groups(ring: &Settled, sends: u64) -> Result<(), ConfigError> {
 }
 
 /// Slots that the device's longest message holds. What must go by one WRITE is not longer.
-fn slots_in_a_write(info: &DeviceInfo, ring: &Settled) -> Result<u64, ResourceError> {
+fn slots_in_a_write(info: &DeviceInfo, ring: &CheckedConfig) -> Result<u64, ResourceError> {
     let (slot, highest) = (ring.slot_size as u64, info.limits.max_message.into());
     let is_latency = ring.mode == Mode::Latency && !sleeps(info, ring) && keeps_order(info, ring);
     let (what, asked) = match is_latency {
@@ -195,12 +195,12 @@ fn slots_in_a_write(info: &DeviceInfo, ring: &Settled) -> Result<u64, ResourceEr
 }
 
 /// Whether the bytes of a slot become visible in order.
-fn keeps_order(info: &DeviceInfo, ring: &Settled) -> bool {
+fn keeps_order(info: &DeviceInfo, ring: &CheckedConfig) -> bool {
     info.promises.in_order_within_write as usize >= ring.slot_size
 }
 
 /// Whether a ring of this device must be able to sleep: asked for, or because memory cannot be polled.
-pub(crate) fn sleeps(info: &DeviceInfo, ring: &Settled) -> bool {
+pub(crate) fn sleeps(info: &DeviceInfo, ring: &CheckedConfig) -> bool {
     ring.mode == Mode::Notify || !can_poll(info)
 }
 
@@ -209,44 +209,44 @@ fn can_poll(info: &DeviceInfo) -> bool {
 }
 
 /// Send and receive requests that an end needs room for.
-fn requests(info: &DeviceInfo, ring: &Settled, role: Role) -> (u32, u32) {
+fn requests(info: &DeviceInfo, ring: &CheckedConfig, role: EndRole) -> (u32, u32) {
     let most = info.limits.max_qp_wr.into();
     let sends = match role {
         // A message may need its slots, a skip and a tail, until a completion is polled.
-        Role::Sender => 2 * ring.slots + 8,
-        Role::Receiver if sleeps(info, ring) => ring.slots.max(2 * SIGNAL_EVERY),
-        Role::Receiver => 2 * SIGNAL_EVERY,
+        EndRole::Sender => 2 * ring.slots + 8,
+        EndRole::Receiver if sleeps(info, ring) => ring.slots.max(2 * SIGNAL_EVERY),
+        EndRole::Receiver => 2 * SIGNAL_EVERY,
     };
     // Every cursor of the peer takes one receive, and it has at most N on their way.
     (sends.min(most) as u32, ring.slots.min(most) as u32)
 }
 
 /// What a receiving end of a group has of it.
-pub(crate) struct Place {
+pub(crate) struct GroupPlacement {
     pub(crate) pd: Arc<dyn ProtectionDomain>,
     pub(crate) cq: Arc<dyn CompletionQueue>,
     /// Where its sender's tail goes.
-    pub(crate) word: Word,
+    pub(crate) word: TailWord,
 }
 
 /// The room that a receiving end of a group needs: send and receive requests. Where tails are
 /// polled nothing is received.
-pub(crate) fn requests_in_group(info: &DeviceInfo, ring: &Settled) -> (u32, u32) {
-    let (sends, receives) = requests(info, ring, Role::Receiver);
+pub(crate) fn requests_in_group(info: &DeviceInfo, ring: &CheckedConfig) -> (u32, u32) {
+    let (sends, receives) = requests(info, ring, EndRole::Receiver);
     (sends, if sleeps(info, ring) { receives } else { 1 })
 }
 
-impl End {
+impl EndParts {
     fn new(
         device: &Arc<dyn Device>,
         config: &RingConfig,
-        role: Role,
-        place: Option<&Place>,
+        role: EndRole,
+        place: Option<&GroupPlacement>,
     ) -> Result<Self, SetupError> {
         let mut ring = config.settle()?;
         let info = device.info();
         let sleeps = sleeps(info, &ring);
-        if role == Role::Sender {
+        if role == EndRole::Sender {
             ring.write_slots = slots_in_a_write(info, &ring)?;
         }
         let channel = match sleeps && place.is_none() {
@@ -257,7 +257,7 @@ impl End {
             None => requests(info, &ring, role),
             Some(_) => requests_in_group(info, &ring),
         };
-        if role == Role::Sender && ring.mode != Mode::Latency {
+        if role == EndRole::Sender && ring.mode != Mode::Latency {
             check_groups(&ring, sends.into())?;
         }
         let (pd, cq) = match place {
@@ -281,7 +281,7 @@ impl End {
         };
         let mut endpoint = create_endpoint(&*pd, [&cq, &cq], caps, 1)?;
         let request = AllocRequest {
-            len: config.misaligned_by + Slots::bytes(ring.array_len()),
+            len: config.misaligned_by + SlotArray::bytes(ring.array_len()),
             align: 64,
             pages: config.pages,
             numa_node: config.numa_node.or(info.numa_node),
@@ -301,11 +301,11 @@ impl End {
         }
         let (slots, board) = match place {
             None => (
-                Slots::new(region, ring.slot_size, config.misaligned_by),
+                SlotArray::new(region, ring.slot_size, config.misaligned_by),
                 None,
             ),
-            Some(Place { word, .. }) => {
-                let slots = Slots::new(region, ring.slot_size, config.misaligned_by);
+            Some(GroupPlacement { word, .. }) => {
+                let slots = SlotArray::new(region, ring.slot_size, config.misaligned_by);
                 (slots.with_cursor(word.at.clone(), word.start), Some(word))
             }
         };
@@ -344,8 +344,8 @@ impl End {
         };
         if ours.role == peer.role {
             let does = match ours.role {
-                Role::Sender => "send",
-                Role::Receiver => "receive",
+                EndRole::Sender => "send",
+                EndRole::Receiver => "receive",
             };
             return Err(SetupError::SameRole { does });
         }
@@ -370,7 +370,10 @@ impl End {
         })
     }
 
-    fn finish(mut self, payload: &[u8]) -> Result<(Settled, Slots, RingEndpoint), SetupError> {
+    fn finish(
+        mut self,
+        payload: &[u8],
+    ) -> Result<(CheckedConfig, SlotArray, RingEndpoint), SetupError> {
         let peer = Greeting::parse(payload)?;
         let mode = self.agree(&peer)?;
         let notify = mode == Mode::Notify;
@@ -405,12 +408,12 @@ impl End {
 macro_rules! setup {
     ($name:ident, $end:ident, $role:expr, $what:literal) => {
         #[doc = concat!($what, " that is not connected yet.")]
-        pub struct $name(End);
+        pub struct $name(EndParts);
 
         impl $name {
             /// Makes the end on `device`.
             pub fn new(device: &Arc<dyn Device>, config: &RingConfig) -> Result<Self, SetupError> {
-                End::new(device, config, $role, None).map(Self)
+                EndParts::new(device, config, $role, None).map(Self)
             }
 
             /// What the other end must be handed as the payload of the bring-up.
@@ -437,19 +440,24 @@ macro_rules! setup {
     };
 }
 
-setup!(SenderSetup, Sender, Role::Sender, "A sending end");
-setup!(ReceiverSetup, Receiver, Role::Receiver, "A receiving end");
+setup!(SenderSetup, Sender, EndRole::Sender, "A sending end");
+setup!(
+    ReceiverSetup,
+    Receiver,
+    EndRole::Receiver,
+    "A receiving end"
+);
 
 /// A receiving end that has a word of a group's board.
-pub(crate) struct Placed(End);
+pub(crate) struct GroupReceiverSetup(EndParts);
 
-impl Placed {
+impl GroupReceiverSetup {
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         config: &RingConfig,
-        place: &Place,
+        place: &GroupPlacement,
     ) -> Result<Self, SetupError> {
-        End::new(device, config, Role::Receiver, Some(place)).map(Self)
+        EndParts::new(device, config, EndRole::Receiver, Some(place)).map(Self)
     }
 
     pub(crate) fn greeting(&self) -> Vec<u8> {

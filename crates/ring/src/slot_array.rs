@@ -23,7 +23,7 @@ pub(crate) const ARRAY: usize = LINE;
 const EXPECTED_MAX: usize = 2048;
 
 /// Registered memory of one end.
-pub(crate) struct Slots {
+pub(crate) struct SlotArray {
     view: View,
     /// The cursor that the peer writes; `None` where there is no such word, as in no real memory.
     cursor: Option<CursorRef>,
@@ -36,9 +36,9 @@ pub(crate) struct Slots {
 }
 
 /// Keeps a buffer alive for a view.
-struct Keep(#[allow(dead_code, reason = "held, not read")] Arc<dyn Buffer>);
+struct KeepAlive(#[allow(dead_code, reason = "held, not read")] Arc<dyn Buffer>);
 
-impl Slots {
+impl SlotArray {
     /// Bytes that one end needs.
     pub(crate) const fn bytes(array: usize) -> usize {
         ARRAY + array
@@ -191,7 +191,7 @@ pub fn view_of(region: &Region, base: usize) -> View {
     // SAFETY: within the region, as just checked, or at its end.
     let start = unsafe { region.buffer().as_ptr().add(base) };
     let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-    let keep = Arc::new(Keep(region.buffer().clone()));
+    let keep = Arc::new(KeepAlive(region.buffer().clone()));
     // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it.
     // Slices are made of slots only while the ring's protocol gives them to this end.
     unsafe { View::from_raw(start, region.len() - base, keep) }

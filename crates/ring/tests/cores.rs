@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use headworks_ring::config::Settled;
+use headworks_ring::config::CheckedConfig;
 use headworks_ring::receive_policy::ReceivePolicy;
-use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
+use headworks_ring::send_policy::{PostAction, ReserveOutcome, SendPolicy};
 use headworks_ring::{Framing, RingConfig};
 use proptest::prelude::*;
 
@@ -46,7 +46,7 @@ struct World {
 }
 
 impl World {
-    fn new(ring: &Settled, (start, depth): (u64, u64), quiet: bool) -> Self {
+    fn new(ring: &CheckedConfig, (start, depth): (u64, u64), quiet: bool) -> Self {
         let mut policy = SendPolicy::starting_at(ring, start);
         policy.fit_queue(depth);
         Self {
@@ -148,9 +148,9 @@ impl World {
 
     fn advance(&mut self, count: u64) {
         match self.policy.advance(count) {
-            Due::Nothing => {}
-            Due::Transmit => self.transmit(false),
-            Due::Publish => {
+            PostAction::Nothing => {}
+            PostAction::Transmit => self.transmit(false),
+            PostAction::Publish => {
                 let now = self.policy.attempt();
                 self.transmit(now);
             }
@@ -170,19 +170,19 @@ impl World {
         }
         loop {
             match self.policy.reserve(count) {
-                Reserve::At(index) => {
+                ReserveOutcome::At(index) => {
                     self.fill(index, count, Some(self.sent));
                     self.advance(count);
                     self.policy.settle();
                     self.sent += 1;
                     return true;
                 }
-                Reserve::Skip { index, count } => {
+                ReserveOutcome::Skip { index, count } => {
                     assert_eq!(index + count, self.n);
                     self.fill(index, count, None);
                     self.advance(count);
                 }
-                Reserve::Full => return false,
+                ReserveOutcome::Full => return false,
             }
         }
     }
@@ -275,7 +275,7 @@ impl World {
         self.push_if_due();
     }
 
-    fn run(&mut self, op: (u8, u8), ring: &Settled) {
+    fn run(&mut self, op: (u8, u8), ring: &CheckedConfig) {
         match op {
             (0..4, some) => drop(self.send(1 + u64::from(some) % ring.max_slots)),
             (4..8, _) => drop(self.send(1)),
@@ -292,7 +292,7 @@ impl World {
     }
 
     /// Nobody pushes or publishes but as the rules say; the longest message gets through.
-    fn comes_free(&mut self, ring: &Settled) {
+    fn comes_free(&mut self, ring: &CheckedConfig) {
         while !self.held.is_empty() {
             self.release(0);
         }
@@ -322,7 +322,7 @@ impl World {
 
 /// Any ring, whose longest message may take N−1 slots; where its cursors start; requests that its
 /// send queue holds: from the fewest that [`headworks_ring::SenderSetup`] takes to what it asks for.
-fn rings() -> impl Strategy<Value = (Settled, (u64, u64))> {
+fn rings() -> impl Strategy<Value = (CheckedConfig, (u64, u64))> {
     let depth = prop_oneof![Just(0), Just(u64::MAX), any::<u64>()];
     (
         2u32..=40,

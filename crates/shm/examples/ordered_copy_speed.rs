@@ -1,4 +1,4 @@
-//! How fast `copy_in_order` is beside `memcpy`: in the cache, and marching through memory that is not.
+//! Compares the speed of `copy_in_order` and `memcpy`, in the cache and through memory larger than it.
 //!
 //! `cargo run --release -p headworks-shm --example ordered_copy_speed`
 
@@ -40,7 +40,7 @@ fn main() {
     }
 }
 
-/// Gigabytes per second of copies of `len` bytes, one after the other through `footprint`.
+/// Returns the speed, in gigabytes per second, of consecutive copies of `len` bytes through `footprint`.
 fn speed(copy: Copy, to: *mut u8, from: *const u8, len: usize, footprint: usize) -> f64 {
     let total = if footprint == len {
         64 << 20
@@ -51,7 +51,7 @@ fn speed(copy: Copy, to: *mut u8, from: *const u8, len: usize, footprint: usize)
     let start = Instant::now();
     for at in (0..total).step_by(len) {
         let at = at & mask;
-        // SAFETY: `at + len` is within the footprint, which both buffers have.
+        // SAFETY: `at + len` is within the footprint, which is the size of both buffers at least.
         unsafe {
             copy(
                 black_box(to.add(at)),
@@ -64,11 +64,11 @@ fn speed(copy: Copy, to: *mut u8, from: *const u8, len: usize, footprint: usize)
 }
 
 unsafe fn memcpy(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's contract is the same.
     unsafe { from.copy_to_nonoverlapping(to, len) };
 }
 
 unsafe fn copied_in_order(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's contract is the same.
     unsafe { copy_in_order(to, from, len) };
 }

@@ -1,6 +1,6 @@
-//! Fences between processes whose whole cost is on one side.
+//! Asymmetric memory barriers between processes: one side bears the whole cost.
 //!
-//! They serve Dekker's pattern, where each side writes one word and then reads the other's:
+//! They serve Dekker's pattern, in which each side writes one word and then reads the other's:
 //!
 //! ```text
 //! often, must be cheap             seldom, may be dear
@@ -9,11 +9,11 @@
 //! word_b.load(Relaxed)             word_a.load(Relaxed)
 //! ```
 //!
-//! At least one side sees the other's store: for example a poster that marks an operation as in flight and a
-//! de-registration that closes the gate and then looks for operations in flight. [`light`] only stops the
+//! At least one side sees the other's store. Example: a poster marks an operation as in flight, while a
+//! de-registration closes the gate and then looks for operations in flight. [`light`] only stops the
 //! compiler; [`heavy`] makes the kernel run a full barrier on every processor that runs a *registered*
-//! process. So every process on the light side must have called [`init`], and one whose heavy side the
-//! kernel refuses ([`supported`] is false) must tell the others, who then use [`full`] towards it.
+//! process. So every process on the light side must have called [`init`]. A process for which the kernel
+//! refuses the heavy side ([`supported`] is false) must tell the others, which then use [`full`] towards it.
 
 use core::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 
@@ -25,7 +25,8 @@ const REFUSED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Registers this process, once; later calls only repeat the answer. Returns whether the kernel does its part.
+/// Registers this process with `membarrier` on the first call; later calls repeat the result. Returns
+/// whether the kernel supports it.
 pub fn init() -> bool {
     if STATE.load(Ordering::Relaxed) == UNKNOWN {
         let register = libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED;
@@ -36,15 +37,16 @@ pub fn init() -> bool {
     supported()
 }
 
-/// Whether [`init`] found that the kernel does its part. Published to peers, since theirs depends on ours.
+/// Returns whether [`init`] found kernel support. A process publishes this to its peers, because their
+/// choice of fence depends on it.
 #[inline]
 pub fn supported() -> bool {
     STATE.load(Ordering::Relaxed) == SUPPORTED
 }
 
-/// The side that runs often: free where [`supported`], a full fence elsewhere.
+/// The fence of the frequent side: a compiler fence if [`supported`], a full fence otherwise.
 ///
-/// Enough only towards processes that are [`supported`] themselves.
+/// It is sufficient only towards processes that are [`supported`] themselves.
 #[inline(always)]
 pub fn light() {
     if supported() {
@@ -54,14 +56,14 @@ pub fn light() {
     }
 }
 
-/// The side that runs seldom: a full barrier here and on every processor that runs a registered process.
+/// The fence of the rare side: a full barrier here and on every processor that runs a registered process.
 ///
-/// Ends the process where the kernel does not do its part any more: what is built on this would
-/// write to memory that is somebody else's.
+/// Aborts the process if the kernel supported the barrier before and refuses it now. Without the barrier,
+/// code built on it would write to memory that belongs to others.
 pub fn heavy() {
     #[cfg(all(test, not(loom)))]
     HEAVY_FENCES.with(|count| count.set(count.get() + 1));
-    // The fence also stands in where the kernel refuses: then every light side uses a full one.
+    // This fence alone suffices where the kernel refuses: every light side then uses a full fence.
     full();
     if supported() {
         if !membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED) {
@@ -71,7 +73,7 @@ pub fn heavy() {
     }
 }
 
-/// Not a panic: that could be caught, or unwind through what gives the memory away.
+/// Aborts. A panic could be caught, or unwind through code that gives the memory away.
 #[cold]
 #[allow(clippy::disallowed_methods)]
 fn abort_without_barrier() -> ! {
@@ -88,7 +90,7 @@ std::thread_local! {
     static HEAVY_FENCES: core::cell::Cell<u64> = const { core::cell::Cell::new(0) };
 }
 
-/// How many heavy fences this thread has made.
+/// Number of heavy fences that this thread has executed.
 #[cfg(all(test, not(loom)))]
 pub(crate) fn heavy_fences() -> u64 {
     HEAVY_FENCES.with(core::cell::Cell::get)
@@ -101,7 +103,7 @@ pub fn full() {
 }
 
 fn membarrier(command: libc::c_int) -> bool {
-    // SAFETY: takes no pointers and changes only the calling process's registration.
+    // SAFETY: the call takes no pointers and changes only the calling process's registration.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
@@ -113,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs Dekker's pattern many times; never do both sides miss each other.
+    /// Runs Dekker's pattern many times and checks that the two sides never both miss the other's store.
     #[test]
     fn one_side_always_sees_the_other() {
         init();
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(both, 0);
     }
 
-    /// Makes every later membarrier of the calling process fail, as a sandbox does.
+    /// Makes every later `membarrier` call of the calling process fail, as a sandbox does.
     fn forbid_membarrier() {
         // SAFETY: a filter program is plain data.
         let step = |code: u32, jt, jf, k| libc::sock_filter {
@@ -149,7 +151,7 @@ mod tests {
             k,
         };
         let mut program = [
-            // The number of the system call.
+            // Load the system call's number.
             step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             step(
                 libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -169,7 +171,7 @@ mod tests {
             len: program.len() as u16,
             filter: program.as_mut_ptr(),
         };
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
         // SAFETY: the filter lives across the call, which copies it.
         unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) };
@@ -181,24 +183,24 @@ mod tests {
             eprintln!("skipped: this kernel has no such barrier");
             return;
         }
-        // SAFETY: the child makes system calls and ends; the one line that it writes takes a lock
-        // that no other thread holds for longer than a line.
+        // SAFETY: the child only makes system calls, prints one line and ends. Printing takes a lock, which
+        // another thread may have held at the fork, but only for the length of a line.
         match unsafe { libc::fork() } {
             0 => {
-                // SAFETY: no pointers: leave no core file, and end if that lock is held after all.
+                // SAFETY: the call takes no pointers. It prevents a core file.
                 unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
-                // SAFETY: as above.
+                // SAFETY: no pointers. The alarm ends the child if the lock was held at the fork after all.
                 unsafe { libc::alarm(120) };
                 forbid_membarrier();
                 if !membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED) {
                     heavy();
                 }
-                // SAFETY: ends the child at once.
+                // SAFETY: the call ends the child at once.
                 unsafe { libc::_exit(0) }
             }
             pid => {
                 let mut status = 0;
-                // SAFETY: our own child, a valid place for its status.
+                // SAFETY: the process is our own child, and `status` is a valid place for its status.
                 assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
                 assert!(libc::WIFSIGNALED(status), "{status:#x}");
                 assert_eq!(libc::WTERMSIG(status), libc::SIGABRT);

@@ -1,10 +1,10 @@
-//! A lock that costs its usual owner no atomic read-modify-write.
+//! Biased lock: its usual owner pays no atomic read-modify-write.
 //!
-//! Those instructions wait until earlier stores are visible everywhere; on a path that has just
-//! stored into lines of another core's cache that is most of the time. So the first thread that
-//! takes the lock becomes its owner and takes it with plain stores and [`asymmetric_fence::light`]. The
-//! first other thread revokes that, once and for ever, with [`asymmetric_fence::heavy`]; from then on,
-//! without any further one, it is an ordinary spin lock that yields. For short critical sections within one process.
+//! Such an instruction waits until earlier stores are visible everywhere. On a path that has just stored
+//! to lines of another core's cache, that wait is most of the time. So the first thread that takes the
+//! lock becomes its owner and takes it with plain stores and [`asymmetric_fence::light`]. The first other
+//! thread revokes this for good, with one [`asymmetric_fence::heavy`]. From then on it is an ordinary
+//! spin lock that yields, without further heavy fences. It is for short critical sections in one process.
 
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -12,48 +12,47 @@ use core::ops::{Deref, DerefMut};
 use crate::asymmetric_fence;
 use crate::primitive::{AtomicU64, Ordering, UnsafeCell};
 
-/// Set in `owner` while the owner is inside; numbers of threads are even.
+/// Bit set in `owner` while the owner is inside; thread numbers are even.
 const INSIDE: u64 = 1;
 
-/// The owner may take the short way.
+/// The owner may use the fast path.
 const NOT_REVOKED: u64 = 0;
-/// It may not any more, but may not have seen that yet.
+/// The owner may no longer use the fast path, but may not have seen that yet.
 const REVOKING: u64 = 1;
-/// It has been seen outside since, and does not enter again.
+/// The owner has been seen outside since the revocation and does not use the fast path again.
 const REVOKED: u64 = 2;
 
-/// The lock, and the value that it guards.
+/// The lock and the value that it guards.
 #[derive(Debug)]
 pub struct BiasedLock<T> {
-    /// The thread that may take the short way, 0 before the first, and whether it is [`INSIDE`].
-    /// One word for both, so that the look whether a thread is the owner also tells whether it is
-    /// inside already.
+    /// The thread that may use the fast path (0 before the first) and the bit [`INSIDE`]. Both share one
+    /// word, so that the check for the owner also shows whether it is inside already.
     owner: AtomicU64,
-    /// How far the revocation is: [`NOT_REVOKED`], [`REVOKING`] or [`REVOKED`]. It only grows.
+    /// Progress of the revocation: [`NOT_REVOKED`], [`REVOKING`] or [`REVOKED`]. It only grows.
     revoked: AtomicU64,
-    /// The ordinary lock, once revoked: the thread that has it, or 0.
+    /// The ordinary lock after the revocation: the thread that holds it, or 0.
     taken: AtomicU64,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by the holder of the lock only, one thread at a time.
+// SAFETY: only the holder of the lock reaches the value, and only one thread at a time holds it.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
-// SAFETY: it owns its value.
+// SAFETY: the lock owns its value.
 unsafe impl<T: Send> Send for BiasedLock<T> {}
 
-/// The lock is held while this lives. It stays with its thread: that is whose the short way is.
+/// Guard that holds the lock until dropped. It is not `Send`: the fast path belongs to the thread that took it.
 #[derive(Debug)]
 #[must_use = "dropping the guard gives the lock back"]
 pub struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// The word that says that the lock is held, and what it says otherwise.
+    /// The word that marks the lock as held; dropping the guard stores `free` there.
     held: &'a AtomicU64,
     free: u64,
     _stays: PhantomData<*const ()>,
 }
 
 impl<T> BiasedLock<T> {
-    /// A lock that nobody has taken yet.
+    /// Makes a lock that no thread has taken yet.
     pub fn new(value: T) -> Self {
         asymmetric_fence::init();
         Self {
@@ -68,7 +67,7 @@ impl<T> BiasedLock<T> {
     ///
     /// # Panics
     ///
-    /// If this thread has it already.
+    /// If this thread holds it already.
     #[inline(always)]
     pub fn lock(&self) -> BiasedGuard<'_, T> {
         self.lock_as(current_thread())
@@ -76,7 +75,7 @@ impl<T> BiasedLock<T> {
 
     #[inline(always)]
     fn lock_as(&self, thread: u64) -> BiasedGuard<'_, T> {
-        // A yes or no comes back in a register; a guard would be kept in memory from here on.
+        // Both paths return a `bool`, which stays in a register; a guard would be kept in memory.
         if self.enter_as_owner(thread) || self.lock_slow_path(thread) {
             self.guard(&self.owner, thread)
         } else {
@@ -84,10 +83,11 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// The owner's way in. Says whether it led there: for the owner, outside, and not revoked.
+    /// The owner's fast path. Returns whether it took the lock: the caller is the owner, was outside, and is
+    /// not revoked.
     #[inline(always)]
     fn enter_as_owner(&self, thread: u64) -> bool {
-        // Only the owner writes its own number here: nobody else's store can come in between.
+        // Only the owner stores its own number here, so no other store can come in between.
         if self.owner.load(Ordering::Relaxed) != thread {
             return false;
         }
@@ -95,10 +95,11 @@ impl<T> BiasedLock<T> {
         self.is_still_owner(thread)
     }
 
-    /// Whether the owner, who has said that it is inside, is not revoked; else it is not inside.
+    /// Called by the owner after it has set [`INSIDE`]. Returns whether it is not revoked; if it is, clears
+    /// `INSIDE` again.
     #[inline(always)]
     fn is_still_owner(&self, thread: u64) -> bool {
-        // Dekker with `lock_slow_path`: this thread sees `revoked` or the revoker sees `INSIDE`.
+        // Dekker's pattern with `enter_or_revoke`: this thread sees `revoked`, or the revoker sees `INSIDE`.
         asymmetric_fence::light();
         if self.revoked.load(Ordering::Acquire) == NOT_REVOKED {
             return true;
@@ -107,10 +108,11 @@ impl<T> BiasedLock<T> {
         false
     }
 
-    /// Takes the lock as its first owner or, for good, as an ordinary one. Says whether as owner.
+    /// Takes the lock as its first owner, or else as an ordinary lock after the revocation. Returns whether as
+    /// owner.
     #[cold]
     fn lock_slow_path(&self, thread: u64) -> bool {
-        // Pairs with the Release of whoever saw the owner outside, and so with the owner's.
+        // Pairs with the Release store of `REVOKED`, and through it with the owner's Release on leaving.
         if self.revoked.load(Ordering::Acquire) != REVOKED && self.enter_or_revoke(thread) {
             return true;
         }
@@ -124,8 +126,8 @@ impl<T> BiasedLock<T> {
         false
     }
 
-    /// Takes the lock as its first owner, or sees to it that nobody has it or takes it so. Says
-    /// which.
+    /// Takes the lock as its first owner and returns true, or revokes the owner and waits until it is
+    /// outside, and returns false.
     fn enter_or_revoke(&self, thread: u64) -> bool {
         let first =
             self.owner
@@ -135,7 +137,7 @@ impl<T> BiasedLock<T> {
         }
         let again = self.owner.load(Ordering::Relaxed) == thread | INSIDE;
         assert!(!again, "this thread holds the lock already");
-        // Fails if somebody was here before; `REVOKED` may not be taken back.
+        // Fails if another thread was here before: `REVOKED` must not go back to `REVOKING`.
         let _ = self.revoked.compare_exchange(
             NOT_REVOKED,
             REVOKING,
@@ -143,7 +145,7 @@ impl<T> BiasedLock<T> {
             Ordering::Relaxed,
         );
         asymmetric_fence::heavy();
-        // Pairs with the owner's Release when it leaves.
+        // Pairs with the owner's Release store on leaving.
         while self.owner.load(Ordering::Acquire) & INSIDE != 0 {
             wait();
         }
@@ -167,7 +169,7 @@ impl<T> Deref for BiasedGuard<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: the lock is held, and the reference does not outlive the guard.
+        // SAFETY: the guard holds the lock, and the reference does not outlive the guard.
         self.lock.value.with(|value| unsafe { &*value })
     }
 }
@@ -175,8 +177,7 @@ impl<T> Deref for BiasedGuard<'_, T> {
 impl<T> DerefMut for BiasedGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the lock is held, by this guard alone, which is borrowed as long as the reference
-        // lives.
+        // SAFETY: this guard alone holds the lock, and it is borrowed mutably as long as the reference lives.
         self.lock.value.with_mut(|value| unsafe { &mut *value })
     }
 }
@@ -198,9 +199,9 @@ fn wait() {
     loom::thread::yield_now();
 }
 
-/// Something even that differs between threads that live at the same time: the address of a
-/// thread-local. A later thread may inherit it when the earlier one is gone, and with it the short
-/// way: the memory that it is the address of was handed on, and so is what the earlier one wrote.
+/// Returns an even number that differs between threads alive at the same time: the address of a
+/// thread-local. A later thread may get the number of an ended one, and with it the fast path. That is
+/// sound: it got the same memory, and whatever handed the memory on also ordered the ended thread's writes.
 #[inline(always)]
 fn current_thread() -> u64 {
     std::thread_local!(static HERE: u16 = const { 0 });
@@ -235,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Whether taking the lock is refused, by a panic.
+    /// Returns whether `lock` panics.
     fn is_refused(lock: &BiasedLock<u32>) -> bool {
         catch_unwind(AssertUnwindSafe(|| *lock.lock())).is_err()
     }
@@ -243,7 +244,7 @@ mod tests {
     #[test]
     fn a_thread_that_holds_it_is_refused() {
         let lock = BiasedLock::new(7);
-        // The first time, as the owner, and once it is revoked.
+        // In turn: as the owner, as the owner again before the revocation, and after it.
         for revoke in [false, true, false] {
             let held = lock.lock();
             assert!(is_refused(&lock));
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(*lock.lock(), 202);
     }
 
-    /// Compiles only while the guard cannot be sent: else both implementations fit.
+    /// Compiles only while the guard is not `Send`: otherwise both implementations of the trait apply.
     #[test]
     fn a_guard_stays_with_its_thread() {
         trait Sendable<A> {
@@ -303,8 +304,8 @@ mod models {
         }
     }
 
-    /// Two threads take the lock so many times each and add one. (A third makes two wait for one,
-    /// and loom does not see that their turns at waiting end.)
+    /// Two threads take the lock `turns` times each and add one. (With a third, two wait for one, and loom
+    /// does not see that their waiting ends.)
     fn check(turns: [u64; 2]) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -330,7 +331,7 @@ mod models {
         check([2, 2]);
     }
 
-    /// The second phase: the revocation is done before, by the owner's side or the other's.
+    /// The second phase: the revocation is complete before the threads compete.
     #[test]
     fn loom_a_lock_whose_revocation_is_done_excludes() {
         let mut builder = loom::model::Builder::new();

@@ -1,12 +1,11 @@
-//! Ring cursor: a 64-bit counter that one side writes and the other observes; and the index logic
-//! of a single-producer single-consumer queue over a pair of cursors.
+//! Ring cursor, a 64-bit counter that one side writes and the other observes; and the index logic of a
+//! single-producer single-consumer queue over a pair of cursors.
 //!
-//! A cursor counts up and wraps with `u64`; it is never taken modulo the size of a ring. The side
-//! that observes a cursor checks its range against what it knows before it uses the value, because
-//! the other side is not trusted.
+//! A cursor counts up and wraps with `u64`; it is never taken modulo the size of a ring. The observing
+//! side does not trust the other one: it checks the value's range before it uses the value.
 //!
 //! A cursor is 8 bytes. A cursor that is written often has a cache line for itself ([`PaddedCursor`], or
-//! an offset that is a multiple of 64); a board of many cursors packs eight to a line.
+//! an offset that is a multiple of 64); an array of many cursors packs eight to a line.
 
 use core::ops::Deref;
 
@@ -34,33 +33,32 @@ impl Deref for PaddedCursor {
 }
 
 impl Cursor {
-    /// A cursor at `value`.
+    /// Makes a cursor with the value `value`.
     pub fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 
-    /// Makes `value` visible, and everything written before it (Release; pairs with
-    /// [`Cursor::observe`]).
+    /// Publishes `value` and everything written before it (Release; pairs with [`Cursor::observe`]).
     #[inline(always)]
     pub fn publish(&self, value: u64) {
         self.0.store(value, Ordering::Release);
     }
 
-    /// The value published last, and everything written before it (Acquire; pairs with
-    /// [`Cursor::publish`]).
+    /// Returns the value published last and makes everything written before it visible (Acquire; pairs
+    /// with [`Cursor::publish`]).
     #[inline(always)]
     pub fn observe(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// [`Cursor::observe`], refused unless it lies in `lowest..=lowest + span` (wrapping).
+    /// Observes the cursor and refuses a value outside `lowest..=lowest + span` (wrapping).
     #[inline(always)]
     pub fn observe_within(&self, lowest: u64, span: u64) -> Result<u64, CursorError> {
         check_within(self.observe(), lowest, span)
     }
 }
 
-/// Refuses a cursor value of the other side that does not lie in `lowest..=lowest + span`.
+/// Refuses a cursor value of the other side that is outside `lowest..=lowest + span` (wrapping).
 #[inline(always)]
 pub fn check_within(found: u64, lowest: u64, span: u64) -> Result<u64, CursorError> {
     if found.wrapping_sub(lowest) <= span {
@@ -73,14 +71,14 @@ pub fn check_within(found: u64, lowest: u64, span: u64) -> Result<u64, CursorErr
     })
 }
 
-/// The other side published what no correct process publishes.
+/// Error: the other side published a value that no correct process publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CursorError {
-    /// A cursor outside the range that is possible.
+    /// A cursor value outside the possible range.
     #[error("the peer's cursor is {found}: {lowest} to {highest} are possible")]
     OutOfRange {
-        /// What was observed.
+        /// The observed value.
         found: u64,
         /// The smallest possible value.
         lowest: u64,
@@ -89,7 +87,7 @@ pub enum CursorError {
     },
 }
 
-/// The producer's side of a queue of `capacity` places: owns the tail, watches the head.
+/// Producer's side of a queue of `capacity` places: owns the tail and observes the head.
 #[derive(Debug)]
 pub struct Producer {
     capacity: u64,
@@ -98,7 +96,7 @@ pub struct Producer {
     head: u64,
 }
 
-/// The consumer's side of a queue of `capacity` places: owns the head, watches the tail.
+/// Consumer's side of a queue of `capacity` places: owns the head and observes the tail.
 #[derive(Debug)]
 pub struct Consumer {
     capacity: u64,
@@ -108,7 +106,7 @@ pub struct Consumer {
 }
 
 impl Producer {
-    /// A producer of an empty queue whose cursors both stand at `start`.
+    /// Makes the producer of an empty queue whose cursors both stand at `start`.
     pub const fn new(capacity: u64, start: u64) -> Self {
         Self {
             capacity,
@@ -117,13 +115,14 @@ impl Producer {
         }
     }
 
-    /// The position of the next place to fill.
+    /// Returns the position of the next place to fill.
     #[inline(always)]
     pub fn position(&self) -> u64 {
         self.tail
     }
 
-    /// How many places may be filled, observing `head` only if fewer than `want` are known free.
+    /// Returns how many places may be filled. Observes `head` only if fewer than `want` are known to be
+    /// free.
     #[inline(always)]
     pub fn acquire(&mut self, head: &Cursor, want: u64) -> Result<u64, CursorError> {
         let known = self.capacity - self.tail.wrapping_sub(self.head);
@@ -149,7 +148,7 @@ impl Producer {
 }
 
 impl Consumer {
-    /// A consumer of an empty queue whose cursors both stand at `start`.
+    /// Makes the consumer of an empty queue whose cursors both stand at `start`.
     pub const fn new(capacity: u64, start: u64) -> Self {
         Self {
             capacity,
@@ -158,13 +157,14 @@ impl Consumer {
         }
     }
 
-    /// The position of the next place to empty.
+    /// Returns the position of the next place to empty.
     #[inline(always)]
     pub fn position(&self) -> u64 {
         self.head
     }
 
-    /// How many places are filled, observing `tail` only if fewer than `want` are known.
+    /// Returns how many places are filled. Observes `tail` only if fewer than `want` are known to be
+    /// filled.
     #[inline(always)]
     pub fn acquire(&mut self, tail: &Cursor, want: u64) -> Result<u64, CursorError> {
         let known = self.tail.wrapping_sub(self.head);
@@ -204,7 +204,7 @@ mod tests {
             capacity in 1u64..40,
             ops in proptest::collection::vec((any::<bool>(), 1u64..9), 0..300),
         ) {
-            // Half the starts just below the wrap of u64.
+            // Half the starts are just below the wrap of u64.
             let start = if start % 2 == 0 { start } else { u64::MAX - start % 64 };
             let (head, tail) = (Cursor::new(start), Cursor::new(start));
             let mut producer = Producer::new(capacity, start);
@@ -264,12 +264,12 @@ mod models {
         places: [UnsafeCell<u64>; 2],
     }
 
-    // SAFETY: the cells are touched only by whoever the cursors say; loom checks that they are.
+    // SAFETY: the cursors admit one thread at a time to each cell; loom checks that they do.
     unsafe impl Sync for Shared {}
     // SAFETY: as above.
     unsafe impl Send for Shared {}
 
-    /// Three values through two places: every place is reused, and loom sees each access.
+    /// Sends three values through two places, so that a place is reused; loom checks each access.
     #[test]
     fn loom_cursor_pair_orders_every_access() {
         loom::model(|| {
@@ -288,7 +288,7 @@ mod models {
                             thread::yield_now();
                         }
                         let place = &shared.places[producer.position() as usize % 2];
-                        // SAFETY: acquired: the consumer is done with it.
+                        // SAFETY: the place is acquired, so the consumer is done with it.
                         place.with_mut(|cell| unsafe { *cell = value });
                         producer.release(&shared.tail, 1);
                     }
@@ -300,7 +300,7 @@ mod models {
                     thread::yield_now();
                 }
                 let place = &shared.places[consumer.position() as usize % 2];
-                // SAFETY: acquired: the producer has filled it.
+                // SAFETY: the place is acquired, so the producer has filled it.
                 assert_eq!(place.with(|cell| unsafe { *cell }), value);
                 consumer.release(&shared.head, 1);
             }

@@ -1,19 +1,19 @@
-//! Which of many were touched: a set of numbers in shared memory that any number of processes put numbers
-//! into and one takes them all out of, in time that depends on how many there are and not on how many
-//! there could be.
+//! Dirty set: a two-level bitmap in shared memory. Any number of processes insert numbers, and one takes
+//! all of them out, in time that depends on how many were inserted and not on how many are possible.
 //!
-//! Two levels of bits: one for each number, and above them one for each word of those. Who marks sets the
-//! lower bit and then the upper one; who takes clears the upper word and then the lower ones. So a mark whose
-//! upper bit is not set yet is found by the next take, and what was stored before [`DirtySet::insert`] is seen by
-//! whoever took the mark. A process killed between the two leaves a mark that the next one of its word takes
-//! along; bits that stand for nothing are the taker's to ignore.
+//! The lower level has one bit for each number, the upper level one for each word of the lower. Inserting
+//! sets the lower bit, then the upper one. Draining clears an upper word, then the lower words that it
+//! names. So a number whose upper bit is not set yet is found by a later drain, and a drain that takes a
+//! number sees what was stored before its [`DirtySet::insert`]. A process killed between the two steps
+//! leaves a lower bit that is drained with the next number inserted into the same word. The caller of
+//! [`DirtySet::drain`] must ignore numbers that have no meaning.
 
 use crate::primitive::{AtomicU64, Ordering};
 
-/// Numbers that one word of the upper level stands for.
+/// Numbers covered by one word of the upper level.
 const NUMBERS_PER_UPPER_WORD: usize = 64 * 64;
 
-/// The set, over words that lie elsewhere, all zero when it is empty.
+/// The set, over borrowed words; all words are zero when it is empty.
 #[derive(Clone, Copy, Debug)]
 pub struct DirtySet<'m> {
     upper: &'m [AtomicU64],
@@ -21,7 +21,7 @@ pub struct DirtySet<'m> {
 }
 
 impl<'m> DirtySet<'m> {
-    /// Words that a set of numbers below `count` takes.
+    /// Returns the number of words that a set of numbers below `count` takes.
     pub const fn word_count(count: usize) -> usize {
         Self::upper_words(count) + count.div_ceil(64)
     }
@@ -30,7 +30,8 @@ impl<'m> DirtySet<'m> {
         count.div_ceil(NUMBERS_PER_UPPER_WORD)
     }
 
-    /// The set of numbers below `count` in [`words`](Self::word_count) words; `None` where there are fewer.
+    /// Returns the set of numbers below `count` over the first [`word_count`](Self::word_count) of
+    /// `words`; `None` if there are fewer.
     #[inline]
     pub fn from_words(words: &'m [AtomicU64], count: usize) -> Option<Self> {
         let words = words.get(..Self::word_count(count))?;
@@ -38,7 +39,7 @@ impl<'m> DirtySet<'m> {
         Some(Self { upper, lower })
     }
 
-    /// Puts `number` in; one that is too large is not.
+    /// Inserts `number`; ignores one that is too large.
     #[inline]
     pub fn insert(&self, number: usize) {
         let at = number / 64;
@@ -50,14 +51,14 @@ impl<'m> DirtySet<'m> {
         self.upper[at / 64].fetch_or(1 << (at % 64), Ordering::Release);
     }
 
-    /// Takes all there are out, and shows them.
+    /// Takes all numbers out and calls `each` for every one.
     #[inline]
     pub fn drain(&self, mut each: impl FnMut(usize)) {
         for (group, upper) in self.upper.iter().enumerate() {
             if upper.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // The upper word first: whoever marks after the lower one is cleared sets this one again.
+            // The upper word is cleared first: an insert after the lower word is cleared sets it again.
             for at in bits(upper.swap(0, Ordering::Acquire)) {
                 let at = group * 64 + at;
                 let Some(word) = self.lower.get(at) else {
@@ -70,7 +71,8 @@ impl<'m> DirtySet<'m> {
         }
     }
 
-    /// Whether a take would find nothing, as far as marks are complete.
+    /// Returns whether a drain would find nothing. It does not see an insert that has not set its upper
+    /// bit yet.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.upper
@@ -79,7 +81,7 @@ impl<'m> DirtySet<'m> {
     }
 }
 
-/// The numbers of the bits that are set, ascending.
+/// Iterates over the numbers of the set bits, ascending.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = (word != 0).then(|| word.trailing_zeros() as usize)?;
@@ -112,7 +114,7 @@ mod tests {
             for (is_set, number) in numbers {
                 if is_set {
                     dirty.insert(number);
-                    // The last word may stand for some more.
+                    // The last word has bits for some numbers beyond `count`.
                     if number < count.div_ceil(64) * 64 {
                         oracle.insert(number);
                     }
@@ -148,8 +150,8 @@ mod models {
 
     use super::*;
 
-    /// Two mark, of one word or of two, and what they stored before is seen by whoever takes the mark;
-    /// none is lost.
+    /// Two threads insert, into one word or into two. Checks that no number is lost, and that the thread
+    /// that takes a number sees what was stored before.
     fn check(numbers: [usize; 2]) {
         loom::model(move || {
             let words = || (0..3).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();

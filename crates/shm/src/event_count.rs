@@ -1,8 +1,9 @@
-//! An event count: waking somebody only if he is about to sleep, and never missing that.
+//! Event count: a waker wakes a waiter only if it is about to sleep, and never misses that.
 //!
-//! Who will sleep arms it and then looks once more for work; who makes work rings it and, if it was
-//! armed, wakes him by other means. Each side writes one word and then reads the other's, with a
-//! full fence between: either the work is seen by that last look, or the event count is found armed.
+//! A waiter arms the event count, looks once more for work, and sleeps. A producer stores work and then
+//! notifies; if the event count was armed, the producer wakes the waiter by other means. Each side writes
+//! one word and then reads the other's, with a full fence between. So either the waiter's last look finds
+//! the work, or the producer finds the event count armed.
 
 use crate::primitive::{AtomicU32, Ordering, fence};
 
@@ -10,48 +11,49 @@ const OFF: u32 = 0;
 const ANY: u32 = 1;
 const URGENT: u32 = 2;
 
-/// The word, which may be in shared memory.
+/// The event count's word, which may be in shared memory.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct EventCount(AtomicU32);
 
 impl EventCount {
-    /// One that the next ring, urgent or not, finds armed.
+    /// Makes an event count that is armed for the next notification, urgent or not.
     pub fn new_armed() -> Self {
         Self(AtomicU32::new(ANY))
     }
 
-    /// Arms it for the next ring, or the next urgent one. Look for work after this, not before.
+    /// Arms it for the next notification, or only for the next urgent one. Look for work after this, not
+    /// before.
     pub fn arm(&self, urgent_only: bool) {
         if urgent_only {
-            // Who asked for any before gets it.
+            // Keeps an earlier arm for any notification, which includes urgent ones.
             let _ = self
                 .0
                 .compare_exchange(OFF, URGENT, Ordering::Relaxed, Ordering::Relaxed);
         } else {
             self.0.store(ANY, Ordering::Relaxed);
         }
-        // Pairs with the one in `notify`.
+        // Pairs with the fence in `notify`.
         fence(Ordering::SeqCst);
     }
 
-    /// Rings after work was stored. Says whether the caller is the one to wake the sleeper; it is
-    /// not armed any more then.
+    /// Notifies after work was stored. Returns whether the caller must wake the waiter; the event count is
+    /// then disarmed.
     #[inline]
     pub fn notify(&self, urgent: bool) -> bool {
-        // Pairs with the one in `arm`.
+        // Pairs with the fence in `arm`.
         fence(Ordering::SeqCst);
         let armed = self.0.load(Ordering::Relaxed);
         let due = armed == ANY || (armed == URGENT && urgent);
         due && self.0.swap(OFF, Ordering::AcqRel) != OFF
     }
 
-    /// Whether somebody is about to sleep, for who looks on.
+    /// Returns whether a waiter has armed it. For observers only: the load is relaxed.
     pub fn is_armed(&self) -> bool {
         self.0.load(Ordering::Relaxed) != OFF
     }
 
-    /// Whoever wakes the sleeper anyhow says so.
+    /// Disarms it. For a caller that wakes the waiter in any case.
     pub fn disarm(&self) {
         self.0.store(OFF, Ordering::Relaxed);
     }
@@ -89,7 +91,7 @@ mod models {
     use super::*;
     use crate::primitive::AtomicU64;
 
-    /// Producers store work and ring; a sleeper arms and looks again. Somebody always knows.
+    /// Producers store work and notify; a waiter arms and looks again. Checks that no work is missed.
     fn check(producers: usize) {
         loom::model(move || {
             let shared = Arc::new((EventCount(AtomicU32::new(OFF)), AtomicU64::new(0)));

@@ -1,4 +1,4 @@
-//! Are we a forked child? One page that the kernel empties on fork answers with a relaxed load.
+//! Detection of forked children: a relaxed load of one page that the kernel empties on fork.
 //!
 //! A forked child inherits copies of its parent's objects: the same segments, the same registry entries.
 //! They are inert in the child: every operation on them is refused and their `Drop` touches nothing
@@ -8,80 +8,80 @@
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
-/// The generation of the first process to arm; a child of it that arms is the next one.
+/// Generation of the first process that starts the detection. A child that starts it gets the next one.
 const FIRST: u64 = 1;
 
-/// What [`WORD`] points to until [`start_detection`] has run: "not a child".
+/// Target of [`WORD`] until [`start_detection`] has run. Its value means "not a child".
 static UNARMED: AtomicU64 = AtomicU64::new(FIRST);
 
-/// The word that the kernel wipes in a child: zero there until the child arms in turn.
+/// Pointer to the word that the kernel wipes in a child; zero there until the child starts the detection.
 static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new((&raw const UNARMED).cast_mut());
 
-/// The last generation handed out in this process or its ancestors.
+/// Last generation handed out in this process or its ancestors.
 static LAST: AtomicU64 = AtomicU64::new(FIRST);
 
-/// Which process made an object, as far as forks go.
+/// Identifies the process, among forked ones, that made an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkGeneration(u64);
 
 impl ForkGeneration {
-    /// The generation of the calling process; arms the detection.
+    /// Returns the generation of the calling process, and starts the detection.
     pub fn current() -> Self {
         start_detection();
         Self(word().load(Relaxed))
     }
 
-    /// Whether the calling process is a forked child of the one that made the object.
+    /// Returns whether the calling process is a forked child of the one that made the object.
     #[inline]
     pub fn is_foreign(self) -> bool {
         word().load(Relaxed) != self.0
     }
 }
 
-/// Whether this process was forked from one that had armed.
+/// Returns whether this process was forked from one that had started the detection.
 ///
-/// Stays true after the child has armed for itself; objects that a child may rightly own compare their
-/// [`ForkGeneration`] instead. Before [`start_detection`] it is false.
+/// It stays true after the child has started the detection itself. Objects that a child may own compare
+/// their [`ForkGeneration`] instead. Before [`start_detection`] it is false.
 #[inline]
 pub fn in_forked_child() -> bool {
     word().load(Relaxed) != FIRST
 }
 
-/// Starts the detection, once per process; everything here that makes an object calls it. In a forked
-/// child it begins a new generation.
+/// Starts the detection, once per process. In a forked child it begins a new generation. Every
+/// constructor in this crate whose object is inert after a fork calls it.
 pub fn start_detection() {
     if ptr::eq(word(), &UNARMED) {
         install_page();
     }
     if word().load(Relaxed) == 0 {
         let next = LAST.fetch_add(1, Relaxed) + 1;
-        // Of two threads of the child one wins; a number skipped is no harm.
+        // If two threads of the child race, one wins; a skipped number does no harm.
         let _ = word().compare_exchange(0, next, Relaxed, Relaxed);
     }
 }
 
 #[inline(always)]
 fn word() -> &'static AtomicU64 {
-    // SAFETY: the pointer is to UNARMED or to a page that is never unmapped; the relaxed load is enough
-    // because the page's only content, FIRST, was written before a Release exchange published it and
-    // every reader's load of the word depends on the pointer.
+    // SAFETY: the pointer is to UNARMED or to a page that is never unmapped. The relaxed load is enough:
+    // the page's only content, FIRST, was written before a Release exchange published it, and every
+    // reader's load of the word depends on the pointer.
     unsafe { &*WORD.load(Relaxed) }
 }
 
-/// Maps the page and makes it the word; of two threads one wins.
+/// Maps the page and installs it as the word. If two threads race, one wins.
 fn install_page() {
     let Some(page) = map_wipe_on_fork_page() else {
         install_fork_handler();
         return;
     };
-    // SAFETY: a fresh page of our own, aligned for anything.
+    // SAFETY: the page is fresh, our own, and aligned for any type.
     unsafe { page.cast::<AtomicU64>().write(AtomicU64::new(FIRST)) };
     let unarmed = (&raw const UNARMED).cast_mut();
     if WORD
         .compare_exchange(unarmed, page.cast(), Release, Relaxed)
         .is_err()
     {
-        // SAFETY: nobody else has seen this page.
+        // SAFETY: no other thread has seen this page.
         unsafe { libc::munmap(page, page_len()) };
     }
 }
@@ -90,9 +90,9 @@ fn page_len() -> usize {
     rustix::param::page_size()
 }
 
-/// A private page that is empty in a forked child, or `None` where the kernel has no such thing.
+/// Maps a private page that is empty in a forked child. Returns `None` if the kernel does not support that.
 fn map_wipe_on_fork_page() -> Option<*mut libc::c_void> {
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+    // SAFETY: the call makes a new anonymous mapping at an address of the kernel's choice.
     let page = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -106,17 +106,17 @@ fn map_wipe_on_fork_page() -> Option<*mut libc::c_void> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the mapping made above.
+    // SAFETY: the range is the mapping made above.
     if unsafe { libc::madvise(page, page_len(), libc::MADV_WIPEONFORK) } != 0 {
-        // SAFETY: as above; nobody else knows of it.
+        // SAFETY: as above; no one else knows of the mapping.
         unsafe { libc::munmap(page, page_len()) };
         return None;
     }
     Some(page)
 }
 
-/// Without wiped pages (Linux before 4.14, some sandboxes) libc's fork handler does the wiping; it misses
-/// only forks made by raw system calls.
+/// Installs a libc fork handler that does the wiping where the kernel does not (Linux before 4.14, some
+/// sandboxes). It misses only forks made by raw system calls.
 fn install_fork_handler() {
     extern "C" fn wipe() {
         UNARMED.store(0, Relaxed);
@@ -132,16 +132,16 @@ fn install_fork_handler() {
 mod tests {
     use super::*;
 
-    /// Forks, runs `f` in the child and returns what it returned (its exit status).
+    /// Forks, runs `f` in the child and returns its result, which is the child's exit status.
     fn in_child(f: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: the child only runs `f`, which here touches atomics, and exits at once.
+        // SAFETY: the child only runs `f`, which touches only atomics here, and exits at once.
         match unsafe { libc::fork() } {
             -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: the call ends the child without running any of the parent's code.
             0 => unsafe { libc::_exit(f()) },
             pid => {
                 let mut status = 0;
-                // SAFETY: our own child and a valid place for its status.
+                // SAFETY: the process is our own child, and `status` is a valid place for its status.
                 assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
                 assert!(libc::WIFEXITED(status), "the child was killed");
                 libc::WEXITSTATUS(status)

@@ -1,10 +1,10 @@
-//! A lane beside a queue: the way of one producer and the consumer of a [`SlotQueue`] within this
-//! process that takes no atomic instruction.
+//! Lane: a queue beside a [`SlotQueue`] for the one producer that shares the consumer's process. Pushing
+//! and popping take no atomic read-modify-write.
 //!
-//! A queue of many producers takes one per value, and that waits until all that was stored before
-//! is visible everywhere. The one producer that is in a hurry goes without, by way of the lane;
-//! what others complete for it, and what it completes itself until all that is consumed, takes the
-//! queue. Values of that producer never overtake each other:
+//! A queue of many producers takes one for each value, and such an instruction waits until all earlier
+//! stores are visible everywhere. The latency-critical producer avoids that with the lane. Values that
+//! others complete for it go through the queue. Its own values then do so too, until all of those are
+//! consumed. Values of that producer never overtake each other:
 //!
 //! - from the lane to the queue: [`pop_in_order`] looks at the queue, then empties the lane, and
 //!   only then takes from the queue;
@@ -16,7 +16,7 @@ use crate::cursor::{Consumer, PaddedCursor, Producer};
 use crate::primitive::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
 use crate::slot_queue::{ShmSafe, SingleConsumer, SlotError};
 
-/// A queue of one producer and one consumer.
+/// A single-producer single-consumer queue.
 #[derive(Debug)]
 pub struct Lane<T> {
     claimed: AtomicBool,
@@ -28,11 +28,11 @@ pub struct Lane<T> {
 }
 
 // SAFETY: by the contracts of `push` and `pop`, `producer` and `consumer` are each used by one
-// thread at a time; a slot by whoever the cursors say.
+// thread at a time. The cursors admit one of the two to a slot at a time.
 unsafe impl<T: Send> Sync for Lane<T> {}
 
 impl<T: Default> Lane<T> {
-    /// An empty lane that nobody has claimed.
+    /// Makes an empty lane whose producer's end is not claimed.
     ///
     /// # Panics
     ///
@@ -53,42 +53,42 @@ impl<T: Default> Lane<T> {
 }
 
 impl<T> Lane<T> {
-    /// Lends the producer's end to the first who asks. Says whether that was the caller.
+    /// Claims the producer's end for the first caller. Returns whether the caller got it.
     pub fn claim(&self) -> bool {
-        // Pairs with `release`: the next producer goes on where this one stopped.
+        // Pairs with `release`: the next producer continues where the previous one stopped.
         !self.claimed.swap(true, Ordering::AcqRel)
     }
 
-    /// Takes the producer's end back; what is in the lane is consumed all the same.
+    /// Releases the producer's end. Values still in the lane are consumed all the same.
     pub fn release(&self) {
         self.claimed.store(false, Ordering::Release);
     }
 
-    /// Appends what `fill` makes; says whether there was room.
+    /// Appends the value that `fill` writes. Returns whether there was room.
     ///
     /// # Safety
     ///
-    /// For whoever has [claimed](Lane::claim) it, one thread at a time.
+    /// Only the thread that has [claimed](Lane::claim) the lane may call this, one thread at a time.
     #[inline(always)]
     pub unsafe fn push(&self, fill: impl FnOnce(&mut T)) -> bool {
-        // SAFETY: only the claimant's thread is here. (Work done within the cell's closure is not
-        // inlined, which costs a tenth of a small WRITE.)
+        // SAFETY: only the claimant's thread is here. (Work within the cell's closure is not inlined, which
+        // costs a tenth of a small WRITE's time.)
         let producer = unsafe { &mut *self.producer.with_mut(|producer| producer) };
         if !producer.acquire(&self.head, 1).is_ok_and(|free| free > 0) {
             return false;
         }
         let index = producer.position() as usize & (self.slots.len() - 1);
-        // SAFETY: acquired: the consumer has read it.
+        // SAFETY: the slot is acquired, so the consumer has read it.
         fill(unsafe { &mut *self.slots[index].with_mut(|slot| slot) });
         producer.release(&self.tail, 1);
         true
     }
 
-    /// Takes the oldest, shown to `read`.
+    /// Takes the oldest value out after showing it to `read`.
     ///
     /// # Safety
     ///
-    /// For one thread at a time.
+    /// One thread at a time may call this.
     #[inline(always)]
     pub unsafe fn pop<R>(&self, read: impl FnOnce(&T) -> R) -> Option<R> {
         // SAFETY: only the one consumer is here.
@@ -100,37 +100,37 @@ impl<T> Lane<T> {
             return None;
         }
         let index = consumer.position() as usize & (self.slots.len() - 1);
-        // SAFETY: acquired: the producer has filled it.
+        // SAFETY: the slot is acquired, so the producer has filled it.
         let shown = read(unsafe { &*self.slots[index].with(|slot| slot) });
         consumer.release(&self.head, 1);
         Some(shown)
     }
 
-    /// About how many are in it; may be asked by anybody.
+    /// Returns approximately how many values the lane holds. Any thread may ask.
     pub fn len_hint(&self) -> usize {
         let between = self.tail.observe().wrapping_sub(self.head.observe());
         between.min(self.slots.len() as u64) as usize
     }
 
-    /// How many were taken, ever; may be asked by anybody.
+    /// Returns how many values were ever taken out. Any thread may ask.
     #[inline(always)]
     pub fn popped(&self) -> u64 {
         self.head.observe()
     }
 
-    /// Whether there is nothing to take; may be asked by anybody.
+    /// Returns whether there is nothing to take. Any thread may ask.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.tail.observe() == self.head.observe()
     }
 }
 
-/// Takes up to `most` values from a lane and the queue beside it, each shown to `take` with how
-/// many were before it. `queued` is whether the queue held something when somebody looked last.
+/// Takes up to `most` values from a lane and the queue beside it, and returns how many. Calls `take` for
+/// each, with the number of values before it. `queued` says whether the queue was seen to hold something.
 ///
 /// # Safety
 ///
-/// For one thread at a time, as [`Lane::pop`].
+/// One thread at a time may call this, as for [`Lane::pop`].
 #[inline(always)]
 pub unsafe fn pop_in_order<T: ShmSafe>(
     lane: &Lane<T>,
@@ -139,13 +139,13 @@ pub unsafe fn pop_in_order<T: ShmSafe>(
     most: usize,
     mut take: impl FnMut(usize, &T),
 ) -> Result<usize, SlotError> {
-    // Another consumer may have taken what was there: look again, before the lane is.
+    // Another consumer may have emptied the queue since: look again, before looking at the lane.
     let mut queued = queued && !queue.queue().is_empty();
     let mut count = 0;
     while count < most {
-        // A producer whose values are in both places put those in the lane first: so the queue is
-        // looked at, the lane emptied, and only then is the queue taken from.
-        // SAFETY: the same contract.
+        // A producer with values in both places put those in the lane first. So look at the queue, empty
+        // the lane, and only then take from the queue.
+        // SAFETY: this function has the same contract.
         while count < most && unsafe { lane.pop(|value| take(count, value)) }.is_some() {
             count += 1;
         }
@@ -162,7 +162,7 @@ pub unsafe fn pop_in_order<T: ShmSafe>(
     Ok(count)
 }
 
-/// How far the producer that has the lane sent values past it: the number of the last one.
+/// Number of the last value that the lane's producer sent through the queue instead of the lane.
 #[derive(Debug)]
 pub struct LaneBypass(AtomicU64);
 
@@ -173,19 +173,19 @@ impl Default for LaneBypass {
 }
 
 impl LaneBypass {
-    /// None yet.
+    /// Makes one for a producer that has sent no value through the queue.
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Value `number` is about to take the queue.
+    /// Records that value `number` is about to go through the queue.
     #[inline]
     pub fn record(&self, number: u64) {
         self.0.store(number, Ordering::Release);
     }
 
-    /// Whether all that took the queue is consumed, going by the word that [`retire`] moves: the
-    /// next value may take the lane.
+    /// Returns whether all values that went through the queue are consumed, judging by `retired`, which
+    /// [`retire`] advances. The next value may then go through the lane.
     #[inline(always)]
     pub fn is_over(&self, retired: &AtomicU64) -> bool {
         let last = self.0.load(Ordering::Acquire);
@@ -193,10 +193,10 @@ impl LaneBypass {
     }
 }
 
-/// Notes that the producer's values up to `number` are consumed. For the consumer.
+/// Records that the producer's values up to `number` are consumed. The consumer calls this.
 #[inline(always)]
 pub fn retire(retired: &AtomicU64, number: u64) {
-    // What is from before a reset is behind what that has retired.
+    // A value from before a reset has a lower number than the reset has retired: never go back.
     if number > retired.load(Ordering::Relaxed) {
         // Pairs with `LaneBypass::is_over`.
         retired.store(number, Ordering::Release);

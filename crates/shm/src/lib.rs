@@ -1,24 +1,24 @@
-//! Shared memory between processes, and everything unsafe about it.
+//! Shared memory between processes, and most of the project's unsafe code.
 //!
 //! The module list is a map of the crate:
 //!
-//! - memory: [`segment`] makes and attaches sealed memory files; [`view`] is bounds-checked access to
-//!   (a part of) one; [`ordered_copy`] copies bytes in the order and granularity that an RDMA WRITE promises;
+//! - memory: [`segment`] makes and attaches sealed memory files; [`view`] is bounds-checked access to a
+//!   range of one; [`ordered_copy`] copies bytes in the order and granularity that an RDMA WRITE promises;
 //! - structures in that memory: [`cursor`] (the ring cursor, and single-producer single-consumer index
 //!   logic over a pair of them), [`slot_queue`] (multi-producer multi-consumer queue that survives
-//!   the death of its users), [`mod@lane`] (single-producer queue beside it, without atomic instructions), [`event_count`]
-//!   (wake-up of a waiter that is about to sleep), [`dirty_set`] (two-level atomic bitmap),
-//!   [`sender_row`] (a remote process that writes into a queue, and recovery after its death);
-//! - processes: [`liveness`] (whether a process is alive), [`fork`] (detects a forked child), [`wake_pipe`] (pipe that wakes a
-//!   sleeping process), [`asymmetric_fence`] (memory barriers whose cost is on one side),
-//!   [`biased_lock`] (biased lock: plain stores for its first owner);
-//! - [`registry`]: directory in which processes of a user find each other, and segments that they
-//!   have in common;
-//! - [`primitive`]: atomics, fences and cells, real or model-checked: the only loom switch.
+//!   the death of its users), [`mod@lane`] (single-producer queue beside it, without atomic
+//!   read-modify-writes), [`event_count`] (wake-up of a waiter that is about to sleep), [`dirty_set`]
+//!   (two-level atomic bitmap), [`sender_row`] (a remote process that writes into a queue, and recovery
+//!   after its death);
+//! - processes: [`liveness`] (whether a process is alive), [`fork`] (detects a forked child),
+//!   [`wake_pipe`] (pipe that wakes a sleeping process), [`asymmetric_fence`] (memory barriers whose cost
+//!   is on one side), [`biased_lock`] (biased lock: plain stores for its first owner);
+//! - [`registry`]: directory in which the processes of a user find each other and their common segments;
+//! - [`primitive`]: atomics, fences and cells, real or model-checked. It is the only loom switch.
 //!
-//! Three rules hold everywhere here. What another process wrote is read once, checked, and answered with
-//! a typed error, never with a panic or an endless loop. A process may be killed at any instruction
-//! without wedging the others. After a fork the child's copies of these objects are inert.
+//! Three rules hold in the whole crate. Data that another process wrote is read once and checked; bad data
+//! causes a typed error, never a panic or an endless loop. A process may be killed at any instruction
+//! without blocking the others. After a fork the child's copies of these objects are inert.
 //!
 #![doc = include_str!("how_it_works.md")]
 

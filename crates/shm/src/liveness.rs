@@ -1,4 +1,4 @@
-//! Who is alive: a process is its id *and* its start time, because ids are reused.
+//! Process liveness. A process is identified by its id *and* its start time, because ids are reused.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::segment::{open_fd_of, open_fd_with};
 
-/// One process, for good: another that later gets the same id differs in its start time.
+/// Identity of one process. Another process that later gets the same id differs in its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProcessId {
     /// The process id.
@@ -22,7 +22,7 @@ pub struct ProcessId {
     pub start_time: u64,
 }
 
-/// What `/proc` says of a process that is not there.
+/// Returns whether `/proc` answered that there is no such process.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -31,12 +31,12 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 impl ProcessId {
-    /// The calling process. Fails only where `/proc` is not readable.
+    /// Returns the calling process. Fails only where `/proc` is not readable.
     pub fn current() -> io::Result<Self> {
         Self::of_pid(std::process::id())
     }
 
-    /// The process that has the id `pid` now.
+    /// Returns the process that has the id `pid` now.
     pub fn of_pid(pid: u32) -> io::Result<Self> {
         Ok(Self {
             pid,
@@ -44,7 +44,7 @@ impl ProcessId {
         })
     }
 
-    /// Whether no process has the id `pid` now, for certain.
+    /// Returns whether it is certain that no live process has the id `pid` now.
     pub fn is_pid_unused(pid: u32) -> bool {
         match read_stat(pid) {
             Ok(stat) => stat.is_dead(),
@@ -52,14 +52,15 @@ impl ProcessId {
         }
     }
 
-    /// Whether the process still runs. A zombie does not; neither does one whose id now names another.
+    /// Returns whether the process still runs. A zombie does not, nor does a process whose id now names
+    /// another.
     ///
-    /// When in doubt (`/proc` refuses) the answer is yes: a live process must not be cleaned up after.
+    /// When in doubt (`/proc` refuses) the result is true: a live process must not be cleaned up after.
     pub fn is_alive(&self) -> bool {
         self.runs().unwrap_or(true)
     }
 
-    /// [`is_alive`](Self::is_alive), or why it cannot be said.
+    /// [`is_alive`](Self::is_alive), or the error that leaves it unknown.
     fn runs(&self) -> io::Result<bool> {
         match read_stat(self.pid) {
             Ok(stat) => Ok(stat.start_time == self.start_time && !stat.is_dead()),
@@ -68,23 +69,23 @@ impl ProcessId {
         }
     }
 
-    /// A descriptor that becomes readable when the process ends, or `None` if it already has.
-    /// [`pidfd_is_dead`] asks it.
+    /// Opens a descriptor that becomes readable when the process ends; `None` if it has ended already.
+    /// [`pidfd_is_dead`] tests the descriptor.
     pub fn open_pidfd(&self) -> io::Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
         };
         match pidfd_open(pid, PidfdFlags::empty()) {
-            // The id could have changed hands before the descriptor pinned it; from here on it cannot.
+            // The id could have been reused before the descriptor pinned it; from here on it cannot.
             Ok(fd) => Ok(self.runs()?.then_some(fd)),
             Err(Errno::SRCH) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Opens descriptor `fd_number` of this process for reading and writing, see [`open_fd_of`].
+    /// Opens descriptor `fd_number` of this process for reading and writing; see [`open_fd_of`].
     ///
-    /// Fails with `NotFound` if the process is dead or ending, also when another has taken over its id.
+    /// Fails with `NotFound` if the process is dead or ending, also when another has its id by now.
     pub fn open_fd(&self, fd_number: i32) -> io::Result<OwnedFd> {
         self.check_same_process(open_fd_of(self.pid, fd_number))
     }
@@ -94,7 +95,7 @@ impl ProcessId {
         self.check_same_process(open_fd_with(self.pid, fd_number, OFlags::RDONLY))
     }
 
-    /// The name of its command, at most 15 bytes of anything, as `ps` shows it; `None` if it is dead.
+    /// Returns the name of its command as `ps` shows it (at most 15 arbitrary bytes); `None` if it is dead.
     pub fn command(&self) -> io::Result<Option<String>> {
         match fs::read(format!("/proc/{}/comm", self.pid)) {
             Ok(name) if self.runs()? => {
@@ -107,7 +108,7 @@ impl ProcessId {
         }
     }
 
-    /// How long ago it started; to a clock tick.
+    /// Returns how long ago it started, to a clock tick.
     pub fn age(&self) -> std::time::Duration {
         let now = clock_gettime(ClockId::Boottime);
         let per_second = clock_ticks_per_second().max(1);
@@ -118,14 +119,14 @@ impl ProcessId {
         std::time::Duration::from_nanos(u64::try_from(age).unwrap_or(u64::MAX))
     }
 
-    /// What was opened of this process, unless another may have had its id by then.
+    /// Returns `opened`, unless another process may have had the id when it was opened.
     fn check_same_process(&self, opened: io::Result<OwnedFd>) -> io::Result<OwnedFd> {
         match opened {
-            // Alive after the opening means that the opening was of this process and no later one.
+            // Still alive after the opening: the descriptor is of this process and of no later one.
             Ok(fd) if self.runs()? => Ok(fd),
             Ok(_) => Err(Errno::NOENT.into()),
-            // A process that ends gives up its memory before its descriptors, and without memory it
-            // lets nobody look at them who has no privileges: to the others they are gone.
+            // A process that ends gives up its memory before its descriptors. Without memory, the kernel
+            // refuses access to its descriptors to all but privileged processes. So for us they are gone.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && self.is_ending() => {
                 Err(Errno::NOENT.into())
             }
@@ -133,7 +134,7 @@ impl ProcessId {
         }
     }
 
-    /// Whether it has begun to end, or is dead. When in doubt the answer is no.
+    /// Returns whether it has begun to end, or is dead. When in doubt the result is false.
     pub fn is_ending(&self) -> bool {
         match read_stat(self.pid) {
             Ok(stat) => stat.start_time != self.start_time || stat.is_ending(),
@@ -142,8 +143,8 @@ impl ProcessId {
     }
 }
 
-/// Whether the process of a descriptor from [`ProcessId::open_pidfd`] has ended. Needs no other
-/// descriptor, so it answers also where no more can be opened.
+/// Returns whether the process of a descriptor from [`ProcessId::open_pidfd`] has ended. It needs no other
+/// descriptor, so it also works where no more can be opened.
 pub fn pidfd_is_dead(pidfd: BorrowedFd<'_>) -> bool {
     let now = Timespec {
         tv_sec: 0,
@@ -153,7 +154,7 @@ pub fn pidfd_is_dead(pidfd: BorrowedFd<'_>) -> bool {
     poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::IN)
 }
 
-/// The part of `/proc/PID/stat` that matters here.
+/// The fields of `/proc/PID/stat` that are used here.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     state: u8,
@@ -163,19 +164,20 @@ struct Stat {
 }
 
 impl Stat {
-    /// A zombie is dead; a process whose first thread has ended while others run only looks like one.
+    /// Returns whether the process is dead. A zombie is; a process whose first thread has ended while others
+    /// run only looks like one.
     fn is_dead(&self) -> bool {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }
 
-    /// Whether it is on its way to that.
+    /// Returns whether the process is dead or about to be.
     fn is_ending(&self) -> bool {
-        /// Of the kernel's flags: the thread is being shut down.
+        /// The kernel's flag of a thread that is being shut down.
         const PF_EXITING: u64 = 4;
         self.is_dead() || self.flags & PF_EXITING != 0
     }
 
-    /// Parses a line whose second field, the command in parentheses, may itself hold anything.
+    /// Parses a line of `/proc/PID/stat`. Its second field, the command in parentheses, may hold any bytes.
     fn parse(line: &[u8]) -> Option<Self> {
         let after_command = line.iter().rposition(|&byte| byte == b')')? + 1;
         let rest = std::str::from_utf8(&line[after_command..]).ok()?;
@@ -275,7 +277,7 @@ mod tests {
             child.kill().expect("kill");
             let pidfd = id.open_pidfd().expect("pidfd");
             loop {
-                // In this order: the last look is at one who is dead for certain.
+                // Test for death first, so that the last attempt is on a process that is certainly dead.
                 let dead = pidfd
                     .as_ref()
                     .is_none_or(|pidfd| pidfd_is_dead(pidfd.as_fd()));
@@ -297,7 +299,7 @@ mod tests {
         let us = ProcessId::current().expect("own stat");
         let name = us.command().expect("/proc").expect("alive");
         assert!(!name.is_empty() && !name.contains('\n'), "{name:?}");
-        // Started after the machine was, and not in the future.
+        // The process started after the machine did, and not in the future.
         let before = us.age();
         let booted = ProcessId {
             start_time: 0,

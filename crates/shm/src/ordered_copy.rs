@@ -1,10 +1,10 @@
-//! Copying bytes into memory that other processes read meanwhile, with what an RDMA WRITE promises.
+//! Copies bytes into memory that other processes read at the same time, with the guarantees of an RDMA WRITE.
 //!
-//! [`copy_in_order`] stores in ascending address order, and every 8-byte word of the destination that is covered whole
-//! is stored whole. So a reader that polls the last byte of a message sees all of it (x86-64 keeps stores in
-//! order; elsewhere [`IN_ORDER`] is false and that must not be relied on), and one that reads an aligned word
-//! sees an old or a new one. `memcpy` promises neither. Where source and destination are equally far from
-//! a word boundary each word is also read whole, so it serves for READ as well.
+//! [`copy_in_order`] stores in ascending address order, and stores every 8-byte word of the destination
+//! that is covered whole as a whole. So a reader that polls the last byte of a message then sees all of it
+//! (x86-64 keeps stores in order; elsewhere [`IN_ORDER`] is false and that must not be relied on). A reader
+//! of an aligned word sees an old or a new one. `memcpy` guarantees neither. If source and destination are
+//! equally far from a word boundary, each word is also read whole, so the copy serves for READ as well.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,45 +18,45 @@ mod arch;
 /// Whether bytes become visible in ascending address order.
 pub const IN_ORDER: bool = cfg!(target_arch = "x86_64");
 
-/// Copies `len` bytes to `dst` in ascending order, every aligned 8-byte word whole.
+/// Copies `len` bytes to `dst` in ascending order, and every aligned 8-byte word as a whole.
 ///
-/// An aligned word alone (`len` is 8) is a Release store; longer copies are followed by what the caller needs to
-/// publish them.
+/// A single aligned word (`len` is 8) is a Release store. After a longer copy the caller publishes the bytes
+/// by its own means.
 ///
 /// # Safety
 /// `src` is readable and `dst` is writable for `len` bytes, and they do not overlap. Other processes may
-/// access both at the same time; threads of this program that do use atomics or raw pointers only.
+/// access both at the same time; threads of this program that do so use only atomics or raw pointers.
 #[inline(always)]
 pub unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
     if len == 8 && dst.addr().is_multiple_of(8) {
-        // SAFETY: readable by contract; need not be aligned.
+        // SAFETY: readable by the caller's contract; it need not be aligned.
         let word = unsafe { src.cast::<u64>().read_unaligned() };
-        // SAFETY: aligned and writable by contract.
+        // SAFETY: aligned as checked above, and writable by the caller's contract.
         unsafe { AtomicU64::from_ptr(dst.cast()) }.store(word, Ordering::Release);
     } else {
-        // SAFETY: by contract.
+        // SAFETY: the caller's contract is the same.
         unsafe { arch::copy_in_order(dst, src, len) }
     }
 }
 
-/// Copies `len` bytes to `dst` past the caches, every aligned 8-byte word whole, in any order; they are all
-/// visible before what is stored after the call.
+/// Copies `len` bytes to `dst` with non-temporal stores, which bypass the caches: every aligned 8-byte word
+/// as a whole, in any order. All bytes are visible before anything stored after the call.
 ///
-/// An ordinary store into a line that no cache holds reads the line first. For a long copy into memory
-/// that will have left the caches before it comes round again that is a third of all traffic; into
-/// memory that a cache holds, ordinary stores are faster.
+/// An ordinary store into a line that no cache holds reads the line first. That is a third of all traffic
+/// for a long copy into memory that will have left the caches before it is used again. Into memory that a
+/// cache holds, ordinary stores are faster.
 ///
 /// # Safety
 /// As [`copy_in_order`].
 pub unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: by contract.
+    // SAFETY: the caller's contract is the same.
     unsafe { arch::copy_non_temporal(dst, src, len) }
 }
 
-/// Hints that the line at `at` will be written soon, and asks for it to be this core's. Never faults.
+/// Hints that the line at `at` will be written soon, and asks for ownership of it. Never faults.
 ///
-/// Targets of WRITEs are mostly written in ascending order and were last read by another core:
-/// fetching the next line while this request is finished takes that transfer off the next one.
+/// Targets of WRITEs are mostly written in ascending order and were last read by another core. Fetching
+/// the next line while this request finishes takes that transfer off the next one.
 #[inline(always)]
 pub fn prefetch_write(at: *const u8) {
     arch::prefetch_write(at);
@@ -68,8 +68,8 @@ pub fn prefetch_read(at: *const u8) {
     arch::prefetch_read(at);
 }
 
-/// Hints that all of an object will be read soon: its lines come at the same time, and not each when the one before
-/// has.
+/// Hints that all of an object will be read soon. Its cache lines are then fetched at the same time instead
+/// of one after the other.
 #[inline]
 pub fn prefetch_object<T>(what: &T) {
     let from = core::ptr::from_ref(what).cast::<u8>();
@@ -84,7 +84,7 @@ pub fn prefetch_object<T>(what: &T) {
 /// `src` is aligned to 8 and readable.
 #[inline(always)]
 pub unsafe fn load_word(src: *const u8) -> u64 {
-    // SAFETY: by contract; nothing is written through the pointer.
+    // SAFETY: by the caller's contract; nothing is written through the pointer.
     unsafe { AtomicU64::from_ptr(src.cast_mut().cast()) }.load(Ordering::Acquire)
 }
 
@@ -104,13 +104,13 @@ mod tests {
         let source: Vec<u8> = (0..src_at + len).map(|at| (at * 7 + 1) as u8).collect();
         let mut expected = vec![0xee; dst_at + len + 64];
         expected[dst_at..dst_at + len].copy_from_slice(&source[src_at..]);
-        // Words, so that the offset is the alignment.
+        // An array of 64-byte blocks, in which the offset from the first multiple of 64 sets the alignment.
         let mut storage = vec![[0xeeee_eeee_eeee_eeee_u64; 8]; expected.len().div_ceil(64) + 1];
         let base = storage.as_mut_ptr().cast::<u8>();
         let skip = base.align_offset(64);
-        // SAFETY: within `source` and `storage`, which are two allocations.
+        // SAFETY: within `source` and `storage`, which are separate allocations.
         unsafe { copy(base.add(skip + dst_at), source.as_ptr().add(src_at), len) };
-        // SAFETY: storage has this many bytes after the first multiple of 64.
+        // SAFETY: `storage` has this many bytes after its first multiple of 64.
         let got = unsafe { core::slice::from_raw_parts(base.add(skip), expected.len()) };
         assert_eq!(got, expected, "dst {dst_at}, src {src_at}, len {len}");
     }
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    /// A reader that sees the last byte of a round sees all of it; words are never torn.
+    /// Checks that a reader that sees the last byte of a round sees all of it, and that no word is torn.
     #[test]
     fn a_reader_sees_a_prefix_of_whole_words() {
         use std::sync::atomic::AtomicBool;
@@ -159,7 +159,7 @@ mod tests {
                         assert_eq!(word % 0x0001_0001_0001_0001, 0, "torn word {word:#x}");
                     }
                     if IN_ORDER {
-                        // Read from the last to the first, rounds can only grow.
+                        // The words were read from the last to the first, so rounds can only grow.
                         seen.dedup();
                         assert!(
                             seen.is_sorted(),
@@ -171,7 +171,8 @@ mod tests {
             for round in 1..60_000_u64 {
                 let source = [(round & 0xffff) * 0x0001_0001_0001_0001; WORDS];
                 let dst = words.as_ptr().cast::<u8>().cast_mut();
-                // SAFETY: the words are atomics, so writable through a shared reference; the reader uses atomics.
+                // SAFETY: the words are atomics and so writable through a shared reference; the reader uses
+                // atomics.
                 unsafe { copy_in_order(dst, source.as_ptr().cast(), size_of_val(&source)) };
             }
             done.store(true, Ordering::Relaxed);

@@ -1,14 +1,14 @@
-//! Shared memory segments: memory files (memfd) that can no longer change size, with a header.
+//! Shared memory segments: memory files (memfd) with a header, sealed so that they cannot change size.
 //!
-//! A segment is one page-sized [header](LAYOUT_VERSION) and the payload after it. It is allocated in full when made,
-//! so that touching it later cannot fail (SIGBUS), and sealed against shrinking and growing, so that no
-//! process that holds it can make another's access fail. Segments have no names: another process gets the
-//! descriptor over a Unix socket or opens it through the owner's `/proc` entry ([`open_fd_of`]).
+//! A segment is one page-sized [header](LAYOUT_VERSION) and the payload after it. It is allocated in full
+//! when made, so that touching it later cannot fail (SIGBUS). It is sealed against shrinking and growing,
+//! so that no process that holds it can make another's access fail. Segments have no names: another process
+//! gets the descriptor over a Unix socket or opens it through the owner's `/proc` entry ([`open_fd_of`]).
 //!
-//! One thing is left that a broken process can do to what it may write: punch holes. Only the seal against
-//! writing forbids that, and it forbids all writing. A hole reads as zeros, which are values like any
-//! others here, and is allocated again when it is touched; that fails (SIGBUS) only where there is no
-//! memory left for it, which for huge pages is a pool that was emptied meanwhile.
+//! A broken process that may write to a segment can still punch holes. Only the seal against writing forbids
+//! that, and it forbids all writing. A hole reads as zeros, which are values like any others here, and is
+//! allocated again when touched. That fails (SIGBUS) only if no memory is left for it; for huge pages, if
+//! the pool has been emptied meanwhile.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,55 +26,55 @@ pub(crate) mod memory_limits;
 pub use header::LAYOUT_VERSION;
 use header::{HEADER_BYTES, Header};
 
-/// The size of a huge page here.
+/// Size in bytes of a huge page that segments use.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What a new segment should be.
+/// Properties of a segment to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentRequest<'a> {
-    /// A name for people, seen in `/proc/PID/maps`; need not be unique.
+    /// Name for people, shown in `/proc/PID/maps`; need not be unique.
     pub name: &'a str,
-    /// Payload bytes.
+    /// Payload size in bytes.
     pub len: usize,
     /// Whether to try for huge pages.
     pub huge_pages: HugePages,
-    /// The NUMA node to place it on, if it has room; `None` leaves it to the kernel.
+    /// The NUMA node to prefer while it has room; `None` leaves the choice to the kernel.
     pub numa_node: Option<u32>,
 }
 
-/// Whether a segment should be in huge pages.
+/// Whether a segment is to use huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
     /// Ordinary pages.
     #[default]
     No,
-    /// Reserved 2 MiB pages if the system has free ones, else ordinary pages that the kernel may merge.
+    /// Reserved 2 MiB pages if enough are free, else ordinary pages that the kernel may merge.
     Prefer,
 }
 
-/// What pages a segment got.
+/// Kind of pages that a segment got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
     /// Ordinary pages.
     Ordinary,
-    /// Ordinary pages, the kernel advised to merge them into huge ones.
+    /// Ordinary pages that the kernel was advised to merge into huge ones.
     Advised,
     /// Reserved 2 MiB pages.
     Huge,
 }
 
-/// Why a segment could not be made or attached.
+/// Error of making or attaching a segment.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SegmentError {
     /// There is not enough memory, or a limit forbids using it.
     #[error("{}", memory_limits::no_space_line(*.wanted, *.available, .limit))]
     NoSpace {
-        /// Bytes that would be enough.
+        /// Bytes that are needed.
         wanted: u64,
-        /// Bytes there are, where known.
+        /// Bytes that are available, where known and less than needed.
         available: Option<u64>,
-        /// What is short.
+        /// Name of the resource or limit that is too small.
         limit: &'static str,
     },
     /// The segment was laid out by another version of this software.
@@ -88,12 +88,12 @@ pub enum SegmentError {
     /// The descriptor is not one of our segments.
     #[error("not a shared segment: {0}")]
     Foreign(&'static str),
-    /// The operating system refused.
+    /// The operating system refused a step.
     #[error("shared segment: {step}: {source}")]
     Os {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -107,7 +107,7 @@ impl SegmentError {
     }
 }
 
-/// A sealed, fully allocated memory file, mapped here.
+/// A sealed, fully allocated memory file, mapped into this process.
 #[derive(Debug)]
 pub struct SharedSegment {
     fd: OwnedFd,
@@ -118,44 +118,45 @@ pub struct SharedSegment {
     generation: ForkGeneration,
 }
 
-// SAFETY: the mapping belongs to the segment, not to a thread; all access is through raw pointers whose
+// SAFETY: the mapping belongs to the segment, not to a thread. All access is through raw pointers, whose
 // users bring their own synchronisation.
 unsafe impl Send for SharedSegment {}
 // SAFETY: as above; the methods only read fields.
 unsafe impl Sync for SharedSegment {}
 
 impl SharedSegment {
-    /// Makes a segment: all of it allocated and zero.
+    /// Makes a segment, fully allocated and zero.
     pub fn create(request: &SegmentRequest<'_>) -> Result<Self, SegmentError> {
         create::create(request)
     }
 
-    /// Maps a segment that another process (or this one) made, after checking that it is one.
+    /// Checks that `fd` is a segment, made by this or another process, and maps it.
     pub fn attach(fd: OwnedFd) -> Result<Self, SegmentError> {
         Self::attach_as(fd, ProtFlags::READ | ProtFlags::WRITE, Header::check)
     }
 
-    /// [`attach`](Self::attach) for who knows by other means what segment it is, and that this software's version made
-    /// it. What its header says is not looked at, as whoever shares the payload may have written over it. The payload is
-    /// all of the file behind it, which may be a little more than was asked for.
+    /// Like [`attach`](Self::attach), for a caller that knows by other means which segment it is, and that
+    /// this software's version made it. The header is not checked, as any process that shares the payload
+    /// may have overwritten it. The payload is the rest of the file, which may be a little longer than was
+    /// requested.
     pub fn attach_without_header_check(fd: OwnedFd) -> Result<Self, SegmentError> {
         let behind = |_: &Header, file: usize| Ok(file - HEADER_BYTES);
         Self::attach_as(fd, ProtFlags::READ | ProtFlags::WRITE, behind)
     }
 
-    /// [`attach`](Self::attach) for somebody who only looks on: whoever stores to it dies of that.
+    /// Like [`attach`](Self::attach), but read-only, for observers. A store to the mapping raises SIGSEGV.
     pub fn attach_read_only(fd: OwnedFd) -> Result<Self, SegmentError> {
         Self::attach_as(fd, ProtFlags::READ, Header::check)
     }
 
-    /// `len_of`: of the header and the file's length.
+    /// `len_of` returns the payload's length, given the header and the file's length.
     fn attach_as(
         fd: OwnedFd,
         protection: ProtFlags,
         len_of: impl Fn(&Header, usize) -> Result<usize, SegmentError>,
     ) -> Result<Self, SegmentError> {
         let required = SealFlags::SHRINK | SealFlags::GROW;
-        // Not a memory file: no seals at all.
+        // Fails if it is not a memory file: other files have no seals.
         let seals = fcntl_get_seals(&fd).map_err(|_| SegmentError::Foreign("not a memory file"))?;
         if !seals.contains(required) {
             return Err(SegmentError::Foreign("not sealed against changing size"));
@@ -183,30 +184,30 @@ impl SharedSegment {
         })
     }
 
-    /// The first byte of the payload, aligned to 4096.
+    /// Returns a pointer to the first byte of the payload, aligned to 4096.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the mapping is longer than a header.
         unsafe { self.base.add(HEADER_BYTES) }
     }
 
-    /// Bytes of payload.
+    /// Returns the payload's size in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no payload.
+    /// Returns whether there is no payload.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What pages it got.
+    /// Returns the kind of pages that it got.
     pub fn pages(&self) -> PageKind {
         self.pages
     }
 
-    /// The memory file, to be passed on.
+    /// Returns the memory file's descriptor, for passing to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -217,21 +218,21 @@ impl Drop for SharedSegment {
         if self.generation.is_foreign() {
             return;
         }
-        // SAFETY: the mapping made by `map` with this length, which nothing uses after its owner.
+        // SAFETY: `map` made the mapping with this length, and nothing uses it after its owner.
         let _ = unsafe { munmap(self.base.cast(), self.mapped) };
     }
 }
 
-/// Opens another process's descriptor (a segment or a pipe) as a new one of ours.
+/// Opens another process's descriptor (a segment or a pipe) as a new one of this process.
 ///
-/// Needs the same user, and that the process does not hide itself (`PR_SET_DUMPABLE`). Only memory files
-/// and pipes are opened: the number may come from a peer, and opening anything else could have effects.
-/// The id may have changed hands; [`ProcessId::open_fd`](crate::ProcessId::open_fd) rules that out.
+/// It needs the same user, and a process that does not hide itself (`PR_SET_DUMPABLE`). Only memory files and
+/// pipes are opened: the number may come from a peer, and opening anything else could have effects.
+/// The id may have been reused; [`ProcessId::open_fd`](crate::ProcessId::open_fd) rules that out.
 pub fn open_fd_of(pid: u32, fd_number: i32) -> io::Result<OwnedFd> {
     open_fd_with(pid, fd_number, OFlags::RDWR)
 }
 
-/// [`open_fd_of`], for reading or writing or both.
+/// Like [`open_fd_of`], for reading, writing or both.
 pub(crate) fn open_fd_with(pid: u32, fd_number: i32, access: OFlags) -> io::Result<OwnedFd> {
     use rustix::fs::FileType;
 
@@ -244,14 +245,14 @@ pub(crate) fn open_fd_with(pid: u32, fd_number: i32, access: OFlags) -> io::Resu
             format!("{path} is neither a memory file nor a pipe"),
         ));
     }
-    // Through the descriptor just looked at, so that it is the same file. Non-blocking: a pipe must not wait.
+    // Open through the descriptor just checked, so that it is the same file; non-blocking for pipes.
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&seen));
     Ok(open(&again, flags, Mode::empty())?)
 }
 
 fn map(fd: &OwnedFd, mapped: usize, protection: ProtFlags) -> Result<*mut u8, SegmentError> {
-    // SAFETY: a new mapping at an address of the kernel's choice.
+    // SAFETY: the call makes a new mapping at an address of the kernel's choice.
     let base = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, fd, 0) };
     match base {
         Ok(base) => Ok(base.cast()),

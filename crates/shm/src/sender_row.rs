@@ -1,9 +1,9 @@
-//! A row by which a process says that it puts messages into another's queues, and by which that one
-//! waits for it and undoes what its death left.
+//! Sender row: by it a process announces that it puts messages into another process's queues. The owner
+//! of the queues uses it to wait for the sender, and to undo what a sender's death left behind.
 //!
-//! The row is in the memory of who receives, its words are written by who sends. A sender takes a
-//! receive, fills it, reserves a place for its completion, notes that, completes, and frees the
-//! receive: one message in hand at a time, marked with the row's number.
+//! The row is in the owner's memory; the sender writes its words. A sender takes a receive, fills it,
+//! reserves a slot for its completion, notes that, completes, and frees the receive. It has one message
+//! in hand at a time, marked with the row's number.
 //!
 //! ```text
 //! Free(gen) ──claim──▶ Claiming(pid, gen + 1) ──start time──▶ Live(pid, gen + 1) ──▶ sends
@@ -11,56 +11,57 @@
 //!     └────────────────────────┴───────────────────────────────────┘
 //! ```
 //!
-//! - `executing` counts up when a message begins and when it ends: odd in between. Whoever takes memory
-//!   away clears what leads there, passes a heavy fence, and waits for rows that are odd to change.
-//! - Only the sender frees a living sender's row, and only the owner, behind the undoing, a dead one's.
-//!   So a row that has the same `life` after its process is known to be dead is the dead one's, and
-//!   stays so; before that, it may be left and taken by somebody else at any time.
+//! - `executing` counts up when a message begins and when it ends, so it is odd in between. An owner that
+//!   takes memory away first clears what leads there, then executes a heavy fence, and then waits for
+//!   rows that are odd to change.
+//! - Only the sender frees a living sender's row. Only the owner frees a dead one's, after undoing what it
+//!   left. So a row whose `life` is unchanged after its process is known to be dead belongs to the dead
+//!   process, and stays so. Before that, the row may be freed and claimed by another process at any time.
 
 use crate::asymmetric_fence;
 use crate::primitive::{AtomicU64, Ordering, fence};
 
-/// The words.
+/// The row's words.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct SenderRow {
     /// pid << 32 | generation << 8 | state.
     pub life: AtomicU64,
-    /// When the process of that pid started.
+    /// When the process with that pid started, in clock ticks since boot.
     pub start_time: AtomicU64,
-    /// Counts up when a message's delivery begins and when it ends: odd in between.
+    /// Counter that grows when a message's delivery begins and when it ends; odd in between.
     pub executing: AtomicU64,
-    /// 1 from when the completion of the receive in hand has its place, till the next message.
+    /// 1 from when the completion of the receive in hand has its slot until the next message begins.
     pub completing: AtomicU64,
 }
 
-/// A row's `life` word.
+/// The value of a row's `life` word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SenderLife(u64);
 
-/// Where a row is in its life.
+/// State of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SenderState {
-    /// Nobody's.
+    /// No process has it.
     Free,
-    /// Somebody has it, who has nothing in hand yet.
+    /// A process has claimed it and has nothing in hand yet.
     Claiming,
-    /// A sender's.
+    /// A sender has it and may be delivering.
     Live,
 }
 
 impl SenderLife {
-    /// Where it is in its life.
+    /// Returns the state of the row.
     pub fn state(self) -> SenderState {
         match self.0 & 0xff {
             0 => SenderState::Free,
             1 => SenderState::Claiming,
-            // What no correct process writes is asked for its process, and freed if that is dead.
+            // A value that no correct process writes: the owner checks its process and frees it if dead.
             _ => SenderState::Live,
         }
     }
 
-    /// The process that has it.
+    /// Returns the process id of the holder.
     pub fn pid(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -79,31 +80,31 @@ impl SenderLife {
     }
 }
 
-/// A message is being delivered, while this lives.
+/// Guard that marks a message as being delivered until dropped.
 #[derive(Debug)]
 pub struct DeliveryGuard<'a>(&'a SenderRow);
 
 impl Drop for DeliveryGuard<'_> {
     fn drop(&mut self) {
         let odd = self.0.executing.load(Ordering::Relaxed);
-        // Pairs with the loads of who waits: what was written is written.
+        // Pairs with the loads of a waiter: everything written for the message is visible to it.
         self.0
             .executing
             .store(odd.wrapping_add(1) & !1, Ordering::Release);
     }
 }
 
-/// What a sender that died may have left half-done.
+/// Rolls back what a dead sender may have left half-done.
 pub trait UnfinishedDelivery {
-    /// Whether it has reserved a place for a completion that is not there.
+    /// Returns whether the sender has reserved a slot for a completion and not committed it.
     fn has_reserved_completion(&self) -> bool;
-    /// Gives up that place, and the receive in hand, which is to be received into again unless it has
-    /// `completed`.
+    /// Releases that slot and the receive in hand. Unless the receive has `completed`, it is posted
+    /// again.
     fn roll_back(&self, completed: bool);
 }
 
 impl SenderRow {
-    /// Its life, and what was stored before that.
+    /// Returns its life, and makes what was stored before that visible (Acquire).
     pub fn life(&self) -> SenderLife {
         SenderLife(self.life.load(Ordering::Acquire))
     }
@@ -114,40 +115,41 @@ impl SenderRow {
             .is_ok()
     }
 
-    /// For who will send: takes the row if it is free.
+    /// For a process that will send: takes the row if it is free.
     pub fn claim(&self, pid: u32) -> Option<SenderLife> {
         let free = self.life();
         let claimed = free.claimed_by(pid);
         (free.state() == SenderState::Free && self.swap(free, claimed)).then_some(claimed)
     }
 
-    /// For who has claimed it: says who that is, and that nothing is in hand.
+    /// For the claimant: publishes when its process started, and that it has nothing in hand.
     pub fn publish_owner(&self, start_time: u64) {
-        // Release: who sees this sees the claim, so that it is not taken for that of the one before.
+        // Release: a reader that sees this start time also sees the claim, and so does not attribute the
+        // start time to the previous holder.
         self.start_time.store(start_time, Ordering::Release);
-        // Never back: who waits for this word to change must not miss it.
+        // The counter never goes back: a waiter for this word to change must not miss a change.
         let before = self.executing.load(Ordering::Relaxed);
         self.executing
             .store(before.wrapping_add(1) & !1, Ordering::Relaxed);
         self.completing.store(0, Ordering::Relaxed);
     }
 
-    /// For who has entered it: from now on it is asked after. What it is called from now on; `None` if
-    /// somebody else has written to it.
+    /// For the claimant, after [`publish_owner`](Self::publish_owner): makes the row live, so that the owner
+    /// considers its deliveries. Returns the row's new life; `None` if another process has written to it.
     pub fn activate(&self, claimed: SenderLife) -> Option<SenderLife> {
         let live = claimed.live();
         self.swap(claimed, live).then_some(live)
     }
 
-    /// For the sender: gives the row back, if it still is what it was.
+    /// For the sender: frees the row, if its life still is `life`.
     pub fn release(&self, life: SenderLife) {
         self.swap(life, life.free());
     }
 
-    /// For the sender: says that a message is being delivered, to be followed by looks at the target.
+    /// For the sender: marks that a delivery begins. The sender looks at the target only after this.
     pub fn begin_delivery(&self, full_fences: bool) -> DeliveryGuard<'_> {
         let even = self.executing.load(Ordering::Relaxed);
-        // Release: who waited for the message before and sees this one sees that one over.
+        // Release: a waiter for the previous message that sees this value sees that message complete.
         self.executing.store(even | 1, Ordering::Release);
         let marked = DeliveryGuard(self);
         if full_fences {
@@ -159,43 +161,46 @@ impl SenderRow {
         marked
     }
 
-    /// For the sender: the completion of the receive in hand has its place, and is about to be there.
+    /// For the sender: records that the completion of the receive in hand has its slot and is about to be
+    /// committed.
     pub fn mark_completing(&self) {
-        // Release: whoever sees this sees the place taken.
+        // Release: a process that sees this also sees the slot reserved.
         self.completing.store(1, Ordering::Release);
     }
 
-    /// For the owner, behind a heavy fence: the sender that delivers now, and which message.
+    /// For the owner, after a heavy fence: returns the sender if it is delivering now, and its message's
+    /// count.
     pub fn delivery_in_progress(&self) -> Option<(SenderLife, u64)> {
         let life = self.life();
         let count = self.executing.load(Ordering::Acquire);
         (life.state() == SenderState::Live && count % 2 == 1).then_some((life, count))
     }
 
-    /// Whether what [`delivery_in_progress`](Self::delivery_in_progress) found is over. Busy senders deliver most of the time:
-    /// another number is another message, whose sender has looked at the target since.
+    /// Returns whether the delivery that [`delivery_in_progress`](Self::delivery_in_progress) found is over.
+    /// A busy sender delivers most of the time, so the row may be odd again. Another count is another
+    /// message, whose sender has looked at the target since.
     pub fn is_delivery_over(&self, life: SenderLife, count: u64) -> bool {
         self.executing.load(Ordering::Acquire) != count || self.life() != life
     }
 
-    /// When the process started that has it in that life; `None` if it is somebody else's by now.
+    /// Returns when the process that has the row in that life started; `None` if another has it by now.
     pub fn start_time_of(&self, life: SenderLife) -> Option<u64> {
         let started = self.start_time.load(Ordering::Relaxed);
-        // Pairs with the store in `publish_owner`: who sees the next one's start sees its claim.
+        // Pairs with the store in `publish_owner`: a reader of the next holder's start time sees its claim.
         fence(Ordering::Acquire);
         (self.life.load(Ordering::Relaxed) == life.0).then_some(started)
     }
 
-    /// For the owner, one thread at a time: gives back what the sender in that life left, who is known to
-    /// be dead, then frees the row. `false` if it is somebody else's by now.
+    /// For the owner, one thread at a time: rolls back what the sender in that life left, then frees the row.
+    /// The sender must be known to be dead. Returns false if another process has the row by now.
     pub fn reclaim_dead(&self, life: SenderLife, left: &impl UnfinishedDelivery) -> bool {
-        // The dead one may have left it when it lived.
+        // The dead process may have freed the row before it died.
         if self.life() != life {
             return false;
         }
-        // One that was between two messages had let go of everything.
+        // A sender that died between two messages holds nothing.
         if life.state() == SenderState::Live && self.is_odd() {
-            // A completion that has its place and is not there holds back those behind it.
+            // A reserved completion blocks those behind it until committed, so it is still there to be found.
             let completed =
                 !left.has_reserved_completion() && self.completing.load(Ordering::Acquire) != 0;
             left.roll_back(completed);

@@ -1,8 +1,8 @@
-//! A bounded queue of many producers and many consumers in shared memory that no death wedges.
+//! A bounded multi-producer multi-consumer queue in shared memory that no death blocks for good.
 //!
-//! Each slot has a word `lap << 24 | who << 4 | tag`. Reserving a slot and saying who reserved it
-//! is one compare-and-swap on that word, so a process killed at any instruction leaves a slot that
-//! names it, and [`SlotQueueRef::recover`] can put it right:
+//! Each slot has a word `lap << 24 | who << 4 | tag`. One compare-and-swap on that word both reserves
+//! the slot and records its owner. So a process killed at any instruction leaves a slot that names it,
+//! and [`SlotQueueRef::recover`] can repair it:
 //!
 //! ```text
 //! Free(lap) ──claim_push──▶ Writing(lap, who) ──commit──▶ Full(lap)
@@ -10,15 +10,15 @@
 //!     └─ Free(lap + 1) ◀──finish── Reading(lap, who) ◀───────┘
 //! ```
 //!
-//! Position `p` of the queue is slot `p % capacity` in lap `p / capacity`. Head and tail are only
-//! hints where to look: they may lag, by laps even, but never lead, and the words decide. A lagging
-//! hint is caught up with by two facts, which also hold when deaths have left holes:
+//! Position `p` of the queue is slot `p % capacity` in lap `p / capacity`. Head and tail are only hints
+//! where to start looking. They may lag, even by laps, but never lead; the words decide. A search that
+//! starts from a lagging hint catches up by two facts, which also hold after deaths have left holes:
 //!
-//! - producers claim positions without gaps, so before a claimed position all are claimed;
-//! - a slot is claimed only when free, so one lap before a claimed position all are consumed.
+//! - producers claim positions without gaps, so all positions before a claimed one are claimed;
+//! - a slot is claimed only when free, so all positions up to one lap before a claimed one are consumed.
 //!
-//! Everything read from shared memory is checked, every loop is bounded, and words that no correct
-//! process writes are [`SlotError::Corrupt`].
+//! Everything read from shared memory is checked, every loop is bounded, and a word that no correct
+//! process writes is reported as [`SlotError::Corrupt`].
 
 use core::marker::PhantomData;
 
@@ -34,13 +34,13 @@ pub use claims::{ConditionalPop, PopClaim, PushClaim, SingleConsumer, SingleProd
 ///
 /// # Safety
 ///
-/// The type must be `repr(C)` (or a primitive), hold no pointer, reference or handle, and give a
-/// value for every bit pattern.
+/// The type must be `repr(C)` (or a primitive), hold no pointer, reference or handle, and every bit
+/// pattern must be a valid value.
 pub unsafe trait ShmSafe: Copy + Send + 'static {}
 
 macro_rules! shm_safe {
     ($($integer:ty),*) => { $(
-        // SAFETY: an integer: any bits are a value.
+        // SAFETY: it is an integer, so every bit pattern is a value.
         unsafe impl ShmSafe for $integer {}
     )* };
 }
@@ -48,7 +48,7 @@ shm_safe!(
     u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize
 );
 
-// SAFETY: any bits are a value of each element; arrays have no padding of their own.
+// SAFETY: any bits are a value of each element, and arrays have no padding of their own.
 unsafe impl<T: ShmSafe, const N: usize> ShmSafe for [T; N] {}
 
 const TAG_BITS: u32 = 4;
@@ -75,7 +75,7 @@ const fn lap_of(word: u64) -> u64 {
     word >> LAP_SHIFT
 }
 
-/// How lap `a` stands to lap `b`; laps have 40 bits and wrap.
+/// Number of laps that lap `a` is ahead of lap `b` (negative: behind). Laps have 40 bits and wrap.
 const fn laps_ahead(a: u64, b: u64) -> i64 {
     (a.wrapping_sub(b) << LAP_SHIFT) as i64 >> LAP_SHIFT
 }
@@ -87,15 +87,15 @@ pub enum SlotError {
     /// Every slot is taken.
     #[error("the queue is full")]
     Full,
-    /// A slot's word is none that a correct process writes.
+    /// A slot's word is one that no correct process writes.
     #[error("the queue is corrupt")]
     Corrupt,
 }
 
-/// A position to start from.
+/// A position to start a search from.
 ///
-/// Release and Acquire hand on what its writer has seen: who starts from a hint sees every slot
-/// before it as at least claimed, also on a processor that reorders loads. Otherwise a hint could
+/// Release and Acquire hand on what the hint's writer has seen. A search that starts from a hint sees every
+/// slot before it as at least claimed, also on a processor that reorders loads. Otherwise a hint could
 /// seem to lead.
 #[repr(C, align(64))]
 struct CursorHint(AtomicU64);
@@ -106,7 +106,7 @@ impl CursorHint {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Moves it to `to` if it is behind. Racing stores may move it back; the next user catches up.
+    /// Moves the hint to `to` if it is behind. Racing stores may move it back; the next user catches up.
     #[inline(always)]
     fn advance(&self, to: u64) {
         if (to.wrapping_sub(self.get()) as i64) > 0 {
@@ -123,7 +123,7 @@ struct Header {
     head: CursorHint,
 }
 
-/// On lines of its own: its neighbours are mostly in the hands of other processors.
+/// One slot, on cache lines of its own, because other processors mostly hold the neighbouring slots.
 #[repr(C, align(64))]
 struct Slot<T> {
     word: AtomicU64,
@@ -132,24 +132,24 @@ struct Slot<T> {
 
 const _: () = assert!(MODELLED || (size_of::<Header>() == 128 && size_of::<Slot<u64>>() == 64));
 
-/// Names the layout of a queue of `T`; see [`SlotQueueRef`] for the queue itself.
+/// Describes the layout of a queue of `T`; [`SlotQueueRef`] is the queue itself.
 #[derive(Debug)]
 pub struct SlotQueue<T>(PhantomData<T>);
 
 impl<T: ShmSafe> SlotQueue<T> {
-    /// Values aligned beyond a cache line would not fit behind the header.
+    /// Compile-time check: values aligned beyond a cache line would not fit behind the header.
     const ALIGNED: () = assert!(align_of::<T>() <= 64);
 
-    /// The most slots that a queue can have.
+    /// Maximum number of slots of a queue.
     pub const CAPACITY_MAX: usize = 1 << 24;
 
-    /// Whether a queue can have `capacity` slots: a power of two, up to
-    /// [`SlotQueue::CAPACITY_MAX`]. To be asked about a number that a peer wrote.
+    /// Returns whether a queue can have `capacity` slots: a power of two, up to
+    /// [`SlotQueue::CAPACITY_MAX`]. A caller must check a number that a peer wrote with this.
     pub const fn is_capacity(capacity: usize) -> bool {
         capacity.is_power_of_two() && capacity <= Self::CAPACITY_MAX
     }
 
-    /// Bytes that a queue of `capacity` slots takes, at 64-byte alignment.
+    /// Returns the size in bytes of a queue of `capacity` slots, which must be aligned to 64 bytes.
     pub const fn bytes(capacity: usize) -> usize {
         let () = Self::ALIGNED;
         size_of::<Header>() + capacity * size_of::<Slot<T>>()
@@ -159,12 +159,12 @@ impl<T: ShmSafe> SlotQueue<T> {
     ///
     /// # Safety
     ///
-    /// `start` must be 64-byte aligned and point to [`SlotQueue::bytes`] bytes, mapped as long as
-    /// the handle or a copy of it is used, that nobody else uses yet.
+    /// `start` must be 64-byte aligned and point to [`SlotQueue::bytes`] bytes that nobody else uses yet.
+    /// They must stay mapped as long as the handle or a copy of it is used.
     ///
     /// # Panics
     ///
-    /// If `capacity` is [not one](SlotQueue::is_capacity).
+    /// If `capacity` is [not a legal one](SlotQueue::is_capacity).
     pub unsafe fn init(start: *mut u8, capacity: usize) -> SlotQueueRef<T> {
         assert!(
             Self::is_capacity(capacity),
@@ -173,7 +173,7 @@ impl<T: ShmSafe> SlotQueue<T> {
         debug_assert!(start.addr().is_multiple_of(64), "aligned by the contract");
         let header = start.cast::<Header>();
         let slots = start.wrapping_add(size_of::<Header>()).cast::<Slot<T>>();
-        // SAFETY: in range, aligned and ours alone by the contract.
+        // SAFETY: the memory is in range, aligned and ours alone by the contract.
         unsafe {
             header.write(Header {
                 tail: CursorHint(AtomicU64::new(0)),
@@ -190,7 +190,7 @@ impl<T: ShmSafe> SlotQueue<T> {
         }
     }
 
-    /// The queue that another process made at `start`; see [`SlotQueueRef::from_raw`].
+    /// Returns the queue that another process made at `start`; see [`SlotQueueRef::from_raw`].
     ///
     /// # Safety
     ///
@@ -198,15 +198,15 @@ impl<T: ShmSafe> SlotQueue<T> {
     ///
     /// # Panics
     ///
-    /// If `capacity` is [not one](SlotQueue::is_capacity).
+    /// If `capacity` is [not a legal one](SlotQueue::is_capacity).
     pub unsafe fn from_raw(start: *mut u8, capacity: usize) -> SlotQueueRef<T> {
-        // SAFETY: the same contract.
+        // SAFETY: this function has the same contract.
         unsafe { SlotQueueRef::from_raw(start, capacity) }
     }
 }
 
-/// About how many values the queue of `capacity` slots of `T` at `offset` of a segment holds, for
-/// somebody who looks on, also where the mapping is read-only. `None` if no such queue fits there.
+/// Returns approximately how many values the queue of `capacity` slots of `T` at `offset` of a segment holds.
+/// It is for observers, and also works on a read-only mapping. `None` if no such queue fits there.
 pub fn len_hint_at<T: ShmSafe>(
     segment: &SharedSegment,
     offset: usize,
@@ -219,15 +219,15 @@ pub fn len_hint_at<T: ShmSafe>(
     if end > segment.len() {
         return None;
     }
-    // SAFETY: in range and aligned, and mapped as long as the handle, which is only read through,
-    // is in use; the lengths of other things than queues are wrong and no worse.
+    // SAFETY: the queue is in range and aligned, and mapped as long as the handle is in use. The handle is
+    // only read through. If something else than a queue is there, only the returned length is wrong.
     let queue = unsafe { SlotQueueRef::<T>::from_raw(segment.as_ptr().add(offset), capacity) };
     Some(queue.len_hint())
 }
 
 /// A handle to a queue. Copies refer to the same queue.
 pub struct SlotQueueRef<T> {
-    /// The slots follow it.
+    /// Start of the queue; the slots follow the header.
     header: *const Header,
     capacity: usize,
     _slots: PhantomData<*const Slot<T>>,
@@ -257,16 +257,16 @@ impl<T> core::fmt::Debug for SlotQueueRef<T> {
 }
 
 impl<T: ShmSafe> SlotQueueRef<T> {
-    /// The queue that another process made at `start`.
+    /// Returns the queue that another process made at `start`.
     ///
     /// # Safety
     ///
-    /// As for [`SlotQueue::init`], except that others use the memory, all through this type and
-    /// with the same `capacity`. What they write is not trusted.
+    /// As for [`SlotQueue::init`], except that others may use the memory, all through this type and with the
+    /// same `capacity`. Their writes are not trusted.
     ///
     /// # Panics
     ///
-    /// If `capacity` is [not one](SlotQueue::is_capacity).
+    /// If `capacity` is [not a legal one](SlotQueue::is_capacity).
     pub unsafe fn from_raw(start: *mut u8, capacity: usize) -> Self {
         let legal = SlotQueue::<T>::is_capacity(capacity);
         assert!(legal, "capacity {capacity}: a power of two up to 2^24");
@@ -278,14 +278,14 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         }
     }
 
-    /// How many values it holds at most.
+    /// Returns the maximum number of values it can hold.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
     #[inline(always)]
     fn header(&self) -> &Header {
-        // SAFETY: mapped by the contract of the constructors; consists of atomics.
+        // SAFETY: the header is mapped by the contract of the constructors, and consists of atomics.
         unsafe { &*self.header }
     }
 
@@ -297,8 +297,8 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     #[inline(always)]
     fn slot(&self, position: u64) -> &Slot<T> {
         let index = position as usize & (self.capacity - 1);
-        // SAFETY: the index is below the capacity; the word is atomic and the value is in a cell
-        // that only a claim's holder touches.
+        // SAFETY: the index is below the capacity. The word is atomic, and the value is in a cell that only
+        // a claim's holder touches.
         unsafe { &*self.slots().add(index) }
     }
 
@@ -307,7 +307,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         (position >> self.capacity.trailing_zeros()) & ((1 << (64 - LAP_SHIFT)) - 1)
     }
 
-    /// The same slot `laps` later.
+    /// Returns the position of the same slot `laps` laps later.
     #[inline(always)]
     fn later(&self, position: u64, laps: i64) -> u64 {
         position.wrapping_add((laps as u64).wrapping_mul(self.capacity as u64))
@@ -319,10 +319,10 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         self.slot(position).word.load(Ordering::Acquire)
     }
 
-    /// Claims a slot whose word is `found`, or says what it is instead.
+    /// Claims a slot whose word is `found`; if the word has changed, returns the new one.
     #[inline(always)]
     fn take(&self, position: u64, found: u64, tag: u64, who: u16) -> Result<(), u64> {
-        // Acquire pairs with `finish` (its reader is done) or `commit`. Release hands on what the
+        // Acquire pairs with `finish` (the slot's reader is done) or `commit`. Release hands on what the
         // caller has seen of the slots before this one, as a hint does.
         let claimed = word(lap_of(found), who, tag);
         let swapped = self.slot(position).word.compare_exchange(
@@ -334,31 +334,31 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         swapped.map(drop)
     }
 
-    /// Rounds of a search after which only somebody who rewrites the words all the time can have
-    /// kept it going: honest rivals that are faster each time would have to be so this often.
+    /// Rounds after which a search reports corruption. Honest rivals would have to be faster this many times
+    /// in a row; only a process that rewrites the words all the time can keep a search going so long.
     #[inline(always)]
     fn search_limit(&self) -> usize {
         4 * self.capacity + 4096
     }
 
-    /// Where a producer that found `found` at `position` goes on.
+    /// Decides where a producer continues that found the word `found` at `position`.
     #[inline(always)]
     fn next_to_push(&self, position: u64, found: u64) -> Result<SearchStep, SlotError> {
         let ahead = laps_ahead(lap_of(found), self.lap(position));
         Ok(match (tag_of(found), ahead) {
             (FREE, 0) => SearchStep::Here,
-            // Consumed already: claimed in the lap before the one that it is free for.
+            // Consumed already, so it was claimed in the lap before the one that it is free for.
             (FREE, 1..) => SearchStep::At(self.later(position, ahead - 1).wrapping_add(1)),
             (WRITING | FULL | READING, 0..) => {
                 SearchStep::At(self.later(position, ahead).wrapping_add(1))
             }
-            // Not consumed since the last lap.
+            // Not consumed since the last lap: the queue is full.
             (WRITING | FULL | READING, -1) => SearchStep::Nothing,
             _ => return Err(SlotError::Corrupt),
         })
     }
 
-    /// Where a consumer that found `found` at `position` goes on.
+    /// Decides where a consumer continues that found the word `found` at `position`.
     #[inline(always)]
     fn next_to_pop(&self, position: u64, found: u64) -> Result<SearchStep, SlotError> {
         let ahead = laps_ahead(lap_of(found), self.lap(position));
@@ -366,18 +366,18 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             (FULL, 0) => SearchStep::Here,
             (FREE | WRITING, 0) => SearchStep::Nothing,
             (READING, 0) | (FREE, 1) => SearchStep::At(position.wrapping_add(1)),
-            // The hint lags by laps: consumed is what lies a lap before the last claim of the slot.
+            // The hint lags by laps. All positions up to a lap before the slot's last claim are consumed.
             (FREE, 2..) => SearchStep::At(self.later(position, ahead - 2).wrapping_add(1)),
             (WRITING | FULL | READING, 1..) => {
                 SearchStep::At(self.later(position, ahead - 1).wrapping_add(1))
             }
-            // A slow reader has the slot since the last lap, so nothing was pushed here yet.
+            // A slow reader has held the slot since the last lap, so nothing was pushed here yet.
             (READING, -1) => SearchStep::Nothing,
             _ => return Err(SlotError::Corrupt),
         })
     }
 
-    /// The first position that is not consumed nor being read, and its word if it is full.
+    /// Returns the first position that is neither consumed nor being read, with its word, if it is full.
     #[inline(always)]
     fn front(&self) -> Result<Option<(u64, u64)>, SlotError> {
         let mut position = self.header().head.get();
@@ -392,15 +392,15 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         Err(SlotError::Corrupt)
     }
 
-    /// Whether nothing can be popped now.
+    /// Returns whether nothing can be popped now.
     #[inline]
     pub fn is_empty(&self) -> bool {
         let position = self.header().head.get();
-        // Nobody has claimed the next slot: the usual case of a queue that is polled.
+        // The first test is the usual case of a queue that is polled: nobody has claimed the next slot.
         self.load(position) == word(self.lap(position), 0, FREE) || matches!(self.front(), Ok(None))
     }
 
-    /// About how many values it holds.
+    /// Returns approximately how many values it holds.
     pub fn len_hint(&self) -> usize {
         let between = self
             .header()
@@ -410,27 +410,27 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         between.min(self.capacity as u64) as usize
     }
 
-    /// How many values were ever taken out, as far as consumers have said: it may lag.
+    /// Returns how many values were ever taken out, according to the head hint, which may lag.
     #[inline(always)]
     pub fn popped_hint(&self) -> u64 {
         self.header().head.get()
     }
 
-    /// How many values were ever put in, as far as producers have said: it may lag.
+    /// Returns how many values were ever put in, according to the tail hint, which may lag.
     #[inline(always)]
     pub fn pushed_hint(&self) -> u64 {
         self.header().tail.get()
     }
 
-    /// Asks for the line of the slot at `position`, which the caller means to claim soon.
+    /// Prefetches the line of the slot at `position` for writing; the caller means to claim it soon.
     #[inline(always)]
     pub fn prefetch_slot(&self, position: u64) {
         let index = position as usize & (self.capacity - 1);
         crate::ordered_copy::prefetch_write(self.slots().wrapping_add(index).cast());
     }
 
-    /// How the value at `position` begins, if it is there and nobody has claimed it: a hint. Others may
-    /// claim and overwrite it while it is read.
+    /// Returns the start of the value at `position` if it is there and unclaimed. It is only a hint: others
+    /// may claim and overwrite the value while it is read.
     #[inline(always)]
     pub fn peek_prefix<P: ShmSafe>(&self, position: u64) -> Option<P> {
         const { assert!(is_prefix::<P, T>()) };
@@ -438,16 +438,16 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             return None;
         }
         let value = &self.slot(position).value;
-        // SAFETY: in the slot, and any bits that may be there while somebody writes are a value.
+        // SAFETY: the read is within the slot, and any bits there during a racing write are a value.
         Some(value.with_racing(|cell| unsafe { cell.cast::<P>().read_volatile() }))
     }
 
-    /// Copies how the value of a slot that the caller holds begins.
+    /// Copies the start of the value of a slot that the caller holds.
     #[inline(always)]
     fn read_prefix<P: ShmSafe>(&self, position: u64) -> P {
         const { assert!(is_prefix::<P, T>()) };
         let value = &self.slot(position).value;
-        // SAFETY: as for `read`; `P` is no longer than `T`, nor aligned more strictly.
+        // SAFETY: as for `read`; `P` is no longer than `T` and not aligned more strictly.
         value.with(|cell| unsafe { cell.cast::<P>().read() })
     }
 
@@ -455,12 +455,12 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     #[inline(always)]
     fn read(&self, position: u64) -> T {
         let value = &self.slot(position).value;
-        // SAFETY: who holds a slot keeps correct processes from writing it; whatever a broken one
-        // writes, every bit pattern is a value. The copy is complete before the slot is given away.
+        // SAFETY: holding a slot keeps correct processes from writing to it. Whatever a broken one writes,
+        // every bit pattern is a value. The copy is complete before the slot is given away.
         value.with(|cell| unsafe { cell.read() })
     }
 
-    /// Gives a slot to the next lap.
+    /// Frees a slot for the next lap.
     #[inline(always)]
     fn free(&self, position: u64) {
         let next_lap = self.lap(self.later(position, 1));
@@ -470,16 +470,16 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     }
 }
 
-/// Whether a value of `T` may be read as a `P` at its start.
+/// Returns whether a `P` may be read at the start of a value of `T`.
 const fn is_prefix<P, T>() -> bool {
     size_of::<P>() <= size_of::<T>() && align_of::<P>() <= align_of::<T>()
 }
 
-/// Where a search goes on.
+/// Next step of a search for a slot.
 enum SearchStep {
-    /// Found.
+    /// The slot at this position is the one searched for.
     Here,
-    /// At this position.
+    /// Continue at this position.
     At(u64),
     /// There is nothing to find.
     Nothing,

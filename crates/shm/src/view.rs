@@ -1,4 +1,4 @@
-//! Bounds-checked access to a stretch of shared memory.
+//! Bounds-checked access to a range of shared memory.
 
 use core::fmt;
 use core::ops::Deref;
@@ -11,9 +11,9 @@ use crate::ordered_copy::{copy_in_order, prefetch_read};
 use crate::primitive::{AtomicU64, MODELLED};
 use crate::segment::SharedSegment;
 
-/// A stretch of shared memory, and what keeps it mapped. Cloning is cheap.
+/// A range of shared memory, with the owner that keeps it mapped. Cloning is cheap.
 ///
-/// Other processes may change the bytes at any time: what is read is a copy, to be checked after reading.
+/// Other processes may change the bytes at any time: reads return a copy, to be checked after reading.
 #[derive(Clone)]
 pub struct View {
     ptr: NonNull<u8>,
@@ -21,48 +21,49 @@ pub struct View {
     keeper: Arc<dyn Send + Sync>,
 }
 
-// SAFETY: the memory outlives the view (the keeper) and is reached only through atomics and copies of raw
-// bytes, from any thread or process alike.
+// SAFETY: the keeper lets the memory outlive the view. It is accessed only through atomics and copies of raw
+// bytes, which are sound from any thread or process.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
 
-/// An access outside a view, or one not aligned as it must be.
+/// Error of an access outside a view, or of one that is not aligned as required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at offset {offset} (aligned to {align}) do not fit {available} bytes")]
 pub struct OutOfBounds {
-    /// Where the access was to begin.
+    /// Offset at which the access begins.
     pub offset: usize,
-    /// How many bytes it was to take.
+    /// Length of the access in bytes.
     pub len: usize,
-    /// The alignment it needs.
+    /// Alignment that the access needs.
     pub align: usize,
-    /// The length of the view.
+    /// Length of the view in bytes; 0 if the access is refused under loom, and the distance between source
+    /// and target if a copy's ranges overlap.
     pub available: usize,
 }
 
 impl View {
-    /// A view of any memory.
+    /// Makes a view of any memory.
     ///
     /// # Safety
-    /// `len` bytes from `ptr` are readable and writable for as long as `keeper` lives, and while views of it
-    /// exist nobody holds a Rust reference to them except to atomics.
+    /// `len` bytes from `ptr` are readable and writable for as long as `keeper` lives. While views of it
+    /// exist, nobody holds a Rust reference to them, except to atomics.
     pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, keeper: Arc<dyn Send + Sync>) -> Self {
         Self { ptr, len, keeper }
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part of it.
+    /// Returns a view of `len` bytes from `offset` on.
     pub fn part(&self, offset: usize, len: usize) -> Result<Self, OutOfBounds> {
         let ptr = self.at(offset, len, 1)?;
         Ok(Self {
@@ -72,26 +73,27 @@ impl View {
         })
     }
 
-    /// Copies bytes out.
+    /// Copies bytes from `offset` into `into`.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(offset, into.len(), 1)?;
-        // SAFETY: checked to be within the view; `into` is ours, so they do not overlap.
+        // SAFETY: the range was checked to be within the view; `into` is ours, so they do not overlap.
         unsafe { copy_in_order(into.as_mut_ptr(), from.as_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Copies bytes in, in ascending order and whole words, see [`copy_in_order`].
+    /// Copies `bytes` to `offset`, in ascending order and in whole words; see [`copy_in_order`].
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(offset, bytes.len(), 1)?;
-        // SAFETY: checked to be within the view; `bytes` is a reference, so they do not overlap.
+        // SAFETY: the range was checked to be within the view; `bytes` is a reference, so they do not
+        // overlap.
         unsafe { copy_in_order(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies `len` bytes from `from` to another view, or to a part of this one that they do not overlap; in
-    /// ascending order and whole words, see [`copy_in_order`].
+    /// Copies `len` bytes from offset `from` to offset `at` of `to`, which may be this view if the ranges do
+    /// not overlap. The copy is in ascending order and in whole words; see [`copy_in_order`].
     #[inline]
     pub fn copy(&self, from: usize, to: &Self, at: usize, len: usize) -> Result<(), OutOfBounds> {
         let source = self.at(from, len, 1)?;
@@ -106,26 +108,26 @@ impl View {
                 available,
             });
         }
-        // SAFETY: both checked to be within their views, and not to overlap.
+        // SAFETY: both ranges were checked to be within their views, and not to overlap.
         unsafe { copy_in_order(target.as_ptr(), source.as_ptr(), len) };
         Ok(())
     }
 
-    /// Hints that the line at `offset` will be used soon. Never faults, wherever that is.
+    /// Hints that the line at `offset` will be used soon. Never faults, even outside the view.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         prefetch_read(self.ptr.as_ptr().wrapping_add(offset));
     }
 
-    /// The cursor at `offset`, a multiple of 8.
+    /// Returns the cursor at `offset`, a multiple of 8.
     #[inline]
     pub fn cursor(&self, offset: usize) -> Result<&Cursor, OutOfBounds> {
         let at = self.at_typed::<Cursor>(offset)?;
-        // SAFETY: in bounds, aligned, alive as long as `self`, and any 8 bytes are a cursor.
+        // SAFETY: it is in bounds, aligned and alive as long as `self`, and any 8 bytes are a cursor.
         Ok(unsafe { at.as_ref() })
     }
 
-    /// The cursor at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
+    /// Returns the cursor at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
     pub fn cursor_ref(&self, offset: usize) -> Result<CursorRef, OutOfBounds> {
         Ok(CursorRef {
             at: self.at_typed(offset)?,
@@ -133,23 +135,23 @@ impl View {
         })
     }
 
-    /// The event count at `offset`, a multiple of 4.
+    /// Returns the event count at `offset`, a multiple of 4.
     #[inline]
     pub fn event_count(&self, offset: usize) -> Result<&EventCount, OutOfBounds> {
         let at = self.at_typed::<EventCount>(offset)?;
-        // SAFETY: in bounds, aligned, alive as long as `self`, and any 4 bytes are an event count.
+        // SAFETY: it is in bounds, aligned and alive as long as `self`, and any 4 bytes are an event count.
         Ok(unsafe { at.as_ref() })
     }
 
-    /// The word at `offset`, a multiple of 8.
+    /// Returns the word at `offset`, a multiple of 8.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
         let at = self.at_typed::<AtomicU64>(offset)?;
-        // SAFETY: in bounds, aligned, alive as long as `self`, and any 8 bytes are a word.
+        // SAFETY: it is in bounds, aligned and alive as long as `self`, and any 8 bytes are a word.
         Ok(unsafe { at.as_ref() })
     }
 
-    /// The word at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
+    /// Returns the word at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
     pub fn word_ref(&self, offset: usize) -> Result<WordRef, OutOfBounds> {
         Ok(WordRef {
             at: self.at_typed(offset)?,
@@ -157,7 +159,7 @@ impl View {
         })
     }
 
-    /// The eight words of the cache line at `offset`, a multiple of 64.
+    /// Returns the eight words of the cache line at `offset`, a multiple of 64.
     #[inline(always)]
     pub fn cache_line(&self, offset: usize) -> Result<&[AtomicU64; 8], OutOfBounds> {
         if MODELLED || !offset.is_multiple_of(64) {
@@ -171,11 +173,12 @@ impl View {
             });
         }
         let at = self.at(offset, 64, 8)?.cast::<[AtomicU64; 8]>();
-        // SAFETY: in bounds, aligned for words, alive as long as `self`, and any 64 bytes are eight words.
+        // SAFETY: it is in bounds, aligned for words and alive as long as `self`, and any 64 bytes are eight
+        // words.
         Ok(unsafe { at.as_ref() })
     }
 
-    /// `count` words from `offset` on, a multiple of 8.
+    /// Returns `count` words from `offset` on, a multiple of 8.
     #[inline]
     pub fn words(&self, offset: usize, count: usize) -> Result<&[AtomicU64], OutOfBounds> {
         let len = count.saturating_mul(8);
@@ -188,11 +191,11 @@ impl View {
             });
         }
         let at = self.at(offset, len, 8)?.cast::<AtomicU64>();
-        // SAFETY: in bounds, aligned, alive as long as `self`, and any bytes are words.
+        // SAFETY: they are in bounds, aligned and alive as long as `self`, and any bytes are words.
         Ok(unsafe { core::slice::from_raw_parts(at.as_ptr(), count) })
     }
 
-    /// A pointer to `len` bytes at `offset`, if they are within the view; valid while the view lives.
+    /// Returns a pointer to `len` bytes at `offset` if they are within the view; valid while the view lives.
     #[inline]
     pub fn ptr_at(&self, offset: usize, len: usize) -> Option<*mut u8> {
         self.at(offset, len, 1).ok().map(NonNull::as_ptr)
@@ -218,7 +221,7 @@ impl View {
     #[inline(always)]
     fn at_typed<T>(&self, offset: usize) -> Result<NonNull<T>, OutOfBounds> {
         if MODELLED {
-            // Loom's types are not the bytes that other processes see.
+            // Loom's types do not have the layout that other processes see.
             let (len, align) = (size_of::<T>(), align_of::<T>());
             return Err(OutOfBounds {
                 offset,
@@ -232,11 +235,11 @@ impl View {
 }
 
 impl From<Arc<SharedSegment>> for View {
-    /// The whole payload of a segment.
+    /// Makes a view of the whole payload of a segment.
     fn from(segment: Arc<SharedSegment>) -> Self {
         let ptr = NonNull::new(segment.as_ptr()).expect("a mapping is not at address zero");
         let len = segment.len();
-        // SAFETY: the payload is mapped as long as the segment lives, and only reachable as raw bytes.
+        // SAFETY: the payload is mapped as long as the segment lives, and only accessible as raw bytes.
         unsafe { Self::from_raw(ptr, len, segment) }
     }
 }
@@ -258,7 +261,7 @@ pub struct CursorRef {
     view: View,
 }
 
-// SAFETY: a reference to an atomic that its own view keeps alive.
+// SAFETY: it is a reference to an atomic that its own view keeps alive.
 unsafe impl Send for CursorRef {}
 // SAFETY: as above.
 unsafe impl Sync for CursorRef {}
@@ -268,7 +271,7 @@ impl Deref for CursorRef {
 
     #[inline(always)]
     fn deref(&self) -> &Cursor {
-        // SAFETY: checked when made; the view keeps it mapped.
+        // SAFETY: the pointer was checked when made, and the view keeps it mapped.
         unsafe { self.at.as_ref() }
     }
 }
@@ -281,7 +284,7 @@ pub struct WordRef {
     view: View,
 }
 
-// SAFETY: a reference to an atomic that its own view keeps alive.
+// SAFETY: it is a reference to an atomic that its own view keeps alive.
 unsafe impl Send for WordRef {}
 // SAFETY: as above.
 unsafe impl Sync for WordRef {}
@@ -291,7 +294,7 @@ impl Deref for WordRef {
 
     #[inline(always)]
     fn deref(&self) -> &AtomicU64 {
-        // SAFETY: checked when made; the view keeps it mapped.
+        // SAFETY: the pointer was checked when made, and the view keeps it mapped.
         unsafe { self.at.as_ref() }
     }
 }

@@ -1,8 +1,9 @@
-//! Waking a sleeping process: a pipe that other processes of the user may write to.
+//! Wake pipe: a pipe that other processes of the user write to, to wake a sleeping process.
 //!
-//! The sleeper makes a [`WakePipe`] and publishes its process and [`write_fd_number`](WakePipe::write_fd_number);
-//! others open that descriptor through `/proc`. (An eventfd cannot be opened from another process.) What is
-//! sent only hints: a full pipe drops it, and the sleeper looks at shared memory anyway.
+//! The sleeper makes a [`WakePipe`] and publishes its process and
+//! [`write_fd_number`](WakePipe::write_fd_number); others open that descriptor through `/proc`. (An eventfd
+//! cannot be opened from another process.) The bytes sent are only hints: a full pipe drops them, and the
+//! sleeper looks at shared memory anyway.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,24 +23,25 @@ pub struct WakePipe {
 }
 
 impl WakePipe {
-    /// A new, empty pipe. Both ends are held, so it never reports the end of file.
+    /// Makes a new, empty pipe. It holds both ends, so it never reports the end of file.
     pub fn new() -> io::Result<Self> {
         let (reader, writer) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let writer = Arc::new(writer);
         Ok(Self { reader, writer })
     }
 
-    /// What to poll for reading.
+    /// Returns the descriptor to poll for reading.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.reader.as_fd()
     }
 
-    /// The number by which other processes open the pipe.
+    /// Returns the descriptor number by which other processes open the pipe.
     pub fn write_fd_number(&self) -> i32 {
         self.writer.as_raw_fd()
     }
 
-    /// Takes what was sent, up to the length of `buffer`; fewer bytes mean that the pipe was emptied.
+    /// Reads what was sent into `buffer` and returns the number of bytes. Fewer than the buffer's length mean
+    /// that the pipe was emptied.
     pub fn drain(&self, buffer: &mut [u8]) -> usize {
         let mut taken = 0;
         while taken < buffer.len() {
@@ -47,15 +49,15 @@ impl WakePipe {
                 Ok(0) => break,
                 Ok(got) => taken += got,
                 Err(Errno::INTR) => {}
-                // Nothing more; a pipe of our own has no other errors.
+                // The pipe is empty: a pipe of our own has no other errors.
                 Err(_) => break,
             }
         }
         taken
     }
 
-    /// A sender to this pipe, within this process: it takes no descriptor more. To be used as long as
-    /// the pipe is there.
+    /// Returns a sender to this pipe within this process. It shares the descriptor instead of opening
+    /// another. It is to be used only while the pipe lives.
     pub fn sender(&self) -> WakeSender {
         let fd = Arc::clone(&self.writer);
         WakeSender { fd }
@@ -69,10 +71,10 @@ pub struct WakeSender {
 }
 
 impl WakeSender {
-    /// Opens the pipe that `process` published as `write_fd_number`. Fails if it is dead.
+    /// Opens the pipe that `process` published as `write_fd_number`. Fails if the process is dead.
     ///
-    /// Both ends are held, so that a write after the sleeper's death is not answered with SIGPIPE, which
-    /// kills a C program. Deaths are noticed elsewhere ([`ProcessId::open_pidfd`]).
+    /// The descriptor holds both ends, so that a write after the sleeper's death does not raise SIGPIPE,
+    /// which kills a C program. Deaths are noticed by other means ([`ProcessId::open_pidfd`]).
     pub fn open(process: ProcessId, write_fd_number: i32) -> io::Result<Self> {
         let fd = process.open_fd(write_fd_number)?;
         if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::Fifo {
@@ -81,8 +83,8 @@ impl WakeSender {
         Ok(Self { fd: Arc::new(fd) })
     }
 
-    /// Sends at most [`PIPE_BUF`] bytes, whole or not at all. A full pipe has woken its reader already, so that is
-    /// success; `false` means that the pipe is gone.
+    /// Sends at most [`PIPE_BUF`] bytes, whole or not at all. A full pipe counts as success, because it has
+    /// woken its reader already. Returns false if the pipe is gone.
     pub fn send(&self, bytes: &[u8]) -> bool {
         debug_assert!(bytes.len() <= PIPE_BUF, "longer messages would be torn");
         loop {

@@ -3,7 +3,7 @@
 //!
 //! `headworks experiment run sim-speed` measures the same with repeats, and writes it down.
 
-use headworks_baselines::{Window, Writes};
+use headworks_baselines::{WriteWindow, Writes};
 use headworks_net::clock;
 use headworks_simnic::{Preset, Setting, SimProvider};
 use headworks_verbs::{Device, Provider};
@@ -20,7 +20,7 @@ fn main() -> Result<(), Failure> {
     let number = |at: usize, usual: usize| words.get(at).map_or(Ok(usual), |word| word.parse());
     let name = words.first().map_or("cx5-100g", |name| name.as_str());
     let total = number(3, 3_000_000)? as u64;
-    let window = Window {
+    let window = WriteWindow {
         queue_pairs: number(1, 1)?,
         depth: number(2, 128)?,
         bytes: number(4, 64)?,
@@ -39,7 +39,7 @@ fn main() -> Result<(), Failure> {
     let wall = clock::now().since(began).as_secs_f64();
     let virtual_time = provider.now().since(start).as_secs_f64();
     let [wall, simulated] = [wall, virtual_time].map(|time| total as f64 / time / 1e6);
-    let Window {
+    let WriteWindow {
         queue_pairs,
         depth,
         bytes,

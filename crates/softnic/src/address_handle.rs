@@ -1,5 +1,5 @@
-//! Address handles: where datagrams may go. They belong to one process and are nobody else's
-//! business: a request names one, and what it says is read when the request is executed.
+//! Address handles: destinations of datagrams. A handle belongs to one process and is not in shared memory.
+//! A request names the handle's key; the handle is read when the request is executed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -17,13 +17,13 @@ pub(crate) struct AddressHandles {
 #[derive(Default)]
 struct Live {
     handles: HashMap<u32, (u32, AhInit)>,
-    /// Keys are given out in turn, so that one that is gone names nothing for as long as there are
-    /// others: 2^32 handles later it may come again.
+    /// The key that was allocated last. Keys are allocated in sequence, so the key of a destroyed handle stays
+    /// unused until the 32-bit counter wraps.
     last: u32,
 }
 
 impl AddressHandles {
-    /// What the handle `key` says, if it is of protection domain `pd`.
+    /// Returns the attributes of handle `key` if it belongs to protection domain `pd`.
     pub(crate) fn get(&self, key: AhKey, pd: u32) -> Option<AhInit> {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         let &(of, init) = live.handles.get(&key.0)?;
@@ -38,7 +38,7 @@ impl AddressHandles {
                 limit: limit.into(),
             });
         }
-        // There are fewer live ones than keys.
+        // The loop ends: fewer handles are live than there are keys.
         let key = loop {
             live.last = live.last.wrapping_add(1);
             if live.last != 0 && !live.handles.contains_key(&live.last) {

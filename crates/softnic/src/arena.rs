@@ -1,5 +1,5 @@
-//! Shared memory for queues and small buffers, cut from a few segments so that thousands of queue
-//! pairs do not cost thousands of file descriptors.
+//! Allocator of shared memory for queues and small buffers. Small allocations are cut from a few segments,
+//! so thousands of queue pairs do not cost thousands of file descriptors.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -10,16 +10,16 @@ use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment};
 use headworks_verbs::ResourceError;
 
-use crate::table::{MAX_SEGMENT, PlaceOf, Table};
+use crate::table::{MAX_SEGMENT, SegmentOffset, Table};
 
-/// Bytes of a segment that small pieces are cut from.
+/// Bytes of a slab: a segment from which small allocations are cut.
 const SLAB: usize = 1 << 20;
-/// Pieces longer than this get a segment of their own.
+/// Largest allocation that is cut from a slab, in bytes. A larger one gets its own segment.
 const PIECE_MAX: usize = SLAB / 4;
-/// Granularity of pieces.
+/// Granularity of allocations, in bytes.
 const UNIT: usize = 64;
 
-/// The segments of one context: slabs for small pieces and whole segments for large ones.
+/// The segments of one context: slabs for small allocations, and one segment for each large allocation.
 pub(crate) struct Arena {
     table: Table,
     made_by: ForkGeneration,
@@ -29,10 +29,10 @@ pub(crate) struct Arena {
 #[derive(Default)]
 struct State {
     slabs: Vec<Slab>,
-    /// Segments by row, with their generation. Whoever holds pieces keeps them.
+    /// Segments by table row, with their generation. The allocations keep the segments alive.
     rows: BTreeMap<u32, (u32, Weak<SharedSegment>)>,
     next_generation: u32,
-    /// No row before this one is free.
+    /// Every row before this one is in use.
     first_free: u32,
 }
 
@@ -40,17 +40,17 @@ struct Slab {
     segment: Arc<SharedSegment>,
     row: u32,
     generation: u32,
-    /// Free pieces: offset to length, never adjacent.
+    /// Free ranges: offset to length. No two are adjacent.
     free: BTreeMap<usize, usize>,
-    /// Nothing so long fits, as far as is known: full slabs are not searched for each piece.
+    /// Requests of at least this length are known not to fit, so a full slab is not searched for each.
     too_long: usize,
 }
 
-/// A piece of shared memory, given back when dropped.
-pub(crate) struct Piece {
+/// An allocation of shared memory, freed when dropped.
+pub(crate) struct ArenaAllocation {
     arena: Arc<Arena>,
     segment: Arc<SharedSegment>,
-    at: PlaceOf,
+    at: SegmentOffset,
     len: usize,
 }
 
@@ -67,26 +67,26 @@ impl Arena {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `len` zeroed bytes, aligned to `align` (at most a page).
+    /// Allocates `len` zeroed bytes, aligned to `align` (at most a page).
     pub(crate) fn take(
         self: &Arc<Self>,
         len: usize,
         align: usize,
         huge: HugePages,
         numa_node: Option<u32>,
-    ) -> Result<Piece, ResourceError> {
+    ) -> Result<ArenaAllocation, ResourceError> {
         let len = len.max(1).next_multiple_of(UNIT);
         let align = align.max(UNIT);
         let small = len <= PIECE_MAX && huge == HugePages::No && numa_node.is_none();
         let mut state = self.lock();
         if !small {
             let (segment, row, generation) = self.segment(&mut state, len, huge, numa_node)?;
-            let at = PlaceOf {
+            let at = SegmentOffset {
                 segment: row,
                 generation,
                 offset: 0,
             };
-            return Ok(Piece {
+            return Ok(ArenaAllocation {
                 arena: self.clone(),
                 segment,
                 at,
@@ -114,7 +114,7 @@ impl Arena {
         })
     }
 
-    /// A new segment, entered in the table.
+    /// Creates a segment and publishes it in the table. Returns it with its row and generation.
     fn segment(
         &self,
         state: &mut State,
@@ -152,7 +152,7 @@ impl Arena {
         Ok((segment, row, generation))
     }
 
-    /// Our own segment `row`, if it still has this generation.
+    /// Returns this context's segment `row`, if it still has this generation.
     pub(crate) fn find(&self, row: u32, generation: u32) -> Option<Arc<SharedSegment>> {
         let state = self.lock();
         let (known, segment) = state.rows.get(&row)?;
@@ -163,12 +163,12 @@ impl Arena {
         }
     }
 
-    fn give_back(&self, at: PlaceOf, len: usize) {
+    fn give_back(&self, at: SegmentOffset, len: usize) {
         let mut state = self.lock();
         if let Some(slab) = state.slabs.iter_mut().find(|s| s.row == at.segment) {
             return slab.give_back(at.offset, len);
         }
-        // It has its segment for itself.
+        // The allocation had its own segment.
         let row = self.table.segment(at.segment);
         row.life.store(0, Ordering::Release);
         state.rows.remove(&at.segment);
@@ -177,7 +177,7 @@ impl Arena {
 }
 
 impl Slab {
-    fn cut(&mut self, arena: &Arc<Arena>, len: usize, align: usize) -> Option<Piece> {
+    fn cut(&mut self, arena: &Arc<Arena>, len: usize, align: usize) -> Option<ArenaAllocation> {
         if len >= self.too_long {
             return None;
         }
@@ -186,7 +186,7 @@ impl Slab {
             (offset + len <= start + room).then_some((start, room, offset))
         });
         let Some((&start, &room, offset)) = found else {
-            // One that need not be aligned further might.
+            // A request with a smaller alignment might still fit; `UNIT` is the smallest.
             if align == UNIT {
                 self.too_long = len;
             }
@@ -200,18 +200,18 @@ impl Slab {
         if offset + len < end {
             self.free.insert(offset + len, end - offset - len);
         }
-        let at = PlaceOf {
+        let at = SegmentOffset {
             segment: self.row,
             generation: self.generation,
             offset,
         };
-        let piece = Piece {
+        let piece = ArenaAllocation {
             arena: arena.clone(),
             segment: self.segment.clone(),
             at,
             len,
         };
-        // SAFETY: the piece is ours alone until it is handed out, and inside the segment.
+        // SAFETY: the allocation lies inside the segment, and nobody else uses it until it is returned.
         unsafe { piece.as_ptr().write_bytes(0, len) };
         Some(piece)
     }
@@ -232,13 +232,13 @@ impl Slab {
     }
 }
 
-impl Piece {
+impl ArenaAllocation {
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        // In range: the arena cut the piece inside the segment.
+        // In range: the arena cut the allocation inside the segment.
         self.segment.as_ptr().wrapping_add(self.at.offset)
     }
 
-    pub(crate) fn place(&self) -> PlaceOf {
+    pub(crate) fn place(&self) -> SegmentOffset {
         self.at
     }
 
@@ -246,14 +246,14 @@ impl Piece {
         &self.segment
     }
 
-    /// Whether it has its segment for itself.
+    /// Returns whether the allocation has its own segment.
     pub(crate) fn is_alone(&self) -> bool {
-        // Slabs are longer than any of their pieces.
+        // No allocation fills a slab: `PIECE_MAX` is smaller than `SLAB`.
         self.at.offset == 0 && self.len == self.segment.len()
     }
 }
 
-impl Drop for Piece {
+impl Drop for ArenaAllocation {
     fn drop(&mut self) {
         if !self.arena.made_by.is_foreign() {
             self.arena.give_back(self.at, self.len);
@@ -278,7 +278,7 @@ mod tests {
             ops in proptest::collection::vec((1usize..20_000, 0u32..4, any::<bool>()), 1..120),
         ) {
             let arena = arena();
-            let mut held: Vec<Piece> = Vec::new();
+            let mut held: Vec<ArenaAllocation> = Vec::new();
             for (len, align, drop_one) in ops {
                 if drop_one && !held.is_empty() {
                     held.swap_remove(len % held.len());

@@ -1,16 +1,16 @@
-//! The shared window: how memory is reached that only its owner can reach, and atomics on it.
+//! Bounce buffers: access to memory that only its owner can reach, and atomics on it.
 //!
-//! A request for such memory becomes one call or several. A call is written into a window, which is
-//! the initiator's memory, one for each queue pair that ever needs it; then the queue pair that it is
-//! for is marked in the owner's table, and the owner's progress thread is woken. That checks the call
-//! against what its process knows of its own memory, carries it out between the window and that memory,
-//! answers in the window, and wakes the initiator's progress thread. An initiator has one call of a
-//! queue pair under way at a time, which keeps the requests' order.
+//! A request for such memory becomes one call or several. The initiator writes a call into its bounce
+//! buffer. The buffer is the initiator's memory; each queue pair that needs one has one. Then the initiator
+//! marks the target queue pair in the owner's table and wakes the owner's progress thread. That thread
+//! checks the call against the owner's own record of its registrations, copies between the bounce buffer
+//! and the memory, answers in the bounce buffer, and wakes the initiator's progress thread. A queue pair has
+//! one call under way at a time, which keeps its requests in order.
 //!
-//! A call has a number, stored after the rest of it, and 0 stored there takes it back. The owner says in
-//! its row that it serves, fences, and then looks whether the initiator's queue pair is what it was and
-//! whether there is a call; so whoever stores first and fences then, and sees nobody serve, knows that
-//! the window is his again.
+//! A call has a number, which is stored last. Storing 0 there retracts the call. The owner marks in its row
+//! that it is serving, fences, and then checks that the initiator's queue pair is still connected and that
+//! there is a call. So an initiator that first retracts, then fences, and then sees that the owner is not
+//! serving may reuse the bounce buffer.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,22 +18,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use headworks_shm::asymmetric_fence;
 use headworks_verbs::{Access, QpState, ResourceError};
 
-use crate::arena::Piece;
-use crate::copy::{Mapped, Span, copy_span};
+use crate::arena::ArenaAllocation;
+use crate::copy::{MappedAddress, Span, copy_span};
 use crate::device::{Context, slot_of};
-use crate::local_mrs::{Area, Areas};
+use crate::local_mrs::{LocalMr, LocalMrsGuard};
 use crate::qp::QpCore;
-use crate::table::Place;
+use crate::table::QueueLocation;
 
-/// Bytes that a call moves at most.
+/// Most bytes that one call moves.
 pub(crate) const DATA: usize = 64 << 10;
-/// Bytes of a window.
+/// Bytes of a bounce buffer.
 const BYTES: usize = size_of::<Header>() + DATA;
 
-/// What a window begins with.
+/// The header at the start of a bounce buffer. The initiator writes it, except for `answer`.
 #[repr(C, align(64))]
 struct Header {
-    /// The number of the call, stored last; 0 when there is none.
+    /// Number of the call, stored last; 0 when there is none.
     call: AtomicU64,
     what: AtomicU32,
     key: AtomicU32,
@@ -43,22 +43,22 @@ struct Header {
     answer: Reply,
 }
 
-/// The owner's line.
+/// The owner's answer, on a cache line of its own.
 #[repr(C, align(64))]
 struct Reply {
-    /// The number of the call that this answers, stored last.
+    /// Number of the call that this answers, stored last.
     call: AtomicU64,
-    /// What an atomic found.
+    /// Value that an atomic found.
     old: AtomicU64,
     status: AtomicU32,
 }
 
-/// What the owner is asked to do.
+/// The operation that the owner is asked to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum CallKind {
     /// A WRITE.
     Place,
-    /// Filling a receive.
+    /// Filling a posted receive.
     Receive,
     /// A READ.
     Fetch,
@@ -71,29 +71,29 @@ pub(crate) enum What {
     },
 }
 
-/// A call, about `len` bytes at `addr` of the region `key`.
+/// A call for `len` bytes at `addr` of the region `key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) what: What,
+pub(crate) struct BounceCall {
+    pub(crate) what: CallKind,
     pub(crate) key: u32,
     pub(crate) addr: u64,
     pub(crate) len: usize,
 }
 
-/// How it ended.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// Done; what an atomic found.
+pub(crate) enum CallResult {
+    /// The call was executed. Holds the value that an atomic found, or 0.
     Done(u64),
-    /// The key, the bounds or the access did not fit.
+    /// The key, the bounds, the access or an atomic's alignment was wrong.
     Refused,
 }
 
 const DONE: u32 = 1;
 const REFUSED: u32 = 2;
 
-impl What {
-    /// As it is written: a number, and operands.
+impl CallKind {
+    /// Encodes the operation as a number and operands.
     const fn encode(self) -> (u32, [u64; 2]) {
         match self {
             Self::Place => (1, [0; 2]),
@@ -118,7 +118,7 @@ impl What {
         })
     }
 
-    /// What the region, and for peers' requests the queue pair, must allow.
+    /// Returns the access that the region must allow. For a peer's request the queue pair must allow it too.
     const fn need(self) -> Access {
         match self {
             Self::Place => Access::REMOTE_WRITE,
@@ -129,9 +129,9 @@ impl What {
     }
 }
 
-/// A window as its initiator has it.
+/// A bounce buffer, as the initiator holds it.
 pub(crate) struct BounceBuffer {
-    piece: Piece,
+    piece: ArenaAllocation,
     calls: u64,
 }
 
@@ -141,26 +141,26 @@ impl BounceBuffer {
         Ok(Self { piece, calls: 0 })
     }
 
-    /// Lets the peer find it, at the place for the queue pair's window.
-    pub(crate) fn publish(&self, place: &Place) {
+    /// Publishes the bounce buffer at `place`, where the peer looks for it.
+    pub(crate) fn publish(&self, place: &QueueLocation) {
         place.set(self.piece.place(), DATA);
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the piece has `BYTES` bytes, aligned to cache lines, zero at first, and is kept as
-        // long as `self`; the header consists of atomics.
+        // SAFETY: the allocation has `BYTES` bytes, is aligned to cache lines, is zeroed, and lives as long as
+        // `self`. The header consists of atomics.
         unsafe { &*self.piece.as_ptr().cast::<Header>() }
     }
 
-    /// The first `len` bytes of its data, for or of a call.
+    /// Returns the first `len` bytes of the data area, which a call reads or fills.
     pub(crate) fn data(&self, len: usize) -> Span {
         assert!(len <= DATA);
-        // SAFETY: in range of the piece, which is kept while the request is executed.
+        // SAFETY: in range of the allocation, which is kept while the request is executed.
         unsafe { Span::new(self.piece.as_ptr().add(size_of::<Header>()), len) }
     }
 
-    /// Makes a call. Whoever serves this queue pair must be told.
-    pub(crate) fn call(&mut self, call: &Call) {
+    /// Writes a call. The caller must then notify the owner that serves this queue pair.
+    pub(crate) fn call(&mut self, call: &BounceCall) {
         self.calls += 1;
         let header = self.header();
         let (what, operands) = call.what.encode();
@@ -171,39 +171,39 @@ impl BounceBuffer {
         for (to, from) in header.operands.iter().zip(operands) {
             to.store(from, Ordering::Relaxed);
         }
-        // Pairs with the load in `Served::take`: the call is there, and its data.
+        // Pairs with the load in `ServedBounceBuffer::carry_out`, which then sees the call and its data.
         header.call.store(self.calls, Ordering::Release);
     }
 
-    /// The answer to the last call, if there is one.
-    pub(crate) fn answer(&self) -> Option<Answer> {
+    /// Returns the answer to the last call, if there is one.
+    pub(crate) fn answer(&self) -> Option<CallResult> {
         let answer = &self.header().answer;
-        // Pairs with the store in `Served::answer`.
+        // Pairs with the store in `ServedBounceBuffer::carry_out`.
         if answer.call.load(Ordering::Acquire) != self.calls {
             return None;
         }
         Some(match answer.status.load(Ordering::Relaxed) {
-            DONE => Answer::Done(answer.old.load(Ordering::Relaxed)),
-            _ => Answer::Refused,
+            DONE => CallResult::Done(answer.old.load(Ordering::Relaxed)),
+            _ => CallResult::Refused,
         })
     }
 
-    /// Takes the last call back. It may be under way still.
+    /// Retracts the last call. The owner may still be executing it.
     pub(crate) fn retract(&self) {
         self.header().call.store(0, Ordering::Relaxed);
         asymmetric_fence::heavy();
     }
 }
 
-/// A window as its owner's process has it while it serves.
-struct Served<'a> {
+/// A peer's bounce buffer, while the owner's process serves a call.
+struct ServedBounceBuffer<'a> {
     header: NonNull<Header>,
     data: *mut u8,
     core: &'a QpCore,
-    areas: &'a Areas<'a>,
+    areas: &'a LocalMrsGuard<'a>,
 }
 
-/// Serves the calls of the queue pairs that are marked.
+/// Serves the calls of the queue pairs that are marked in the table.
 pub(crate) fn serve(context: &Context) {
     context.table.attention().calls.take(|slot| {
         if let Some(core) = context.queue_pair(slot) {
@@ -212,8 +212,8 @@ pub(crate) fn serve(context: &Context) {
     });
 }
 
-/// Serves the call of the peer that `core` is connected to, if there is one. While it is served, nothing
-/// is deregistered, and no queue pair passes `QpCore::quiesce`.
+/// Serves the call of the peer that `core` is connected to, if there is one. Meanwhile no region is
+/// deregistered, and no queue pair passes `QpCore::quiesce`.
 fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
     let peer = core.peer()?;
     let ours = core.row();
@@ -230,7 +230,7 @@ fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
         return None;
     }
     let (start, _keep) = peer.memory(at, BYTES)?;
-    let served = Served {
+    let served = ServedBounceBuffer {
         header: NonNull::new(start.cast())?,
         data: start.wrapping_add(size_of::<Header>()),
         core,
@@ -244,14 +244,14 @@ fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
     Some(())
 }
 
-impl Served<'_> {
+impl ServedBounceBuffer<'_> {
     fn header(&self) -> &Header {
-        // SAFETY: `serve_one` checked range and alignment in a mapping that it keeps meanwhile; the
-        // header consists of atomics, which the other process may write at any time.
+        // SAFETY: `serve_one` checked range and alignment in a mapping that it keeps meanwhile. The header
+        // consists of atomics, which the other process may write at any time.
         unsafe { self.header.as_ref() }
     }
 
-    /// Carries the call out; says which that was. What the header says is read once.
+    /// Executes the call and returns its number. Reads each word of the header once.
     fn carry_out(&self) -> Option<u64> {
         let header = self.header();
         // Pairs with the store in `BounceBuffer::call`.
@@ -266,9 +266,9 @@ impl Served<'_> {
         let len = header.len.load(Ordering::Relaxed);
         let answer = usize::try_from(len)
             .ok()
-            .zip(What::decode(code, operands))
+            .zip(CallKind::decode(code, operands))
             .and_then(|(len, what)| {
-                let call = Call {
+                let call = BounceCall {
                     what,
                     key,
                     addr,
@@ -282,15 +282,15 @@ impl Served<'_> {
         let (status, old) = answer.map_or((REFUSED, 0), |old| (DONE, old));
         header.answer.old.store(old, Ordering::Relaxed);
         header.answer.status.store(status, Ordering::Relaxed);
-        // Pairs with the load in `BounceBuffer::answer`: what was fetched is in the window.
+        // Pairs with the load in `BounceBuffer::answer`, which then sees the fetched data.
         header.answer.call.store(number, Ordering::Release);
         Some(number)
     }
 
-    /// The memory that a call is about, if it may be.
-    fn check(&self, call: &Call) -> Option<Span> {
+    /// Returns the memory that a call is for, if key, protection domain, access and bounds allow the call.
+    fn check(&self, call: &BounceCall) -> Option<Span> {
         let need = call.what.need();
-        let of_receives = call.what == What::Receive;
+        let of_receives = call.what == CallKind::Receive;
         let allowed = Access::from_bits_truncate(self.core.row().access.load(Ordering::Relaxed));
         let pd = match &self.core.srq {
             Some(srq) if of_receives => srq.pd,
@@ -304,28 +304,30 @@ impl Served<'_> {
         area_span(area, call.addr, call.len).filter(|_| fits)
     }
 
-    /// Does it. What an atomic found, or 0.
-    fn execute(&self, call: &Call, memory: Span) -> Option<u64> {
-        // SAFETY: `serve_one` checked that the window has `DATA` bytes, `check` that these are no more.
+    /// Executes a checked call. Returns the value that an atomic found, or 0 for other operations; `None` if
+    /// an atomic's target is no aligned word.
+    fn execute(&self, call: &BounceCall, memory: Span) -> Option<u64> {
+        // SAFETY: `serve_one` checked that the bounce buffer has `DATA` bytes, `check` that `call.len` is no
+        // more.
         let data = unsafe { Span::new(self.data, call.len) };
         let is_word = memory.is_aligned_word();
         match call.what {
-            What::Place | What::Receive => copy_span(memory, data),
-            What::Fetch => copy_span(data, memory),
-            What::CompareSwap { expect, swap } if is_word => {
+            CallKind::Place | CallKind::Receive => copy_span(memory, data),
+            CallKind::Fetch => copy_span(data, memory),
+            CallKind::CompareSwap { expect, swap } if is_word => {
                 return Some(memory.compare_swap(expect, swap));
             }
-            What::FetchAdd { add } if is_word => return Some(memory.fetch_add(add)),
-            What::CompareSwap { .. } | What::FetchAdd { .. } => return None,
+            CallKind::FetchAdd { add } if is_word => return Some(memory.fetch_add(add)),
+            CallKind::CompareSwap { .. } | CallKind::FetchAdd { .. } => return None,
         }
         Some(0)
     }
 }
 
-/// `len` bytes at `addr` of registered memory.
-fn area_span(area: &Area, addr: u64, len: usize) -> Option<Span> {
-    // SAFETY: a buffer is mapped where it says, at least until it is not registered any more, for which
-    // the lock on the areas is needed.
-    let mapped = unsafe { Mapped::new(area.start as *mut u8, area.len, None) };
+/// Returns `len` bytes at `addr` of registered memory, if in range.
+fn area_span(area: &LocalMr, addr: u64, len: usize) -> Option<Span> {
+    // SAFETY: a buffer is mapped at its address at least until it is deregistered. Deregistration needs the
+    // lock on the registrations, which the caller holds.
+    let mapped = unsafe { MappedAddress::new(area.start as *mut u8, area.len, None) };
     mapped.span(addr.wrapping_sub(area.start as u64), len)
 }

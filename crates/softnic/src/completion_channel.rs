@@ -1,19 +1,20 @@
-//! Completion channels: a pipe that carries the numbers of CQs that had an event.
+//! Completion channels: a pipe that carries the numbers of the CQs that raised an event.
 
 use std::os::fd::BorrowedFd;
 
 use headworks_shm::{WakePipe, WakeSender};
 use headworks_verbs::{CompletionChannel, CqId, ResourceError};
 
-/// Bytes of one event: the CQ's row.
+/// Bytes of one event. It holds the CQ's row.
 pub(crate) const EVENT: usize = 4;
 
-/// A completion channel. Producers of any process write a CQ's number into its pipe.
+/// A completion channel. Producers in any process write a CQ's number into its pipe.
 pub(crate) struct SoftChannel {
     pipe: WakePipe,
-    /// Which of the context's channels, never reused.
+    /// Number of the channel within its context; never reused.
     pub(crate) number: u32,
-    /// The context's incarnation: CQs of no other may be given it, since they are told apart by number.
+    /// Incarnation of the context. A CQ of another context must not use this channel: events identify CQs by row
+    /// number only.
     pub(crate) of: u64,
 }
 
@@ -26,12 +27,12 @@ impl SoftChannel {
         Ok(Self { pipe, number, of })
     }
 
-    /// Puts events into it, from within this process.
+    /// Returns a handle that this process writes events through.
     pub(crate) fn sender(&self) -> WakeSender {
         self.pipe.sender()
     }
 
-    /// The number by which peers open the pipe.
+    /// Returns the descriptor number of the pipe's write end, by which peers open it.
     pub(crate) fn fd_number(&self) -> i32 {
         self.pipe.write_fd_number()
     }

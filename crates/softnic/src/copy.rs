@@ -1,5 +1,5 @@
-//! Moving bytes between registered memory: gather, scatter, atomics. (Which files of this crate may
-//! have unsafe code is listed in `xtask/src/tidy.rs`.)
+//! Moving bytes between registered memory: gather, scatter, atomics. (`xtask/src/tidy.rs` lists the files of
+//! this crate that may have unsafe code.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -11,8 +11,8 @@ use crate::hostile::Extent;
 
 /// A span of mapped memory that a translation has checked.
 ///
-/// It exists only between the check and the copy, while the queue pair is marked as executing (so
-/// that a deregistration waits) or the segment is kept.
+/// A span exists only between the check and the copy. Meanwhile the queue pair is marked as executing, so
+/// that a deregistration waits, or the segment is kept mapped.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     start: *mut u8,
@@ -27,7 +27,7 @@ impl Span {
         Self { start, len }
     }
 
-    /// The bytes of an inline payload, to copy from only.
+    /// Returns the bytes of an inline payload. They may only be copied from.
     #[inline(always)]
     pub(crate) fn of_inline(bytes: &[u8]) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Span {
         self.len
     }
 
-    /// As the kernel wants it.
+    /// Returns the span as an `iovec` for a system call.
     pub(crate) fn io_vec(&self) -> libc::iovec {
         libc::iovec {
             iov_base: self.start.cast(),
@@ -54,30 +54,31 @@ impl Span {
         }
     }
 
-    /// Hints that it will be written soon.
+    /// Prefetches the start of the span for writing.
     #[inline(always)]
     pub(crate) fn prefetch_write(&self) {
         headworks_shm::ordered_copy::prefetch_write(self.start);
     }
 
-    /// Hints that what follows it will be written next. Words alone are pointers: nothing follows.
+    /// Prefetches the memory after the span, which the next WRITE probably targets. Skips spans shorter than a
+    /// cache line: they are single words such as pointers, and no WRITE follows them.
     #[inline(always)]
     pub(crate) fn expect_next(&self) {
         const LINE: usize = 64;
         if self.len >= LINE {
-            // Writing one line takes less time than the next one takes to come: it was asked for by
-            // the WRITE before this, and this asks for the one after it.
+            // Writing one line takes less time than fetching the next. The WRITE before this one prefetched
+            // the next line, so this one prefetches the line after it.
             let ahead = if self.len == LINE { 2 * LINE } else { self.len };
             headworks_shm::ordered_copy::prefetch_write(self.start.wrapping_add(ahead));
         }
     }
 
-    /// Whether it can be the target of an atomic.
+    /// Returns whether the span can be the target of an atomic.
     pub(crate) fn is_aligned_word(&self) -> bool {
         self.len == 8 && (self.start as usize).is_multiple_of(8)
     }
 
-    /// How it lies.
+    /// Returns address and length, for fault injection.
     pub(crate) fn extent(&self) -> Extent {
         let (addr, len) = (self.start as usize, self.len);
         Extent { addr, len }
@@ -85,8 +86,8 @@ impl Span {
 
     fn word(&self) -> &AtomicU64 {
         assert!(self.is_aligned_word());
-        // SAFETY: mapped (by `new`'s contract), 8 bytes, aligned; only accessed as an atomic here,
-        // and whoever writes it otherwise races as on any RDMA target.
+        // SAFETY: the word is mapped (by `new`'s contract), has 8 bytes and is aligned. Here it is only accessed
+        // as an atomic. A thread that writes it otherwise races, as on any RDMA target.
         unsafe { AtomicU64::from_ptr(self.start.cast()) }
     }
 
@@ -108,36 +109,36 @@ impl Span {
 #[inline(always)]
 pub(crate) fn copy_span(to: Span, from: Span) {
     debug_assert_eq!(to.len, from.len);
-    // What earlier requests placed is visible before this: devices declare that WRITEs are ordered.
+    // Makes earlier requests' bytes visible before these: devices declare that WRITEs are ordered.
     if !ordered_copy::IN_ORDER {
         fence(Ordering::Release);
     }
     // SAFETY: both spans are mapped for their length by `Span::new`'s contract. They may overlap
-    // only if a program writes a region onto itself, which leaves it bytes of its own.
+    // only if a program writes a region onto itself. Then the result is bytes of that region.
     unsafe { copy_in_order(to.start, from.start, from.len) };
 }
 
-/// [`copy_span`] past the caches: in no order until it is done.
+/// [`copy_span`] with non-temporal stores. The bytes become visible in no defined order.
 fn stream_span(to: Span, from: Span) {
     debug_assert_eq!(to.len, from.len);
     if !ordered_copy::IN_ORDER {
         fence(Ordering::Release);
     }
-    // SAFETY: as above.
+    // SAFETY: as in `copy_span`.
     unsafe { copy_non_temporal(to.start, from.start, from.len) };
 }
 
-/// Copies `budget` bytes, or up to the end of a word beyond, from the spans `from` to the spans `to`,
-/// both without their first `skip` bytes, in order. Returns how many it copied: fewer when either ran
-/// out.
+/// Copies `budget` bytes, in order, from the spans `from` to the spans `to`, both without their first `skip`
+/// bytes. It may copy a few more, up to the end of a word. Returns how many bytes it copied: fewer than
+/// `budget` if either list ran out.
 ///
-/// An aligned word of the target that is written whole is written at once, wherever the source or the
+/// Stores an aligned word of the target with one store if all of it is written, wherever the source or the
 /// budget is cut: devices declare that.
 pub(crate) fn copy_spans(to: &[Span], from: &[Span], skip: u64, budget: usize) -> usize {
     copy_by(copy_span, to, from, skip, budget)
 }
 
-/// [`copy_spans`] past the caches, and in order only with what comes before and after the call.
+/// [`copy_spans`] with non-temporal stores. Bytes are ordered only against those before and after the call.
 pub(crate) fn stream_spans(to: &[Span], from: &[Span], skip: u64, budget: usize) -> usize {
     copy_by(stream_span, to, from, skip, budget)
 }
@@ -150,8 +151,8 @@ fn copy_by(
     skip: u64,
     budget: usize,
 ) -> usize {
-    let mut to = Walk::new(to, skip);
-    let mut from = Walk::new(from, skip);
+    let mut to = SpanCursor::new(to, skip);
+    let mut from = SpanCursor::new(from, skip);
     let mut copied = 0;
     while copied < budget {
         let (Some(target), Some(source)) = (to.rest(), from.rest()) else {
@@ -159,10 +160,11 @@ fn copy_by(
         };
         let len = target.len.min(source.len).min(budget - copied);
         let step = match (target.start as usize + len) % WORD {
-            // To the end of a word, or all that there is room for.
+            // The copy ends at the end of a word, or at the end of the target span.
             0 => len,
             _ if len == target.len => len,
-            // Up to the word that begins here; or that word.
+            // Stop before the word that is only partly covered. If the copy begins in that word, copy the
+            // word on its own.
             tail if tail < len => len - tail,
             _ => 0,
         };
@@ -187,10 +189,10 @@ fn copy_by(
     copied
 }
 
-/// [`copy_spans`] of a device that does not keep words whole, and exactly `budget` bytes.
+/// [`copy_spans`] of a device that may tear words. It never copies more than `budget` bytes.
 pub(crate) fn copy_torn(to: &[Span], from: &[Span], skip: u64, budget: usize) -> usize {
-    let mut to = Walk::new(to, skip);
-    let mut from = Walk::new(from, skip);
+    let mut to = SpanCursor::new(to, skip);
+    let mut from = SpanCursor::new(from, skip);
     let mut copied = 0;
     while let (Some(target), Some(source)) = (to.rest(), from.rest())
         && copied < budget
@@ -206,9 +208,9 @@ pub(crate) fn copy_torn(to: &[Span], from: &[Span], skip: u64, budget: usize) ->
 
 const WORD: usize = 8;
 
-/// Copies up to the end of the word in which `target` begins, where `to` stands, from as many pieces of
-/// `from` as that takes. Returns how many bytes that were.
-fn copy_word(target: &Span, to: &mut Walk<'_>, from: &mut Walk<'_>) -> usize {
+/// Copies up to the end of the word in which `target`, the rest of `to`, begins. It gathers from as many
+/// spans of `from` as that takes. Returns how many bytes it copied.
+fn copy_word(target: &Span, to: &mut SpanCursor<'_>, from: &mut SpanCursor<'_>) -> usize {
     let room = (WORD - target.start as usize % WORD).min(target.len);
     let mut word = [0_u8; WORD];
     let mut len = 0;
@@ -239,9 +241,9 @@ fn copy_word(target: &Span, to: &mut Walk<'_>, from: &mut Walk<'_>) -> usize {
     len
 }
 
-/// What lies between `skip` and `skip + len` of the spans `of`, in `out`; says how many spans that is.
+/// Writes to `out` the spans that cover bytes `skip..skip + len` of `of`. Returns how many spans it wrote.
 pub(crate) fn cut(of: &[Span], skip: u64, len: usize, out: &mut [Span]) -> usize {
-    let mut walk = Walk::new(of, skip);
+    let mut walk = SpanCursor::new(of, skip);
     let (mut count, mut left) = (0, len);
     for out in out {
         let Some(rest) = walk.rest().filter(|_| left > 0) else {
@@ -257,12 +259,12 @@ pub(crate) fn cut(of: &[Span], skip: u64, len: usize, out: &mut [Span]) -> usize
 }
 
 /// A position in a list of spans.
-struct Walk<'a> {
+struct SpanCursor<'a> {
     spans: &'a [Span],
     offset: usize,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> SpanCursor<'a> {
     fn new(spans: &'a [Span], skip: u64) -> Self {
         let mut walk = Self { spans, offset: 0 };
         let mut skip = skip as usize;
@@ -274,7 +276,7 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// What is left of the span it stands in; steps over empty and used-up ones.
+    /// Returns the rest of the current span. Skips spans that are empty or used up.
     fn rest(&mut self) -> Option<Span> {
         while let Some(span) = self.spans.first() {
             if self.offset < span.len {
@@ -295,19 +297,19 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// A mapped address that may be handed between threads: what a cached translation holds.
+/// Address and length of mapped memory, as cached translations hold them. May be sent between threads.
 #[derive(Clone)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedAddress {
     start: usize,
     len: usize,
     _keep: Option<Arc<SharedSegment>>,
 }
 
-impl Mapped {
+impl MappedAddress {
     /// # Safety
     ///
-    /// `start` must point to `len` bytes mapped as long as `keep` lives, or, without it, as long
-    /// as the registration lives whose `key` word the translation re-checks.
+    /// `start` must point to `len` bytes that stay mapped as long as `keep` lives. Without `keep` they must stay
+    /// mapped as long as the registration whose `key` word the translation re-checks.
     pub(crate) unsafe fn new(start: *mut u8, len: usize, keep: Option<Arc<SharedSegment>>) -> Self {
         Self {
             start: start as usize,
@@ -316,7 +318,7 @@ impl Mapped {
         }
     }
 
-    /// `len` bytes that are not mapped here: of them there is no span.
+    /// Describes `len` bytes that are not mapped in this process. [`span`](Self::span) returns `None` for them.
     pub(crate) fn elsewhere(len: usize) -> Self {
         Self {
             start: len,
@@ -325,21 +327,21 @@ impl Mapped {
         }
     }
 
-    /// Whether `len` bytes from `offset` are in range of memory that is [`elsewhere`](Self::elsewhere).
+    /// Returns whether `len` bytes from `offset` are in range of memory that is [`elsewhere`](Self::elsewhere).
     pub(crate) fn reaches(&self, offset: u64, len: usize) -> bool {
         len <= self.start && offset <= (self.start - len) as u64
     }
 
-    /// How many bytes are mapped.
+    /// Returns how many bytes are mapped in this process.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// `len` bytes from `offset`, if in range.
+    /// Returns `len` bytes from `offset`, if in range.
     #[inline(always)]
     pub(crate) fn span(&self, offset: u64, len: usize) -> Option<Span> {
         let inside = len <= self.len && offset <= (self.len - len) as u64;
-        // SAFETY: in range of memory mapped under `Mapped::new`'s contract.
+        // SAFETY: in range of memory mapped under `MappedAddress::new`'s contract.
         inside.then(|| unsafe { Span::new((self.start + offset as usize) as *mut u8, len) })
     }
 }
@@ -384,10 +386,10 @@ mod tests {
                     prop_assert!(step < budget + WORD);
                 }
                 prop_assert_eq!(done as usize, source.len());
-                // Read and wiped where they lie, through the pointers that the spans hold.
+                // Read and cleared through the pointers that the spans hold.
                 for span in &to {
                     for at in 0..span.len {
-                        // SAFETY: a byte of `to_bytes`, which nobody else touches.
+                        // SAFETY: a byte of `to_bytes`, which nothing else accesses now.
                         let byte = unsafe { span.start.add(at).replace(0) };
                         let offset = span.start as usize + at - to_bytes.as_ptr() as usize;
                         prop_assert_eq!(byte, source[offset]);
@@ -397,8 +399,7 @@ mod tests {
         }
     }
 
-    /// Whoever reads an aligned word while it is written sees all of it or nothing, however source and
-    /// budget are cut.
+    /// A reader of an aligned word sees all of the new word or nothing, however source and budget are cut.
     #[test]
     fn words_of_the_target_are_written_whole() {
         const WORDS: usize = 4;
@@ -409,13 +410,13 @@ mod tests {
             let mut source: Vec<u8> = (1..=(WORDS * WORD) as u8).collect();
             let from = spans(&mut source, &[cut, 1, WORD, 2]);
             let mut odd = [0; 5];
-            // SAFETY: the words outlive the spans, and are reached as atomics or by them.
+            // SAFETY: the words outlive the spans. They are accessed only as atomics or through the spans.
             let (all, rest, odd) = unsafe {
                 let rest = Span::new(base.add(WORD), (WORDS - 1) * WORD);
                 let all = Span::new(base, WORDS * WORD);
                 (all, rest, Span::new(odd.as_mut_ptr(), odd.len()))
             };
-            // In one piece, and behind a piece that ends within a word.
+            // One span; and a span behind one that ends within a word.
             for to in [&[all][..], &[odd, rest]] {
                 for word in &target {
                     word.store(0, Ordering::Relaxed);

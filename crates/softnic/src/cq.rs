@@ -1,5 +1,5 @@
-//! Completion queues: many producers (our own queue pairs and, for receives, the peers'
-//! processes), several pollers.
+//! Completion queues. A CQ has many producers: this process's queue pairs and, for receives, the peers'
+//! processes. It may have several pollers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,12 +15,12 @@ use headworks_verbs::{
     Opcode, PollError, Qpn, ResourceError, Status,
 };
 
-use crate::arena::Piece;
+use crate::arena::ArenaAllocation;
 use crate::completion_channel::SoftChannel;
 use crate::crash_points;
 use crate::device::Context;
-use crate::hostile::hold::Hold;
-use crate::hostile::{Event, Hostility, Point, Rules};
+use crate::hostile::hold::DelayState;
+use crate::hostile::{FaultEvent, FaultPoint, HostileMode, Rules};
 use crate::peer::{Peer, Queue};
 use crate::qp::QpCore;
 use crate::table::{CqRow, CqSlot, NO_ROW, count};
@@ -32,13 +32,13 @@ pub(crate) struct CqPort {
     row: u32,
     queue: Queue<CqSlot>,
     has_channel: bool,
-    /// Its channel, where that is ours: no descriptor is needed to reach it.
+    /// Sender of the CQ's channel, if the channel is this process's: no descriptor must be opened to reach it.
     channel: Option<WakeSender>,
     timestamps: bool,
 }
 
 impl CqPort {
-    /// The CQ `row` of `peer`. `None` if it is not there or makes no sense.
+    /// Opens the CQ `row` of `peer`. Returns `None` if there is none, or if its row is invalid.
     pub(crate) fn open(peer: &Arc<Peer>, row: u32) -> Option<Self> {
         let cq = peer.table.cq(row);
         if row == NO_ROW || cq.life.load(Ordering::Acquire) == 0 {
@@ -54,7 +54,8 @@ impl CqPort {
         })
     }
 
-    /// The same, one for all queue pairs whose peers' receives complete there.
+    /// Returns the CQ `row` of `peer`, opening it if needed. All queue pairs whose peers' receives complete
+    /// there share one port.
     pub(crate) fn shared(peer: &Arc<Peer>, row: u32) -> Option<Arc<Self>> {
         let life = peer.table.cq(row).life.load(Ordering::Acquire);
         if let Some(known) = peer.known_port(row, life) {
@@ -69,10 +70,15 @@ impl CqPort {
         self.peer.table.cq(self.row)
     }
 
-    /// Adds a completion on behalf of queue pair `who` of the CQ's owner, and wakes whoever sleeps
-    /// on its channel. A full CQ overruns: it is marked and its owner told.
+    /// Adds a completion on behalf of producer `who`, and wakes a thread that sleeps on the CQ's channel. If the
+    /// CQ is full, marks it as overrun and notifies its owner.
     #[inline]
-    pub(crate) fn push(&self, who: u16, mut slot: CqSlot, solicited: bool) -> Result<(), Overrun> {
+    pub(crate) fn push(
+        &self,
+        who: u16,
+        mut slot: CqSlot,
+        solicited: bool,
+    ) -> Result<(), CqOverrun> {
         if self.timestamps {
             slot.timestamp = crate::device::clock().nanos();
         }
@@ -91,13 +97,13 @@ impl CqPort {
         Ok(())
     }
 
-    /// The first half of [`CqPort::push`]: the completion has its place.
-    pub(crate) fn reserve(&self, who: u16) -> Result<PushClaim, Overrun> {
+    /// Reserves a place for a completion: the first half of [`CqPort::push`].
+    pub(crate) fn reserve(&self, who: u16) -> Result<PushClaim, CqOverrun> {
         let claimed = self.queue.slots.claim_push(who);
         claimed.map_err(|error| self.overrun(error))
     }
 
-    /// The second half.
+    /// Fills a reserved place: the second half of [`CqPort::push`].
     pub(crate) fn commit(&self, place: PushClaim, mut slot: CqSlot, solicited: bool) {
         if self.timestamps {
             slot.timestamp = crate::device::clock().nanos();
@@ -108,16 +114,16 @@ impl CqPort {
         }
     }
 
-    /// Whether the producer `who` has reserved a place and not filled it.
+    /// Returns whether the producer `who` has reserved a place and not filled it.
     pub(crate) fn is_reserved_by(&self, who: u16) -> bool {
         self.queue.slots.is_reserved_by(who)
     }
 
     #[cold]
-    fn overrun(&self, error: SlotError) -> Overrun {
+    fn overrun(&self, error: SlotError) -> CqOverrun {
         tracing::error!(cq = self.row, %error, "completion queue overran");
         let row = self.row();
-        // Told of once: 2 stays.
+        // The owner is notified once: after it has raised the error, the word stays 2.
         let _ = row
             .overrun
             .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
@@ -126,18 +132,19 @@ impl CqPort {
             self.peer.table.attention().cqs.set(self.row as usize);
             self.peer.kick();
         }
-        Overrun
+        CqOverrun
     }
 
-    /// After a completion was stored: whoever arms and then polls sees it or is told.
+    /// Wakes the sleeper if the CQ is armed. Call it after storing a completion: a poller that arms and then
+    /// polls either sees the completion or is woken.
     fn wake(&self, solicited: bool) {
         if self.row().armed.notify(solicited) {
             self.raise();
         }
     }
 
-    /// Puts an event into the channel whether it is armed or not: a producer that was killed may
-    /// have disarmed it and not told.
+    /// Puts an event into the channel whether the CQ is armed or not. A producer that was killed may have
+    /// disarmed the CQ without raising the event.
     pub(crate) fn rouse(&self) {
         if self.has_channel {
             self.row().armed.disarm();
@@ -159,13 +166,13 @@ impl CqPort {
             return;
         };
         let Some(channel) = self.peer.channel(number, fd as i32, (self.row, life)) else {
-            // No descriptor is left here, say. Its owner can.
+            // This process cannot open the pipe, perhaps for lack of descriptors. The owner can raise the event.
             self.peer.table.attention().cqs.set(self.row as usize);
             self.peer.kick();
             return;
         };
-        // A CQ destroyed meanwhile may have taken its channel with it, and the number of the pipe's
-        // descriptor may name something else: a live row says that it does not.
+        // A CQ destroyed meanwhile may have taken its channel with it, and the descriptor number may name
+        // something else. An unchanged row shows that it does not.
         if row.life.load(Ordering::Acquire) == life {
             row.counts.events.fetch_add(1, Ordering::Relaxed);
             channel.send(&self.row.to_le_bytes());
@@ -175,26 +182,26 @@ impl CqPort {
 
 /// The CQ was full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Overrun;
+pub(crate) struct CqOverrun;
 
 /// A completion queue of this process.
 pub(crate) struct SoftCq {
     pub(crate) context: Arc<Context>,
     pub(crate) row: u32,
     port: CqPort,
-    /// Who polls; the only consumer of the queue and of the lane.
+    /// Guards the only consumer of the queue and of the lane.
     polling: BiasedLock<SingleConsumer<CqSlot>>,
     /// Send completions of the one queue pair that may use it, without atomic instructions.
     lane: Lane<CqSlot>,
-    /// How many queue pairs that complete here have work waiting. One more where the device is
-    /// hostile: polls then take the long way.
+    /// Number of queue pairs with pending requests that complete here, plus one on a device with fault
+    /// injection: polls then always take the slow path.
     pub(crate) waiting: AtomicUsize,
-    /// Queue pairs that wait for room in the completion queue, by their index.
+    /// Queue pairs with pending requests that complete here, by slot.
     stalled: Mutex<BTreeMap<usize, Weak<QpCore>>>,
-    /// What holds completions back, where the device is hostile.
-    held: Option<Held>,
+    /// Delays completions, on a device with fault injection.
+    held: Option<CompletionDelay>,
     _channel: Option<Arc<dyn headworks_verbs::CompletionChannel>>,
-    _piece: Piece,
+    _piece: ArenaAllocation,
 }
 
 impl SoftCq {
@@ -242,18 +249,18 @@ impl SoftCq {
             context: context.clone(),
             row,
             port,
-            // SAFETY: peers only push into the queues of our CQs, and here nothing else pops.
+            // SAFETY: peers only push into this process's CQs, and nothing else here pops from this queue.
             polling: BiasedLock::new(unsafe { slots.single_consumer() }),
             lane: Lane::new(capacity),
             waiting: AtomicUsize::new(context.hostility.is_some().into()),
             stalled: Mutex::default(),
-            held: context.hostility.as_ref().map(Held::new),
+            held: context.hostility.as_ref().map(CompletionDelay::new),
             _channel: init.channel.clone(),
             _piece: piece,
         })
     }
 
-    /// The producers' side, for our own queue pairs.
+    /// Returns the producers' side, for this process's own queue pairs.
     pub(crate) fn port(&self) -> &CqPort {
         &self.port
     }
@@ -262,20 +269,20 @@ impl SoftCq {
         self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue pair that completes here has work waiting, and had none. Its list is locked, as in
-    /// [`SoftCq::has_done`].
+    /// Notes that `core`, which completes here, now has pending requests and had none. The caller holds the lock
+    /// on its list, as for [`SoftCq::has_done`].
     pub(crate) fn has_work(&self, core: &Arc<QpCore>) {
         self.stalled().insert(core.slot(), Arc::downgrade(core));
         self.waiting.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It has none any more.
+    /// Notes that `core` has no pending requests any more.
     pub(crate) fn has_done(&self, core: &QpCore) {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         self.stalled().remove(&core.slot());
     }
 
-    /// Carries on what waits in the queue pairs that complete here.
+    /// Executes pending requests of the queue pairs that complete here.
     #[cold]
     fn carry_on(&self) {
         let now = crate::device::clock();
@@ -285,26 +292,26 @@ impl SoftCq {
         }
     }
 
-    /// Runs `f` on every completion not polled yet.
+    /// Runs `f` on every completion in the queue that is not polled yet. The lane is not visited.
     pub(crate) fn each_unpolled(&self, f: impl FnMut(u64, CqSlot)) {
         self.polling.lock().for_each_full(f);
     }
 
-    /// Frees what the producer `who` left half-made: it was killed, or has been seen not executing
-    /// since its queue pair's connection ended, and so pushes here no more.
+    /// Frees the places that the producer `who` reserved and did not fill. It was killed, or has been seen not
+    /// executing since its queue pair's connection ended; either way it pushes here no more.
     pub(crate) fn recover(&self, who: u16) {
         let consumer = self.polling.lock();
-        // SAFETY: the producer's claims lie within one execution, and that one is over.
+        // SAFETY: a producer's claim lasts no longer than one execution, and that execution is over.
         unsafe { consumer.queue().recover(|dead| dead == who, |_, _| {}) };
     }
 
-    /// Lends the lane to the first queue pair that asks.
+    /// Lends the lane to the first queue pair that asks. Returns whether that is the caller.
     pub(crate) fn claim_lane(&self) -> bool {
         self.lane.claim()
     }
 
-    /// Gives the lane back; what is in it is polled all the same. `counted` is how much the queue
-    /// pair, which is going, has put there.
+    /// Takes the lane back from a queue pair that is being destroyed. What is in the lane is still polled.
+    /// `counted` is the number of completions that the queue pair put there.
     pub(crate) fn release_lane(&self, counted: &AtomicU64) {
         let gone = counted.swap(0, Ordering::Relaxed);
         let counts = &self.port.row().counts;
@@ -312,16 +319,16 @@ impl SoftCq {
         self.lane.release();
     }
 
-    /// Adds a send completion to the lane. Only the thread that posts to the queue pair that has
-    /// claimed it may call this.
+    /// Adds a send completion to the lane. Only the posting thread of the queue pair that claimed the lane may
+    /// call this.
     #[inline(always)]
-    pub(crate) fn push_lane(&self, slot: impl Fn() -> CqSlot) -> Result<(), Overrun> {
+    pub(crate) fn push_lane(&self, slot: impl Fn() -> CqSlot) -> Result<(), CqOverrun> {
         let stamp = |slot: &mut CqSlot| {
             if self.port.timestamps {
                 slot.timestamp = crate::device::clock().nanos();
             }
         };
-        // SAFETY: the claimant's posting thread only, which posts by `&mut`.
+        // SAFETY: only the claimant's posting thread calls this, and it posts through `&mut`.
         let pushed = unsafe {
             self.lane.push(|place| {
                 *place = slot();
@@ -365,7 +372,7 @@ impl CompletionQueue for SoftCq {
             return;
         }
         self.port.row().armed.arm(solicited_only);
-        // Nobody will poll for a while: the progress thread takes over what waits.
+        // The owner may not poll for a while, so the progress thread takes over pending requests.
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.context.progress.take_over();
         }
@@ -378,7 +385,7 @@ impl CompletionQueue for SoftCq {
 }
 
 impl SoftCq {
-    /// Takes completions that are there.
+    /// Takes completions out of the lane and the queue. Returns how many.
     #[inline(always)]
     fn take(&self, out: &mut [Completion]) -> Result<usize, PollError> {
         let slots = &self.port.queue.slots;
@@ -391,7 +398,7 @@ impl SoftCq {
         }
         let table = &self.context.table;
         let mut consumer = self.polling.lock();
-        // SAFETY: under the lock, which every consumer of the lane takes.
+        // SAFETY: every consumer of the lane holds this lock.
         let taken = unsafe {
             pop_in_order(
                 &self.lane,
@@ -408,16 +415,20 @@ impl SoftCq {
         Ok(count)
     }
 
-    /// Takes what the rules let be seen.
+    /// Takes as many completions as the fault rules allow.
     #[cold]
-    fn poll_held(&self, held: &Held, out: &mut [Completion]) -> Result<usize, PollError> {
+    fn poll_held(
+        &self,
+        held: &CompletionDelay,
+        out: &mut [Completion],
+    ) -> Result<usize, PollError> {
         if self.port.queue.slots.is_empty() && self.lane.is_empty() {
             return self.take(out);
         }
         let shown = held.shown(out.len());
         if shown == 0 && !out.is_empty() {
             if self.port.has_channel {
-                // Whoever looks in vain may go to sleep on what is there.
+                // A caller that finds nothing may go to sleep although there is a completion.
                 held.someone_sleeps.store(true, Ordering::Release);
                 self.context.progress.kick();
             }
@@ -426,7 +437,7 @@ impl SoftCq {
         self.take(&mut out[..shown])
     }
 
-    /// For the progress thread: what is held back is shown, and whoever may sleep on it woken.
+    /// For the progress thread: ends the delay if a caller may sleep on a delayed completion, and wakes it.
     pub(crate) fn show_held(&self) {
         if let Some(held) = &self.held
             && held.someone_sleeps.swap(false, Ordering::AcqRel)
@@ -437,17 +448,17 @@ impl SoftCq {
     }
 }
 
-/// What holds completions back.
-struct Held {
+/// Delay of completions by fault injection.
+struct CompletionDelay {
     rules: Arc<Rules>,
     stream: u64,
-    hold: Mutex<Hold>,
-    /// A poll found nothing although there was something: the progress thread is to look.
+    hold: Mutex<DelayState>,
+    /// Set when a poll returned nothing although there was a completion. The progress thread clears it.
     someone_sleeps: AtomicBool,
 }
 
-impl Held {
-    fn new(hostility: &Hostility) -> Self {
+impl CompletionDelay {
+    fn new(hostility: &HostileMode) -> Self {
         Self {
             rules: hostility.rules.clone(),
             stream: hostility.stream(),
@@ -456,15 +467,15 @@ impl Held {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Hold> {
+    fn lock(&self) -> MutexGuard<'_, DelayState> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many completions a poll with room for `room` is shown.
+    /// Returns how many completions a poll with room for `room` is shown.
     fn shown(&self, room: usize) -> usize {
         self.lock().poll(room, |number| {
-            self.rules.judge(&Event {
-                point: Point::Poll,
+            self.rules.judge(&FaultEvent {
+                point: FaultPoint::Poll,
                 stream: self.stream,
                 qpn: Qpn::default(),
                 op: Opcode::Recv,
@@ -477,7 +488,7 @@ impl Held {
     }
 }
 
-/// Notes in the queue pair's row that a request needs no room any more, and makes the completion.
+/// Notes in the queue pair's row that a request is retired, and builds the completion.
 #[inline(always)]
 fn retired(table: &crate::table::Table, slot: &CqSlot) -> Completion {
     let row = table.qp(slot.qpn as usize);
@@ -486,7 +497,7 @@ fn retired(table: &crate::table::Table, slot: &CqSlot) -> Completion {
             retire(&row.rq_retired, slot.position.wrapping_add(1));
             if slot.status == Status::Success as u8 {
                 count(&row.received, 1);
-                // A datagram's length is with its header; what was sent is not.
+                // A datagram's length includes its header, which the sender did not send.
                 let header = u64::from(slot.has_grh) * GRH_BYTES as u64;
                 let payload = u64::from(slot.byte_len).saturating_sub(header);
                 count(&row.received_bytes, payload);

@@ -1,7 +1,7 @@
-//! Points of a request at which tests have the process killed or stopped, named by what was done
-//! last. Nothing is compiled there otherwise.
+//! Crash-injection points of tests: places in a request at which tests have the process killed or stopped.
+//! Each is named after the step just done. Outside of tests they compile to nothing.
 
-/// Here.
+/// Crash-injection point; empty outside of tests.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) const fn at(_done: &'static str) {}

@@ -1,11 +1,10 @@
-//! Copying between this process's memory and another's, by the kernel: one system call for a gather
+//! Copies between this process's memory and another's through the kernel. One system call takes a gather
 //! list on each side.
 //!
-//! Nothing else on this path asks the kernel, so nothing asks whether the process that has the number
-//! is still the one that was attached. What bounds that: the descriptor that we hold of it wakes our
-//! progress thread when it ends, and its number goes to another process only after it was reaped and
-//! the kernel has handed out all numbers that were free. The other would have to belong to this user,
-//! who may write to its memory anyway.
+//! Nothing here checks that the pid still names the process that was attached: that would cost another
+//! system call. Two facts bound the risk. The pidfd that this process holds wakes its progress thread when
+//! the peer ends. And the kernel reuses a pid only after the process was reaped and all other free pids
+//! were handed out. The new process would have to belong to this user, who may write to its memory anyway.
 
 use libc::iovec;
 use rustix::io::Errno;
@@ -13,7 +12,7 @@ use rustix::io::Errno;
 use crate::copy::Span;
 use crate::table::MAX_SGE;
 
-/// Which way the bytes go.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From here to the other process.
@@ -22,35 +21,36 @@ pub(crate) enum Direction {
     Fetch,
 }
 
-/// A stretch of another process's address space, which may not be there.
+/// A range of another process's address space, which may not be mapped there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct RemoteRange {
     pub(crate) addr: u64,
     pub(crate) len: usize,
 }
 
-impl Stretch {
+impl RemoteRange {
     pub(crate) const EMPTY: Self = Self { addr: 0, len: 0 };
 }
 
-/// Why nothing was copied.
+/// The reason why nothing was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CrossError {
     /// The other process has no such memory.
     Fault,
-    /// There is no such process, or it is ending.
+    /// There is no such process, or it is exiting.
     Gone,
-    /// The kernel does not let us, or cannot now.
+    /// The kernel does not permit the copy, or cannot do it now.
     Refused(Errno),
 }
 
-/// Copies between `here` and `there`, at most [`MAX_SGE`] pieces each, as many bytes as the shorter has;
-/// says how many. Fewer mean that what follows is not there: the next call says so.
+/// Copies between `here` and `there`, at most [`MAX_SGE`] ranges each, as many bytes as the shorter list has.
+/// Returns how many bytes it copied. If that is fewer, the next byte is not mapped: the next call returns
+/// the error.
 pub(crate) fn copy(
     direction: Direction,
     pid: u32,
     here: &[Span],
-    there: &[Stretch],
+    there: &[RemoteRange],
 ) -> Result<usize, CrossError> {
     const NONE: iovec = iovec {
         iov_base: std::ptr::null_mut(),
@@ -69,8 +69,8 @@ pub(crate) fn copy(
     let counts = [here.len(), there.len()].map(|count| count.min(MAX_SGE) as libc::c_ulong);
     let (local, remote) = (local.as_ptr(), remote.as_ptr());
     let pid = pid as libc::pid_t;
-    // SAFETY: both lists live through the call and have as many entries as is said. What `here` names
-    // is mapped, by the contract of `Span`; what `there` names is for the kernel to check.
+    // SAFETY: both lists outlive the call and have as many entries as the counts say. The memory that `here`
+    // names is mapped, by the contract of `Span`. The kernel checks the memory that `there` names.
     let copied = unsafe {
         match direction {
             Direction::Place => {
@@ -89,17 +89,17 @@ pub(crate) fn copy(
     })
 }
 
-/// Asks the kernel whether it lets this process write to memory of process `pid`, and writes nothing: it
-/// looks at permissions before it looks at addresses, and these are nobody's.
+/// Asks the kernel whether this process may write to memory of process `pid`. Writes nothing: the kernel
+/// checks permissions before addresses, and the address used here is never mapped.
 pub(crate) fn probe(pid: u32) -> Result<(), CrossError> {
-    // Bytes of the first page, which is nobody's.
+    // Address in the first page, which no process has mapped.
     const NOTHING: usize = 8;
     let nothing = iovec {
         iov_base: std::ptr::without_provenance_mut(NOTHING),
         iov_len: 1,
     };
     let pid = pid as libc::pid_t;
-    // SAFETY: the list lives through the call; what it names is for the kernel to check.
+    // SAFETY: the list outlives the call, and the kernel checks the addresses in it.
     let copied = unsafe { libc::process_vm_writev(pid, &nothing, 1, &nothing, 1, 0) };
     match Errno::from_io_error(&std::io::Error::last_os_error()) {
         Some(Errno::FAULT) => Ok(()),
@@ -124,7 +124,7 @@ mod tests {
         let mut from: Vec<u8> = (0..100).collect();
         let mut to = vec![0xff_u8; 100];
         let base = to.as_mut_ptr() as u64;
-        let there = [(0, 7), (20, 60)].map(|(at, len)| Stretch {
+        let there = [(0, 7), (20, 60)].map(|(at, len)| RemoteRange {
             addr: base + at,
             len,
         });
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(probe(std::process::id()), Ok(()));
         let mut bytes = vec![0; 8];
         let here = spans(&mut bytes, [4, 4]);
-        let there = [Stretch { addr: 8, len: 8 }];
+        let there = [RemoteRange { addr: 8, len: 8 }];
         let us = std::process::id();
         let copied = copy(Direction::Fetch, us, &here, &there);
         assert_eq!(copied, Err(CrossError::Fault));

@@ -1,19 +1,19 @@
-//! Who sends datagrams to this context's queue pairs: rows of its shared table that the senders
-//! write themselves.
+//! Senders of datagrams to this context's queue pairs. Each sender has a row in this context's shared table
+//! and writes it itself.
 //!
-//! A queue pair of datagrams is connected to nobody, so its owner cannot know from its own state
-//! who may be writing to its memory. Each sending queue pair therefore enters a row in the table of
-//! every context that it sends to, before its first datagram. What the words of a row mean, and in
-//! which order they are written, is in [`headworks_shm::sender_row`]. Here:
+//! A datagram queue pair is not connected, so its owner's own state does not tell which processes may be
+//! writing to its memory. Therefore each sending queue pair takes a row in the table of every context that it
+//! sends to, before its first datagram. [`headworks_shm::sender_row`] describes the words of a row and the
+//! order in which they are written. This module relies on two rules:
 //!
-//! - The sender looks at a datagram's target while its row says that it delivers. Whoever takes memory
-//!   away looks at all rows behind its heavy fence, and waits for those that are odd to change, or for
-//!   their processes to die. The row is in the owner's own memory: nobody needs to be attached, so that
-//!   there is always somebody to ask.
-//! - The row's number is the owner's mark (`who`) on the receive and on the completion that a
-//!   sender has in hand, one of each at most. When the sender is dead, the owner undoes that: a
-//!   completion that was not there yet is skipped, and the receive is posted again, as a datagram
-//!   that is lost takes none. `completing` tells a receive that completed from one that did not.
+//! - The sender accesses a datagram's target only while its row says that it delivers. The thread that takes
+//!   memory away passes a heavy fence and looks at all rows. It waits until each row that was odd changes, or
+//!   the row's process dies. The rows are in the owner's own memory, so the owner need not attach a process
+//!   to wait for it.
+//! - The row's number is the mark (`who`) on the receive and the completion that a sender holds. A sender
+//!   holds at most one of each. When a sender has died, the owner undoes what it left. A completion that was
+//!   reserved and not filled is skipped. A receive that did not complete is posted again, because a datagram
+//!   that is lost consumes no receive. `completing` tells a receive that completed from one that did not.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -27,36 +27,36 @@ use headworks_verbs::QpState;
 
 use crate::cq::SoftCq;
 use crate::device::Context;
-use crate::peer::InUse;
-use crate::peer_process::Watched;
+use crate::peer::PeerGuard;
+use crate::peer_process::PeerProcess;
 use crate::qp::QpCore;
 use crate::quarantine::Initiator;
-use crate::table::{Held, MAX_SENDER, RecvSlot};
+use crate::table::{MAX_SENDER, RecvSlot, RowRef};
 
-/// Marks what a sender has in hand: this, and the number of its row.
+/// Bit of a sender's mark on what it holds. The other bits are the number of its row.
 const MARK: u16 = 0x4000;
 const _: () = assert!(MAX_SENDER <= MARK as usize);
 
-/// Processes watched by a descriptor. A broken peer may name any number of them.
+/// Most processes watched through a pidfd. A broken peer may name any number of processes.
 const PIDFDS_MAX: usize = 512;
 
-/// The mark of the sender in `row`.
+/// Returns the mark of the sender in `row`.
 const fn mark(row: usize) -> u16 {
     MARK | row as u16
 }
 
-/// A row in the table of a context that a queue pair of ours sends to.
+/// A row that a queue pair of this process holds in the table of a context that it sends to.
 pub(crate) struct Registration {
-    pub(crate) target: InUse,
-    row: Held<SenderRow>,
+    pub(crate) target: PeerGuard,
+    row: RowRef<SenderRow>,
     life: SenderLife,
     pub(crate) who: u16,
     made_by: ForkGeneration,
 }
 
 impl Registration {
-    /// Enters a row for one of our queue pairs with `target`. `None` if it has no more.
-    pub(crate) fn enter(context: &Context, target: InUse) -> Option<Self> {
+    /// Takes a row of `target` for a queue pair of this process. Returns `None` if no row is free.
+    pub(crate) fn enter(context: &Context, target: PeerGuard) -> Option<Self> {
         let us = context.own.process();
         let table = &target.table;
         let claim = |row: usize| Some((row, table.sender(row).claim(us.pid)?));
@@ -73,7 +73,7 @@ impl Registration {
             tracing::warn!("somebody else wrote to a row that was claimed");
             return None;
         };
-        // Its progress thread begins to watch this process.
+        // The target's progress thread then begins to watch this process.
         target.table.attention().senders.set(0);
         target.kick();
         Some(Self {
@@ -85,17 +85,17 @@ impl Registration {
         })
     }
 
-    /// Says that a datagram is being delivered, to be followed by looks at the target.
+    /// Marks that a datagram is being delivered. The caller accesses the target only afterwards.
     pub(crate) fn deliver(&self, full_fences: bool) -> DeliveryGuard<'_> {
         self.row.begin_delivery(full_fences)
     }
 
-    /// Whether the row is still ours: only a broken owner takes it away.
+    /// Returns whether this process still holds the row. Only a broken owner takes it away.
     pub(crate) fn is_held(&self) -> bool {
         self.row.life() == self.life
     }
 
-    /// The completion of the receive in hand has its place, and is about to be there.
+    /// Marks that the completion of the receive in hand has its place and is about to be filled.
     pub(crate) fn mark_completing(&self) {
         self.row.mark_completing();
     }
@@ -112,15 +112,15 @@ impl Drop for Registration {
 /// The senders to a context, as its owner knows them.
 #[derive(Default)]
 pub(crate) struct Senders {
-    watches: Mutex<HashMap<ProcessId, Arc<Watched>>>,
-    /// Held while the dead are buried.
+    watches: Mutex<HashMap<ProcessId, Arc<PeerProcess>>>,
+    /// Held while what dead senders left is undone.
     burial: Mutex<()>,
-    late: Mutex<Vec<Late>>,
+    late: Mutex<Vec<DeferredRepost>>,
 }
 
-/// A receive that is to be posted again and found no slot: a stopped sender has one of a lap ago in
-/// hand.
-struct Late {
+/// A receive that is to be posted again and found no free slot: a stopped sender still holds the slot, from
+/// one lap ago.
+struct DeferredRepost {
     core: Weak<QpCore>,
     generation: u64,
     position: u64,
@@ -128,8 +128,8 @@ struct Late {
 }
 
 impl Senders {
-    /// The process of the sender that has `row` in the life `life`; `None` if it is not its any more.
-    fn watch(&self, life: SenderLife, row: &SenderRow) -> Option<Arc<Watched>> {
+    /// Returns the process of the sender that holds `row` in the life `life`; `None` if the row has changed.
+    fn watch(&self, life: SenderLife, row: &SenderRow) -> Option<Arc<PeerProcess>> {
         let process = ProcessId {
             pid: life.pid(),
             start_time: row.start_time_of(life)?,
@@ -144,31 +144,31 @@ impl Senders {
         Some(watched)
     }
 
-    /// The processes that send here.
-    pub(crate) fn watches(&self) -> Vec<Arc<Watched>> {
+    /// Returns the processes that send here.
+    pub(crate) fn watches(&self) -> Vec<Arc<PeerProcess>> {
         let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.values().cloned().collect()
     }
 
-    /// Those who deliver a datagram now. A heavy fence goes before.
+    /// Returns the senders that are delivering a datagram now. The caller passes a heavy fence first.
     pub(crate) fn busy(&self, context: &Context) -> Vec<Initiator> {
         let rows = context.table.senders().iter().enumerate();
         let busy = rows.filter_map(|(number, row)| {
             let (life, count) = row.delivery_in_progress()?;
             let row = context.table.held_sender(number);
-            // Who has the row since began after the fence.
+            // `None`: another sender has taken the row. It began after the fence and need not be waited for.
             let watched = self.watch(life, &row)?;
             Some(Initiator::sender(row, life, count, watched))
         });
         busy.collect()
     }
 
-    /// For the progress thread, which marks the dead that have pidfds: looks who is new, and buries
-    /// the dead. Says whether there was one.
+    /// For the progress thread, which has marked the dead processes that have pidfds. Watches new senders and
+    /// cleans up after dead ones. Returns whether a sender has died.
     pub(crate) fn attend(&self, context: &Context) -> bool {
         let mut look = false;
         context.table.attention().senders.take(|_| look = true);
-        let died = |watched: &Arc<Watched>| match watched.pidfd() {
+        let died = |watched: &Arc<PeerProcess>| match watched.pidfd() {
             Some(_) => watched.is_dead(),
             None => watched.check_dead(),
         };
@@ -180,11 +180,12 @@ impl Senders {
         died
     }
 
-    fn late(&self) -> MutexGuard<'_, Vec<Late>> {
+    fn late(&self) -> MutexGuard<'_, Vec<DeferredRepost>> {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether receives wait to be posted again: whoever has their slots tells nobody when he goes on.
+    /// Returns whether receives wait to be posted again. They are retried on a timer: a stopped sender that
+    /// continues does not notify anybody.
     pub(crate) fn has_late(&self) -> bool {
         !self.late().is_empty()
     }
@@ -198,7 +199,7 @@ impl Senders {
         });
     }
 
-    /// Undoes what dead senders left half-done, and frees their rows; looks who is new.
+    /// Watches new senders. Undoes what dead senders left half-done, and frees their rows.
     pub(crate) fn bury(&self, context: &Context) {
         let _alone = self.burial.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = HashMap::new();
@@ -207,11 +208,11 @@ impl Senders {
             let life = row.life();
             let is_dead = match life.state() {
                 SenderState::Free => false,
-                // It has nothing in hand yet. Which process had the pid then cannot be said: as
-                // long as there may be one, the row is kept.
+                // A claiming sender holds nothing yet. It has not published its start time, so its process
+                // cannot be told from a later one with the same pid: keep the row while the pid is in use.
                 SenderState::Claiming => ProcessId::is_pid_unused(life.pid()),
                 SenderState::Live => {
-                    // A row that has changed hands meanwhile was marked, and is looked at again.
+                    // The row has changed hands meanwhile: the new sender has marked it, so it is read again.
                     let Some(watched) = self.watch(life, row) else {
                         continue;
                     };
@@ -223,8 +224,9 @@ impl Senders {
                 dead.push((number, row, life));
             }
         }
-        // Whoever was made before they died is among those who are looked at: they are listed now.
-        let burial = Burial::new(context);
+        // Queue pairs are listed only after the deaths were found. So the list has every queue pair that a dead
+        // sender could reach.
+        let burial = DeadSenderCleanup::new(context);
         for (number, row, life) in dead {
             row.reclaim_dead(life, &burial.of(mark(number)));
         }
@@ -235,66 +237,66 @@ impl Senders {
 }
 
 /// Begins to watch `process`.
-fn watch(process: ProcessId, may_open: bool) -> Watched {
-    // Without a descriptor it is asked for now and then.
+fn watch(process: ProcessId, may_open: bool) -> PeerProcess {
+    // Without a pidfd the progress thread asks now and then whether the process is alive.
     let opened = may_open.then(|| process.open_pidfd());
     let is_dead = matches!(opened, Some(Ok(None)));
-    let watched = Watched::new(process, opened.and_then(Result::ok).flatten());
+    let watched = PeerProcess::new(process, opened.and_then(Result::ok).flatten());
     if is_dead {
         watched.mark_dead();
     }
     watched
 }
 
-/// Undoing what dead senders left.
-struct Burial<'a> {
+/// Cleanup after dead senders.
+struct DeadSenderCleanup<'a> {
     context: &'a Context,
-    /// Where they may have left something; looked for once it is needed.
-    places: OnceCell<Places>,
+    /// Objects in which dead senders may have left something. Listed on first use.
+    places: OnceCell<LocalObjects>,
 }
 
-struct Places {
+struct LocalObjects {
     cores: Vec<Arc<QpCore>>,
     cqs: Vec<Arc<SoftCq>>,
 }
 
-/// What the sender `who` left.
-struct Leavings<'a> {
-    burial: &'a Burial<'a>,
+/// What the dead sender `who` left.
+struct DeadSenderState<'a> {
+    burial: &'a DeadSenderCleanup<'a>,
     who: u16,
 }
 
-impl<'a> Burial<'a> {
+impl<'a> DeadSenderCleanup<'a> {
     fn new(context: &'a Context) -> Self {
         let places = OnceCell::new();
         Self { context, places }
     }
 
-    fn of(&'a self, who: u16) -> Leavings<'a> {
-        Leavings { burial: self, who }
+    fn of(&'a self, who: u16) -> DeadSenderState<'a> {
+        DeadSenderState { burial: self, who }
     }
 
-    fn places(&self) -> &Places {
+    fn places(&self) -> &LocalObjects {
         self.places.get_or_init(|| {
             let mut cores = self.context.queue_pairs();
             cores.retain(|core| core.is_datagrams());
             let mut cqs: Vec<_> = cores.iter().map(|core| core.recv_cq.clone()).collect();
             cqs.sort_by_key(Arc::as_ptr);
             cqs.dedup_by(|a, b| Arc::ptr_eq(a, b));
-            Places { cores, cqs }
+            LocalObjects { cores, cqs }
         })
     }
 
-    /// If something was left.
+    /// Wakes the sleepers that a dead sender may not have woken. Does nothing if no dead sender left anything.
     fn end(self) {
-        let Some(Places { cores, cqs }) = self.places.into_inner() else {
+        let Some(LocalObjects { cores, cqs }) = self.places.into_inner() else {
             return;
         };
-        // They may have been killed between completing a receive and telling of it.
+        // A sender may have been killed after it completed a receive and before it raised the event.
         for cq in &cqs {
             cq.port().rouse();
         }
-        // Or between failing a queue pair and saying which.
+        // Or after it failed a queue pair and before it marked that for the progress thread.
         for core in &cores {
             if core.state() == QpState::Error {
                 core.attend();
@@ -303,18 +305,18 @@ impl<'a> Burial<'a> {
     }
 }
 
-impl UnfinishedDelivery for Leavings<'_> {
+impl UnfinishedDelivery for DeadSenderState<'_> {
     fn has_reserved_completion(&self) -> bool {
         let mut cqs = self.burial.places().cqs.iter();
         cqs.any(|cq| cq.port().is_reserved_by(self.who))
     }
 
     fn roll_back(&self, completed: bool) {
-        let Places { cores, cqs } = self.burial.places();
+        let LocalObjects { cores, cqs } = self.burial.places();
         for core in cores {
             for (position, receive) in core.take_back_from(self.who) {
                 if !completed && !core.post_again(position, &receive) {
-                    self.burial.context.senders.late().push(Late {
+                    self.burial.context.senders.late().push(DeferredRepost {
                         core: Arc::downgrade(core),
                         generation: core.generation(),
                         position,

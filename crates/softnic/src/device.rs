@@ -1,4 +1,4 @@
-//! An opened device: one context of its soft host in the fabric.
+//! An opened device: one context in a soft host.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -18,15 +18,15 @@ use headworks_verbs::{
 };
 
 use crate::address_handle::{AddressHandles, SoftAh};
-use crate::arena::{Arena, Piece};
+use crate::arena::{Arena, ArenaAllocation};
 use crate::completion_channel::SoftChannel;
 use crate::cq::SoftCq;
 use crate::datagram_senders::Senders;
 use crate::events::Events;
-use crate::hostile::{Hostility, Rules};
-use crate::local_mrs::Private;
+use crate::hostile::{HostileMode, Rules};
+use crate::local_mrs::LocalMrs;
 use crate::memory::{self, SoftBuffer};
-use crate::peer::{InUse, Own, Peer, Unreachable};
+use crate::peer::{AttachError, OwnMemory, Peer, PeerGuard};
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
 use crate::quarantine::{self, Initiator, Quarantine};
@@ -34,11 +34,11 @@ use crate::row_allocator::Rows;
 use crate::srq::SoftSrq;
 use crate::table::{MAX_CQ, MAX_QP, MAX_REGION, MAX_SGE, MAX_SRQ, Table};
 
-/// READs and atomics outstanding on a queue pair. They are executed in order, so any number is.
+/// Most READs and atomics outstanding on a queue pair. They execute in order, so any limit could be kept.
 pub(crate) const MAX_RD_ATOMIC: u8 = 16;
-/// Bytes of one message: the specification's limit.
+/// Most bytes of one message: the specification's limit.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
-/// Bits of a QPN that number a queue pair within its context: slot and two bits of generation.
+/// Bits of a QPN that number a queue pair within its context: its slot and two bits of its generation.
 const QPN_BITS: u32 = 14;
 
 /// The limits of every soft device.
@@ -57,44 +57,44 @@ pub(crate) const LIMITS: DeviceLimits = DeviceLimits {
     max_message: MAX_MESSAGE,
 };
 
-/// The slot of a queue pair in its context's table.
+/// Returns the slot of a queue pair in its context's table.
 pub(crate) const fn slot_of(qpn: u32) -> usize {
     qpn as usize % MAX_QP
 }
 
-/// The key of the soft host that a GID names.
+/// Returns the key of the soft host that a GID names.
 pub(crate) fn host_of(gid: Gid) -> u64 {
     let mut key = [0; 8];
     key.copy_from_slice(&gid.0[8..]);
     u64::from_le_bytes(key)
 }
 
-/// The GID of a soft host: a unique-local prefix and the host's key.
+/// Returns the GID of a soft host: a unique-local prefix and the host's key.
 pub(crate) fn gid_of(host: HostKey) -> Gid {
     let mut gid = [0xfd, b'h', b'w', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     gid[8..].copy_from_slice(&host.0.to_le_bytes());
     Gid(gid)
 }
 
-/// Now, on the clock of completion timestamps (CLOCK_MONOTONIC).
+/// Returns the current time on the clock of completion timestamps (CLOCK_MONOTONIC).
 pub(crate) fn clock() -> Instant {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// A context's place in the fabric: host and index.
+/// Identifies a context in the registry: key of its soft host, and index within that host.
 pub(crate) type PeerKey = (u64, u16);
 
-/// A context: this process on one soft host of the fabric.
+/// A context: one opened `soft` device of this process.
 pub(crate) struct Context {
-    // The first field, and so the first dropped: from then on nobody who looks for this context
-    // finds it, and the table and the memory behind it go away only afterwards.
+    // The first field, and so the first dropped: no process that looks for this context finds it any more
+    // when the table and the memory behind it go away.
     claim: ContextClaim,
     pub(crate) info: DeviceInfo,
     pub(crate) host: HostKey,
     pub(crate) table: Table,
     pub(crate) arena: Arc<Arena>,
-    pub(crate) private: Arc<Private>,
+    pub(crate) private: Arc<LocalMrs>,
     /// This context as its own peer.
     pub(crate) own: Arc<Peer>,
     pub(crate) cq_rows: Rows,
@@ -106,17 +106,17 @@ pub(crate) struct Context {
     pub(crate) quarantine: Quarantine,
     pub(crate) handles: AddressHandles,
     pub(crate) senders: Senders,
-    /// How it misbehaves, if it does.
-    pub(crate) hostility: Option<Hostility>,
+    /// Fault injection, if the device is hostile.
+    pub(crate) hostility: Option<HostileMode>,
     made_by: ForkGeneration,
     fabric: Arc<Registry>,
     peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
-    /// Those whose place in the fabric another process has taken since.
+    /// Peers whose place in the registry another context has taken since.
     former: Mutex<Vec<Weak<Peer>>>,
-    /// How many queue pairs are connected to where.
+    /// Number of this context's queue pairs connected to each peer.
     dests: Mutex<HashMap<PeerKey, usize>>,
     buffers: Mutex<BTreeMap<usize, Weak<SoftBuffer>>>,
-    /// By slot.
+    /// Queue pairs by slot.
     queue_pairs: Mutex<Vec<Weak<QpCore>>>,
     srqs: Mutex<HashMap<u32, Weak<SoftSrq>>>,
     cqs: Mutex<HashMap<u32, Weak<SoftCq>>>,
@@ -133,7 +133,7 @@ impl Context {
         Self::open_as(fabric, info, None)
     }
 
-    /// Opens one that misbehaves, if there are rules for that.
+    /// Opens a context, with fault injection if there are rules.
     pub(crate) fn open_as(
         fabric: Arc<Registry>,
         mut info: DeviceInfo,
@@ -178,15 +178,15 @@ impl Context {
         let claim = fabric
             .claim_context(host, &record)
             .map_err(|error| provider(error.into()))?;
-        // With an entry in it, it stays the one that it is.
+        // The registry keeps its identity now that it has an entry.
         info.network = fabric.identity().map_err(|error| provider(error.into()))?;
         let arena = Arena::new(table.clone());
-        let private = Arc::new(Private::default());
+        let private = Arc::new(LocalMrs::default());
         let own = Arc::new(Peer::own(
             process,
             incarnation,
             table.clone(),
-            Own {
+            OwnMemory {
                 arena: arena.clone(),
                 private: private.clone(),
             },
@@ -194,7 +194,7 @@ impl Context {
         ));
         let events = Events::new().map_err(|error| provider(error.into()))?;
         Ok(Arc::new(Self {
-            hostility: rules.map(|rules| Hostility::new(rules, &info)),
+            hostility: rules.map(|rules| HostileMode::new(rules, &info)),
             info,
             host,
             arena,
@@ -225,20 +225,20 @@ impl Context {
         }))
     }
 
-    /// Whether this process is a forked child of the one that opened the device.
+    /// Returns whether this process is a forked child of the one that opened the device.
     #[inline(always)]
     pub(crate) fn is_foreign(&self) -> bool {
         self.made_by.is_foreign()
     }
 
-    /// Shared memory for a queue.
-    pub(crate) fn queue_memory(&self, len: usize) -> Result<Piece, ResourceError> {
+    /// Allocates shared memory for a queue.
+    pub(crate) fn queue_memory(&self, len: usize) -> Result<ArenaAllocation, ResourceError> {
         self.arena.take(len, 64, HugePages::No, None)
     }
 
-    /// The number of the queue pair in `slot`.
+    /// Returns the QPN of the queue pair in `slot`.
     pub(crate) fn qpn(&self, slot: usize, generation: u64) -> u32 {
-        // QPNs 0 and 1 are special.
+        // QPNs 0 and 1 are reserved, so slots 0 and 1 never use the generation bits 0.
         let turn = match slot {
             0 | 1 => 1 + generation as u32 % 3,
             _ => generation as u32 & 3,
@@ -247,25 +247,25 @@ impl Context {
         u32::from(self.claim.index) << QPN_BITS | number
     }
 
-    /// The context that owns queue pair `qpn` of `host`, attached. `None` if nobody does.
-    pub(crate) fn peer(&self, host: u64, qpn: u32) -> Result<Option<Arc<Peer>>, Unreachable> {
+    /// Attaches the context that owns queue pair `qpn` of `host`. Returns `None` if there is no such context.
+    pub(crate) fn peer(&self, host: u64, qpn: u32) -> Result<Option<Arc<Peer>>, AttachError> {
         self.attached(host, qpn, Arc::clone)
     }
 
-    /// The context that owns queue pair `qpn` of `host`, to be kept attached.
-    pub(crate) fn use_peer(&self, host: u64, qpn: u32) -> Result<Option<InUse>, Unreachable> {
-        self.attached(host, qpn, InUse::of)
+    /// Attaches the context that owns queue pair `qpn` of `host`, and keeps it attached.
+    pub(crate) fn use_peer(&self, host: u64, qpn: u32) -> Result<Option<PeerGuard>, AttachError> {
+        self.attached(host, qpn, PeerGuard::of)
     }
 
-    /// What `keep` makes of the context that owns queue pair `qpn` of `host`, attached. It is called while
-    /// nobody can let go of that one: the progress thread, once awake, watches whom it finds attached and
-    /// lets go of whom nobody uses.
+    /// Attaches the context that owns queue pair `qpn` of `host`, and returns the result of `keep` for it. A lock
+    /// is held during `keep`, so that the progress thread cannot release the peer before `keep` has marked it as
+    /// used. The progress thread watches the peers that it finds attached and releases unused ones.
     fn attached<T>(
         &self,
         host: u64,
         qpn: u32,
         keep: impl Fn(&Arc<Peer>) -> T,
-    ) -> Result<Option<T>, Unreachable> {
+    ) -> Result<Option<T>, AttachError> {
         let index = key_of(host, qpn).1;
         if host == self.host.0 && index == self.claim.index {
             return Ok(Some(keep(&self.own)));
@@ -281,7 +281,7 @@ impl Context {
         let peer = match Peer::attach(&record) {
             Ok(Some(peer)) => Arc::new(peer),
             Ok(None) => return Ok(None),
-            // It may have been leaving: the registry forgets it before it closes anything.
+            // The peer may have been leaving: it removes its record before it closes anything.
             Err(error) => match self.record_of(host, index)? {
                 Some(still) if still.incarnation == record.incarnation => return Err(error),
                 _ => return Ok(None),
@@ -300,13 +300,13 @@ impl Context {
         Ok(Some(kept))
     }
 
-    fn record_of(&self, host: u64, index: u16) -> Result<Option<ContextRecord>, Unreachable> {
+    fn record_of(&self, host: u64, index: u16) -> Result<Option<ContextRecord>, AttachError> {
         let found = self.fabric.lookup_context(HostKey(host), index);
-        found.map_err(|error| Unreachable::new("looking it up", std::io::Error::other(error)))
+        found.map_err(|error| AttachError::new("looking it up", std::io::Error::other(error)))
     }
 
-    /// Lets go of peers that no queue pair is connected to, and of memory that the others have
-    /// freed. Who is needed again is attached again.
+    /// Releases peers that no queue pair is connected or sends to, and memory that the other peers have freed.
+    /// A released peer is attached again when it is needed again.
     pub(crate) fn forget_unused(&self) {
         let dests = locked(&self.dests);
         let mut peers = locked(&self.peers);
@@ -316,7 +316,7 @@ impl Context {
         }
     }
 
-    /// A queue pair was connected to `after`, and is not to `before` any more.
+    /// Notes that a queue pair is now connected to `after`, and no longer to `before`.
     pub(crate) fn count_dest(&self, before: Option<PeerKey>, after: Option<PeerKey>) {
         let mut dests = locked(&self.dests);
         if let Some(key) = after {
@@ -332,13 +332,13 @@ impl Context {
             let mut peers = locked(&self.peers);
             let is_in_use = peers.get(&key).is_some_and(|peer| peer.is_in_use());
             if !is_in_use && peers.remove(&key).is_some() {
-                // The progress thread holds it while it sleeps.
+                // The progress thread holds a reference while it sleeps.
                 self.progress.kick();
             }
         }
     }
 
-    /// The peers attached now.
+    /// Returns the peers attached now.
     pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
         let mut peers: Vec<_> = locked(&self.peers).values().cloned().collect();
         peers.extend(locked(&self.former).iter().filter_map(Weak::upgrade));
@@ -350,36 +350,37 @@ impl Context {
         locked(&self.peers).len()
     }
 
-    /// The attached context at the other end of a queue pair.
+    /// Returns the attached context at the other end of a queue pair.
     pub(crate) fn known_peer_of(&self, core: &QpCore) -> Option<Arc<Peer>> {
         core.peer()
             .or_else(|| locked(&self.peers).get(&peer_key(core)).cloned())
     }
 
-    /// Whether nobody is where `core` is connected to: whoever told of the number was there once.
+    /// Returns whether no living context is where `core` is connected to. There was one when the QPN was handed
+    /// over.
     pub(crate) fn has_left(&self, core: &QpCore) -> bool {
         let (host, index) = peer_key(core);
         match self.fabric.lookup_context(HostKey(host), index) {
             Ok(Some(record)) => !record.process.is_alive(),
             Ok(None) => true,
-            // It cannot be said; requests will find out.
+            // Unknown. Requests will find out.
             Err(_) => false,
         }
     }
 
-    /// The queue pair that `core` is connected to, as one that executes requests on our memory.
+    /// Returns the queue pair that `core` is connected to, as an initiator that executes on our memory.
     pub(crate) fn initiator_of(&self, core: &QpCore) -> Option<Initiator> {
         let dest = core.row().dest_qpn.load(Ordering::Relaxed);
         Some(Initiator::new(self.known_peer_of(core)?, dest))
     }
 
-    /// Waits until nobody who could reach this context's memory executes a request, except those
-    /// who are stopped in the middle of one.
+    /// Waits until no initiator that could reach this context's memory executes a request. Returns the
+    /// initiators that are stopped in the middle of one.
     pub(crate) fn wait_for_initiators(&self) -> Vec<Initiator> {
         let mut all = Vec::new();
         for core in self.queue_pairs() {
-            // Our own threads go on if this one does, and their calls do not block; but the word is
-            // in shared memory, where a broken peer can write it: no endless wait.
+            // This process's own threads run while this one does, and their calls do not block. But a broken
+            // peer can write the word, which is in shared memory, so they too are waited for with a timeout.
             all.push(Initiator::new(self.own.clone(), core.qpn));
             all.extend(self.initiator_of(&core));
         }
@@ -393,7 +394,7 @@ impl Context {
         buffers.insert(buffer.start(), Arc::downgrade(buffer));
     }
 
-    /// The buffer of this context that holds the `len` bytes at `start`.
+    /// Returns the buffer of this context that holds the `len` bytes at `start`.
     pub(crate) fn find_buffer(&self, start: usize, len: usize) -> Option<Arc<SoftBuffer>> {
         let buffers = locked(&self.buffers);
         let (at, buffer) = buffers.range(..=start).next_back()?;
@@ -453,7 +454,7 @@ impl Context {
             .ok_or(ResourceError::Foreign("the shared receive queue"))
     }
 
-    /// Shows what is held back in CQs that somebody may sleep on.
+    /// Shows delayed completions of CQs that a caller may sleep on.
     pub(crate) fn show_held(&self) {
         if self.hostility.is_none() {
             return;
@@ -467,8 +468,8 @@ impl Context {
         }
     }
 
-    /// Raises the limit events that initiators asked for, and the errors of CQs they overran: of
-    /// those that are marked, or of `all`.
+    /// Raises the limit events of SRQs, and the errors of CQs that overran: of those that initiators marked, or
+    /// of `all`.
     pub(crate) fn service_limits(&self, all: bool) {
         let attention = self.table.attention();
         let srq = |row: u32| locked(&self.srqs).get(&row).and_then(Weak::upgrade);
@@ -496,7 +497,7 @@ impl Context {
                 .overrun
                 .compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
             if overran == Err(0) && !all {
-                // Marked by somebody who could not put an event into its channel.
+                // An initiator marked the CQ because it could not put an event into its channel.
                 cq.port().rouse();
             }
             if overran.is_err() {
@@ -512,14 +513,14 @@ impl Context {
     }
 }
 
-/// Which peer a queue pair is connected to.
+/// Returns which peer a queue pair is connected to.
 fn peer_key(core: &QpCore) -> PeerKey {
     let row = core.row();
     let host = row.dest_gid.load(Ordering::Relaxed);
     key_of(host, row.dest_qpn.load(Ordering::Relaxed))
 }
 
-/// The place in the fabric of the context that owns queue pair `qpn` of `host`.
+/// Returns the registry key of the context that owns queue pair `qpn` of `host`.
 pub(crate) const fn key_of(host: u64, qpn: u32) -> PeerKey {
     (host, (qpn >> QPN_BITS) as u16)
 }
@@ -532,23 +533,23 @@ impl Drop for Context {
     }
 }
 
-/// The device as its users hold it.
+/// The device as the application holds it.
 pub(crate) struct SoftDevice {
     pub(crate) context: Arc<Context>,
-    // Declared, and so dropped, behind the context.
-    _leave: Leave,
+    // Declared after the context, and so dropped after it.
+    _leave: ContextRelease,
 }
 
-/// Dropped after a device's hold on its context: waits until the progress thread does not hold it either.
-/// Whoever drops a device last may end the process next, and the context leaves the registry first.
-struct Leave {
+/// Dropped after a device's reference to its context. Waits until the progress thread holds none either. The
+/// process may end right after the last device is dropped, and the context must leave the registry first.
+struct ContextRelease {
     progress: Arc<Progress>,
     made_by: ForkGeneration,
 }
 
-impl Drop for Leave {
+impl Drop for ContextRelease {
     fn drop(&mut self) {
-        // In a forked child there is no thread that would let go.
+        // A forked child has no progress thread that could release the context.
         if !self.made_by.is_foreign() {
             drop(self.progress.attend());
         }
@@ -557,7 +558,7 @@ impl Drop for Leave {
 
 impl SoftDevice {
     pub(crate) fn over(context: Arc<Context>) -> Self {
-        let _leave = Leave {
+        let _leave = ContextRelease {
             progress: context.progress.clone(),
             made_by: context.made_by,
         };

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use headworks_shm::{WakePipe, WakeSender};
 use headworks_verbs::{AsyncEvent, Qpn};
 
-/// Events kept for a program that does not read them.
+/// Most events kept for a program that does not read them.
 const KEPT: usize = 65_536;
 
-/// Events waiting to be read, and the descriptor that says so.
+/// Queue of asynchronous events, and the descriptor that is readable while one waits.
 pub(crate) struct Events {
     queue: Mutex<VecDeque<AsyncEvent>>,
     pipe: WakePipe,
@@ -36,7 +36,7 @@ impl Events {
             return;
         }
         queue.push_back(event);
-        // Under the lock, as in `next`: there is a byte in the pipe exactly while an event waits.
+        // Under the lock, as in `next`: the pipe holds a byte exactly while an event waits.
         if queue.len() == 1 {
             self.wake.send(&[1]);
         }

@@ -1,38 +1,37 @@
-//! A device that misbehaves on purpose, within what it declares and what the specification leaves
-//! open: `soft:h1,hostile,seed=7`.
+//! Fault injection: a device that misbehaves on purpose, within what it declares and what the specification
+//! leaves open (`soft:h1,hostile,seed=7`).
 //!
-//! It breaks, from a seed, whatever a program may not rely on: in which order the bytes of a
-//! message are placed, when a request begins, when a completion is seen, whether a receive counts
-//! as posted at the first look, whether there is room at the first try, and, where that is switched
-//! on, whether the queue pair lives. A program that relies on such a thing, and goes wrong with a NIC once
-//! in a month, goes wrong here in a second, and again with the same seed.
+//! From a seed, it violates every assumption that a program must not make: the order in which the bytes of a
+//! message are placed, when a request begins, when a completion becomes visible, whether a posted receive is
+//! found at the first try, whether a post finds room at the first try. If asked to, it also kills queue pairs.
+//! A program that relies on such an assumption fails once a month with a NIC. Here it fails within seconds,
+//! and again with the same seed.
 //!
 //! # Rules
 //!
-//! What happens is decided by pure code. A [`Rule`] is shown an [`Event`] with its facts and some
-//! [`Chance`], and may answer with a [`Verdict`]; of a list of rules the first to answer decides.
-//! No rule has a state, a clock or I/O: what is drawn depends on the seed, on the device's name, on
-//! which of the device's queue pairs it is, on the request's number and on how often was asked, and
-//! on nothing else. So the fate of a request does not depend on threads and their timing; only what
-//! happens *between* its steps does.
+//! Pure code decides what happens. A [`Rule`] is given a [`FaultEvent`] with its facts and a [`Chance`], and
+//! may answer with a [`Verdict`]. In a list of rules, the first to answer decides. A rule has no state, no
+//! clock and no I/O. Its draws depend only on the seed, the soft host's name, the queue pair's ordinal on the
+//! device, the request's number, and how often the rules were asked about that request. So the fate of a
+//! request does not depend on threads and their timing. Only what happens *between* its steps does.
 //!
 //! # What no rule can do
 //!
-//! The device holds to what is promised, whatever the rules say:
+//! The device keeps these promises, whatever the rules say:
 //!
-//! - completions of a queue pair come in posting order, each once, and a request completes only when
-//!   it and all before it are placed;
-//! - with `ordered_between_writes` a WRITE's first byte is placed after the last one of the WRITE
-//!   before; without it WRITEs of a queue pair mix, but only with each other: SENDs, immediates and
-//!   atomics wait for what is before them. A READ may be overtaken by later WRITEs that are not
-//!   fenced, as the specification allows;
-//! - with `atomic_aligned_8` no aligned word of 8 bytes is placed in parts;
-//! - there is room in an empty queue, and room is refused only while a signalled request is
-//!   outstanding (or a receive posted), at most three times for the same request: who waits for a
-//!   completion before the next try does not wait in vain;
-//! - a receive is denied only where the queue pair's `rnr_retry` leaves a try, and that does not
-//!   count as one;
-//! - what is held back is shown after a bounded number of polls, and whoever sleeps on a channel is
+//! - Completions of a queue pair come in posting order, each once. A request completes only when it and all
+//!   requests before it are placed.
+//! - With `ordered_between_writes`, a WRITE's first byte is placed after the last byte of the WRITE before.
+//!   Without it, WRITEs of a queue pair mix, but only with each other: SENDs, immediates and atomics wait for
+//!   the requests before them. Later WRITEs that are not fenced may overtake a READ, as the specification
+//!   allows.
+//! - With `atomic_aligned_8`, an aligned word of 8 bytes is never placed in parts.
+//! - An empty queue has room. Room is refused only while a signalled request is outstanding (or a receive is
+//!   posted), and at most three times for the same request. So a program that waits for a completion before
+//!   its next try does not wait in vain.
+//! - A receive is denied only if the queue pair's `rnr_retry` leaves a try, and the denial does not count as
+//!   one.
+//! - A delayed completion is shown after a bounded number of polls, and a thread that sleeps on a channel is
 //!   woken for it.
 //!
 //! # Example
@@ -70,80 +69,81 @@ mod scatter;
 pub use random::Chance;
 pub use scatter::{Extent, Scatter};
 
-/// What is about to happen.
+/// The point at which the rules are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Point {
-    /// A send request is posted. [`Verdict::Refuse`]: there is no room.
+pub enum FaultPoint {
+    /// A send request is posted. [`Verdict::Refuse`]: the queue counts as full.
     Post,
-    /// A receive is posted to a queue pair of its own; shared receive queues are never denied room.
-    /// [`Verdict::Refuse`]: there is no room.
+    /// A receive is posted to a queue pair's own receive queue; shared receive queues are never asked about.
+    /// [`Verdict::Refuse`]: the queue counts as full.
     PostReceive,
-    /// A request is next. [`Verdict::Wait`] and [`Verdict::WaitFor`]: it rests; [`Verdict::Kill`].
+    /// A request is about to begin. [`Verdict::Wait`] and [`Verdict::WaitFor`] delay it, [`Verdict::Kill`] ends
+    /// it.
     Begin,
-    /// A request needs a receive. [`Verdict::Refuse`]: none is posted.
+    /// A request needs a receive. [`Verdict::Refuse`]: none counts as posted.
     Receive,
-    /// A part of a request is placed. At the first turn [`Verdict::Scatter`], at any
-    /// [`Verdict::Kill`].
+    /// A part of a request is about to be placed. [`Verdict::Scatter`] counts at the first turn,
+    /// [`Verdict::Kill`] at any.
     Place,
-    /// A poll of a CQ would find something. [`Verdict::Wait`]: so many polls do not, this one
-    /// included; [`Verdict::AtMost`].
+    /// A poll of a CQ would find completions. [`Verdict::Wait`]: that many polls, this one included, find
+    /// nothing. [`Verdict::AtMost`] limits how many this poll finds.
     Poll,
-    /// A datagram is on its way. [`Verdict::Refuse`]: it is lost.
+    /// A datagram is being sent. [`Verdict::Refuse`]: it is lost.
     Datagram,
 }
 
 /// An event and its facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Event {
-    /// What is about to happen.
-    pub point: Point,
-    /// Whose: random bits of the device and of which of its queue pairs (or CQs) it is, in the order
-    /// in which they were made. The same in every run.
+pub struct FaultEvent {
+    /// The point at which the rules are asked.
+    pub point: FaultPoint,
+    /// Identifies the queue pair (or CQ): random bits drawn from the device's soft host and the object's ordinal
+    /// on the device. The same in every run.
     pub stream: u64,
-    /// The queue pair's number; 0 at polls. Not the same in every run.
+    /// Number of the queue pair; 0 at polls. May differ between runs.
     pub qpn: Qpn,
-    /// What completes; [`Opcode::Recv`] for receives and polls.
+    /// Opcode of the request's completion; [`Opcode::Recv`] for receives and polls.
     pub op: Opcode,
-    /// The request's.
+    /// The request's `wr_id`; 0 at polls.
     pub wr_id: u64,
-    /// Bytes of the request.
+    /// Bytes of the request; 0 for receives and polls.
     pub len: u64,
-    /// Which request of the queue pair it is, which receive, or which poll of the CQ that found
-    /// something: from 1.
+    /// Ordinal, from 1: of the request or receive within the queue pair, or of the poll, among those of the CQ
+    /// that would find completions.
     pub number: u64,
-    /// How often this was asked before, for the same request.
+    /// How often the rules were asked at this point before, for the same request.
     pub turn: u32,
 }
 
-/// What a rule wants to happen. Where it makes no sense, it is [`Verdict::Pass`].
+/// The answer of a rule. An answer that makes no sense at a point counts as [`Verdict::Pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// As on an ordinary device.
+    /// No fault.
     Pass,
-    /// No room, no receive, or no arrival.
+    /// The queue is full, no receive is posted, or the datagram is lost.
     Refuse,
-    /// So many steps or polls later.
+    /// A delay of this many steps or polls.
     Wait(u32),
-    /// So much later.
+    /// A delay of this time.
     WaitFor(Duration),
-    /// All bytes in any order, over so many steps.
+    /// All bytes are placed in any order, over this many steps.
     Scatter(u32),
-    /// At most so many completions.
+    /// At most this many completions.
     AtMost(u32),
     /// The queue pair goes to the error state; the request ends with this status.
     Kill(Status),
 }
 
-/// A rule of misbehaviour: pure.
+/// A fault rule. It is pure.
 pub trait Rule: Send + Sync {
-    /// What is to happen, if that is this rule's business. `chance` is this decision's own.
-    fn judge(&self, event: &Event, chance: &mut Chance) -> Option<Verdict>;
+    /// Decides about `event`; `None` leaves the decision to the next rule. `chance` serves this decision only.
+    fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict>;
 }
 
-/// Rules and the seed that they draw from.
+/// An ordered list of rules and the seed that they draw from.
 #[derive(Clone)]
 pub struct Rules {
     seed: u64,
@@ -157,13 +157,14 @@ impl fmt::Debug for Rules {
 }
 
 impl Rules {
-    /// None yet.
+    /// Makes an empty list of rules.
     pub fn new(seed: u64) -> Self {
         let list = Vec::new();
         Self { seed, list }
     }
 
-    /// What `hostile` in a device's name means: everything that is legal on a device that works.
+    /// Returns the rules that `hostile` in a device's name selects: all legal faults short of killing queue pairs
+    /// and losing datagrams.
     pub fn all(seed: u64) -> Self {
         Self::new(seed)
             .with(rules::full(16))
@@ -173,29 +174,29 @@ impl Rules {
             .with(rules::scatter(4))
     }
 
-    /// These and `rule`, which is asked when none before it has answered.
+    /// Appends `rule`. It is asked when no rule before it has answered.
     #[must_use]
     pub fn with(mut self, rule: impl Rule + 'static) -> Self {
         self.list.push(Arc::new(rule));
         self
     }
 
-    /// `rule`, and these where it does not answer.
+    /// Prepends `rule`. The other rules are asked when it does not answer.
     #[must_use]
     pub fn first(mut self, rule: impl Rule + 'static) -> Self {
         self.list.insert(0, Arc::new(rule));
         self
     }
 
-    /// The seed.
+    /// Returns the seed.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The verdict on an event.
-    pub fn judge(&self, event: &Event) -> Verdict {
+    /// Returns the verdict on an event: that of the first rule that answers.
+    pub fn judge(&self, event: &FaultEvent) -> Verdict {
         for (at, rule) in self.list.iter().enumerate() {
-            // From the end, so that a rule put in front does not move what the others draw.
+            // Counted from the end, so that a prepended rule does not change what the others draw.
             let rank = (self.list.len() - at) as u64;
             if let Some(verdict) = rule.judge(event, &mut self.chance(event, rank)) {
                 return verdict;
@@ -204,16 +205,16 @@ impl Rules {
         Verdict::Pass
     }
 
-    /// The chance of one decision about an event.
-    pub(crate) fn chance(&self, event: &Event, decision: u64) -> Chance {
+    /// Returns the random stream of one decision about an event.
+    pub(crate) fn chance(&self, event: &FaultEvent, decision: u64) -> Chance {
         let (point, turn) = (event.point as u64, event.turn.into());
         let key = [event.stream, point, event.number, turn, decision];
         Chance::of(self.seed, &key)
     }
 }
 
-/// How the objects of a device misbehave.
-pub(crate) struct Hostility {
+/// Fault injection of one device: its rules, and what the device promises.
+pub(crate) struct HostileMode {
     pub(crate) rules: Arc<Rules>,
     pub(crate) ordered_between_writes: bool,
     pub(crate) atomic_aligned_8: bool,
@@ -221,7 +222,7 @@ pub(crate) struct Hostility {
     next: AtomicU64,
 }
 
-impl Hostility {
+impl HostileMode {
     pub(crate) fn new(rules: Rules, info: &DeviceInfo) -> Self {
         Self {
             rules: Arc::new(rules),
@@ -232,16 +233,16 @@ impl Hostility {
         }
     }
 
-    /// Random bits for the next object: the same in every run that makes the same objects.
+    /// Returns random bits for the next object: the same in every run that creates the same objects in order.
     pub(crate) fn stream(&self) -> u64 {
         let ordinal = self.next.fetch_add(1, Ordering::Relaxed);
         Chance::of(self.host, &[ordinal]).bits()
     }
 }
 
-/// Whether a request may be begun while one before it is not all placed.
+/// Returns whether a request may begin while an earlier one is not placed completely.
 ///
-/// `ordered` is whether WRITEs keep their order. Everything else waits for what is before it.
+/// `ordered` tells whether WRITEs keep their order. All other requests wait for those before them.
 pub(crate) fn may_pass(later: &SendOp, fenced: bool, earlier: &SendOp, ordered: bool) -> bool {
     match (later, earlier) {
         (Write(_), Write(_)) => !ordered,
@@ -254,8 +255,8 @@ pub(crate) fn may_pass(later: &SendOp, fenced: bool, earlier: &SendOp, ordered: 
 mod tests {
     use super::*;
 
-    fn event(point: Point, stream: u64, number: u64) -> Event {
-        Event {
+    fn event(point: FaultPoint, stream: u64, number: u64) -> FaultEvent {
+        FaultEvent {
             point,
             stream,
             qpn: Qpn::default(),
@@ -267,10 +268,10 @@ mod tests {
         }
     }
 
-    /// How often each is said to `times` events of a queue pair.
+    /// Returns for how many of `times` events of a queue pair the verdict satisfies `what`.
     fn said(
         rules: &Rules,
-        point: Point,
+        point: FaultPoint,
         stream: u64,
         times: u64,
         what: fn(&Verdict) -> bool,
@@ -285,17 +286,21 @@ mod tests {
         let often = |point, what| said(&all, point, 0, 2000, what);
         let refused = |verdict: &Verdict| *verdict == Verdict::Refuse;
         let waits = |verdict: &Verdict| matches!(verdict, Verdict::Wait(1..));
-        for point in [Point::Post, Point::PostReceive, Point::Receive] {
+        for point in [
+            FaultPoint::Post,
+            FaultPoint::PostReceive,
+            FaultPoint::Receive,
+        ] {
             assert!((40..300).contains(&often(point, refused)), "{point:?}");
         }
-        assert!((300..800).contains(&often(Point::Poll, waits)));
+        assert!((300..800).contains(&often(FaultPoint::Poll, waits)));
         let few = |verdict: &Verdict| matches!(verdict, Verdict::AtMost(1..=2));
-        assert!((200..700).contains(&often(Point::Poll, few)));
-        assert!((120..500).contains(&often(Point::Begin, waits)));
+        assert!((200..700).contains(&often(FaultPoint::Poll, few)));
+        assert!((120..500).contains(&often(FaultPoint::Begin, waits)));
         let scattered = |verdict: &Verdict| matches!(verdict, Verdict::Scatter(1..));
-        assert_eq!(often(Point::Place, scattered), 2000);
+        assert_eq!(often(FaultPoint::Place, scattered), 2000);
         let killed = |verdict: &Verdict| matches!(verdict, Verdict::Kill(_));
-        for point in [Point::Begin, Point::Place] {
+        for point in [FaultPoint::Begin, FaultPoint::Place] {
             assert_eq!(often(point, killed), 0);
         }
     }
@@ -303,7 +308,7 @@ mod tests {
     #[test]
     fn every_other_queue_pair_is_slow() {
         let rules = Rules::new(1).with(rules::slow(8, 3));
-        let count = |stream, what| said(&rules, Point::Begin, stream, 4000, what);
+        let count = |stream, what| said(&rules, FaultPoint::Begin, stream, 4000, what);
         let few = |verdict: &Verdict| matches!(verdict, Verdict::Wait(1..=3));
         let many = |verdict: &Verdict| matches!(verdict, Verdict::Wait(4..=12));
         let long = |verdict: &Verdict| matches!(verdict, Verdict::WaitFor(_));
@@ -317,9 +322,9 @@ mod tests {
     fn kills_end_requests_in_either_way_and_about_as_often_as_asked_for() {
         let rules = Rules::new(1).with(rules::kills(10));
         for status in [Status::Fatal, Status::RetryExceeded] {
-            let all = (1..=4000).map(|number| rules.judge(&event(Point::Begin, 0, number)));
+            let all = (1..=4000).map(|number| rules.judge(&event(FaultPoint::Begin, 0, number)));
             let killed = all.filter(|verdict| *verdict == Verdict::Kill(status));
-            // Half of them here, and half in the middle.
+            // Half of the kills happen here, the other half in the middle of a request.
             assert!((60..150).contains(&killed.count()), "{status:?}");
         }
     }
@@ -328,7 +333,7 @@ mod tests {
     fn the_first_rule_to_answer_decides_and_moves_no_other() {
         let refuses = || rules::by(|_, _| Some(Verdict::Refuse));
         let passes = || rules::by(|_, _| Some(Verdict::Pass));
-        let one = event(Point::Post, 0, 1);
+        let one = event(FaultPoint::Post, 0, 1);
         let verdict = |rules: Rules| rules.judge(&one);
         assert_eq!(verdict(Rules::new(1)), Verdict::Pass);
         assert_eq!(
@@ -339,7 +344,7 @@ mod tests {
             verdict(Rules::new(1).with(refuses()).first(passes())),
             Verdict::Pass
         );
-        // What is drawn is the same, whatever stands in front.
+        // A prepended rule does not change what the others draw.
         let draws = || {
             Rules::new(1)
                 .with(rules::late(2, 1000))
@@ -347,7 +352,7 @@ mod tests {
         };
         let more = draws().first(rules::by(|_, _| None));
         for number in 1..100 {
-            let of = event(Point::Poll, 0, number);
+            let of = event(FaultPoint::Poll, 0, number);
             assert_eq!(draws().judge(&of), more.judge(&of));
         }
     }

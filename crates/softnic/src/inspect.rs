@@ -1,9 +1,9 @@
-//! A look at a live fabric from outside: its hosts, processes, queue pairs and what they count.
+//! Inspection of a live fabric from outside: its hosts, processes, queue pairs and their counters.
 //!
-//! [`look`] reads the tables of other processes where they lie, through mappings that cannot be
-//! written to. It joins nothing, wakes nobody, and makes no registry. What it reads may change
-//! while it is read, and may be anything at all where a process is broken: every length is
-//! bounded, every number is only a number, and rows that changed hands meanwhile are left out.
+//! [`look`] reads the tables of other processes in place, through read-only mappings. It opens no context,
+//! wakes no process, and creates no registry. The tables may change while they are read, and those of a
+//! broken process may hold anything. So every length is bounded, no number is trusted, and rows that changed
+//! hands meanwhile are left out.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,65 +16,65 @@ use crate::table::Table;
 
 mod rows;
 
-/// What [`look`] saw.
+/// The result of [`look`].
 #[derive(Clone, Debug, Default)]
 pub struct RegistrySnapshot {
-    /// The contexts, by host and index.
+    /// The contexts, sorted by host and index.
     pub contexts: Vec<ContextSnapshot>,
-    /// Contexts that are there and could not be looked at.
-    pub unreadable: Vec<Unreadable>,
+    /// Live contexts whose table could not be read.
+    pub unreadable: Vec<UnreadableContext>,
 }
 
-/// A context that is there and could not be looked at.
+/// A live context whose table could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreadable {
-    /// Its soft host.
+pub struct UnreadableContext {
+    /// Name of its soft host.
     pub host: String,
-    /// Its process.
+    /// Process id of its process.
     pub pid: u32,
-    /// Why, in one line.
+    /// The reason, in one line.
     pub why: String,
 }
 
 /// A context: a device that a process has opened.
 #[derive(Clone, Debug)]
 pub struct ContextSnapshot {
-    /// Its soft host. Written by its process: it may hold any characters.
+    /// Name of its soft host. Its process wrote it, so it may hold any characters.
     pub host: String,
-    /// Which context of that host.
+    /// Index of the context within its soft host.
     pub index: u16,
-    /// Tells it from others that have had the same index.
+    /// Number that tells the context from others that have had the same index.
     pub incarnation: u64,
-    /// Its process.
+    /// Process id of its process.
     pub pid: u32,
-    /// When that started, in clock ticks since boot: tells it from others that have had its id.
+    /// Start time of the process in clock ticks since boot: tells it from others that have had its id.
     pub start_time: u64,
-    /// The name of the process's command. Any characters.
+    /// Name of the process's command. It may hold any characters.
     pub command: String,
     /// How long the process has been running.
     pub age: Duration,
-    /// Queue pairs.
-    pub queue_pairs: Vec<QueuePairCensus>,
-    /// Completion queues.
-    pub completion_queues: Vec<CompletionQueueCensus>,
-    /// Shared receive queues.
-    pub shared_receive_queues: Vec<SharedReceiveQueueCensus>,
-    /// Registered regions.
-    pub regions: Held,
-    /// Shared-memory segments, in which queues and buffers are.
-    pub segments: Held,
+    /// The queue pairs.
+    pub queue_pairs: Vec<QueuePairSnapshot>,
+    /// The completion queues.
+    pub completion_queues: Vec<CompletionQueueSnapshot>,
+    /// The shared receive queues.
+    pub shared_receive_queues: Vec<SharedReceiveQueueSnapshot>,
+    /// The registered regions.
+    pub regions: CountAndBytes,
+    /// The shared-memory segments, which hold queues and buffers.
+    pub segments: CountAndBytes,
 }
 
-/// How many, and how many bytes together.
+/// Number of objects, and their size together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct CountAndBytes {
     /// Number of objects.
     pub count: u64,
-    /// Bytes.
+    /// Bytes of all objects together.
     pub bytes: u64,
 }
 
-impl Held {
+impl CountAndBytes {
     fn add(&mut self, bytes: u64) {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -83,66 +83,66 @@ impl Held {
 
 /// A queue pair.
 #[derive(Clone, Debug)]
-pub struct QueuePairCensus {
-    /// Its number.
+pub struct QueuePairSnapshot {
+    /// Its QPN.
     pub qpn: u32,
     /// Its transport.
     pub qp_type: QpType,
     /// Its state.
     pub state: QpState,
-    /// What it is connected to, from RTR on.
-    pub peer: Option<PeerCensus>,
-    /// Where its sends complete.
+    /// The queue pair that it is connected to, from RTR on.
+    pub peer: Option<PeerSnapshot>,
+    /// Number of the CQ for its sends.
     pub send_cq: u32,
-    /// Where its receives complete.
+    /// Number of the CQ for its receives.
     pub recv_cq: u32,
-    /// Where its receives come from, if not from a queue of its own.
+    /// Number of its shared receive queue, if it has no receive queue of its own.
     pub srq: Option<u32>,
-    /// What it has done.
+    /// Its counters.
     pub counters: QpCounters,
 }
 
 /// The other end of a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerCensus {
-    /// The number of the queue pair there.
+pub struct PeerSnapshot {
+    /// QPN of the queue pair there.
     pub qpn: u32,
-    /// The context there, if it is alive: its soft host and its process.
+    /// Soft host and process id of the context there, if it is alive.
     pub at: Option<(String, u32)>,
 }
 
 /// A completion queue.
 #[derive(Clone, Debug)]
-pub struct CompletionQueueCensus {
+pub struct CompletionQueueSnapshot {
     /// Its number.
     pub id: u32,
-    /// Completions it holds at most.
+    /// Most completions that it holds.
     pub depth: u64,
     /// Whether it has a completion channel.
     pub has_channel: bool,
-    /// Whether the next completion, or solicited one, puts an event into that.
+    /// Whether the next completion, or the next solicited one, puts an event into the channel.
     pub armed: bool,
-    /// What it has seen.
+    /// Its counters.
     pub counters: CqCounters,
 }
 
 /// A shared receive queue.
 #[derive(Clone, Debug)]
-pub struct SharedReceiveQueueCensus {
+pub struct SharedReceiveQueueSnapshot {
     /// Its number.
     pub id: u32,
     /// Receives posted, ever.
     pub posted: u64,
-    /// Receives that wait to be taken.
+    /// Receives posted and not yet taken.
     pub waiting: u64,
-    /// Fewer receives than this left raise the limit event; 0 where that is not armed.
+    /// The limit event is raised when fewer receives than this are left; 0 if the limit is not armed.
     pub limit: u32,
 }
 
-/// Looks at the contexts of `host`, or of all hosts. No fabric, or nobody in it, is an empty census.
+/// Reads the contexts of `host`, or of all hosts. Without a fabric, or in an empty one, it finds none.
 pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, RegistryError> {
     let all = fabric.list_contexts()?;
-    let names: Names = all
+    let names: HostNames = all
         .iter()
         .map(|(key, index, record)| {
             let at = (record.host_name.clone(), record.process.pid);
@@ -158,9 +158,9 @@ pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, R
             Ok(Some(context)) => census.contexts.push(context),
             Ok(None) => {}
             Err(_) if record.process.is_ending() => {}
-            // It may have been leaving: the registry forgets it before it closes anything.
+            // The context may have been leaving: its process removes the record before it closes anything.
             Err(_) if !is_still_there(fabric, *key, *index, record) => {}
-            Err(why) => census.unreadable.push(Unreadable {
+            Err(why) => census.unreadable.push(UnreadableContext {
                 host: record.host_name.clone(),
                 pid: record.process.pid,
                 why,
@@ -177,14 +177,14 @@ fn is_still_there(fabric: &Registry, host: HostKey, index: u16, record: &Context
     found.is_some_and(|found| found.incarnation == record.incarnation)
 }
 
-/// The live contexts: host key and index to host name and process id.
-type Names = HashMap<(u64, u16), (String, u32)>;
+/// The contexts in the registry: host key and index to host name and process id.
+type HostNames = HashMap<(u64, u16), (String, u32)>;
 
-/// One context; `None` if its process is dead.
+/// Reads one context. Returns `None` if its process is dead.
 fn look_at(
     index: u16,
     record: &ContextRecord,
-    names: &Names,
+    names: &HostNames,
 ) -> Result<Option<ContextSnapshot>, String> {
     let found = record.layout_version;
     if found != LAYOUT_VERSION {
@@ -200,7 +200,7 @@ fn look_at(
         .map_err(|error| format!("attaching its table: {error}"))?;
     let table = Table::new(table.into()).ok_or("its table is too small to be one")?;
     let rows = rows::read(&table, process, names);
-    // Who is dead by now is left out: nothing that was read describes anybody.
+    // A process that is dead by now is left out: its rows describe nothing.
     let Some(command) = process.command().map_err(|error| error.to_string())? else {
         return Ok(None);
     };

@@ -1,17 +1,17 @@
 //! The software RNIC: verbs between the processes of one user on one machine, with no kernel
 //! module, no root and no RDMA hardware.
 //!
-//! It is *initiator-executes*: the thread that posts a request carries it out, in the call, on
-//! memory that both processes map. A small WRITE is a look-up, a bounds check and a copy. What
-//! cannot be done at once (more than [`INLINE_MAX`] bytes, a SEND whose receive is not posted, a
-//! peer that is not ready) waits in the queue pair's own list and is carried on in bounded chunks
-//! by the initiator's next calls or, where it makes none, by its sleeping progress thread.
+//! It is *initiator-executes*: the thread that posts a request executes it in the call, on memory that both
+//! processes map. A small WRITE is a look-up, a bounds check and a copy. Requests that cannot be executed at
+//! once (more than [`INLINE_MAX`] bytes, a SEND whose receive is not posted, a peer that is not ready) wait
+//! in the queue pair's own list. The initiator's next calls execute them in bounded chunks. If it makes no
+//! calls, its progress thread does.
 //!
 //! # Map
 //!
 //! From the fabric inwards:
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | [`provider`] | opens devices `soft[:HOST][,…]`: names, options, limits, promises |
 //! | `device` | an opened device: one *context*, a process in a soft host |
@@ -20,7 +20,7 @@
 //! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
 //! | `arena` | shared memory for queues and small buffers, cut from a few segments |
 //! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
-//! | `mr_lookup` | key check and look-up of memory regions, cached per queue pair |
+//! | `mr_key_check` | key check and look-up of memory regions, cached per queue pair |
 //! | `copy` | gather and scatter; atomics |
 //! | `non_temporal` | which WRITEs use non-temporal stores: pure, but for cache sizes |
 //! | `local_mrs` | trusted table of this process's memory regions, which no peer can change |
@@ -43,11 +43,11 @@
 //! | [`inspect`] | inspection of all software RNICs of a user, from outside |
 //! | `progress` | progress thread: drives pending requests, notices deaths |
 //!
-//! # What another process can do to us
+//! # What another process can do to this one
 //!
-//! All processes of a fabric belong to one user. A peer may write anything to the tables it maps;
-//! what is read from there is bounds-checked against our own mapping of it, so that a broken peer
-//! costs a failed request and not a crash.
+//! All processes of a fabric belong to one user. A peer may write anything to the tables that it maps. Values
+//! read from there are bounds-checked against this process's own mapping, so a broken peer causes a failed
+//! request and not a crash.
 //!
 #![doc = include_str!("how_it_works.md")]
 
@@ -66,7 +66,7 @@ pub mod hostile;
 pub mod inspect;
 mod local_mrs;
 mod memory;
-mod mr_lookup;
+mod mr_key_check;
 mod non_temporal;
 mod peer;
 mod peer_process;

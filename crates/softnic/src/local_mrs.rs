@@ -1,7 +1,7 @@
-//! What this process knows of its own registrations, apart from the table that others can write.
+//! This process's own record of its registrations. Unlike the shared table, no peer can write it.
 //!
-//! In this process registered memory is used at its plain address, so what is here is believed and a
-//! row is not.
+//! This process uses its registered memory at its plain address, so it trusts this record and not the table's
+//! rows.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,22 +9,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::Access;
 
-/// Whether a registration has ended: the word that this process looks at with each request, as a
-/// peer looks at the row's key. Set before the fence of whoever takes the memory away.
+/// Whether a registration has ended. This process checks the flag with each request, as a peer checks the
+/// row's key. Deregistration sets it before its heavy fence.
 #[derive(Clone, Default)]
-pub(crate) struct Ended(Arc<AtomicBool>);
+pub(crate) struct DeregisteredFlag(Arc<AtomicBool>);
 
-impl Ended {
+impl DeregisteredFlag {
     #[inline(always)]
     pub(crate) fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// A registration.
+/// A registration: its memory, access and protection domain.
 #[derive(Clone)]
-pub(crate) struct Area {
-    pub(crate) ended: Ended,
+pub(crate) struct LocalMr {
+    pub(crate) ended: DeregisteredFlag,
     pub(crate) start: usize,
     pub(crate) len: usize,
     pub(crate) access: Access,
@@ -33,38 +33,38 @@ pub(crate) struct Area {
 
 /// The registrations of a context, by key.
 #[derive(Default)]
-pub(crate) struct Private {
-    areas: Mutex<HashMap<u32, Area>>,
+pub(crate) struct LocalMrs {
+    areas: Mutex<HashMap<u32, LocalMr>>,
 }
 
-/// Nothing is deregistered while this lives.
-pub(crate) struct Areas<'a>(MutexGuard<'a, HashMap<u32, Area>>);
+/// Guard that holds the lock on the registrations. No region is deregistered while it lives.
+pub(crate) struct LocalMrsGuard<'a>(MutexGuard<'a, HashMap<u32, LocalMr>>);
 
-impl Areas<'_> {
-    /// The registration under `key`.
-    pub(crate) fn get(&self, key: u32) -> Option<&Area> {
+impl LocalMrsGuard<'_> {
+    /// Returns the registration under `key`.
+    pub(crate) fn get(&self, key: u32) -> Option<&LocalMr> {
         self.0.get(&key)
     }
 }
 
-impl Private {
-    pub(crate) fn lock(&self) -> Areas<'_> {
-        Areas(self.areas.lock().unwrap_or_else(PoisonError::into_inner))
+impl LocalMrs {
+    pub(crate) fn lock(&self) -> LocalMrsGuard<'_> {
+        LocalMrsGuard(self.areas.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn enter(&self, key: u32, area: Area) {
+    pub(crate) fn enter(&self, key: u32, area: LocalMr) {
         self.lock().0.insert(key, area);
     }
 
-    /// When this returns, nobody who looked for it while holding the lock uses it. Others do not begin to,
-    /// behind a heavy fence.
+    /// Ends the registration under `key`. Readers that looked it up under the lock, and held the lock while they
+    /// used it, are done when this returns. After a heavy fence no other reader starts to use it.
     pub(crate) fn leave(&self, key: u32) {
         if let Some(area) = self.lock().0.remove(&key) {
             area.ended.0.store(true, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn find(&self, key: u32) -> Option<Area> {
+    pub(crate) fn find(&self, key: u32) -> Option<LocalMr> {
         self.lock().0.get(&key).cloned()
     }
 }

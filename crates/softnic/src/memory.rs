@@ -1,5 +1,5 @@
-//! Buffers and regions. Deregistration returns when no initiator is using the memory, or keeps it
-//! from other use for one that is stopped.
+//! Buffers and regions. Deregistration waits until no initiator uses the memory. If an initiator is stopped,
+//! deregistration puts the memory into quarantine instead.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use std::sync::atomic::Ordering;
 use headworks_shm::{HugePages, PageKind, asymmetric_fence};
 use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError};
 
-use crate::arena::Piece;
+use crate::arena::ArenaAllocation;
 use crate::device::Context;
-use crate::local_mrs::{Area, Ended};
-use crate::mr_lookup::valid;
-use crate::quarantine::Kept;
-use crate::table::{MAX_REGION, NO_ROW, PlaceOf};
+use crate::local_mrs::{DeregisteredFlag, LocalMr};
+use crate::mr_key_check::valid;
+use crate::quarantine::QuarantinedObject;
+use crate::table::{MAX_REGION, NO_ROW, SegmentOffset};
 
-/// Memory from the device: shared from birth.
+/// Memory allocated from the device. It lies in a shared segment.
 pub(crate) struct SoftBuffer {
-    piece: Piece,
+    piece: ArenaAllocation,
     len: usize,
 }
 
-// SAFETY: the piece is `len` bytes or more of a mapped segment that it keeps until it is dropped.
+// SAFETY: the allocation has at least `len` bytes of a mapped segment, and keeps the segment until dropped.
 #[allow(unsafe_code)]
 unsafe impl Buffer for SoftBuffer {
     fn as_ptr(&self) -> *mut u8 {
@@ -75,8 +75,8 @@ impl SoftBuffer {
     }
 }
 
-/// Registers all of `buffer` in protection domain `pd`. What is not from this context's arena stays
-/// private to the process, and others reach it by its address.
+/// Registers all of `buffer` in protection domain `pd`. Memory that is not from this context's arena stays
+/// private to the process. Peers reach it by its address.
 pub(crate) fn register(
     context: &Arc<Context>,
     pd: u32,
@@ -89,8 +89,8 @@ pub(crate) fn register(
     let (start, len) = (buffer.as_ptr() as usize, buffer.len());
     let ours = context.find_buffer(start, len);
     let row = context.region_rows.take("memory regions")?;
-    // The row's number in the low bits, its generation above: a late request under an old key
-    // meets another.
+    // The low bits are the row's number, the bits above its generation. So a late request under an old key
+    // meets a different generation.
     let generation = context.region_rows.generation(row);
     let key = row | generation.wrapping_mul(MAX_REGION as u32);
     let entry = context.table.region(key);
@@ -99,9 +99,9 @@ pub(crate) fn register(
         Some(ours) => {
             let at = ours.piece.place();
             let offset = at.offset + (start - ours.start());
-            PlaceOf { offset, ..at }
+            SegmentOffset { offset, ..at }
         }
-        None => PlaceOf {
+        None => SegmentOffset {
             segment: NO_ROW,
             generation: 0,
             offset: 0,
@@ -116,8 +116,8 @@ pub(crate) fn register(
     entry.len.store(len as u64, Ordering::Relaxed);
     entry.access.store(access.bits(), Ordering::Relaxed);
     entry.pd.store(pd, Ordering::Relaxed);
-    let area = Area {
-        ended: Ended::default(),
+    let area = LocalMr {
+        ended: DeregisteredFlag::default(),
         start,
         len,
         access,
@@ -129,18 +129,18 @@ pub(crate) fn register(
     let registration = Box::new(Registration {
         context: context.clone(),
         key,
-        // What is shared stays allocated, whatever wraps it.
+        // Holds the shared allocation itself, whatever type wraps it in `buffer`.
         buffer: ours.map_or_else(|| buffer.clone(), |ours| ours as Arc<dyn Buffer>),
     });
     let region = Region::new(key, key, access, buffer.clone(), registration);
     Ok(match is_shared {
         true => region,
-        // The kernel's copy need not store whole words.
+        // The kernel's copy need not store aligned words whole.
         false => region.without_atomic_aligned_8(),
     })
 }
 
-/// Deregisters when dropped.
+/// A registration, ended when dropped.
 struct Registration {
     context: Arc<Context>,
     key: u32,
@@ -158,7 +158,7 @@ impl Drop for Registration {
             .key
             .store(0, Ordering::Relaxed);
         self.context.private.leave(self.key);
-        // Whoever executes now either saw the key go or is seen executing here.
+        // An initiator that executes now either saw that the key was cleared, or is seen executing below.
         asymmetric_fence::heavy();
         let stopped = self.context.wait_for_initiators();
         let row = self.key % MAX_REGION as u32;
@@ -166,7 +166,7 @@ impl Drop for Registration {
             self.context.region_rows.give_back(row);
         } else {
             let _buffer = self.buffer.clone();
-            let kept = Kept::Region { row, _buffer };
+            let kept = QuarantinedObject::Region { row, _buffer };
             self.context.quarantine.keep(&self.context, stopped, kept);
         }
     }

@@ -1,13 +1,13 @@
-//! Which WRITEs go past the processor's caches.
+//! Which WRITEs use non-temporal stores, which bypass the processor's caches.
 
 use std::fs;
 use std::sync::LazyLock;
 
-/// Bytes of the longest WRITE whose bytes are placed in address order. Longer ones may go past the caches,
-/// where there is no order.
+/// Most bytes of a WRITE whose bytes are placed in address order. Longer WRITEs may use non-temporal stores,
+/// which keep no order.
 pub(crate) const IN_ORDER_MAX: u32 = 256 << 10;
 
-/// What is assumed of a processor that does not say how large its largest cache is.
+/// Assumed size in bytes of the largest cache, if the processor does not report one.
 const USUAL_BYTES: usize = 32 << 20;
 
 /// Bytes of the largest cache of the first core.
@@ -20,17 +20,17 @@ static LARGEST: LazyLock<usize> = LazyLock::new(|| {
     sizes.max().unwrap_or(USUAL_BYTES)
 });
 
-/// Whether a WRITE of `len` bytes is to go past the caches into a region of `region` bytes.
+/// Returns whether a WRITE of `len` bytes into a region of `region` bytes uses non-temporal stores.
 ///
-/// Somebody who writes so much at a time into a region that no cache can hold uses it from one end to
-/// the other: what is written has left the cache before its turn comes again, and reading the old bytes into
-/// it first is for nothing. Into smaller regions, whose bytes the cache still has, ordinary stores are faster.
+/// A program that makes long WRITEs into a region larger than any cache passes over the region from one end
+/// to the other. A line that it wrote has left the cache before it is written again, so reading the old bytes
+/// into the cache first is wasted. Smaller regions are still in the cache, and ordinary stores are faster.
 #[inline(always)]
 pub(crate) fn passed_by(len: u64, region: impl FnOnce() -> usize) -> bool {
     len > IN_ORDER_MAX.into() && region() > *LARGEST
 }
 
-/// As the kernel words the size of a cache: `32768K`.
+/// Parses a cache size as the kernel writes it: `32768K`.
 fn bytes(size: &str) -> Option<usize> {
     let (digits, unit) = match size.strip_suffix('K') {
         Some(digits) => (digits, 10),

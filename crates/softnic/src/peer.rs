@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use crate::arena::Arena;
 use crate::cq::CqPort;
 use crate::cross_process_copy::{self, CrossError};
-use crate::local_mrs::Private;
-use crate::peer_process::Watched;
-use crate::table::{MAX_SEGMENT, Place, PlaceOf, Table};
+use crate::local_mrs::LocalMrs;
+use crate::peer_process::PeerProcess;
+use crate::table::{MAX_SEGMENT, QueueLocation, SegmentOffset, Table};
 
 /// Largest queue capacity believed of a peer.
 const CAPACITY_MAX: usize = 1 << 22;
@@ -24,14 +24,14 @@ const CAPACITY_MAX: usize = 1 << 22;
 /// Why a context that is there could not be attached.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
-pub(crate) struct Unreachable {
+pub(crate) struct AttachError {
     /// What was being done.
     pub(crate) what: &'static str,
     /// Why it failed.
     pub(crate) source: io::Error,
 }
 
-impl Unreachable {
+impl AttachError {
     pub(crate) fn new(what: &'static str, source: io::Error) -> Self {
         Self { what, source }
     }
@@ -46,7 +46,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 
 /// A context that this process has attached; also its own, for queue pairs that loop back.
 pub(crate) struct Peer {
-    watched: Watched,
+    watched: PeerProcess,
     pub(crate) incarnation: u64,
     pub(crate) table: Table,
     /// The queue pairs that were connected to it then have been ended.
@@ -58,23 +58,23 @@ pub(crate) struct Peer {
     /// Wakes its progress thread.
     wake: Option<WakeSender>,
     /// Set for our own context, whose memory is mapped already.
-    own: Option<Own>,
+    own: Option<OwnMemory>,
     /// How many of our queue pairs send datagrams there.
     users: AtomicUsize,
-    attached: Mutex<Attached>,
+    attached: Mutex<AttachedSegments>,
 }
 
 /// A peer that is kept attached, and watched, while this lives.
-pub(crate) struct InUse(Arc<Peer>);
+pub(crate) struct PeerGuard(Arc<Peer>);
 
-impl InUse {
+impl PeerGuard {
     pub(crate) fn of(peer: &Arc<Peer>) -> Self {
         peer.users.fetch_add(1, Ordering::AcqRel);
         Self(peer.clone())
     }
 }
 
-impl std::ops::Deref for InUse {
+impl std::ops::Deref for PeerGuard {
     type Target = Arc<Peer>;
 
     fn deref(&self) -> &Arc<Peer> {
@@ -82,20 +82,20 @@ impl std::ops::Deref for InUse {
     }
 }
 
-impl Drop for InUse {
+impl Drop for PeerGuard {
     fn drop(&mut self) {
         self.0.users.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// What a context knows of its own memory.
-pub(crate) struct Own {
+pub(crate) struct OwnMemory {
     pub(crate) arena: Arc<Arena>,
-    pub(crate) private: Arc<Private>,
+    pub(crate) private: Arc<LocalMrs>,
 }
 
 #[derive(Default)]
-struct Attached {
+struct AttachedSegments {
     segments: HashMap<u32, (u32, Arc<SharedSegment>)>,
     channels: HashMap<u32, Channel>,
     /// CQs by row, with the `life` that they were opened in.
@@ -110,9 +110,9 @@ struct Channel {
 
 impl Peer {
     /// Attaches the context that `record` describes. `None` if its process is dead.
-    pub(crate) fn attach(record: &ContextRecord) -> Result<Option<Self>, Unreachable> {
+    pub(crate) fn attach(record: &ContextRecord) -> Result<Option<Self>, AttachError> {
         let process = record.process;
-        let failed = |what| move |source: io::Error| Unreachable::new(what, source);
+        let failed = |what| move |source: io::Error| AttachError::new(what, source);
         let pidfd = match process.open_pidfd() {
             Ok(Some(fd)) => Some(fd),
             Ok(None) => return Ok(None),
@@ -120,15 +120,15 @@ impl Peer {
             Err(error) if is_unsupported(&error) => None,
             Err(error) => return Err(failed("watching its process")(error)),
         };
-        let attach = || -> Result<_, Unreachable> {
+        let attach = || -> Result<_, AttachError> {
             let fd = process.open_fd(record.segment_fd);
             let fd = fd.map_err(failed("opening its table"))?;
             let segment = SharedSegment::attach(fd).map_err(|error| {
-                Unreachable::new("attaching its table", io::Error::other(error))
+                AttachError::new("attaching its table", io::Error::other(error))
             })?;
             let table = Table::new(Arc::new(segment)).ok_or_else(|| {
                 let source = io::Error::other("it is too small to be one");
-                Unreachable::new("attaching its table", source)
+                AttachError::new("attaching its table", source)
             })?;
             let wake = WakeSender::open(process, record.wake_fd);
             let wake = wake.map_err(failed("opening its wake pipe"))?;
@@ -142,13 +142,13 @@ impl Peer {
             Err(_) if !process.is_alive() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let watched = Watched::new(process, pidfd);
+        let watched = PeerProcess::new(process, pidfd);
         let mut peer = Self::unattached(watched, record.incarnation, table);
         peer.wake = Some(wake);
         Ok(Some(peer))
     }
 
-    fn unattached(watched: Watched, incarnation: u64, table: Table) -> Self {
+    fn unattached(watched: PeerProcess, incarnation: u64, table: Table) -> Self {
         Self {
             watched,
             incarnation,
@@ -168,10 +168,10 @@ impl Peer {
         process: ProcessId,
         incarnation: u64,
         table: Table,
-        own: Own,
+        own: OwnMemory,
         wake: Option<WakeSender>,
     ) -> Self {
-        let watched = Watched::new(process, None);
+        let watched = PeerProcess::new(process, None);
         let mut peer = Self::unattached(watched, incarnation, table);
         (peer.wake, peer.own) = (wake, Some(own));
         peer
@@ -195,7 +195,7 @@ impl Peer {
         self.own.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Attached> {
+    fn lock(&self) -> MutexGuard<'_, AttachedSegments> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -248,7 +248,7 @@ impl Peer {
     }
 
     /// What is known of our own registrations; `None` of another's.
-    pub(crate) fn private(&self) -> Option<&Private> {
+    pub(crate) fn private(&self) -> Option<&LocalMrs> {
         self.own.as_ref().map(|own| &*own.private)
     }
 
@@ -350,7 +350,7 @@ impl Peer {
         self.prune(&mut self.lock());
     }
 
-    fn prune(&self, attached: &mut Attached) {
+    fn prune(&self, attached: &mut AttachedSegments) {
         let life = |row: u32| self.table.segment(row).life.load(Ordering::Acquire);
         attached
             .segments
@@ -364,14 +364,18 @@ impl Peer {
     }
 
     /// `len` bytes at `at` in its memory, with what keeps them mapped.
-    pub(crate) fn memory(&self, at: PlaceOf, len: usize) -> Option<(*mut u8, Arc<SharedSegment>)> {
+    pub(crate) fn memory(
+        &self,
+        at: SegmentOffset,
+        len: usize,
+    ) -> Option<(*mut u8, Arc<SharedSegment>)> {
         let segment = self.segment(at.segment, at.generation)?;
         let end = at.offset.checked_add(len)?;
         (end <= segment.len()).then(|| (segment.as_ptr().wrapping_add(at.offset), segment))
     }
 
     /// The queue of `T` that `place` describes, checked against what is mapped.
-    pub(crate) fn queue<T: ShmSafe>(&self, place: &Place) -> Option<Queue<T>> {
+    pub(crate) fn queue<T: ShmSafe>(&self, place: &QueueLocation) -> Option<Queue<T>> {
         let (at, capacity) = place.get();
         if !capacity.is_power_of_two() || capacity > CAPACITY_MAX || at.offset % 64 != 0 {
             return None;
@@ -410,7 +414,7 @@ impl Peer {
     /// One of which `process` and `pidfd` are known, and the table is ours.
     #[cfg(test)]
     pub(crate) fn stand_in(process: ProcessId, pidfd: Option<OwnedFd>, table: Table) -> Self {
-        Self::unattached(Watched::new(process, pidfd), 1, table)
+        Self::unattached(PeerProcess::new(process, pidfd), 1, table)
     }
 
     /// How many channels' pipes are held.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headworks_shm::{ProcessId, pidfd_is_dead};
 
 /// A process that executes on memory of ours, or may.
-pub(crate) struct Watched {
+pub(crate) struct PeerProcess {
     process: ProcessId,
     /// Readable once it is dead; `None` where there is none to be had: it is asked for through `/proc`
     /// then.
@@ -16,7 +16,7 @@ pub(crate) struct Watched {
     stopped: AtomicBool,
 }
 
-impl Watched {
+impl PeerProcess {
     /// One that lives, as far as is known.
     pub(crate) fn new(process: ProcessId, pidfd: Option<OwnedFd>) -> Self {
         Self {

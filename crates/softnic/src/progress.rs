@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::device::{Context, clock};
 use crate::peer::Peer;
-use crate::peer_process::Watched;
+use crate::peer_process::PeerProcess;
 use crate::qp::QpCore;
 
 /// How long work may rest before the thread takes it over from threads that do not poll.
@@ -216,7 +216,7 @@ fn cores_of(context: &Context, slots: &BTreeSet<usize>) -> Vec<Arc<QpCore>> {
 fn sleep(
     progress: &Progress,
     peers: &[Arc<Peer>],
-    senders: &[Arc<Watched>],
+    senders: &[Arc<PeerProcess>],
     until: Option<Instant>,
 ) {
     let watched: Vec<_> = peers
@@ -329,15 +329,15 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
         let now = clock();
         for core in &waiting {
             match core.try_carry_on(now) {
-                crate::qp::Next::Never => {
+                crate::qp::NextStep::Never => {
                     blocked.insert(core.slot());
                 }
-                crate::qp::Next::At(at) => {
+                crate::qp::NextStep::At(at) => {
                     earliest = earliest.min(at);
                     stalled.insert(core.slot());
                     blocked.insert(core.slot());
                 }
-                crate::qp::Next::Now => {
+                crate::qp::NextStep::Now => {
                     blocked.remove(&core.slot());
                 }
             }

@@ -20,7 +20,7 @@ use crate::cq::SoftCq;
 use crate::device::{Context, PeerKey, slot_of};
 use crate::peer::Peer;
 use crate::srq::{ReceiveQueue, SoftSrq};
-use crate::table::{CqSlot, Held, Life, Place, QpRow, RecvSlot, count};
+use crate::table::{CqSlot, QpLife, QpRow, QueueLocation, RecvSlot, RowRef, count};
 
 pub(crate) mod datagram;
 mod deliver;
@@ -30,10 +30,10 @@ mod pending;
 mod remote_qp;
 mod states;
 
-use engine::{All, Engine, Numbers, Outcome, Progress, Request, Source, TheirOwn};
-use hostile_qp::Unruly;
-pub(crate) use pending::Next;
-use pending::{Pending, Waiting};
+use engine::{Engine, Outcome, OwnWrIds, Request, RequestProgress, SameWrId, WrIds, WriteSource};
+use hostile_qp::HostileQp;
+pub(crate) use pending::NextStep;
+use pending::{Pending, PendingRequest};
 pub(crate) use remote_qp::RemoteQp;
 
 /// Longest request executed within the call that posts it, in bytes. Longer ones are executed in
@@ -43,16 +43,16 @@ pub const INLINE_MAX: usize = 64 << 10;
 /// Bytes of shared memory that each queue pair takes, apart from the slots of its receive queue: its
 /// row, the place for its window's, and that queue's header.
 pub const SHARED_BYTES_PER_QP: usize =
-    size_of::<QpRow>() + size_of::<Place>() + SlotQueue::<RecvSlot>::bytes(0);
+    size_of::<QpRow>() + size_of::<QueueLocation>() + SlotQueue::<RecvSlot>::bytes(0);
 
 /// What a queue pair's owner, its pollers and the progress thread share.
 pub(crate) struct QpCore {
     pub(crate) context: Arc<Context>,
-    row: Held<QpRow>,
+    row: RowRef<QpRow>,
     /// Which use of the slot, and which connection of it: changes at every RESET, so that a peer
     /// of before is one no more.
     generation: AtomicU64,
-    far: Mutex<FarEnd>,
+    far: Mutex<RemoteEnd>,
     /// The last generation in which the queue pair failed and the program knows: it was told, or did it
     /// itself.
     told: AtomicU64,
@@ -74,7 +74,7 @@ pub(crate) struct QpCore {
     lane_bypass: LaneBypass,
     pending: Mutex<Pending>,
     /// How it misbehaves, where the device is hostile.
-    unruly: Option<Box<Unruly>>,
+    unruly: Option<Box<HostileQp>>,
     /// Nobody has carried on what waits since the progress thread looked.
     pub(crate) rests: AtomicBool,
     /// Receives posted again, ever: those that dead senders of datagrams had in hand.
@@ -83,7 +83,7 @@ pub(crate) struct QpCore {
 
 /// Where a queue pair is connected to.
 #[derive(Default)]
-struct FarEnd {
+struct RemoteEnd {
     /// The context there, once connected.
     peer: Option<Arc<Peer>>,
     /// Its place in the fabric, or where it would be.
@@ -97,7 +97,7 @@ pub(crate) struct SoftQp {
     engine: Engine,
     /// Send requests posted, ever.
     posted: u64,
-    rts: Life,
+    rts: QpLife,
     /// Whether READs and atomics may be outstanding at all.
     may_read: bool,
 }
@@ -126,7 +126,7 @@ impl QpCore {
         self.far().peer = peer;
     }
 
-    fn far(&self) -> MutexGuard<'_, FarEnd> {
+    fn far(&self) -> MutexGuard<'_, RemoteEnd> {
         self.far.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,7 +149,7 @@ impl QpCore {
 
     /// Whether a request of the life `rts` may be executed now, ahead of nothing.
     #[inline(always)]
-    fn is_ready(&self, row: &QpRow, rts: Life) -> bool {
+    fn is_ready(&self, row: &QpRow, rts: QpLife) -> bool {
         row.life() == rts && self.waiting.load(Ordering::Acquire) == 0
     }
 
@@ -271,28 +271,28 @@ impl SoftQp {
 }
 
 /// A posting call under way.
-struct Poster<'a> {
+struct PostCall<'a> {
     core: &'a Arc<QpCore>,
     caps: &'a QpCaps,
-    rts: Life,
+    rts: QpLife,
     engine: &'a mut Engine,
     posted: &'a mut u64,
     may_read: bool,
 }
 
-impl Poster<'_> {
+impl PostCall<'_> {
     /// Posts the requests of a chain from number `done` on, of any kind.
     #[inline(never)]
     fn post_rest(
         &mut self,
         wrs: &[SendWr<'_>],
         done: usize,
-        numbers: impl Numbers,
+        numbers: impl WrIds,
     ) -> Result<(), PostError> {
         for (index, wr) in wrs.iter().enumerate().skip(done) {
             let mut copy = None;
             let wr = numbers.write(wr, &mut copy);
-            let mut progress = Progress::default();
+            let mut progress = RequestProgress::default();
             if !self.post_short(wr, &mut progress) {
                 self.post_any(wr, progress).map_err(|kind| kind.at(index))?;
             }
@@ -307,13 +307,13 @@ impl Poster<'_> {
     /// Posts one SEND of the usual shape, if that is what it is and nothing is in its way. Otherwise
     /// nothing was done, but that `progress` may hold a receive for it.
     #[inline(always)]
-    fn post_short(&mut self, wr: &SendWr<'_>, progress: &mut Progress) -> bool {
+    fn post_short(&mut self, wr: &SendWr<'_>, progress: &mut RequestProgress) -> bool {
         let imm = match wr.op {
             SendOp::Send => None,
             SendOp::SendImm(imm) => Some(imm),
             _ => return false,
         };
-        let Some(from) = Source::short(wr, self.caps) else {
+        let Some(from) = WriteSource::short(wr, self.caps) else {
             return false;
         };
         let row = self.core.row();
@@ -350,7 +350,11 @@ impl Poster<'_> {
     }
 
     /// Posts one request: executes it, or puts it behind those that wait.
-    fn post_any(&mut self, wr: &SendWr<'_>, mut progress: Progress) -> Result<(), PostErrorKind> {
+    fn post_any(
+        &mut self,
+        wr: &SendWr<'_>,
+        mut progress: RequestProgress,
+    ) -> Result<(), PostErrorKind> {
         if QpCore::is_full(self.core.row(), *self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
         }
@@ -388,9 +392,9 @@ impl Poster<'_> {
     }
 
     #[cold]
-    fn post_later(&mut self, wr: &SendWr<'_>, progress: Progress) {
+    fn post_later(&mut self, wr: &SendWr<'_>, progress: RequestProgress) {
         let mut pending = self.core.lock_pending();
-        pending.push(Waiting::of(wr, *self.posted, progress));
+        pending.push(PendingRequest::of(wr, *self.posted, progress));
         if self.core.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
             self.core.send_cq.has_work(self.core);
         }
@@ -407,7 +411,7 @@ impl Poster<'_> {
 
 impl SoftQp {
     #[inline(always)]
-    fn post(&mut self, wrs: &[SendWr<'_>], numbers: impl Numbers) -> Result<(), PostError> {
+    fn post(&mut self, wrs: &[SendWr<'_>], numbers: impl WrIds) -> Result<(), PostError> {
         let Self {
             core,
             caps,
@@ -435,7 +439,7 @@ impl SoftQp {
             Ok(())
         } else {
             let rts = *rts;
-            let mut poster = Poster {
+            let mut poster = PostCall {
                 core,
                 caps,
                 rts,
@@ -468,11 +472,11 @@ impl QueuePair for SoftQp {
     }
 
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        self.post(wrs, TheirOwn)
+        self.post(wrs, OwnWrIds)
     }
 
     fn post_send_with_wr_id(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        self.post(wrs, All(wr_id))
+        self.post(wrs, SameWrId(wr_id))
     }
 
     fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {

@@ -12,34 +12,34 @@ use headworks_verbs::{Buffer, Duration, Instant};
 
 use crate::device::{Context, clock, slot_of};
 use crate::peer::Peer;
-use crate::peer_process::Watched;
+use crate::peer_process::PeerProcess;
 use crate::qp::QpCore;
-use crate::table::{Held, Underway};
+use crate::table::{ExecutionSnapshot, RowRef};
 
 /// How long another process may take for what takes microseconds before it counts as stopped.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
 /// A queue pair of another process, or of this one, that executes on our memory.
-pub(crate) struct Initiator(Kind);
+pub(crate) struct Initiator(InitiatorKind);
 
-enum Kind {
+enum InitiatorKind {
     /// One that is connected to ours: in its own context's table, and what it had `underway`.
     Connected {
         peer: Arc<Peer>,
         slot: usize,
-        underway: Underway,
+        underway: ExecutionSnapshot,
     },
     /// One that delivers the datagram number `count`: in our table.
     Sender {
-        row: Held<SenderRow>,
+        row: RowRef<SenderRow>,
         life: SenderLife,
         count: u64,
-        watched: Arc<Watched>,
+        watched: Arc<PeerProcess>,
     },
 }
 
 /// What an initiator may still reach.
-pub(crate) enum Kept {
+pub(crate) enum QuarantinedObject {
     /// A region that is not registered any more: its row, and its memory.
     Region { row: u32, _buffer: Arc<dyn Buffer> },
     /// A queue pair that was destroyed, with its queues.
@@ -49,7 +49,7 @@ pub(crate) enum Kept {
 /// The place for it.
 #[derive(Default)]
 pub(crate) struct Quarantine {
-    held: Mutex<Vec<(Vec<Initiator>, Kept)>>,
+    held: Mutex<Vec<(Vec<Initiator>, QuarantinedObject)>>,
 }
 
 impl Initiator {
@@ -57,7 +57,7 @@ impl Initiator {
     pub(crate) fn new(peer: Arc<Peer>, dest: u32) -> Self {
         let slot = slot_of(dest);
         let underway = peer.table.qp(slot).executing.underway();
-        Self(Kind::Connected {
+        Self(InitiatorKind::Connected {
             peer,
             slot,
             underway,
@@ -66,12 +66,12 @@ impl Initiator {
 
     /// The sender of datagrams in `row`, whose `executing` was `count` in that life.
     pub(crate) fn sender(
-        row: Held<SenderRow>,
+        row: RowRef<SenderRow>,
         life: SenderLife,
         count: u64,
-        watched: Arc<Watched>,
+        watched: Arc<PeerProcess>,
     ) -> Self {
-        Self(Kind::Sender {
+        Self(InitiatorKind::Sender {
             row,
             life,
             count,
@@ -85,7 +85,7 @@ impl Initiator {
         match &self.0 {
             // Busy ones are so most of the time: another number is another execution, which has
             // looked at its target since.
-            Kind::Connected {
+            InitiatorKind::Connected {
                 peer,
                 slot,
                 underway,
@@ -93,7 +93,7 @@ impl Initiator {
                 let now = peer.table.qp(*slot).executing.underway();
                 underway.is_over(&now) || peer.check_dead()
             }
-            Kind::Sender {
+            InitiatorKind::Sender {
                 row,
                 life,
                 count,
@@ -113,16 +113,16 @@ impl Initiator {
         // One that was found stopped is not waited for again, until it has gone on.
         let idle = wait(until, || self.is_idle(), || !self.is_stopped());
         match &self.0 {
-            Kind::Connected { peer, .. } => peer.set_stopped(!idle),
-            Kind::Sender { watched, .. } => watched.set_stopped(!idle),
+            InitiatorKind::Connected { peer, .. } => peer.set_stopped(!idle),
+            InitiatorKind::Sender { watched, .. } => watched.set_stopped(!idle),
         }
         idle
     }
 
     fn is_stopped(&self) -> bool {
         match &self.0 {
-            Kind::Connected { peer, .. } => peer.is_stopped(),
-            Kind::Sender { watched, .. } => watched.is_stopped(),
+            InitiatorKind::Connected { peer, .. } => peer.is_stopped(),
+            InitiatorKind::Sender { watched, .. } => watched.is_stopped(),
         }
     }
 }
@@ -155,7 +155,12 @@ fn wait(until: Instant, mut done: impl FnMut() -> bool, is_worth_it: impl Fn() -
 impl Quarantine {
     /// Keeps `what` until the `initiators` are idle.
     #[cold]
-    pub(crate) fn keep(&self, context: &Context, initiators: Vec<Initiator>, what: Kept) {
+    pub(crate) fn keep(
+        &self,
+        context: &Context,
+        initiators: Vec<Initiator>,
+        what: QuarantinedObject,
+    ) {
         tracing::warn!("a peer was stopped in the middle of a request: its memory is kept for it");
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.push((initiators, what));
@@ -184,8 +189,8 @@ impl Quarantine {
         drop(held);
         for what in over {
             match what {
-                Kept::Region { row, .. } => context.region_rows.give_back(row),
-                Kept::QueuePair(core) => core.leave(&mut core.lock_pending()),
+                QuarantinedObject::Region { row, .. } => context.region_rows.give_back(row),
+                QuarantinedObject::QueuePair(core) => core.leave(&mut core.lock_pending()),
             }
         }
         is_left

@@ -1,31 +1,31 @@
 //! Memory at the other end, mapped here or not, and moving bytes there and back.
 
 use crate::copy::{Span, copy_spans, cut};
-use crate::cross_process_copy::{self, CrossError, Direction, Stretch};
+use crate::cross_process_copy::{self, CrossError, Direction, RemoteRange};
 use crate::peer::Peer;
 use crate::table::MAX_SGE;
 
 /// Checked memory of the peer.
 #[derive(Clone, Copy)]
-pub(crate) enum Far {
+pub(crate) enum RemoteSpan {
     /// Mapped here.
     Mapped(Span),
     /// Mapped there only, as part of the region `key`.
-    Across { key: u32, stretch: Stretch },
+    Across { key: u32, stretch: RemoteRange },
 }
 
 /// Why bytes were not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unmoved {
+pub(crate) enum CopyError {
     /// The memory is not there, though it is registered.
     Fault,
     /// The peer is dead.
     Dead,
     /// The kernel does not let this process reach it: its owner is to be asked for this part.
-    Refused { key: u32, stretch: Stretch },
+    Refused { key: u32, stretch: RemoteRange },
 }
 
-impl Far {
+impl RemoteSpan {
     pub(crate) const EMPTY: Self = Self::Mapped(Span::EMPTY);
 
     pub(crate) fn len(&self) -> usize {
@@ -50,10 +50,10 @@ pub(crate) fn transfer(
     direction: Direction,
     peer: &Peer,
     here: &[Span],
-    there: &[Far],
+    there: &[RemoteSpan],
     done: &mut u64,
     budget: usize,
-) -> Result<(), Unmoved> {
+) -> Result<(), CopyError> {
     let mut spans = [Span::EMPTY; MAX_SGE];
     if let Some(there) = all_mapped(there, &mut spans) {
         *done += match direction {
@@ -67,8 +67,8 @@ pub(crate) fn transfer(
     while *done < until {
         let at = *done;
         let step = match run(there, at, (until - at) as usize) {
-            Run::End => break,
-            Run::Mapped(span) => {
+            CopyRun::End => break,
+            CopyRun::Mapped(span) => {
                 let mut parts = [Span::EMPTY; MAX_SGE];
                 let count = cut(here, at, span.len(), &mut parts);
                 match direction {
@@ -76,7 +76,7 @@ pub(crate) fn transfer(
                     Direction::Fetch => copy_spans(&parts[..count], &[span], 0, span.len()),
                 }
             }
-            Run::Across(stretches, key, count, len) => {
+            CopyRun::Across(stretches, key, count, len) => {
                 let mut parts = [Span::EMPTY; MAX_SGE];
                 let parts_count = cut(here, at, len, &mut parts);
                 let moved = across(direction, peer, &parts[..parts_count], &stretches[..count]);
@@ -93,7 +93,7 @@ pub(crate) fn transfer(
 
 /// The spans of memory that is mapped here, all of it, in `out`.
 #[inline(always)]
-fn all_mapped<'a>(list: &[Far], out: &'a mut [Span; MAX_SGE]) -> Option<&'a [Span]> {
+fn all_mapped<'a>(list: &[RemoteSpan], out: &'a mut [Span; MAX_SGE]) -> Option<&'a [Span]> {
     let out = out.get_mut(..list.len())?;
     for (far, out) in list.iter().zip(&mut *out) {
         *out = far.mapped()?;
@@ -102,16 +102,16 @@ fn all_mapped<'a>(list: &[Far], out: &'a mut [Span; MAX_SGE]) -> Option<&'a [Spa
 }
 
 /// Memory that can be moved at once.
-enum Run {
+enum CopyRun {
     Mapped(Span),
     /// The first is of the region of that key; so many of them, so many bytes together.
-    Across([Stretch; MAX_SGE], u32, usize, usize),
+    Across([RemoteRange; MAX_SGE], u32, usize, usize),
     End,
 }
 
 /// What begins at byte `skip` of `there`, at most `budget` bytes.
-fn run(there: &[Far], mut skip: u64, budget: usize) -> Run {
-    let (mut stretches, mut first, mut count, mut len) = ([Stretch::EMPTY; MAX_SGE], 0, 0, 0);
+fn run(there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
+    let (mut stretches, mut first, mut count, mut len) = ([RemoteRange::EMPTY; MAX_SGE], 0, 0, 0);
     for far in there {
         let Some(rest) = (far.len() as u64)
             .checked_sub(skip)
@@ -122,15 +122,15 @@ fn run(there: &[Far], mut skip: u64, budget: usize) -> Run {
         };
         let part = rest.min((budget - len) as u64) as usize;
         match far {
-            Far::Mapped(span) if count == 0 => {
+            RemoteSpan::Mapped(span) if count == 0 => {
                 let mut out = [Span::EMPTY];
                 cut(&[*span], skip, part, &mut out);
-                return Run::Mapped(out[0]);
+                return CopyRun::Mapped(out[0]);
             }
-            Far::Across { key, stretch } if part > 0 && count < MAX_SGE => {
+            RemoteSpan::Across { key, stretch } if part > 0 && count < MAX_SGE => {
                 first = if count == 0 { *key } else { first };
                 let addr = stretch.addr.wrapping_add(skip);
-                stretches[count] = Stretch { addr, len: part };
+                stretches[count] = RemoteRange { addr, len: part };
                 count += 1;
                 len += part;
             }
@@ -139,24 +139,24 @@ fn run(there: &[Far], mut skip: u64, budget: usize) -> Run {
         skip = 0;
     }
     match count {
-        0 => Run::End,
-        _ => Run::Across(stretches, first, count, len),
+        0 => CopyRun::End,
+        _ => CopyRun::Across(stretches, first, count, len),
     }
 }
 
-/// [`Unmoved`], of a run.
-enum Why {
+/// [`CopyError`], of a run.
+enum RunError {
     Fault,
     Dead,
     Refused,
 }
 
-impl Why {
-    fn of(self, key: u32, stretch: Stretch) -> Unmoved {
+impl RunError {
+    fn of(self, key: u32, stretch: RemoteRange) -> CopyError {
         match self {
-            Self::Fault => Unmoved::Fault,
-            Self::Dead => Unmoved::Dead,
-            Self::Refused => Unmoved::Refused { key, stretch },
+            Self::Fault => CopyError::Fault,
+            Self::Dead => CopyError::Dead,
+            Self::Refused => CopyError::Refused { key, stretch },
         }
     }
 }
@@ -165,17 +165,17 @@ fn across(
     direction: Direction,
     peer: &Peer,
     here: &[Span],
-    there: &[Stretch],
-) -> Result<usize, Why> {
+    there: &[RemoteRange],
+) -> Result<usize, RunError> {
     if peer.refuses_crossing() {
-        return Err(Why::Refused);
+        return Err(RunError::Refused);
     }
     cross_process_copy::copy(direction, peer.pid(), here, there).map_err(|error| match error {
-        CrossError::Fault => Why::Fault,
-        CrossError::Gone if peer.check_dead() => Why::Dead,
+        CrossError::Fault => RunError::Fault,
+        CrossError::Gone if peer.check_dead() => RunError::Dead,
         CrossError::Gone | CrossError::Refused(_) => {
             peer.note(error);
-            Why::Refused
+            RunError::Refused
         }
     })
 }
@@ -200,11 +200,11 @@ mod tests {
         (id, pidfd)
     }
 
-    fn reached(process: ProcessId, pidfd: OwnedFd) -> (Result<usize, Why>, bool) {
+    fn reached(process: ProcessId, pidfd: OwnedFd) -> (Result<usize, RunError>, bool) {
         let table = Table::new(crate::table::empty_segment()).unwrap();
         let peer = Peer::stand_in(process, Some(pidfd), table);
         let here = [Span::of_inline(&[0; 8])];
-        let there = [Stretch { addr: 4096, len: 8 }];
+        let there = [RemoteRange { addr: 4096, len: 8 }];
         let found = across(Direction::Place, &peer, &here, &there);
         (found, peer.refuses_crossing())
     }
@@ -212,9 +212,9 @@ mod tests {
     #[test]
     fn a_number_that_names_nobody_is_a_death_only_where_the_pidfd_says_so() {
         let (dead, pidfd) = the_dead();
-        assert!(matches!(reached(dead, pidfd), (Err(Why::Dead), false)));
+        assert!(matches!(reached(dead, pidfd), (Err(RunError::Dead), false)));
         // As where its first thread has ended and others run: its owner is asked.
         let us = ProcessId::current().unwrap().open_pidfd().unwrap().unwrap();
-        assert!(matches!(reached(dead, us), (Err(Why::Refused), true)));
+        assert!(matches!(reached(dead, us), (Err(RunError::Refused), true)));
     }
 }

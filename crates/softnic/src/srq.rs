@@ -9,9 +9,9 @@ use headworks_verbs::{
     AsyncEvent, PostError, PostErrorKind, RecvWr, ResourceError, SharedReceiveQueue, SrqId, SrqInit,
 };
 
-use crate::arena::Piece;
+use crate::arena::ArenaAllocation;
 use crate::device::Context;
-use crate::table::{LIMIT_REACHED, MAX_SGE, PlaceOf, RecvSlot, SrqRow};
+use crate::table::{LIMIT_REACHED, MAX_SGE, RecvSlot, SegmentOffset, SrqRow};
 
 /// The producer of receives: the owner itself, whatever queue pair it is.
 pub(crate) const OWNER: u16 = 0x8000;
@@ -22,7 +22,7 @@ pub(crate) struct ReceiveQueue {
     pub(crate) slots: SlotQueueRef<RecvSlot>,
     /// Who posts: only this process, so without an atomic instruction.
     posting: BiasedLock<SingleProducer<RecvSlot>>,
-    piece: Piece,
+    piece: ArenaAllocation,
 }
 
 impl ReceiveQueue {
@@ -43,7 +43,7 @@ impl ReceiveQueue {
     }
 
     /// Where peers find it.
-    pub(crate) fn place(&self) -> PlaceOf {
+    pub(crate) fn place(&self) -> SegmentOffset {
         self.piece.place()
     }
 

@@ -1,10 +1,10 @@
-//! The shared table of a context: one row per queue pair, CQ, SRQ, region and segment, and one per
-//! sender of datagrams to it.
+//! The shared table of a context: one row per queue pair, CQ, SRQ, region, segment, and sender of
+//! datagrams to this context.
 //!
-//! A context's process writes its own table and its peers read it; what peers write, a few words and
-//! the senders' rows, says so. Every field is an atomic, so a shared reference to a row is always sound; meaning comes
-//! from the `life` and `key` words, which are stored last (Release) when a row comes to life and
-//! first when it dies.
+//! A context's process writes its own table, and its peers read it. Peers write only the senders' rows
+//! and a few words, whose comments say so. Every field is an atomic, so a shared reference to a row is
+//! always sound. The `life` and `key` words say whether a row is valid: they are stored last (Release)
+//! when a row becomes valid, and first when it becomes invalid.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use headworks_shm::{EventCount, SenderRow, SharedSegment, ShmSafe, asymmetric_fence};
 use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, Sge, Status};
 
-/// Queue pairs of one context.
+/// Most queue pairs of one context.
 pub(crate) const MAX_QP: usize = 4096;
-/// Completion queues of one context.
+/// Most completion queues of one context.
 pub(crate) const MAX_CQ: usize = 4096;
-/// Shared receive queues of one context.
+/// Most shared receive queues of one context.
 pub(crate) const MAX_SRQ: usize = 1024;
-/// Regions of one context.
+/// Most regions of one context.
 pub(crate) const MAX_REGION: usize = 16_384;
-/// Shared-memory segments of one context.
+/// Most shared-memory segments of one context.
 pub(crate) const MAX_SEGMENT: usize = 8192;
-/// Scatter/gather entries of a request.
+/// Most scatter/gather entries of one request.
 pub(crate) const MAX_SGE: usize = 6;
-/// Queue pairs of any context that send datagrams to one context.
+/// Most queue pairs, of all contexts together, that send datagrams to one context.
 pub(crate) const MAX_SENDER: usize = 4096;
-/// "None" where a row number stands.
+/// Stands for "none" in place of a row number.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
 /// A shared-memory segment that peers may attach: `life` is generation << 32 | (fd + 1), 0 when
@@ -51,9 +51,9 @@ pub(crate) struct RegionRow {
     pub(crate) pd: AtomicU32,
 }
 
-/// A queue in an arena: where it is and how many slots it has.
+/// Where a queue in an arena is, and how many slots it has.
 #[repr(C)]
-pub(crate) struct Place {
+pub(crate) struct QueueLocation {
     pub(crate) segment: AtomicU32,
     pub(crate) segment_generation: AtomicU32,
     pub(crate) offset: AtomicU64,
@@ -63,37 +63,37 @@ pub(crate) struct Place {
 /// A completion queue. `life` is the generation, 0 when there is none.
 #[repr(C, align(64))]
 pub(crate) struct CqRow {
-    // What producers look at; the pollers' counts are on a line of their own.
+    // Producers read these; the pollers' counts have a cache line of their own.
     pub(crate) life: AtomicU32,
     pub(crate) timestamps: AtomicU32,
     /// The channel's write end in the owner's process, plus 1; 0 without a channel.
     pub(crate) channel_fd: AtomicU32,
-    /// Which of the context's channels, never reused.
+    /// The number of the channel within the context, never reused.
     pub(crate) channel_number: AtomicU32,
-    pub(crate) queue: Place,
-    /// Written by owner and producers.
+    pub(crate) queue: QueueLocation,
+    /// Arms the CQ for an event. Written by the owner and by producers.
     pub(crate) armed: EventCount,
-    /// 1 since a producer found it full, 2 since the owner has told of that.
+    /// 1 once a producer found the queue full, 2 once the owner has raised the event for it.
     pub(crate) overrun: AtomicU32,
     pub(crate) counts: CqCounts,
 }
 
-/// What happened on a completion queue, for whoever looks on. Zeroed when its row comes to life.
+/// Counters of a completion queue, for monitoring. Zeroed when its row becomes valid.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct CqCounts {
     /// Completions polled, ever. Written under the pollers' lock.
     pub(crate) polled: AtomicU64,
-    /// Those of them that took the lane. Likewise.
+    /// Completions polled from the lane, ever. Written under the pollers' lock.
     pub(crate) lane_polled: AtomicU64,
-    /// Completions that queue pairs which are gone by now put into the lane.
+    /// Completions that queue pairs which no longer exist put into the lane.
     pub(crate) lane_of_gone: AtomicU64,
-    /// Events put into its channel.
+    /// Events put into the CQ's channel.
     pub(crate) events: AtomicU64,
 }
 
 impl CqCounts {
-    /// A new CQ has the row.
+    /// Zeroes the counters for a new CQ.
     pub(crate) fn clear(&self) {
         let Self {
             polled,
@@ -106,7 +106,7 @@ impl CqCounts {
         }
     }
 
-    /// A poll took `taken`, and with it `lane` from the lane, ever.
+    /// Counts a poll that took `taken` completions. `lane` is the number ever taken from the lane.
     #[inline(always)]
     pub(crate) fn took(&self, taken: usize, lane: u64) {
         count(&self.polled, taken as u64);
@@ -119,25 +119,26 @@ impl CqCounts {
 pub(crate) struct SrqRow {
     pub(crate) life: AtomicU32,
     pub(crate) pd: AtomicU32,
-    pub(crate) queue: Place,
-    /// The limit, 0 when not armed. The initiator that crosses it adds [`LIMIT_REACHED`], the owner
-    /// sets it to 0 when it raises the event: one word, so that no death between loses the event.
+    pub(crate) queue: QueueLocation,
+    /// The limit, 0 when not armed. The initiator that crosses it adds [`LIMIT_REACHED`]; the owner sets
+    /// it to 0 when it raises the event. Both are in one word, so that the event is not lost if either
+    /// dies in between.
     pub(crate) limit: AtomicU32,
-    /// Receives posted, ever. Written by the owner, before each can be taken; read where a limit is
+    /// Receives posted, ever. Written by the owner before a receive can be taken; read while a limit is
     /// armed.
-    pub(crate) posted: Line,
+    pub(crate) posted: CacheLineWord,
 }
 
-/// In the limit of an SRQ: it was crossed, and the event is not raised yet.
+/// Set in the limit of an SRQ once it was crossed, until the event is raised.
 pub(crate) const LIMIT_REACHED: u32 = 1 << 31;
 
-/// A word of the kind that `headworks_shm::lane` works on, also where its models are built.
+/// The type of word that `headworks_shm::lane` works on; under its models it is a modelled atomic.
 pub(crate) type RetiredWord = headworks_shm::primitive::AtomicU64;
 
 /// A queue pair. `life` is generation << 8 | state.
 #[repr(C, align(64))]
 pub(crate) struct QpRow {
-    // Written by the owner, read by the peer on every request.
+    // Written by the owner; the peer reads these on every request.
     pub(crate) life: AtomicU64,
     pub(crate) dest_gid: AtomicU64,
     pub(crate) qpn: AtomicU32,
@@ -147,21 +148,21 @@ pub(crate) struct QpRow {
     pub(crate) access: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) rnr_timer: AtomicU8,
-    /// READs and atomics of the peer that it holds; 0: none are answered. Written by the owner, read
-    /// by the peer when it connects.
+    /// READs and atomics of the peer that may be outstanding; 0: none are answered. Written by the owner,
+    /// read by the peer when it connects.
     pub(crate) max_dest_rd_atomic: AtomicU8,
-    /// 1 for a queue pair of datagrams.
+    /// 1 for a UD queue pair.
     pub(crate) datagrams: AtomicU8,
     pub(crate) recv_cq: AtomicU32,
     pub(crate) srq: AtomicU32,
-    /// What datagrams must name.
+    /// The Q_Key that datagrams must carry.
     pub(crate) qkey: AtomicU32,
     pub(crate) send_cq: AtomicU32,
     pub(crate) executing: Executing,
-    pub(crate) receive_queue: Place,
+    pub(crate) receive_queue: QueueLocation,
     /// Send requests retired by polled completions, ever. Written by the owner's pollers.
     pub(crate) sq_retired: RetiredWord,
-    /// Position after the last receive whose completion was polled. Likewise.
+    /// Position after the last receive whose completion was polled. Written by the owner's pollers.
     pub(crate) rq_retired: RetiredWord,
     /// Receives posted to its own queue, ever. Written by the owner.
     pub(crate) rq_posted: AtomicU64,
@@ -170,49 +171,52 @@ pub(crate) struct QpRow {
     pub(crate) received_bytes: AtomicU64,
 }
 
-// What another 64 bytes would cost is multiplied by `MAX_QP`.
+// Every further 64 bytes cost `MAX_QP` times as much.
 const _: () = assert!(size_of::<QpRow>() == 192 || headworks_shm::primitive::MODELLED);
 
-/// Written by a queue pair's own process while it executes requests as initiator, so that whoever
-/// takes memory away can wait: one word for the posting thread, one for pending work, one for calls
-/// that it serves. Each is odd during an execution, and another number in the next. Beside them is
-/// what the first two count: never both at once, see `QpCore::is_ready`.
+/// Words that a queue pair's process writes while it executes requests as initiator, so that
+/// deregistration can wait for it.
+///
+/// There are three: one for the posting thread, one for waiting requests, one for calls that it serves.
+/// Each is odd during an execution, and differs from one execution to the next. The counters beside them
+/// are written by the first two kinds of execution, which never overlap; see `QpCore::is_ready`.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct Executing {
-    /// Requests posted, ever, up to the last call << 1 | whether one is being executed.
+    /// Requests posted, ever, up to the last finished call << 1 | whether a call is executing now.
     pub(crate) posting: AtomicU64,
     pub(crate) pending: AtomicU64,
-    /// The progress thread serves a call of the peer's.
+    /// For a call of the peer that the progress thread serves.
     pub(crate) serving: AtomicU64,
-    /// Bytes that executed SENDs and WRITEs took to the peer.
+    /// Bytes that executed SENDs and WRITEs moved to the peer.
     pub(crate) sent_bytes: AtomicU64,
-    /// Bytes that executed READs and atomics brought back.
+    /// Bytes that executed READs and atomics fetched.
     pub(crate) read_bytes: AtomicU64,
     /// Completions put into the send CQ's lane.
     pub(crate) lane: AtomicU64,
-    /// Tries that found no receive at the peer.
+    /// Tries that found no receive at the peer (RNR).
     pub(crate) rnr: AtomicU32,
-    /// Polled completions that say an error other than flushed; that say flushed. Written by the
-    /// owner's pollers.
+    /// Polled completions with an error other than flushed. Written by the owner's pollers.
     pub(crate) errors: AtomicU32,
+    /// Polled completions with the flush status. Written by the owner's pollers.
     pub(crate) flushed: AtomicU32,
     /// Asynchronous events raised.
     pub(crate) events: AtomicU32,
 }
 
-/// Adds to a word that nobody else writes now: a load and a store, no atomic instruction.
+/// Adds to a word that no other thread writes now, with a load and a store instead of an atomic
+/// read-modify-write.
 #[inline(always)]
 pub(crate) fn count(word: &AtomicU64, more: u64) {
     let now = word.load(Ordering::Relaxed).wrapping_add(more);
     word.store(now, Ordering::Relaxed);
 }
 
-/// Says that the posting thread executes a request, while it lives.
+/// Marks the posting thread as executing, until it ends or is dropped.
 pub(crate) struct Posting<'a>(&'a Executing);
 
 impl Posting<'_> {
-    /// The call is over, and `posted` requests were posted, ever.
+    /// Ends the call, after which `posted` requests have been posted, ever.
     #[inline(always)]
     pub(crate) fn end(self, posted: u64) {
         self.0.posting.store(posted << 1, Ordering::Release);
@@ -221,7 +225,7 @@ impl Posting<'_> {
 }
 
 impl Drop for Posting<'_> {
-    /// Also a panic ends it.
+    /// Ends the mark if the call panics.
     #[cold]
     fn drop(&mut self) {
         let posted = self.0.posting.load(Ordering::Relaxed) >> 1;
@@ -229,20 +233,20 @@ impl Drop for Posting<'_> {
     }
 }
 
-/// Says that pending work is being executed, while it lives: also a panic ends that.
-pub(crate) struct Mark<'a>(&'a AtomicU64);
+/// Marks an execution, other than by the posting thread, until dropped; a panic ends it too.
+pub(crate) struct ExecutionMark<'a>(&'a AtomicU64);
 
-impl<'a> Mark<'a> {
+impl<'a> ExecutionMark<'a> {
     fn set(word: &'a AtomicU64) -> Self {
         let even = word.load(Ordering::Relaxed);
-        // Release: whoever waited for the execution before this one sees all of it.
+        // Release: a thread that waited for the execution before this one sees all of it.
         word.store(even | 1, Ordering::Release);
         asymmetric_fence::full();
         Self(word)
     }
 }
 
-impl Drop for Mark<'_> {
+impl Drop for ExecutionMark<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         let odd = self.0.load(Ordering::Relaxed);
@@ -250,12 +254,12 @@ impl Drop for Mark<'_> {
     }
 }
 
-/// What a queue pair was executing when somebody looked.
+/// The executions of a queue pair that were under way at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Underway([u64; 3]);
+pub(crate) struct ExecutionSnapshot([u64; 3]);
 
-impl Underway {
-    /// Whether none of it is under way any more, going by what is to be seen `now`.
+impl ExecutionSnapshot {
+    /// Returns whether all of them have ended, judging by the executions that are under way `now`.
     pub(crate) fn is_over(&self, now: &Self) -> bool {
         let mut words = self.0.iter().zip(now.0);
         words.all(|(before, now)| before.is_multiple_of(2) || *before != now)
@@ -263,32 +267,32 @@ impl Underway {
 }
 
 impl Executing {
-    /// The posting thread executes, with `posted` requests posted before; a fence must follow before
-    /// it looks at anything.
+    /// Marks the posting thread as executing, after `posted` requests. A fence must follow before it reads
+    /// anything of the peer's.
     #[inline(always)]
     pub(crate) fn post(&self, posted: u64) -> Posting<'_> {
-        // Release: whoever waited for the execution before this one sees all of it.
+        // Release: a thread that waited for the execution before this one sees all of it.
         self.posting.store(posted << 1 | 1, Ordering::Release);
         Posting(self)
     }
 
-    /// Pending work is executed.
-    pub(crate) fn carry_on(&self) -> Mark<'_> {
-        Mark::set(&self.pending)
+    /// Marks waiting requests as being executed.
+    pub(crate) fn carry_on(&self) -> ExecutionMark<'_> {
+        ExecutionMark::set(&self.pending)
     }
 
-    /// A call of the peer's is served.
-    pub(crate) fn serve(&self) -> Mark<'_> {
-        Mark::set(&self.serving)
+    /// Marks a call of the peer as being served.
+    pub(crate) fn serve(&self) -> ExecutionMark<'_> {
+        ExecutionMark::set(&self.serving)
     }
 
-    /// What is under way.
-    pub(crate) fn underway(&self) -> Underway {
+    /// Returns the executions that are under way.
+    pub(crate) fn underway(&self) -> ExecutionSnapshot {
         let words = [&self.posting, &self.pending, &self.serving];
-        Underway(words.map(|word| word.load(Ordering::Acquire)))
+        ExecutionSnapshot(words.map(|word| word.load(Ordering::Acquire)))
     }
 
-    /// A new queue pair has the row.
+    /// Zeroes all words for a new queue pair.
     pub(crate) fn clear(&self) {
         let Self {
             posting,
@@ -307,7 +311,7 @@ impl Executing {
         }
     }
 
-    /// Notes that a request which was carried out moved `len` bytes. For who executed it.
+    /// Counts the `len` bytes of a request that was executed. Called by the thread that executed it.
     pub(crate) fn moved(&self, op: Opcode, len: u64) {
         match op {
             Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd => count(&self.read_bytes, len),
@@ -315,7 +319,7 @@ impl Executing {
         }
     }
 
-    /// Notes a polled completion that is no success.
+    /// Counts a polled completion with an error.
     #[cold]
     pub(crate) fn failed(&self, status: u8) {
         let word = match status == Status::Flushed as u8 {
@@ -328,51 +332,51 @@ impl Executing {
 
 /// A word on a cache line of its own.
 #[repr(C, align(64))]
-pub(crate) struct Line(pub(crate) AtomicU64);
+pub(crate) struct CacheLineWord(pub(crate) AtomicU64);
 
 #[repr(C)]
-struct Layout {
+struct TableLayout {
     /// 1 where the owner's kernel refuses asymmetric fences: initiators then use full ones.
-    full_fences: Line,
+    full_fences: CacheLineWord,
     qps: [QpRow; MAX_QP],
     cqs: [CqRow; MAX_CQ],
     srqs: [SrqRow; MAX_SRQ],
     regions: [RegionRow; MAX_REGION],
     segments: [SegmentRow; MAX_SEGMENT],
     attention: Attention,
-    /// No sender has had this row, or one behind it. Only grows.
-    senders_end: Line,
-    /// Queue pairs that send datagrams to this context's, in whatever process: how the owner knows whom to
-    /// wait for, and whose half-done work to undo. Each is written by its process; see `senders`.
+    /// One more than the highest sender row ever used. Only grows.
+    senders_end: CacheLineWord,
+    /// Queue pairs of any process that send datagrams to this context. They tell the owner for whom to
+    /// wait, and whose unfinished deliveries to undo. Each row is written by the sender; see `senders`.
     senders: [SenderRow; MAX_SENDER],
-    /// Where a queue pair's calls to its peer are written, of those that ever made one. Not in their
-    /// rows, whose lines every request looks at.
-    windows: [Place; MAX_QP],
+    /// Where a queue pair's calls to its peer are written, if it ever made one. Not in the queue pair's
+    /// row, whose cache lines every request reads.
+    windows: [QueueLocation; MAX_QP],
 }
 
-/// Rows of one kind that the owner's progress thread is to look at, a bit each. Whoever changes a
-/// row marks it and then wakes the thread, which so need not look at all of them.
+/// One bit per row of one kind: whether the owner's progress thread is to look at it. To report a change,
+/// mark the row and then wake the thread; so the thread need not look at all rows.
 #[repr(C, align(64))]
-pub(crate) struct Marks<const WORDS: usize>([AtomicU64; WORDS]);
+pub(crate) struct AttentionBits<const WORDS: usize>([AtomicU64; WORDS]);
 
-/// What of a table the owner's progress thread is to look at. Marked by the owner and by peers.
+/// The rows of a table that the owner's progress thread is to look at. Marked by the owner and by peers.
 #[repr(C)]
 pub(crate) struct Attention {
-    /// They failed, were connected, or have work waiting.
-    pub(crate) qps: Marks<{ MAX_QP / 64 }>,
-    /// They overran.
-    pub(crate) cqs: Marks<{ MAX_CQ / 64 }>,
-    /// They fell below their limit.
-    pub(crate) srqs: Marks<{ MAX_SRQ / 64 }>,
-    /// The queue pairs whose peer made a call through its window.
-    pub(crate) calls: Marks<{ MAX_QP / 64 }>,
-    /// Some of them are new: one mark for all.
-    pub(crate) senders: Marks<1>,
+    /// Queue pairs that failed, were connected, or have requests waiting.
+    pub(crate) qps: AttentionBits<{ MAX_QP / 64 }>,
+    /// CQs that overran.
+    pub(crate) cqs: AttentionBits<{ MAX_CQ / 64 }>,
+    /// SRQs that fell below their limit.
+    pub(crate) srqs: AttentionBits<{ MAX_SRQ / 64 }>,
+    /// Queue pairs whose peer made a call through its bounce buffer.
+    pub(crate) calls: AttentionBits<{ MAX_QP / 64 }>,
+    /// New senders of datagrams, with one mark for all of them.
+    pub(crate) senders: AttentionBits<1>,
 }
 
-impl<const WORDS: usize> Marks<WORDS> {
+impl<const WORDS: usize> AttentionBits<WORDS> {
     pub(crate) fn set(&self, row: usize) {
-        // Pairs with `take`: what the row is marked for is seen.
+        // Pairs with `take`, which then sees what the row is marked for.
         self.0[row / 64 % WORDS].fetch_or(1 << (row % 64), Ordering::Release);
     }
 
@@ -381,7 +385,7 @@ impl<const WORDS: usize> Marks<WORDS> {
         self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 
-    /// Takes all marks and shows their rows.
+    /// Clears all marks and calls `each` with every marked row.
     pub(crate) fn take(&self, mut each: impl FnMut(usize)) {
         for (index, word) in self.0.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
@@ -396,8 +400,8 @@ impl<const WORDS: usize> Marks<WORDS> {
     }
 }
 
-/// How a receive begins: all of it, if it has no more pieces of memory than that. Reading no further
-/// saves an initiator from fetching a second cache line.
+/// The first bytes of a receive: the whole of it, if it has no more pieces than fit here. An initiator
+/// that reads no more fetches one cache line instead of two.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct RecvHead {
@@ -418,30 +422,30 @@ pub(crate) struct RecvSlot {
 }
 
 impl RecvHead {
-    /// The entries of the list, if all of them are here.
+    /// Returns the scatter list, if all of it is here.
     pub(crate) fn sges(&self) -> Option<&[Sge]> {
         self.sges.get(..self.sge_count as usize)
     }
 }
 
 impl RecvSlot {
-    /// The entries of the list.
+    /// Returns the scatter list.
     pub(crate) fn sges(&self) -> &[Sge] {
         &self.sges[..(self.sge_count as usize).min(MAX_SGE)]
     }
 
-    /// Bytes that fit in.
+    /// Returns how many bytes the receive takes.
     pub(crate) fn room(&self) -> u64 {
         self.sges().iter().map(|sge| u64::from(sge.len)).sum()
     }
 }
 
-/// A completion on its way.
+/// A queued completion.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct CqSlot {
     pub(crate) wr_id: u64,
-    /// Sends: requests retired once this is polled. Receives: its position in the RQ or SRQ.
+    /// For a send: requests retired once this is polled. For a receive: its position in the RQ or SRQ.
     pub(crate) position: u64,
     pub(crate) timestamp: u64,
     pub(crate) qpn: u32,
@@ -465,30 +469,30 @@ unsafe impl ShmSafe for CqSlot {}
 /// A context's table, our own or a peer's.
 #[derive(Clone)]
 pub(crate) struct Table {
-    layout: NonNull<Layout>,
+    layout: NonNull<TableLayout>,
     segment: Arc<SharedSegment>,
 }
 
-// SAFETY: `layout` points into `segment`, which may move between threads and is shared by them;
-// what it points to consists of atomics.
+// SAFETY: `layout` points into `segment`, which may move between threads and be shared by them. `Layout`
+// consists of atomics only.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Bytes a table takes.
-    pub(crate) const BYTES: usize = size_of::<Layout>();
+    /// Size of a table in bytes.
+    pub(crate) const BYTES: usize = size_of::<TableLayout>();
 
-    /// The table in `segment`, unless that is too small to hold one.
+    /// Returns the table in `segment`, unless the segment is too small or misaligned.
     pub(crate) fn new(segment: Arc<SharedSegment>) -> Option<Self> {
-        let layout = NonNull::new(segment.as_ptr().cast::<Layout>())?;
+        let layout = NonNull::new(segment.as_ptr().cast::<TableLayout>())?;
         (segment.len() >= Self::BYTES && layout.is_aligned()).then_some(Self { layout, segment })
     }
 
     #[inline(always)]
-    fn layout(&self) -> &Layout {
-        // SAFETY: `new` checked size and alignment, the segment stays mapped as long as `self`,
-        // and `Layout` consists of atomics only, so concurrent writers are allowed.
+    fn layout(&self) -> &TableLayout {
+        // SAFETY: `new` checked size and alignment. The segment stays mapped as long as `self`. `Layout`
+        // consists of atomics only, so concurrent writers are allowed.
         unsafe { self.layout.as_ref() }
     }
 
@@ -502,23 +506,23 @@ impl Table {
         &self.layout().regions[key as usize % MAX_REGION]
     }
 
-    /// Where queue pair `slot`'s window is.
-    pub(crate) fn window(&self, slot: usize) -> &Place {
+    /// Returns where the bounce buffer of queue pair `slot` is.
+    pub(crate) fn window(&self, slot: usize) -> &QueueLocation {
         &self.layout().windows[slot % MAX_QP]
     }
 
-    /// The row of a queue pair that is looked at with every request.
-    pub(crate) fn held_qp(&self, slot: usize) -> Held<QpRow> {
+    /// Returns a queue pair's row for a caller that reads it on every request.
+    pub(crate) fn held_qp(&self, slot: usize) -> RowRef<QpRow> {
         self.held(self.qp(slot))
     }
 
-    /// The row of a region that is looked at with every request.
-    pub(crate) fn held_region(&self, key: u32) -> Held<RegionRow> {
+    /// Returns a region's row for a caller that reads it on every request.
+    pub(crate) fn held_region(&self, key: u32) -> RowRef<RegionRow> {
         self.held(self.region(key))
     }
 
-    fn held<T>(&self, row: &T) -> Held<T> {
-        Held {
+    fn held<T>(&self, row: &T) -> RowRef<T> {
+        RowRef {
             row: NonNull::from(row),
             _table: self.segment.clone(),
         }
@@ -540,7 +544,7 @@ impl Table {
         &self.layout().attention
     }
 
-    /// The rows that senders have, or had.
+    /// Returns the sender rows that are, or were, in use.
     pub(crate) fn senders(&self) -> &[SenderRow] {
         let end = self.senders_end().load(Ordering::Acquire) as usize;
         &self.layout().senders[..end.min(MAX_SENDER)]
@@ -554,7 +558,7 @@ impl Table {
         &self.layout().senders[row % MAX_SENDER]
     }
 
-    pub(crate) fn held_sender(&self, row: usize) -> Held<SenderRow> {
+    pub(crate) fn held_sender(&self, row: usize) -> RowRef<SenderRow> {
         self.held(self.sender(row))
     }
 
@@ -567,33 +571,33 @@ impl Table {
     }
 }
 
-/// A row of a table that stays mapped as long as this lives: no need to find it again.
-pub(crate) struct Held<T> {
+/// A table's row that is kept mapped, so that it need not be found again.
+pub(crate) struct RowRef<T> {
     row: NonNull<T>,
     _table: Arc<SharedSegment>,
 }
 
 // SAFETY: as for `Table`.
-unsafe impl<T: Sync> Send for Held<T> {}
+unsafe impl<T: Sync> Send for RowRef<T> {}
 // SAFETY: as for `Table`.
-unsafe impl<T: Sync> Sync for Held<T> {}
+unsafe impl<T: Sync> Sync for RowRef<T> {}
 
-impl<T> std::ops::Deref for Held<T> {
+impl<T> std::ops::Deref for RowRef<T> {
     type Target = T;
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: only `Table::held` makes these, from a row in `_table`, which is still mapped; rows
+        // SAFETY: only `Table::held` makes these, from a row in `_table`, which is still mapped. Rows
         // consist of atomics only.
         unsafe { self.row.as_ref() }
     }
 }
 
-/// A QP row's `life` word.
+/// The `life` word of a queue pair's row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Life(pub(crate) u64);
+pub(crate) struct QpLife(pub(crate) u64);
 
-impl Life {
+impl QpLife {
     pub(crate) const fn new(generation: u64, state: QpState) -> Self {
         Self(generation << 8 | state as u64)
     }
@@ -602,7 +606,7 @@ impl Life {
         self.0 >> 8
     }
 
-    /// The state; what no correct process writes counts as the error state.
+    /// Returns the state. A value that no correct process writes counts as the error state.
     pub(crate) fn state(self) -> QpState {
         QpState::from_code(self.0 as u8).unwrap_or(QpState::Error)
     }
@@ -610,29 +614,29 @@ impl Life {
 
 impl QpRow {
     #[inline]
-    pub(crate) fn life(&self) -> Life {
-        Life(self.life.load(Ordering::Acquire))
+    pub(crate) fn life(&self) -> QpLife {
+        QpLife(self.life.load(Ordering::Acquire))
     }
 
-    /// A request of datagrams failed: the queue pair of that generation sends no more, and receives
-    /// on.
+    /// Moves the UD queue pair of that generation to SQE after a failed request: it sends no more, and
+    /// still receives.
     pub(crate) fn stop_sending(&self, generation: u64) {
         let (from, to) = (
-            Life::new(generation, QpState::Rts),
-            Life::new(generation, QpState::Sqe),
+            QpLife::new(generation, QpState::Rts),
+            QpLife::new(generation, QpState::Sqe),
         );
-        // Where it is in another state somebody else has changed that, and theirs stands.
+        // If it is in another state, another thread or the peer has changed that, and their change stands.
         let _ = self
             .life
             .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Moves the queue pair of that generation to the error state. Says whether this call did.
+    /// Moves the queue pair of that generation to the error state. Returns whether this call did.
     pub(crate) fn fail(&self, generation: u64) -> bool {
-        // Between two failures a queue pair is moved a few times at most; who moves it without end is
-        // broken, and need not be fought with.
+        // A correct process changes the state a few times at most while this loops. One that changes it
+        // without end is broken, and the loop gives up.
         const TRIES: usize = 64;
-        let failed = Life::new(generation, QpState::Error);
+        let failed = QpLife::new(generation, QpState::Error);
         let mut life = self.life();
         for _ in 0..TRIES {
             let over = matches!(life.state(), QpState::Error | QpState::Reset);
@@ -644,7 +648,7 @@ impl QpRow {
                     .compare_exchange(life.0, failed.0, Ordering::AcqRel, Ordering::Acquire);
             match swapped {
                 Ok(_) => return true,
-                Err(now) => life = Life(now),
+                Err(now) => life = QpLife(now),
             }
         }
         false
@@ -652,12 +656,12 @@ impl QpRow {
 }
 
 impl QpRow {
-    /// What is counted in it, and beside it.
+    /// Returns the queue pair's counters, of this row and of `executing`.
     pub(crate) fn counters(&self) -> QpCounters {
         let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let half = |word: &AtomicU32| word.load(Ordering::Relaxed).into();
         let executing = &self.executing;
-        // Retired first, so that the difference is not below zero.
+        // The retired counts are read first, so that posted minus retired is not negative.
         let sends_retired = self.sq_retired.load(Ordering::Relaxed);
         let receives_retired = self.rq_retired.load(Ordering::Relaxed);
         let receives_posted = word(&self.rq_posted);
@@ -667,7 +671,7 @@ impl QpRow {
             sent_bytes: word(&executing.sent_bytes),
             read_bytes: word(&executing.read_bytes),
             receives_posted,
-            // With an SRQ the word counts that one's receives.
+            // With an SRQ the word holds a position in the SRQ, and this queue pair posted none.
             receives_retired: receives_retired.min(receives_posted),
             received: word(&self.received),
             received_bytes: word(&self.received_bytes),
@@ -680,7 +684,7 @@ impl QpRow {
 }
 
 impl CqRow {
-    /// What is counted in it. `unpolled` is what waits.
+    /// Returns the CQ's counters. `unpolled` is the number of completions that wait.
     pub(crate) fn counters(&self, unpolled: u64) -> CqCounters {
         CqCounters {
             polled: self.counts.polled.load(Ordering::Relaxed),
@@ -691,8 +695,8 @@ impl CqRow {
     }
 }
 
-impl Place {
-    pub(crate) fn set(&self, at: PlaceOf, capacity: usize) {
+impl QueueLocation {
+    pub(crate) fn set(&self, at: SegmentOffset, capacity: usize) {
         self.segment.store(at.segment, Ordering::Relaxed);
         self.segment_generation
             .store(at.generation, Ordering::Relaxed);
@@ -700,14 +704,14 @@ impl Place {
         self.capacity.store(capacity as u64, Ordering::Release);
     }
 
-    /// There is nothing.
+    /// Marks the place as empty.
     pub(crate) fn clear(&self) {
         self.capacity.store(0, Ordering::Relaxed);
     }
 
-    pub(crate) fn get(&self) -> (PlaceOf, usize) {
+    pub(crate) fn get(&self) -> (SegmentOffset, usize) {
         let capacity = self.capacity.load(Ordering::Acquire) as usize;
-        let at = PlaceOf {
+        let at = SegmentOffset {
             segment: self.segment.load(Ordering::Relaxed),
             generation: self.segment_generation.load(Ordering::Relaxed),
             offset: self.offset.load(Ordering::Relaxed) as usize,
@@ -718,13 +722,13 @@ impl Place {
 
 /// Where something is in a context's segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PlaceOf {
+pub(crate) struct SegmentOffset {
     pub(crate) segment: u32,
     pub(crate) generation: u32,
     pub(crate) offset: usize,
 }
 
-/// A segment with room for a table, for tests.
+/// Makes a segment with room for a table, for tests.
 #[cfg(test)]
 pub(crate) fn empty_segment() -> Arc<SharedSegment> {
     let request = headworks_shm::SegmentRequest {

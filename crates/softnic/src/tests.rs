@@ -1,5 +1,5 @@
-//! What needs a look inside: keys that come round, marks, descriptors, peers that are stopped.
-//! What can be seen from outside is in the conformance suite.
+//! Tests that need the crate's internals: keys that repeat, marks of executing, descriptors, stopped
+//! peers. What can be tested from outside is in the conformance suite.
 
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::cq::CqPort;
 use crate::device::{Context, SoftDevice, host_of, slot_of};
 use crate::memory;
-use crate::mr_lookup::MrLookup;
+use crate::mr_key_check::MrKeyCheck;
 use crate::provider::info;
 use crate::qp::SoftQp;
 use crate::srq::{OWNER, SoftSrq};
@@ -41,10 +41,10 @@ mod observers;
 mod other_user;
 mod refusals;
 
-/// Far longer than anything honest takes.
+/// Far longer than anything in a correct run takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// The domain of everything, where a test does not say otherwise.
+/// The protection domain that tests use unless they say otherwise.
 const PD: u32 = 1;
 
 struct Fabric {
@@ -64,16 +64,16 @@ impl Fabric {
         SoftDevice::over(Context::open(self.dir.clone(), info).unwrap())
     }
 
-    /// Two connected queue pairs on hosts of their own.
-    fn pair(&self) -> [End; 2] {
-        let mut ends = ["soft:h1", "soft:h2"].map(|name| End::new(self.open(name), None, 16));
+    /// Makes two connected queue pairs, each on a host of its own.
+    fn pair(&self) -> [TestQp; 2] {
+        let mut ends = ["soft:h1", "soft:h2"].map(|name| TestQp::new(self.open(name), None, 16));
         connect(&mut ends);
         ends
     }
 }
 
 /// A queue pair with a CQ and a region of 4 KiB.
-struct End {
+struct TestQp {
     // Dropped in this order.
     qp: SoftQp,
     region: Region,
@@ -105,20 +105,20 @@ fn region(device: &SoftDevice, pd: u32) -> Region {
     memory::register(&device.context, pd, &buffer, Access::ALL).unwrap()
 }
 
-/// What memory holds that nobody may write to.
+/// Fills memory that nothing may write to.
 const CANARY: u8 = 0xc5;
 
-/// Fills a buffer with a byte. Its length is a multiple of 8.
+/// Fills a buffer with a byte. The buffer's length must be a multiple of 8.
 #[allow(unsafe_code)]
 fn fill(buffer: &Arc<dyn Buffer>, byte: u8) {
     let words = buffer.as_ptr().cast::<u64>();
     for at in 0..buffer.len() / 8 {
-        // SAFETY: in the buffer, which is aligned; others may write it too, hence volatile.
+        // SAFETY: in range of the buffer, which is aligned. Others may write it too, hence volatile.
         unsafe { words.add(at).write_volatile(u64::from_ne_bytes([byte; 8])) };
     }
 }
 
-/// Whether it holds nothing else.
+/// Returns whether the buffer holds nothing but `byte`.
 #[allow(unsafe_code)]
 fn holds(buffer: &Arc<dyn Buffer>, byte: u8) -> bool {
     let words = buffer.as_ptr().cast::<u64>();
@@ -130,13 +130,13 @@ fn holds(buffer: &Arc<dyn Buffer>, byte: u8) -> bool {
 }
 
 impl SoftDevice {
-    /// Another handle of the same context.
+    /// Makes another handle of the same context.
     fn again(&self) -> Self {
         Self::over(self.context.clone())
     }
 }
 
-impl End {
+impl TestQp {
     fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>, depth: u32) -> Self {
         let cq = device.create_cq(&cq_init(depth)).unwrap();
         Self {
@@ -175,7 +175,7 @@ impl End {
         out[0]
     }
 
-    /// WRITEs into a region, and says how that ended.
+    /// WRITEs into a region, and returns the completion's status.
     fn write_to(&mut self, target: &Region) -> Status {
         self.post(SendOp::Write(RemoteAddr {
             addr: target.addr(0),
@@ -204,7 +204,7 @@ fn to_rtr(gid: Gid, qpn: Qpn) -> QpAttr {
     }
 }
 
-fn connect(ends: &mut [End; 2]) {
+fn connect(ends: &mut [TestQp; 2]) {
     let names = [0, 1].map(|at: usize| (ends[at].device.info().gid, ends[at].qp.qpn()));
     for (end, (gid, qpn)) in ends.iter_mut().zip([names[1], names[0]]) {
         join(&mut end.qp, gid, qpn);
@@ -238,7 +238,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Runs what might hang, and fails then.
+/// Runs code that might hang, and fails if it does.
 fn within_limit<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(f()));
@@ -250,14 +250,14 @@ fn a_key_that_comes_round_revives_no_translation() {
     let fabric = Fabric::new();
     let device = fabric.open("soft");
     let (context, own) = (&device.context, &device.context.own);
-    let mut known = MrLookup::default();
+    let mut known = MrKeyCheck::default();
     let before = region(&device, PD);
     let (key, addr) = (before.lkey(), before.addr(0));
     let row = key % MAX_REGION as u32;
     assert!(known.span(own, (key, PD), addr, 8, Access::NONE).is_ok());
     let generation = context.region_rows.generation(row);
     drop(before);
-    // A key has 18 bits of the generation: one registration before they are the same again.
+    // A key has the low 18 bits of the generation: the next registration repeats the key.
     context.region_rows.age(row, generation + (1 << 18) - 1);
     let after = region(&device, PD);
     assert_eq!(after.lkey(), key);
@@ -272,8 +272,8 @@ fn as_many_regions_as_there_is_room_for_stay_known_and_one_alone_takes_no_more_r
     let fabric = Fabric::new();
     let device = fabric.open("soft");
     let own = &device.context.own;
-    let mut known = MrLookup::default();
-    let look_up = |known: &mut MrLookup, of: &headworks_verbs::Region| {
+    let mut known = MrKeyCheck::default();
+    let look_up = |known: &mut MrKeyCheck, of: &headworks_verbs::Region| {
         let key = (of.lkey(), PD);
         known.span(own, key, of.addr(0), 8, Access::NONE).is_ok()
     };
@@ -289,18 +289,18 @@ fn as_many_regions_as_there_is_room_for_stay_known_and_one_alone_takes_no_more_r
         let cached = known.cached(of.lkey(), of.addr(0), 8, Access::NONE);
         assert!(cached.is_some(), "{of:?}");
     }
-    // The place of one that went is another's.
+    // The cache entry of a region that is gone is reused.
     let key = first.lkey();
     drop(first);
     assert!(known.cached(key, 0, 8, Access::NONE).is_none());
-    let mut alone = MrLookup::default();
+    let mut alone = MrKeyCheck::default();
     for _ in 0..3 {
         assert!(look_up(&mut alone, &region(&device, PD)));
     }
     assert!(!alone.has_more());
 }
 
-/// Panics where something is logged: the only way to have a post panic that is none of our bugs.
+/// Panics when something is logged. This is the only way to make a post panic without a bug of ours.
 struct Panics;
 
 impl tracing::Subscriber for Panics {
@@ -328,7 +328,7 @@ impl tracing::Subscriber for Panics {
 #[test]
 fn a_post_that_panics_leaves_no_mark_of_executing() {
     let fabric = Fabric::new();
-    let mut ends = ["soft:h1", "soft:h2"].map(|name| End::new(fabric.open(name), None, 2));
+    let mut ends = ["soft:h1", "soft:h2"].map(|name| TestQp::new(fabric.open(name), None, 2));
     connect(&mut ends);
     let [a, b] = &mut ends;
     let target = RemoteAddr {
@@ -370,7 +370,7 @@ fn channels_of_cqs_that_are_gone_are_let_go() {
         }
     }
     assert_eq!(peer.channels_held(), 1);
-    // Our own need no descriptor more.
+    // Our own CQs need no further descriptor.
     assert_eq!(device.context.own.channels_held(), 0);
 }
 
@@ -388,12 +388,12 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     let srq = there.context.enter_srq(srq);
     let target = region(&there, other);
     let mut ends = [
-        End::new(here, None, 16),
-        End::new(there, Some(srq.clone()), 16),
+        TestQp::new(here, None, 16),
+        TestQp::new(there, Some(srq.clone()), 16),
     ];
     connect(&mut ends);
     let [a, b] = &mut ends;
-    // Also where the owner fills them.
+    // The second region is private: its owner fills the receive.
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
     let private = memory::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
     local_mrs::go_by(local_mrs::Route::BounceBuffer, a, b);
@@ -412,7 +412,8 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     assert_eq!(a.write_to(&target), Status::RemoteAccess);
 }
 
-/// Memory may be shared with somebody else, as a daemon does with its applications, who writes to all of the file.
+/// Memory may be shared with another process that can write to the whole file, as a daemon shares it with
+/// its applications.
 #[test]
 fn memory_is_reached_whatever_its_segments_header_says_by_now() {
     let fabric = Fabric::new();
@@ -429,9 +430,9 @@ fn memory_that_a_stopped_peer_is_writing_to_is_kept_for_it() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     assert_eq!(a.write_to(&b.region), Status::Success);
-    // As if its process were stopped in the middle of a request.
+    // As if the peer's process were stopped in the middle of a request.
     a.executing().posting.store(1, Ordering::Relaxed);
-    let End {
+    let TestQp {
         region: old,
         device,
         qp,
@@ -472,7 +473,7 @@ fn receives_are_not_flushed_while_a_stopped_peer_has_one_in_hand_and_then_in_ord
     assert_eq!(a.write_to(&b.region), Status::Success);
     (1..=2).for_each(|wr_id| b.receive_as(wr_id));
     let core = b.device.context.queue_pairs().pop().unwrap();
-    // As if its process were stopped when it had taken the first.
+    // As if the peer's process were stopped after it took the first receive.
     a.executing().posting.store(1, Ordering::Relaxed);
     let row = b.device.context.table.qp(core.slot());
     let own = &b.device.context.own;
@@ -496,14 +497,14 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
     let [mut a, b] = fabric.pair();
     assert_eq!(a.write_to(&b.region), Status::Success);
     a.executing().posting.store(1, Ordering::Relaxed);
-    let End {
+    let TestQp {
         region: old,
         device,
         qp,
         cq,
     } = b;
     within_limit(move || drop(qp));
-    // Whoever deregisters still meets the stopped peer.
+    // Deregistration still meets the stopped peer.
     within_limit(move || drop(old));
     assert_eq!(device.context.quarantine.held(), 2);
     assert_eq!(device.context.queue_pairs().len(), 1);
@@ -518,8 +519,8 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
 #[test]
 fn a_queue_pair_connected_to_who_has_left_fails() {
     let fabric = Fabric::new();
-    let mut end = End::new(fabric.open("soft:h1"), None, 4);
-    let [gone, stays] = [0, 1].map(|_| End::new(fabric.open("soft:h2"), None, 4));
+    let mut end = TestQp::new(fabric.open("soft:h1"), None, 4);
+    let [gone, stays] = [0, 1].map(|_| TestQp::new(fabric.open("soft:h2"), None, 4));
     let (gid, qpn) = (gone.device.info().gid, gone.qp.qpn());
     drop(gone);
     end.qp.modify(&to_init()).unwrap();
@@ -528,7 +529,8 @@ fn a_queue_pair_connected_to_who_has_left_fails() {
     drop(stays);
 }
 
-/// Who is dying has closed everything, and nothing wakes anybody when he is dead: he was never attached.
+/// A dying process has closed its descriptors already. It was never attached, so nothing wakes anybody when
+/// it is dead.
 #[test]
 fn a_queue_pair_connected_to_who_is_leaving_fails_when_he_has_left() {
     let fabric = Fabric::new();
@@ -544,11 +546,11 @@ fn a_queue_pair_connected_to_who_is_leaving_fails_when_he_has_left() {
     };
     let claim = fabric.dir.claim_context(HostKey(host_of(there)), &record);
     let claim = claim.unwrap();
-    let mut end = End::new(fabric.open("soft:h1"), None, 4);
+    let mut end = TestQp::new(fabric.open("soft:h1"), None, 4);
     end.qp.modify(&to_init()).unwrap();
     let qpn = Qpn::new(2).unwrap();
     end.qp.modify(&to_rtr(there, qpn)).unwrap();
-    // A whole pass of the thread that looks.
+    // Wait for one whole pass of the progress thread.
     let progress = &end.device.context.progress;
     let looked = progress.looked();
     until("a look", || {
@@ -565,7 +567,7 @@ fn a_queue_pair_connected_to_who_is_leaving_fails_when_he_has_left() {
 fn a_peer_that_is_there_and_cannot_be_attached_refuses_the_connection() {
     let fabric = Fabric::new();
     let there = info(&"soft:h2".parse().unwrap()).gid;
-    // Open, and no segment.
+    // The descriptor is open, but not a segment.
     let other = std::fs::File::open("/dev/null").unwrap();
     let record = ContextRecord {
         process: ProcessId::current().unwrap(),
@@ -577,13 +579,13 @@ fn a_peer_that_is_there_and_cannot_be_attached_refuses_the_connection() {
     };
     let claim = fabric.dir.claim_context(HostKey(host_of(there)), &record);
     let claim = claim.unwrap();
-    let mut end = End::new(fabric.open("soft:h1"), None, 4);
+    let mut end = TestQp::new(fabric.open("soft:h1"), None, 4);
     end.qp.modify(&to_init()).unwrap();
     let to_rtr = to_rtr(there, Qpn::new(2).unwrap());
     let refused = end.qp.modify(&to_rtr);
     assert!(matches!(refused, Err(ModifyError::PeerUnreachable { .. })));
     assert_eq!(end.qp.state(), QpState::Init);
-    // Nobody there is no error: packets to nowhere are not answered.
+    // An absent peer is not an error: packets to it are not answered.
     drop(claim);
     end.qp.modify(&to_rtr).unwrap();
 }
@@ -593,7 +595,7 @@ fn a_mark_of_executing_that_a_broken_peer_wrote_here_is_not_waited_for_endlessly
     let fabric = Fabric::new();
     let [a, b] = fabric.pair();
     a.executing().pending.store(1, Ordering::Relaxed);
-    let End {
+    let TestQp {
         region: old,
         device,
         qp,
@@ -617,7 +619,7 @@ fn peers_that_no_queue_pair_is_connected_to_are_let_go() {
     assert_eq!(a.write_to(&b.region), Status::Success);
     assert_eq!(a.device.context.peers_held(), 1);
     let peer = a.device.context.peers().pop().unwrap();
-    // One of its segments goes: also what is held of a peer in use is let go of.
+    // One of the peer's segments goes: it must be unmapped here although the peer is in use.
     let buffer: Arc<dyn Buffer> = b.device.alloc(&AllocRequest::of(4 << 20)).unwrap();
     let large = memory::register(&b.device.context, PD, &buffer, Access::ALL).unwrap();
     assert_eq!(a.write_to(&large), Status::Success);
@@ -625,8 +627,8 @@ fn peers_that_no_queue_pair_is_connected_to_are_let_go() {
     drop((large, buffer));
     a.device.context.progress.kick();
     until("the segment to go", || peer.segments_held() < held);
-    // Its process, which is this one, lives on.
-    let End { device, qp, .. } = a;
+    // The peer must be detached although its process, which is this one, lives on.
+    let TestQp { device, qp, .. } = a;
     drop((b, qp));
     assert_eq!(device.context.peers_held(), 0);
     until("all to let go of it", || Arc::strong_count(&peer) == 1);

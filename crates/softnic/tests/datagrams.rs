@@ -1,5 +1,5 @@
-//! Datagrams between processes of which one is killed: the other's queue pair lives on, and each
-//! receive that it posted ends once. A harness of its own, because it starts itself again.
+//! Datagrams between processes, one of which is killed. The other's queue pair must stay usable, and each
+//! receive that it posted must end once. The file is its own test harness, because it starts itself again.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -22,11 +22,11 @@ use headworks_verbs::{
 const QKEY: u32 = 7;
 const RECEIVES: u64 = 32;
 const SLOT: usize = 1024;
-/// Far longer than anything honest takes.
+/// Far longer than anything in a correct run takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A queue pair of datagrams with its surroundings.
-struct Port {
+/// A UD queue pair and what it needs.
+struct DatagramQp {
     // Dropped in this order.
     qp: Box<dyn QueuePair>,
     region: Option<Region>,
@@ -37,7 +37,7 @@ struct Port {
     _device: Arc<dyn Device>,
 }
 
-impl Port {
+impl DatagramQp {
     fn open(fabric: &Path, name: &str) -> Self {
         let provider = SoftProvider::on(Registry::open_at(fabric).expect("fabric"));
         let device = provider.open(&name.parse().expect("name")).expect("opens");
@@ -84,8 +84,8 @@ impl Port {
         let sges = [region.sge(at, SLOT as u32)];
         let wr = RecvWr { wr_id, sges: &sges };
         let qp = &mut self.qp;
-        // A sender that stands still with a receive in hand, or was killed, keeps its place: after a
-        // lap there is no room behind it until it has gone on or its death is known.
+        // A sender that was stopped or killed with a receive in hand keeps that slot occupied. After a lap
+        // there is no room, until the sender has gone on or its death is known.
         until("room", || match qp.post_recv(&[wr]) {
             Ok(()) => true,
             Err(error) => {
@@ -117,7 +117,7 @@ impl Port {
         (ah, to)
     }
 
-    /// Sends one, and waits until it is done.
+    /// Sends one datagram, and waits until it is done.
     fn send(&mut self, to: Destination, len: usize) -> Status {
         let region = self.region.as_ref().expect("registered");
         let sges = [region.sge(0, len as u32)];
@@ -145,10 +145,10 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Another process in a role, killed when dropped.
-struct Other(Child);
+/// Another process with a role. Killed when dropped.
+struct PeerTestProcess(Child);
 
-impl Other {
+impl PeerTestProcess {
     fn start(role: &str, fabric: &Path, qpn: Option<Qpn>) -> Self {
         let child = Command::new(std::env::current_exe().expect("itself"))
             .arg(role)
@@ -172,24 +172,24 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for PeerTestProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// Sends for as long as it lives.
+/// Sends datagrams for as long as the process lives.
 fn be_sender(fabric: &Path, qpn: Qpn) {
-    let mut port = Port::open(fabric, "soft:h2");
+    let mut port = DatagramQp::open(fabric, "soft:h2");
     let (_ah, to) = port.aim("h1", qpn);
     loop {
         port.send(to, 900);
     }
 }
 
-/// Receives for as long as it lives.
+/// Receives datagrams for as long as the process lives.
 fn be_receiver(fabric: &Path) {
-    let mut port = Port::open(fabric, "soft:h2");
+    let mut port = DatagramQp::open(fabric, "soft:h2");
     (0..RECEIVES).for_each(|id| port.receive(id));
     println!("{}", port.qp.qpn().raw());
     loop {
@@ -200,10 +200,10 @@ fn be_receiver(fabric: &Path) {
     }
 }
 
-/// Numbers from a seed (xorshift).
-struct Seed(u64);
+/// Pseudo-random numbers from a seed (xorshift).
+struct XorShift(u64);
 
-impl Seed {
+impl XorShift {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -212,15 +212,15 @@ impl Seed {
     }
 }
 
-/// What became of receives: how often each ended.
+/// Records which receives have not ended, and checks that none ends twice.
 #[derive(Default)]
-struct Book {
+struct ReceiveTracker {
     open: BTreeMap<u64, ()>,
     posted: u64,
 }
 
-impl Book {
-    fn post(&mut self, port: &mut Port) {
+impl ReceiveTracker {
+    fn post(&mut self, port: &mut DatagramQp) {
         port.receive(self.posted);
         self.open.insert(self.posted, ());
         self.posted += 1;
@@ -237,7 +237,7 @@ impl Book {
     }
 
     /// Fails the queue pair, and waits until every receive has ended.
-    fn close(&mut self, port: &mut Port) {
+    fn close(&mut self, port: &mut DatagramQp) {
         let error = QpAttr::to_state(QpState::Error);
         port.qp.modify(&error).expect("fails");
         until("the receives to end", || {
@@ -256,14 +256,14 @@ fn rounds(few: u64) -> u64 {
     }
 }
 
-fn a_sender_is_killed_and_every_receive_ends_once(fabric: &Path, seed: &mut Seed) {
-    let mut port = Port::open(fabric, "soft:h1");
+fn a_sender_is_killed_and_every_receive_ends_once(fabric: &Path, seed: &mut XorShift) {
+    let mut port = DatagramQp::open(fabric, "soft:h1");
     for _ in 0..rounds(12) {
-        let mut book = Book::default();
+        let mut book = ReceiveTracker::default();
         (0..RECEIVES).for_each(|_| book.post(&mut port));
         let qpn = port.qp.qpn();
         let mut others: Vec<_> = (0..2)
-            .map(|_| Other::start("sender", fabric, Some(qpn)))
+            .map(|_| PeerTestProcess::start("sender", fabric, Some(qpn)))
             .collect();
         let enough = 1 + seed.below(3000);
         let mut seen = 0;
@@ -276,7 +276,7 @@ fn a_sender_is_killed_and_every_receive_ends_once(fabric: &Path, seed: &mut Seed
             }
             seen >= enough
         });
-        // The one dies, the other goes on.
+        // One sender dies, the other goes on.
         others[0].kill();
         let enough = seen + 2 * RECEIVES;
         until("datagrams from the other", || {
@@ -296,10 +296,10 @@ fn a_sender_is_killed_and_every_receive_ends_once(fabric: &Path, seed: &mut Seed
     }
 }
 
-fn a_receiver_is_killed_and_the_sender_does_not_mind(fabric: &Path, seed: &mut Seed) {
-    let mut port = Port::open(fabric, "soft:h1");
+fn a_receiver_is_killed_and_the_sender_does_not_mind(fabric: &Path, seed: &mut XorShift) {
+    let mut port = DatagramQp::open(fabric, "soft:h1");
     for _ in 0..rounds(6) {
-        let mut other = Other::start("receiver", fabric, None);
+        let mut other = PeerTestProcess::start("receiver", fabric, None);
         let qpn = other
             .line()
             .parse()
@@ -322,12 +322,15 @@ fn a_receiver_is_killed_and_the_sender_does_not_mind(fabric: &Path, seed: &mut S
     }
 }
 
-fn memory_is_deregistered_under_a_stream_and_written_to_no_more(fabric: &Path, seed: &mut Seed) {
-    let mut port = Port::open(fabric, "soft:h1");
-    let _other = Other::start("sender", fabric, Some(port.qp.qpn()));
-    let _another = Other::start("sender", fabric, Some(port.qp.qpn()));
+fn memory_is_deregistered_under_a_stream_and_written_to_no_more(
+    fabric: &Path,
+    seed: &mut XorShift,
+) {
+    let mut port = DatagramQp::open(fabric, "soft:h1");
+    let _other = PeerTestProcess::start("sender", fabric, Some(port.qp.qpn()));
+    let _another = PeerTestProcess::start("sender", fabric, Some(port.qp.qpn()));
     for _ in 0..rounds(200) {
-        let mut book = Book::default();
+        let mut book = ReceiveTracker::default();
         (0..RECEIVES).for_each(|_| book.post(&mut port));
         let enough = 1 + seed.below(RECEIVES);
         let mut seen = 0;
@@ -338,14 +341,14 @@ fn memory_is_deregistered_under_a_stream_and_written_to_no_more(fabric: &Path, s
             }
             seen >= enough
         });
-        // With senders at it, and receives that name it.
+        // Deregister while senders are writing, and receives name the region.
         drop(port.region.take());
         let start = port.buffer.as_ptr();
         for at in 0..port.buffer.len() {
-            // SAFETY: in range of a buffer that is not registered: it is ours alone.
+            // SAFETY: in range of a buffer that is not registered any more, so nothing else uses it.
             unsafe { start.add(at).write_volatile(0x5a) };
         }
-        // The next datagram finds a receive without memory, which ends in error, as does the rest.
+        // The next datagram takes a receive without memory: that ends in error, and the rest is flushed.
         let mut failed = 0;
         until("the receives to end", || {
             while let Some(done) = port.poll() {
@@ -391,9 +394,9 @@ fn main() {
         .and_then(|text| text.parse().ok())
         .unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
     println!("seed: HEADWORKS_SEED={seed}");
-    let mut seed = Seed(seed);
-    type Test = fn(&Path, &mut Seed);
-    let tests: [(&str, Test); 3] = [
+    let mut seed = XorShift(seed);
+    type TestFn = fn(&Path, &mut XorShift);
+    let tests: [(&str, TestFn); 3] = [
         (
             "a_sender_is_killed_and_every_receive_ends_once",
             a_sender_is_killed_and_every_receive_ends_once,

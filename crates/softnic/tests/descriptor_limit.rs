@@ -1,4 +1,4 @@
-//! A process that may open no further descriptor. Alone in its file: the limit is the process's.
+//! A process that may open no further descriptor. Alone in its file, because the limit is per process.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What is made from a device goes in any order, with a peer busy on it, and nothing is left. Alone
-//! in its file: it counts the process's descriptors and mappings.
+//! The objects made from a device are dropped in any order while a peer is using them, and nothing leaks.
+//! Alone in its file, because it counts the process's descriptors and mappings.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use headworks_verbs::{
 };
 use proptest::prelude::*;
 
-/// Far longer than anything honest takes.
+/// Far longer than anything in a correct run takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 const LEN: u32 = 4096;
 
@@ -28,9 +28,9 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// All that a program holds of a device, each to be dropped for itself.
+/// All objects that a program holds of a device, each to be dropped on its own.
 #[derive(Default)]
-struct Holdings {
+struct DeviceObjects {
     device: Option<Arc<dyn Device>>,
     domain: Option<Arc<dyn ProtectionDomain>>,
     channel: Option<Arc<dyn CompletionChannel>>,
@@ -39,14 +39,14 @@ struct Holdings {
     srq: Option<Arc<dyn SharedReceiveQueue>>,
     buffer: Option<Arc<dyn Buffer>>,
     region: Option<Region>,
-    /// The first is connected; the second has an SRQ and is not.
+    /// Two queue pairs: the first is connected, the second has an SRQ and is not connected.
     qps: [Option<Box<dyn QueuePair>>; 2],
 }
 
-/// How many things these are.
+/// Number of objects in [`DeviceObjects`].
 const THINGS: usize = 10;
 
-impl Holdings {
+impl DeviceObjects {
     fn open(fabric: &Path, name: &str) -> Self {
         let provider = SoftProvider::on(Registry::open_at(fabric).expect("fabric"));
         let device = provider.open(&name.parse().expect("name")).expect("opens");
@@ -96,7 +96,7 @@ impl Holdings {
         }
     }
 
-    /// Where its queue pair and its memory are.
+    /// Returns the device's GID, and the connected queue pair's QPN and memory.
     fn address(&self) -> (Gid, Qpn, RemoteAddr) {
         let (Some(device), Some(qp), Some(region)) = (&self.device, &self.qps[0], &self.region)
         else {
@@ -139,7 +139,7 @@ impl Holdings {
         }
     }
 
-    /// Uses what is still there. Says how many completions there were.
+    /// Uses the objects that are still there. Returns how many completions there were.
     fn work(&mut self, turn: u64, remote: RemoteAddr) -> usize {
         if let (Some(qp), Some(region)) = (&mut self.qps[0], &self.region) {
             let sges = [region.sge(0, LEN)];
@@ -158,7 +158,7 @@ impl Holdings {
                 payload: Payload::Gather(&sges),
                 flags: SendFlags::default(),
             };
-            // A full queue and a peer that is gone are as it should be.
+            // A full queue, or a peer that is gone, is expected here.
             let _ = qp.post_recv(&[receive]);
             let _ = qp.post_send(&[wr]);
         }
@@ -231,8 +231,8 @@ proptest! {
         let folder = tempfile::tempdir().expect("folder");
         let fabric = folder.path().join("fabric");
         let before = descriptors();
-        let mut here = Holdings::open(&fabric, "soft:h1");
-        let mut there = Holdings::open(&fabric, if same_host { "soft:h1" } else { "soft:h2" });
+        let mut here = DeviceObjects::open(&fabric, "soft:h1");
+        let mut there = DeviceObjects::open(&fabric, if same_host { "soft:h1" } else { "soft:h2" });
         let (to_here, to_there) = (here.address(), there.address());
         here.connect(to_there);
         there.connect(to_here);
@@ -260,14 +260,14 @@ proptest! {
             });
             for thing in ours {
                 here.let_go(thing);
-                // The peer goes on meanwhile.
+                // The peer continues meanwhile.
                 let seen = turns.load(Ordering::Relaxed);
                 until("the peer", || turns.load(Ordering::Relaxed) > seen + 2);
                 here.work(turn, to_there.2);
             }
             stop.store(true, Ordering::Relaxed);
         });
-        // Where the device's handle did not go last, its thread is the last to leave.
+        // If the device's handle was not dropped last, its thread may still be exiting.
         until("the registry to go", || !fabric.exists());
         until("the memory to be unmapped", || mappings() == 0);
         until("the descriptors to be closed", || descriptors() <= before);

@@ -1,4 +1,4 @@
-//! A process that may have no further thread. Alone in its file: the limit is the process's.
+//! A process that may start no further thread. Alone in its file, because the limit is per process.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn a_progress_thread_that_cannot_start_refuses_the_queue_pair() {
         caps: QpCaps::default(),
         signal_all: false,
     };
-    // No address space for another stack.
+    // Without address space there is no stack for another thread.
     let before = getrlimit(Resource::As);
     let none = Rlimit {
         current: Some(0),

@@ -9,7 +9,7 @@ use headworks_client::connection::Connection;
 use headworks_client::session::Event;
 use headworks_client::socket_message::Refusal;
 use headworks_daemon::daemon::{Signal, WatchId};
-use headworks_daemon::limits::{Bulk, Config};
+use headworks_daemon::limits::{Bulk, DaemonLimits};
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_runtime::{ActorContext, StandaloneContext};
@@ -33,8 +33,8 @@ const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: || Instant::ZERO,
 };
-fn config(input: &mut Input<'_>) -> Config {
-    Config {
+fn config(input: &mut Input<'_>) -> DaemonLimits {
+    DaemonLimits {
         frame_bytes: 256,
         receives: 32,
         receives_max: 256,
@@ -52,7 +52,7 @@ fn config(input: &mut Input<'_>) -> Config {
         connections_each: 64,
         memory_each: 256 << 10,
         listeners_each: 4,
-        ..Config::default()
+        ..DaemonLimits::default()
     }
 }
 
@@ -85,7 +85,7 @@ struct DaemonHarness {
 }
 
 impl DaemonHarness {
-    fn new(device: Arc<dyn Device>, config: Config) -> Self {
+    fn new(device: Arc<dyn Device>, config: DaemonLimits) -> Self {
         config.check().expect("a legal one");
         Self {
             daemon: Daemon::new(Identity::open(HERE, 1), device.clone(), config),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use headworks::pacing::shared_state::{BYTES, Member};
-use headworks::pacing::{Config, SharedPacing};
+use headworks::pacing::shared_state::{BYTES, ShareMember};
+use headworks::pacing::{PacingConfig, SharedPacing};
 use headworks::verbs::{Duration, Instant};
 use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment, View};
 
@@ -26,9 +26,9 @@ pub(super) fn run(bytes: &[u8]) {
     let view = View::from(Arc::new(SharedSegment::create(&request).expect("memory")));
     let share = SharedPacing::over(view.clone()).expect("long enough");
     let us = ProcessId::current().expect("this process");
-    let config = Config::default();
+    let config = PacingConfig::default();
     let mut now = Instant::from_nanos(input.word(1 << 40));
-    let mut members: Vec<Member> = Vec::new();
+    let mut members: Vec<ShareMember> = Vec::new();
     while !input.is_over() {
         match input.byte() % 8 {
             0 | 1 => {
@@ -73,7 +73,7 @@ pub(super) fn run(bytes: &[u8]) {
 }
 
 /// As an onlooker does.
-fn looks(share: &SharedPacing, config: &Config, now: Instant) {
+fn looks(share: &SharedPacing, config: &PacingConfig, now: Instant) {
     let said = share.said();
     let config = said.as_ref().unwrap_or(config);
     let status = share.status(config, now);

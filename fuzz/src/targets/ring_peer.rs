@@ -110,7 +110,7 @@ fn send(input: &mut Input<'_>, sender: &mut Sender) {
 fn receive(
     input: &mut Input<'_>,
     receiver: &mut Receiver,
-    held: &mut Vec<headworks_ring::Held>,
+    held: &mut Vec<headworks_ring::HeldMessage>,
     config: &RingConfig,
 ) {
     match input.byte() % 5 {

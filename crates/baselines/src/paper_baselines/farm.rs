@@ -14,15 +14,15 @@
 //! - [`FarmAsPublished`]'s is as the RB² paper's Table I and section III-A (C4) have it: without zero copy, so that it
 //!   copies the message; a WRITE blocks it until it is complete; and on huge pages where there are some.
 
-use headworks_ring::config::{LINE, Settled};
-use headworks_ring::endpoint::{Posted, write, write_word};
+use headworks_ring::config::{CheckedConfig, LINE};
+use headworks_ring::endpoint::{ChainPosted, write, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::Pages;
 
-use super::link::Link;
+use super::link::ConnectedEnd;
 use super::receiver::{BaselineReceiver, Found, PUSHES, ReceiveEnd, ReceiveProtocol, checked};
-use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
+use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// The design, with a sender that never waits for a completion.
@@ -37,12 +37,12 @@ pub struct FarmAsPublished(pub Plan);
 #[derive(Debug, Default)]
 pub struct FarmSend<const BLOCKS: bool> {
     /// The length of the last message, if there was no room to post it behind the bytes.
-    owed: Option<Length>,
+    owed: Option<LengthWord>,
 }
 
 /// The word that says that a message is there.
 #[derive(Clone, Copy, Debug)]
-struct Length {
+struct LengthWord {
     offset: usize,
     word: [u8; 8],
     signaled: bool,
@@ -68,11 +68,11 @@ impl Design for Farm {
         1
     }
 
-    fn settle(&self) -> Result<Settled, SetupError> {
+    fn settle(&self) -> Result<CheckedConfig, SetupError> {
         Ok(self.0.packed()?)
     }
 
-    fn depths(&self, _: &Settled) -> Depths {
+    fn depths(&self, _: &CheckedConfig) -> Depths {
         Depths {
             sends: 8 * u64::from(self.0.messages) + 16,
             pushes: PUSHES,
@@ -80,11 +80,11 @@ impl Design for Farm {
         }
     }
 
-    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
         BaselineSender::new(FarmSend::default(), ring, link)
     }
 
-    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
         BaselineReceiver::new(FarmReceive::default(), ring, link)
     }
 }
@@ -101,19 +101,19 @@ impl Design for FarmAsPublished {
         Pages::PreferHuge
     }
 
-    fn settle(&self) -> Result<Settled, SetupError> {
+    fn settle(&self) -> Result<CheckedConfig, SetupError> {
         Farm(self.0).settle()
     }
 
-    fn depths(&self, ring: &Settled) -> Depths {
+    fn depths(&self, ring: &CheckedConfig) -> Depths {
         Farm(self.0).depths(ring)
     }
 
-    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
         BaselineSender::new(FarmSend::default(), ring, link)
     }
 
-    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
         Farm(self.0).receiver(ring, link)
     }
 }
@@ -121,31 +121,36 @@ impl Design for FarmAsPublished {
 impl<const BLOCKS: bool> FarmSend<BLOCKS> {
     /// The message's bytes, if it has any, and behind them the word that says that they are there.
     #[inline(always)]
-    fn send(&mut self, end: &mut SendEnd, at: Place, kind: Kind) -> Result<(), SendError> {
+    fn send(
+        &mut self,
+        end: &mut SendEnd,
+        at: MessageLocation,
+        kind: Kind,
+    ) -> Result<(), SendError> {
         if self.owed.is_some() && !self.pay(end)? {
             return Err(SendError::Full);
         }
         let offset = end.offset_of(at.index);
         let tail = end.policy.tail().wrapping_add(at.count);
-        let length = Length {
+        let length = LengthWord {
             offset,
             word: word(kind, at.len as u32).to_ne_bytes(),
             signaled: BLOCKS || end.policy.must_signal(tail),
         };
         let mut posted = self.post(end, at, &length, tail)?;
-        if posted == Posted::Part(0) {
+        if posted == ChainPosted::Part(0) {
             end.poll()?;
             posted = self.post(end, at, &length, tail)?;
         }
-        if posted == Posted::Part(0) {
+        if posted == ChainPosted::Part(0) {
             return Err(SendError::Full);
         }
         end.policy.advance(at.count);
         end.policy.transmitted();
         match posted {
-            Posted::All => self.announced(end, length.signaled),
+            ChainPosted::All => self.announced(end, length.signaled),
             // The bytes lie where the next length may be: this message cannot be taken back.
-            Posted::Part(_) => self.owed = Some(length),
+            ChainPosted::Part(_) => self.owed = Some(length),
         }
         Ok(())
     }
@@ -154,10 +159,10 @@ impl<const BLOCKS: bool> FarmSend<BLOCKS> {
     fn post(
         &self,
         end: &mut SendEnd,
-        at: Place,
-        length: &Length,
+        at: MessageLocation,
+        length: &LengthWord,
         tail: u64,
-    ) -> Result<Posted, RingError> {
+    ) -> Result<ChainPosted, RingError> {
         let remote = end.link.peer.plus(length.offset as u64);
         let last = write_word(&length.word, remote, tail, length.signaled);
         if at.len == 0 {
@@ -176,7 +181,7 @@ impl<const BLOCKS: bool> FarmSend<BLOCKS> {
         end.poll()?;
         let remote = end.link.peer.plus(length.offset as u64);
         let last = write_word(&length.word, remote, end.policy.tail(), length.signaled);
-        if end.link.post(&[last])? != Posted::All {
+        if end.link.post(&[last])? != ChainPosted::All {
             return Ok(false);
         }
         self.owed = None;
@@ -202,11 +207,11 @@ impl<const BLOCKS: bool> SendProtocol for FarmSend<BLOCKS> {
     }
 
     #[inline(always)]
-    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn commit(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         self.send(end, at, Kind::Message)
     }
 
-    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn skip(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         self.send(end, at, Kind::Skip)
     }
 

@@ -5,14 +5,14 @@
 //! and posts both WRITEs as one chain. The receiver polls the tail, copies the message out, and WRITEs
 //! its head back now and then.
 
-use headworks_ring::config::Settled;
-use headworks_ring::endpoint::{Posted, write, write_word};
+use headworks_ring::config::CheckedConfig;
+use headworks_ring::endpoint::{ChainPosted, write, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
-use super::link::Link;
+use super::link::ConnectedEnd;
 use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
-use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
+use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// The design.
@@ -35,11 +35,11 @@ impl Design for L5 {
         2
     }
 
-    fn settle(&self) -> Result<Settled, SetupError> {
+    fn settle(&self) -> Result<CheckedConfig, SetupError> {
         Ok(self.0.packed()?)
     }
 
-    fn depths(&self, _: &Settled) -> Depths {
+    fn depths(&self, _: &CheckedConfig) -> Depths {
         Depths {
             sends: 8 * u64::from(self.0.messages) + 16,
             pushes: PUSHES,
@@ -47,18 +47,23 @@ impl Design for L5 {
         }
     }
 
-    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
         BaselineSender::new(L5Send(()), ring, link)
     }
 
-    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
         BaselineReceiver::new(L5Receive(()), ring, link)
     }
 }
 
 impl L5Send {
     #[inline(always)]
-    fn send(&self, end: &mut SendEnd, at: Place, header: Header) -> Result<(), SendError> {
+    fn send(
+        &self,
+        end: &mut SendEnd,
+        at: MessageLocation,
+        header: Header,
+    ) -> Result<(), SendError> {
         let offset = end.offset_of(at.index);
         end.set_word(offset, header.word());
         let (sge, remote) = end.piece(offset, 8 + at.len);
@@ -69,10 +74,10 @@ impl L5Send {
             write(&sge, remote),
             write_word(&word, end.link.peer, tail, signaled),
         ];
-        if end.link.post(&chain)? != Posted::All {
+        if end.link.post(&chain)? != ChainPosted::All {
             end.poll()?;
             // Bytes without a tail are not announced: whatever comes next may lie over them.
-            if end.link.post(&chain)? != Posted::All {
+            if end.link.post(&chain)? != ChainPosted::All {
                 return Err(SendError::Full);
             }
         }
@@ -90,7 +95,7 @@ impl SendProtocol for L5Send {
     const IN_PLACE: bool = false;
 
     #[inline(always)]
-    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn commit(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         let header = Header {
             lap: 0,
             kind: Kind::Message,
@@ -99,7 +104,7 @@ impl SendProtocol for L5Send {
         self.send(end, at, header)
     }
 
-    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn skip(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         let header = Header {
             lap: 0,
             kind: Kind::Skip,

@@ -2,7 +2,7 @@
 //! peer's is.
 
 use headworks_ring::RingError;
-use headworks_ring::endpoint::{Endpoint, Posted, RECEIVE_CHAIN};
+use headworks_ring::endpoint::{ChainPosted, Endpoint, RECEIVE_CHAIN};
 use headworks_verbs::{Promises, RemoteAddr, SendWr};
 
 use crate::{End, Memory};
@@ -12,7 +12,7 @@ use crate::{End, Memory};
 pub(super) const RECEIVES: u64 = RECEIVE_CHAIN;
 
 /// What an end works with once it is connected.
-pub struct Link {
+pub struct ConnectedEnd {
     // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
     endpoint: Endpoint,
     end: End,
@@ -21,7 +21,7 @@ pub struct Link {
     pub(super) peer: RemoteAddr,
 }
 
-impl Link {
+impl ConnectedEnd {
     pub(super) fn new(endpoint: Endpoint, end: End, memory: Memory, peer: RemoteAddr) -> Self {
         Self {
             endpoint,
@@ -33,7 +33,7 @@ impl Link {
 
     /// Posts a chain.
     #[inline(always)]
-    pub(super) fn post(&mut self, chain: &[SendWr<'_>]) -> Result<Posted, RingError> {
+    pub(super) fn post(&mut self, chain: &[SendWr<'_>]) -> Result<ChainPosted, RingError> {
         self.endpoint.post(chain)
     }
 

@@ -8,14 +8,14 @@
 //! is no channel. Where the device does not place bytes in order that word says nothing of the bytes
 //! before it, and all that is shown of a message is its number: the measuring programs look at no more.
 
-use headworks_ring::config::{Framing, RingConfig, Settled};
-use headworks_ring::endpoint::{Posted, flags};
+use headworks_ring::config::{CheckedConfig, Framing, RingConfig};
+use headworks_ring::endpoint::{ChainPosted, flags};
 use headworks_ring::{
     LengthError, MessageReceiver, MessageSender, RingError, SendError, SetupError,
 };
 use headworks_verbs::{Payload, SendOp, SendWr};
 
-use super::link::Link;
+use super::link::ConnectedEnd;
 use super::setup::{ARRAY, Depths, Design, Plan};
 
 /// WRITEs of messages of [`Plan::longest`] bytes, at least 8.
@@ -26,8 +26,8 @@ pub struct Raw {
 }
 
 /// Where the next message goes.
-struct Round {
-    link: Link,
+struct RawRing {
+    link: ConnectedEnd,
     slots: u64,
     slot_size: usize,
     len: usize,
@@ -37,11 +37,11 @@ struct Round {
 }
 
 /// The end that WRITEs.
-pub struct RawSender(Round);
+pub struct RawSender(RawRing);
 
 /// The end that is written to.
 pub struct RawReceiver {
-    round: Round,
+    round: RawRing,
     /// Whether all of a message is there when its last word is.
     whole: bool,
 }
@@ -54,11 +54,11 @@ impl Design for Raw {
         4
     }
 
-    fn settle(&self) -> Result<Settled, SetupError> {
+    fn settle(&self) -> Result<CheckedConfig, SetupError> {
         Ok(RingConfig::fixed(self.plan.messages, self.plan.longest.max(8)).settle()?)
     }
 
-    fn depths(&self, ring: &Settled) -> Depths {
+    fn depths(&self, ring: &CheckedConfig) -> Depths {
         Depths {
             sends: ring.slots,
             pushes: 1,
@@ -66,21 +66,21 @@ impl Design for Raw {
         }
     }
 
-    fn sender(&self, ring: Settled, link: Link) -> RawSender {
-        RawSender(Round::new(&ring, link))
+    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> RawSender {
+        RawSender(RawRing::new(&ring, link))
     }
 
-    fn receiver(&self, ring: Settled, link: Link) -> RawReceiver {
+    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> RawReceiver {
         let in_order = link.promises().in_order_within_write;
         RawReceiver {
             whole: in_order as usize >= self.plan.longest,
-            round: Round::new(&ring, link),
+            round: RawRing::new(&ring, link),
         }
     }
 }
 
-impl Round {
-    fn new(ring: &Settled, link: Link) -> Self {
+impl RawRing {
+    fn new(ring: &CheckedConfig, link: ConnectedEnd) -> Self {
         let len = match ring.framing {
             Framing::Fixed(len) | Framing::Variable(len) => len,
         };
@@ -144,9 +144,9 @@ impl MessageSender for RawSender {
             payload: Payload::Gather(std::slice::from_ref(&sge)),
             flags: flags(signaled),
         };
-        if round.link.post(&[request])? != Posted::All {
+        if round.link.post(&[request])? != ChainPosted::All {
             round.link.poll_sends(|_| {})?;
-            if round.link.post(&[request])? != Posted::All {
+            if round.link.post(&[request])? != ChainPosted::All {
                 return Err(SendError::Full);
             }
         }

@@ -1,12 +1,12 @@
 //! The receiving end of every paper design: the loop, without what makes a design.
 
-use headworks_ring::config::{Framing, Settled};
-use headworks_ring::endpoint::{Posted, Usability, write_word};
+use headworks_ring::config::{CheckedConfig, Framing};
+use headworks_ring::endpoint::{ChainPosted, Usability, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::receive_policy::{ReceivePolicy, SIGNAL_EVERY};
 use headworks_ring::{MessageReceiver, RingError};
 
-use super::link::Link;
+use super::link::ConnectedEnd;
 use super::setup::ARRAY;
 
 /// Requests that a receiving end must be able to post.
@@ -61,9 +61,9 @@ pub type Found = (u64, Option<usize>);
 
 /// What every design's receiver works with.
 pub struct ReceiveEnd {
-    pub(super) ring: Settled,
+    pub(super) ring: CheckedConfig,
     pub(super) drain: ReceivePolicy,
-    pub(super) link: Link,
+    pub(super) link: ConnectedEnd,
 }
 
 impl ReceiveEnd {
@@ -122,7 +122,7 @@ impl ReceiveEnd {
         }
         let word = self.drain.head().to_ne_bytes();
         let request = write_word(&word, self.link.peer, 0, signaled);
-        if self.link.post(&[request])? != Posted::All {
+        if self.link.post(&[request])? != ChainPosted::All {
             self.link.poll_sends(|_| {})?;
             return Ok(false);
         }
@@ -144,7 +144,7 @@ pub struct BaselineReceiver<P> {
 }
 
 impl<P: ReceiveProtocol> BaselineReceiver<P> {
-    pub(super) fn new(protocol: P, ring: Settled, link: Link) -> Self {
+    pub(super) fn new(protocol: P, ring: CheckedConfig, link: ConnectedEnd) -> Self {
         let quiet_len = match ring.framing {
             Framing::Fixed(len) if protocol.is_quiet() && !P::COPIES_OUT => Some(len),
             _ => None,
@@ -248,7 +248,7 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
 /// if they are not possible here.
 #[inline(always)]
 pub(super) fn checked(
-    ring: &Settled,
+    ring: &CheckedConfig,
     drain: &ReceivePolicy,
     word: u64,
     most: u64,

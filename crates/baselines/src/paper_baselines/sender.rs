@@ -1,12 +1,12 @@
 //! The sending end of every paper design: the loop, without what makes a design.
 
-use headworks_ring::config::{Framing, Settled};
+use headworks_ring::config::{CheckedConfig, Framing};
 use headworks_ring::endpoint::Usability;
-use headworks_ring::send_policy::{Reserve, SendPolicy};
+use headworks_ring::send_policy::{ReserveOutcome, SendPolicy};
 use headworks_ring::{LengthError, MessageSender, RingError, SendError};
 use headworks_verbs::{RemoteAddr, Sge};
 
-use super::link::Link;
+use super::link::ConnectedEnd;
 use super::setup::ARRAY;
 
 /// What a design's sender does beyond finding a place.
@@ -23,10 +23,10 @@ pub trait SendProtocol {
 
     /// The message is in its place: frame and send it, or keep it for a batch. `Full` if there is no
     /// room in the send queue; then nothing has happened.
-    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError>;
+    fn commit(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError>;
 
     /// Nothing is in `at.count` slots up to the end of the array: tell the receiver.
-    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError>;
+    fn skip(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError>;
 
     /// Sends what is kept. Says whether nothing is kept any more.
     fn flush(&mut self, end: &mut SendEnd) -> Result<bool, RingError>;
@@ -40,7 +40,7 @@ pub trait SendProtocol {
 
 /// Where a message is: slots from `index`.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct MessageLocation {
     /// Its first slot.
     pub index: u64,
     /// Its slots.
@@ -51,9 +51,9 @@ pub struct Place {
 
 /// What every design's sender works with.
 pub struct SendEnd {
-    pub(super) ring: Settled,
+    pub(super) ring: CheckedConfig,
     pub(super) policy: SendPolicy,
-    pub(super) link: Link,
+    pub(super) link: ConnectedEnd,
 }
 
 impl SendEnd {
@@ -122,7 +122,7 @@ pub struct BaselineSender<P> {
 }
 
 impl<P: SendProtocol> BaselineSender<P> {
-    pub(super) fn new(protocol: P, ring: Settled, link: Link) -> Self {
+    pub(super) fn new(protocol: P, ring: CheckedConfig, link: ConnectedEnd) -> Self {
         let mut policy = SendPolicy::new(&ring);
         policy.fit_queue(link.depth());
         Self {
@@ -135,7 +135,7 @@ impl<P: SendProtocol> BaselineSender<P> {
 
     /// Finds the place of a message.
     #[inline(always)]
-    fn admit(&mut self, len: usize) -> Result<Place, SendError> {
+    fn admit(&mut self, len: usize) -> Result<MessageLocation, SendError> {
         let ring = &self.end.ring;
         let legal = match ring.framing {
             Framing::Fixed(fixed) => len == fixed,
@@ -154,26 +154,26 @@ impl<P: SendProtocol> BaselineSender<P> {
         }
         let count = ring.slots_of(len);
         match self.end.policy.reserve(count) {
-            Reserve::At(index)
+            ReserveOutcome::At(index)
                 if self.usability.is_usable() && self.protocol.may_send(&self.end) =>
             {
-                Ok(Place { index, count, len })
+                Ok(MessageLocation { index, count, len })
             }
             _ => self.admit_slowly(count, len),
         }
     }
 
     #[inline(never)]
-    fn admit_slowly(&mut self, count: u64, len: usize) -> Result<Place, SendError> {
+    fn admit_slowly(&mut self, count: u64, len: usize) -> Result<MessageLocation, SendError> {
         self.usability.check()?;
         let (mut refreshed, mut flushed) = (false, false);
         loop {
             match self.end.policy.reserve(count) {
-                Reserve::At(index) if self.protocol.may_send(&self.end) => {
-                    return Ok(Place { index, count, len });
+                ReserveOutcome::At(index) if self.protocol.may_send(&self.end) => {
+                    return Ok(MessageLocation { index, count, len });
                 }
-                Reserve::Skip { index, count } => {
-                    let at = Place {
+                ReserveOutcome::Skip { index, count } => {
+                    let at = MessageLocation {
                         index,
                         count,
                         len: 0,
@@ -181,29 +181,29 @@ impl<P: SendProtocol> BaselineSender<P> {
                     let skipped = self.protocol.skip(&mut self.end, at);
                     skipped.map_err(|error| self.break_with(error))?;
                 }
-                Reserve::At(_) | Reserve::Full if !refreshed => {
+                ReserveOutcome::At(_) | ReserveOutcome::Full if !refreshed => {
                     refreshed = true;
                     self.refresh()?;
                 }
                 // Still full: the receiver must see everything. Not before: a batch that is cut short
                 // shifts all that follow, so that they wrap and take a WRITE more.
-                Reserve::At(_) | Reserve::Full if !flushed => {
+                ReserveOutcome::At(_) | ReserveOutcome::Full if !flushed => {
                     flushed = true;
                     self.flush()?;
                 }
-                Reserve::At(_) | Reserve::Full => return Err(SendError::Full),
+                ReserveOutcome::At(_) | ReserveOutcome::Full => return Err(SendError::Full),
             }
         }
     }
 
     #[inline(always)]
-    fn bytes_mut(&mut self, at: Place) -> &mut [u8] {
+    fn bytes_mut(&mut self, at: MessageLocation) -> &mut [u8] {
         let offset = self.end.offset_of(at.index) + self.end.header();
         self.end.link.memory.lent_mut(offset, at.len)
     }
 
     #[inline(always)]
-    fn commit(&mut self, at: Place) -> Result<(), SendError> {
+    fn commit(&mut self, at: MessageLocation) -> Result<(), SendError> {
         let committed = self.protocol.commit(&mut self.end, at);
         committed.map_err(|error| self.break_with(error))
     }

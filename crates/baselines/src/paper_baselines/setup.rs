@@ -3,7 +3,9 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use headworks_ring::config::{ConfigError, Framing, LINE, Mode, SLOT_MAX, SLOTS_MAX, Settled};
+use headworks_ring::config::{
+    CheckedConfig, ConfigError, Framing, LINE, Mode, SLOT_MAX, SLOTS_MAX,
+};
 use headworks_ring::endpoint::Endpoint;
 use headworks_ring::setup::create_endpoint;
 use headworks_ring::{EndSetup, MessageReceiver, MessageSender, SetupError, Unconnected};
@@ -12,8 +14,8 @@ use headworks_verbs::{
     AllocRequest, Device, Pages, Promises, QpCaps, QueuePair, RemoteAddr, ResourceError,
 };
 
-use super::link::{Link, RECEIVES};
-use crate::{End, EndError, Memory, Shape};
+use super::link::{ConnectedEnd, RECEIVES};
+use crate::{End, EndError, EndSizes, Memory};
 
 /// Bytes in front of an end's array: a line for the cursor that the peer writes, and one for a
 /// cursor that the peer reads.
@@ -34,7 +36,7 @@ pub struct Plan {
 impl Plan {
     /// The array's accounts for a design that packs messages behind a header of 8 bytes. The head is
     /// pushed when a quarter of it is free: γ = N/4, as the ring's.
-    pub fn packed(&self) -> Result<Settled, ConfigError> {
+    pub fn packed(&self) -> Result<CheckedConfig, ConfigError> {
         for (key, value, lowest, highest) in [
             ("messages", u64::from(self.messages), 2, SLOTS_MAX.into()),
             ("longest message", self.longest as u64, 0, SLOT_MAX as u64),
@@ -46,7 +48,7 @@ impl Plan {
         }
         let max_slots = (self.longest + 8).div_ceil(UNIT) as u64;
         let units = max_slots * u64::from(self.messages);
-        Ok(Settled {
+        Ok(CheckedConfig {
             slots: units,
             slot_size: UNIT,
             transmit_every: 1,
@@ -83,16 +85,16 @@ pub trait Design: Sized + Clone + Send + 'static {
     }
 
     /// The array's accounts.
-    fn settle(&self) -> Result<Settled, SetupError>;
+    fn settle(&self) -> Result<CheckedConfig, SetupError>;
 
     /// How much either end posts.
-    fn depths(&self, ring: &Settled) -> Depths;
+    fn depths(&self, ring: &CheckedConfig) -> Depths;
 
     /// The sending end over its connection.
-    fn sender(&self, ring: Settled, link: Link) -> Self::Sender;
+    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender;
 
     /// The receiving end over its connection.
-    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver;
+    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver;
 }
 
 /// Sizes of the queues.
@@ -130,7 +132,7 @@ pub enum Receives {}
 /// An end that is not connected yet. `E` says which: [`Sends`] or [`Receives`].
 pub struct BaselineSetup<D: Design, E> {
     design: D,
-    ring: Settled,
+    ring: CheckedConfig,
     role: Role,
     // The queue pair goes before the memory.
     endpoint: Endpoint,
@@ -179,7 +181,7 @@ impl<D: Design, E> BaselineSetup<D, E> {
             max_recv_sge: 1,
             max_inline: 8,
         };
-        let shape = Shape {
+        let shape = EndSizes {
             queue_pairs: 1,
             caps,
             cq_depth: (caps.max_send_wr + caps.max_recv_wr).min(info.limits.max_cqe),
@@ -229,7 +231,7 @@ impl<D: Design, E> BaselineSetup<D, E> {
         bytes
     }
 
-    fn link(self, payload: &[u8]) -> Result<(D, Settled, Link), SetupError> {
+    fn link(self, payload: &[u8]) -> Result<(D, CheckedConfig, ConnectedEnd), SetupError> {
         let malformed = || SetupError::Greeting("its length");
         let (&[role], rest) = payload.split_first_chunk::<1>().ok_or_else(malformed)?;
         let (words, key) = rest.split_at_checked(40).ok_or_else(malformed)?;
@@ -250,7 +252,7 @@ impl<D: Design, E> BaselineSetup<D, E> {
             }
         }
         let peer = RemoteAddr { addr, rkey };
-        let link = Link::new(self.endpoint, self.end, self.memory, peer);
+        let link = ConnectedEnd::new(self.endpoint, self.end, self.memory, peer);
         Ok((self.design, self.ring, link))
     }
 }

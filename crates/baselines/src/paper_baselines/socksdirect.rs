@@ -12,15 +12,15 @@
 
 use std::collections::VecDeque;
 
-use headworks_ring::config::Settled;
-use headworks_ring::endpoint::Posted;
+use headworks_ring::config::CheckedConfig;
+use headworks_ring::endpoint::ChainPosted;
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::link::{Link, RECEIVES};
+use super::link::{ConnectedEnd, RECEIVES};
 use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
-use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
+use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
 /// Requests in flight at most (RB² paper, section V-A).
@@ -65,11 +65,11 @@ impl Design for SocksDirect {
         3
     }
 
-    fn settle(&self) -> Result<Settled, SetupError> {
+    fn settle(&self) -> Result<CheckedConfig, SetupError> {
         Ok(self.0.packed()?)
     }
 
-    fn depths(&self, _: &Settled) -> Depths {
+    fn depths(&self, _: &CheckedConfig) -> Depths {
         Depths {
             sends: IN_FLIGHT_MAX + 2,
             pushes: PUSHES,
@@ -78,7 +78,7 @@ impl Design for SocksDirect {
         }
     }
 
-    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
         BaselineSender::new(
             SocksDirectSend {
                 in_flight: 0,
@@ -90,7 +90,7 @@ impl Design for SocksDirect {
         )
     }
 
-    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
         let every = u64::from(self.0.messages / 4).max(1);
         let protocol = SocksDirectReceive {
             push_every: every,
@@ -127,7 +127,7 @@ impl SocksDirectSend {
                 payload: Payload::Gather(std::slice::from_ref(&sge)),
                 flags: SendFlags::SIGNALED,
             };
-            if end.link.post(&[request])? != Posted::All {
+            if end.link.post(&[request])? != ChainPosted::All {
                 return Ok(());
             }
             self.in_flight += 1;
@@ -165,7 +165,7 @@ impl SocksDirectSend {
     }
 
     #[inline(always)]
-    fn add(&mut self, end: &mut SendEnd, at: Place, kind: Kind) -> Result<(), SendError> {
+    fn add(&mut self, end: &mut SendEnd, at: MessageLocation, kind: Kind) -> Result<(), SendError> {
         let header = Header {
             lap: 0,
             kind,
@@ -181,11 +181,11 @@ impl SendProtocol for SocksDirectSend {
     const IN_PLACE: bool = false;
 
     #[inline(always)]
-    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn commit(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         self.add(end, at, Kind::Message)
     }
 
-    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn skip(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         self.add(end, at, Kind::Skip)
     }
 

@@ -10,16 +10,16 @@
 //! - *Pull*: the receiver keeps its head in its own memory, and the sender READs it after every so
 //!   many slots, and when it has no room; one READ at a time.
 
-use headworks_ring::config::{Framing, LINE, Mode, RingConfig, Settled};
-use headworks_ring::endpoint::{Posted, flags, write, write_word};
+use headworks_ring::config::{CheckedConfig, Framing, LINE, Mode, RingConfig};
+use headworks_ring::endpoint::{ChainPosted, flags, write, write_word};
 use headworks_ring::header::{Header, Kind};
-use headworks_ring::send_policy::Due;
+use headworks_ring::send_policy::PostAction;
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::link::{Link, RECEIVES};
+use super::link::{ConnectedEnd, RECEIVES};
 use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
-use super::sender::{BaselineSender, Place, SendEnd, SendProtocol};
+use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design};
 
 /// How the sender learns of the head.
@@ -83,7 +83,7 @@ impl Design for SyncVariant {
         16 + 2 * u8::from(self.head == Head::Pull) + u8::from(self.tail == Tail::PollCq)
     }
 
-    fn settle(&self) -> Result<Settled, SetupError> {
+    fn settle(&self) -> Result<CheckedConfig, SetupError> {
         let mut ring = RingConfig {
             mode: Mode::Poll,
             ..self.ring.clone()
@@ -94,7 +94,7 @@ impl Design for SyncVariant {
         Ok(ring)
     }
 
-    fn depths(&self, ring: &Settled) -> Depths {
+    fn depths(&self, ring: &CheckedConfig) -> Depths {
         let receives = match self.tail {
             Tail::PollCq => ring.slots + RECEIVES,
             Tail::WriteTwice => 0,
@@ -106,7 +106,7 @@ impl Design for SyncVariant {
         }
     }
 
-    fn sender(&self, ring: Settled, link: Link) -> Self::Sender {
+    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
         BaselineSender::new(
             VariantSend {
                 head: self.head,
@@ -119,7 +119,7 @@ impl Design for SyncVariant {
         )
     }
 
-    fn receiver(&self, ring: Settled, link: Link) -> Self::Receiver {
+    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
         BaselineReceiver::new(
             VariantReceive {
                 head: self.head,
@@ -142,7 +142,7 @@ impl VariantSend {
             Tail::WriteTwice => write_twice(end, first, second, tail, signaled)?,
             Tail::PollCq => with_immediate(end, first, second, tail, signaled)?,
         };
-        if let Posted::Part(posted) = posted {
+        if let ChainPosted::Part(posted) = posted {
             // What was posted of it is not posted again; completions make room for the rest.
             end.policy.transmitted_pieces(posted);
             if self.tail == Tail::PollCq {
@@ -176,7 +176,7 @@ impl VariantSend {
             payload: Payload::Gather(std::slice::from_ref(&sge)),
             flags: SendFlags::SIGNALED,
         };
-        self.pulling = end.link.post(&[request])? == Posted::All;
+        self.pulling = end.link.post(&[request])? == ChainPosted::All;
         self.pulled_at = end.policy.tail();
         Ok(())
     }
@@ -198,7 +198,7 @@ impl VariantSend {
     }
 
     #[inline(always)]
-    fn add(&mut self, end: &mut SendEnd, at: Place, kind: Kind) -> Result<(), SendError> {
+    fn add(&mut self, end: &mut SendEnd, at: MessageLocation, kind: Kind) -> Result<(), SendError> {
         if let Framing::Variable(_) = end.ring.framing {
             let len = match kind {
                 Kind::Skip => at.count as u32,
@@ -208,7 +208,7 @@ impl VariantSend {
             end.set_word(end.offset_of(at.index), header.word());
         }
         match end.policy.advance(at.count) {
-            Due::Publish => Ok(self.publish(end)?),
+            PostAction::Publish => Ok(self.publish(end)?),
             _ => Ok(()),
         }
     }
@@ -222,7 +222,7 @@ fn write_twice(
     second: (u64, u64),
     tail: u64,
     signaled: bool,
-) -> Result<Posted, RingError> {
+) -> Result<ChainPosted, RingError> {
     let (one, two) = (end.slots(first), end.slots(second));
     let word = tail.to_ne_bytes();
     let tail = write_word(&word, end.link.peer, tail, signaled);
@@ -244,7 +244,7 @@ fn with_immediate(
     second: (u64, u64),
     tail: u64,
     signaled: bool,
-) -> Result<Posted, RingError> {
+) -> Result<ChainPosted, RingError> {
     let (one, two) = (end.slots(first), end.slots(second));
     let [one, two] = [(&one, first.1, second.1 == 0), (&two, second.1, true)].map(
         |((sge, remote), count, is_last)| SendWr {
@@ -264,11 +264,11 @@ impl SendProtocol for VariantSend {
     const IN_PLACE: bool = true;
 
     #[inline(always)]
-    fn commit(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn commit(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         self.add(end, at, Kind::Message)
     }
 
-    fn skip(&mut self, end: &mut SendEnd, at: Place) -> Result<(), SendError> {
+    fn skip(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError> {
         self.add(end, at, Kind::Skip)
     }
 

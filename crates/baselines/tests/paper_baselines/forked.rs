@@ -6,7 +6,7 @@ use headworks_baselines::paper_baselines::{Design, Plan};
 use headworks_ring::{Framing, MessageReceiver, MessageSender, RingError, SendError};
 use headworks_runtime::poll_expr;
 
-use crate::{Act, Hosts, every_design, fill, holds};
+use crate::{DesignTest, Hosts, every_design, fill, holds};
 
 /// Runs `f` in a forked child; what it says.
 fn in_child(f: impl FnOnce() -> bool) -> bool {
@@ -29,7 +29,7 @@ struct Forks<'a>(&'a Hosts);
 
 const LEN: usize = 64;
 
-impl Act for Forks<'_> {
+impl DesignTest for Forks<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let (mut tx, mut rx) = self.0.connect(design).unwrap();
         let tag = design.tag();

@@ -19,7 +19,7 @@ use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{BringUp, Device, Duration, Provider};
 
-use crate::{Act, LIMIT, fill, holds};
+use crate::{DesignTest, LIMIT, fill, holds};
 
 const PEER: &str = "peer";
 const LEN: usize = 64;
@@ -29,7 +29,7 @@ const PLAN: Plan = Plan {
 };
 
 /// The design of that number.
-fn design(number: u8, act: &mut impl Act) {
+fn design(number: u8, act: &mut impl DesignTest) {
     let ring = RingConfig {
         publish_every: Some(1),
         push_every: Some(2),
@@ -62,7 +62,7 @@ struct Make<'a> {
     made: Option<Result<Box<dyn Actor>, ActorError>>,
 }
 
-impl Act for Make<'_> {
+impl DesignTest for Make<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let [sends, _, count, path @ ..] = &*self.part.args else {
             return;
@@ -217,7 +217,7 @@ fn args(sends: bool, number: u8, count: u8, fabric: &Path) -> Vec<u8> {
 /// We receive; the sender is killed when it has sent so many.
 struct OurReceiver(u8, u8);
 
-impl Act for OurReceiver {
+impl DesignTest for OurReceiver {
     fn act<D: Design>(&mut self, design: &D) {
         let Self(number, count) = *self;
         let dir = tempfile::tempdir().unwrap();
@@ -268,7 +268,7 @@ fn a_receiver_reads_the_rest_and_learns_that_the_sender_was_killed() {
 /// We send; the receiver is killed when it has read so many, in the middle of what we send.
 struct OurSender(u8, u8);
 
-impl Act for OurSender {
+impl DesignTest for OurSender {
     fn act<D: Design>(&mut self, design: &D) {
         let Self(number, count) = *self;
         let dir = tempfile::tempdir().unwrap();

@@ -90,13 +90,18 @@ impl Hosts {
 type Pair<D> = (<D as Design>::Sender, <D as Design>::Receiver);
 
 /// What is done with a design, whichever it is.
-trait Act {
+trait DesignTest {
     fn act<D: Design>(&mut self, design: &D);
 }
 
 /// Every design for messages of up to `longest` bytes, N of them; the combinations with batches of
 /// `alpha` slots and heads that are `gamma` behind, in slots of a line.
-fn every_design(plan: Plan, framing: Framing, (alpha, gamma): (u32, u32), act: &mut impl Act) {
+fn every_design(
+    plan: Plan,
+    framing: Framing,
+    (alpha, gamma): (u32, u32),
+    act: &mut impl DesignTest,
+) {
     act.act(&Farm(plan));
     act.act(&FarmAsPublished(plan));
     act.act(&L5(plan));
@@ -104,7 +109,12 @@ fn every_design(plan: Plan, framing: Framing, (alpha, gamma): (u32, u32), act: &
     every_combination(plan.messages, framing, (alpha, gamma), act);
 }
 
-fn every_combination(slots: u32, framing: Framing, (alpha, gamma): (u32, u32), act: &mut impl Act) {
+fn every_combination(
+    slots: u32,
+    framing: Framing,
+    (alpha, gamma): (u32, u32),
+    act: &mut impl DesignTest,
+) {
     let ring = RingConfig {
         slots,
         framing,
@@ -147,13 +157,13 @@ fn slow<S: MessageSender, R: MessageReceiver>(
 }
 
 /// Plays operations on a channel, then has everything arrive.
-struct Play<'a> {
+struct ReplayOps<'a> {
     hosts: &'a Hosts,
     ops: &'a [Op],
     slow: bool,
 }
 
-impl Act for Play<'_> {
+impl DesignTest for ReplayOps<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let (tx, rx) = self.hosts.connect(design).unwrap();
         let framing = design.settle().unwrap().framing;
@@ -187,7 +197,7 @@ proptest! {
     ) {
         let Some(hosts) = Hosts::new() else { return Ok(()) };
         let plan = Plan { messages: slots, longest: len as usize % 700 };
-        let mut play = Play { hosts: &hosts, ops: &ops, slow: false };
+        let mut play = ReplayOps { hosts: &hosts, ops: &ops, slow: false };
         every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
     }
 
@@ -200,7 +210,7 @@ proptest! {
     ) {
         let hosts = Hosts::soft(&format!(",hostile,seed={seed}"));
         let plan = Plan { messages: slots, longest: len as usize % 700 };
-        let mut play = Play { hosts: &hosts, ops: &ops, slow: true };
+        let mut play = ReplayOps { hosts: &hosts, ops: &ops, slow: true };
         every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
     }
 }
@@ -208,7 +218,7 @@ proptest! {
 /// What the device does not declare.
 struct Refused<'a>(&'a Hosts);
 
-impl Act for Refused<'_> {
+impl DesignTest for Refused<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let refused = BaselineSetup::sender(&self.0.left, design.clone()).err();
         let told = refused.expect("a device that orders nothing").to_string();
@@ -231,7 +241,7 @@ fn a_device_that_orders_nothing_is_refused() {
 /// A design at full speed between two threads, the reader slower than the writer at times.
 struct Race<'a>(&'a Hosts, u32);
 
-impl Act for Race<'_> {
+impl DesignTest for Race<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let (tx, rx) = self.0.connect(design).unwrap();
         race(
@@ -316,7 +326,7 @@ fn at_full_speed_every_message_arrives() {
 /// Many short messages in an array for long ones, with both ends served by their own calls alone.
 struct Short<'a>(&'a Hosts);
 
-impl Act for Short<'_> {
+impl DesignTest for Short<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let (mut tx, mut rx) = self.0.connect(design).unwrap();
         let len = match design.settle().unwrap().framing {
@@ -354,7 +364,7 @@ fn many_short_messages_never_wait_for_long_ones() {
 /// every message is shown, then the error.
 struct Last;
 
-impl Act for Last {
+impl DesignTest for Last {
     fn act<D: Design>(&mut self, design: &D) {
         let hosts = Hosts::soft("");
         let (mut tx, mut rx) = hosts.connect(design).unwrap();
@@ -405,7 +415,7 @@ fn what_was_sent_is_received_though_its_sender_is_gone() {
 /// One end goes: the other finds out; the receiver, if it pushes heads.
 struct Leave<'a>(&'a Hosts, bool);
 
-impl Act for Leave<'_> {
+impl DesignTest for Leave<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let (mut tx, rx) = self.0.connect(design).unwrap();
         drop(rx);

@@ -11,20 +11,20 @@ use headworks_verbs::Device;
 use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use proptest::prelude::*;
 
-use crate::{Act, Hosts, Pair, every_design, fill, holds};
+use crate::{DesignTest, Hosts, Pair, every_design, fill, holds};
 
 /// While it is set no completion comes.
 #[derive(Default)]
-struct Late(AtomicBool);
+struct CompletionGate(AtomicBool);
 
-impl Interposer for Late {
+impl Interposer for CompletionGate {
     fn admits_poll(&self) -> bool {
         !self.0.load(Ordering::Relaxed)
     }
 }
 
 /// As `inner`, with send queues of `depth` requests.
-fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<Late>) -> Arc<dyn Device> {
+fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<CompletionGate>) -> Arc<dyn Device> {
     let mut info = inner.info().clone();
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
     Arc::new(InterposedDevice::with_info(
@@ -35,8 +35,8 @@ fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<Late>) -> Arc<dyn Device
 }
 
 /// A channel whose sender's queue holds `depth` requests, and what makes its completions late.
-fn narrow<D: Design>(hosts: &Hosts, design: &D, depth: u32) -> (Pair<D>, Arc<Late>) {
-    let late = Arc::new(Late::default());
+fn narrow<D: Design>(hosts: &Hosts, design: &D, depth: u32) -> (Pair<D>, Arc<CompletionGate>) {
+    let late = Arc::new(CompletionGate::default());
     let left = over(&hosts.left, depth, &late);
     let tx = BaselineSetup::sender(&left, design.clone()).unwrap();
     let rx = BaselineSetup::receiver(&hosts.right, design.clone()).unwrap();
@@ -49,7 +49,7 @@ struct Fills<'a>(&'a Hosts, u32);
 
 const LEN: usize = 64;
 
-impl Act for Fills<'_> {
+impl DesignTest for Fills<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let ((mut tx, mut rx), late) = narrow(self.0, design, self.1);
         let (tag, depth) = (design.tag(), self.1);
@@ -109,13 +109,13 @@ fn no_room_in_the_send_queue_is_full_until_completions_come() {
 const DEPTHS: [u32; 3] = [4, 5, 11];
 
 /// Plays operations while completions come and go.
-struct Play<'a> {
+struct ReplayOps<'a> {
     hosts: &'a Hosts,
     depth: u32,
     ops: &'a [(Op, bool)],
 }
 
-impl Act for Play<'_> {
+impl DesignTest for ReplayOps<'_> {
     fn act<D: Design>(&mut self, design: &D) {
         let ((tx, rx), late) = narrow(self.hosts, design, self.depth);
         let framing = design.settle().unwrap().framing;
@@ -141,7 +141,7 @@ proptest! {
     ) {
         let hosts = Hosts::soft("");
         let plan = Plan { messages: slots, longest: len as usize % 700 };
-        let mut play = Play { hosts: &hosts, depth, ops: &ops };
+        let mut play = ReplayOps { hosts: &hosts, depth, ops: &ops };
         every_design(plan, crate::framing(slots, fixed, len), (alpha, gamma), &mut play);
     }
 }

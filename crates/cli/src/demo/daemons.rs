@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use headworks::daemon::Identity;
-use headworks::daemon::limits::Config;
+use headworks::daemon::limits::DaemonLimits;
 use headworks::daemon::metrics;
 use headworks::daemon::server::{DaemonServer, MetricsAt, ServerConfig};
 use headworks::net::Interrupt;
@@ -108,9 +108,9 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
         drain: Duration::ZERO,
-        daemon: Config {
+        daemon: DaemonLimits {
             ring_max: RING_MAX,
-            ..Config::default()
+            ..DaemonLimits::default()
         },
     };
     let mut shell = DaemonServer::open(headworks::open(device)?, &config)?;

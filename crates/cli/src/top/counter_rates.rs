@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use headworks::inspect::{ContextSnapshot, QueuePairCensus, RegistrySnapshot};
+use headworks::inspect::{ContextSnapshot, QueuePairSnapshot, RegistrySnapshot};
 
 /// A queue pair for good: its context's incarnation and process, and its number.
 pub(super) type Key = (u64, u32, u64, u32);
@@ -50,7 +50,7 @@ impl Rates {
         Self(counts(later).into_iter().map(rate).collect())
     }
 
-    pub(super) fn of(&self, context: &ContextSnapshot, qp: &QueuePairCensus) -> Rate {
+    pub(super) fn of(&self, context: &ContextSnapshot, qp: &QueuePairSnapshot) -> Rate {
         let key = key(context, qp);
         self.0.get(&key).copied().unwrap_or_default()
     }
@@ -64,12 +64,12 @@ impl Rates {
     }
 }
 
-fn key(context: &ContextSnapshot, qp: &QueuePairCensus) -> Key {
+fn key(context: &ContextSnapshot, qp: &QueuePairSnapshot) -> Key {
     (context.incarnation, context.pid, context.start_time, qp.qpn)
 }
 
 /// Requests posted, and bytes that they moved.
-pub(super) fn traffic_of(qp: &QueuePairCensus) -> (u64, u64) {
+pub(super) fn traffic_of(qp: &QueuePairSnapshot) -> (u64, u64) {
     let counters = &qp.counters;
     let bytes = counters.sent_bytes.saturating_add(counters.read_bytes);
     (counters.sends_posted, bytes)

@@ -1,6 +1,6 @@
 //! A look as one line of JSON. Rates are there from the second look on.
 
-use headworks::inspect::{ContextSnapshot, QueuePairCensus, RegistrySnapshot};
+use headworks::inspect::{ContextSnapshot, QueuePairSnapshot, RegistrySnapshot};
 use serde_json::{Value, json};
 
 use super::counter_rates::{Rate, Rates};
@@ -43,7 +43,7 @@ fn context(context: &ContextSnapshot, rates: Option<&Rates>) -> Value {
     })
 }
 
-fn queue_pair(qp: &QueuePairCensus, rate: Option<Rate>) -> Value {
+fn queue_pair(qp: &QueuePairSnapshot, rate: Option<Rate>) -> Value {
     let counters = &qp.counters;
     let peer = qp.peer.as_ref().map(|peer| {
         let (host, pid) = match &peer.at {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use headworks::inspect::{ContextSnapshot, QueuePairCensus, RegistrySnapshot};
+use headworks::inspect::{ContextSnapshot, QueuePairSnapshot, RegistrySnapshot};
 use headworks::verbs::{DeviceName, QpState};
 
 use super::counter_rates::{Rate, Rates, traffic_of};
@@ -55,7 +55,8 @@ impl FabricView<'_> {
             uptime(context.age)
         );
         let pairs = &context.queue_pairs;
-        let sum = |f: fn(&QueuePairCensus) -> u64| pairs.iter().map(f).fold(0, u64::saturating_add);
+        let sum =
+            |f: fn(&QueuePairSnapshot) -> u64| pairs.iter().map(f).fold(0, u64::saturating_add);
         let in_state = |state| pairs.iter().filter(|qp| qp.state == state).count();
         let _ = write!(
             text,
@@ -82,7 +83,7 @@ impl FabricView<'_> {
             let _ = writeln!(text, "  {}", said.join(", "));
         }
         let cqs = &context.completion_queues;
-        let count = |f: fn(&&headworks::inspect::CompletionQueueCensus) -> bool| {
+        let count = |f: fn(&&headworks::inspect::CompletionQueueSnapshot) -> bool| {
             cqs.iter().filter(f).count()
         };
         let unpolled = cqs.iter().map(|cq| cq.counters.unpolled);
@@ -127,7 +128,7 @@ impl FabricView<'_> {
         if pairs.is_empty() {
             return;
         }
-        let rate = |qp: &QueuePairCensus| self.rates.map(|rates| rates.of(context, qp));
+        let rate = |qp: &QueuePairSnapshot| self.rates.map(|rates| rates.of(context, qp));
         // By what they do now where that is known, else by what they have done.
         pairs.sort_by(|a, b| {
             let now = |qp| rate(qp).map_or(0.0, |rate: Rate| rate.requests);

@@ -21,7 +21,7 @@ fn ends(slabs: &Slabs, ring: u32) -> (EgressWriter, EgressReader) {
 }
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Write(usize),
     Lend(u32),
     Read,
@@ -29,40 +29,40 @@ enum Act {
     Offer(u32),
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = Action> {
     prop_oneof![
-        3 => (0usize..700).prop_map(Act::Write),
-        1 => (1u32..5000).prop_map(Act::Lend),
-        4 => Just(Act::Read),
-        3 => Just(Act::Release),
-        1 => (9u32..14).prop_map(|log| Act::Offer(1 << log)),
+        3 => (0usize..700).prop_map(Action::Write),
+        1 => (1u32..5000).prop_map(Action::Lend),
+        4 => Just(Action::Read),
+        3 => Just(Action::Release),
+        1 => (9u32..14).prop_map(|log| Action::Offer(1 << log)),
     ]
 }
 
 proptest! {
-    /// What is written is read, in order, whatever rings it goes through; nothing is overwritten before it is
-    /// released.
+    /// Records are read in the order in which they were written, through any sequence of rings. Nothing is
+    /// overwritten before it is released.
     #[test]
     fn a_stream_of_records_is_read_as_it_was_written(
         acts in proptest::collection::vec(act(), 0..200),
     ) {
         let slabs = slabs(&[1 << 20]);
         let (mut writer, mut reader) = ends(&slabs, 512);
-        // Where the next ring goes: each is used once, so that a late write would be seen.
+        // Each ring gets memory of its own, so that a late write to an old ring would be noticed.
         let mut free_from = 8192;
         let mut number = 0u8;
         let mut oracle = VecDeque::new();
-        let mut held: VecDeque<(Record, Vec<u8>)> = VecDeque::new();
+        let mut held: VecDeque<(EgressRecord, Vec<u8>)> = VecDeque::new();
         let mut lent = VecDeque::new();
-        for act in acts.into_iter().chain(std::iter::repeat_n([Act::Read, Act::Release], 300).flatten()) {
+        for act in acts.into_iter().chain(std::iter::repeat_n([Action::Read, Action::Release], 300).flatten()) {
             match act {
-                Act::Write(len) => {
+                Action::Write(len) => {
                     let bytes: Vec<u8> = (0..len).map(|_| { number = number.wrapping_add(1); number }).collect();
                     let written = writer.write(&slabs, &bytes).unwrap();
                     number = number.wrapping_sub((len - written) as u8);
                     oracle.extend(bytes[..written].iter().map(|byte| Ok(*byte)));
                 }
-                Act::Lend(len) => {
+                Action::Lend(len) => {
                     let memory = extent(0, len);
                     if let Some(one) = writer.lend(&slabs, memory).unwrap() {
                         prop_assert!(!writer.is_returned(one).unwrap());
@@ -70,9 +70,9 @@ proptest! {
                         lent.push_back(one);
                     }
                 }
-                Act::Read => {
+                Action::Read => {
                     let Some(record) = reader.next(&slabs).unwrap() else { continue };
-                    let What::Bytes(at) = record.what else { panic!("nothing ended") };
+                    let RecordKind::Bytes(at) = record.what else { panic!("nothing ended") };
                     let mut bytes = vec![0; at.len as usize];
                     slabs.read(at, &mut bytes).unwrap();
                     if let Some(Err(memory)) = oracle.front() {
@@ -85,14 +85,14 @@ proptest! {
                     }
                     held.push_back((record, bytes));
                 }
-                Act::Release => {
+                Action::Release => {
                     let Some((record, bytes)) = held.pop_front() else { continue };
-                    if let What::Bytes(at) = record.what && !bytes.is_empty() {
+                    if let RecordKind::Bytes(at) = record.what && !bytes.is_empty() {
                         let mut still = vec![0; at.len as usize];
                         slabs.read(at, &mut still).unwrap();
                         prop_assert_eq!(still, bytes, "overwritten");
                     }
-                    let returned = matches!(record.what, What::Bytes(at) if at.offset == 0);
+                    let returned = matches!(record.what, RecordKind::Bytes(at) if at.offset == 0);
                     reader.release(record.end);
                     let _ = reader.left();
                     if returned {
@@ -100,7 +100,7 @@ proptest! {
                         prop_assert!(writer.is_returned(one).unwrap());
                     }
                 }
-                Act::Offer(len) => {
+                Action::Offer(len) => {
                     if free_from + u64::from(len) <= 1 << 20
                         && reader.offer(&slabs, extent(free_from, len)).unwrap()
                     {
@@ -114,11 +114,12 @@ proptest! {
         prop_assert!(writer.end(&slabs).unwrap());
         prop_assert_eq!(writer.write(&slabs, &[1]), Ok(0));
         let record = reader.next(&slabs).unwrap().expect("the end");
-        prop_assert_eq!(record.what, What::End);
+        prop_assert_eq!(record.what, RecordKind::End);
         prop_assert_eq!(reader.next(&slabs), Ok(None));
     }
 
-    /// Whatever an application writes to its ring and tail, reading ends, and leads to memory of the session.
+    /// Whatever an application writes to its ring and tail, reading ends, and yields only memory of the
+    /// session.
     #[test]
     fn any_records_are_read_or_refused(
         words in proptest::collection::vec(
@@ -138,7 +139,7 @@ proptest! {
                 match reader.next(&slabs) {
                     Ok(None) => continue 'tails,
                     Ok(Some(record)) => {
-                        if let What::Bytes(at) = record.what {
+                        if let RecordKind::Bytes(at) = record.what {
                             prop_assert!(at.len > 0);
                             prop_assert!(slabs.view(at).is_ok());
                         }
@@ -172,7 +173,7 @@ fn a_long_message_goes_through_a_short_ring_in_quarters() {
     while got.len() < bytes.len() {
         sent += writer.write(&slabs, &bytes[sent..]).unwrap();
         while let Some(record) = reader.next(&slabs).unwrap() {
-            let What::Bytes(at) = record.what else {
+            let RecordKind::Bytes(at) = record.what else {
                 panic!("nothing ended")
             };
             let mut piece = vec![0; at.len as usize];

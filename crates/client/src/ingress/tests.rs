@@ -23,26 +23,26 @@ fn byte(at: u64) -> u8 {
 }
 
 #[derive(Clone, Debug)]
-enum Act {
-    /// Places bytes so far behind what has come, and publishes them if there is no gap.
+enum Action {
+    /// Places bytes at a gap after the bytes that have arrived, and publishes them if the gap is 0.
     Place(u64, usize),
     Read(usize),
     Peek(u64),
     Extend(u32),
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = Action> {
     prop_oneof![
-        4 => (prop_oneof![Just(0u64), 0u64..600], 0usize..900).prop_map(|(gap, len)| Act::Place(gap, len)),
-        3 => (0usize..900).prop_map(Act::Read),
-        1 => (0u64..900).prop_map(Act::Peek),
-        1 => (9u32..14).prop_map(|log| Act::Extend(1 << log)),
+        4 => (prop_oneof![Just(0u64), 0u64..600], 0usize..900).prop_map(|(gap, len)| Action::Place(gap, len)),
+        3 => (0usize..900).prop_map(Action::Read),
+        1 => (0u64..900).prop_map(Action::Peek),
+        1 => (9u32..14).prop_map(|log| Action::Extend(1 << log)),
     ]
 }
 
 proptest! {
-    /// What was placed is read, in order, through any rings; the window never goes back, and never promises what
-    /// there is no room for.
+    /// Bytes are read in order, through any sequence of rings. The window never shrinks, and never promises
+    /// more than there is room for.
     #[test]
     fn a_stream_is_read_as_it_was_placed(acts in proptest::collection::vec(act(), 0..300)) {
         let slabs = slabs(&[1 << 20]);
@@ -51,7 +51,7 @@ proptest! {
         let mut limit = 512;
         for act in acts {
             match act {
-                Act::Place(gap, len) => {
+                Action::Place(gap, len) => {
                     let at = writer.come() + gap;
                     let room = writer.limit().saturating_sub(at);
                     let len = room.min(len as u64) as usize;
@@ -59,7 +59,7 @@ proptest! {
                     if len.is_multiple_of(2) {
                         writer.write(at, &bytes);
                     } else {
-                        // As an RNIC does: into the memory itself.
+                        // Writes to the memory directly, as an RNIC does.
                         let mut done = 0;
                         while done < len {
                             let piece = writer.place(at + done as u64, len - done);
@@ -73,7 +73,7 @@ proptest! {
                         writer.publish(at + len as u64);
                     }
                 }
-                Act::Read(len) => {
+                Action::Read(len) => {
                     let mut into = vec![0; len];
                     let from = reader.consumed();
                     let read = reader.read(&slabs, &mut into).unwrap();
@@ -82,7 +82,7 @@ proptest! {
                         prop_assert_eq!(byte(at), *found, "at {}", at);
                     }
                 }
-                Act::Peek(len) => {
+                Action::Peek(len) => {
                     let from = reader.consumed();
                     let piece = reader.peek(&slabs).unwrap();
                     prop_assert_eq!(piece.len == 0, writer.come() == from);
@@ -93,7 +93,7 @@ proptest! {
                     }
                     reader.consume(len.min(into.len() as u64));
                 }
-                Act::Extend(len) => {
+                Action::Extend(len) => {
                     if free_from + u64::from(len) <= 1 << 20
                         && writer.extend(&slabs, extent(free_from, len)).unwrap()
                     {
@@ -115,7 +115,7 @@ proptest! {
         let (mut writer, reader) = ends(&slabs, 512);
         writer.publish(come);
         reader.head.publish(head);
-        // Where nothing has come it is not looked.
+        // `look` does not read the head while nothing has arrived.
         prop_assert_eq!(writer.look().is_ok(), come == 0 || head <= come);
         prop_assert!(writer.consumed() <= come);
     }

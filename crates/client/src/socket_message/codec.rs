@@ -1,4 +1,5 @@
-//! How messages are written and read: little-endian, no padding, lengths first. What is read may be anything.
+//! Encoding of messages: little-endian, no padding, lengths first. The decoder accepts any bytes without a
+//! panic.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -10,45 +11,45 @@ use crate::memory::Extent;
 pub struct Encoder(Vec<u8>);
 
 impl Encoder {
-    /// A message of this kind.
+    /// Starts a message of kind `kind`.
     pub fn of(kind: u8) -> Self {
         Self(vec![kind])
     }
 
-    /// The message.
+    /// The complete message.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
 
-    /// One byte.
+    /// Appends one byte.
     #[must_use]
     pub fn u8(mut self, value: u8) -> Self {
         self.0.push(value);
         self
     }
 
-    /// Two bytes.
+    /// Appends two bytes.
     #[must_use]
     pub fn u16(mut self, value: u16) -> Self {
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    /// Four bytes.
+    /// Appends four bytes.
     #[must_use]
     pub fn u32(mut self, value: u32) -> Self {
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    /// Eight bytes.
+    /// Appends eight bytes.
     #[must_use]
     pub fn u64(mut self, value: u64) -> Self {
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    /// Bytes, at most 65,535 of them: what is longer is cut off.
+    /// Appends bytes and their length. Bytes after the first 65,535 are cut off.
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {
         let bytes = &bytes[..bytes.len().min(usize::from(u16::MAX))];
@@ -57,13 +58,13 @@ impl Encoder {
         with
     }
 
-    /// A stretch of memory.
+    /// Appends a range of memory.
     #[must_use]
     pub fn extent(self, extent: Extent) -> Self {
         self.u32(extent.slab).u32(extent.len).u64(extent.offset)
     }
 
-    /// An address and a port; IPv4 addresses travel as IPv6 ones.
+    /// Appends an address and a port. An IPv4 address travels as an IPv4-mapped IPv6 address.
     #[must_use]
     pub fn address(mut self, address: SocketAddr) -> Self {
         let ip = match address.ip() {
@@ -80,11 +81,11 @@ impl Encoder {
 pub struct Decoder<'m>(&'m [u8]);
 
 impl<'m> Decoder<'m> {
-    /// Reads what is behind the message's first byte, which is returned as well.
+    /// Splits a message into its first byte, the kind, and a decoder of the rest.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Message`], as all of its methods: the message is empty.
+    /// [`ContractError::Message`]: the message is empty.
     pub fn of(message: &'m [u8]) -> Result<(u8, Self), ContractError> {
         let (kind, rest) = message
             .split_first()
@@ -101,47 +102,47 @@ impl<'m> Decoder<'m> {
         Ok(*bytes)
     }
 
-    /// One byte.
+    /// Reads one byte.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// [`ContractError::Message`]: the message is too short.
     pub fn u8(&mut self) -> Result<u8, ContractError> {
         Ok(u8::from_le_bytes(self.take()?))
     }
 
-    /// Two bytes.
+    /// Reads two bytes.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// As [`Decoder::u8`].
     pub fn u16(&mut self) -> Result<u16, ContractError> {
         Ok(u16::from_le_bytes(self.take()?))
     }
 
-    /// Four bytes.
+    /// Reads four bytes.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// As [`Decoder::u8`].
     pub fn u32(&mut self) -> Result<u32, ContractError> {
         Ok(u32::from_le_bytes(self.take()?))
     }
 
-    /// Eight bytes.
+    /// Reads eight bytes.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// As [`Decoder::u8`].
     pub fn u64(&mut self) -> Result<u64, ContractError> {
         Ok(u64::from_le_bytes(self.take()?))
     }
 
-    /// Bytes, of which there are `most` at most.
+    /// Reads bytes behind their length.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// [`ContractError::Message`]: there are more than `most`, or the message is too short.
     pub fn bytes(&mut self, most: usize) -> Result<&'m [u8], ContractError> {
         let len = usize::from(self.u16()?);
         if len > most {
@@ -155,11 +156,11 @@ impl<'m> Decoder<'m> {
         Ok(bytes.0)
     }
 
-    /// A text, of `most` bytes at most.
+    /// Reads a text behind its length.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// [`ContractError::Message`]: it has more than `most` bytes, it is not UTF-8, or the message is too short.
     pub fn text(&mut self, most: usize) -> Result<String, ContractError> {
         let text = std::str::from_utf8(self.bytes(most)?);
         Ok(text
@@ -167,11 +168,11 @@ impl<'m> Decoder<'m> {
             .to_owned())
     }
 
-    /// A stretch of memory.
+    /// Reads a range of memory. The range is not checked.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// As [`Decoder::u8`].
     pub fn extent(&mut self) -> Result<Extent, ContractError> {
         Ok(Extent {
             slab: self.u32()?,
@@ -180,21 +181,21 @@ impl<'m> Decoder<'m> {
         })
     }
 
-    /// An address and a port.
+    /// Reads an address and a port.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`].
+    /// As [`Decoder::u8`].
     pub fn address(&mut self) -> Result<SocketAddr, ContractError> {
         let ip = Ipv6Addr::from(self.take::<16>()?);
         Ok(SocketAddr::new(ip.to_canonical(), self.u16()?))
     }
 
-    /// That was all.
+    /// Checks that the whole message was read.
     ///
     /// # Errors
     ///
-    /// As [`Decoder::of`]: there is more.
+    /// [`ContractError::Message`]: there are more bytes.
     pub fn end(self) -> Result<(), ContractError> {
         match self.0 {
             [] => Ok(()),

@@ -4,7 +4,7 @@ use super::*;
 
 fn address() -> impl Strategy<Value = SocketAddr> {
     let v4 = any::<([u8; 4], u16)>().prop_map(SocketAddr::from);
-    // A mapped IPv4 address is the IPv4 address.
+    // An IPv4-mapped address is decoded as the IPv4 address.
     let v6 = any::<([u8; 16], u16)>()
         .prop_map(|(ip, port)| SocketAddr::new(std::net::Ipv6Addr::from(ip).to_canonical(), port));
     prop_oneof![v4, v6]

@@ -1,4 +1,4 @@
-//! What applications ask for.
+//! Requests of applications.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::{Client, Daemon, EPHEMERAL, Listener, Output, PeerId, SessionId, Sign
 use crate::control::EXPORTS_SINCE;
 
 impl Daemon {
-    /// A packet of an application's, and the descriptor that came along.
+    /// Handles a packet of an application, with the descriptor that came with it.
     pub fn session_packet(
         &mut self,
         session: SessionId,
@@ -42,12 +42,12 @@ impl Daemon {
             self.tell_of_refusal(session, why);
             self.session_unwanted(session, why);
         }
-        // One that nobody had a use for.
+        // Closes a descriptor that the request did not use.
         self.hang_up(watch);
         self.flush(session);
     }
 
-    /// An application has done what ends its session: it is told why, and its connections are reset.
+    /// Ends the session of an application that misbehaved: tells the application why and resets its connections.
     pub fn session_unwanted(&mut self, session: SessionId, why: Refusal) {
         if !self.clients.contains_key(&session) {
             return;
@@ -59,7 +59,7 @@ impl Daemon {
         self.part(session, Reset::Misuse);
     }
 
-    /// Says whom it turns away, and what helps.
+    /// Logs why an application is turned away, and what helps.
     fn tell_of_refusal(&self, session: SessionId, why: Refusal) {
         let name = self.name_of(session).unwrap_or("");
         let helps = match why {
@@ -71,7 +71,7 @@ impl Daemon {
         tracing::warn!("application {name:?} is turned away: {why}{helps}");
     }
 
-    /// What an application that is attached calls itself.
+    /// Returns the name of an attached application.
     pub(super) fn name_of(&self, session: SessionId) -> Option<&str> {
         let client = self.clients.get(&session)?;
         self.domains.get(&client.domain)?.name(client.number?)
@@ -108,7 +108,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// An application's request. An error ends its session.
+    /// Serves a request of an attached application. An error ends its session.
     fn serve(
         &mut self,
         session: SessionId,
@@ -184,7 +184,7 @@ impl Daemon {
                 self.hang_up(gone.and_then(|gone| gone.watch));
             }
             Request::Took { listener } => {
-                // It may have been given up meanwhile.
+                // The application may have closed the listener meanwhile.
                 if let Ok(listener) = listener_of(client, &mut self.ports, listener) {
                     listener.waiting = listener.waiting.saturating_sub(1);
                     listener.untaken = listener.untaken.saturating_sub(1);
@@ -228,7 +228,7 @@ impl Daemon {
                 let had = self.domain(id)?.revoke(number, handle, window, request);
                 self.pass_on(id);
                 if !had {
-                    // The connection is over, and with it what was exported.
+                    // The connection is gone, and with it its exports.
                     self.tell(session, Reply::Revoked { request });
                 }
             }
@@ -250,7 +250,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A descriptor is of no more use.
+    /// Requests that a descriptor be closed, since nothing needs it any more.
     pub(super) fn hang_up(&mut self, watch: Option<WatchId>) {
         let signal = Signal::HungUp;
         let output = watch.map(|watch| Output::Signal { watch, signal });
@@ -309,7 +309,7 @@ impl Daemon {
         Err(Refusal::Limit)
     }
 
-    /// Has an application told something, behind what it is to hear before.
+    /// Queues a reply for an application behind its earlier replies, and sends all of them.
     pub(super) fn tell(&mut self, session: SessionId, reply: Reply) {
         let Some(client) = self.clients.get(&session) else {
             return;
@@ -321,7 +321,7 @@ impl Daemon {
         self.flush(session);
     }
 
-    /// Says to an application what it is to be told. Slabs before what names them.
+    /// Sends the queued replies of an application. Slabs go first, since replies name them.
     pub(super) fn flush(&mut self, session: SessionId) {
         let Some(client) = self.clients.get(&session) else {
             return;
@@ -360,7 +360,7 @@ impl Daemon {
     }
 }
 
-/// What an application calls so.
+/// Returns the listener that the application knows by this number.
 fn listener_of<'p>(
     client: &Client,
     ports: &'p mut BTreeMap<u16, Listener>,
@@ -370,7 +370,7 @@ fn listener_of<'p>(
     ports.get_mut(port).ok_or(Refusal::Misuse)
 }
 
-/// Has whoever polls a listener's descriptor see that somebody waits to be taken.
+/// Makes a listener's descriptor readable if connections wait to be taken and it is not readable already.
 pub(super) fn show(listener: &mut Listener, outputs: &mut VecDeque<Output>) {
     if let Some(watch) = listener.watch.filter(|_| listener.untaken > 0)
         && !std::mem::replace(&mut listener.is_readable, true)

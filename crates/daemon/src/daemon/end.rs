@@ -1,4 +1,4 @@
-//! Ending: a daemon that takes nothing new, and one that gives up what is left.
+//! Shutdown: draining, and stopping.
 
 use headworks_client::Reset;
 use headworks_client::socket_message::{Refusal, Reply};
@@ -7,27 +7,27 @@ use super::{Daemon, Output, PeerId, SessionId};
 use crate::control::Message;
 
 impl Daemon {
-    /// Takes nothing new from now on: applications cannot attach, connect or listen, and other hosts find nobody who
-    /// listens. Connections that there are go on.
+    /// Stops accepting anything new: applications cannot attach, connect or listen, and connections from
+    /// other hosts are refused. Existing connections go on.
     pub fn drain(&mut self) {
         self.is_draining = true;
     }
 
-    /// Ends of connections that there are.
+    /// Returns the number of ends of connections.
     pub fn ends(&self) -> usize {
         self.object_counts()
             .map(|(_, census)| census.connections)
             .sum()
     }
 
-    /// Whether nobody has a connection, or waits for one.
+    /// Returns whether no connection is left and no application waits for one.
     pub fn is_drained(&self) -> bool {
         let has_wishes = self.clients.values().any(|client| client.wishes > 0);
         !has_wishes && self.ends() == 0
     }
 
-    /// Gives up what is left: applications and other daemons are told that this one stops, and what they have of it
-    /// is reset for that reason.
+    /// Ends everything that is left: tells applications and other daemons that this daemon stops, and resets
+    /// all connections for that reason.
     pub fn stop(&mut self) {
         self.is_draining = true;
         let sessions: Vec<SessionId> = self.clients.keys().copied().collect();

@@ -1,7 +1,8 @@
-//! Meeting: other daemons, and the connections that are made with them.
+//! Other daemons, and the handshake that makes a connection with them.
 //!
-//! An end is made where a port is listened at ([`Message::Accept`]), then where the connection is wanted
-//! ([`Message::Confirm`]); the listening application hears of it when both are there.
+//! The daemon of the listener makes its end first ([`Message::Accept`]), then the daemon of the connecting
+//! application makes the other ([`Message::Confirm`]). The listening application is told once both ends
+//! exist.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,22 +11,24 @@ use headworks_client::{Reset, Vqpn};
 
 use super::applications::show;
 use super::{
-    Accepted, Daemon, Listener, Output, Peer, PeerId, Route, SessionId, WatchId, Wish, agreed,
+    Daemon, Listener, Output, Peer, PeerId, PeerRoute, PendingAccept, PendingConnect, SessionId,
+    WatchId, agreed,
 };
-use crate::auth::{Claim, Role};
-use crate::control::{Between, Message, VERSION_OLDEST};
-use crate::domain::{DomainId, LinkKey, Offer};
+use crate::auth::{AuthClaim, CallRole};
+use crate::control::{DomainPair, Message, VERSION_OLDEST};
+use crate::domain::{DomainId, Offer, QpGroupKey};
 use headworks_verbs::Duration;
 use slab::Slab;
 
-/// How often a call is made that is not answered.
+/// Maximum number of dials to an address that does not answer.
 const CALLS: u32 = 100;
-/// Callers that have not proven who they are, and how long they may take once there are others.
+/// Maximum number of inbound streams from daemons that have not introduced themselves.
 const STRANGERS: usize = 256;
+/// How long such a stream is kept at least while there are fewer. It is closed when the next stream comes in.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// An application wants a connection.
+    /// Serves an application's connect request.
     pub(super) fn wish(
         &mut self,
         client: SessionId,
@@ -49,7 +52,7 @@ impl Daemon {
         }
         own.wishes += 1;
         let port = self.free_port();
-        let wish = Wish {
+        let wish = PendingConnect {
             client,
             request,
             local: SocketAddr::new(self.identity.address, *port.as_ref().unwrap_or(&0)),
@@ -60,26 +63,27 @@ impl Daemon {
             return self.refuse(&wish, why);
         }
         match self.routes.get_mut(&to.ip()) {
-            Some(Route::Up(peer)) => {
+            Some(PeerRoute::Up(peer)) => {
                 let peer = *peer;
                 self.ask(peer, wish);
             }
-            Some(Route::Dialing(_, wishes)) => wishes.push(wish),
+            Some(PeerRoute::Dialing(_, wishes)) => wishes.push(wish),
             None => {
-                self.routes.insert(to.ip(), Route::Dialing(1, vec![wish]));
+                self.routes
+                    .insert(to.ip(), PeerRoute::Dialing(1, vec![wish]));
                 self.outputs.push_back(Output::Dial(to.ip()));
             }
         }
     }
 
-    /// A wish cannot be.
-    fn refuse(&mut self, wish: &Wish, why: Refusal) {
+    /// Refuses a connect request.
+    fn refuse(&mut self, wish: &PendingConnect, why: Refusal) {
         self.hang_up(wish.watch);
         let request = wish.request;
         self.answer(wish.client, Reply::Refused { request, why });
     }
 
-    /// A wish is answered.
+    /// Answers a connect request.
     fn answer(&mut self, client: SessionId, reply: Reply) {
         if let Some(own) = self.clients.get_mut(&client) {
             own.wishes = own.wishes.saturating_sub(1);
@@ -87,7 +91,7 @@ impl Daemon {
         self.tell(client, reply);
     }
 
-    fn ask(&mut self, peer: PeerId, wish: Wish) {
+    fn ask(&mut self, peer: PeerId, wish: PendingConnect) {
         let Some(client) = self.clients.get(&wish.client) else {
             return;
         };
@@ -110,20 +114,21 @@ impl Daemon {
         self.outputs.push_back(Output::ToPeer { peer, message });
     }
 
-    /// Nobody answers at an address.
+    /// Reports that no daemon answered at an address: refuses the connect requests that wait for it.
     pub fn dial_failed(&mut self, address: IpAddr, why: Refusal) {
-        let dialing = |route: &Route| matches!(route, Route::Dialing(..));
+        let dialing = |route: &PeerRoute| matches!(route, PeerRoute::Dialing(..));
         if !self.routes.get(&address).is_some_and(dialing) {
             return;
         }
-        if let Some(Route::Dialing(_, wishes)) = self.routes.remove(&address) {
+        if let Some(PeerRoute::Dialing(_, wishes)) = self.routes.remove(&address) {
             for wish in wishes {
                 self.refuse(&wish, why);
             }
         }
     }
 
-    /// There is a stream to another daemon, which called, or which this one `called` at an address.
+    /// Registers a TCP stream to another daemon. `called` is the address that this daemon dialed, or `None`
+    /// if the other daemon dialed.
     pub fn peer_up(&mut self, called: Option<IpAddr>) -> PeerId {
         if called.is_none() {
             self.make_room_for_a_stranger();
@@ -147,8 +152,8 @@ impl Daemon {
         peer
     }
 
-    /// Of those that called and have not proven who they are, the oldest give way where there are too many, and all
-    /// that had time enough.
+    /// Closes inbound streams whose daemons have not introduced themselves: all that are older than
+    /// [`PATIENCE`], and the oldest while there are [`STRANGERS`] or more.
     fn make_room_for_a_stranger(&mut self) {
         let is_stranger = |of: &Peer| of.known.is_none() && of.called.is_none();
         let strangers = self.peers.iter().filter(|(_, of)| is_stranger(of));
@@ -167,13 +172,13 @@ impl Daemon {
         dropped.into_iter().for_each(|peer| self.drop_call(peer));
     }
 
-    /// Who calls greets first, and who is called answers.
+    /// Sends a hello. The dialing daemon sends its hello first; the other one answers with its own.
     fn greet(&mut self, peer: PeerId) {
         let Some(of) = self.peers.get(&peer) else {
             return;
         };
         let nonce = of.nonce;
-        // Who calls does not know the other's nonce yet.
+        // The dialing daemon does not know the other's nonce yet, so it sends no proof here.
         let proof = match &self.identity.secret {
             Some(secret) => self.claim(of, None).map(|own| secret.prove(&own)),
             None => None,
@@ -189,14 +194,14 @@ impl Daemon {
         self.say(peer, &hello);
     }
 
-    /// What is to be proven in a call: by the other side, which says it is so and so, or by this one. `None` where the
-    /// other side's nonce is not known.
-    fn claim(&self, of: &Peer, other: Option<(IpAddr, u64)>) -> Option<Claim> {
+    /// Returns the claim that a side of a stream has to prove: the other side if it claims the address and
+    /// life `other`, or this side if that is `None`. Returns `None` if the other side's nonce is not known.
+    fn claim(&self, of: &Peer, other: Option<(IpAddr, u64)>) -> Option<AuthClaim> {
         let is_ours = other.is_none();
         let (address, life) = other.unwrap_or((self.identity.address, self.identity.life));
         let side = match of.called.is_some() == is_ours {
-            true => Role::Calling,
-            false => Role::Called,
+            true => CallRole::Calling,
+            false => CallRole::Called,
         };
         let (calling, called) = match of.called {
             Some(_) => (of.nonce, of.other?),
@@ -208,7 +213,7 @@ impl Daemon {
                 .or_else(|| of.claimed.map(|(address, _)| address))?,
             false => self.identity.address,
         };
-        Some(Claim {
+        Some(AuthClaim {
             side,
             address,
             to,
@@ -218,7 +223,7 @@ impl Daemon {
         })
     }
 
-    /// Another daemon that is not known yet says so and so of itself. An error says why it is turned away.
+    /// Handles a message of a daemon that has not introduced itself yet. An error says why it is turned away.
     fn introduced(&mut self, peer: PeerId, message: Message) -> Result<(), String> {
         let Some(of) = self.peers.get_mut(&peer) else {
             return Ok(());
@@ -301,7 +306,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The stream to another daemon has ended.
+    /// Reports that the stream to another daemon has ended.
     pub fn peer_gone(&mut self, peer: PeerId) {
         self.lose(peer, Reset::Unreachable);
     }
@@ -314,7 +319,7 @@ impl Daemon {
             return self.call_again(address);
         }
         self.routes
-            .retain(|_, route| !matches!(route, Route::Up(to) if *to == peer));
+            .retain(|_, route| !matches!(route, PeerRoute::Up(to) if *to == peer));
         for (_, wish) in gone.wishes {
             self.refuse(&wish, Refusal::Unreachable);
         }
@@ -330,10 +335,11 @@ impl Daemon {
         }
     }
 
-    /// A call was not answered: the other side may have called meanwhile, and waits for the answer to that.
+    /// Dials an address again after the stream closed unanswered. The peer may have dialed this daemon at the
+    /// same time, and then waits for the answer to its own dial.
     fn call_again(&mut self, address: IpAddr) {
         match self.routes.get_mut(&address) {
-            Some(Route::Dialing(times, _)) if *times < CALLS => {
+            Some(PeerRoute::Dialing(times, _)) if *times < CALLS => {
                 *times += 1;
                 self.outputs.push_back(Output::Dial(address));
             }
@@ -341,8 +347,8 @@ impl Daemon {
         }
     }
 
-    /// An end that was never confirmed, and whose application has not heard of it.
-    fn drop_accepted(&mut self, domain: DomainId, number: Vqpn, accepted: Accepted) {
+    /// Drops an end that was never confirmed. Its application has not been told of it.
+    fn drop_accepted(&mut self, domain: DomainId, number: Vqpn, accepted: PendingAccept) {
         let listener = self.ports.get_mut(&accepted.port);
         let of =
             |one: &&mut Listener| (one.client, one.number) == (accepted.client, accepted.number);
@@ -355,7 +361,8 @@ impl Daemon {
         self.pass_on(domain);
     }
 
-    /// Another daemon said something that cannot be: its stream is closed, and what hangs on it is reset.
+    /// Ends the stream to a daemon that broke the protocol or failed to authenticate. Everything that depends
+    /// on the stream is reset.
     fn turn_away(&mut self, peer: PeerId, refusal: Refusal, why: &str) {
         tracing::warn!("another daemon is turned away: {why}");
         self.say(peer, &Message::Goodbye { why: refusal });
@@ -367,13 +374,13 @@ impl Daemon {
         }
     }
 
-    /// A stream is of no use, and nobody is to blame.
+    /// Closes a stream that is not needed, without a message: neither side did anything wrong.
     fn drop_call(&mut self, peer: PeerId) {
         self.peers.remove(&peer);
         self.outputs.push_back(Output::HangUp(peer));
     }
 
-    /// A message of another daemon's.
+    /// Handles a message of another daemon.
     pub fn peer_message(&mut self, peer: PeerId, message: &[u8]) {
         let Some(known) = self.peers.get(&peer) else {
             return;
@@ -432,8 +439,9 @@ impl Daemon {
         }
     }
 
-    /// Another daemon says who it is. Where both have called each other, the call of the lower address stays: it is
-    /// neither answered on the other, nor is anything else said there.
+    /// Accepts the introduction of another daemon. If both daemons have dialed each other, the stream that
+    /// the daemon with the lower address dialed stays. The other stream is closed without an answer or any
+    /// other message.
     fn greeted(&mut self, peer: PeerId, address: IpAddr, life: u64) {
         let called = self.peers[&peer].called;
         let is_own = address == self.identity.address;
@@ -442,28 +450,28 @@ impl Daemon {
                 let why = format!("at {target} there is the daemon of {address}");
                 return self.turn_away(peer, Refusal::Unreachable, &why);
             }
-            (Some(_), Some(Route::Dialing(..))) => {}
-            // It has been given up meanwhile.
+            (Some(_), Some(PeerRoute::Dialing(..))) => {}
+            // The dial was given up meanwhile.
             (Some(_), _) => return self.drop_call(peer),
             (None, _) if is_own => {
                 self.knows(peer, address, life);
                 return self.greet(peer);
             }
-            (None, Some(Route::Up(other))) => {
+            (None, Some(PeerRoute::Up(other))) => {
                 let other = *other;
                 let known = self.peers.get(&other).and_then(|one| one.known);
                 if known == Some((address, life)) {
-                    // Sent before it heard of the stream that there is.
+                    // The peer sent this before it knew of the existing stream.
                     return self.drop_call(peer);
                 }
-                // It was started anew.
+                // The peer has restarted.
                 self.outputs.push_back(Output::HangUp(other));
                 self.lose(other, Reset::Unreachable);
             }
-            (None, Some(Route::Dialing(..))) if self.identity.address < address => {
+            (None, Some(PeerRoute::Dialing(..))) if self.identity.address < address => {
                 return self.drop_call(peer);
             }
-            (None, Some(Route::Dialing(..))) => {
+            (None, Some(PeerRoute::Dialing(..))) => {
                 let own = |of: &Peer| of.called == Some(address) && of.known.is_none();
                 let mut others = self.peers.iter();
                 let given_up = others.find(|(_, of)| own(of));
@@ -477,8 +485,8 @@ impl Daemon {
         if called.is_none() {
             self.greet(peer);
         }
-        let before = self.routes.insert(address, Route::Up(peer));
-        if let Some(Route::Dialing(_, wishes)) = before {
+        let before = self.routes.insert(address, PeerRoute::Up(peer));
+        if let Some(PeerRoute::Dialing(_, wishes)) = before {
             for wish in wishes {
                 self.ask(peer, wish);
             }
@@ -491,8 +499,8 @@ impl Daemon {
         }
     }
 
-    /// Whether this side opens the links with a peer: that of the lower address does, or, of a host with itself, the
-    /// one that called.
+    /// Returns whether this side opens the queue-pair groups with a peer. The daemon with the lower address
+    /// opens them; on one host, the side that dialed.
     fn opens(&self, peer: PeerId) -> bool {
         let Some(peer) = self.peers.get(&peer) else {
             return false;
@@ -504,9 +512,9 @@ impl Daemon {
         peer.known.is_some_and(|(address, _)| is_lower(address))
     }
 
-    /// `None`: it cannot be.
+    /// Handles a message of an introduced daemon. Returns `None` if the message is illegal.
     fn heard(&mut self, peer: PeerId, message: Message) -> Option<()> {
-        let key = |between: Between| LinkKey {
+        let key = |between: DomainPair| QpGroupKey {
             peer: peer.0,
             domain: between.from,
         };
@@ -577,7 +585,7 @@ impl Daemon {
             }
             Message::Missed { domain, number } => {
                 let of = self.domains.get_mut(&domain)?;
-                // Only what this peer could be the other end of.
+                // A peer may only name connections whose other end it holds.
                 let is_its = of.link_of(number).is_some_and(|link| link.peer == peer.0);
                 if is_its {
                     of.miss(number);
@@ -593,7 +601,7 @@ impl Daemon {
         Some(())
     }
 
-    /// An application on another host wants a connection to a port of this one.
+    /// Makes an end for an application on another host that connects to a port of this one.
     fn accept(
         &mut self,
         peer: PeerId,
@@ -618,7 +626,7 @@ impl Daemon {
             return Err(Refusal::Refused);
         };
         let domain = self.domains.get_mut(&id).ok_or(Refusal::Refused)?;
-        let key = LinkKey {
+        let key = QpGroupKey {
             peer: peer.0,
             domain: from_domain,
         };
@@ -629,7 +637,7 @@ impl Daemon {
         if let Ok(offer) = &opened {
             listener.waiting += 1;
             if let Some(of) = self.peers.get_mut(&peer) {
-                let accepted = Accepted {
+                let accepted = PendingAccept {
                     port,
                     client: listener.client,
                     number: listener.number,
@@ -642,8 +650,8 @@ impl Daemon {
         Ok((id, opened?))
     }
 
-    /// Another host has made an end for an application's wish.
-    fn accepted(&mut self, peer: PeerId, wish: Wish, there: DomainId, offer: Offer) {
+    /// Handles the acceptance of a connect request: the other daemon has made its end.
+    fn accepted(&mut self, peer: PeerId, wish: PendingConnect, there: DomainId, offer: Offer) {
         let opens = self.opens(peer);
         let client = self.clients.get(&wish.client);
         let here = client.and_then(|client| Some((client.domain, client.number?)));
@@ -659,7 +667,7 @@ impl Daemon {
         let Some(domain) = self.domains.get_mut(&id) else {
             return;
         };
-        let key = LinkKey {
+        let key = QpGroupKey {
             peer: peer.0,
             domain: there,
         };
@@ -695,13 +703,13 @@ impl Daemon {
         }
     }
 
-    /// Both ends are there.
+    /// Handles the confirmation of an accepted connection: both ends exist.
     fn confirmed(
         &mut self,
         peer: PeerId,
         id: DomainId,
         number: Vqpn,
-        accepted: Accepted,
+        accepted: PendingAccept,
         offer: Offer,
     ) {
         let Some(domain) = self.domains.get_mut(&id) else {
@@ -709,7 +717,7 @@ impl Daemon {
         };
         let link = domain.link_of(number);
         if link.is_none() {
-            // It has failed meanwhile, and the other end is on the next one.
+            // The group has failed meanwhile, and the other end is on the next one.
             domain.refuse(number);
             self.pass_on(id);
             let missed = Message::Missed {
@@ -724,7 +732,7 @@ impl Daemon {
         let listener = listener.filter(is_same);
         let end = domain.connect(number, offer);
         let (Some((_, end)), Some(listener)) = (end, listener) else {
-            // Nobody listens there any more.
+            // The listener is gone.
             if let Some((session, end)) = end {
                 domain.close(session, end.handle, true);
             }

@@ -1,19 +1,19 @@
-//! Links that have failed, until nothing of them is left to be polled: pure.
+//! Failed queue-pair groups, kept until none of their completions is left to be polled: pure.
 
 use std::collections::VecDeque;
 
-/// What is kept for its completions. Once as many were polled as a completion queue holds, whatever was in there is out,
-/// also of a queue that is never found empty.
+/// Items kept until their completions were polled. Once as many completions were polled as the completion
+/// queue holds, everything that was in it is out, even if it is never found empty.
 #[derive(Debug)]
-pub(super) struct Dying<T> {
-    /// When each may go, by completions polled.
+pub(super) struct DrainingQps<T> {
+    /// Items, each with the value of `polled` from which it may be dropped.
     all: VecDeque<(u64, T)>,
     polled: u64,
     holds: u64,
 }
 
-impl<T> Dying<T> {
-    /// None, of a completion queue that holds so many.
+impl<T> DrainingQps<T> {
+    /// Creates an empty list for a completion queue of this capacity.
     pub(super) fn new(holds: u32) -> Self {
         Self {
             all: VecDeque::new(),
@@ -22,12 +22,13 @@ impl<T> Dying<T> {
         }
     }
 
-    /// One more has failed.
+    /// Adds an item that has failed just now.
     pub(super) fn push(&mut self, one: T) {
         self.all.push_back((self.polled + self.holds, one));
     }
 
-    /// So many completions were polled, as many as were asked for or all that there were: lets go what may.
+    /// Drops the items that may go, after a poll that returned `count` completions. 0 means that the queue
+    /// was empty.
     pub(super) fn polled(&mut self, count: usize) {
         if count == 0 {
             self.all.clear();
@@ -47,7 +48,7 @@ mod tests {
 
     #[test]
     fn they_go_also_where_the_queue_is_never_found_empty() {
-        let mut dying = Dying::new(100);
+        let mut dying = DrainingQps::new(100);
         let one = Rc::new(());
         for _ in 0..1000 {
             dying.push(one.clone());

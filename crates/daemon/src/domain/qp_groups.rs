@@ -1,22 +1,22 @@
-//! Links: how a domain opens them, brings them up, loses them.
+//! Queue-pair groups of a domain: opening, bring-up, failure.
 
 use headworks_client::socket_message::Refusal;
 use headworks_client::{Reset, Vqpn};
 use headworks_verbs::{QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError};
 
-use super::{Domain, LinkKey, Linked, Output};
-use crate::qp_group::{QpGroup, Which};
+use super::{Domain, Output, QpGroupEntry, QpGroupKey};
+use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::SendQueue;
 
 impl Domain {
-    /// The link to a peer's domain, which begins to be brought up if there is none. `opens`: whether this side is the
-    /// one that opens it.
+    /// Returns the queue-pair group to a peer's domain, and starts to bring it up if there is none. `opens`
+    /// tells whether this side is the one that opens it.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limit`] where there are too many, or no receives for another; [`Refusal::Memory`];
+    /// [`Refusal::Limit`]: too many groups, or no receives for another one. [`Refusal::Memory`].
     /// [`Refusal::Unreachable`].
-    pub fn link(&mut self, key: LinkKey, opens: bool) -> Result<usize, Refusal> {
+    pub fn link(&mut self, key: QpGroupKey, opens: bool) -> Result<usize, Refusal> {
         if let Some(link) = self.by_key.get(&key) {
             return Ok(*link);
         }
@@ -32,7 +32,7 @@ impl Domain {
         Ok(at)
     }
 
-    fn add_link(&mut self, key: LinkKey, instance: u32) -> Result<usize, Refusal> {
+    fn add_link(&mut self, key: QpGroupKey, instance: u32) -> Result<usize, Refusal> {
         let most = self.config.links_max;
         if self.links.len() >= most as usize {
             tracing::warn!(
@@ -59,7 +59,7 @@ impl Domain {
         let qpns = [link.frames.qpn(), link.bulk.qpn()];
         let last = self.instances.entry(key).or_default();
         *last = instance.max(*last);
-        let at = self.links.insert(Linked {
+        let at = self.links.insert(QpGroupEntry {
             key,
             instance,
             is_active: false,
@@ -104,13 +104,13 @@ impl Domain {
             SendQueue::new(&*self.device, &*self.pd, qp, depth, bytes)
         };
         let frames = channel(self.config.frame_depth, self.config.frame_bytes)?;
-        // Its frames say what was written, and carry nothing.
+        // Frames on this queue pair only announce WRITEs and carry no data.
         let bulk = channel(self.config.bulk_depth, 64)?;
         Ok(QpGroup::new(frames, bulk, promised, self.config.quantum))
     }
 
-    /// The other side wants a link that this side opens, and has lost the one numbered `known` if it had any.
-    pub fn link_wanted(&mut self, key: LinkKey, known: u32) {
+    /// Opens a group at the request of the other side, which has none or has lost the one numbered `known`.
+    pub fn link_wanted(&mut self, key: QpGroupKey, known: u32) {
         let here = self.by_key.get(&key).copied();
         if let Some(at) = here.filter(|at| self.links[*at].instance == known) {
             self.fail(at, Reset::Unreachable);
@@ -122,8 +122,8 @@ impl Domain {
         }
     }
 
-    /// The other side of a link said this of it.
-    pub fn bring_up(&mut self, key: LinkKey, instance: u32, which: Which, bytes: &[u8]) {
+    /// Handles bring-up bytes of the other side of a group.
+    pub fn bring_up(&mut self, key: QpGroupKey, instance: u32, which: QpRole, bytes: &[u8]) {
         let here = self.by_key.get(&key).copied();
         let known = here.map_or(0, |at| self.links[at].instance);
         let is_news = instance > self.instances.get(&key).copied().unwrap_or(0);
@@ -134,10 +134,10 @@ impl Domain {
                 self.instances.insert(key, instance);
                 at
             }
-            // Late, of one that is no more.
+            // The bytes are late: they belong to a group that is gone.
             _ if !is_news => return,
             _ => {
-                // The other side has opened another, so that it has lost this one.
+                // The other side has opened a new group, so it has lost this one.
                 here.into_iter()
                     .for_each(|at| self.fail(at, Reset::Unreachable));
                 match self.add_link(key, instance) {
@@ -154,7 +154,7 @@ impl Domain {
         let brought = self.links[at].link.input(which, bytes);
         self.tell_link(at);
         match brought {
-            // Also where that was said only now.
+            // Checked after `tell_link`: the group is up only once its own bytes are handed out.
             Ok(_) if self.links[at].link.is_up() => self.rouse(at),
             Ok(_) => {}
             Err(error) => {
@@ -168,7 +168,7 @@ impl Domain {
         let linked = &mut self.links[at];
         let (link, instance) = (linked.key, linked.instance);
         if instance == 0 {
-            // Whoever opens it has not said which it is.
+            // The side that opens the group has not announced the instance yet.
             return;
         }
         for (which, bytes) in linked.link.output() {
@@ -181,24 +181,24 @@ impl Domain {
         }
     }
 
-    /// The other side has lost the link of this number.
-    pub fn link_down(&mut self, key: LinkKey, instance: u32) {
+    /// Fails the group of this instance, which the other side has lost.
+    pub fn link_down(&mut self, key: QpGroupKey, instance: u32) {
         let here = self.by_key.get(&key).copied();
         if let Some(at) = here.filter(|at| self.links[*at].instance == instance) {
             self.fail(at, Reset::Unreachable);
         }
     }
 
-    /// The other host is gone.
+    /// Fails all groups with a host whose stream has ended.
     pub fn fail_peer(&mut self, peer: u64, why: Reset) {
         let keys = self.by_key.iter().filter(|(key, _)| key.peer == peer);
         let all: Vec<usize> = keys.map(|(_, at)| *at).collect();
         all.into_iter().for_each(|at| self.fail(at, why));
-        // Its number may be another's next.
+        // Instances start anew when the host comes back, since it gets another number.
         self.instances.retain(|key, _| key.peer != peer);
     }
 
-    /// A queue pair has failed by itself.
+    /// Fails the group of a queue pair for which the device reported a fatal error.
     pub(crate) fn lost(&mut self, qpn: Qpn) {
         if let Some(at) = self.by_qpn.get(&qpn).copied() {
             tracing::warn!("a link has failed: the device says so");
@@ -206,8 +206,8 @@ impl Domain {
         }
     }
 
-    /// Takes a link out of service: its queue pairs fail, so that nobody reaches any memory by them, its connections
-    /// are reset, and nothing else is touched.
+    /// Takes a group out of service and resets its connections. Its queue pairs go to the error state, so
+    /// that no memory can be reached through them. Nothing else is affected.
     pub(super) fn fail(&mut self, at: usize, why: Reset) {
         let Some(failed) = self.links.try_remove(at) else {
             return;
@@ -219,13 +219,13 @@ impl Domain {
         let (link, instance) = (failed.key, failed.instance);
         self.outputs.push_back(Output::LinkDown { link, instance });
         let mut failed = failed.link;
-        for which in [Which::Frames, Which::Bulk] {
+        for which in [QpRole::Frames, QpRole::Bulk] {
             let error = QpAttr::to_state(QpState::Error);
             if let Err(error) = failed.channel(which).qp().modify(&error) {
                 tracing::warn!("a queue pair of a link that failed: {error}");
             }
         }
-        // Receives that its queue pairs have taken are still to be polled.
+        // Completions of receives that its queue pairs have taken are still to be polled.
         self.dying.push(failed);
         let numbers = self.connections_of(at);
         for number in numbers {
@@ -236,7 +236,7 @@ impl Domain {
         }
     }
 
-    /// A link has nothing more to do for a connection.
+    /// Removes a connection from all queues of a group.
     pub(super) fn unlink(&mut self, at: usize, number: Vqpn) {
         if let Some(linked) = self.links.get_mut(at) {
             linked.link.rota.forget(number.place() as u32);
@@ -246,13 +246,13 @@ impl Domain {
         }
     }
 
-    /// The link that carries a connection, where it has one.
-    pub fn link_of(&self, number: Vqpn) -> Option<LinkKey> {
+    /// Returns the group that carries a connection, if there is one.
+    pub fn link_of(&self, number: Vqpn) -> Option<QpGroupKey> {
         let at = self.connections.get(number)?.place.link?;
         self.links.get(at).map(|linked| linked.key)
     }
 
-    /// A link has something to do.
+    /// Notes that a group has something to do.
     pub(super) fn activate(&mut self, link: usize) {
         let linked = self.links.get_mut(link);
         if linked.is_some_and(|linked| !std::mem::replace(&mut linked.is_active, true)) {
@@ -260,7 +260,7 @@ impl Domain {
         }
     }
 
-    /// A connection may have data to send.
+    /// Schedules a connection that may have data to send.
     pub(super) fn call(&mut self, link: usize, number: Vqpn) {
         if let Some(linked) = self.links.get_mut(link) {
             linked.link.rota.call(number.place() as u32);
@@ -274,7 +274,7 @@ impl Domain {
         of_link.map(|(number, _)| number).collect()
     }
 
-    /// A link that was waiting for its other side has everything to do that was put off.
+    /// Schedules everything that waited for a group to come up.
     pub(super) fn rouse(&mut self, at: usize) {
         let numbers = self.connections_of(at);
         for number in numbers {

@@ -1,4 +1,4 @@
-//! Hearing: what a frame of another daemon's does. None of it is believed.
+//! Handling of frames that another daemon sent. Their content is not trusted.
 
 use std::sync::atomic::Ordering;
 
@@ -11,17 +11,18 @@ use crate::frame::{ATOMIC, Atomic, HEADER, Header, Kind, OFFER, RING, Remote};
 use crate::ingress::FETCHING_MAX;
 use crate::qp_group::Fetch;
 
-/// Answers of a connection that wait to be sent, at most: more atomics are never asked for.
+/// Maximum number of answers of a connection that wait to be sent. A correct peer has fewer atomics under
+/// way.
 const ANSWERS_MAX: usize = 256;
 
 impl Domain {
-    /// A frame came over a link.
+    /// Handles a receive completion of a group.
     pub(super) fn receive(&mut self, at: usize, receive: u32, completion: &Completion) {
         let Some((memory, offset)) = self.receives.memory(receive) else {
             return;
         };
         let mut bytes = [0; HEADER];
-        // A WRITE with immediate takes a receive too, and leaves in it what was there before.
+        // A WRITE with immediate consumes a receive too, and leaves the old bytes in its buffer.
         let is_frame = completion.opcode == Opcode::Recv
             && completion.byte_len as usize <= self.receives.frame_bytes();
         let header = match memory.read(offset, &mut bytes) {
@@ -47,7 +48,7 @@ impl Domain {
         }
         let number = Vqpn::from_bits(completion.imm.unwrap_or(u32::MAX));
         let connection = self.connections.get(number);
-        // Late, for a connection that is no more; or of another link, which is none of this one's business.
+        // Ignores late frames of connections that are gone, and frames for connections of another group.
         if connection.is_some_and(|one| one.place.link == Some(at)) {
             self.hear(at, number, header, (&memory, offset + HEADER));
         }
@@ -80,7 +81,7 @@ impl Domain {
         let (position, len) = (header.at, header.len);
         let is_legal = match header.kind {
             Kind::Tell => true,
-            // Counted, and gone.
+            // Nobody reads these bytes: they are counted and discarded.
             Kind::Data | Kind::Wrote if is_left => connection.inlet.wrote(position, len).is_ok(),
             Kind::Offer if is_left => {
                 let is_legal = connection.fetched.len() < FETCHING_MAX
@@ -152,7 +153,7 @@ impl Domain {
             Kind::End => connection.ended(position),
             Kind::Reset => {
                 let why = match Reset::from_code(header.code) {
-                    // That is between the peer and its application.
+                    // Misuse is between the peer and its application. Here it is a reset by the peer.
                     Some(Reset::Misuse) => Reset::ByPeer,
                     why => why.unwrap_or(Reset::Protocol),
                 };
@@ -188,14 +189,14 @@ impl Domain {
         self.attend(number);
     }
 
-    /// Whether what comes for a connection may be late: it was reset, or the other end has said its last word, which
-    /// answers may cross.
+    /// Returns whether a frame for a connection may be late: the connection was reset, or the other end has
+    /// sent its `Closed` frame, which answers may cross.
     fn is_over(&self, number: Vqpn) -> bool {
         let connection = self.connections.get(number);
         connection.is_none_or(|connection| !connection.is_alive() || connection.is_untouched())
     }
 
-    /// The peer has given memory back; says whether that can be.
+    /// Handles the return of an export by the peer. Returns whether it is legal.
     fn revoked(&mut self, number: Vqpn, window: u64) -> bool {
         let Some(connection) = self.connections.get_mut(number) else {
             return true;
@@ -209,8 +210,8 @@ impl Domain {
         revoked.is_some() || self.is_over(number)
     }
 
-    /// The peer wants an atomic carried out; says whether that can be. It is answered also where nobody has any
-    /// more use for the connection.
+    /// Executes an atomic for the peer. Returns whether the request is legal. It is answered even if the
+    /// application has closed the connection.
     fn atomic(&mut self, number: Vqpn, header: Header, body: (&View, usize)) -> bool {
         let Some(connection) = self.connections.get_mut(number) else {
             return true;
@@ -254,7 +255,7 @@ impl Domain {
         true
     }
 
-    /// The peer told of its window; says whether that can be.
+    /// Handles a window update of the peer, which may announce a new ring. Returns whether it is legal.
     fn window(&mut self, number: Vqpn, header: Header, body: (&View, usize)) -> bool {
         let Some(connection) = self.connections.get_mut(number) else {
             return true;
@@ -269,7 +270,7 @@ impl Domain {
         matches!(ring, Some(Ok(()))) || !connection.is_alive()
     }
 
-    /// A piece of what was READ has come.
+    /// Handles the completion of a READ of a piece.
     pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64, bytes: u32) {
         if let Some(linked) = self.links.get_mut(at) {
             linked.link.reads = linked.link.reads.saturating_sub(1);
@@ -277,7 +278,8 @@ impl Domain {
         self.fetched_or_not(number, position, bytes);
     }
 
-    /// The same of a piece that nobody wants: it is not READ, and the peer told as if it had been.
+    /// Counts a piece of a transfer as READ. It was READ, or the READ was skipped because the application has
+    /// closed the connection; the peer is told the same either way.
     pub(super) fn fetched_or_not(&mut self, number: Vqpn, position: u64, bytes: u32) {
         let Some(connection) = self.connections.get_mut(number) else {
             return;

@@ -1,37 +1,38 @@
-//! Looking: what there is in a domain, counted.
+//! Counts of the objects in a domain, and its state for operators.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::Domain;
 use crate::daemon::SessionId;
-use crate::snapshot::{OfApplication, OfDomain, OfLink};
+use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, QpGroupSnapshot};
 
-/// What there is of a domain.
+/// Numbers of the objects in a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectCounts {
-    /// Applications.
+    /// Sessions of applications.
     pub sessions: usize,
     /// Ends of connections.
     pub connections: usize,
-    /// Links.
+    /// Queue-pair groups.
     pub links: usize,
     /// Queue pairs.
     pub queue_pairs: usize,
-    /// Receives posted, and of those promised to peers.
+    /// Receives posted.
     pub receives: u32,
-    /// See above.
+    /// Receives promised to peers: at most `receives`.
     pub promised: u32,
-    /// Bytes of shared memory in use, and allocated.
+    /// Bytes of shared memory in use.
     pub in_use: u64,
-    /// See above.
+    /// Bytes of shared memory allocated.
     pub allocated: u64,
-    /// How often free memory had been written to ([`Config::poison`](crate::Config::poison)).
+    /// Times that free memory was found overwritten. Counted only with
+    /// [`DaemonLimits::poison`](crate::Config::poison).
     pub overwritten: u64,
 }
 
 impl Domain {
-    /// Counts of the domain: sessions, connections, queue pairs, memory.
+    /// Counts the objects of the domain: sessions, connections, queue pairs, memory.
     pub fn object_counts(&self) -> ObjectCounts {
         let memory = self.sessions.iter().map(|(_, one)| one.memory.bytes());
         let (in_use, allocated) = memory.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
@@ -52,20 +53,20 @@ impl Domain {
         }
     }
 
-    /// What there is, piece by piece. `host_of` knows the addresses of peers, `application_of` the session that an
-    /// application is known by outside, and how many ports it listens at.
+    /// Returns the state of the domain. `host_of` maps a peer to its address. `application_of` maps a session
+    /// to its external identifier and the number of ports that it listens at.
     pub fn look(
         &self,
         host_of: impl Fn(u64) -> Option<IpAddr>,
         application_of: impl Fn(usize) -> Option<(SessionId, usize)>,
-    ) -> OfDomain {
+    ) -> DomainSnapshot {
         let mut on_link: BTreeMap<usize, usize> = BTreeMap::new();
         for (_, connection) in self.connections.iter() {
             if let Some(link) = connection.place.link {
                 *on_link.entry(link).or_default() += 1;
             }
         }
-        let links = self.links.iter().map(|(at, linked)| OfLink {
+        let links = self.links.iter().map(|(at, linked)| QpGroupSnapshot {
             host: host_of(linked.key.peer),
             user: linked.key.domain.0,
             is_up: linked.link.is_up(),
@@ -80,7 +81,7 @@ impl Domain {
         let applications = self.sessions.iter().filter_map(|(at, session)| {
             let (known, listeners) = application_of(at)?;
             let (in_use, allocated) = session.memory.bytes();
-            Some(OfApplication {
+            Some(ApplicationSnapshot {
                 session: known,
                 name: session.name.clone(),
                 pid: None,
@@ -91,7 +92,7 @@ impl Domain {
                 allocated,
             })
         });
-        OfDomain {
+        DomainSnapshot {
             user: self.id.0,
             census: self.object_counts(),
             links: links.collect(),

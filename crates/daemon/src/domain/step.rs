@@ -1,4 +1,4 @@
-//! Carrying: one step of a domain. What applications wrote is sent, what came is handed to them.
+//! The step of a domain: sends what applications wrote, and hands over what arrived for them.
 
 use std::collections::BTreeSet;
 
@@ -8,27 +8,28 @@ use headworks_shm::ordered_copy::prefetch_object;
 use headworks_verbs::Status;
 
 use super::{Domain, DomainError};
-use crate::egress::Turn;
-use crate::qp_group::Which;
-use crate::send_queue::Then;
+use crate::egress::SendStep;
+use crate::qp_group::QpRole;
+use crate::send_queue::OnCompletion;
 
 #[cfg(test)]
 mod tests;
 
-/// Turns that a link is given in one step.
+/// Turns that a group gets in one step.
 const TURNS: usize = 32;
-/// Bytes of transfers that it begins in one step, and the same of READs: what is short does not wait for more.
+/// Bytes of WRITEs and offers that a group begins in one step, and likewise of READs. The bound keeps short
+/// messages from waiting.
 const MOVED: u32 = 128 << 10;
 
 impl Domain {
-    /// Does a bounded amount of work; says whether there was any.
+    /// Does a bounded amount of work and returns whether there was any.
     ///
     /// # Errors
     ///
-    /// [`DomainError`]: the device has failed, and with it everything.
+    /// [`DomainError`]: the device has failed, and everything in the domain with it.
     pub fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, DomainError> {
         let mut was_busy = self.poll()?;
-        // Before anybody is told that they are there.
+        // Receives must be posted before a peer is told of them.
         self.receives
             .flush()
             .map_err(crate::receives::GrowError::from)?;
@@ -41,7 +42,7 @@ impl Domain {
         Ok(was_busy)
     }
 
-    /// Whether nothing is to be done until something comes, from an application or a device.
+    /// Returns whether there is no work until an application or a device makes some.
     pub fn is_idle(&self) -> bool {
         self.active.is_empty()
             && self
@@ -57,7 +58,7 @@ impl Domain {
             for completion in &completions[..count] {
                 let receive = self.receives.of(completion.wr_id);
                 match self.by_qpn.get(&completion.qpn).copied() {
-                    // Of a link that has failed.
+                    // The completion belongs to a group that has failed.
                     None => {}
                     Some(at) if completion.status != Status::Success => {
                         let status = completion.status;
@@ -69,7 +70,7 @@ impl Domain {
                         None => self.retire(at, completion.qpn, completion.wr_id),
                     },
                 }
-                // Whosever it was.
+                // Whichever group used the receive, it is posted again.
                 receive.into_iter().for_each(|one| self.receives.again(one));
             }
             self.dying.polled(count);
@@ -78,7 +79,7 @@ impl Domain {
         Ok(polled? > 0)
     }
 
-    /// Requests of a link's queue pair have completed.
+    /// Handles the completion of requests on a group's queue pair.
     fn retire(&mut self, at: usize, qpn: headworks_verbs::Qpn, number: u64) {
         let Some(linked) = self.links.get_mut(at) else {
             return;
@@ -86,30 +87,30 @@ impl Domain {
         let which = linked.link.which(qpn);
         let mut thens = Vec::new();
         linked.link.channel(which).retire(number, |then| {
-            if then != Then::Nothing {
+            if then != OnCompletion::Nothing {
                 thens.push(then);
             }
         });
         let waiting = match which {
-            Which::Frames => BTreeSet::new(),
-            Which::Bulk => std::mem::take(&mut linked.link.waiting),
+            QpRole::Frames => BTreeSet::new(),
+            QpRole::Bulk => std::mem::take(&mut linked.link.waiting),
         };
         self.activate(at);
         waiting.into_iter().for_each(|number| self.call(at, number));
         for then in thens {
             match then {
-                Then::Nothing => {}
-                Then::Sent(number, end) => {
+                OnCompletion::Nothing => {}
+                OnCompletion::Sent(number, end) => {
                     if let Some(connection) = self.connections.get_mut(number) {
                         connection.outlet.transferred(end);
                         self.call(at, number);
                         self.attend(number);
                     }
                 }
-                Then::Fetched(number, position, bytes) => {
+                OnCompletion::Fetched(number, position, bytes) => {
                     self.fetched(at, number, position, bytes);
                 }
-                Then::Got(number, end) => {
+                OnCompletion::Got(number, end) => {
                     if let Some(linked) = self.links.get_mut(at) {
                         linked.link.reads = linked.link.reads.saturating_sub(1);
                     }
@@ -119,7 +120,7 @@ impl Domain {
                         self.attend(number);
                     }
                 }
-                Then::Exported(number) => {
+                OnCompletion::Exported(number) => {
                     if let Some(connection) = self.connections.get_mut(number) {
                         connection.outlet.exporting(true);
                         self.call(at, number);
@@ -129,7 +130,7 @@ impl Domain {
         }
     }
 
-    /// Connections that applications touched.
+    /// Handles the connections that applications marked in their doorbells. Returns whether there were any.
     fn look_at_boards(&mut self) -> bool {
         let mut touched = Vec::new();
         for (at, session) in &self.sessions {
@@ -172,7 +173,7 @@ impl Domain {
         self.attend(number);
     }
 
-    /// The application broke the contract of a connection's memory.
+    /// Resets a connection whose application broke the contract of its shared memory.
     pub(super) fn misused(&mut self, number: Vqpn) {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
@@ -204,7 +205,7 @@ impl Domain {
         was_busy
     }
 
-    /// Sends for a link; says whether it could go on.
+    /// Sends on a group. Returns whether there is more to do that need not wait.
     fn serve(&mut self, at: usize) -> bool {
         let Some(linked) = self.links.get_mut(at).filter(|one| one.link.is_up()) else {
             return false;
@@ -241,7 +242,7 @@ impl Domain {
             turns += 1;
             let number = self.connections.at(place);
             let connection = number.and_then(|number| self.connections.get_mut(number));
-            // The place may be another's by now, of another link.
+            // A connection of another group may have taken the place meanwhile.
             let own = connection.filter(|one| one.place.link == Some(at));
             let Some(connection) = own else {
                 rota.exhausted();
@@ -255,31 +256,31 @@ impl Domain {
             let link = &mut linked.link;
             let turn = connection.turn(&mut session.memory, link, load, &self.config);
             match turn {
-                Ok(Turn::Framed(bytes)) => {
+                Ok(SendStep::Framed(bytes)) => {
                     self.copied += u64::from(bytes);
                     session.traffic.sent += u64::from(bytes);
                     link.rota.spent(bytes);
                     changed.push(number);
                 }
-                Ok(Turn::Bulk(bytes)) => {
+                Ok(SendStep::Bulk(bytes)) => {
                     moved += bytes;
                     session.traffic.sent += u64::from(bytes);
                     link.rota.spent(bytes);
                 }
-                Ok(Turn::Asked(bytes)) => {
+                Ok(SendStep::Asked(bytes)) => {
                     link.rota.spent(bytes);
                     changed.push(number);
                 }
-                Ok(Turn::Nothing) => {
+                Ok(SendStep::Nothing) => {
                     link.rota.exhausted();
                     changed.push(number);
                 }
-                Ok(Turn::Full) => {
+                Ok(SendStep::Full) => {
                     link.rota.exhausted();
-                    // Once, however often something else calls it meanwhile.
+                    // A set, so that a connection waits once, however often it is called meanwhile.
                     link.waiting.insert(number);
                 }
-                Ok(Turn::Blocked) => is_blocked = true,
+                Ok(SendStep::Blocked) => is_blocked = true,
                 Err(_) => {
                     link.rota.exhausted();
                     self.misused(number);
@@ -298,14 +299,14 @@ impl Domain {
         }
         let link = &self.links[at].link;
         let may_fetch = !link.fetches.is_empty() && link.may_read();
-        // What a full queue pair did not take is posted by the next step.
+        // The next step posts requests that a full queue pair did not take.
         link.has_staged()
             || may_fetch
             || !is_blocked
                 && (link.rota.is_waited_for() || (link.may_send() && !link.control.is_empty()))
     }
 
-    /// Posts READs that peers offered.
+    /// Posts READs of what peers offered.
     fn fetch(&mut self, at: usize) {
         let mut moved = 0;
         while moved < MOVED
@@ -342,7 +343,7 @@ impl Domain {
                 link.fetches.pop_front();
                 continue;
             };
-            let then = Then::Fetched(number, position, piece.len);
+            let then = OnCompletion::Fetched(number, position, piece.len);
             link.bulk.read(session.memory.sge(piece), from, then);
             link.reads += 1;
             moved += piece.len;

@@ -3,25 +3,25 @@
 use headworks_client::{Op, Outcome, Vqpn};
 use headworks_verbs::RemoteAddr;
 
-use super::{ATOMICS, Asking, EgressHalf, Impossible, Operating, Turn};
+use super::{ATOMICS, EgressHalf, InvalidRecord, PartialOperation, PendingOperation, SendStep};
 use crate::frame::{ATOMIC, Atomic, Header, Kind};
-use crate::limits::Config;
+use crate::limits::DaemonLimits;
 use crate::memory::Memory;
-use crate::qp_group::{QpGroup, Which};
-use crate::send_queue::Then;
+use crate::qp_group::{QpGroup, QpRole};
+use crate::send_queue::OnCompletion;
 
 impl EgressHalf {
     /// Takes a turn at a one-sided operation.
     pub(super) fn operate(
         &mut self,
-        asking: Asking,
+        asking: PartialOperation,
         (own, to): (Vqpn, Vqpn),
         memory: &Memory,
         link: &mut QpGroup,
         load: u8,
-        config: &Config,
-    ) -> Turn {
-        let Asking { operation, done } = asking;
+        config: &DaemonLimits,
+    ) -> SendStep {
+        let PartialOperation { operation, done } = asking;
         let end = self.flights.back().map_or(0, |flight| flight.end);
         let len = if operation.op.is_atomic() {
             8
@@ -32,7 +32,7 @@ impl EgressHalf {
             Ok(target) => target,
             Err(outcome) => {
                 self.fail(outcome);
-                return Turn::Asked(64);
+                return SendStep::Asked(64);
             }
         };
         let is_full = match operation.op.is_atomic() {
@@ -41,11 +41,11 @@ impl EgressHalf {
         };
         if is_full {
             // Whatever comes back calls it again.
-            return Turn::Nothing;
+            return SendStep::Nothing;
         }
         if operation.op.is_atomic() {
             if !link.may_send() {
-                return Turn::Blocked;
+                return SendStep::Blocked;
             }
             let atomic = Atomic {
                 window: operation.window,
@@ -63,10 +63,10 @@ impl EgressHalf {
                 len: ATOMIC as u32,
                 ..Header::of(Kind::Atomic)
             };
-            link.send(Which::Frames, to, header, ATOMIC, Then::Nothing);
+            link.send(QpRole::Frames, to, header, ATOMIC, OnCompletion::Nothing);
             self.atomics += 1;
             self.asked(None);
-            return Turn::Asked(64);
+            return SendStep::Asked(64);
         }
         let piece = (len - done).min(config.bulk_max);
         let remote = RemoteAddr {
@@ -75,21 +75,21 @@ impl EgressHalf {
         };
         let local = memory.sge(operation.local.part(done, piece));
         match operation.op {
-            Op::Read if !link.may_read() => return Turn::Full,
+            Op::Read if !link.may_read() => return SendStep::Full,
             Op::Read => {
-                link.bulk.read(local, remote, Then::Got(own, end));
+                link.bulk.read(local, remote, OnCompletion::Got(own, end));
                 link.reads += 1;
             }
-            _ if link.bulk.room() == 0 => return Turn::Full,
-            _ => link.bulk.write(local, remote, Then::Sent(own, end)),
+            _ if link.bulk.room() == 0 => return SendStep::Full,
+            _ => link.bulk.write(local, remote, OnCompletion::Sent(own, end)),
         }
         let done = done + piece;
-        self.asked((done < len).then_some(Asking { operation, done }));
-        Turn::Asked(piece)
+        self.asked((done < len).then_some(PartialOperation { operation, done }));
+        SendStep::Asked(piece)
     }
 
     /// A piece of the latest operation was asked for, and that is left.
-    fn asked(&mut self, left: Option<Asking>) {
+    fn asked(&mut self, left: Option<PartialOperation>) {
         self.bulk += 1;
         self.asking = left;
         if let Some(flight) = self.flights.back_mut() {
@@ -129,15 +129,15 @@ impl EgressHalf {
         end: u64,
         outcome: Outcome,
         before: u64,
-    ) -> Result<(), Impossible> {
+    ) -> Result<(), InvalidRecord> {
         let at = self.flights.iter().position(|flight| flight.end == end);
         let flight = at
             .and_then(|at| self.flights.get_mut(at))
-            .ok_or(Impossible)?;
-        let of = |operating: &&mut Operating| operating.is_atomic;
-        let operating = flight.operation.as_mut().filter(of).ok_or(Impossible)?;
+            .ok_or(InvalidRecord)?;
+        let of = |operating: &&mut PendingOperation| operating.is_atomic;
+        let operating = flight.operation.as_mut().filter(of).ok_or(InvalidRecord)?;
         if flight.pending == 0 {
-            return Err(Impossible);
+            return Err(InvalidRecord);
         }
         operating.outcome = outcome;
         self.atomics -= 1;

@@ -8,7 +8,7 @@ use headworks_net::packets::{Packet, PacketSocket, RecvOutcome};
 use headworks_verbs::Buffer;
 use rustix::event::epoll;
 
-use super::subscriptions::Unwanted;
+use super::subscriptions::SubscriptionRefused;
 use super::{BATCH, Inner, Token};
 use crate::daemon::SessionId;
 
@@ -189,10 +189,10 @@ impl Inner {
     }
 }
 
-fn tell_of_unwanted(pid: u32, user: u32, why: Unwanted) {
+fn tell_of_unwanted(pid: u32, user: u32, why: SubscriptionRefused) {
     match why {
         // Said whatever else is: it is about all of the user's.
-        Unwanted::Left(_) => tracing::warn!(
+        SubscriptionRefused::Left(_) => tracing::warn!(
             "process {pid} of user {user} is turned away, as others of that user's are: {why}"
         ),
         why => tracing::warn!("process {pid} of user {user} is turned away: {why}"),

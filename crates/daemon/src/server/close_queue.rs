@@ -22,27 +22,27 @@ const LEAST: usize = 64;
 
 /// Where files are left to be closed, each user's apart. They are, by and by; in any case when the process ends.
 #[derive(Debug)]
-pub(super) struct Closers {
-    users: BTreeMap<u32, Arc<Closer>>,
+pub(super) struct CloseQueue {
+    users: BTreeMap<u32, Arc<UserCloseQueue>>,
     most: usize,
 }
 
 /// A user's.
 #[derive(Debug, Default)]
-struct Closer {
-    work: Mutex<Work>,
+struct UserCloseQueue {
+    work: Mutex<CloseQueueState>,
     has_more: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Work {
+struct CloseQueueState {
     files: VecDeque<OwnedFd>,
     /// Files that are being closed.
     closing: usize,
     threads: usize,
 }
 
-impl Work {
+impl CloseQueueState {
     /// Files that were left and are not closed.
     fn left(&self) -> usize {
         self.files.len() + self.closing
@@ -53,7 +53,7 @@ impl Work {
     }
 }
 
-impl Default for Closers {
+impl Default for CloseQueue {
     fn default() -> Self {
         let may_have = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let most = usize::try_from(may_have / PART).unwrap_or(usize::MAX);
@@ -61,7 +61,7 @@ impl Default for Closers {
     }
 }
 
-impl Closers {
+impl CloseQueue {
     fn of_at_most(most: usize) -> Self {
         Self {
             users: BTreeMap::new(),
@@ -96,8 +96,8 @@ impl Closers {
     }
 }
 
-impl Closer {
-    fn work(&self) -> MutexGuard<'_, Work> {
+impl UserCloseQueue {
+    fn work(&self) -> MutexGuard<'_, CloseQueueState> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn what_a_user_left_that_closes_slowly_keeps_no_other_users_file_open() {
         const MOST: usize = THREADS * (EACH + 1);
-        let mut closers = Closers::of_at_most(MOST);
+        let mut closers = CloseQueue::of_at_most(MOST);
         let mut others = Vec::new();
         for left in 0..MOST {
             assert_eq!(closers.is_full(1), None, "{left}");

@@ -6,7 +6,7 @@ use headworks_client::socket_message::Refusal;
 use headworks_net::{Line, NetError, clock, dial_tcp};
 use headworks_verbs::Duration;
 
-use super::{BATCH, Inner, Token, Told};
+use super::{BATCH, Inner, ServerMessage, Token};
 use crate::control;
 use crate::daemon::PeerId;
 
@@ -47,7 +47,7 @@ impl Inner {
         let teller = self.teller.clone();
         let call = move || {
             let line = dial_tcp(&at, clock::now() + DIAL);
-            teller.tell(Told::Dialed((to, line)));
+            teller.tell(ServerMessage::Dialed((to, line)));
         };
         let name = "headworks-dial".to_owned();
         if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {

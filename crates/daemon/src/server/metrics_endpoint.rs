@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, listen
 
 use headworks_net::clock;
 
-use super::{Teller, Told};
+use super::{ServerMessage, ServerSender};
 
 /// How long one read or write of a caller's may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -129,15 +129,15 @@ impl Drop for Listener {
 }
 
 /// The thread that answers, until it is dropped.
-pub(super) struct Scrapes {
+pub(super) struct MetricsServer {
     thread: Option<JoinHandle<()>>,
     /// Closed, it ends the thread.
     end: Option<OwnedFd>,
 }
 
-impl Scrapes {
+impl MetricsServer {
     /// Listens, and answers with what `teller`'s thread says.
-    pub(super) fn start(at: &MetricsAt, teller: Teller) -> io::Result<Self> {
+    pub(super) fn start(at: &MetricsAt, teller: ServerSender) -> io::Result<Self> {
         let listener = Listener::bind(at)?;
         let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let name = "headworks-metrics".to_owned();
@@ -150,7 +150,7 @@ impl Scrapes {
     }
 }
 
-impl Drop for Scrapes {
+impl Drop for MetricsServer {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
@@ -159,7 +159,7 @@ impl Drop for Scrapes {
     }
 }
 
-fn serve(listener: &Listener, ended: &OwnedFd, teller: &Teller) {
+fn serve(listener: &Listener, ended: &OwnedFd, teller: &ServerSender) {
     loop {
         let mut fds = [
             PollFd::new(listener, PollFlags::IN),
@@ -174,7 +174,7 @@ fn serve(listener: &Listener, ended: &OwnedFd, teller: &Teller) {
         }
         let look = || {
             let (to, text) = mpsc::channel();
-            let is_asked = teller.tell(Told::Look(to));
+            let is_asked = teller.tell(ServerMessage::Look(to));
             is_asked.then(|| text.recv_timeout(PATIENCE).ok()).flatten()
         };
         match listener.accept() {
@@ -213,9 +213,9 @@ fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io:
         let read = caller.read(&mut piece)?;
         request.extend_from_slice(&piece[..read]);
         match asked(&request) {
-            Asked::More if read == 0 => return Ok(()),
-            Asked::More => {}
-            Asked::Metrics => match look() {
+            ScrapeRequest::More if read == 0 => return Ok(()),
+            ScrapeRequest::More => {}
+            ScrapeRequest::Metrics => match look() {
                 Some(text) => break ("200 OK", text),
                 None => {
                     break (
@@ -224,8 +224,10 @@ fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io:
                     );
                 }
             },
-            Asked::Other => break ("404 Not Found", "there is GET /metrics\n".to_owned()),
-            Asked::Nonsense => break ("400 Bad Request", "there is GET /metrics\n".to_owned()),
+            ScrapeRequest::Other => break ("404 Not Found", "there is GET /metrics\n".to_owned()),
+            ScrapeRequest::Nonsense => {
+                break ("400 Bad Request", "there is GET /metrics\n".to_owned());
+            }
         }
     };
     let head = format!(
@@ -242,7 +244,7 @@ fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io:
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum ScrapeRequest {
     /// It is not all there.
     More,
     Metrics,
@@ -250,7 +252,7 @@ enum Asked {
     Nonsense,
 }
 
-fn asked(request: &[u8]) -> Asked {
+fn asked(request: &[u8]) -> ScrapeRequest {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
     match parsed.parse(request) {
@@ -258,12 +260,12 @@ fn asked(request: &[u8]) -> Asked {
             let path = parsed.path.unwrap_or_default();
             let path = path.split('?').next().unwrap_or_default();
             match (parsed.method, path) {
-                (Some("GET"), "/" | "/metrics") => Asked::Metrics,
-                _ => Asked::Other,
+                (Some("GET"), "/" | "/metrics") => ScrapeRequest::Metrics,
+                _ => ScrapeRequest::Other,
             }
         }
-        Ok(httparse::Status::Partial) if request.len() < REQUEST_MAX => Asked::More,
-        _ => Asked::Nonsense,
+        Ok(httparse::Status::Partial) if request.len() < REQUEST_MAX => ScrapeRequest::More,
+        _ => ScrapeRequest::Nonsense,
     }
 }
 
@@ -272,12 +274,12 @@ mod tests {
     use super::*;
 
     /// A caller that says `says` a byte at a time.
-    struct Slow<'a> {
+    struct SlowCaller<'a> {
         says: &'a [u8],
         hears: Vec<u8>,
     }
 
-    impl Read for Slow<'_> {
+    impl Read for SlowCaller<'_> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             let len = self.says.len().min(1);
             into[..len].copy_from_slice(&self.says[..len]);
@@ -286,7 +288,7 @@ mod tests {
         }
     }
 
-    impl Write for Slow<'_> {
+    impl Write for SlowCaller<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.hears.extend_from_slice(bytes);
             Ok(bytes.len())
@@ -297,7 +299,7 @@ mod tests {
     }
 
     fn heard(says: &[u8], text: Option<&str>) -> String {
-        let mut caller = Slow {
+        let mut caller = SlowCaller {
             says,
             hears: Vec::new(),
         };

@@ -2,7 +2,7 @@
 //!
 //! A byte that was written and not read makes the other end readable, what was written there and not read makes it
 //! unwritable, and closing hangs it up. Nothing is ever waited for here: what an application handed over that is none
-//! of that, and whatever lies in it, is closed by [others](super::closer).
+//! of that, and whatever lies in it, is closed by [others](super::close_queue).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use headworks_net::packets::{PacketSocket, RecvOutcome, recv_with_fds};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown};
 
-use super::close_queue::Closers;
+use super::close_queue::CloseQueue;
 use crate::daemon::{SessionId, Signal, WatchId};
 
 /// Reads in a row, and bytes of each, of what makes a descriptor unwritable: an honest application fills a small
@@ -22,13 +22,13 @@ const READ: usize = 4096;
 
 /// Descriptors, and whose they are.
 #[derive(Default)]
-pub(super) struct Watches {
-    all: HashMap<WatchId, Watch>,
+pub(super) struct Subscriptions {
+    all: HashMap<WatchId, Subscription>,
     last: u64,
-    closers: Closers,
+    closers: CloseQueue,
 }
 
-struct Watch {
+struct Subscription {
     session: SessionId,
     user: u32,
     file: OwnedFd,
@@ -36,7 +36,7 @@ struct Watch {
 
 /// Why an application is to hand over nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unwanted {
+pub(super) enum SubscriptionRefused {
     /// There is one descriptor to a connection.
     #[error("it handed over {0} files at once")]
     Many(usize),
@@ -48,32 +48,32 @@ pub(super) enum Unwanted {
     Left(usize),
 }
 
-impl From<Unwanted> for Refusal {
-    fn from(why: Unwanted) -> Self {
+impl From<SubscriptionRefused> for Refusal {
+    fn from(why: SubscriptionRefused) -> Self {
         match why {
-            Unwanted::Many(_) | Unwanted::Kind => Self::Misuse,
-            Unwanted::Left(_) => Self::Limit,
+            SubscriptionRefused::Many(_) | SubscriptionRefused::Kind => Self::Misuse,
+            SubscriptionRefused::Left(_) => Self::Limit,
         }
     }
 }
 
-impl Watches {
+impl Subscriptions {
     /// Keeps the descriptor that came with a packet of a user's, if one did.
     ///
     /// # Errors
     ///
-    /// [`Unwanted`]: the session is to end.
+    /// [`SubscriptionRefused`]: the session is to end.
     pub(super) fn take(
         &mut self,
         session: SessionId,
         user: u32,
         mut files: Vec<OwnedFd>,
-    ) -> Result<Option<WatchId>, Unwanted> {
+    ) -> Result<Option<WatchId>, SubscriptionRefused> {
         let unwanted = match &files[..] {
             [] => return Ok(None),
-            [file] if !is_stream(file) => Some(Unwanted::Kind),
+            [file] if !is_stream(file) => Some(SubscriptionRefused::Kind),
             [_] => self.check(user).err(),
-            many => Some(Unwanted::Many(many.len())),
+            many => Some(SubscriptionRefused::Many(many.len())),
         };
         if let Some(unwanted) = unwanted {
             files
@@ -83,7 +83,7 @@ impl Watches {
         }
         let watches = files.pop().map(|file| {
             self.last += 1;
-            let watch = Watch {
+            let watch = Subscription {
                 session,
                 user,
                 file,
@@ -98,10 +98,10 @@ impl Watches {
     ///
     /// # Errors
     ///
-    /// [`Unwanted::Left`].
-    pub(super) fn check(&self, user: u32) -> Result<(), Unwanted> {
+    /// [`SubscriptionRefused::Left`].
+    pub(super) fn check(&self, user: u32) -> Result<(), SubscriptionRefused> {
         let left = self.closers.is_full(user);
-        left.map_or(Ok(()), |left| Err(Unwanted::Left(left)))
+        left.map_or(Ok(()), |left| Err(SubscriptionRefused::Left(left)))
     }
 
     /// Hangs up a socket that an application of a user has the other end of.
@@ -133,7 +133,7 @@ impl Watches {
 
     /// Has something be seen at the other end.
     pub(super) fn signal(&mut self, watch: WatchId, signal: Signal) {
-        let Some(Watch { user, file, .. }) = self.all.get(&watch) else {
+        let Some(Subscription { user, file, .. }) = self.all.get(&watch) else {
             return;
         };
         match signal {
@@ -160,7 +160,7 @@ impl Watches {
     }
 
     fn hang_up(&mut self, watch: WatchId) {
-        if let Some(Watch { user, file, .. }) = self.all.remove(&watch) {
+        if let Some(Subscription { user, file, .. }) = self.all.remove(&watch) {
             self.close(user, file);
         }
     }

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use headworks_client::connection::{Connection, Received};
 use headworks_client::control_block::Transfer;
 use headworks_client::session::Event;
-use headworks_client::{Extent, Lent, Session};
+use headworks_client::{Extent, LendTicket, Session};
 use headworks_verbs::{Duration, Instant};
 
-use super::tamper::{MEMORY, Meddler};
+use super::tamper::{MEMORY, SideTraffic};
 
 /// What an application does.
 #[derive(Clone, Debug, Default)]
@@ -72,10 +72,10 @@ struct Stream {
     got: u64,
     flow: Flow,
     head: Vec<u8>,
-    lent: Option<Lent>,
+    lent: Option<LendTicket>,
     lend_from: Option<Extent>,
     has_asked: bool,
-    meddler: Meddler,
+    meddler: SideTraffic,
 }
 
 impl Stream {
@@ -362,7 +362,7 @@ impl Application {
             head: Vec::new(),
             lent: None,
             lend_from: None,
-            meddler: Meddler::new(key(local, peer)),
+            meddler: SideTraffic::new(key(local, peer)),
             has_asked: false,
             connection,
         };

@@ -9,7 +9,7 @@ use headworks_daemon::auth::Secret;
 use headworks_daemon::control::VERSION;
 use headworks_daemon::daemon::{Daemon, Identity, Output, PeerId, SessionId, Signal, WatchId};
 use headworks_daemon::domain::ObjectCounts;
-use headworks_daemon::limits::Config;
+use headworks_daemon::limits::DaemonLimits;
 use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_shm::View;
 use headworks_verbs::{Access, Buffer, Device, Duration, Instant};
@@ -19,7 +19,7 @@ use super::application::{Application, Outcome, Script};
 /// A host as a plan has it.
 #[derive(Clone, Debug)]
 pub(crate) struct HostPlan {
-    pub(crate) config: Config,
+    pub(crate) config: DaemonLimits,
     pub(crate) scripts: Vec<Script>,
 }
 

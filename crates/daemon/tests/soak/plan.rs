@@ -1,6 +1,6 @@
 //! What a seed stands for: hosts, applications, what they exchange, and what goes wrong.
 
-use headworks_daemon::limits::{Bulk, Config};
+use headworks_daemon::limits::{Bulk, DaemonLimits};
 use headworks_simnic::faults::{Random, Rules, rules};
 use headworks_verbs::{Duration, Instant};
 
@@ -24,10 +24,10 @@ fn at(micros: u64) -> Instant {
     Instant::ZERO + Duration::from_micros(micros)
 }
 
-fn config(random: &mut Random) -> Config {
+fn config(random: &mut Random) -> DaemonLimits {
     let mut of = |values: &[u32]| random.one_of(values);
     let floor = of(&[4, 5, 8]);
-    Config {
+    DaemonLimits {
         frame_bytes: of(&[256, 1024, 8192]),
         receives: of(&[32, 64, 256]),
         receives_max: 4096,
@@ -45,7 +45,7 @@ fn config(random: &mut Random) -> Config {
         ring_max: of(&[4096, 64 << 10, 1 << 20]),
         slab_bytes: of(&[64 << 10, 1 << 20]),
         poison: true,
-        ..Config::default()
+        ..DaemonLimits::default()
     }
 }
 

@@ -2,7 +2,7 @@
 //! copy is nobody's business here; that each of them ends, and harms nothing else, is.
 
 use headworks_client::connection::Connection;
-use headworks_client::{Extent, Lent, Op, Operation, Outcomes, Rights, Session};
+use headworks_client::{Extent, LendTicket, Op, Operation, Outcomes, Rights, Session};
 
 use super::application::mix;
 
@@ -16,7 +16,7 @@ const UNDER_WAY: usize = 8;
 
 /// What a connection's application does beside its stream.
 #[derive(Default)]
-pub(crate) struct Meddler {
+pub(crate) struct SideTraffic {
     noise: u64,
     pub(crate) has_asked: bool,
     pub(crate) memory: Option<Extent>,
@@ -25,11 +25,11 @@ pub(crate) struct Meddler {
     has_revoked: bool,
     pub(crate) window: Option<u32>,
     asked: u32,
-    under_way: Vec<(u32, Outcomes, Lent)>,
+    under_way: Vec<(u32, Outcomes, LendTicket)>,
     pub(crate) done: u32,
 }
 
-impl Meddler {
+impl SideTraffic {
     pub(crate) fn new(noise: u64) -> Self {
         Self {
             noise,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use headworks::sim::{Counters, Preset, SimProvider};
 use headworks::verbs::Provider;
-use headworks_baselines::{Window, Writes};
+use headworks_baselines::{WriteWindow, Writes};
 
 use super::prelude::*;
 use crate::cpu_affinity::pin;
@@ -130,7 +130,7 @@ fn measure(
             .open(&name)
             .map_err(|e| WorkloadError::at("device", e))
     };
-    let window = Window {
+    let window = WriteWindow {
         queue_pairs: point.x as usize,
         depth: point.n as usize,
         bytes: SIZE,

@@ -1,4 +1,4 @@
-//! What a waiting task is woken by: its ring's completion channel, and the line.
+//! Wakes a waiting task by its ring's completion channel or by the line.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
@@ -10,26 +10,26 @@ use tokio::io::unix::AsyncFd;
 
 use crate::blocking::{BlockingError, system};
 
-/// The two descriptors, registered with the runtime's reactor.
+/// The descriptors of the ring and the line, registered with the runtime's reactor.
 pub(super) struct TaskWaiter {
     ring: AsyncFd<OwnedFd>,
     line: Line,
     line_fd: AsyncFd<OwnedFd>,
-    /// The line has ended: the peer closed or died.
+    /// Whether the line has ended: the peer closed or died.
     gone: bool,
 }
 
-/// Has the reactor watch a copy of `fd`.
+/// Registers a copy of `fd` with the reactor.
 fn async_fd(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>, BlockingError> {
     let fd = fd.try_clone_to_owned().map_err(system("descriptor"))?;
-    // SAFETY: an `OwnedFd` is open until it is dropped and names one descriptor all its life; the
+    // SAFETY: an `OwnedFd` stays open until it is dropped and refers to one descriptor all its life. The
     // `AsyncFd` owns it.
     let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     registered.map_err(|error| system("reactor")(error.into()))
 }
 
 impl TaskWaiter {
-    /// For a ring in `mode` with the descriptor `fd`, connected over `line`.
+    /// Makes one for a ring in `mode` with the descriptor `fd`, connected over `line`.
     pub(super) fn new(
         fd: Option<BorrowedFd<'_>>,
         mode: Mode,
@@ -51,8 +51,8 @@ impl TaskWaiter {
         self.gone
     }
 
-    /// Ready once the ring's descriptor or the line has said something: look at the ring again.
-    /// `drain` takes the ring's events. Call it after arming the ring and looking once more.
+    /// Ready once the ring's descriptor or the line is readable; the caller then polls the ring again. `drain`
+    /// takes the ring's events. Call it after arming the ring and polling it once more.
     pub(super) fn poll_wake_up(
         &mut self,
         cx: &mut Context<'_>,
@@ -61,7 +61,7 @@ impl TaskWaiter {
         let mut rung = Poll::Pending;
         if let Poll::Ready(ready) = self.ring.poll_read_ready(cx) {
             let mut ready = ready.map_err(system("waiting"))?;
-            // The reactor tells of changes: what comes after the descriptor was emptied is one.
+            // The reactor is edge-triggered: an event that arrives after the descriptor was drained is a new edge.
             drain();
             ready.clear_ready();
             rung = Poll::Ready(Ok(()));
@@ -71,7 +71,7 @@ impl TaskWaiter {
         {
             let mut ready = ready.map_err(system("waiting"))?;
             self.gone = self.line.peer_gone();
-            // Messages are left for whoever gets the line back.
+            // Messages stay in the line for the caller that takes it back.
             ready.clear_ready();
             rung = Poll::Ready(Ok(()));
         }

@@ -1,4 +1,4 @@
-//! What a waiting end watches besides its ring: the line, the interrupt, the deadline.
+//! Waits for a ring, and also for the line, the interrupt and the deadline.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,25 +11,25 @@ use rustix::io::Errno;
 
 use super::BlockingError;
 
-/// Messages over the line that are kept: of up to 64 KiB each. Both sides of a pipe have one or two to say.
+/// Limit on kept messages from the line, each of up to 64 KiB. Each side of a pipe sends one or two.
 const LINE_MESSAGES_MAX: usize = 16;
 
-/// For `map_err`.
+/// For `map_err`: the system call named `what` failed.
 pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> BlockingError {
     move |source| BlockingError::System { what, source }
 }
 
-/// What is watched while waiting.
+/// The descriptors and the deadline that a waiting end watches, and what it has seen.
 pub(crate) struct EndWaiter {
     ring: OwnedFd,
     pub(crate) line: Line,
     interrupt: Option<OwnedFd>,
     pub(crate) deadline: Option<Instant>,
-    /// Messages that came over the line.
+    /// Messages that arrived over the line and were not taken yet, oldest first.
     pub(crate) line_messages: VecDeque<Vec<u8>>,
-    /// The line has ended.
+    /// Whether the line has ended.
     pub(crate) line_ended: bool,
-    /// The ring's descriptor was readable.
+    /// Whether the ring's descriptor was readable in a wait and its events are not drained yet.
     pub(crate) ring_readable: bool,
 }
 
@@ -52,7 +52,7 @@ impl EndWaiter {
         Ok(())
     }
 
-    /// Waits until `look` says yes, the ring's descriptor rings, or the line says something.
+    /// Waits until `look` returns true, the ring's descriptor is readable, or a message arrives over the line.
     pub(crate) fn wait(
         &mut self,
         look: impl FnMut(WaitPhase) -> bool,
@@ -61,8 +61,8 @@ impl EndWaiter {
             .map(drop)
     }
 
-    /// Waits until `extra` has what is asked of it; says whether it has, or something else ended the
-    /// wait. Does not listen to the ring.
+    /// Waits until `fd` has one of `events`. Returns whether it has, or something else ended the wait. Does not
+    /// watch the ring.
     pub(crate) fn wait_fd(
         &mut self,
         fd: &impl AsFd,
@@ -72,7 +72,7 @@ impl EndWaiter {
         self.wait_with_fd(Some(PollFd::new(fd, events)), false, waiter, |_| false)
     }
 
-    /// Whether the interrupt came: for those who have had no reason to wait for long.
+    /// Checks for the interrupt without waiting: for ends that have not had to wait for long.
     pub(crate) fn check_interrupt(&self) -> Result<(), BlockingError> {
         let Some(interrupt) = &self.interrupt else {
             return Ok(());
@@ -85,7 +85,7 @@ impl EndWaiter {
         }
     }
 
-    /// Waits for the line alone: the ring has nothing more to say.
+    /// Waits for the line alone, once the ring is of no more use.
     pub(crate) fn wait_line(&mut self) -> Result<(), BlockingError> {
         let waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
         self.wait_with_fd(None, false, waiter, |_| false).map(drop)
@@ -132,8 +132,8 @@ impl EndWaiter {
         Ok(ready)
     }
 
-    /// Takes what came over the line: up to the first message that is one too many, so that a peer that
-    /// talks without end costs neither memory nor time without end.
+    /// Takes the messages that arrived over the line. Fails at the first message beyond the limit, so a peer that
+    /// never stops sending costs bounded memory and time.
     pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
         while !self.line_ended {
             match self.line.recv_control() {

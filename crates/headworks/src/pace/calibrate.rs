@@ -1,15 +1,15 @@
-//! What delays a device has while it is idle: the base delays of its pacing, measured as pacing measures.
+//! Measures the delays of an idle device: the base delays of its pacing, in the way pacing measures them.
 //!
-//! One request at a time and a small one, from its doorbell to its completion, less what its bytes take on the line. The
-//! completion's time is the device's own where that is what pacing would go by ([`PaceConfig::timestamps`]), else that of
-//! the poll that finds it, over and over. Nothing else is taken off: what a request takes on the idle device is its base
-//! delay.
+//! One small request is measured at a time, from its doorbell to its completion, minus the time of its bytes on
+//! the line. The completion time is the device's timestamp if pacing would use that ([`PaceConfig::timestamps`]).
+//! Otherwise it is the time of the poll that finds it; the polls follow each other at once. Nothing else is
+//! subtracted: what a request takes on the idle device is its base delay.
 
 use std::sync::Arc;
 
 use headworks_pacing::clock_sync::{ClockSync, between};
 use headworks_pacing::monitor::{Class, serialisation};
-use headworks_pacing::{Clock, Config};
+use headworks_pacing::{Clock, PacingConfig};
 use headworks_simnic::is_simulated;
 use headworks_verbs::bringup::{ConnectionParams, bring_up_ud};
 use headworks_verbs::{
@@ -23,42 +23,42 @@ use super::{default_config, split};
 #[cfg(doc)]
 use crate::pace::PaceConfig;
 
-/// Requests of each class that are measured, if nothing else is said.
+/// Number of requests of each class that are measured by default.
 pub const ROUNDS: u32 = 4000;
-/// Most requests of each class that are measured: what is kept of them stays small, and more say nothing more.
+/// Limit on the requests of each class. It bounds the memory for samples; more samples would show nothing new.
 pub const ROUNDS_MAX: u32 = 1_000_000;
 /// Bytes of a request.
 pub const BYTES: u32 = 8;
-/// Before any are measured, one in so many of them.
+/// Warm-up requests before the measured ones: one in this many of the latter.
 const WARM_UP_PART: u32 = 10;
-/// Samples are taken to be of an idle device as long as nine in ten are no longer than so many times the shortest tenth.
+/// A device counts as idle if nine in ten samples are at most this multiple of the shortest tenth.
 pub const IDLE_SPREAD: u64 = 3;
-/// Whether to go on is asked once in so many requests, and once in so many polls that find nothing.
+/// Requests, and polls that find nothing, between two calls of `go_on`.
 const INTERRUPT_CHECK_ROUNDS: u32 = 64;
 const INTERRUPT_CHECK_POLLS: u32 = 4096;
-/// Receives posted for datagrams.
+/// Number of receives posted for datagrams.
 const RECEIVES: u32 = 16;
 const QKEY: u32 = 0x6865_6164;
-/// Bytes of each end's memory: the request's, and a datagram behind its header.
+/// Bytes of each end's memory: for the request, and for a datagram after its header.
 const MEMORY: usize = 4096;
 
-/// Base delays cannot be measured.
+/// Why base delays could not be measured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
-    /// None are to be measured, or too many.
+    /// The number of requests is 0 or above [`ROUNDS_MAX`].
     #[error("{0} requests of each class: 1 to {ROUNDS_MAX} are measured")]
     Rounds(
-        /// How many of each class.
+        /// Number of requests of each class.
         u32,
     ),
-    /// A device cannot be opened.
+    /// A device could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A device cannot do its part.
+    /// A device could not do a part of the measurement.
     #[error("{what}: {source}")]
     Device {
-        /// Which part.
+        /// The part that failed.
         what: &'static str,
         /// Error of the device.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -71,7 +71,7 @@ pub enum CalibrateError {
         /// Status of its completion.
         status: Status,
     },
-    /// Whoever asked did not want to go on.
+    /// The caller's `go_on` returned false.
     #[error("interrupted")]
     Interrupted,
 }
@@ -85,7 +85,7 @@ fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     }
 }
 
-/// What a class of requests is called.
+/// Returns the name of a class of requests.
 pub fn name(class: Class) -> &'static str {
     match class {
         Class::Write => "SEND, WRITE",
@@ -95,15 +95,15 @@ pub fn name(class: Class) -> &'static str {
     }
 }
 
-/// Base delays of a device.
+/// Measured base delays of a device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Calibration {
-    /// Whether they are virtual time's.
+    /// Whether the delays are in virtual time.
     pub is_simulated: bool,
-    /// Whether completions were taken at the device's timestamps.
+    /// Whether completions were timed by the device's timestamps.
     pub is_stamped: bool,
-    /// Those of each class that the device has.
+    /// One entry for each class that the device supports.
     pub measured: Vec<ClassDelay>,
 }
 
@@ -111,15 +111,15 @@ pub struct Calibration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClassDelay {
-    /// Of which.
+    /// Class of the requests.
     pub class: Class,
-    /// Samples.
+    /// Number of samples.
     pub samples: u32,
-    /// The median: the base delay.
+    /// Median: the base delay.
     pub median: Duration,
-    /// One in ten is no longer.
+    /// 10th percentile: one sample in ten is no longer.
     pub p10: Duration,
-    /// Nine in ten are no longer.
+    /// 90th percentile: nine samples in ten are no longer.
     pub p90: Duration,
 }
 
@@ -136,12 +136,12 @@ impl ClassDelay {
         })
     }
 
-    /// Whether samples are as close to each other as on an idle device.
+    /// Whether the samples are as close to each other as on an idle device.
     pub fn is_idle(&self) -> bool {
         self.p90.nanos() <= IDLE_SPREAD.saturating_mul(self.p10.nanos())
     }
 
-    /// The constant that it is to be, and its value.
+    /// Returns the constant to set, and its value in nanoseconds.
     pub fn constant(&self) -> (&'static str, u64) {
         let key = match self.class {
             Class::Write => "base_delay_ns",
@@ -154,12 +154,12 @@ impl ClassDelay {
 }
 
 impl Calibration {
-    /// Whether the device seems to have been idle meanwhile.
+    /// Whether the device seems to have been idle during the measurement.
     pub fn is_idle(&self) -> bool {
         self.measured.iter().all(ClassDelay::is_idle)
     }
 
-    /// What to add to the device's name: `pace_base_delay_ns=2100,…`.
+    /// Returns the options to add to the device's name: `pace_base_delay_ns=2100,…`.
     pub fn options(&self) -> String {
         let each = self.measured.iter().map(|measured| {
             let (key, value) = measured.constant();
@@ -169,8 +169,8 @@ impl Calibration {
     }
 }
 
-/// Where a device's requests go if nothing is said: another soft host, another simulated host of its network, the device
-/// itself where it is of libibverbs.
+/// Returns the default peer for a device's requests: another soft host, another simulated host of its network,
+/// or the device itself for libibverbs.
 pub fn default_peer(device: &DeviceName) -> DeviceName {
     let (kind, name) = (device.kind(), device.name());
     let other = |host: &str| if host == "h2" { "h1" } else { "h2" };
@@ -190,16 +190,17 @@ pub fn default_peer(device: &DeviceName) -> DeviceName {
         }
         text += &value.map_or_else(|| format!(",{key}"), |value| format!(",{key}={value}"));
     }
-    // It was a name before.
+    // Parsing cannot fail: the text was a legal name before.
     text.parse().unwrap_or_else(|_| device.clone())
 }
 
-/// Measures the base delays of a device, by requests to another or to itself, `rounds` of each class, up to [`ROUNDS_MAX`]. Pacing options of its
-/// name count, and pace nothing. `go_on` is asked now and then, with how much is done of how much.
+/// Measures the base delays of a device by requests to `peer`, which may be the device itself: `rounds` of each
+/// class, at most [`ROUNDS_MAX`]. Pacing options in its name set constants but pace nothing. Calls `go_on` from
+/// time to time with the number of requests done and of all; stops if it returns false.
 ///
 /// # Errors
 ///
-/// [`CalibrateError`]. What a device does not have, atomics or datagrams, is left out.
+/// [`CalibrateError`]. Classes that the device does not support (atomics, datagrams) are left out.
 pub fn calibrate(
     device: &DeviceName,
     peer: &DeviceName,
@@ -252,11 +253,11 @@ pub fn calibrate(
     })
 }
 
-/// What is measured with.
+/// State of a measurement.
 struct LatencyProbe<'g> {
     stamps: Option<(Arc<dyn Device>, ClockSync)>,
     cq: Arc<dyn CompletionQueue>,
-    config: Config,
+    config: PacingConfig,
     line_rate: u64,
     clock: Clock,
     go_on: &'g mut dyn FnMut(u64, u64) -> bool,
@@ -265,7 +266,8 @@ struct LatencyProbe<'g> {
 }
 
 impl LatencyProbe<'_> {
-    /// The delays of requests of a class over a path; `None` where they do not go that way, or the device has none.
+    /// Measures the delays of requests of a class over a path; `None` if they do not go that way or the device has
+    /// none.
     fn measure(
         &mut self,
         path: &mut dyn ProbePath,
@@ -283,7 +285,7 @@ impl LatencyProbe<'_> {
             }
             path.prepare()?;
             let sample = match self.round(path, class, op) {
-                // Not every device has atomics; those that have none say so here or there.
+                // Devices without atomics refuse them at the post or at the completion.
                 Err(CalibrateError::Device { source, .. })
                     if round == 0 && source.downcast_ref() == Some(&PostErrorKind::Operation) =>
                 {
@@ -309,7 +311,7 @@ impl LatencyProbe<'_> {
         }
     }
 
-    /// One request, from doorbell to completion; `None` where the clocks are too far off to say.
+    /// Measures one request, from doorbell to completion; `None` if the clocks are too far apart to compare.
     fn round(
         &mut self,
         path: &mut dyn ProbePath,
@@ -349,7 +351,7 @@ impl LatencyProbe<'_> {
         Ok(delay.map(|delay| Duration::from_nanos(less(delay))))
     }
 
-    /// The completion of the request under way, and when it was found.
+    /// Waits for the completion of the request. Returns it and the time of the poll that found it.
     fn completion(&mut self) -> Result<(Completion, Instant), CalibrateError> {
         let mut found = [Completion::default(); 1];
         let mut polls = 0_u32;
@@ -368,7 +370,7 @@ impl LatencyProbe<'_> {
     }
 }
 
-/// What is of one device.
+/// The objects of one device.
 struct ProbeEndpoint {
     device: Arc<dyn Device>,
     pd: Arc<dyn ProtectionDomain>,
@@ -416,15 +418,15 @@ impl ProbeEndpoint {
     }
 }
 
-/// A way that requests go.
+/// A connection, or a pair of datagram queue pairs, over which requests go.
 trait ProbePath {
-    /// The request of a class, where it goes this way.
+    /// Returns the request of a class, if it can go this way.
     fn op(&self, class: Class) -> Option<SendOp>;
-    /// Before each request.
+    /// Prepares one request; called before each.
     fn prepare(&mut self) -> Result<(), CalibrateError> {
         Ok(())
     }
-    /// The queue pair, and the request's memory.
+    /// Returns the queue pair and the request's memory.
     fn parts(&mut self) -> (&mut dyn QueuePair, &Region);
 }
 
@@ -489,7 +491,7 @@ struct UdPath<'e> {
 }
 
 impl<'e> UdPath<'e> {
-    /// `None` on devices that have none.
+    /// Returns `None` on devices without datagrams.
     fn new(
         near: &'e ProbeEndpoint,
         far: &'e ProbeEndpoint,
@@ -538,7 +540,7 @@ impl ProbePath for UdPath<'_> {
         (class == Class::Datagram).then_some(SendOp::SendTo(to))
     }
 
-    /// What has arrived makes room for others.
+    /// Reposts receives for the datagrams that have arrived.
     fn prepare(&mut self) -> Result<(), CalibrateError> {
         let mut found = [Completion::default(); RECEIVES as usize];
         let arrived = self.far.cq.poll(&mut found).map_err(failed("polling"))?;
@@ -551,7 +553,7 @@ impl ProbePath for UdPath<'_> {
             }];
             match self.theirs.post_recv(&receive) {
                 Ok(()) => self.posted += 1,
-                // A device may have less room than it says now and then, as long as something is posted.
+                // A device may at times have less room than it declares, as long as some receives are posted.
                 Err(error) if error.kind == PostErrorKind::QueueFull && self.posted > 0 => break,
                 Err(error) => return Err(failed("posting a receive")(error.kind)),
             }

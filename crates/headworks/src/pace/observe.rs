@@ -1,17 +1,17 @@
-//! What processes of this user pace, seen from outside.
+//! Observes from outside which RNICs the processes of this user pace.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headworks_pacing::{Config, SharedPacing, Status};
+use headworks_pacing::{PacingConfig, SharedPacing, Status};
 use headworks_shm::{CommonSegmentRecord, Registry, View};
 use headworks_verbs::{DeviceInfo, OpenError};
 
 use super::{KEY, registry_key};
 use crate::devices::DEFAULT_DEVICE;
 
-/// An RNIC that processes of this user pace. It shows the same as [`status`](super::status) as long as one of the
-/// processes lives, and then what was last.
+/// An RNIC that processes of this user pace. It shows the same as [`status`](super::status) while one of the
+/// processes lives, and the last state after that.
 pub struct Observer {
     share: SharedPacing,
     pids: Vec<u32>,
@@ -19,36 +19,36 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// What the RNIC is called: a device's name without options, as those who pace it say it.
+    /// Returns the RNIC's name as the pacing processes published it: a device's name without options.
     pub fn rnic(&self) -> String {
         self.share.rnic().unwrap_or_else(|| self.key.clone())
     }
 
-    /// The processes that have it open and pace it, from the lowest number on.
+    /// Returns the processes that have it open and pace it, in ascending order.
     pub fn pids(&self) -> &[u32] {
         &self.pids
     }
 
-    /// By which constants, as far as observers need them: rates and thresholds. Of processes with different ones, those of
-    /// the last to open it.
-    pub fn constants(&self) -> Config {
+    /// Returns the constants that observers need: rates and thresholds. If the processes set different ones, those
+    /// of the last to open it are returned.
+    pub fn constants(&self) -> PacingConfig {
         self.share.said().unwrap_or_default()
     }
 
-    /// What its pacing says now.
+    /// Returns the present status of its pacing.
     pub fn status(&self) -> Status {
         let now = headworks_net::clock::now();
         self.share.status(&self.constants(), now)
     }
 
-    /// Whether it is the RNIC of this device.
+    /// Whether this is the RNIC of the device.
     pub fn is_of(&self, info: &DeviceInfo) -> bool {
         self.key == registry_key(info)
     }
 }
 
-/// The RNICs that processes of this user pace now. Looks only: maps what they share for reading. Simulated RNICs are
-/// paced each within its process, and not seen here.
+/// Lists the RNICs that processes of this user pace now. Only maps their shared memory for reading. Simulated
+/// RNICs are paced within a process and not visible here.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub fn observers() -> Result<Vec<Observer>, OpenError> {
         }
         match found.get_mut(&key) {
             Some(observer) => observer.pids.push(record.process.pid),
-            // Who ends meanwhile is not there.
+            // A process that ends meanwhile is skipped.
             None => {
                 if let Some(observer) = observe(&key, &record) {
                     found.insert(key, observer);

@@ -1,4 +1,4 @@
-//! Where connectors come: several may stand there at the same time, and the first that greets is met.
+//! Accepts connectors: several may be connected at the same time, and the first to greet is accepted.
 
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,20 +14,20 @@ use super::handshake::{
 };
 use crate::rdma::{self, RdmaError};
 
-/// How long a connector may take to greet where anybody may come, over TCP, and then to connect its ring. A
-/// connector behind it waits twice as long.
+/// How long a connector may take to greet over TCP, where anybody may connect, and then to connect its ring. A
+/// connector waits twice as long for its answer ([`HELLO_TIMEOUT`]), so it outlasts one silent caller.
 pub(super) const HELLO_TIMEOUT_NETWORK: Duration = Duration::from_secs(5);
-/// Callers that may stand at an address without having greeted.
+/// Limit on callers that are connected to an address and have not greeted.
 const PENDING_CALLERS_MAX: usize = 8;
 
-/// Where connectors come.
+/// Listens for connectors.
 pub(super) enum PipeListener {
-    /// One of this user's, under a name, or anybody, at an address.
+    /// Under a name, for processes of this user, or at a TCP address, for anybody.
     Line(Arc<dyn Device>, Listener),
     Rdma(Box<rdma::RdmaListener>),
 }
 
-/// A connector, on its device, and what it wants.
+/// A connector that has greeted: its device, its line, and the direction it asked for.
 pub(super) struct AcceptedPeer {
     pub(super) device: Arc<dyn Device>,
     pub(super) line: Line,
@@ -54,7 +54,7 @@ impl PipeListener {
         })
     }
 
-    /// The next one, if one waits.
+    /// Takes the next caller, if one waits.
     fn try_next(&self, name: &str, now: Instant) -> Result<Option<PendingCaller<'_>>, PipeError> {
         match self {
             Self::Line(device, listener) => {
@@ -74,7 +74,7 @@ impl PipeListener {
         }
     }
 
-    /// Whether anybody may come.
+    /// Whether it listens at an address, to which anybody may connect.
     pub(super) fn is_network_address(&self) -> bool {
         match self {
             Self::Line(_, listener) => listener.address().is_some(),
@@ -82,7 +82,7 @@ impl PipeListener {
         }
     }
 
-    /// Whether callers choose the device by which they come.
+    /// Whether callers choose the device: so it is at an unspecified address over RDMA.
     pub(super) fn is_any_device(&self) -> bool {
         match self {
             Self::Line(..) => false,
@@ -90,12 +90,12 @@ impl PipeListener {
         }
     }
 
-    /// How long a caller may take to greet.
+    /// Returns how long a caller may take to greet.
     fn hello_timeout(&self) -> Duration {
         match self {
-            // It has the greeting ready. The next ones may wait meanwhile, and twice as long.
+            // A connector over TCP has its greeting ready. Those behind it may wait, and wait twice as long.
             Self::Line(_, listener) if listener.address().is_some() => HELLO_TIMEOUT_NETWORK,
-            // One of ours, which may open a device first.
+            // Another process of this user, or a caller over RDMA: it may have to open a device first.
             _ => HELLO_TIMEOUT,
         }
     }
@@ -110,9 +110,9 @@ impl AsFd for PipeListener {
     }
 }
 
-/// One who has come.
+/// A caller that has not greeted yet.
 enum PendingCaller<'d> {
-    /// Over RDMA, where a connection takes steps of its own.
+    /// Over RDMA, where the connection itself takes several steps.
     Connecting(Box<rdma::IncomingConnection<'d>>),
     AwaitingHello {
         device: Arc<dyn Device>,
@@ -122,7 +122,7 @@ enum PendingCaller<'d> {
 }
 
 impl PendingCaller<'_> {
-    /// When it must have done what it does.
+    /// Returns when the caller's present phase, connecting or greeting, must be over.
     fn deadline(&self) -> Instant {
         match self {
             Self::Connecting(caller) => caller.deadline(),
@@ -140,7 +140,7 @@ impl AsFd for PendingCaller<'_> {
     }
 }
 
-/// Those who have come, and have not greeted.
+/// The callers that have not greeted yet.
 pub(super) struct AcceptQueue<'d> {
     door: &'d PipeListener,
     name: &'d str,
@@ -157,7 +157,7 @@ impl<'d> AcceptQueue<'d> {
         }
     }
 
-    /// Waits for a connector that greets; since `began`.
+    /// Waits for a connector that greets. `began` is when the whole wait began; a deadline error counts from it.
     pub(super) fn accept(
         &mut self,
         began: Instant,
@@ -177,7 +177,7 @@ impl<'d> AcceptQueue<'d> {
         }
     }
 
-    /// Whether one more may come: under a name the first one is it.
+    /// Whether one more caller may be taken: under a name the first caller is the only one.
     fn has_room(&self) -> bool {
         let most = if self.door.is_network_address() {
             PENDING_CALLERS_MAX
@@ -187,19 +187,19 @@ impl<'d> AcceptQueue<'d> {
         self.waiting.len() < most
     }
 
-    /// What to wait for: somebody new, if there is room, and all that are there.
+    /// Returns the descriptors to wait for: the listener's, if there is room, and every caller's.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let door = self.has_room().then(|| self.door.as_fd());
         let callers = self.waiting.iter().map(AsFd::as_fd);
         door.into_iter().chain(callers).collect()
     }
 
-    /// Takes one more in, if there is room, and hears what each has to say: whoever has greeted.
+    /// Takes one more caller, if there is room, and steps every caller. Returns the first that has greeted.
     fn accept_and_step(&mut self, now: Instant) -> Result<Option<AcceptedPeer>, PipeError> {
         if self.has_room() {
             self.waiting.extend(self.door.try_next(self.name, now)?);
         }
-        // They keep their places if one of them is met: it may yet come to nothing.
+        // The other callers keep their places when one greets: its ring may still fail to connect.
         let mut callers = std::mem::take(&mut self.waiting).into_iter();
         while let Some(caller) = callers.next() {
             match self.step(caller, now)? {
@@ -213,7 +213,8 @@ impl<'d> AcceptQueue<'d> {
         Ok(None)
     }
 
-    /// One caller's next step: what it wants, or the caller again unless it was turned away.
+    /// Steps one caller. Breaks with the peer if it greeted; else continues with the caller, or with `None` if it
+    /// was turned away.
     fn step(
         &self,
         caller: PendingCaller<'d>,
@@ -270,7 +271,7 @@ impl<'d> AcceptQueue<'d> {
     }
 }
 
-/// The step of one over RDMA. What it is to be connected on is opened once its connection stands.
+/// Steps a caller over RDMA. Opens the device for its ring once the connection is established.
 fn connected(
     caller: rdma::IncomingConnection<'_>,
     now: Instant,
@@ -286,14 +287,14 @@ fn connected(
     }))
 }
 
-/// What a connector wants.
+/// Reads the direction from a connector's hello.
 fn direction(line: &mut Line, hello: &[u8]) -> Result<Direction, PipeError> {
     match decode_hello(HELLO, hello) {
         Ok([0]) => Ok(Direction::ToListener),
         Ok([1]) => Ok(Direction::ToConnector),
         Ok(_) => Err(PipeError::Protocol("its direction")),
         Err(error) => {
-            // A pipe of another version understands so much, and says which one this is.
+            // A pipe of another version understands this much of the answer, and reports our version.
             if matches!(error, PipeError::Version { .. }) {
                 let _ = line.send_control(&encode_hello(WELCOME, &[]));
             }
@@ -310,7 +311,7 @@ mod tests {
     use headworks_softnic::SoftProvider;
     use headworks_verbs::Provider;
 
-    /// A door at an address, which is in the folder's registry.
+    /// Listens at a TCP address, with a soft device in a registry in `folder`.
     fn door(folder: &tempfile::TempDir) -> (PipeListener, String) {
         let fabric = Registry::open_at(folder.path().join("fabric")).expect("a fabric");
         let device = SoftProvider::on(fabric).open(&"soft".parse().expect("a name"));
@@ -356,7 +357,7 @@ mod tests {
         let (door, address) = door(&folder);
         let mut callers = AcceptQueue::new(&door, &address);
         let limit = clock::now() + Duration::from_secs(60);
-        // All of them are there before anybody looks.
+        // All of them connect before the listener accepts any.
         let call = |_| dial_tcp(&address, limit).expect("it listens");
         let mut silent: Vec<_> = (0..2 * PENDING_CALLERS_MAX).map(call).collect();
         let began = clock::now();
@@ -365,11 +366,11 @@ mod tests {
             assert!(!look(began));
         }
         assert_eq!(callers.waiting.len(), PENDING_CALLERS_MAX);
-        // The door is not among what is waited for: it would never be silent.
+        // The listener's descriptor is not waited for: it would always be readable.
         assert_eq!(callers.fds().len(), PENDING_CALLERS_MAX);
         assert!(silent.iter().all(|line| !line.peer_gone()));
         let mut look = |now| callers.accept_and_step(now).expect("none fails");
-        // Their time is over, and the others' begins.
+        // The first callers time out, and the time of the others begins.
         let later = began + HELLO_TIMEOUT_NETWORK;
         assert!(look(later).is_none());
         let gone =
@@ -383,7 +384,7 @@ mod tests {
         let greeted = (0..2 * PENDING_CALLERS_MAX).find_map(|_| look(later));
         let direction = greeted.expect("it greets").direction;
         assert_eq!(direction, Direction::ToConnector);
-        // If nothing comes of it, the others stand there yet.
+        // The others are kept, in case the accepted one fails to connect its ring.
         assert_eq!(callers.waiting.len(), PENDING_CALLERS_MAX - 1);
     }
 }

@@ -14,20 +14,20 @@ use rustix::pipe::PIPE_BUF;
 use super::{CHUNK, PipeError};
 use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, EndWaiter};
 
-/// Everything was delivered: with the number of bytes.
+/// First byte of the message that everything was delivered; the number of bytes follows.
 const DELIVERED: u8 = b'D';
-/// This side gave up: with the reason.
+/// First byte of the message that this side gave up; the reason follows.
 const FAILED: u8 = b'X';
-/// Longest reason, in bytes.
+/// Limit on a reason, in bytes.
 const REASON_MAX: usize = 500;
-/// How long the other side's line may take to tell what broke the ring.
+/// How long to wait, once the ring is broken, for the other side to give the reason over the line.
 const FAILURE_REASON_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Pieces between two looks for an interrupt, which cost a system call. Where one side is always the
-/// slower one, the other always waits and it never does.
+/// Pieces between two checks for an interrupt, each of which costs a system call. The checks are needed
+/// because a side that is always slower than the other never waits, and only a wait notices interrupts.
 const INTERRUPT_CHECK_PIECES: u64 = 16;
 
-/// Whether a descriptor may keep its reader or writer waiting for as long as somebody else likes.
+/// Whether reads or writes of a descriptor can block without limit; those of files and block devices do not.
 fn may_block(fd: &impl AsFd) -> bool {
     !fstat(fd).is_ok_and(|stat| {
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -35,12 +35,12 @@ fn may_block(fd: &impl AsFd) -> bool {
     })
 }
 
-/// The side that sends.
+/// The sending side of a connected pipe.
 pub struct PipeSender {
     sender: BlockingSender,
     bytes: u64,
     pieces: u64,
-    // Outlives the ring.
+    // Must outlive the ring.
     _device: Arc<dyn Device>,
 }
 
@@ -54,9 +54,9 @@ impl PipeSender {
         }
     }
 
-    /// Sends what can be read from the descriptor `source` until its end, and waits until the other
-    /// side has delivered it. Whenever nothing can be read, what was read is on its way. `passed` is told
-    /// the number of bytes after each piece. Answers how many there were.
+    /// Sends what the descriptor `source` yields until its end, and waits until the other side has delivered
+    /// it. Flushes before it waits for the source. Calls `passed` with the number of bytes so far after each
+    /// piece. Returns the number of bytes.
     pub fn send_fd(
         mut self,
         source: &impl AsFd,
@@ -70,7 +70,7 @@ impl PipeSender {
             let read = |place: &mut [u8]| loop {
                 match rustix::io::read(source, &mut *place) {
                     Err(Errno::INTR) => {}
-                    // Somebody else was faster, or it is not for reading now after all.
+                    // Another reader took the bytes, or the source is not readable after all.
                     Err(Errno::AGAIN) if polls => break Ok(None),
                     other => break other.map(Some).map_err(io::Error::from),
                 }
@@ -83,7 +83,7 @@ impl PipeSender {
         }
     }
 
-    /// [`PipeSender::send_fd`] for a source of this program, which is not waited for but called.
+    /// [`PipeSender::send_fd`] for a [`Read`] of this program: calls it and does not poll it first.
     pub fn send_from(
         mut self,
         source: &mut impl Read,
@@ -103,7 +103,7 @@ impl PipeSender {
         }
     }
 
-    /// Reads one piece into the ring and sends it; how long it is, and `None` if there was none yet.
+    /// Reads one piece into the ring and sends it. Returns its length, or `None` if there was nothing to read yet.
     fn piece(
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<Option<usize>>,
@@ -135,7 +135,7 @@ impl PipeSender {
         Ok(got)
     }
 
-    /// Waits until the source can be read, with everything sent first.
+    /// Waits until the source is readable; flushes first.
     fn await_source(&mut self, source: &impl AsFd) -> Result<(), PipeError> {
         if ready(source, PollFlags::IN) {
             return Ok(());
@@ -156,14 +156,14 @@ impl PipeSender {
         }
     }
 
-    /// The end of the stream: says so and waits for the receiver's word that it has everything.
+    /// Ends the stream and waits until the receiver confirms that it has everything.
     fn finish(mut self) -> Result<u64, PipeError> {
         let mut so_far = self.sender.send(&[]).and_then(|()| self.sender.flush());
         loop {
             let waiter = self.sender.waiter();
             if let Err(error) = so_far {
                 await_failure_reason(waiter, &error);
-                // Who has everything goes, and the ring with it.
+                // A receiver that has everything leaves, and its end of the ring with it.
                 let word = waiter
                     .line_messages
                     .front()
@@ -187,18 +187,18 @@ impl PipeSender {
         }
     }
 
-    /// Why a wait failed, in the other side's words if it left any.
+    /// Explains why a wait failed, by the other side's reason if it sent one.
     fn explain_failure(&mut self, error: BlockingError) -> PipeError {
         explain(self.sender.waiter(), self.bytes, error)
     }
 }
 
-/// The side that receives.
+/// The receiving side of a connected pipe.
 pub struct PipeReceiver {
     receiver: BlockingReceiver,
     bytes: u64,
     pieces: u64,
-    // Outlives the ring.
+    // Must outlive the ring.
     _device: Arc<dyn Device>,
 }
 
@@ -212,8 +212,8 @@ impl PipeReceiver {
         }
     }
 
-    /// Writes everything that comes to the descriptor `sink`, and tells the other side when all is
-    /// written. `passed` is told the number of bytes after each piece. Answers how many there were.
+    /// Writes everything that arrives to the descriptor `sink`, then confirms the delivery to the other side.
+    /// Calls `passed` with the number of bytes so far after each piece. Returns the number of bytes.
     pub fn receive_fd(
         mut self,
         sink: &impl AsFd,
@@ -226,7 +226,7 @@ impl PipeReceiver {
         self.finish()
     }
 
-    /// [`PipeReceiver::receive_fd`] for a sink of this program, which is not waited for but called.
+    /// [`PipeReceiver::receive_fd`] for a [`Write`] of this program: calls it and does not poll it first.
     pub fn receive_into(
         mut self,
         sink: &mut impl Write,
@@ -241,7 +241,7 @@ impl PipeReceiver {
         self.finish()
     }
 
-    /// Writes one piece; how long it was, 0 at the end.
+    /// Writes one piece. Returns its length, which is 0 at the end of the stream.
     fn piece(
         &mut self,
         write: impl FnOnce(&[u8], &mut EndWaiter) -> Result<(), WriteError>,
@@ -266,7 +266,7 @@ impl PipeReceiver {
             Err(WriteError::Sink(error)) => return Err(self.failed(error)),
         }
         self.bytes += len as u64;
-        // A ring that broke behind the last message does not matter.
+        // It does not matter if the ring breaks after the last message.
         match released {
             Err(error) if len > 0 => Err(self.explain_failure(error.into())),
             _ => Ok(len),
@@ -277,7 +277,7 @@ impl PipeReceiver {
     fn finish(mut self) -> Result<u64, PipeError> {
         let mut word = vec![DELIVERED];
         word.extend_from_slice(&self.bytes.to_le_bytes());
-        // The stream is delivered, whether or not somebody is left to hear of it.
+        // The stream is delivered even if the sender is gone and cannot be told.
         let _ = self.receiver.waiter().line.send_control(&word);
         Ok(self.bytes)
     }
@@ -290,7 +290,7 @@ impl PipeReceiver {
         PipeError::io("writing the output")(error)
     }
 
-    /// Why a wait failed, in the other side's words if it left any.
+    /// Explains why a wait failed, by the other side's reason if it sent one.
     fn explain_failure(&mut self, error: BlockingError) -> PipeError {
         explain(self.receiver.waiter(), self.bytes, error)
     }
@@ -302,9 +302,8 @@ enum WriteError {
     Wait(BlockingError),
 }
 
-/// Writes all of `bytes`; while the sink takes nothing, listens for interrupts and to the sender. Whoever
-/// sends waits for our word that everything is written, so one that says something before, or goes,
-/// has given up.
+/// Writes all of `bytes`. While the sink accepts nothing, watches for interrupts and for the sender. The sender
+/// waits for our confirmation, so a sender that sends a message or leaves before it has given up.
 fn write_all(
     sink: &impl AsFd,
     polls: bool,
@@ -336,14 +335,14 @@ fn write_all(
     Ok(())
 }
 
-/// Writes as much as a sink that polled writable takes at once. A plain write of more than it has room
-/// for would wait inside the kernel, deaf to everything else; that the descriptor does not block is not
-/// ours to set, it is shared with whoever opened it.
+/// Writes as much as a sink that polled writable accepts at once. A plain write of more than that would block
+/// in the kernel, where it notices neither interrupts nor the sender. The descriptor cannot be made
+/// non-blocking: that setting is shared with the process that opened it.
 fn write_some(sink: &impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
-    /// Wherever the file has a position, or none.
+    /// Offset that stands for the file's own position, if it has one.
     const HERE: u64 = u64::MAX;
     match pwritev2(sink, &[IoSlice::new(bytes)], HERE, ReadWriteFlags::NOWAIT) {
-        // Not on this kind of file, or by this kernel: so little that there is room for it.
+        // NOWAIT is not supported for this file or by this kernel. A writable pipe has room for this little.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::SPIPE) => {
             rustix::io::write(sink, &bytes[..bytes.len().min(PIPE_BUF)])
         }
@@ -351,23 +350,23 @@ fn write_some(sink: &impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
     }
 }
 
-/// Whether a descriptor is ready now; one that cannot be asked is, and says what is wrong when used.
+/// Whether a descriptor is ready now. One that cannot be polled counts as ready: its use reports the error.
 fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
     let mut polled = [PollFd::new(fd, events)];
     let now = Timespec::default();
     !matches!(poll(&mut polled, Some(&now)), Ok(0) | Err(Errno::INTR))
 }
 
-/// What went wrong with a pipe whose wait failed.
+/// Explains a failed wait, after waiting a moment for the other side's reason.
 fn explain(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeError {
     await_failure_reason(waiter, &error);
     reported_error(waiter, bytes, error)
 }
 
-/// Where the ring is broken, waits a moment for what the other side says of it.
+/// If the ring is broken, waits a moment for the other side's reason.
 fn await_failure_reason(waiter: &mut EndWaiter, error: &BlockingError) {
-    // A ring whose other end goes breaks in many ways; the line tells what happened there. And what
-    // broke here by itself the other side would wait to hear.
+    // When the peer leaves, its ring breaks in one of many ways; the line tells why it left. If the ring broke
+    // here, the other side waits for our reason.
     match error {
         BlockingError::Broken(why) => send_failure(waiter, &why.to_string()),
         BlockingError::PeerGone => send_failure(waiter, "the ring is broken"),
@@ -379,11 +378,11 @@ fn await_failure_reason(waiter: &mut EndWaiter, error: &BlockingError) {
             break;
         }
     }
-    // It may have said why before it went.
+    // The other side may have sent its reason before it left.
     let _ = waiter.drain_line();
 }
 
-/// What went wrong, by the other side's word if it left one.
+/// Returns the error for a failed wait: the other side's reason if it sent one.
 fn reported_error(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeError {
     if matches!(error, BlockingError::PeerGone | BlockingError::Broken(_)) {
         if let Some(message) = waiter.line_messages.pop_front() {
@@ -403,7 +402,7 @@ fn reported_error(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> P
     error
 }
 
-/// Tells the other side why this one stops, as far as it still listens.
+/// Tells the other side why this one stops, if it still listens.
 fn send_failure(waiter: &mut EndWaiter, why: &str) {
     let mut word = vec![FAILED];
     word.extend_from_slice(&why.as_bytes()[..why.len().min(REASON_MAX)]);

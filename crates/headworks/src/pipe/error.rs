@@ -1,4 +1,4 @@
-//! Why a pipe failed, and whose fault that is.
+//! Why a pipe failed, and which side is at fault.
 
 use std::io;
 
@@ -18,10 +18,10 @@ pub enum PipeError {
     /// The device could not be opened.
     #[error(transparent)]
     Device(#[from] OpenError),
-    /// The two sides did not meet.
+    /// The two sides could not connect.
     #[error(transparent)]
     Meeting(NetError),
-    /// The two sides did not meet over RDMA.
+    /// The two sides could not connect over RDMA.
     #[error(transparent)]
     Rdma(RdmaError),
     /// The ring could not be made or connected.
@@ -32,43 +32,43 @@ pub enum PipeError {
         "the other side's pipe has version {found}, this is version {VERSION}: use the same program on both sides"
     )]
     Version {
-        /// Its version.
+        /// The other side's version.
         found: u16,
     },
     /// The other side does not speak this protocol.
     #[error("the other side does not speak the pipe's protocol: {0}")]
     Protocol(&'static str),
-    /// The address names no port.
+    /// The port of the address is 0.
     #[error("{0}: port 0 is none to meet at: a port from 1 to 65535")]
     NoPort(
         /// The address.
         String,
     ),
-    /// Who answered is another program.
+    /// The process that answered is another program.
     #[error("{name}: who answers there is no headworks pipe")]
     NoPipe {
-        /// Where it was called.
+        /// The name or address that was called.
         name: String,
     },
-    /// Who answered says nothing.
+    /// The process that answered sent nothing.
     #[error(
         "{name}: who answers there said nothing for {seconds} s: it is busy with others, or no headworks pipe"
     )]
     Silent {
-        /// Where it was called.
+        /// The name or address that was called.
         name: String,
-        /// Time that was waited, in seconds.
+        /// How long this side waited, in seconds.
         seconds: u64,
     },
-    /// A caller went before it said what it wants.
+    /// A caller left before it greeted.
     #[error("it went before it had greeted")]
     Ungreeted,
-    /// Who answered closed the connection and said nothing.
+    /// The process that answered closed the connection and sent nothing.
     #[error(
         "{name}: who answered there closed without a word: it met somebody else, died, or is no headworks pipe"
     )]
     Wordless {
-        /// Where it was called.
+        /// The name or address that was called.
         name: String,
     },
     /// The other side closed or died before everything was delivered.
@@ -79,7 +79,7 @@ pub enum PipeError {
         /// Bytes passed on by this side: read from its source, or written to its sink.
         delivered: u64,
     },
-    /// The connection of the two queue pairs broke, and nobody says why.
+    /// The connection of the two queue pairs broke, and neither side knows why.
     #[error(
         "the connection broke before everything was delivered, and the other side does not say why ({delivered} \
          bytes were passed on here)"
@@ -94,10 +94,10 @@ pub enum PipeError {
     /// The ring broke.
     #[error(transparent)]
     Broken(RingError),
-    /// Interrupted, by a signal for one.
+    /// An interrupt, such as a signal, ended the wait.
     #[error("interrupted")]
     Interrupted,
-    /// It took longer than was allowed.
+    /// The time limit was reached.
     #[error("{what} under the name {name}: the time allowed for it ({seconds} s) is over")]
     Deadline {
         /// What was waited for.
@@ -118,8 +118,8 @@ pub enum PipeError {
 }
 
 impl PipeError {
-    /// Whether what was asked for was wrong, rather than something having failed: the name, the
-    /// device's name, another version, another user.
+    /// Whether the error is in the request and not a failure of the system: the name, the device's name,
+    /// another version, another user.
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Version { .. } | Self::NoPort(_) | Self::NoPipe { .. } => true,
@@ -147,8 +147,8 @@ impl PipeError {
         }
     }
 
-    /// Whether it is a caller's that went wrong before its ring stood, and the next may do better; `is_over`:
-    /// so is the wait, `anywhere`: callers come to several devices.
+    /// Whether the caller is at fault, before its ring was connected, and the next caller may succeed. `is_over`:
+    /// the listener's wait is over. `any_device`: callers choose among several devices.
     pub(super) fn is_callers_fault(&self, is_over: bool, any_device: bool) -> bool {
         match self {
             Self::Version { .. } | Self::Protocol(_) | Self::Ungreeted | Self::PeerGone { .. } => {
@@ -165,7 +165,7 @@ impl PipeError {
                 | SetupError::Greeting(_) => true,
                 SetupError::Resource(ResourceError::Forked)
                 | SetupError::Modify(ModifyError::Forked) => false,
-                // The caller chose the device, and with it what can be had there.
+                // The caller chose the device, and thereby the resources available on it.
                 SetupError::Resource(_)
                 | SetupError::Modify(_)
                 | SetupError::Config(_)
@@ -180,13 +180,13 @@ impl PipeError {
         move |source| Self::Io { what, source }
     }
 
-    /// What ended a wait, when so many bytes had been passed on.
+    /// For `map_err`: a wait failed after `delivered` bytes had been passed on.
     pub(super) fn waiting(delivered: u64) -> impl FnOnce(BlockingError) -> Self {
         move |error| match error {
             BlockingError::PeerGone => Self::PeerGone { delivered },
             BlockingError::Broken(error) => Self::Broken(error),
             BlockingError::Interrupted => Self::Interrupted,
-            // A connected pipe has no deadline but its own, for the other side's last word.
+            // A connected pipe has only one deadline: for the other side's last message.
             BlockingError::Deadline => Self::PeerGone { delivered },
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
             BlockingError::Length(_) => Self::Protocol("a message is too long"),
@@ -228,7 +228,7 @@ mod tests {
                 [true, true],
             ),
             (SetupError::Greeting("slots").into(), [true, true]),
-            // Its device has no room for a ring; another one may have.
+            // The device has no room for a ring; another device may have.
             (SetupError::Resource(no_memory).into(), [false, true]),
             (
                 SetupError::Resource(ResourceError::Forked).into(),

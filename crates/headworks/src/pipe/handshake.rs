@@ -1,4 +1,4 @@
-//! How the two sides meet and agree on which way the bytes go.
+//! Connects the two sides and agrees on which way the bytes go.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -22,7 +22,7 @@ pub(super) const HELLO_TIMEOUT: Duration = rdma::ANSWER_TIMEOUT;
 pub(super) const HELLO: u8 = b'H';
 pub(super) const WELCOME: u8 = b'W';
 
-/// Which way the bytes go.
+/// Direction in which the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the connector to the listener.
@@ -39,17 +39,17 @@ pub enum Pipe {
     Receiver(PipeReceiver),
 }
 
-/// How a side waits: what interrupts it, and until when.
+/// What ends a wait: an interrupt, a deadline.
 #[derive(Clone, Copy, Default)]
 pub struct WaitOptions<'a> {
-    /// Readable once the wait must end.
+    /// Ends the wait when it is readable.
     pub interrupt: Option<BorrowedFd<'a>>,
-    /// When the two must be connected. What is waited for once the other side is there has limits of its own.
+    /// When the two sides must be connected. Once the other side is there, its answers have time limits of their own.
     pub deadline: Option<Instant>,
 }
 
 impl<'a> WaitOptions<'a> {
-    /// Until `deadline`, or the interrupt.
+    /// Returns a limit at `deadline` or at the interrupt.
     pub(super) fn until(&'a self, deadline: Instant) -> WaitLimit<'a> {
         let until = WaitLimit::deadline(deadline);
         match &self.interrupt {
@@ -58,12 +58,13 @@ impl<'a> WaitOptions<'a> {
         }
     }
 
-    /// Until the other side must be there; for ever where nothing was said.
+    /// Returns the limit for the other side to arrive; none if no deadline was given.
     pub(super) fn arrival(&'a self) -> WaitLimit<'a> {
         self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
     }
 
-    /// Until it must have answered, which may take so long, and how long that is; of what began at `began`.
+    /// Returns the limit for an answer that may take `takes` from now, and how long was allowed, for errors. If the
+    /// deadline comes first, it is the limit, and the time allowed counts from `began`.
     fn answer(&'a self, began: Instant, takes: Duration) -> (WaitLimit<'a>, Duration) {
         let by = clock::now() + takes;
         match self.deadline.filter(|deadline| *deadline < by) {
@@ -72,26 +73,29 @@ impl<'a> WaitOptions<'a> {
         }
     }
 
-    /// How long the other side had to come; where nothing was said, how long to answer once it was there.
+    /// Returns how long the other side had to arrive; without a deadline, how long it has to answer once it is
+    /// there.
     pub(super) fn allowed(&self, began: Instant) -> Duration {
         self.deadline
             .map_or(HELLO_TIMEOUT, |deadline| deadline.since(began))
     }
 
-    /// Whether nobody is waited for any more.
+    /// Whether the deadline has passed or the interrupt has come.
     pub(super) fn is_over(&self) -> bool {
         self.arrival().is_over(clock::now())
     }
 }
 
 impl Pipe {
-    /// Waits under `name` for a connector, which says which way the bytes go. A name with a colon is an
-    /// address, `HOST:PORT`, to which a connector may come from another host; after `rdma:` it is one to
-    /// meet at over RDMA, and then `ibv` alone is the device that leads there. Anybody may come to an
-    /// address: whoever does not greet as a pipe of this version does, or does not go on to connect its ring,
-    /// is turned away there, at once or after 5 seconds of silence (10 over RDMA, until it has greeted), and
-    /// others are waited for. Eight may stand there at the same time, the first of which that greets is met;
-    /// more wait until one is turned away, and all do while one that greeted connects.
+    /// Waits under `name` for a connector, which says which way the bytes go.
+    ///
+    /// A name with a colon is an address, `HOST:PORT`, which connectors reach from other hosts. With the prefix
+    /// `rdma:` they connect over RDMA, and then the device name `ibv` alone selects the device that leads there.
+    ///
+    /// Anybody may connect to an address. A caller that does not greet as a pipe of this version, or does not go
+    /// on to connect its ring, is turned away: at once, or after 5 seconds of silence (10 over RDMA, until it
+    /// has greeted). Then others are waited for. Up to eight callers are held until they greet, and the first to
+    /// greet is accepted. More wait until one is turned away; all wait while the accepted one connects its ring.
     pub fn listen(
         device: &DeviceName,
         name: &str,
@@ -103,13 +107,13 @@ impl Pipe {
         if !door.is_network_address() {
             let greeted = callers.accept(began, &patience)?;
             drop(callers);
-            // The name is free for the next pair.
+            // Frees the name for the next pair.
             drop(door);
             return greeted.connect((name, patience.answer(began, HELLO_TIMEOUT)), &patience);
         }
         loop {
             let greeted = callers.accept(began, &patience)?;
-            // However many of them come one after the other.
+            // Callers that fail one after another must not extend the wait.
             patience
                 .arrival()
                 .wait_until("connecting", clock::now())
@@ -125,8 +129,8 @@ impl Pipe {
         }
     }
 
-    /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a
-    /// listener only if a deadline was given.
+    /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a listener
+    /// only if a deadline is given.
     pub fn connect(
         device: &DeviceName,
         name: &str,
@@ -152,11 +156,11 @@ impl Pipe {
     }
 }
 
-/// Where a ring is connected, until when, and how long that may take.
+/// Name at which a ring is connected, the time limit, and how long was allowed.
 type Limit<'a> = (&'a str, (WaitLimit<'a>, Duration));
 
 impl AcceptedPeer {
-    /// Answers it, and connects the ring.
+    /// Answers the greeting, and connects the ring.
     fn connect(self, at: Limit<'_>, patience: &WaitOptions<'_>) -> Result<Pipe, PipeError> {
         let Self {
             device,
@@ -166,7 +170,7 @@ impl AcceptedPeer {
         let (name, (until, allowed)) = at;
         line.send_control(&encode_hello(WELCOME, &[]))?;
         let sends = direction == Direction::ToConnector;
-        // The bring-up follows the greetings and is no message like them: the connector starts it.
+        // The connector starts the bring-up, whose bytes are not framed like the greetings.
         until
             .wait_readable("connecting", &line)
             .map_err(deadline_error(name, allowed))?;
@@ -174,7 +178,7 @@ impl AcceptedPeer {
     }
 }
 
-/// The device that a pipe at `name` uses if none is named.
+/// Returns the device that a pipe at `name` uses if the caller names none.
 pub fn default_device_for(name: &str) -> &'static str {
     match name.parse() {
         Ok(RendezvousAddr::Rdma(_)) => rdma::KIND,
@@ -182,10 +186,10 @@ pub fn default_device_for(name: &str) -> &'static str {
     }
 }
 
-/// A device that is open, and a line to another process.
+/// An open device, and a line to another process.
 type DeviceAndLine = (Arc<dyn Device>, Line);
 
-/// Calls a listener.
+/// Connects to a listener.
 fn call_listener(
     device: &DeviceName,
     name: &str,
@@ -223,7 +227,7 @@ fn call_listener(
     Ok((device, line.map_err(deadline_error(name, allowed))?))
 }
 
-/// Why the two did not meet over RDMA.
+/// Converts an error of connecting over RDMA.
 pub(super) fn rdma_error(name: &str, allowed: Duration, error: RdmaError) -> PipeError {
     match error {
         RdmaError::Line(error) => deadline_error(name, allowed)(error),
@@ -241,7 +245,7 @@ pub(super) fn parse_address(name: &str) -> Result<RendezvousAddr, PipeError> {
             .and_then(|port| port.parse().ok())
             == Some(0u16)
     {
-        // It would be one that nobody is told of.
+        // The system would choose a port that no connector knows.
         return Err(PipeError::NoPort(name.to_owned()));
     }
     Ok(place)
@@ -251,8 +255,7 @@ pub(super) fn registry() -> Result<Arc<Registry>, PipeError> {
     Registry::open_default().map_err(|error| PipeError::Meeting(error.into()))
 }
 
-/// For `map_err`: what was waited for under `name` did not come in the time `allowed`, or something
-/// else went wrong.
+/// For `map_err`: names `name` and the time `allowed` in a missed deadline; passes on any other error.
 pub(super) fn deadline_error(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> PipeError {
     let seconds = seconds(allowed);
     move |error| match error {
@@ -265,12 +268,12 @@ pub(super) fn deadline_error(name: &str, allowed: Duration) -> impl FnOnce(NetEr
     }
 }
 
-/// In seconds: the deadline was set a moment ago, so up to the one that was meant.
+/// Converts to seconds. Rounds up to the time that was meant: the deadline was set a moment ago.
 fn seconds(allowed: Duration) -> u64 {
     allowed.nanos().div_ceil(1_000_000_000)
 }
 
-/// For `map_err`: no answer came from whoever was called at `name`.
+/// For `map_err`: the process that was called at `name` did not answer.
 fn no_answer_error(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> PipeError {
     move |error| {
         let name = name.to_owned();
@@ -286,7 +289,7 @@ fn no_answer_error(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> Pi
     }
 }
 
-/// Somebody at an address who came, and is not the other side.
+/// Logs a caller that came to an address and could not be connected.
 pub(super) fn log_rejected_caller(name: &str, caller: Option<IpAddr>, error: &PipeError) {
     let caller = rdma::describe_caller(caller);
     tracing::warn!(%error, caller, name, "turned a caller away");
@@ -299,7 +302,7 @@ pub(super) fn encode_hello(kind: u8, rest: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a greeting of this kind says after its version.
+/// Returns what follows the version in a greeting of this kind.
 pub(super) fn decode_hello(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
     match bytes {
         [found, low, high, rest @ ..] if *found == kind => {
@@ -312,7 +315,7 @@ pub(super) fn decode_hello(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
     }
 }
 
-/// For `map_err`: the ring was not connected.
+/// For `map_err`: the ring could not be connected.
 fn connect_error(name: &str, allowed: Duration) -> impl FnOnce(ConnectError) -> PipeError {
     move |error| match error {
         ConnectError::Setup(error) => error.into(),

@@ -1,4 +1,4 @@
-//! The side that is called.
+//! The listening side.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
@@ -24,8 +24,9 @@ pub struct RdmaListener {
 }
 
 impl RdmaListener {
-    /// Listens at `address`, `HOST:PORT`, for callers that come by way of `device`: `ibv` for any. An address
-    /// of another RDMA device, or of none, is refused: nobody would ever come. Looks the host up, which may take as long as the system's resolver does.
+    /// Listens at `address`, `HOST:PORT`, for callers that come through `device`; `ibv` alone means any device.
+    /// Refuses an address of another RDMA device, or of no RDMA device: no caller could reach it. Resolving the
+    /// host takes as long as the system's resolver does.
     pub fn at(address: &str, device: &DeviceName) -> Result<Self, RdmaError> {
         source_of(device)?;
         let at = resolve(address)?;
@@ -42,15 +43,15 @@ impl RdmaListener {
         })
     }
 
-    /// The address that it listens at.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.listener.address()
     }
 
-    /// Waits for a caller. One of another kind, or one that does not go on, is turned away, and the next is
-    /// waited for. What is wrong on this side is an error: a device that cannot be opened, memory
-    /// that cannot be locked, another device than was named at this one address. At `0.0.0.0` or `[::]` it is
-    /// the caller who chooses the device: there one that comes by a device of no use is turned away as well.
+    /// Waits for a caller. Turns away a caller that is another program or does not complete the connection, and
+    /// waits for the next. Errors are what is wrong on this side: a device that cannot be opened, memory that
+    /// cannot be locked, a device other than the one named for this address. At `0.0.0.0` or `[::]` the caller
+    /// chooses the device, so there a caller whose device is unusable is turned away as well.
     pub fn accept<'u>(
         &self,
         until: impl Into<WaitLimit<'u>>,
@@ -67,12 +68,12 @@ impl RdmaListener {
                 Err(error) => self.turn_away(error, host, until.is_over(clock::now()))?,
                 met => return met,
             }
-            // However many of them there are.
+            // Callers that fail one after another must not extend the wait.
             until.wait_until(WHAT, clock::now())?;
         }
     }
 
-    /// The next caller, if one waits, and was not turned away. Never blocks.
+    /// Takes the next caller, if one waits and is not turned away. Never blocks.
     pub(crate) fn try_next(&self) -> Result<Option<IncomingConnection<'_>>, RdmaError> {
         let asked = self.listener.try_accept();
         let Some(mut asked) = asked.map_err(RdmaError::manager(&self.address))? else {
@@ -94,7 +95,7 @@ impl RdmaListener {
         }
     }
 
-    /// Answers a caller, with the stream's queue pair; the device for what comes after.
+    /// Answers a caller with the line's queue pair. Returns that and the device for later connections.
     fn answer(&self, asked: &mut Connection) -> Result<(QpStreamSetup, DeviceName), RdmaError> {
         let failed = RdmaError::manager(&self.address);
         check_greeting(asked, &self.address)?;
@@ -108,7 +109,7 @@ impl RdmaListener {
         Ok((setup, device))
     }
 
-    /// A caller failed: passes on what is not its alone. `is_over`: so is the wait.
+    /// Logs a caller's failure, or returns it if the caller is not at fault. `is_over`: the listener's wait is over.
     pub(crate) fn turn_away(
         &self,
         error: RdmaError,
@@ -132,12 +133,12 @@ impl AsFd for RdmaListener {
     }
 }
 
-/// Whoever asked hears that it was for nothing, and from whom.
+/// Refuses a caller, and tells it by our greeting which program refused.
 fn refuse(asked: Connection) {
     let _ = asked.refuse(&Greeting::OURS.bytes());
 }
 
-/// One who was answered, and whose connection does not stand yet.
+/// A caller that was answered and whose connection is not established yet.
 pub(crate) struct IncomingConnection<'l> {
     setup: QpStreamSetup,
     asked: Connection,
@@ -147,22 +148,22 @@ pub(crate) struct IncomingConnection<'l> {
 }
 
 impl<'l> IncomingConnection<'l> {
-    /// Where it came.
+    /// Returns the listener that the caller came to.
     pub(crate) fn listener(&self) -> &'l RdmaListener {
         self.listener
     }
 
-    /// Where it came from, if that is known.
+    /// Returns the host that the caller came from, if that is known.
     pub(crate) fn host(&self) -> Option<IpAddr> {
         self.asked.peer().and_then(usable_gid_address)
     }
 
-    /// When it must stand.
+    /// Returns when the connection must be established.
     pub(crate) fn deadline(&self) -> Instant {
         self.by
     }
 
-    /// The next step: whom was met, or the caller again. Never blocks.
+    /// Takes the next step. Breaks with the line once it is established, else continues with the caller. Never blocks.
     pub(crate) fn step(
         mut self,
         now: Instant,
@@ -185,7 +186,7 @@ impl<'l> IncomingConnection<'l> {
         }
     }
 
-    /// Waits until the connection stands.
+    /// Waits until the connection is established.
     fn wait_established(mut self, until: &WaitLimit<'_>) -> Result<EstablishedLine, RdmaError> {
         let until = until.no_later_than(self.by);
         loop {
@@ -201,7 +202,7 @@ impl<'l> IncomingConnection<'l> {
     }
 
     fn refuse(self) {
-        // Before the other side hears of it.
+        // The queue pair goes before the other side learns of the refusal.
         drop(self.setup);
         refuse(self.asked);
     }

@@ -1,4 +1,4 @@
-//! Ports that others connect to.
+//! Ports to which others connect.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::shared_session::{SessionState, SharedSession};
 use super::stream::Stream;
 use super::{ServiceError, system};
 
-/// A port that others connect to, until it is dropped.
+/// A port to which others connect, until it is dropped.
 #[derive(Debug)]
 pub struct Listener {
     shared: Arc<SharedSession>,
@@ -30,7 +30,7 @@ impl Listener {
         }
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -44,7 +44,7 @@ impl Listener {
         self.accept_by(None)
     }
 
-    /// The same, no later than `deadline`.
+    /// Waits as [`Listener::accept`] does, no later than `deadline`.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl Listener {
                 None => self.take(&mut *self.shared.lock()?),
             })
         })?;
-        // The daemon hears that it was taken.
+        // Tells the daemon that the connection was accepted.
         self.shared.exchange(&mut *self.shared.lock()?)?;
         Ok(Stream::new(&self.shared, connection))
     }
@@ -67,7 +67,7 @@ impl Listener {
         Some(next)
     }
 
-    /// The next connection, if somebody has connected.
+    /// Accepts the next connection, if there is one.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl Listener {
             return Err(ServiceError::DaemonGone);
         }
         if let Some(watch) = &self.watch {
-            // The daemon writes into it again if somebody has connected meanwhile.
+            // If a connection has arrived since, the daemon makes the descriptor readable again.
             if !watch.drain_all() {
                 return Err(ServiceError::DaemonGone);
             }
@@ -93,12 +93,12 @@ impl Listener {
         Ok(None)
     }
 
-    /// A descriptor that is readable while somebody has connected and was not taken, and hung up once the daemon is
-    /// gone. [`Listener::try_accept`] is to be called until there is nobody.
+    /// Returns a descriptor that is readable while a connection waits to be accepted, and hung up once the daemon
+    /// is gone. Call [`Listener::try_accept`] until it returns `None`.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`]: the daemon has too few descriptors. [`ServiceError::DaemonGone`],
+    /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::DaemonGone`],
     /// [`ServiceError::System`].
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
         if self.watch.is_none() {
@@ -107,7 +107,7 @@ impl Listener {
             let listener = self.listener;
             self.shared
                 .request_with_fd(other, |session| session.watch_listener(listener))?;
-            // Connections that were taken off the socket already are this side's to know of.
+            // Connections that were read from the session's socket before wait here: the daemon must announce them.
             let mut state = self.shared.lock()?;
             state.session.arm(listener);
             self.shared.exchange(&mut state)?;

@@ -1,4 +1,4 @@
-//! Connections that are being made.
+//! Connections that are not established yet.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,21 +9,22 @@ use super::shared_session::{Answer, SharedSession};
 use super::stream::Stream;
 use super::{ServiceError, UNEXPECTED_ANSWER, system};
 
-/// A connection that is being made. Its descriptor is writable once it is there, and hung up if it cannot be;
-/// [`finish`](Self::finish) says which. It stays so until this is dropped. Dropped before, the connection is given up.
+/// A connection that is not established yet. Its descriptor is writable once it is established, and hung up if
+/// it failed; it stays so until this is dropped. [`finish`](Self::finish) tells which. Dropping this before
+/// abandons the connection.
 #[derive(Debug)]
 pub struct PendingConnection {
     shared: Arc<SharedSession>,
     request: u32,
     is_over: bool,
-    /// There until the connection is.
+    /// Present until the connection is established.
     watch: Option<ReadinessSocket>,
 }
 
 impl PendingConnection {
     pub(super) fn start(shared: &Arc<SharedSession>, to: SocketAddr) -> Result<Self, ServiceError> {
         let (watch, other) = ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
-        // The daemon empties it when the connection is there.
+        // The daemon empties the socket, and so makes it writable, when the connection is established.
         watch.fill();
         let request = shared.request(Some(other), |session| session.connect_watched(to))?;
         Ok(Self {
@@ -34,7 +35,7 @@ impl PendingConnection {
         })
     }
 
-    /// The connection, which blocks nobody, if it is there.
+    /// Returns the connection, in nonblocking mode, if it is established.
     ///
     /// # Errors
     ///
@@ -65,7 +66,7 @@ impl PendingConnection {
 impl AsFd for PendingConnection {
     /// # Panics
     ///
-    /// After [`PendingConnection::finish`] has given the connection: it is that one's.
+    /// After [`PendingConnection::finish`] has returned the connection, which then owns the descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watch.as_ref().expect("it gave no connection").as_fd()
     }

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use headworks_client::connection::Known;
+use headworks_client::connection::ConnectionShared;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{
@@ -83,7 +83,7 @@ impl ReadinessSocket {
     }
 
     /// Nothing was found to be read: arms the bell, if it is not armed. `true`: it is to be looked once more.
-    pub(super) fn arm(&mut self, connection: &Known) -> bool {
+    pub(super) fn arm(&mut self, connection: &ConnectionShared) -> bool {
         let bell = connection.block().bell();
         if self.was_armed && bell.is_armed() {
             return false;
@@ -126,7 +126,7 @@ impl ReadinessSocket {
 
     /// Nothing fits: arms the bell for room, if it is not armed. `true`: it is to be looked once more. Only when it is
     /// [full](Self::fill), so that what the daemon reads when it rings is all that was written.
-    pub(super) fn arm_room(connection: &Known) -> bool {
+    pub(super) fn arm_room(connection: &ConnectionShared) -> bool {
         let bell = connection.block().room_bell();
         let was_armed = bell.is_armed();
         if !was_armed {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 
-use headworks_client::{Extent, Lent, Op, Operation, Outcomes};
+use headworks_client::{Extent, LendTicket, Op, Operation, Outcomes};
 use headworks_shm::ordered_copy::prefetch_object;
 
 use super::shared_memory::SharedMemory;
@@ -99,7 +99,7 @@ pub struct RevokeError {
 pub struct RemoteOperation {
     memory: Option<ManuallyDrop<SharedMemory>>,
     outcomes: Outcomes,
-    lent: Lent,
+    lent: LendTicket,
     of: WeakConnection,
     /// Until it is finished.
     slot: Option<u32>,

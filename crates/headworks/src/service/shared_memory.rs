@@ -1,9 +1,9 @@
-//! Memory that an application shares with its daemon and uses where it lies. The only unsafe code of this module's:
-//! plain slices of it.
+//! Memory that an application shares with its daemon and uses in place. The only unsafe code of the service is
+//! here: plain slices of that memory.
 //!
-//! Who writes there: the application, to what it has asked for, and the daemon, to the rings of what comes. Both keep
-//! to that by contract, as the two ends of a ring do: a daemon that did not could make a slice change under its
-//! reader.
+//! Two processes write there: the application to memory it allocated, and the daemon to the rings of received
+//! bytes. Both keep to that by contract, as the two ends of a ring do. A daemon that broke the contract could
+//! change a slice while it is read.
 #![allow(unsafe_code, reason = "slices of memory that a daemon shares")]
 
 use std::fmt;
@@ -11,18 +11,18 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use headworks_client::{Extent, Lent};
+use headworks_client::{Extent, LendTicket};
 use headworks_shm::View;
 
 use super::ServiceError;
 use super::shared_session::SharedSession;
 use super::stream_half::WeakConnection;
 
-/// Memory from [`Service::alloc`](super::Service::alloc), which can be lent. Dropped, it is given back. What it holds at
-/// first is anything that the application had in such memory before.
+/// Memory from [`Service::alloc`](super::Service::alloc), which can be lent. Dropping it returns it to the daemon.
+/// Its initial contents are arbitrary data that the application had in such memory before.
 pub struct SharedMemory {
     shared: Arc<SharedSession>,
-    /// As much as was asked for, of what the daemon gave.
+    /// The part that was asked for; the daemon may have allocated more.
     extent: Extent,
     given_bytes: u32,
     view: View,
@@ -46,45 +46,46 @@ impl SharedMemory {
         })
     }
 
-    /// The first `len` bytes of it, where it has as many.
+    /// Returns the extent of the first `len` bytes; `None` if the memory is shorter.
     pub(super) fn first(&self, len: usize) -> Option<Extent> {
         let len = u32::try_from(len).ok()?;
         (len <= self.extent.len).then_some(Extent { len, ..self.extent })
     }
 
-    /// Place of the memory in the daemon's slabs.
+    /// Returns the memory's place in the daemon's slabs.
     pub(super) fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// It, to copy from and to.
+    /// Returns the memory as a view, to copy from and to.
     pub(super) fn view(&self) -> &View {
         &self.view
     }
 
-    /// Gives it back to the daemon: once.
+    /// Returns the memory to the daemon. Call it once.
     pub(super) fn give_back(&self) {
         let Ok(mut state) = self.shared.lock() else {
             return;
         };
         let len = self.given_bytes;
         state.session.free(Extent { len, ..self.extent });
-        // A daemon that is gone has it back anyhow.
+        // A daemon that is gone has freed the memory itself.
         let _ = self.shared.exchange(&mut state);
     }
 
-    /// Whether it is of this session.
+    /// Whether the memory is of this session.
     pub(super) fn is_of(&self, shared: &Arc<SharedSession>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
 }
 
-/// What lies there, as bytes.
+/// Returns the bytes of a view in place.
 pub(super) fn bytes(view: &View) -> &[u8] {
     match view.ptr_at(0, view.len()) {
-        // SAFETY: `ptr_at` gives bytes of the view, which keeps them mapped for as long as it is borrowed. Nobody writes
-        // to them meanwhile: what was asked for is the application's, to whose `&mut` this module alone is_leader, and what
-        // has come is not written to before it is consumed (see the module's contract).
+        // SAFETY: `ptr_at` returns bytes of the view, which keeps them mapped while it is borrowed. Nobody writes to
+        // them meanwhile. Allocated memory belongs to the application and is written only through `&mut`, which only
+        // this module gives out. Received bytes are not overwritten before they are consumed (see the module's
+        // contract).
         Some(start) => unsafe { std::slice::from_raw_parts(start, view.len()) },
         None => &[],
     }
@@ -101,8 +102,8 @@ impl Deref for SharedMemory {
 impl DerefMut for SharedMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self.view.ptr_at(0, self.view.len()) {
-            // SAFETY: as in `bytes`; the daemon gave this memory to nobody else, and while it is lent, and read by
-            // others, there is no `SharedMemory` of it but inside a `Loan`.
+            // SAFETY: as in `bytes`. The daemon gave this memory to nobody else. While it is lent, and others read it,
+            // its `SharedMemory` exists only inside a `Loan`.
             Some(start) => unsafe { std::slice::from_raw_parts_mut(start, self.view.len()) },
             None => &mut [],
         }
@@ -121,17 +122,17 @@ impl fmt::Debug for SharedMemory {
     }
 }
 
-/// Memory that is being sent: see [`Stream::lend`](super::Stream::lend). Dropped, it is lost to the application for as
-/// long as that is attached, since nobody may write to it.
+/// Memory that is being sent: see [`Stream::lend`](super::Stream::lend). If it is dropped, the application loses
+/// the memory for as long as it is attached, because nobody may write to it.
 #[derive(Debug)]
 pub struct Loan {
     memory: ManuallyDrop<SharedMemory>,
-    lent: Lent,
+    lent: LendTicket,
     of: WeakConnection,
 }
 
 impl Loan {
-    pub(super) fn new(memory: SharedMemory, lent: Lent, of: WeakConnection) -> Self {
+    pub(super) fn new(memory: SharedMemory, lent: LendTicket, of: WeakConnection) -> Self {
         Self {
             memory: ManuallyDrop::new(memory),
             lent,
@@ -139,16 +140,16 @@ impl Loan {
         }
     }
 
-    pub(super) fn lent(&self) -> Lent {
+    pub(super) fn lent(&self) -> LendTicket {
         self.lent
     }
 
-    /// The connection that sends it.
+    /// Returns the connection that sends the memory.
     pub(super) fn of(&self) -> &WeakConnection {
         &self.of
     }
 
-    /// It was returned.
+    /// Unwraps the memory, once it was returned.
     pub(super) fn into_memory(self) -> SharedMemory {
         ManuallyDrop::into_inner(self.memory)
     }

@@ -1,4 +1,4 @@
-//! What an application's threads share of its session: packets in and out, and who sleeps for what.
+//! State that an application's threads share in a session: packets to and from the daemon, and sleeping threads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::leader_followers::LeaderFollowers;
 use super::{Refusal, ServiceError, system};
 
-/// What all of a session's connections and threads share.
+/// The session as all its connections and threads share it.
 pub(super) struct SharedSession {
     socket: PacketSocket,
     pub(super) path: PathBuf,
@@ -31,19 +31,19 @@ pub(super) struct SharedSession {
 
 pub(super) struct SessionState {
     pub(super) session: Session,
-    /// Answers that nobody has taken.
+    /// Answers that no caller has taken yet, by request.
     answers: BTreeMap<u32, Result<Answer, Refusal>>,
-    /// Connections that came and nobody has taken, by listener: of all that there are.
+    /// Connections that wait to be accepted, by listener. Every open listener has an entry.
     pub(super) incoming: BTreeMap<u32, VecDeque<Box<Connection>>>,
-    /// Requests to whose answers nobody listens any more.
+    /// Requests whose answers no caller wants any more.
     given_up: BTreeSet<u32>,
-    /// Descriptors that are to go with requests.
+    /// Descriptors to send along, by request.
     files: BTreeMap<u32, OwnedFd>,
     waiters: LeaderFollowers<Arc<OwnedFd>>,
     pub(super) is_gone: bool,
 }
 
-/// What the daemon answers.
+/// An answer of the daemon to a request.
 pub(super) enum Answer {
     Connected(Box<Connection>),
     Listening { listener: u32, port: u16 },
@@ -60,10 +60,10 @@ impl fmt::Debug for SharedSession {
 }
 
 impl SessionState {
-    /// A request is answered.
+    /// Records the answer to a request.
     fn settle(&mut self, request: u32, answer: Result<Answer, Refusal>) {
         if let Ok(Answer::Listening { listener, .. }) = &answer {
-            // Who connects may come before the answer is taken.
+            // Connections may arrive before the answer is taken.
             self.incoming.insert(*listener, VecDeque::new());
         }
         match self.given_up.remove(&request) {
@@ -72,7 +72,7 @@ impl SessionState {
         }
     }
 
-    /// Nobody wants what was asked for any more.
+    /// Returns to the daemon what an unwanted answer granted.
     fn discard(&mut self, answer: Result<Answer, Refusal>) {
         match answer {
             Ok(Answer::Connected(connection)) => self.session.abort(connection.handle()),
@@ -82,16 +82,16 @@ impl SessionState {
         }
     }
 
-    /// Somebody connected.
+    /// Queues a new connection for its listener.
     fn on_incoming(&mut self, listener: u32, connection: Box<Connection>) {
         match self.incoming.get_mut(&listener) {
             Some(waiting) => waiting.push_back(connection),
-            // It was on its way when the listener was given up.
+            // The connection was on its way when the listener was closed.
             None => self.session.abort(connection.handle()),
         }
     }
 
-    /// A listener is given up, with those that nobody has taken.
+    /// Closes a listener and aborts its connections that were not accepted.
     pub(super) fn unlisten(&mut self, listener: u32) {
         self.session.unlisten(listener);
         for connection in self.incoming.remove(&listener).unwrap_or_default() {
@@ -132,7 +132,7 @@ impl SharedSession {
         Ok(Arc::new(shared))
     }
 
-    /// Refuses a forked child: what it said the daemon would take for its parent's word.
+    /// Refuses calls in a forked child: the daemon would take its packets for its parent's.
     pub(super) fn check(&self) -> Result<(), ServiceError> {
         match self.made_by.is_foreign() {
             true => Err(ServiceError::Forked),
@@ -140,22 +140,23 @@ impl SharedSession {
         }
     }
 
-    /// In a forked child it is refused: a thread that is not there may have locked it.
+    /// Locks the state. Refuses a forked child, in which the lock may be held by a thread that does not exist there.
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, SessionState>, ServiceError> {
         self.check()?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says what is to be said, takes what has come.
+    /// Sends all queued packets and handles all that have arrived.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`]: the daemon hung up, and had said why. [`ServiceError::DaemonGone`]: it had not.
+    /// [`ServiceError::Refused`] if the daemon hung up and gave a reason; [`ServiceError::DaemonGone`] if it gave
+    /// none.
     pub(super) fn exchange(&self, state: &mut SessionState) -> Result<(), ServiceError> {
         let said = self.send_packets(state);
-        // What it said before it hung up is there still.
+        // Packets that the daemon sent before it hung up can still be read.
         self.receive_packets(state)?;
-        // What was given up meanwhile.
+        // Receiving may queue more packets, for what was abandoned meanwhile.
         match said.and_then(|()| self.send_packets(state)) {
             Err(ServiceError::DaemonGone) => Err(match state.session.over() {
                 Some(why) => ServiceError::Refused(why),
@@ -225,7 +226,7 @@ impl SharedSession {
         Ok(())
     }
 
-    /// Whether nothing can be asked any more.
+    /// Whether no request is possible any more.
     pub(super) fn is_gone(&self) -> bool {
         let Ok(mut state) = self.lock() else {
             return true;
@@ -264,17 +265,19 @@ impl SharedSession {
         }
     }
 
-    /// Wakes a daemon that sleeps. Where there is no room for that it has enough to wake for.
+    /// Wakes a daemon that sleeps. If the socket is full, the daemon has enough packets to wake for.
     pub(super) fn wake(&self) -> Result<(), ServiceError> {
         self.check()?;
         let sent = self.socket.send(&Request::Wake.encode(), None);
         sent.map(drop).map_err(|_| ServiceError::DaemonGone)
     }
 
-    /// Waits until `look` has something. It is called with the session before each sleep.
+    /// Waits until `look` returns something. While it polls, `look` is called with `None`; before each sleep it is
+    /// called with the session.
     ///
-    /// Of the threads that sleep one listens to the daemon and wakes the others, each by a descriptor of its own, so
-    /// that a packet wakes whom it is for and nobody else. When that one has what it waited for, another listens.
+    /// One of the sleeping threads, the leader, listens to the daemon and wakes the others. Each has an eventfd of
+    /// its own, so a packet wakes only the threads that it concerns. When the leader has what it waited for,
+    /// another thread becomes the leader.
     pub(super) fn wait<T>(
         &self,
         sleeps_on: Option<u32>,
@@ -282,7 +285,7 @@ impl SharedSession {
         mut look: impl FnMut(Option<&mut SessionState>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
         let mut waiter = Waiter::default();
-        // First looking around, without a descriptor of its own: mostly that is enough.
+        // Polls first, without an eventfd: mostly that is enough.
         loop {
             let mut found = Ok(None);
             let mut at = |phase| {
@@ -300,7 +303,7 @@ impl SharedSession {
             match woken.map_err(system("waiting"))? {
                 WakeReason::Deadline => return Err(ServiceError::Deadline),
                 WakeReason::Ready => break,
-                // Mostly a bell that has rung in vain, since what it rang for was seen before.
+                // Mostly a spurious wake-up, for something that polling has already seen.
                 WakeReason::Fd => {
                     let mut state = self.lock()?;
                     self.exchange(&mut state)?;
@@ -346,7 +349,7 @@ impl SharedSession {
             if is_leader {
                 fds.push(PollFd::new(&self.socket, PollFlags::IN));
             }
-            // What was armed above wakes it: there is nothing to look at.
+            // The event counts armed above wake the thread: there is nothing to poll.
             let woken = waiter.wait_polling(&mut fds, deadline, &mut |_| false);
             if woken.map_err(system("waiting"))? == WakeReason::Deadline {
                 return Err(ServiceError::Deadline);
@@ -355,7 +358,7 @@ impl SharedSession {
         }
     }
 
-    /// Asks the daemon, and waits for its answer.
+    /// Sends a request to the daemon and waits for the answer.
     pub(super) fn answer(
         &self,
         deadline: Option<Instant>,
@@ -373,9 +376,9 @@ impl SharedSession {
         let request = self.request(file, ask)?;
         let answer = self.await_answer(request, deadline);
         match &answer {
-            // It is answered, or never will be.
+            // The request is answered, or never will be.
             Ok(_) | Err(ServiceError::Refused(_) | ServiceError::DaemonGone) => {}
-            // It may be answered still, and what is answered is to be given back then.
+            // The answer may still come, and what it grants must then be returned.
             Err(_) => self.abandon_request(request),
         }
         answer
@@ -388,7 +391,7 @@ impl SharedSession {
         deadline: Option<Instant>,
     ) -> Result<Answer, ServiceError> {
         self.wait(None, deadline, |state| {
-            // Other threads may have taken it off the socket.
+            // Another thread may have read the answer from the socket.
             let answer = match state {
                 Some(state) => state.answers.remove(&request),
                 None => self.lock()?.answers.remove(&request),
@@ -397,7 +400,7 @@ impl SharedSession {
         })
     }
 
-    /// Nobody listens to the answer to a request any more.
+    /// Marks the answer to a request as unwanted.
     pub(super) fn abandon_request(&self, request: u32) {
         let Ok(mut state) = self.lock() else {
             return;
@@ -406,11 +409,11 @@ impl SharedSession {
             Some(answer) => state.discard(answer),
             None => drop(state.given_up.insert(request)),
         }
-        // A daemon that is gone is noticed by the next call.
+        // The next call notices if the daemon is gone.
         let _ = self.exchange(&mut state);
     }
 
-    /// Asks the daemon; says under which number. A descriptor goes along, if the request wants one.
+    /// Sends a request to the daemon, with a descriptor if it needs one. Returns the request's number.
     pub(super) fn request(
         &self,
         file: Option<OwnedFd>,
@@ -426,14 +429,14 @@ impl SharedSession {
         match exchanged {
             Ok(()) => Ok(request),
             Err(error) => {
-                // It may have been said all the same.
+                // The request may have been sent all the same.
                 self.abandon_request(request);
                 Err(error)
             }
         }
     }
 
-    /// Hands the daemon its end of a pair of sockets, and waits until it has it.
+    /// Hands the daemon its end of a socket pair, and waits until the daemon has it.
     pub(super) fn request_with_fd(
         &self,
         file: OwnedFd,
@@ -445,7 +448,7 @@ impl SharedSession {
         }
     }
 
-    /// The answer to a request, if it is there.
+    /// Returns the answer to a request, if it has arrived.
     pub(super) fn answered(&self, request: u32) -> Result<Option<Answer>, ServiceError> {
         let mut state = self.lock()?;
         self.exchange(&mut state)?;
@@ -457,10 +460,10 @@ impl SharedSession {
     }
 }
 
-/// Wakes a thread.
+/// Wakes a thread by its eventfd.
 fn wake_thread(wake: &OwnedFd) -> Result<(), ServiceError> {
     match rustix::io::write(wake, &1u64.to_ne_bytes()) {
-        // It has been woken often enough.
+        // The eventfd is at its limit, so the thread will wake.
         Ok(_) | Err(Errno::AGAIN) => Ok(()),
         Err(errno) => Err(system("waking a thread")(errno.into())),
     }

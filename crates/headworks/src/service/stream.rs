@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use headworks_client::connection::{Connection, Received, Receiving, Sending};
+use headworks_client::connection::{Connection, ReceiveHalf, Received, SendHalf};
 use headworks_shm::View;
 use headworks_verbs::Instant;
 
@@ -21,7 +21,7 @@ use super::{Refusal, ServiceError, Transfer, system};
 ///
 /// One thread may receive while another sends, once the [`Reader`] was [taken](Stream::take_reader) off it.
 pub struct Stream {
-    pub(super) half: StreamHalf<Sending>,
+    pub(super) half: StreamHalf<SendHalf>,
     reader: Option<Reader>,
     /// Where it is said what becomes of its operations.
     pub(super) slots: Option<ResultSlots>,
@@ -29,7 +29,7 @@ pub struct Stream {
 
 /// What comes over a connection: see [`Stream::take_reader`]. The connection is closed once neither is there any more.
 pub struct Reader {
-    half: StreamHalf<Receiving>,
+    half: StreamHalf<ReceiveHalf>,
 }
 
 impl Stream {
@@ -325,7 +325,7 @@ impl Reader {
 
 /// What has come, where it lies.
 pub struct Peeked<'s> {
-    side: &'s mut StreamHalf<Receiving>,
+    side: &'s mut StreamHalf<ReceiveHalf>,
     view: View,
 }
 

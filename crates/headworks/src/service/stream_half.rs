@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
-use headworks_client::connection::{Known, Receiving, Sending};
+use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf};
 use headworks_client::memory::Slabs;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_verbs::{Duration, Instant};
@@ -21,13 +21,13 @@ const RESET_REASON_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HalfKind {
     /// Something that comes.
-    Receiving,
+    ReceiveHalf,
     /// Room, or memory that was lent.
-    Sending,
+    SendHalf,
 }
 
 /// A direction of a connection.
-pub(super) trait ConnectionHalf: Deref<Target = Known> {
+pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
     /// Direction of this half.
     const KIND: HalfKind;
 
@@ -38,8 +38,8 @@ pub(super) trait ConnectionHalf: Deref<Target = Known> {
     fn awaits_slab(&self) -> bool;
 }
 
-impl ConnectionHalf for Sending {
-    const KIND: HalfKind = HalfKind::Sending;
+impl ConnectionHalf for SendHalf {
+    const KIND: HalfKind = HalfKind::SendHalf;
 
     fn refresh(&mut self, slabs: &Slabs) {
         Self::refresh(self, slabs);
@@ -50,8 +50,8 @@ impl ConnectionHalf for Sending {
     }
 }
 
-impl ConnectionHalf for Receiving {
-    const KIND: HalfKind = HalfKind::Receiving;
+impl ConnectionHalf for ReceiveHalf {
+    const KIND: HalfKind = HalfKind::ReceiveHalf;
 
     fn refresh(&mut self, slabs: &Slabs) {
         Self::refresh(self, slabs);
@@ -187,8 +187,8 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             if let Some(state) = state {
                 half.refresh(state.session.slabs());
                 match H::KIND {
-                    HalfKind::Receiving => half.block().bell().arm(false),
-                    HalfKind::Sending => half.block().room_bell().arm(false),
+                    HalfKind::ReceiveHalf => half.block().bell().arm(false),
+                    HalfKind::SendHalf => half.block().room_bell().arm(false),
                 }
             }
             act(half)
@@ -214,19 +214,19 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
         act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
         loop {
-            if H::KIND == HalfKind::Sending || self.half.awaits_slab() {
+            if H::KIND == HalfKind::SendHalf || self.half.awaits_slab() {
                 // What is to be read or written may lie in memory that is still to be taken off the socket.
                 let mut state = self.shared.lock()?;
                 self.shared.exchange(&mut state)?;
                 self.half.refresh(state.session.slabs());
             }
             let (is_there, is_armed_now) = match H::KIND {
-                HalfKind::Receiving => (true, self.watch.arm(self.half)),
-                HalfKind::Sending => (self.watch.fill(), ReadinessSocket::arm_room(self.half)),
+                HalfKind::ReceiveHalf => (true, self.watch.arm(self.half)),
+                HalfKind::SendHalf => (self.watch.fill(), ReadinessSocket::arm_room(self.half)),
             };
             if let Some(done) = act(self.half)? {
                 // It was filled although there is room: the daemon empties it, now or when it has looked.
-                if H::KIND == HalfKind::Sending && self.half.nudge() {
+                if H::KIND == HalfKind::SendHalf && self.half.nudge() {
                     self.shared.wake()?;
                 }
                 return Ok(Some(done));
@@ -236,9 +236,9 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             }
             let is_there = match H::KIND {
                 // It stays readable until that has come.
-                HalfKind::Receiving if self.half.awaits_slab() => true,
-                HalfKind::Receiving => self.watch.empty(),
-                HalfKind::Sending => is_there,
+                HalfKind::ReceiveHalf if self.half.awaits_slab() => true,
+                HalfKind::ReceiveHalf => self.watch.empty(),
+                HalfKind::SendHalf => is_there,
             };
             if is_there {
                 return Ok(None);
@@ -260,8 +260,8 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             let mut found = Ok(None);
             let fd = self.watch.descriptor();
             let flags = match H::KIND {
-                HalfKind::Receiving => PollFlags::IN,
-                HalfKind::Sending => PollFlags::OUT,
+                HalfKind::ReceiveHalf => PollFlags::IN,
+                HalfKind::SendHalf => PollFlags::OUT,
             };
             let mut fds = [PollFd::new(&fd, flags)];
             let mut at = |phase| {

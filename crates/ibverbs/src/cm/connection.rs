@@ -10,8 +10,8 @@ use headworks_verbs::{Access, Lid, Mtu, Psn, QpAttr, QpState, Qpn, QueuePair, Rn
 use super::CmError;
 use super::absent;
 use super::library::{self as cm_library, CmApi};
-use super::phase::{self, Deed, Phase};
-use super::raw::{Channel, Heard, Id, Way};
+use super::phase::{self, NextAction, Phase};
+use super::raw::{Channel, CmEventInfo, Id, ResolvedRoute};
 use super::route::{self, Route, RouteError};
 use crate::attributes;
 use crate::library::{self, Api};
@@ -128,7 +128,7 @@ impl Connection {
                 return self.route().map(Some);
             }
             let Some(heard) = self.next()? else { break };
-            if self.take(&heard)? == Deed::FindWay {
+            if self.take(&heard)? == NextAction::FindWay {
                 let asked = self.id.resolve_route(RESOLVE_MS);
                 asked.map_err(|source| CmError::NoWay { source })?;
             }
@@ -155,7 +155,7 @@ impl Connection {
         Ok(route)
     }
 
-    fn route_of(&self, way: &Way) -> Result<Route, CmError> {
+    fn route_of(&self, way: &ResolvedRoute) -> Result<Route, CmError> {
         let raw = Raw::open(&self.libraries.verbs, &way.device);
         let raw = raw.map_err(CmError::system("opening the device"))?;
         let raw = raw.ok_or(CmError::Removed)?;
@@ -233,7 +233,7 @@ impl Connection {
     pub fn step(&mut self, qp: &mut dyn QueuePair) -> Result<bool, CmError> {
         for _ in 0..EVENTS {
             let Some(heard) = self.next()? else { break };
-            if self.take(&heard)? == Deed::StepUp {
+            if self.take(&heard)? == NextAction::StepUp {
                 self.greeting = heard.said;
                 self.step_up(qp)?;
                 let told = self.id.establish();
@@ -279,13 +279,13 @@ impl Connection {
         }
     }
 
-    fn next(&mut self) -> Result<Option<Heard>, CmError> {
+    fn next(&mut self) -> Result<Option<CmEventInfo>, CmError> {
         self.usable()?;
         let heard = self.id.channel.next();
         heard.map_err(CmError::system("reading events of connections"))
     }
 
-    fn take(&mut self, heard: &Heard) -> Result<Deed, CmError> {
+    fn take(&mut self, heard: &CmEventInfo) -> Result<NextAction, CmError> {
         let (phase, deed) = phase::next(self.phase, heard.event, heard.status, &heard.said)?;
         tracing::debug!(event = heard.event, status = heard.status, ?phase, "heard");
         self.phase = phase;

@@ -14,7 +14,7 @@ pub(crate) enum Phase {
     /// The address is looked for.
     Address,
     /// The way there is looked for.
-    Way,
+    ResolvedRoute,
     /// It is known, and the next step is the caller's; or a question has come, and the answer is.
     Ready,
     /// The other side was asked.
@@ -31,7 +31,7 @@ impl Phase {
     fn name(self) -> &'static str {
         match self {
             Self::Address => "looking for the address",
-            Self::Way => "looking for the way",
+            Self::ResolvedRoute => "looking for the way",
             Self::Ready => "ready to connect",
             Self::Asked => "connecting",
             Self::Answered => "answering",
@@ -43,7 +43,7 @@ impl Phase {
 
 /// What there is to do because of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deed {
+pub(crate) enum NextAction {
     /// Nothing more.
     Nothing,
     /// The way is to be asked for.
@@ -63,22 +63,22 @@ pub(crate) fn next(
     event: i32,
     status: i32,
     said: &[u8],
-) -> Result<(Phase, Deed), CmError> {
+) -> Result<(Phase, NextAction), CmError> {
     match (phase, event) {
         // Late ones, and those that nobody needs.
-        (Phase::Ended, _) | (_, event::FIRST_OF_OTHERS..) => Ok((phase, Deed::Nothing)),
+        (Phase::Ended, _) | (_, event::FIRST_OF_OTHERS..) => Ok((phase, NextAction::Nothing)),
         (_, event::DEVICE_REMOVAL) => match phase {
-            Phase::Up => Ok((Phase::Ended, Deed::Nothing)),
+            Phase::Up => Ok((Phase::Ended, NextAction::Nothing)),
             _ => Err(CmError::Removed),
         },
-        (Phase::Address, event::ADDR_RESOLVED) => Ok((Phase::Way, Deed::FindWay)),
-        (Phase::Way, event::ROUTE_RESOLVED) => Ok((Phase::Ready, Deed::Nothing)),
-        (Phase::Address | Phase::Way, event::ADDR_ERROR | event::ROUTE_ERROR) => {
+        (Phase::Address, event::ADDR_RESOLVED) => Ok((Phase::ResolvedRoute, NextAction::FindWay)),
+        (Phase::ResolvedRoute, event::ROUTE_RESOLVED) => Ok((Phase::Ready, NextAction::Nothing)),
+        (Phase::Address | Phase::ResolvedRoute, event::ADDR_ERROR | event::ROUTE_ERROR) => {
             let source = system(status);
             Err(CmError::NoWay { source })
         }
-        (Phase::Asked, event::CONNECT_RESPONSE) => Ok((Phase::Up, Deed::StepUp)),
-        (Phase::Answered, event::ESTABLISHED) => Ok((Phase::Up, Deed::Nothing)),
+        (Phase::Asked, event::CONNECT_RESPONSE) => Ok((Phase::Up, NextAction::StepUp)),
+        (Phase::Answered, event::ESTABLISHED) => Ok((Phase::Up, NextAction::Nothing)),
         (_, event::REJECTED) if status == NO_SUCH_SERVICE => Err(CmError::NobodyListens),
         (_, event::REJECTED) => Err(CmError::Refused {
             reason: status,
@@ -93,10 +93,10 @@ pub(crate) fn next(
             let source = io::ErrorKind::ConnectionReset.into();
             Err(CmError::NoAnswer { source })
         }
-        (Phase::Up, event::ESTABLISHED) => Ok((phase, Deed::Nothing)),
+        (Phase::Up, event::ESTABLISHED) => Ok((phase, NextAction::Nothing)),
         // The end, however it is put.
         (Phase::Up, event::DISCONNECTED | event::CONNECT_ERROR | event::UNREACHABLE) => {
-            Ok((Phase::Ended, Deed::Nothing))
+            Ok((Phase::Ended, NextAction::Nothing))
         }
         (phase, event) => Err(CmError::Unexpected {
             event,
@@ -110,37 +110,37 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn quietly(phase: Phase, event: i32) -> Option<(Phase, Deed)> {
+    fn quietly(phase: Phase, event: i32) -> Option<(Phase, NextAction)> {
         next(phase, event, 0, b"").ok()
     }
 
     #[test]
     fn a_call_goes_up_in_order() {
-        use Phase::{Address, Asked, Ended, Ready, Up, Way};
+        use Phase::{Address, Asked, Ended, Ready, ResolvedRoute, Up};
         assert_eq!(
             quietly(Address, event::ADDR_RESOLVED),
-            Some((Way, Deed::FindWay))
+            Some((ResolvedRoute, NextAction::FindWay))
         );
         assert_eq!(
-            quietly(Way, event::ROUTE_RESOLVED),
-            Some((Ready, Deed::Nothing))
+            quietly(ResolvedRoute, event::ROUTE_RESOLVED),
+            Some((Ready, NextAction::Nothing))
         );
         assert_eq!(
             quietly(Asked, event::CONNECT_RESPONSE),
-            Some((Up, Deed::StepUp))
+            Some((Up, NextAction::StepUp))
         );
         assert_eq!(
             quietly(Up, event::DISCONNECTED),
-            Some((Ended, Deed::Nothing))
+            Some((Ended, NextAction::Nothing))
         );
         for event in 0..20 {
-            assert_eq!(quietly(Ended, event), Some((Ended, Deed::Nothing)));
+            assert_eq!(quietly(Ended, event), Some((Ended, NextAction::Nothing)));
         }
     }
 
     #[test]
     fn an_answer_stands_when_the_other_side_has_heard_it() {
-        let up = (Phase::Up, Deed::Nothing);
+        let up = (Phase::Up, NextAction::Nothing);
         assert_eq!(quietly(Phase::Answered, event::ESTABLISHED), Some(up));
         let gone = next(Phase::Answered, event::DISCONNECTED, 0, b"").unwrap_err();
         assert!(matches!(gone, CmError::NoAnswer { .. }), "{gone}");
@@ -179,7 +179,7 @@ mod tests {
             for (event, status) in small.into_iter().chain(events) {
                 let Ok((to, deed)) = next(phase, event, status, b"") else { break };
                 prop_assert_ne!(to, Phase::Up);
-                prop_assert_ne!(deed, Deed::StepUp);
+                prop_assert_ne!(deed, NextAction::StepUp);
                 phase = to;
             }
         }

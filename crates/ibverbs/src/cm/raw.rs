@@ -37,7 +37,7 @@ unsafe impl Send for Channel {}
 unsafe impl Sync for Channel {}
 
 /// What happened.
-pub(crate) struct Heard {
+pub(crate) struct CmEventInfo {
     pub(crate) event: i32,
     pub(crate) status: i32,
     /// What the other side said with it.
@@ -72,7 +72,7 @@ impl Channel {
     }
 
     /// The next event. Never waits.
-    pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<Heard>> {
+    pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<CmEventInfo>> {
         let mut ptr = null_mut();
         // SAFETY: a live channel, whose descriptor does not block, and a place of the right type.
         if let Err(error) = check(unsafe { (self.api.get_cm_event)(self.ptr.as_ptr(), &mut ptr) }) {
@@ -102,7 +102,7 @@ impl Channel {
             ptr,
             channel: self.clone(),
         });
-        Ok(Some(Heard {
+        Ok(Some(CmEventInfo {
             event: code,
             status,
             said,
@@ -142,7 +142,7 @@ unsafe impl Send for Id {}
 unsafe impl Sync for Id {}
 
 /// Which way a connection goes through this machine, as the library says.
-pub(crate) struct Way {
+pub(crate) struct ResolvedRoute {
     pub(crate) device: String,
     pub(crate) port: u8,
     pub(crate) gid: Gid,
@@ -305,7 +305,7 @@ impl Id {
     }
 
     /// Which way it goes, or whose port the address is that it is bound to; `None` while that is not known.
-    pub(crate) fn way(&self) -> Option<Way> {
+    pub(crate) fn way(&self) -> Option<ResolvedRoute> {
         // SAFETY: a live identifier, of which the library changes nothing outside of calls.
         let id = unsafe { &*self.as_ptr() };
         if id.verbs.is_null() {
@@ -316,7 +316,7 @@ impl Id {
         let has_path = id.num_paths > 0 && !id.path_rec.is_null();
         // SAFETY: as many as it says there are.
         let path = has_path.then(|| unsafe { *id.path_rec });
-        Some(Way {
+        Some(ResolvedRoute {
             device: name_of(device),
             port: id.port_num,
             gid: attributes::gid(id.sgid),

@@ -23,17 +23,17 @@ fn libraries() -> Libraries {
 }
 
 /// A device, a queue pair of it, and a library that knows its address.
-struct Here {
+struct MeetingFixture {
     manager: manager::Shared,
     qp: Box<dyn QueuePair>,
     bench: Bench,
 }
 
-fn here() -> Here {
+fn here() -> MeetingFixture {
     on(Bench::new())
 }
 
-fn on(bench: Bench) -> Here {
+fn on(bench: Bench) -> MeetingFixture {
     let qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
     let manager = manager::start();
     {
@@ -42,10 +42,10 @@ fn on(bench: Bench) -> Here {
         state.sgid_index = 2;
         state.has_path = true;
     }
-    Here { manager, qp, bench }
+    MeetingFixture { manager, qp, bench }
 }
 
-impl Here {
+impl MeetingFixture {
     fn comes(&self, event: i32, said: &[u8]) {
         self.fails(event, 0, said);
     }

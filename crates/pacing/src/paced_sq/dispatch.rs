@@ -91,7 +91,7 @@ impl PacedSq {
         let mut found = std::mem::take(&mut self.found);
         let taken = self.completions.poll(&mut found);
         if let Ok(count) = taken {
-            let mut now = Lazy::default();
+            let mut now = LazyClock::default();
             for done in &found[..count] {
                 if let Some(told) = self.land(done, &mut now) {
                     self.told.push_back(told);
@@ -114,7 +114,7 @@ impl PacedSq {
     fn harvest_plainly(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
         let most = out.len().min(BATCH);
         let here = self.completions.poll(&mut out[..most])?;
-        let mut now = Lazy::default();
+        let mut now = LazyClock::default();
         let count = self.sort(out, 0, here, &mut now);
         if here > 0 && count < out.len() && (here == most || count == 0) {
             return self.harvest_on(out, count, now);
@@ -132,7 +132,7 @@ impl PacedSq {
         &mut self,
         out: &mut [Completion],
         mut count: usize,
-        mut now: Lazy,
+        mut now: LazyClock,
     ) -> Result<usize, PollError> {
         let mut drained = false;
         while count < out.len() && !drained {
@@ -152,7 +152,13 @@ impl PacedSq {
 
     /// What the device put into `out` from `count` on becomes what the program is told. Says how far `out` is filled then.
     #[inline(always)]
-    fn sort(&mut self, out: &mut [Completion], count: usize, here: usize, now: &mut Lazy) -> usize {
+    fn sort(
+        &mut self,
+        out: &mut [Completion],
+        count: usize,
+        here: usize,
+        now: &mut LazyClock,
+    ) -> usize {
         let mut told_to = count;
         for at in count..count + here {
             if let Some((flying, is_told)) = self.land_plainly(&out[at]) {
@@ -185,7 +191,7 @@ impl PacedSq {
         told_to
     }
 
-    fn learn(&mut self, found: usize, drained: bool, mut now: Lazy) {
+    fn learn(&mut self, found: usize, drained: bool, mut now: LazyClock) {
         if found == 0 {
             self.gauge.saw_empty();
             return;
@@ -205,7 +211,7 @@ impl PacedSq {
 
     /// The usual completion: of a whole request, and good. `None`, and nothing is done, of others.
     #[inline]
-    fn land_plainly(&mut self, done: &Completion) -> Option<(Flying, bool)> {
+    fn land_plainly(&mut self, done: &Completion) -> Option<(InFlight, bool)> {
         if done.status != Status::Success || self.limits_flight {
             return None;
         }
@@ -220,7 +226,11 @@ impl PacedSq {
     }
 
     /// What a completion of the device's means to the program, if anything.
-    fn land(&mut self, done: &Completion, now: &mut Lazy) -> Option<(Told, u32, u32)> {
+    fn land(
+        &mut self,
+        done: &Completion,
+        now: &mut LazyClock,
+    ) -> Option<(ProgramCompletion, u32, u32)> {
         let (slot, generation) = (done.wr_id as u32, (done.wr_id >> 32) as u32);
         let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
         if sending.generation != generation {
@@ -261,14 +271,14 @@ impl PacedSq {
     }
 
     /// The next request of a broken queue pair that is flushed.
-    fn flush(&mut self) -> Option<(Told, u32, u32)> {
+    fn flush(&mut self) -> Option<(ProgramCompletion, u32, u32)> {
         for _ in 0..self.broken.len() {
             let slot = self.broken.pop_front()?;
             let told = self.flush_one(slot);
             let Some(sending) = self.pair(slot) else {
                 continue;
             };
-            let goes_on = |queue: &Queue| queue.is_waiting() || queue.flying() > 0;
+            let goes_on = |queue: &RequestQueue| queue.is_waiting() || queue.flying() > 0;
             if sending.queue.as_deref().is_some_and(goes_on) {
                 self.broken.push_back(slot);
             } else {
@@ -283,7 +293,7 @@ impl PacedSq {
     }
 
     /// The same of one queue pair.
-    pub(super) fn flush_one(&mut self, slot: u32) -> Option<(Told, u32, u32)> {
+    pub(super) fn flush_one(&mut self, slot: u32) -> Option<(ProgramCompletion, u32, u32)> {
         let sending = self.pair(slot)?;
         let told = sending.queue.as_mut()?.flush(sending.inner.qpn())?;
         Some((told, slot, sending.generation))
@@ -347,7 +357,7 @@ impl PacedSq {
     }
 
     /// Posts a chain of one queue pair's. Says of how many, and whether nothing is due any more.
-    fn pump_one(&mut self, slot: u32, sending: &mut Sending, now: Instant) -> (usize, bool) {
+    fn pump_one(&mut self, slot: u32, sending: &mut QpSendState, now: Instant) -> (usize, bool) {
         let Some(mut queue) = sending.queue.take() else {
             return (0, false);
         };
@@ -364,16 +374,16 @@ impl PacedSq {
         scratch.1.clear();
         let mut plans = [None; CHAIN];
         let (mut count, mut is_stopped, mut reads) = (0, false, queue.reads());
-        let mut ahead = Ahead::default();
+        let mut ahead = PlanPosition::default();
         let flags = sending.flags;
-        let mut lazy = Lazy::at(now);
+        let mut lazy = LazyClock::at(now);
         while count < CHAIN.min(room) {
             let mut after = ahead;
             let mark = (scratch.0.len(), scratch.1.len());
             let planned = queue.plan(
                 &mut after,
                 self.cut,
-                |op| Sending::kind(flags, op),
+                |op| QpSendState::kind(flags, op),
                 &mut scratch,
             );
             let Some(planned) = planned else {
@@ -404,7 +414,7 @@ impl PacedSq {
 
     /// Of a broken queue pair something is always under way: the device flushes it, which wakes who sleeps. What else waits
     /// is flushed as the program polls then. Nobody pays for what goes nowhere.
-    pub(super) fn push_broken(&mut self, slot: u32, sending: &mut Sending, now: Instant) {
+    pub(super) fn push_broken(&mut self, slot: u32, sending: &mut QpSendState, now: Instant) {
         if !sending.is(BROKEN) {
             return;
         }
@@ -416,7 +426,7 @@ impl PacedSq {
             scratch.0.clear();
             scratch.1.clear();
             let kind = |_: &SendOp| Kind::at(0);
-            let first = queue.plan(&mut Ahead::default(), self.cut, kind, &mut scratch);
+            let first = queue.plan(&mut PlanPosition::default(), self.cut, kind, &mut scratch);
             if let Some(planned) = first {
                 self.gauge.admit(self.cost(planned.flying.bytes.into()));
                 self.post_planned(slot, sending, &mut queue, &[first], &scratch, now);
@@ -430,14 +440,14 @@ impl PacedSq {
     fn post_planned(
         &mut self,
         slot: u32,
-        sending: &mut Sending,
-        queue: &mut Queue,
-        plans: &[Option<crate::request_queue::Planned>],
+        sending: &mut QpSendState,
+        queue: &mut RequestQueue,
+        plans: &[Option<crate::request_queue::PlannedSlice>],
         scratch: &(Vec<Sge>, Vec<u8>),
         now: Instant,
     ) -> usize {
         let number = u64::from(sending.generation) << 32 | u64::from(slot);
-        let request = |planned: &crate::request_queue::Planned| SendWr {
+        let request = |planned: &crate::request_queue::PlannedSlice| SendWr {
             wr_id: number,
             op: planned.op,
             payload: match planned.bytes {
@@ -461,12 +471,12 @@ impl PacedSq {
             .as_ref()
             .map_or_else(|error| error.index, |()| plans.len());
         for planned in plans[..taken].iter().flatten() {
-            queue.fly_first(Flying {
+            queue.fly_first(InFlight {
                 doorbell: now.nanos(),
                 ..planned.flying
             });
         }
-        self.took_off(taken, Lazy::at(now));
+        self.took_off(taken, LazyClock::at(now));
         let Err(error) = posted else {
             return taken;
         };

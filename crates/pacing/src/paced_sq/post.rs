@@ -32,7 +32,7 @@ impl PacedSq {
         if sending.flags & ACTIVE == 0 || is_full {
             return None;
         }
-        let mut now = Lazy::default();
+        let mut now = LazyClock::default();
         if self.gauge.measures_next() {
             now.get(&self.gauge);
         }
@@ -68,7 +68,7 @@ impl PacedSq {
         let Some(mut sending) = self.pairs[slot as usize].take() else {
             return Err(PostErrorKind::Device.at(0));
         };
-        let mut now = Lazy::default();
+        let mut now = LazyClock::default();
         if self.gauge.measures(wrs.len(), self.is_limited()) {
             now.get(&self.gauge);
         }
@@ -111,9 +111,9 @@ impl PacedSq {
     fn post_on(
         &mut self,
         slot: u32,
-        sending: &mut Sending,
+        sending: &mut QpSendState,
         wrs: &[SendWr<'_>],
-        now: &mut Lazy,
+        now: &mut LazyClock,
     ) -> Result<(), PostError> {
         if wrs.is_empty() {
             return Ok(());
@@ -150,11 +150,11 @@ impl PacedSq {
     fn post_some(
         &mut self,
         slot: u32,
-        sending: &mut Sending,
-        queue: &mut Queue,
+        sending: &mut QpSendState,
+        queue: &mut RequestQueue,
         wrs: &[SendWr<'_>],
         at: &mut usize,
-        now: &mut Lazy,
+        now: &mut LazyClock,
     ) -> Result<(), PostError> {
         let first = *at;
         // Behind those that wait: one of them may need more than comes at a time.
@@ -168,7 +168,7 @@ impl PacedSq {
         let wrs_left = &wrs[first..];
         let allowed = room.min(limit.saturating_sub(queue.outstanding() as usize));
         let most = wrs_left.len().min(CHAIN).min(allowed);
-        let paid = |side: &mut Self, now: &mut Lazy| {
+        let paid = |side: &mut Self, now: &mut LazyClock| {
             let mut posts = wrs_left[..most].iter();
             posts.position(|wr| !side.pays(wr, now)).unwrap_or(most)
         };
@@ -196,7 +196,7 @@ impl PacedSq {
     }
 
     #[inline]
-    pub(super) fn took_off(&mut self, count: usize, now: Lazy) {
+    pub(super) fn took_off(&mut self, count: usize, now: LazyClock) {
         self.flying += count;
         self.counts.posted += count as u64;
         self.counts.doorbells += 1;
@@ -207,14 +207,14 @@ impl PacedSq {
     fn put_off(
         &mut self,
         slot: u32,
-        sending: &mut Sending,
-        queue: &mut Queue,
+        sending: &mut QpSendState,
+        queue: &mut RequestQueue,
         wrs: &[SendWr<'_>],
         from: usize,
     ) -> Result<(), PostError> {
         let state = sending.inner.state();
         let limit = sending.limit;
-        let allowed = Allowed {
+        let allowed = QpLimits {
             qp_type: match sending.is(DATAGRAM) {
                 true => headworks_verbs::QpType::Ud,
                 false => headworks_verbs::QpType::Rc,
@@ -263,7 +263,7 @@ impl PacedSq {
 
     /// Whether a request may be posted now, as it is: it is paid for then.
     #[inline]
-    fn pays(&mut self, wr: &SendWr<'_>, now: &mut Lazy) -> bool {
+    fn pays(&mut self, wr: &SendWr<'_>, now: &mut LazyClock) -> bool {
         let len = wr.payload.len();
         // A long one is looked at first, as it is before it waits: nobody is to wait for what is refused.
         len <= self.cut.slice && self.pay(len, now)
@@ -271,7 +271,7 @@ impl PacedSq {
 
     /// Pays for a request of so many bytes, if that may be posted now.
     #[inline]
-    pub(super) fn pay(&mut self, len: u64, now: &mut Lazy) -> bool {
+    pub(super) fn pay(&mut self, len: u64, now: &mut LazyClock) -> bool {
         let cost = self.cost(len);
         if self.limits_flight {
             return self.gauge.admits(cost, &self.member);
@@ -291,8 +291,8 @@ impl PacedSq {
 
 /// What is remembered of a request that is posted as it is.
 #[inline(always)]
-fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> Flying {
-    Flying {
+fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> InFlight {
+    InFlight {
         wr_id: wr.wr_id,
         doorbell,
         bytes: len as u32,
@@ -301,7 +301,7 @@ fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> Flying {
         // Nobody asks of one that is not measured.
         kind: match doorbell {
             0 => Kind::at(0),
-            _ => Sending::kind(flags, &wr.op),
+            _ => QpSendState::kind(flags, &wr.op),
         },
         is_last: true,
         is_signaled: flags & SIGNAL_ALL != 0 || wr.flags.contains(SendFlags::SIGNALED),

@@ -36,8 +36,8 @@ impl Request {
     }
 
     /// What a device would have of it as it is.
-    fn flying(&self) -> Flying {
-        Flying {
+    fn flying(&self) -> InFlight {
+        InFlight {
             wr_id: self.wr_id,
             doorbell: 0,
             bytes: self.len() as u32,
@@ -161,8 +161,8 @@ proptest! {
         slice in 1..120_u64,
         with_imm in any::<bool>(),
     ) {
-        let cut = Cut { slice, with_imm };
-        let mut queue = Queue::default();
+        let cut = SliceRule { slice, with_imm };
+        let mut queue = RequestQueue::default();
         for request in &requests {
             queue.wait(&request.wr(), request.is_signaled);
         }
@@ -173,7 +173,7 @@ proptest! {
             if !queue.is_waiting() {
                 break;
             }
-            let (mut from, mut scratch) = (Ahead::default(), (Vec::new(), Vec::new()));
+            let (mut from, mut scratch) = (PlanPosition::default(), (Vec::new(), Vec::new()));
             let plans: Vec<_> = std::iter::from_fn(|| queue.plan(&mut from, cut, kind, &mut scratch)).take(ahead).collect();
             for planned in &plans[..posts.min(plans.len())] {
                 let request = current.expect("there is one");

@@ -3,7 +3,7 @@
 use headworks_shm::primitive::Ordering;
 
 use super::{FIRST_ROW, NAME, SAID, SharedPacing};
-use crate::config::Config;
+use crate::config::PacingConfig;
 
 /// The constants that are said, in the order of their words: the first is never zero.
 const KEYS: [&str; 6] = [
@@ -22,7 +22,7 @@ const NAME_BYTES_MAX: usize = FIRST_ROW - NAME;
 impl SharedPacing {
     /// Says what the RNIC is called and what it is paced by. Of several who pace it by other constants, observers see
     /// those of the last.
-    pub fn say(&self, rnic: &str, config: &Config) {
+    pub fn say(&self, rnic: &str, config: &PacingConfig) {
         for (index, key) in KEYS.iter().enumerate().rev() {
             let value = config.value(key).unwrap_or_default();
             let word = self.word(SAID + 8 * index);
@@ -41,8 +41,8 @@ impl SharedPacing {
     }
 
     /// The constants that were said last, the others at their defaults; `None` where none were, or none that can be.
-    pub fn said(&self) -> Option<Config> {
-        let mut config = Config::default();
+    pub fn said(&self) -> Option<PacingConfig> {
+        let mut config = PacingConfig::default();
         for (index, key) in KEYS.iter().enumerate() {
             // Pairs with the Release in `say`, as every load here.
             let word = self.word(SAID + 8 * index).load(Ordering::Acquire);
@@ -88,7 +88,7 @@ mod tests {
     fn what_was_said_is_read_and_what_was_not_is_not() {
         let share = share();
         assert_eq!((share.said(), share.rnic()), (None, None));
-        let mut config = Config::default();
+        let mut config = PacingConfig::default();
         for (key, value) in [
             ("line_rate_gbps", "25"),
             ("min_rate_gbps", "0.3"),

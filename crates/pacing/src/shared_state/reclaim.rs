@@ -8,12 +8,12 @@ const SLACK: Duration = Duration::from_millis(1_000);
 impl SharedPacing {
     /// Takes back what processes that are dead by now moved the clock ahead, or what nobody can have moved it: further
     /// than the longest message takes at the lowest rate. Slow: it asks the system.
-    pub fn forgive(&self, config: &Config, now: Instant) -> bool {
+    pub fn forgive(&self, config: &PacingConfig, now: Instant) -> bool {
         // First: a row of garbage may say the same as the clock.
         self.forgive_nonsense(config, now) || self.forgive_dead(now)
     }
 
-    fn forgive_nonsense(&self, config: &Config, now: Instant) -> bool {
+    fn forgive_nonsense(&self, config: &PacingConfig, now: Instant) -> bool {
         let longest = u128::from(u32::MAX) * 1_000_000_000 / u128::from(config.min_rate());
         let longest = Duration::from_nanos(u64::try_from(longest).unwrap_or(u64::MAX));
         let seen = self.clock.load(Ordering::Relaxed);

@@ -34,7 +34,7 @@ fn dead(start_time: u64) -> ProcessId {
 }
 
 /// Somebody takes part and dies: what it had stays as it was.
-fn dies(member: Member) -> usize {
+fn dies(member: ShareMember) -> usize {
     let row = member.row;
     mem::forget(member);
     row
@@ -118,7 +118,7 @@ fn a_dead_members_row_and_blocks_are_taken_over_and_its_debt_forgiven() {
     let row = dies(gone);
     assert!(
         share
-            .status(&Config::default(), NOW)
+            .status(&PacingConfig::default(), NOW)
             .ahead
             .nanos()
             .abs_diff(536_870_912)
@@ -133,7 +133,7 @@ fn a_dead_members_row_and_blocks_are_taken_over_and_its_debt_forgiven() {
     );
     assert_eq!((share.bits(), owned_blocks(&share)), (0, 0));
     assert_eq!(
-        share.status(&Config::default(), NOW).ahead,
+        share.status(&PacingConfig::default(), NOW).ahead,
         Duration::ZERO,
         "what it owed is forgiven"
     );
@@ -287,7 +287,7 @@ fn more_active_queue_pairs_than_there_can_be_are_as_many_as_there_can_be() {
 
 #[test]
 fn a_congestion_signal_halves_the_rate_once_and_holds_it_down() {
-    let (share, config) = (share(), Config::default());
+    let (share, config) = (share(), PacingConfig::default());
     let line = config.line_rate();
     let hold = hold(&config);
     assert_eq!(share.rate(&config), line);
@@ -314,7 +314,7 @@ fn a_congestion_signal_halves_the_rate_once_and_holds_it_down() {
 
 #[test]
 fn a_clock_of_the_far_future_is_nonsense() {
-    let (share, config) = (share(), Config::default());
+    let (share, config) = (share(), PacingConfig::default());
     let set = |ahead: Duration| {
         let at = (NOW + ahead).nanos();
         share.clock.store(at, Ordering::Relaxed);
@@ -336,7 +336,7 @@ fn a_clock_of_the_far_future_is_nonsense() {
 
 #[test]
 fn a_hold_of_the_far_future_is_nonsense() {
-    let (share, config) = (share(), Config::default());
+    let (share, config) = (share(), PacingConfig::default());
     share.held.store(u64::MAX, Ordering::Relaxed);
     assert!(share.cut(&config, NOW));
     share.change_rate(&config, 1, NOW + Duration::from_millis(1));
@@ -362,7 +362,7 @@ fn nothing_is_free() {
             let share = share();
             let member = share.join(us(), NOW).expect("room");
             member.take(bytes, rate, 0, NOW).expect("due");
-            let ahead = share.status(&Config::default(), NOW).ahead.nanos();
+            let ahead = share.status(&PacingConfig::default(), NOW).ahead.nanos();
             let paid = u128::from(ahead) * u128::from(rate);
             let owed = u128::from(bytes) * 1_000_000_000;
             let is_last = ahead == u64::MAX - NOW.nanos();
@@ -417,7 +417,7 @@ proptest! {
         now in prop_oneof![Just(NOW.nanos()), any::<u64>()],
         slot in 0..3 * BLOCK,
     ) {
-        let (share, config) = (share(), Config::default());
+        let (share, config) = (share(), PacingConfig::default());
         let bounds = config.min_rate()..=config.line_rate();
         let mut members = Vec::new();
         for (round, words) in written.into_iter().enumerate() {

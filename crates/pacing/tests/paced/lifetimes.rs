@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headworks_pacing::Config;
+use headworks_pacing::PacingConfig;
 use headworks_verbs::{Completion, Instant, Opcode, SendFlags, SendOp, Sge, Status};
 
 use crate::scripted_device::{Event, opcode};
@@ -36,7 +36,7 @@ struct Slice {
 
 impl Slice {
     /// The next when so many bytes are done.
-    fn of(config: &Config, request: &Request, done: u64) -> Self {
+    fn of(config: &PacingConfig, request: &Request, done: u64) -> Self {
         let (slice, len) = (config.slice_bytes as u64, request.len());
         let cut = match request.op {
             SendOp::Write(_) | SendOp::Read(_) => len > slice,
@@ -108,7 +108,7 @@ impl Life {
     }
 
     /// The device was given a slice: of the right request, with the right bytes.
-    pub(crate) fn goes(&mut self, config: &Config, event: &Event) {
+    pub(crate) fn goes(&mut self, config: &PacingConfig, event: &Event) {
         let Event::Posted {
             op, payload, flags, ..
         } = event

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headworks_pacing::{Config, PacedDevice};
+use headworks_pacing::{PacedDevice, PacingConfig};
 use headworks_verbs::{
     AhKey, Completion, CompletionQueue, Destination, Device, PostError, Promises, ProtectionDomain,
     QpAttr, QpState, Qpn, RemoteAddr, SendFlags, SendOp, Sge, Status,
@@ -33,18 +33,18 @@ pub(crate) fn write(len: u32) -> Request {
     request(SendOp::Write(RemoteAddr::default()), len)
 }
 
-pub(crate) fn slow() -> Config {
-    Config {
+pub(crate) fn slow() -> PacingConfig {
+    PacingConfig {
         line_rate_gbps: 5.0,
         burst_bytes: 0.0,
         quantum_bytes: 0.0,
-        ..Config::default()
+        ..PacingConfig::default()
     }
 }
 
 #[test]
 fn an_idle_rnic_is_given_a_burst_in_the_call() {
-    let config = Config {
+    let config = PacingConfig {
         burst_bytes: 16.0 * 1000.0,
         overhead_bytes: 64.0,
         ..slow()
@@ -68,11 +68,11 @@ fn an_idle_rnic_is_given_a_burst_in_the_call() {
 /// Slices that have nothing behind them fill a send queue, whose program has posted one request.
 #[test]
 fn who_has_room_is_not_refused_for_the_slices_of_another() {
-    let config = Config {
+    let config = PacingConfig {
         line_rate_gbps: 100.0,
         slice_bytes: 256.0,
         burst_bytes: 1e6,
-        ..Config::default()
+        ..PacingConfig::default()
     };
     let mut world = World::new(config, 0);
     world.post(0, vec![write(24 * 256)]);
@@ -89,7 +89,7 @@ fn who_has_room_is_not_refused_for_the_slices_of_another() {
 /// A unit of the RNIC that falls behind ends no request of its queue pairs, and the others' are still ended at once.
 #[test]
 fn queue_pairs_that_are_left_behind_do_not_take_all_that_may_be_in_flight() {
-    let config = Config {
+    let config = PacingConfig {
         max_in_flight: 16.0,
         ..slow()
     };
@@ -110,7 +110,11 @@ fn queue_pairs_that_are_left_behind_do_not_take_all_that_may_be_in_flight() {
 
 #[test]
 fn a_write_that_is_several_is_in_order_only_where_those_are() {
-    let (script, share, config) = (Script::new(START), share(), Arc::new(Config::default()));
+    let (script, share, config) = (
+        Script::new(START),
+        share(),
+        Arc::new(PacingConfig::default()),
+    );
     for (ordered_between_writes, whole) in [(false, 16_384), (true, 1 << 20)] {
         let mut info = script.info().clone();
         info.promises = Promises {
@@ -144,7 +148,7 @@ fn a_device_that_is_full_for_a_while_is_asked_again() {
 #[test]
 fn a_queue_pair_that_is_gone_leaves_the_others_what_it_had_in_flight_and_no_more() {
     // 625 bytes a microsecond, for a delay of three: three requests of 500.
-    let config = Config {
+    let config = PacingConfig {
         window: 1.0,
         base_delay_ns: 1_000.0,
         overhead_bytes: 64.0,
@@ -173,7 +177,7 @@ fn a_queue_pair_that_is_gone_leaves_the_others_what_it_had_in_flight_and_no_more
 /// Found while another queue pair was destroyed, when nothing waited.
 #[test]
 fn completions_of_others_survive_a_queue_pair() {
-    let mut world = World::new(Config::default(), 0);
+    let mut world = World::new(PacingConfig::default(), 0);
     for pair in [0, 2] {
         world.post(pair, vec![write(8)]);
         world.poll(0, 4);
@@ -233,7 +237,7 @@ fn what_waits_goes_out_though_the_program_never_polls() {
 
 /// A device whose every request takes longer the higher the rate is, and a program with one request at a time: says
 /// between what the rate stays in the end.
-fn settles(config: Config, slope: f64) -> (u64, u64) {
+fn settles(config: PacingConfig, slope: f64) -> (u64, u64) {
     let script = Script::new(START);
     let config = Arc::new(config);
     let paced = device(&script, &share(), &config);
@@ -262,9 +266,9 @@ fn settles(config: Config, slope: f64) -> (u64, u64) {
 #[test]
 fn every_request_is_a_sample_if_asked_for_also_within_a_chain() {
     for (sample_every, chain, samples) in [(1.0, 1, 32), (1.0, 8, 32), (8.0, 1, 4), (8.0, 8, 4)] {
-        let config = Arc::new(Config {
+        let config = Arc::new(PacingConfig {
             sample_every,
-            ..Config::default()
+            ..PacingConfig::default()
         });
         let script = Script::new(START);
         let paced = device(&script, &share(), &config);
@@ -288,10 +292,10 @@ fn every_request_is_a_sample_if_asked_for_also_within_a_chain() {
 /// Long requests over memory that is faster than the line would be, and short ones.
 #[test]
 fn requests_that_beat_the_line_do_not_slow_the_others_down() {
-    let config = Arc::new(Config {
+    let config = Arc::new(PacingConfig {
         line_rate_gbps: 100.0,
         sample_every: 1.0,
-        ..Config::default()
+        ..PacingConfig::default()
     });
     let script = Script::new(START);
     let paced = device(&script, &share(), &config);
@@ -312,12 +316,12 @@ fn requests_that_beat_the_line_do_not_slow_the_others_down() {
 
 #[test]
 fn the_rate_settles_where_delay_rises_with_it() {
-    let config = Config {
+    let config = PacingConfig {
         base_delay_ns: 10_000.0,
         min_rate_gbps: 1.0,
         sample_every: 1.0,
         overhead_bytes: 0.0,
-        ..Config::default()
+        ..PacingConfig::default()
     };
     let step = config.inc().max(config.dec());
     // Where the delay is at the upper threshold: half of the line rate, a third, and more than all of it.
@@ -383,7 +387,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn paced(config: Config) -> Self {
+    fn paced(config: PacingConfig) -> Self {
         let script = Script::new(START);
         let paced = device(&script, &share(), &Arc::new(config));
         Self {
@@ -436,7 +440,7 @@ proptest! {
         };
         let expected = plain.posts(state, reads, &chains);
         drop(plain.script);
-        let at_once = Bench::paced(Config { burst_bytes: 1e9, ..Config::default() });
+        let at_once = Bench::paced(PacingConfig { burst_bytes: 1e9, ..PacingConfig::default() });
         prop_assert_eq!(&at_once.posts(state, reads, &chains), &expected);
         let late = Bench::paced(slow());
         // Nothing is due for a long time.

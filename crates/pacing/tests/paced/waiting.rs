@@ -1,6 +1,6 @@
 //! Who waits behind whom, and who is woken.
 
-use headworks_pacing::Config;
+use headworks_pacing::PacingConfig;
 use headworks_verbs::{
     AhKey, Completion, Destination, Device, QpAttr, QpInit, QpState, QpType, Qpn, SendOp, Status,
 };
@@ -32,7 +32,7 @@ fn who_sleeps_is_woken_also_by_what_was_put_off_later() {
 /// Small requests of another queue pair do not use up what a long one waits for.
 #[test]
 fn a_long_request_is_not_overtaken_for_ever() {
-    let window = Config {
+    let window = PacingConfig {
         window: 1.0,
         base_delay_ns: 1_000.0,
         ..slow()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use headworks_pacing::shared_state::BYTES;
-use headworks_pacing::{Config, PacedDevice, Pacing, SharedPacing};
+use headworks_pacing::{PacedDevice, Pacing, PacingConfig, SharedPacing};
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 use headworks_verbs::{
     Completion, CompletionQueue, CqInit, Device, DeviceInfo, Payload, PostErrorKind,
@@ -60,7 +60,7 @@ struct Host {
 
 pub(crate) struct World {
     pub(crate) script: Script,
-    pub(crate) config: Arc<Config>,
+    pub(crate) config: Arc<PacingConfig>,
     share: SharedPacing,
     hosts: Vec<Host>,
     /// And whose they are.
@@ -96,7 +96,11 @@ pub(crate) fn share() -> SharedPacing {
 }
 
 /// A paced device over a scripted one.
-pub(crate) fn device(script: &Script, share: &SharedPacing, config: &Arc<Config>) -> PacedDevice {
+pub(crate) fn device(
+    script: &Script,
+    share: &SharedPacing,
+    config: &Arc<PacingConfig>,
+) -> PacedDevice {
     device_that_is(script.info().clone(), script, share, config)
 }
 
@@ -105,7 +109,7 @@ pub(crate) fn device_that_is(
     info: DeviceInfo,
     script: &Script,
     share: &SharedPacing,
-    config: &Arc<Config>,
+    config: &Arc<PacingConfig>,
 ) -> PacedDevice {
     let inner: Arc<dyn Device> = Arc::new(script.clone());
     let clock = script.clone();
@@ -155,7 +159,7 @@ pub(crate) fn ready() -> QpAttr {
 
 impl World {
     /// One process with two completion queues and three queue pairs, and others with one of each.
-    pub(crate) fn new(config: Config, others: usize) -> Self {
+    pub(crate) fn new(config: PacingConfig, others: usize) -> Self {
         let (script, share, config) = (Script::new(START), share(), Arc::new(config));
         let mut world = Self {
             script,

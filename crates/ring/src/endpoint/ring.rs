@@ -1,5 +1,5 @@
-//! The endpoint of a ring: WRITEs slots and cursors to the peer's memory, and learns of completions
-//! and of the cursors that the peer sends by immediate.
+//! The endpoint of a ring: WRITEs slots and cursors to the peer's memory, and takes completions and the
+//! cursors that the peer sends by immediate.
 
 use std::sync::Arc;
 
@@ -8,61 +8,62 @@ use headworks_verbs::{
     Sge,
 };
 
-use super::{Endpoint, Posted, flags, write, write_word};
+use super::{ChainPosted, Endpoint, flags, write, write_word};
 use crate::error::RingError;
 use crate::slot_array::ARRAY;
 
-/// One end of a ring on its device, and where the peer's memory is.
+/// One end of a ring on its device, with the addresses of the peer's memory.
 pub(crate) struct RingEndpoint {
     endpoint: Endpoint,
-    /// `None` where a group polls, and hands over this ring's completions.
+    /// `None` in a group: the group polls, and hands over this ring's completions.
     cq: Option<Arc<dyn CompletionQueue>>,
     channel: Option<Arc<dyn CompletionChannel>>,
     peer: Target,
-    /// Cursors travel by WRITE with immediate.
+    /// Whether cursors travel by WRITE with immediate.
     notify: bool,
-    /// Words that cursors are sent from where the device takes nothing inline.
+    /// Words that cursors are sent from. `None` if the device can send a word inline.
     staging: Option<Region>,
     staged: usize,
-    noticed: Noticed,
-    /// What a group handed over since the last poll.
-    handed: Polled,
+    noticed: ImmCursor,
+    /// What the group handed over since the last poll.
+    handed: PollResult,
 }
 
-/// Where the peer's memory is.
+/// Addresses of the peer's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// Its array, behind a line.
+    /// The peer's memory: one cache line, then its array.
     pub(crate) memory: RemoteAddr,
-    /// Its word for our cursor.
+    /// The peer's word for our cursor.
     pub(crate) cursor: RemoteAddr,
-    /// What that word holds for a cursor of 0.
+    /// Value that the word holds for a cursor of 0.
     pub(crate) cursor_start: u64,
 }
 
 impl Target {
-    /// Where byte `offset` of the array is.
+    /// Returns the address of byte `offset` of the array.
     #[inline(always)]
     fn array(&self, offset: usize) -> RemoteAddr {
         self.memory.plus((ARRAY + offset) as u64)
     }
 }
 
-/// What a poll found.
+/// Result of a poll.
 #[derive(Default, Clone, Copy)]
-pub(crate) struct Polled {
+pub(crate) struct PollResult {
     /// The `wr_id` of the last send request that completed.
     pub(crate) sent: Option<u64>,
-    /// A newer cursor of the peer, by immediate.
+    /// A newer cursor of the peer that came by immediate.
     pub(crate) cursor: Option<u64>,
 }
 
 /// The last cursor that came by immediate, extended to 64 bits.
 #[derive(Default, Clone, Copy)]
-struct Noticed(u64);
+struct ImmCursor(u64);
 
-impl Noticed {
-    /// The cursor that an immediate stands for; `None` if a later one came before it.
+impl ImmCursor {
+    /// Extends an immediate to the cursor that it stands for. Returns `None` if a later cursor came
+    /// before it.
     #[inline(always)]
     fn extend(&mut self, imm: u32) -> Option<u64> {
         let ahead = imm.wrapping_sub(self.0 as u32);
@@ -76,10 +77,10 @@ impl Noticed {
 
 /// A word that is written behind the pieces of a chain.
 #[derive(Clone, Copy)]
-pub(crate) enum Announcement {
-    /// Our cursor, to the peer's word for it.
+pub(crate) enum TrailingWrite {
+    /// Our cursor, written to the peer's word for it.
     Cursor(u64),
-    /// A word of the peer's array, at this offset.
+    /// A word of the peer's array: its offset in bytes, and its value.
     Word(usize, u64),
 }
 
@@ -91,7 +92,7 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Without a completion.
+    /// No completion.
     pub(crate) const NONE: Self = Self {
         wr_id: 0,
         signaled: false,
@@ -124,8 +125,8 @@ impl RingEndpoint {
             notify,
             staging,
             staged: 0,
-            noticed: Noticed::default(),
-            handed: Polled::default(),
+            noticed: ImmCursor::default(),
+            handed: PollResult::default(),
         }
     }
 
@@ -133,20 +134,20 @@ impl RingEndpoint {
         &self.endpoint
     }
 
-    /// Posts as one chain: the WRITE of each of up to two pieces of the array to the same place in
-    /// the peer's, then the announcement. The last request has the signal. The caller may post the
-    /// same chain again when there was no room: the peer reads nothing that was not announced.
+    /// Posts one chain: a WRITE of each of up to two pieces of the array to the same place in the peer's
+    /// array, then the announcement. `signal` applies to the last request. If there was no room, the
+    /// caller may post the same chain again, because the peer reads nothing that is not announced.
     pub(crate) fn post(
         &mut self,
         pieces: &[(usize, Sge)],
-        announcement: Option<Announcement>,
+        announcement: Option<TrailingWrite>,
         signal: Signal,
-    ) -> Result<Posted, RingError> {
+    ) -> Result<ChainPosted, RingError> {
         let word = match announcement {
-            Some(Announcement::Cursor(cursor)) if !self.notify => {
+            Some(TrailingWrite::Cursor(cursor)) if !self.notify => {
                 cursor.wrapping_add(self.peer.cursor_start)
             }
-            Some(Announcement::Cursor(word) | Announcement::Word(_, word)) => word,
+            Some(TrailingWrite::Cursor(word) | TrailingWrite::Word(_, word)) => word,
             None => 0,
         };
         let staged = match (&announcement, &self.staging) {
@@ -158,13 +159,13 @@ impl RingEndpoint {
             let (offset, sge) = &pieces[at];
             write(sge, self.peer.array(*offset))
         };
-        let announce = |announcement: Announcement| {
+        let announce = |announcement: TrailingWrite| {
             let op = match announcement {
-                Announcement::Cursor(_) if self.notify => {
+                TrailingWrite::Cursor(_) if self.notify => {
                     SendOp::WriteImm(self.peer.cursor, word as u32)
                 }
-                Announcement::Cursor(_) => SendOp::Write(self.peer.cursor),
-                Announcement::Word(offset, _) => SendOp::Write(self.peer.array(offset)),
+                TrailingWrite::Cursor(_) => SendOp::Write(self.peer.cursor),
+                TrailingWrite::Word(offset, _) => SendOp::Write(self.peer.array(offset)),
             };
             let payload = match &staged {
                 _ if matches!(op, SendOp::WriteImm(..)) => Payload::Gather(&[]),
@@ -180,29 +181,29 @@ impl RingEndpoint {
         };
         let qp = &mut self.endpoint;
         let posted = match (pieces.len(), announcement) {
-            (0, None) => Ok(Posted::All),
+            (0, None) => Ok(ChainPosted::All),
             (0, Some(last)) => qp.post(&[announce(last)]),
             (1, None) => qp.post(&[signal.on(piece(0))]),
             (1, Some(last)) => qp.post(&[piece(0), announce(last)]),
             (_, None) => qp.post(&[piece(0), signal.on(piece(1))]),
             (_, Some(last)) => qp.post(&[piece(0), piece(1), announce(last)]),
         };
-        if posted == Ok(Posted::All) && staged.is_some() {
+        if posted == Ok(ChainPosted::All) && staged.is_some() {
             self.staged = self.staged.wrapping_add(1);
         }
         posted
     }
 
-    /// [`RingEndpoint::post`] of one piece and the cursor behind it, where the cursor travels inline
-    /// by WRITE: the shape of most publications, for which less is written down. `None` where the
-    /// cursor travels otherwise.
+    /// Does what [`RingEndpoint::post`] does for one piece and a cursor that travels inline by WRITE. Most
+    /// publications have this shape, and this path does less work. Returns `None` if the cursor travels
+    /// otherwise.
     #[inline(always)]
     pub(crate) fn post_plainly(
         &mut self,
         (offset, sge): (usize, Sge),
         cursor: u64,
         signaled: bool,
-    ) -> Option<Result<Posted, RingError>> {
+    ) -> Option<Result<ChainPosted, RingError>> {
         if self.notify || self.staging.is_some() {
             return None;
         }
@@ -212,14 +213,14 @@ impl RingEndpoint {
         Some(self.endpoint.post(&[slots, tail]))
     }
 
-    /// Takes what has completed. Completions before a failure are found first, the failure by the
-    /// next poll.
+    /// Takes completions. Those before a failure are returned first, and the next poll reports the
+    /// failure.
     #[inline]
-    pub(crate) fn poll(&mut self) -> Result<Polled, RingError> {
+    pub(crate) fn poll(&mut self) -> Result<PollResult, RingError> {
         let Some(cq) = &self.cq else {
             return self.poll_handed();
         };
-        let mut found = Polled::default();
+        let mut found = PollResult::default();
         let noticed = &mut self.noticed;
         self.endpoint.poll(
             &**cq,
@@ -229,8 +230,8 @@ impl RingEndpoint {
         Ok(found)
     }
 
-    /// What a group has handed over.
-    fn poll_handed(&mut self) -> Result<Polled, RingError> {
+    /// Takes what the group has handed over.
+    fn poll_handed(&mut self) -> Result<PollResult, RingError> {
         self.endpoint.owe(0)?;
         let found = std::mem::take(&mut self.handed);
         if found.sent.is_none() && found.cursor.is_none() {
@@ -239,7 +240,7 @@ impl RingEndpoint {
         Ok(found)
     }
 
-    /// A completion that the group's poll found.
+    /// Takes a completion that the group polled.
     pub(crate) fn hand_over(&mut self, completion: &Completion) -> Result<(), RingError> {
         if !self.endpoint.hand_over(completion)? {
             return Ok(());
@@ -261,7 +262,7 @@ impl RingEndpoint {
         self.channel.as_ref()
     }
 
-    /// Asks for an event. A group arms for all its rings.
+    /// Asks for an event. In a group it does nothing: the group arms for all its rings.
     pub(crate) fn arm(&self) {
         if let Some(cq) = &self.cq {
             cq.arm(false);
@@ -269,9 +270,9 @@ impl RingEndpoint {
     }
 }
 
-/// Puts a word where the device can fetch it: a place that no request in flight still needs, because
-/// there is one place more than requests. The next word takes the same place until a request with it
-/// is posted: where there was no room for that, all other places are in flight.
+/// Stores a word where the device can fetch it. No request in flight still needs that place, because
+/// there is one more place than requests. The next word takes the same place until a request with it is
+/// posted: if there was no room to post it, requests in flight use all other places.
 #[cold]
 fn stage(staging: &Region, staged: usize, value: u64) -> Sge {
     let words = staging.len() / 8;

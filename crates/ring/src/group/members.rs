@@ -39,7 +39,7 @@ impl fmt::Display for RingId {
 /// that the group is the parent's, after a fork, every time, of whichever ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{ring}: {error}")]
-pub struct Broken {
+pub struct BrokenRing {
     /// Which. A group that is the parent's and has no ring names one that is none.
     pub ring: RingId,
     /// Error that broke the ring.
@@ -58,7 +58,7 @@ pub(super) struct Members<T> {
 
 /// What the ends are. One kind's generations are even, the other's odd, so that they have no id in common.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum EndKind {
     Receivers = 0,
     Senders = 1,
 }
@@ -72,7 +72,7 @@ struct Member<T> {
 
 impl<T> Members<T> {
     /// None; [`Members::push`] gives indices from `first` on.
-    pub(super) fn behind(first: u32, kind: Kind) -> Self {
+    pub(super) fn behind(first: u32, kind: EndKind) -> Self {
         Self {
             all: Vec::new(),
             behind: first,

@@ -3,15 +3,15 @@
 use headworks_verbs::QueuePair;
 use headworks_verbs::bringup::ConnectionParams;
 
-use super::tail_array::Claim;
-use crate::setup::Placed;
+use super::tail_array::TailWordClaim;
+use crate::setup::GroupReceiverSetup;
 
 /// A receiving end of a group that is not connected yet. Its word of the board is free again when it is
 /// dropped.
 pub struct Membership {
     // The queue pair goes before the word may be another's.
-    pub(super) end: Placed,
-    pub(super) claim: Claim,
+    pub(super) end: GroupReceiverSetup,
+    pub(super) claim: TailWordClaim,
 }
 
 impl Membership {

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use crate::error::RingError;
-use crate::receiver::{Held, Receiver};
+use crate::receiver::{HeldMessage, Receiver};
 
 /// A receiving ring of a group, lent by [`Group::receiver`](super::Group::receiver). All of a
 /// [`Receiver`] can be asked, and messages taken of it; but it stays where it is: the group's other words
@@ -12,7 +12,7 @@ pub struct OutOfOrder<'g>(pub(super) &'g mut Receiver);
 
 impl OutOfOrder<'_> {
     /// [`Receiver::try_take`].
-    pub fn try_take(&mut self) -> Result<Option<Held>, RingError> {
+    pub fn try_take(&mut self) -> Result<Option<HeldMessage>, RingError> {
         self.0.try_take()
     }
 
@@ -20,7 +20,7 @@ impl OutOfOrder<'_> {
     ///
     /// # Panics
     /// If another receiver handed it out.
-    pub fn release(&mut self, held: Held) -> Result<(), RingError> {
+    pub fn release(&mut self, held: HeldMessage) -> Result<(), RingError> {
         self.0.release(held)
     }
 

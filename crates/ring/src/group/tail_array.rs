@@ -30,8 +30,8 @@ use headworks_verbs::{
 };
 
 use super::GroupConfig;
-use crate::config::{ConfigError, LINE, Mode, Settled};
-use crate::setup::{Place, Placed, SetupError, requests_in_group, sleeps};
+use crate::config::{CheckedConfig, ConfigError, LINE, Mode};
+use crate::setup::{GroupPlacement, GroupReceiverSetup, SetupError, requests_in_group, sleeps};
 
 /// Words in a line.
 const WORDS: usize = LINE / 8;
@@ -40,7 +40,7 @@ const WORDS: usize = LINE / 8;
 pub(super) struct TailArray {
     pub(super) device: Arc<dyn Device>,
     pub(super) config: GroupConfig,
-    ring: Settled,
+    ring: CheckedConfig,
     pub(super) cq: Arc<dyn CompletionQueue>,
     pub(super) channel: Option<Arc<dyn CompletionChannel>>,
     pd: Arc<dyn ProtectionDomain>,
@@ -51,14 +51,14 @@ pub(super) struct TailArray {
     seen: Vec<[u64; WORDS]>,
     /// Lines that were ever in use.
     lines: usize,
-    free: Arc<Free>,
+    free: Arc<FreeWords>,
     region: Region,
 }
 
 /// Words that belong to no ring: which, and where the next one of each starts to count.
-struct Free(Mutex<VecDeque<(u32, u64)>>);
+struct FreeWords(Mutex<VecDeque<(u32, u64)>>);
 
-impl Free {
+impl FreeWords {
     fn lock(&self) -> MutexGuard<'_, VecDeque<(u32, u64)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,7 +66,7 @@ impl Free {
 
 /// A word of the board.
 #[derive(Clone)]
-pub(crate) struct Word {
+pub(crate) struct TailWord {
     pub(crate) at: CursorRef,
     /// Where a sender finds it.
     pub(crate) remote: RemoteAddr,
@@ -76,16 +76,16 @@ pub(crate) struct Word {
 
 /// A word that belongs to a ring: free again when dropped, which must not be before the ring's queue pair
 /// is destroyed.
-pub(super) struct Claim {
+pub(super) struct TailWordClaim {
     pub(super) index: u32,
     /// Where the next ring begins to count.
     next_start: u64,
     start: u64,
     slots: u64,
-    free: Arc<Free>,
+    free: Arc<FreeWords>,
 }
 
-impl Claim {
+impl TailWordClaim {
     /// So many slots were consumed.
     pub(super) fn consumed(&mut self, slots: u64) {
         let published = slots.wrapping_add(self.slots);
@@ -97,7 +97,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for TailWordClaim {
     fn drop(&mut self) {
         self.free.lock().push_back((self.index, self.next_start));
     }
@@ -159,20 +159,20 @@ impl TailArray {
             view: crate::slot_array::view_of(&region, 0),
             seen: vec![[0; WORDS]; lines],
             lines: 0,
-            free: Arc::new(Free(Mutex::new(all.collect()))),
+            free: Arc::new(FreeWords(Mutex::new(all.collect()))),
             region,
         })
     }
 
     /// A receiving end with a word of its own.
-    pub(super) fn place(&mut self) -> Result<(Claim, Placed), SetupError> {
+    pub(super) fn place(&mut self) -> Result<(TailWordClaim, GroupReceiverSetup), SetupError> {
         let capacity = self.config.capacity;
         let (index, start) = self
             .free
             .lock()
             .pop_front()
             .ok_or(SetupError::GroupFull { capacity })?;
-        let claim = Claim {
+        let claim = TailWordClaim {
             index,
             start,
             // Once it is told where its word is, the other end may publish this much.
@@ -189,16 +189,16 @@ impl TailArray {
         at.publish(start);
         self.seen[line][word] = start;
         self.lines = self.lines.max(line + 1);
-        let place = Place {
+        let place = GroupPlacement {
             pd: self.pd.clone(),
             cq: self.cq.clone(),
-            word: Word {
+            word: TailWord {
                 at,
                 remote: self.region.remote(offset),
                 start,
             },
         };
-        let placed = Placed::new(&self.device, &self.config.ring, &place)?;
+        let placed = GroupReceiverSetup::new(&self.device, &self.config.ring, &place)?;
         Ok((claim, placed))
     }
 

@@ -7,7 +7,7 @@ use crate::config::{Framing, Mode};
 
 /// Which end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
+pub(crate) enum EndRole {
     Sender = 1,
     Receiver = 2,
 }
@@ -15,7 +15,7 @@ pub(crate) enum Role {
 /// What one end tells the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Greeting {
-    pub(crate) role: Role,
+    pub(crate) role: EndRole,
     pub(crate) mode: Mode,
     /// Whether its device lets cursors be polled in memory.
     pub(crate) can_poll: bool,
@@ -77,8 +77,8 @@ impl Greeting {
         };
         let len = usize::try_from(word(23)).map_err(|_| SetupError::Greeting("framing"))?;
         let role = match bytes[2] {
-            1 => Role::Sender,
-            2 => Role::Receiver,
+            1 => EndRole::Sender,
+            2 => EndRole::Receiver,
             _ => return Err(SetupError::Greeting("role")),
         };
         let mode = match bytes[3] {

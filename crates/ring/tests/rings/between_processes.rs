@@ -68,13 +68,13 @@ impl Setup {
 }
 
 /// The other process's end while it comes up, by mail.
-pub(crate) struct Rising {
+pub(crate) struct ConnectingEnd {
     up: BringUp,
     setup: Setup,
     greeted: bool,
 }
 
-impl Rising {
+impl ConnectingEnd {
     pub(crate) fn new(device: &Arc<dyn Device>, mut setup: Setup) -> Result<Self, ActorError> {
         let (hello, tuning) = (setup.greeting(), Default::default());
         let up = BringUp::start(device.info(), setup.queue_pair(), tuning, 2, hello)?;

@@ -16,9 +16,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_ring::config::Settled;
+use headworks_ring::config::CheckedConfig;
 use headworks_ring::receive_policy::ReceivePolicy;
-use headworks_ring::send_policy::{Due, Reserve, SendPolicy};
+use headworks_ring::send_policy::{PostAction, ReserveOutcome, SendPolicy};
 use headworks_ring::{Receiver, RingConfig, SendError, Sender};
 use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, Payload, SendWr};
@@ -57,7 +57,7 @@ fn ring() -> RingConfig {
 
 /// The decisions alone. A WRITE is done, and completes, when it is posted.
 struct Decisions {
-    ring: Settled,
+    ring: CheckedConfig,
     start: u64,
     policy: SendPolicy,
     drain: ReceivePolicy,
@@ -82,19 +82,19 @@ impl Decisions {
 
 impl Ends for Decisions {
     fn write(&mut self) -> bool {
-        if self.policy.reserve(1) == Reserve::Full {
+        if self.policy.reserve(1) == ReserveOutcome::Full {
             self.policy.complete(self.policy.published()).unwrap();
             self.policy.observe_head(self.local_head).unwrap();
         }
-        let Reserve::At(index) = self.policy.reserve(1) else {
+        let ReserveOutcome::At(index) = self.policy.reserve(1) else {
             return false;
         };
         let position = self.policy.tail().wrapping_sub(self.start);
         assert_eq!(index, position % self.ring.slots);
         match self.policy.advance(1) {
-            Due::Nothing => {}
-            Due::Transmit => self.policy.transmitted(),
-            Due::Publish => {
+            PostAction::Nothing => {}
+            PostAction::Transmit => self.policy.transmitted(),
+            PostAction::Publish => {
                 self.policy.complete(self.policy.published()).unwrap();
                 assert!(self.policy.attempt(), "an earlier tail is in flight");
                 self.policy.transmitted();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headworks_ring::{
-    Broken, Framing, Group, GroupConfig, Mode, RingConfig, RingError, RingId, SendError, Sender,
-    SenderSetup, SetupError,
+    BrokenRing, Framing, Group, GroupConfig, Mode, RingConfig, RingError, RingId, SendError,
+    Sender, SenderSetup, SetupError,
 };
 use headworks_verbs::Device;
 
@@ -49,7 +49,7 @@ pub(crate) fn word(greeting: &[u8]) -> u64 {
 }
 
 /// A copy of the next message.
-pub(crate) fn take(group: &mut Group) -> Result<Option<(RingId, Vec<u8>)>, Broken> {
+pub(crate) fn take(group: &mut Group) -> Result<Option<(RingId, Vec<u8>)>, BrokenRing> {
     let came = group.try_recv()?;
     Ok(came.map(|(ring, message)| (ring, message.to_vec())))
 }
@@ -431,7 +431,7 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
                     Ok(None) => {
                         group.step(false).unwrap();
                     }
-                    Err(Broken { ring, error }) => {
+                    Err(BrokenRing { ring, error }) => {
                         assert_eq!((ring, read), (goes_ring, 15), "{mode:?}: {error}");
                         assert!(error.is_peer_gone(), "{error}");
                         assert!(told.replace(error).is_none(), "told twice");

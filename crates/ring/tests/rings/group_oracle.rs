@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use headworks_ring::{Broken, Framing, Group, GroupConfig, Mode, RingConfig, RingId, Sender};
+use headworks_ring::{BrokenRing, Framing, Group, GroupConfig, Mode, RingConfig, RingId, Sender};
 use proptest::prelude::*;
 
 use crate::group::join;
@@ -106,7 +106,7 @@ impl<'h> Checked<'h> {
                 ring.received += 1;
                 true
             }
-            Err(Broken { ring: id, error }) => {
+            Err(BrokenRing { ring: id, error }) => {
                 let ring = self.rings.iter_mut().find(|ring| ring.id == id);
                 let ring = ring.expect("a ring that is there");
                 assert!(ring.tx.is_none(), "{error}");

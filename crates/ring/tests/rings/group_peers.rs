@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use headworks_ring::{Broken, Framing, Group, GroupConfig, Mode, RingError, RingId};
+use headworks_ring::{BrokenRing, Framing, Group, GroupConfig, Mode, RingError, RingId};
 use headworks_runtime::RunningScenario;
 use headworks_shm::CursorError;
 use headworks_verbs::Device;
@@ -65,7 +65,7 @@ fn any_word_on_the_board_breaks_its_own_ring_only() {
                         came = true;
                     }
                     Ok(Some((ring, _))) => prop_assert!(!broken[ring.index()], "broken for good"),
-                    Err(Broken { ring, error }) => {
+                    Err(BrokenRing { ring, error }) => {
                         prop_assert!(ring.index() < 10 && !broken[ring.index()]);
                         prop_assert!(matches!(error, RingError::Cursor(_) | RingError::Header(_)));
                         broken[ring.index()] = true;
@@ -106,7 +106,7 @@ fn a_late_tail_of_the_ring_before_is_no_tail_of_this_one() {
                 assert_eq!(&*group.try_recv().unwrap().unwrap().1, &[2; 48]);
             }
             scribble(at, late);
-            let Broken { ring: told, error } = group.try_recv().map(drop).unwrap_err();
+            let BrokenRing { ring: told, error } = group.try_recv().map(drop).unwrap_err();
             assert_eq!(told, ring);
             let refused = matches!(error, RingError::Cursor(CursorError::OutOfRange { .. }));
             assert!(refused, "{error}");
@@ -181,7 +181,7 @@ fn a_sender_that_is_killed_is_told_of_and_the_others_go_on() {
                 Ok(None) => {
                     group.step(false).unwrap();
                 }
-                Err(Broken { ring, error }) => {
+                Err(BrokenRing { ring, error }) => {
                     assert_eq!(ring, victim_ring);
                     assert!(error.is_peer_gone(), "{error}");
                     assert!(told.replace(error).is_none());
@@ -231,7 +231,7 @@ fn a_group_asleep_learns_that_a_sender_was_killed() {
                 }
                 group.drain_events();
             }
-            Err(Broken { ring: from, error }) => {
+            Err(BrokenRing { ring: from, error }) => {
                 assert_eq!(from, ring);
                 break error;
             }

@@ -32,7 +32,7 @@ fn exposed(hosts: &Hosts, config: &RingConfig) -> (Sender, Receiver, u64, u64) {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum HostileAction {
     /// Store into the receiver's array or cursor.
     Receiver(u16, u64),
     /// Store into the sender's cursor.
@@ -53,15 +53,15 @@ fn words() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn deeds() -> impl Strategy<Value = Deed> {
+fn deeds() -> impl Strategy<Value = HostileAction> {
     prop_oneof![
-        (any::<u16>(), words()).prop_map(|(at, word)| Deed::Receiver(at, word)),
-        words().prop_map(Deed::Sender),
-        any::<u8>().prop_map(Deed::Send),
-        (1u8..30).prop_map(Deed::Receive),
-        Just(Deed::Take),
-        Just(Deed::Release),
-        Just(Deed::Steps),
+        (any::<u16>(), words()).prop_map(|(at, word)| HostileAction::Receiver(at, word)),
+        words().prop_map(HostileAction::Sender),
+        any::<u8>().prop_map(HostileAction::Send),
+        (1u8..30).prop_map(HostileAction::Receive),
+        Just(HostileAction::Take),
+        Just(HostileAction::Release),
+        Just(HostileAction::Steps),
     ]
 }
 
@@ -85,36 +85,36 @@ proptest! {
         for deed in deeds {
             match deed {
                 // The words that are looked at: the cursor, and the ends of every slot.
-                Deed::Receiver(at, word) => {
+                HostileAction::Receiver(at, word) => {
                     let slot = 64 + usize::from(at) / 4 % slots as usize * size;
                     let offset = [0, slot, slot + size - 8, usize::from(at) * 8 % array][usize::from(at) % 4];
                     scribble(rx_base, offset, word);
                 }
-                Deed::Sender(word) => scribble(tx_base, 0, word),
-                Deed::Send(part) => {
+                HostileAction::Sender(word) => scribble(tx_base, 0, word),
+                HostileAction::Send(part) => {
                     let len = if fixed { 40 } else { tx.max_message() * usize::from(part) / 255 };
                     let _ = tx.try_reserve(len).map(headworks_ring::Reservation::commit);
                 }
-                Deed::Receive(count) => {
+                HostileAction::Receive(count) => {
                     for _ in 0..count {
                         if let Ok(Some(message)) = rx.try_recv() {
                             prop_assert!(message.len() <= config.slots as usize * size);
                         }
                     }
                 }
-                Deed::Take => {
+                HostileAction::Take => {
                     if let Ok(Some(one)) = rx.try_take() {
                         held.push(one);
                     }
                     prop_assert!(held.len() < slots as usize, "took more than the ring holds");
                 }
-                Deed::Release => {
+                HostileAction::Release => {
                     if let Some(one) = held.pop() {
                         prop_assert_eq!(rx.bytes(&one).len(), one.len());
                         let _ = rx.release(one);
                     }
                 }
-                Deed::Steps => {
+                HostileAction::Steps => {
                     let _ = (tx.step(), rx.step());
                 }
             }

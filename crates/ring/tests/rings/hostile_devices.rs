@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use headworks_ring::oracle::{Checked, Ring, op};
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
-use headworks_softnic::hostile::{Point, Rules, Verdict, rules};
+use headworks_softnic::hostile::{FaultPoint, Rules, Verdict, rules};
 use headworks_verbs::Status;
 use proptest::prelude::*;
 
@@ -278,7 +278,7 @@ fn a_receive_that_the_device_has_no_room_for_is_posted_later() {
     for (asked, less) in [(Mode::Notify, ""), (Mode::Poll, DECLARED[1])] {
         // There is room for the first, and for each other at the second try.
         let full = rules::by(|event, _| {
-            let first = event.point == Point::PostReceive && event.turn == 0;
+            let first = event.point == FaultPoint::PostReceive && event.turn == 0;
             first.then_some(Verdict::Refuse)
         });
         let rules = Rules::new(1).with(full);

@@ -7,7 +7,7 @@ use headworks_ring::RingError;
 use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_verbs::Device;
 
-use crate::between_processes::{End, Rising, Setup, meet, open, report};
+use crate::between_processes::{ConnectingEnd, End, Setup, meet, open, report};
 use crate::hostile_devices::{
     DECLARED, agreed, is_of_a_death, receive, receive_some, send, send_some, shapes,
 };
@@ -120,7 +120,7 @@ pub(crate) struct Far {
 }
 
 enum State {
-    Rising(Box<Rising>),
+    ConnectingEnd(Box<ConnectingEnd>),
     /// Connected; so many were sent or received.
     Up(Box<End>, u64),
     Gone,
@@ -133,7 +133,7 @@ impl Far {
         let device = ring.open("h2");
         let setup = Setup::new(!ring.we_send, &device, &shapes()[ring.shape])?;
         Ok(Self {
-            state: State::Rising(Rising::new(&device, setup)?.into()),
+            state: State::ConnectingEnd(ConnectingEnd::new(&device, setup)?.into()),
             messages: ring.count,
             told: false,
             _device: device,
@@ -147,11 +147,11 @@ impl Actor for Far {
             return Ok(Step::Wait(WakeCondition::mail()));
         }
         let (end, count) = match &mut self.state {
-            State::Rising(rising) => {
+            State::ConnectingEnd(rising) => {
                 if !rising.step(cx)? {
                     return Ok(Step::Wait(WakeCondition::mail()));
                 }
-                if let State::Rising(up) = std::mem::replace(&mut self.state, State::Gone) {
+                if let State::ConnectingEnd(up) = std::mem::replace(&mut self.state, State::Gone) {
                     self.state = State::Up(up.finish(cx)?.into(), 0);
                 }
                 return Ok(Step::Again);

@@ -10,7 +10,7 @@ use headworks_runtime::{
 };
 use headworks_verbs::Device;
 
-use crate::between_processes::{End, Rising, Setup, meet, open, report};
+use crate::between_processes::{ConnectingEnd, End, Setup, meet, open, report};
 use crate::pair::{config, fill, holds};
 use crate::sleeping_ends::{await_message, sleep};
 
@@ -31,7 +31,7 @@ pub(crate) struct Peer {
 }
 
 enum State {
-    Rising(Box<Rising>),
+    ConnectingEnd(Box<ConnectingEnd>),
     /// Connected; so many were sent or received.
     Up(Box<End>, u64),
     Gone,
@@ -46,9 +46,9 @@ impl Peer {
             2 => Mode::Poll,
             _ => Mode::Notify,
         };
-        let rising = Rising::new(&device, Setup::new(sends, &device, &ring(mode))?)?;
+        let rising = ConnectingEnd::new(&device, Setup::new(sends, &device, &ring(mode))?)?;
         Ok(Self {
-            state: State::Rising(rising.into()),
+            state: State::ConnectingEnd(rising.into()),
             count: count.into(),
             _device: device,
         })
@@ -58,11 +58,11 @@ impl Peer {
 impl Actor for Peer {
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         match &mut self.state {
-            State::Rising(rising) => {
+            State::ConnectingEnd(rising) => {
                 if !rising.step(cx)? {
                     return Ok(Step::Wait(WakeCondition::mail()));
                 }
-                if let State::Rising(up) = std::mem::replace(&mut self.state, State::Gone) {
+                if let State::ConnectingEnd(up) = std::mem::replace(&mut self.state, State::Gone) {
                     self.state = State::Up(up.finish(cx)?.into(), 0);
                 }
             }

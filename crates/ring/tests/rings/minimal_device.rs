@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use headworks_ring::oracle::{Checked, Ring, op};
 use headworks_ring::{
-    Broken, Framing, Group, GroupConfig, Mode, Receiver, RingConfig, RingError, SendError, Sender,
-    SetupError,
+    BrokenRing, Framing, Group, GroupConfig, Mode, Receiver, RingConfig, RingError, SendError,
+    Sender, SetupError,
 };
 use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, PollError};
@@ -22,7 +22,7 @@ use crate::pair::{Hosts, config, connect, fill, flush, holds, message_count, pol
 
 /// What is done to a device, and seen of it.
 #[derive(Default)]
-pub(crate) struct Watching {
+pub(crate) struct DeviceProbe {
     /// While it is set no completion comes.
     late: AtomicBool,
     /// While it is set no poll succeeds.
@@ -31,7 +31,7 @@ pub(crate) struct Watching {
     looks: AtomicUsize,
 }
 
-impl Interposer for Watching {
+impl Interposer for DeviceProbe {
     fn on_state_queried(&self) {
         self.looks.fetch_add(1, Ordering::Relaxed);
     }
@@ -46,16 +46,16 @@ impl Interposer for Watching {
 }
 
 /// As `inner`, with send queues of `depth` requests.
-pub(crate) fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc<Watching>) {
+pub(crate) fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc<DeviceProbe>) {
     let mut info = inner.info().clone();
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
-    let watching = Arc::new(Watching::default());
+    let watching = Arc::new(DeviceProbe::default());
     let device = InterposedDevice::with_info(inner.clone(), info, watching.clone());
     (Arc::new(device), watching)
 }
 
 /// A ring whose sender's queue holds `depth` requests, and what makes its completions late.
-fn narrow(hosts: &Hosts, depth: u32, config: &RingConfig) -> (Sender, Receiver, Arc<Watching>) {
+fn narrow(hosts: &Hosts, depth: u32, config: &RingConfig) -> (Sender, Receiver, Arc<DeviceProbe>) {
     let (left, watching) = over(&hosts.left, depth);
     let (tx, rx) = connect(&left, config, &hosts.right, config).unwrap();
     (tx.unwrap(), rx.unwrap(), watching)
@@ -66,7 +66,7 @@ fn narrow_group(
     hosts: &Hosts,
     config: &RingConfig,
     count: usize,
-) -> (Group, Vec<Sender>, Arc<Watching>) {
+) -> (Group, Vec<Sender>, Arc<DeviceProbe>) {
     let (right, watching) = over(&hosts.right, u32::MAX);
     let mut group = Group::receiving(&right, &GroupConfig::new(config.clone(), count)).unwrap();
     let mut senders = Vec::new();
@@ -241,7 +241,7 @@ fn a_group_whose_queue_failed_takes_no_more_rings() {
         let _ = group.step(true);
         watching.overrun.store(false, Ordering::Relaxed);
         for (_, ring, _) in joined {
-            let Broken { ring: told, error } = group.try_recv().map(drop).unwrap_err();
+            let BrokenRing { ring: told, error } = group.try_recv().map(drop).unwrap_err();
             assert_eq!((told, error), (ring, PollError::Overrun.into()));
         }
         for error in [

@@ -15,14 +15,14 @@ use crate::pair::{Hosts, config, connect, fill, flush, holds, poll_until};
 
 /// What is done to a device, and seen of it.
 #[derive(Default)]
-struct Watching {
+struct DeviceProbe {
     /// Bytes of the longest request.
     longest: AtomicU64,
     /// While it is set no completion comes.
     late: AtomicBool,
 }
 
-impl Interposer for Watching {
+impl Interposer for DeviceProbe {
     fn on_send_posted(&self, posted: &[SendWr<'_>]) {
         for wr in posted {
             let bytes = match wr.payload {
@@ -38,11 +38,11 @@ impl Interposer for Watching {
 }
 
 /// As `inner`, with messages of so many bytes and send queues of so many requests.
-fn short(inner: &Arc<dyn Device>, bytes: u32, depth: u32) -> (Arc<dyn Device>, Arc<Watching>) {
+fn short(inner: &Arc<dyn Device>, bytes: u32, depth: u32) -> (Arc<dyn Device>, Arc<DeviceProbe>) {
     let mut info = inner.info().clone();
     info.limits.max_message = bytes;
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
-    let watching = Arc::new(Watching::default());
+    let watching = Arc::new(DeviceProbe::default());
     let device = InterposedDevice::with_info(inner.clone(), info, watching.clone());
     (Arc::new(device), watching)
 }

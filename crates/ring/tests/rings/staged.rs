@@ -14,13 +14,13 @@ use crate::minimal_device::over;
 use crate::pair::{config, connect, fill, holds};
 
 /// A network of two hosts that take nothing inline, and 100 µs to read a line of memory.
-struct Slow {
+struct SlowNetwork {
     network: SimProvider,
     left: Arc<dyn Device>,
     right: Arc<dyn Device>,
 }
 
-impl Slow {
+impl SlowNetwork {
     fn new() -> Self {
         let mut machine = Preset::named("cx5-100g").expect("a preset");
         for (key, value) in [("nic.max_inline", "0"), ("pcie.read", "100000")] {
@@ -48,7 +48,7 @@ const MESSAGES: u64 = 100;
 
 #[test]
 fn a_tail_keeps_its_word_while_later_ones_find_no_room() {
-    let slow = Slow::new();
+    let slow = SlowNetwork::new();
     let (left, _) = over(&slow.left, DEPTH);
     let config = RingConfig {
         elastic: Some(false),
@@ -80,7 +80,7 @@ fn a_tail_keeps_its_word_while_later_ones_find_no_room() {
 
 #[test]
 fn a_head_keeps_its_word_while_later_ones_find_no_room() {
-    let slow = Slow::new();
+    let slow = SlowNetwork::new();
     let config = RingConfig {
         push_every: Some(1),
         ..config(128, Framing::Fixed(40), Mode::Poll)

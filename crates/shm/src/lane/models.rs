@@ -4,13 +4,13 @@ use loom::thread;
 use super::*;
 use crate::slot_queue::tests::HeapQueue;
 
-/// A producer some of whose values somebody else completes.
+/// A producer, some of whose values another thread completes.
 struct Shared {
     lane: Lane<u64>,
     heap: HeapQueue<u64>,
     lane_bypass: LaneBypass,
     retired: AtomicU64,
-    /// Values with somebody else.
+    /// Number of values that another thread has yet to complete.
     waiting: AtomicU64,
 }
 
@@ -20,18 +20,18 @@ impl Shared {
         self.heap.queue.push(1, &number).unwrap();
     }
 
-    /// As a queue pair completes a request that it executed while posting.
+    /// Completes a value as a queue pair completes a request that it executed while posting.
     fn complete(&self, number: u64) {
         if !self.lane_bypass.is_over(&self.retired) {
             return self.past_the_lane(number);
         }
-        // SAFETY: one thread of the model calls this.
+        // SAFETY: only one thread of the model calls this.
         assert!(unsafe { self.lane.push(|slot| *slot = number) });
     }
 
-    /// `queued` is what somebody saw before.
+    /// `queued` is whether an earlier look found the queue non-empty.
     fn poll(&self, queued: bool, most: usize, got: &mut Vec<u64>) {
-        // SAFETY: one thread of the model polls at a time, and takes values in no other way.
+        // SAFETY: one thread of the model polls at a time, and values are taken in no other way.
         unsafe {
             let mut queue = self.heap.queue.single_consumer();
             let take = |_, value: &u64| {
@@ -47,8 +47,8 @@ impl Shared {
     }
 }
 
-/// Posts so many values that it completes itself, has the next one completed by somebody else, and
-/// completes one more if that is done. Returns the last.
+/// Posts `count` values and completes them itself, has the next one completed by another thread, and
+/// completes one more if that thread is done. Returns the last number.
 fn post(shared: &Arc<Shared>, first: u64, count: u64) -> u64 {
     let next = first + count;
     for number in first..next {
@@ -62,7 +62,7 @@ fn post(shared: &Arc<Shared>, first: u64, count: u64) -> u64 {
             shared.waiting.fetch_sub(1, Ordering::AcqRel);
         })
     };
-    // Values do not overtake those that wait.
+    // The producer must not complete a value while earlier ones are with another thread.
     let may_go = shared.waiting.load(Ordering::Acquire) == 0;
     if may_go {
         shared.complete(next + 1);
@@ -71,7 +71,7 @@ fn post(shared: &Arc<Shared>, first: u64, count: u64) -> u64 {
     next + u64::from(may_go)
 }
 
-/// `before` says whether a value is in the queue at the start, `most` how many a poll may take.
+/// `before` is whether a value is in the queue at the start; `most` is how many values a poll may take.
 fn check(before: bool, most: usize) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -96,7 +96,7 @@ fn check(before: bool, most: usize) {
         let mut got = Vec::new();
         let queued = shared.is_queued();
         shared.poll(queued, most, &mut got);
-        // Also as a poller that looked before the first had its turn.
+        // This also models a poller that looked at the queue before the first poll ran.
         shared.poll(queued || shared.is_queued(), most, &mut got);
         let last = poster.join().unwrap();
         for _ in 0..last {

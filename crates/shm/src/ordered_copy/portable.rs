@@ -1,11 +1,11 @@
-//! Any processor: bytes up to a word boundary, atomic words, bytes.
+//! Copies for any processor: bytes up to a word boundary, then atomic words, then bytes.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// No hint here.
+/// Does nothing: there is no portable prefetch.
 pub(super) fn prefetch_write(_: *const u8) {}
 
-/// No hint here.
+/// Does nothing: there is no portable prefetch.
 pub(super) fn prefetch_read(_: *const u8) {}
 
 /// # Safety
@@ -17,7 +17,7 @@ pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     while at < len {
         if at >= head && at < words_end {
-            // SAFETY: `at + 8 <= len`; the destination is aligned here, the source need not be.
+            // SAFETY: `at + 8 <= len`. The destination is aligned here; the source need not be.
             unsafe {
                 let word = src.add(at).cast::<u64>().read_unaligned();
                 AtomicU64::from_ptr(dst.add(at).cast()).store(word, Ordering::Relaxed);
@@ -31,12 +31,12 @@ pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// As good as any.
+/// Copies with ordinary stores, followed by a Release fence: there are no portable non-temporal stores.
 ///
 /// # Safety
 /// As [`copy_non_temporal`](super::copy_non_temporal).
 pub(super) unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: by contract.
+    // SAFETY: the caller's contract is the same.
     unsafe { copy_in_order(dst, src, len) };
     core::sync::atomic::fence(Ordering::Release);
 }

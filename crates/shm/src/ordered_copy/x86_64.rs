@@ -1,29 +1,29 @@
-//! x86-64: its stores become visible in program order, so it is enough that the compiler keeps that order
-//! and that no store is split between two cache lines: volatile stores, aligned to their own size.
+//! Copies for x86-64. Its stores become visible in program order. So it is enough that the compiler keeps
+//! that order and that no store is split between two cache lines: volatile stores, aligned to their size.
 
 use core::arch::x86_64::{
     __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x, _mm_sfence,
     _mm_stream_si128, _mm256_loadu_si256,
 };
 
-/// The longest copy that is done in line when it is aligned.
+/// Longest copy, in bytes, that is inlined if aligned.
 const INLINE_BYTES_MAX: usize = 256;
 
-/// From here on wider stores are worth looking up whether the processor has them.
+/// From this many bytes on, it is worth checking whether the processor has wider stores.
 const WIDE_BYTES_MIN: usize = 512;
 
-/// Asks for a line to write to.
+/// Prefetches a cache line for writing.
 #[inline(always)]
 pub(super) fn prefetch_write(at: *const u8) {
-    // SAFETY: a hint: it changes no state and does not fault on any address. Processors that do not
-    // know it take it for a no-op.
+    // SAFETY: a hint changes no state and does not fault on any address. Processors that do not know the
+    // instruction treat it as a no-op.
     unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags)) };
 }
 
-/// Asks for a line to read from.
+/// Prefetches a cache line for reading.
 #[inline(always)]
 pub(super) fn prefetch_read(at: *const u8) {
-    // SAFETY: a hint, as above; every x86-64 has SSE.
+    // SAFETY: it is a hint, as above; every x86-64 processor has SSE.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
 }
 
@@ -35,31 +35,31 @@ pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
         && (dst.addr() | len).is_multiple_of(16)
         && src.addr().is_multiple_of(8)
     {
-        // SAFETY: by contract, and aligned.
+        // SAFETY: by the caller's contract; alignment and length were checked above.
         unsafe { copy_blocks_of_16(dst, src, len, |at| load_words(at)) };
     } else {
-        // SAFETY: by contract.
+        // SAFETY: the caller's contract is the same.
         unsafe { copy_in_order_any(dst, src, len) };
     }
 }
 
-/// Loads a block as two words. A message is often written a word at a time just before it is sent, and
-/// a load wider than the store that it depends on waits until that store, and all before it, are done.
+/// Loads a block as two words. A message is often written one word at a time just before it is sent. A load
+/// wider than a store that it depends on waits until that store, and all before it, are done.
 ///
 /// # Safety
 /// 16 bytes at `src` are readable, and it is aligned to 8.
 #[inline(always)]
 unsafe fn load_words(src: *const u8) -> __m128i {
     let words = src.cast::<u64>();
-    // SAFETY: by contract.
+    // SAFETY: the caller's contract covers both words.
     let (low, high) = unsafe { (words.read_volatile(), words.add(1).read_volatile()) };
-    // SAFETY: every x86-64 has SSE2.
+    // SAFETY: every x86-64 processor has SSE2.
     unsafe { _mm_set_epi64x(high as i64, low as i64) }
 }
 
 /// # Safety
-/// As [`copy_in_order`](super::copy_in_order); `dst` and `len` are multiples of 16, and `load` may load 16 bytes anywhere
-/// in the source.
+/// As [`copy_in_order`](super::copy_in_order). `dst` and `len` are multiples of 16, and `load` may load 16
+/// bytes anywhere in the source.
 #[inline(always)]
 unsafe fn copy_blocks_of_16(
     dst: *mut u8,
@@ -68,7 +68,7 @@ unsafe fn copy_blocks_of_16(
     load: impl Fn(*const u8) -> __m128i,
 ) {
     let block = |at: usize| {
-        // SAFETY: each use has checked that `at + 16 <= len`; the destination is aligned.
+        // SAFETY: each use has checked that `at + 16 <= len`, and the destination is aligned.
         unsafe {
             dst.add(at)
                 .cast::<__m128i>()
@@ -99,7 +99,7 @@ unsafe fn copy_blocks_of_16(
 /// As [`copy_in_order`](super::copy_in_order).
 #[inline(never)]
 unsafe fn copy_in_order_any(mut dst: *mut u8, mut src: *const u8, mut len: usize) {
-    /// Stores one `$t` and moves on.
+    /// Stores one `$t` and advances.
     macro_rules! step {
         ($t:ty) => {{
             // SAFETY: each use has checked that this many bytes are left and that `dst` is aligned to them.
@@ -111,7 +111,8 @@ unsafe fn copy_in_order_any(mut dst: *mut u8, mut src: *const u8, mut len: usize
             len -= size_of::<$t>();
         }};
     }
-    // Up to the alignment of the blocks, in ascending sizes; what is short of it is done by the tail below.
+    // Align to the blocks in ascending sizes. If too few bytes are left for a step, the tail below copies
+    // them.
     if dst.addr() & 1 != 0 && len >= 1 {
         step!(u8);
     }
@@ -126,11 +127,11 @@ unsafe fn copy_in_order_any(mut dst: *mut u8, mut src: *const u8, mut len: usize
     }
     if len >= 16 && dst.addr().is_multiple_of(16) {
         let blocks = if len >= WIDE_BYTES_MIN && is_x86_feature_detected!("avx2") {
-            // SAFETY: by contract; the processor has AVX2 and `dst` is aligned to 16.
+            // SAFETY: by the caller's contract; the processor has AVX2, and `dst` is aligned to 16.
             unsafe { copy_wide(dst, src, len) }
         } else {
             let blocks = len & !15;
-            // SAFETY: by contract; `dst` is aligned to 16.
+            // SAFETY: by the caller's contract; `dst` is aligned to 16.
             unsafe { copy_blocks_of_16(dst, src, blocks, |at| _mm_loadu_si128(at.cast())) };
             blocks
         };
@@ -141,8 +142,8 @@ unsafe fn copy_in_order_any(mut dst: *mut u8, mut src: *const u8, mut len: usize
         }
         len -= blocks;
     }
-    // Here either fewer than 16 bytes are left, or the head stopped short because fewer than its step were:
-    // in both cases `dst` is aligned to every size that still fits.
+    // Either fewer than 16 bytes are left, or the alignment above stopped because fewer bytes than its step
+    // were left. In both cases `dst` is aligned to every size that still fits.
     while len >= 8 {
         step!(u64);
     }
@@ -153,17 +154,17 @@ unsafe fn copy_in_order_any(mut dst: *mut u8, mut src: *const u8, mut len: usize
         step!(u16);
     }
     if len >= 1 {
-        // SAFETY: one byte is left.
+        // SAFETY: exactly one byte is left.
         unsafe { dst.write_volatile(src.read()) };
     }
 }
 
-/// Bytes of the target that are asked for ahead of the stores. Stores leave the core one after the
-/// other, and some processors ask for the line of one at a time: then a copy into lines that are in
-/// another core's cache takes their whole way for each.
+/// Bytes of the target that are prefetched ahead of the stores. Stores leave the core one after the other,
+/// and some processors request one line at a time for them. A copy into lines that are in another core's
+/// cache then takes a full transfer for each line.
 const PREFETCH_DISTANCE: usize = 1024;
 
-/// Places a multiple of 16 bytes, at most 15 short of `len`, and says how many.
+/// Copies a multiple of 16 bytes, at most 15 short of `len`, and returns how many bytes.
 ///
 /// # Safety
 /// As [`copy_in_order`](super::copy_in_order); `dst` is aligned to 16 and the processor has AVX2.
@@ -171,7 +172,7 @@ const PREFETCH_DISTANCE: usize = 1024;
 unsafe fn copy_wide(dst: *mut u8, src: *const u8, len: usize) -> usize {
     let mut at = 0;
     let block_16 = |at: usize| {
-        // SAFETY: the callers below have checked that `at + 16 <= len`.
+        // SAFETY: each caller below has checked that `at + 16 <= len`.
         unsafe {
             let block = _mm_loadu_si128(src.add(at).cast());
             dst.add(at).cast::<__m128i>().write_volatile(block);
@@ -222,11 +223,11 @@ pub(super) unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize)
     const LINE: usize = 64;
     let head = dst.align_offset(LINE).min(len);
     let lines = (len - head) / LINE * LINE;
-    // SAFETY: by contract.
+    // SAFETY: by the caller's contract; `head <= len`.
     unsafe { copy_in_order(dst, src, head) };
     let mut at = head;
     while at < head + lines {
-        // SAFETY: 64 bytes are left, and the destination is aligned to 64. Every x86-64 has SSE2.
+        // SAFETY: 64 bytes are left, and the destination is aligned to 64. Every x86-64 processor has SSE2.
         unsafe {
             let from = src.add(at).cast::<__m128i>();
             let to = dst.add(at).cast::<__m128i>();
@@ -243,9 +244,9 @@ pub(super) unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize)
         }
         at += LINE;
     }
-    // These stores are in no order with any others until this.
-    // SAFETY: every x86-64 has SSE.
+    // Non-temporal stores are not ordered with any others until this fence.
+    // SAFETY: every x86-64 processor has SSE.
     unsafe { _mm_sfence() };
-    // SAFETY: by contract.
+    // SAFETY: by the caller's contract; `at <= len`.
     unsafe { copy_in_order(dst.add(at), src.add(at), len - at) };
 }

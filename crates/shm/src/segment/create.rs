@@ -1,4 +1,4 @@
-//! Making a segment: size, place, allocate, label, seal, in this order.
+//! Making a segment. The steps, in this order: size, place, allocate, write the header, seal.
 
 use std::os::fd::OwnedFd;
 
@@ -20,7 +20,7 @@ pub(super) fn create(request: &SegmentRequest<'_>) -> Result<SharedSegment, Segm
     if request.huge_pages == HugePages::Prefer {
         let huge = file_bytes(request.len, HUGE_PAGE_BYTES)?;
         memory_limits::check_file_size(huge)?;
-        // Any failure here only means ordinary pages: reserved ones may be few, or forbidden.
+        // On any failure here, use ordinary pages: reserved ones may be too few, or forbidden.
         if let Ok(segment) = build(request, huge, PageKind::Huge) {
             return Ok(segment);
         }
@@ -31,7 +31,7 @@ pub(super) fn create(request: &SegmentRequest<'_>) -> Result<SharedSegment, Segm
     build(request, ordinary, PageKind::Ordinary)
 }
 
-/// The size of the file for a payload: header and payload in whole pages.
+/// Returns the size of the file for a payload: header and payload, rounded up to whole pages.
 fn file_bytes(payload: usize, page: usize) -> Result<usize, SegmentError> {
     payload
         .checked_add(HEADER_BYTES)
@@ -60,8 +60,9 @@ fn build(
         prefer_node(base.base, bytes, node)?;
     }
     if pages == PageKind::Advised {
-        // Advice only, and only touching can follow it: what is still missing afterwards is allocated below.
-        // SAFETY: our own fresh mapping, whose content neither advice changes.
+        // Both calls only advise, and the kernel can follow only when pages are touched. Pages that are still
+        // missing afterwards are allocated below.
+        // SAFETY: it is our own fresh mapping, whose content neither call changes.
         let _ = unsafe { madvise(base.base.cast(), bytes, Advice::LinuxHugepage) };
         // SAFETY: as above.
         let _ = unsafe { madvise(base.base.cast(), bytes, Advice::LinuxPopulateWrite) };
@@ -81,13 +82,13 @@ fn build(
 }
 
 fn memory_file(name: &str, pages: PageKind) -> Result<OwnedFd, SegmentError> {
-    // The kernel takes up to 249 bytes, without NUL.
+    // The kernel accepts up to 249 bytes without NUL.
     let name: Vec<u8> = name.bytes().filter(|&byte| byte != 0).take(200).collect();
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if pages == PageKind::Huge {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     }
-    // Newer kernels want to be told that it is not a program; older ones do not know the flag.
+    // Newer kernels expect a flag that says that the file is not a program; older ones do not know it.
     match memfd_create(&name[..], flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(&name[..], flags),
         made => made,
@@ -95,7 +96,7 @@ fn memory_file(name: &str, pages: PageKind) -> Result<OwnedFd, SegmentError> {
     .map_err(SegmentError::os("memfd_create"))
 }
 
-/// Allocates every page now; interrupted by a signal it goes on.
+/// Allocates every page now. Continues when a signal interrupts it.
 fn allocate(fd: &OwnedFd, bytes: usize) -> Result<(), Errno> {
     loop {
         match fallocate(fd, FallocateFlags::empty(), 0, bytes as u64) {
@@ -105,7 +106,7 @@ fn allocate(fd: &OwnedFd, bytes: usize) -> Result<(), Errno> {
     }
 }
 
-/// Writes the header: by the file, or, as files of huge pages cannot be written, through the mapping.
+/// Writes the header: through the mapping for huge pages, whose files cannot be written, else to the file.
 fn label(
     fd: &OwnedFd,
     base: *mut u8,
@@ -113,7 +114,7 @@ fn label(
     pages: PageKind,
 ) -> Result<(), SegmentError> {
     if pages == PageKind::Huge {
-        // SAFETY: at least a page, aligned to one, allocated, and not yet known to anybody else.
+        // SAFETY: the mapping is at least a page, aligned to one, allocated, and known to no one else.
         unsafe { base.cast::<Header>().write(*header) };
         return Ok(());
     }
@@ -122,7 +123,7 @@ fn label(
         .map_err(SegmentError::os("writing the header"))
 }
 
-/// Asks for the memory to come from `node` while that has any.
+/// Asks the kernel to take the memory from `node` while that node has any.
 fn prefer_node(base: *mut u8, bytes: usize, node: u32) -> Result<(), SegmentError> {
     const NODES: usize = 1024;
     const WORD: usize = usize::BITS as usize;
@@ -134,8 +135,8 @@ fn prefer_node(base: *mut u8, bytes: usize, node: u32) -> Result<(), SegmentErro
         ));
     }
     mask[node / WORD] |= 1 << (node % WORD);
-    // SAFETY: mbind reads a mask of NODES bits (it subtracts one from the number) and changes the policy of
-    // our own mapping.
+    // SAFETY: mbind reads a mask of NODES bits (it subtracts one from the number) and changes only the policy
+    // of our own mapping.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -151,7 +152,7 @@ fn prefer_node(base: *mut u8, bytes: usize, node: u32) -> Result<(), SegmentErro
         return Ok(());
     }
     match std::io::Error::last_os_error() {
-        // A kernel without NUMA has one node.
+        // A kernel without NUMA support has one node, number 0.
         error if error.raw_os_error() == Some(libc::ENOSYS) && node == 0 => Ok(()),
         error => Err(SegmentError::Os {
             step: "placing on a NUMA node",
@@ -160,7 +161,7 @@ fn prefer_node(base: *mut u8, bytes: usize, node: u32) -> Result<(), SegmentErro
     }
 }
 
-/// A mapping that goes away unless kept.
+/// A mapping that is unmapped when dropped, unless kept.
 struct Mapping {
     base: *mut u8,
     bytes: usize,
@@ -174,7 +175,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: made by `map` with this length, and never handed out.
+        // SAFETY: `map` made the mapping with this length, and it was never handed out.
         let _ = unsafe { munmap(self.base.cast(), self.bytes) };
     }
 }

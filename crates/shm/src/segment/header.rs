@@ -1,4 +1,4 @@
-//! The first page of a segment.
+//! The header in the first page of a segment.
 
 use std::os::fd::OwnedFd;
 
@@ -6,16 +6,16 @@ use rustix::io::{Errno, pread, pwrite};
 
 use super::{HUGE_PAGE_BYTES, PageKind, SegmentError};
 
-/// The version of everything this software lays out in shared memory. It is compared at every attach.
+/// Version of everything that this software lays out in shared memory. Every attach compares it.
 pub const LAYOUT_VERSION: u32 = 5;
 
-/// Bytes before the payload, whatever the page size.
+/// Size in bytes of the header, and so the payload's offset, whatever the page size.
 pub(super) const HEADER_BYTES: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"HEADWRKS");
 const WORD_BYTES: u32 = size_of::<usize>() as u32;
 
-/// Written once before the segment is sealed. Magic and version keep their places in every version.
+/// Written once, before the segment is sealed. Magic and version keep their offsets in every version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
@@ -47,7 +47,7 @@ impl Header {
         }
     }
 
-    /// Reads it through the file, once: the mapping could change between a check and a use.
+    /// Reads the header from the file, once: a mapping could change between a check and a use.
     pub(super) fn read(fd: &OwnedFd) -> Result<Self, Errno> {
         let mut bytes = [0; size_of::<Self>()];
         let got = pread(fd, &mut bytes, 0)?;
@@ -65,7 +65,7 @@ impl Header {
         Ok(())
     }
 
-    /// The payload length, if this is the header of a file of `file` bytes.
+    /// Returns the payload's length if this is a valid header of a file of `file` bytes.
     pub(super) fn check(&self, file: usize) -> Result<usize, SegmentError> {
         if self.magic != MAGIC {
             return Err(SegmentError::Foreign("wrong magic number"));
@@ -82,7 +82,7 @@ impl Header {
             ));
         }
         let room = (file - HEADER_BYTES) as u64;
-        // The file is the rounded-up payload, so no more than a page may be left over.
+        // The file is the payload rounded up to pages, so less than one (huge) page may be left over.
         if self.payload_bytes > room || room - self.payload_bytes >= HUGE_PAGE_BYTES as u64 {
             return Err(SegmentError::Foreign(
                 "the size in the header is not the file's",

@@ -1,5 +1,5 @@
-//! Is there room? Asked before allocating, because the kernel's own answers are late or deadly: it kills
-//! the process that exceeds its control group's memory, and signals one that exceeds its file size limit.
+//! Checks memory limits before allocating, because the kernel reacts late or fatally. It kills a process that
+//! exceeds its control group's memory, and sends a signal to one that exceeds its file size limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ const GROUP_MEMORY: &str = "the control group's memory limit";
 const FILE_SIZE: &str = "the file size limit (ulimit -f)";
 const ADDRESS_SPACE: &str = "the address space limit (ulimit -v)";
 
-/// Smaller requests are not worth reading `/proc` for.
+/// Requests below this size are too small to be worth reading `/proc` for.
 const WORTH_ASKING_BYTES: usize = 1 << 20;
 
-/// Refuses what the system's memory, the control groups' or the file size limit has no room for.
+/// Refuses a size that exceeds free memory, a control group's limit, or the file size limit.
 pub(super) fn check(bytes: usize) -> Result<(), SegmentError> {
     check_file_size(bytes)?;
     if bytes < WORTH_ASKING_BYTES {
@@ -40,7 +40,7 @@ pub(super) fn check(bytes: usize) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// Refuses a file beyond `RLIMIT_FSIZE`, which the kernel would answer with a deadly signal.
+/// Refuses a file beyond `RLIMIT_FSIZE`, for which the kernel would send a fatal signal.
 pub(super) fn check_file_size(bytes: usize) -> Result<(), SegmentError> {
     let wanted = bytes as u64;
     match file_size_limit() {
@@ -53,12 +53,12 @@ pub(super) fn check_file_size(bytes: usize) -> Result<(), SegmentError> {
     }
 }
 
-/// The largest file this process may write, if there is a limit.
+/// Returns the size in bytes of the largest file that this process may write, if there is a limit.
 pub(crate) fn file_size_limit() -> Option<u64> {
     getrlimit(Resource::Fsize).current
 }
 
-/// What the error of an allocation means.
+/// Converts the error of an allocation step into the limit that it means.
 pub(super) fn explain(errno: Errno, step: &'static str, wanted: u64) -> SegmentError {
     let (available, limit) = match errno {
         Errno::NOMEM if step == "mmap" => match address_space() {
@@ -69,7 +69,7 @@ pub(super) fn explain(errno: Errno, step: &'static str, wanted: u64) -> SegmentE
         Errno::FBIG => (file_size_limit(), FILE_SIZE),
         _ => return SegmentError::os(step)(errno),
     };
-    // What is "available" may be more than was wanted (the kernel has further rules); then it says nothing.
+    // The kernel has further rules, so "available" may exceed "wanted". It is then left out as meaningless.
     let available = available.filter(|&available| available < wanted);
     SegmentError::NoSpace {
         wanted,
@@ -90,14 +90,14 @@ pub(super) fn no_space_line(wanted: u64, available: Option<u64>, limit: &str) ->
     }
 }
 
-/// Memory that can be had without swapping.
+/// Returns how many bytes of memory are available without swapping.
 fn available_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let kibibytes = field(&text, "MemAvailable:")?;
     Some(kibibytes.saturating_mul(1024))
 }
 
-/// What `RLIMIT_AS` leaves, if it is set.
+/// Returns how many bytes `RLIMIT_AS` leaves, if it is set.
 fn address_space() -> Option<u64> {
     let limit = getrlimit(Resource::As).current?;
     let text = fs::read_to_string("/proc/self/statm").ok()?;
@@ -105,7 +105,7 @@ fn address_space() -> Option<u64> {
     Some(limit.saturating_sub(pages.saturating_mul(rustix::param::page_size() as u64)))
 }
 
-/// The least that the control groups above this process leave.
+/// Returns the smallest number of bytes that any control group of this process leaves.
 fn cgroup_available() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let root = Path::new("/sys/fs/cgroup");
@@ -121,7 +121,7 @@ fn cgroup_available() -> Option<u64> {
             } else {
                 return None;
             };
-            // In a container the path may be the host's, of which only the last part is mounted.
+            // In a container the path may be the host's, of which only the last part is mounted here.
             let mounts = [root.join(names.mount), root.join("unified")];
             mounts
                 .iter()
@@ -131,12 +131,12 @@ fn cgroup_available() -> Option<u64> {
         .min()
 }
 
-/// The files of one version of control groups.
+/// File names of one version of control groups.
 struct CgroupFiles {
     mount: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// In `memory.stat`: used, but given back when needed.
+    /// Fields of `memory.stat`: memory that counts as used but is given back when needed.
     reclaimable: [&'static str; 2],
 }
 
@@ -154,7 +154,7 @@ const CGROUP_V1: CgroupFiles = CgroupFiles {
     reclaimable: ["total_inactive_file", "total_active_file"],
 };
 
-/// The least that `group` and the groups around it leave.
+/// Returns the smallest number of bytes that `group` or a group above it leaves.
 fn least_available(mount: &Path, mut group: PathBuf, names: &CgroupFiles) -> Option<u64> {
     let mut least = None;
     while group.starts_with(mount) {
@@ -170,7 +170,7 @@ fn least_available(mount: &Path, mut group: PathBuf, names: &CgroupFiles) -> Opt
 
 fn available_in_cgroup(group: &Path, names: &CgroupFiles) -> Option<u64> {
     let number = |file: &str| -> Option<u64> {
-        // "max" is no number: no limit.
+        // "max" does not parse as a number and means no limit.
         fs::read_to_string(group.join(file))
             .ok()?
             .trim()
@@ -188,7 +188,7 @@ fn available_in_cgroup(group: &Path, names: &CgroupFiles) -> Option<u64> {
     Some(limit.saturating_sub(held))
 }
 
-/// The number after `name` at the start of a line.
+/// Returns the number after `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();

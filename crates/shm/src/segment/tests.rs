@@ -33,7 +33,7 @@ fn two_mappings_are_one_memory() {
     );
     assert_ne!(made.as_ptr(), attached.as_ptr());
     assert!(made.as_ptr().addr().is_multiple_of(4096));
-    // SAFETY: within both mappings of one memory, touched by this thread alone.
+    // SAFETY: the accesses are within both mappings of one memory, made by this thread alone.
     unsafe {
         assert_eq!(made.as_ptr().add(9_999).read_volatile(), 0);
         made.as_ptr().add(9_999).write_volatile(7);
@@ -53,7 +53,7 @@ fn huge_pages_and_nodes_are_wishes() {
     assert_ne!(made.pages(), PageKind::Ordinary);
     let attached = attach_again(&made).expect("attach");
     assert_eq!((attached.len(), attached.pages()), (5 << 20, made.pages()));
-    // SAFETY: within the mapping, touched by this thread alone.
+    // SAFETY: the access is within the mapping, made by this thread alone.
     unsafe { attached.as_ptr().add((5 << 20) - 1).write_volatile(1) };
 }
 
@@ -95,7 +95,7 @@ fn other_files_are_refused() {
         bad[at] ^= 0x80;
         foreign(forged(12_288, seals, &bad));
     }
-    // Known by other means, what it says is of no account; what it is still is.
+    // `attach_without_header_check` ignores the header, but still checks the seals.
     let fd = memfd_create("known", flags).expect("memfd");
     ftruncate(&fd, 12_288).expect("size");
     let again = || fd.try_clone().expect("a descriptor");
@@ -127,7 +127,7 @@ fn too_much_is_an_error_that_says_how_much() {
     }
 }
 
-/// Runs the named test of this file, which lowers limits, in a process of its own.
+/// Runs the named test of this file in a process of its own, because it lowers the process's limits.
 fn in_own_process(test: &str) {
     let output = Command::new(std::env::current_exe().expect("exe"))
         .args(["--exact", "--ignored", "--nocapture", test])
@@ -152,7 +152,7 @@ fn who_attaches_a_segment_cannot_make_the_others_access_fail() {
     }
     let more = SealFlags::WRITE | SealFlags::FUTURE_WRITE;
     assert_eq!(fcntl_add_seals(&fd, more), Err(Errno::PERM));
-    // Sealing this away would seal all writing away.
+    // Holes remain possible: the seal that forbids them forbids all writing.
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(&fd, punch, 0, len as u64).expect("a hole");
     let mut bytes = [1; 3 * 4096];

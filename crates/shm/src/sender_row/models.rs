@@ -1,7 +1,7 @@
-//! - Taking memory away: whoever waits for a sender has the memory to himself then.
-//! - A row is asked for the process that has it, also while it changes hands.
-//! - Burying: wherever a sender dies, each receive is completed once or there again once.
-//! - A row that changes hands while its first holder dies is not buried.
+//! - Taking memory away: an owner that has waited for the sender has the memory to itself.
+//! - A start time is only attributed to the process that holds the row, also while it changes hands.
+//! - Reclaiming: wherever a sender dies, each receive is completed once or posted again once.
+//! - A row that changes hands while its first holder dies is not reclaimed.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ use crate::primitive::AtomicBool;
 use crate::slot_queue::SingleProducer;
 use crate::slot_queue::tests::HeapQueue;
 
-/// The mark of the row on what its sender has in hand.
+/// The row's mark on what its sender has in hand.
 const WHO: u16 = 0x4000;
 const OTHER: u16 = 0x4001;
 
@@ -33,7 +33,7 @@ fn row() -> SenderRow {
     }
 }
 
-/// Process `pid` becomes a sender; it started at ten times that.
+/// Makes process `pid` a sender whose start time is ten times its pid.
 fn become_sender(row: &SenderRow, pid: u32) -> Option<SenderLife> {
     let claimed = row.claim(pid)?;
     row.publish_owner(u64::from(pid) * 10);
@@ -61,7 +61,7 @@ fn loom_memory_is_taken_away_when_its_senders_have_gone_on() {
                 for _ in 0..2 {
                     let _delivering = target.row.begin_delivery(false);
                     if target.key.load(Ordering::Relaxed) == 1 {
-                        // SAFETY: loom says so if somebody else uses it.
+                        // SAFETY: loom fails the test if another thread accesses it at the same time.
                         target.memory.with_mut(|memory| unsafe { *memory += 1 });
                     }
                 }
@@ -106,7 +106,7 @@ fn loom_a_row_is_asked_for_the_process_that_has_it() {
     });
 }
 
-/// What senders to one queue pair share.
+/// Memory that the senders to one queue pair share.
 struct Port {
     row: SenderRow,
     receives: HeapQueue<u64>,
@@ -114,14 +114,14 @@ struct Port {
 }
 
 impl Port {
-    /// With receives 1 to `receives`.
+    /// Makes a port with receives 1 to `receives`.
     fn new(receives: u64) -> (Arc<Self>, SingleProducer<u64>) {
         let port = Self {
             row: row(),
             receives: HeapQueue::new(2),
             completions: HeapQueue::new(2),
         };
-        // SAFETY: nobody else appends to it.
+        // SAFETY: no other producer appends to it.
         let mut posting = unsafe { port.receives.queue.single_producer() };
         for receive in 1..=receives {
             posting.push(&receive).unwrap();
@@ -129,7 +129,7 @@ impl Port {
         (Arc::new(port), posting)
     }
 
-    /// Delivers a message in the name of `who`, who has `row`, and dies behind step `last`.
+    /// Delivers a message in the name of `who`, which holds `row`, and dies after step `last`.
     fn deliver(&self, row: Option<&SenderRow>, who: u16, last: usize) {
         let delivering = row.map(|row| row.begin_delivery(false));
         let (receives, completions) = (&self.receives.queue, &self.completions.queue);
@@ -161,9 +161,9 @@ impl Port {
         }
     }
 
-    /// Every receive is completed or there, once.
+    /// Checks that every receive is completed or still posted, exactly once. Returns the completed ones.
     fn check(&self, receives: u64) -> Vec<u64> {
-        // SAFETY: nobody else consumes any more.
+        // SAFETY: no other thread consumes any more.
         let mut queue = unsafe { self.completions.queue.single_consumer() };
         let mut completed = Vec::new();
         while let Some((_, receive)) = queue.pop().unwrap() {
@@ -192,7 +192,7 @@ impl UnfinishedDelivery for PortDelivery<'_> {
     fn roll_back(&self, completed: bool) {
         let mut receives = Vec::new();
         let port = self.port;
-        // SAFETY: the sender is dead, and the row's next one is not there before this is over.
+        // SAFETY: the sender is dead, and the row gets no new holder before this is over.
         unsafe {
             let queue = &port.receives.queue;
             queue.recover(|who| who == WHO, |_, receive| receives.push(receive));
@@ -211,7 +211,7 @@ fn loom_a_sender_that_dies_anywhere_takes_no_receive_with_it() {
             let (port, posting) = Port::new(2);
             let life = become_sender(&port.row, 1).unwrap();
             port.deliver(Some(&port.row), WHO, last);
-            // Beside the burial.
+            // Another sender delivers during the reclaiming.
             let other = {
                 let port = port.clone();
                 thread::spawn(move || port.deliver(None, OTHER, usize::MAX))
@@ -241,7 +241,7 @@ fn loom_a_row_that_has_changed_hands_is_not_reclaimed() {
             thread::spawn(move || {
                 port.row.release(first);
                 dead.store(true, Ordering::Release);
-                // Another process.
+                // Another process takes the row.
                 become_sender(&port.row, 2).unwrap();
                 port.deliver(Some(&port.row), WHO, usize::MAX);
             })

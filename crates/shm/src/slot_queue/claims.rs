@@ -1,9 +1,9 @@
-//! Pushing and popping, whole or in two steps.
+//! Pushing and popping values, in one step or in two.
 
 use super::{FREE, FULL, READING, SearchStep, ShmSafe, SlotError, SlotQueueRef, WRITING, word};
 use crate::primitive::{Ordering, fence};
 
-/// A slot reserved for a value that is still to come.
+/// A reserved slot whose value is not committed yet.
 #[derive(Debug)]
 #[must_use = "a slot claimed and not committed wedges the queue until its owner dies"]
 pub struct PushClaim {
@@ -11,7 +11,7 @@ pub struct PushClaim {
     queue: QueueId,
 }
 
-/// A value taken out of the queue whose slot is not free yet.
+/// A value taken out of the queue whose slot is not freed yet.
 #[derive(Debug)]
 #[must_use = "a slot claimed and not finished is lost until its owner dies"]
 pub struct PopClaim {
@@ -19,32 +19,32 @@ pub struct PopClaim {
     queue: QueueId,
 }
 
-/// What a consumer that takes only what fits was offered.
+/// Result of [`SlotQueueRef::claim_pop_if`].
 #[derive(Debug)]
 #[must_use = "what was taken is lost until its owner dies"]
 pub enum ConditionalPop {
-    /// The oldest value fits, and is the caller's now.
+    /// The oldest value fits, and the caller holds it now.
     Taken(PopClaim),
     /// The oldest value does not fit, and stays the oldest.
     Rejected,
-    /// There is none.
+    /// The queue is empty.
     Empty,
 }
 
-/// Which queue a claim is of: the address of its slots. A claim gives access to a slot, so that of
-/// another queue must not.
+/// Identifies the queue of a claim by the queue's address. A claim gives access to a slot, so it must not
+/// be used with another queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct QueueId(usize);
 
 impl PushClaim {
-    /// The value's position in the queue.
+    /// Returns the value's position in the queue.
     pub fn position(&self) -> u64 {
         self.position
     }
 }
 
 impl PopClaim {
-    /// The value's position in the queue.
+    /// Returns the value's position in the queue.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -108,25 +108,25 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         Err(SlotError::Corrupt)
     }
 
-    /// Puts the value into a reserved slot. Returns its position.
+    /// Writes the value into a reserved slot and makes it visible. Returns its position.
     ///
     /// # Panics
     ///
-    /// If the claim is another queue's.
+    /// If the claim belongs to another queue.
     #[inline]
     pub fn commit(&self, claim: PushClaim, value: &T) -> u64 {
         assert!(claim.queue == self.queue_id(), "{FOREIGN}");
         let slot = self.slot(claim.position);
-        // SAFETY: the claim makes this thread the only one that touches the value until the store
-        // below; what a broken peer writes meanwhile is plain data all the same.
+        // SAFETY: the claim makes this thread the only one that accesses the value until the store below.
+        // If a broken peer writes meanwhile, that is still plain data.
         slot.value.with_mut(|cell| unsafe { cell.write(*value) });
-        // Pairs with the Acquire load of the consumer: the value is there.
+        // Pairs with the consumer's Acquire load, which then sees the value.
         slot.word
             .store(word(self.lap(claim.position), 0, FULL), Ordering::Release);
         claim.position
     }
 
-    /// Takes the oldest value out in the name of `who`, with its position.
+    /// Takes the oldest value out in the name of `who` and returns it with its position.
     #[inline]
     pub fn try_pop(&self, who: u16) -> Result<Option<(u64, T)>, SlotError> {
         let Some(claim) = self.claim_pop(who)? else {
@@ -137,10 +137,10 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         Ok(Some(taken))
     }
 
-    /// Takes the oldest value out in the name of `who`; read it with [`SlotQueueRef::value`].
+    /// Takes the oldest value out in the name of `who`. Read it with [`SlotQueueRef::value`].
     #[inline]
     pub fn claim_pop(&self, who: u16) -> Result<Option<PopClaim>, SlotError> {
-        // Each failed swap means that another consumer got on.
+        // Each failed swap means that another consumer made progress.
         for _ in 0..self.search_limit() {
             let Some((position, found)) = self.front()? else {
                 return Ok(None);
@@ -154,7 +154,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         Err(SlotError::Corrupt)
     }
 
-    /// Takes the oldest value out in the name of `who`, if it `fits`.
+    /// Takes the oldest value out in the name of `who` if `fits` returns true for it.
     pub fn claim_pop_if(
         &self,
         who: u16,
@@ -164,8 +164,8 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             let Some((position, found)) = self.front()? else {
                 return Ok(ConditionalPop::Empty);
             };
-            // Others may take the slot and fill it again meanwhile: what was read counts only if
-            // the word, in which each use of the slot has its lap, is the same afterwards.
+            // Others may take the slot and fill it again meanwhile. The value read counts only if the word,
+            // which holds the lap of each use of the slot, is the same afterwards.
             let Some(value) = self.peek_prefix::<T>(position) else {
                 continue;
             };
@@ -183,8 +183,8 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         Err(SlotError::Corrupt)
     }
 
-    /// Whether a slot's word is `found`, behind everything that was read of the slot before. A load may
-    /// still see the old word where the value that was read is that of its next use: a swap does not.
+    /// Returns whether a slot's word still is `found`, ordered after all earlier reads of the slot. A plain
+    /// load might return the old word although the value read is from the slot's next use. A swap does not.
     #[inline]
     fn is_still(&self, position: u64, found: u64) -> bool {
         let word = &self.slot(position).word;
@@ -192,23 +192,23 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             .is_ok()
     }
 
-    /// The value of a claim.
+    /// Returns the value of a claim.
     ///
     /// # Panics
     ///
-    /// If the claim is another queue's.
+    /// If the claim belongs to another queue.
     #[inline]
     pub fn value(&self, claim: &PopClaim) -> T {
         assert!(claim.queue == self.queue_id(), "{FOREIGN}");
         self.read(claim.position)
     }
 
-    /// How the value of a claim begins. Where that tells how much of the rest means anything, the rest
-    /// need not be fetched.
+    /// Returns the start of a claim's value. If it tells how much of the rest is meaningful, the caller need
+    /// not fetch the rest.
     ///
     /// # Panics
     ///
-    /// If the claim is another queue's.
+    /// If the claim belongs to another queue.
     #[inline(always)]
     pub fn value_prefix<P: ShmSafe>(&self, claim: &PopClaim) -> P {
         assert!(claim.queue == self.queue_id(), "{FOREIGN}");
@@ -219,31 +219,31 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     ///
     /// # Panics
     ///
-    /// If the claim is another queue's.
+    /// If the claim belongs to another queue.
     #[inline]
     pub fn finish(&self, claim: PopClaim) {
         assert!(claim.queue == self.queue_id(), "{FOREIGN}");
         self.free(claim.position);
     }
 
-    /// The queue's only consumer, who needs no compare-and-swap.
+    /// Returns the queue's only consumer, which needs no compare-and-swap.
     ///
     /// # Safety
     ///
-    /// While it lives nobody else consumes from the queue, in any process, through any handle:
-    /// neither another of these nor [`SlotQueueRef::claim_pop`] or [`SlotQueueRef::try_pop`]. With
-    /// several, a value is read while it is overwritten, and is handed out twice.
+    /// While it lives nobody else consumes from the queue, in any process, through any handle: neither
+    /// another of these nor [`SlotQueueRef::claim_pop`] or [`SlotQueueRef::try_pop`]. With several
+    /// consumers, a value is read while it is overwritten, and is handed out twice.
     pub unsafe fn single_consumer(&self) -> SingleConsumer<T> {
         SingleConsumer { queue: *self }
     }
 
-    /// The queue's only producer, who needs no compare-and-swap. The queue has just been made.
+    /// Returns the queue's only producer, which needs no compare-and-swap. The queue must be newly made.
     ///
     /// # Safety
     ///
-    /// Nobody else appends to the queue, ever, in any process, through any handle: neither another of
-    /// these nor [`SlotQueueRef::claim_push`] or [`SlotQueueRef::push`]. With several, values
-    /// overwrite each other while they are read.
+    /// Nobody else ever appends to the queue, in any process, through any handle: neither another of these
+    /// nor [`SlotQueueRef::claim_push`] or [`SlotQueueRef::push`]. With several producers, values overwrite
+    /// each other while they are read.
     pub unsafe fn single_producer(&self) -> SingleProducer<T> {
         SingleProducer {
             queue: *self,
@@ -252,33 +252,33 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     }
 }
 
-/// What a claim of another queue is answered with.
+/// Panic message for a claim that belongs to another queue.
 const FOREIGN: &str = "a claim of another queue";
 
-/// The producer of a queue that has no other; see [`SlotQueueRef::single_producer`].
+/// The only producer of a queue; see [`SlotQueueRef::single_producer`].
 #[derive(Debug)]
 pub struct SingleProducer<T> {
     queue: SlotQueueRef<T>,
-    /// Where the next value goes.
+    /// Position of the next value.
     position: u64,
 }
 
 impl<T: ShmSafe> SingleProducer<T> {
-    /// The queue that it fills.
+    /// Returns the queue that it fills.
     #[inline(always)]
     pub fn queue(&self) -> &SlotQueueRef<T> {
         &self.queue
     }
 
-    /// How many values it has put in.
+    /// Returns how many values it has put in.
     #[inline(always)]
     pub fn pushed(&self) -> u64 {
         self.position
     }
 
-    /// Whether `most` of its values or more wait that nobody has claimed. Values are claimed in the
-    /// order in which they were put in, so the slot of the one put in `most` values ago says it, without
-    /// a look at what consumers write all the time.
+    /// Returns whether `most` of its values or more are not claimed yet. Values are claimed in the order in
+    /// which they were put in. So the slot of the value put in `most` values ago answers that, without
+    /// loading words that consumers write all the time.
     #[inline]
     pub fn has_unclaimed(&self, most: u64) -> bool {
         let Some(position) = self.position.checked_sub(most) else {
@@ -300,9 +300,9 @@ impl<T: ShmSafe> SingleProducer<T> {
         }
         queue.prefetch_slot(position.wrapping_add(2));
         let slot = queue.slot(position);
-        // SAFETY: free, and nobody else fills slots.
+        // SAFETY: the slot is free, and nobody else fills slots.
         slot.value.with_mut(|cell| unsafe { cell.write(*value) });
-        // Pairs with the Acquire load of the consumer: the value is there.
+        // Pairs with the consumer's Acquire load, which then sees the value.
         slot.word
             .store(word(queue.lap(position), 0, FULL), Ordering::Release);
         self.position = position.wrapping_add(1);
@@ -315,21 +315,21 @@ impl<T: ShmSafe> SingleProducer<T> {
     }
 }
 
-/// The consumer of a queue that has no other; see [`SlotQueueRef::single_consumer`].
+/// The only consumer of a queue; see [`SlotQueueRef::single_consumer`].
 #[derive(Debug)]
 pub struct SingleConsumer<T> {
     queue: SlotQueueRef<T>,
 }
 
 impl<T: ShmSafe> SingleConsumer<T> {
-    /// The queue that it consumes.
+    /// Returns the queue that it consumes.
     #[inline(always)]
     pub fn queue(&self) -> &SlotQueueRef<T> {
         &self.queue
     }
 
-    /// Takes the oldest value out, with its position. Whoever dies inside has not taken the value:
-    /// the next one does.
+    /// Takes the oldest value out and returns it with its position. A consumer that dies in this call before
+    /// it frees the slot has not taken the value: the next consumer gets it.
     #[inline]
     pub fn pop(&mut self) -> Result<Option<(u64, T)>, SlotError> {
         let queue = &self.queue;
@@ -338,12 +338,12 @@ impl<T: ShmSafe> SingleConsumer<T> {
         };
         let taken = (position, queue.read(position));
         queue.free(position);
-        // After freeing: the hint may lag behind a death, not lead.
+        // The slot is freed first: after a death the hint may lag, but must not lead.
         queue.header().head.advance(position.wrapping_add(1));
         Ok(Some(taken))
     }
 
-    /// Shows every committed value not consumed yet, oldest first.
+    /// Calls `f` for every committed value not consumed yet, oldest first.
     pub fn for_each_full(&mut self, f: impl FnMut(u64, T)) {
         self.queue.for_each_full(f);
     }

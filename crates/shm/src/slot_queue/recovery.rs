@@ -1,4 +1,4 @@
-//! Looking at a queue as a whole: what is in it, and what the dead left.
+//! Operations on a queue as a whole: listing its values, and recovering slots of dead processes.
 
 use super::{
     FREE, FULL, READING, SearchStep, ShmSafe, SlotQueueRef, WRITING, lap_of, tag_of, who_of, word,
@@ -6,7 +6,7 @@ use super::{
 use crate::primitive::Ordering;
 
 impl<T: ShmSafe> SlotQueueRef<T> {
-    /// For the only consumer: shows every committed value not consumed yet, oldest first.
+    /// For the only consumer: calls `f` for every committed value not consumed yet, oldest first.
     pub(super) fn for_each_full(&self, mut f: impl FnMut(u64, T)) {
         let start = self.header().head.get();
         for offset in 0..self.capacity as u64 {
@@ -21,17 +21,18 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         }
     }
 
-    /// Puts right what dead processes left: a slot that one was writing is skipped, a value that
-    /// one was reading is handed to `read` and its slot freed. `dead` says of an owner whether it is.
+    /// Repairs slots that dead processes left. A slot that one was writing is skipped. A value that one was
+    /// reading is handed to `read` and its slot freed. `dead` returns whether an owner is dead.
     ///
-    /// Several may do so at once, each value is handed out once. An owner's number may be given to
-    /// another process only after every queue that it used was recovered: until then the slots that
+    /// Several threads or processes may recover at once; each value is handed out once. An owner's number
+    /// may be given to another process only after every queue that it used was recovered. Until then the
+    /// dead owner's slots would seem to be held by the new one.
     /// it held would seem to be held by the living.
     ///
     /// # Safety
     ///
-    /// Claims made in the name of an owner of whom `dead` says so are not used any more, neither
-    /// now nor later: the slots are given to others.
+    /// Claims made in the name of an owner for which `dead` returns true are not used any more, neither now
+    /// nor later: the slots are given to others.
     pub unsafe fn recover(&self, dead: impl Fn(u16) -> bool, mut read: impl FnMut(u64, T)) {
         let start = self.header().head.get();
         for offset in 0..self.capacity as u64 {
@@ -42,7 +43,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
                 continue;
             }
             let position = self.position_in_lap(near, lap_of(found));
-            // Read before the slot is given away; counts only if the word has not changed since.
+            // Read before the slot is freed; the value counts only if the word has not changed since.
             let value = (tag == READING).then(|| self.read(position));
             let next_lap = self.lap(self.later(position, 1));
             let freed = self.slot(near).word.compare_exchange(
@@ -57,8 +58,8 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         }
     }
 
-    /// How many values were ever taken out, also by those who died before they said so anywhere: the
-    /// position of the oldest that was not.
+    /// Returns how many values were ever taken out, including by consumers that died before they advanced the
+    /// head hint. It is the position of the oldest value not taken out.
     pub fn popped(&self) -> u64 {
         let mut position = self.header().head.get();
         for _ in 0..self.search_limit() {
@@ -70,7 +71,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         position
     }
 
-    /// Whether `who` has reserved a slot whose value is still to come.
+    /// Returns whether `who` has reserved a slot and not committed its value yet.
     pub fn is_reserved_by(&self, who: u16) -> bool {
         (0..self.capacity as u64).any(|position| {
             let found = self.load(position);
@@ -78,7 +79,8 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         })
     }
 
-    /// Who holds back the queue: the position at its head and its owner, if it is being written.
+    /// Returns the position at the queue's head and its owner if it is being written. Until its owner commits
+    /// it, it blocks the queue.
     pub fn blocking_push(&self) -> Option<(u64, u16)> {
         let mut position = self.header().head.get();
         for _ in 0..self.search_limit() {
@@ -94,7 +96,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
         None
     }
 
-    /// The position in slot `position` whose lap is `lap`, near `position`.
+    /// Returns the position in the same slot as `position` whose lap is `lap`.
     fn position_in_lap(&self, position: u64, lap: u64) -> u64 {
         self.later(position, super::laps_ahead(lap, self.lap(position)))
     }

@@ -8,15 +8,15 @@ pub(crate) struct HeapQueue<T: ShmSafe> {
     pub(crate) queue: SlotQueueRef<T>,
 }
 
-// SAFETY: the queue is Send and Sync; the memory is freed by the last owner only.
+// SAFETY: the queue is Send and Sync; only the last owner frees the memory.
 unsafe impl<T: ShmSafe> Send for HeapQueue<T> {}
 // SAFETY: as above.
 unsafe impl<T: ShmSafe> Sync for HeapQueue<T> {}
 
 impl<T: ShmSafe> HeapQueue<T> {
-    /// Pops as the only consumer, which the tests see to.
+    /// Pops as the only consumer; the tests make sure that there is no other.
     fn pop_alone(&self) -> Result<Option<(u64, T)>, SlotError> {
-        // SAFETY: it lives within this call, beside which nobody pops.
+        // SAFETY: the consumer lives only within this call, during which nobody else pops.
         unsafe { self.queue.single_consumer() }.pop()
     }
 
@@ -29,10 +29,10 @@ impl<T: ShmSafe> HeapQueue<T> {
         full
     }
 
-    /// Recovers what `dead` ones left, and returns what they were reading.
+    /// Recovers the slots of owners for which `dead` returns true. Returns the values that they were reading.
     fn recover(&self, dead: impl Fn(u16) -> bool) -> Vec<T> {
         let mut left = Vec::new();
-        // SAFETY: the tests do not use the claims of those that they call dead.
+        // SAFETY: the tests do not use claims of owners that they call dead.
         unsafe { self.queue.recover(dead, |_, value| left.push(value)) };
         left
     }
@@ -44,7 +44,7 @@ fn layout<T: ShmSafe>(capacity: usize) -> Layout {
 
 impl<T: ShmSafe> HeapQueue<T> {
     pub(crate) fn new(capacity: usize) -> Self {
-        // SAFETY: the layout has a size; the memory is ours, aligned and large enough.
+        // SAFETY: the layout is not empty; the memory is ours, aligned and large enough.
         unsafe {
             let start = alloc_zeroed(layout::<T>(capacity));
             let queue = SlotQueue::<T>::init(start, capacity);
@@ -60,7 +60,7 @@ impl<T: ShmSafe> HeapQueue<T> {
 impl<T: ShmSafe> Drop for HeapQueue<T> {
     fn drop(&mut self) {
         let capacity = self.queue.capacity();
-        // SAFETY: allocated in `new` with the same layout; the words (loom's own objects under
+        // SAFETY: the memory was allocated in `new` with the same layout. The words (loom's own objects under
         // loom) are dropped in place before.
         unsafe {
             for index in 0..capacity {
@@ -85,9 +85,9 @@ mod plain {
         Push(u64),
         Pop,
         PopExclusive,
-        /// A producer dies between claim and commit, and is recovered.
+        /// A producer dies between claim and commit and is recovered.
         DieWriting,
-        /// A consumer dies holding a value, and is recovered.
+        /// A consumer dies while it holds a value and is recovered.
         DieReading,
     }
 
@@ -109,14 +109,13 @@ mod plain {
             let heap = HeapQueue::<u64>::new(capacity);
             let queue = heap.queue;
             let mut oracle = VecDeque::new();
-            // Slots that a death left unusable until the consumers come round.
             for op in ops {
                 match op {
                     Op::Push(value) => {
                         if oracle.len() < capacity {
                             match queue.push(1, &value) {
                                 Ok(_) => oracle.push_back(value),
-                                // A skipped slot may be in the way until it is its turn again.
+                                // A skipped slot may block the push until the consumers have passed it.
                                 Err(error) => prop_assert_eq!(error, SlotError::Full),
                             }
                         } else {
@@ -146,7 +145,7 @@ mod plain {
             }
         }
 
-        /// The reader of peer-written memory: any words whatever, no panic, no endless loop.
+        /// Any words in peer-written memory cause neither a panic nor an endless loop.
         #[test]
         fn any_slot_words_are_survived(
             words in proptest::collection::vec(any::<u64>(), 4),
@@ -245,7 +244,7 @@ mod plain {
         assert!(refused(&mut || {
             other.queue.commit(push.take().unwrap(), &1);
         }));
-        // As the other's first slot is still free, so it was not written.
+        // The other queue's first slot is still free, so the refused commit did not write it.
         assert_eq!(other.queue.push(1, &5), Ok(0));
         one.recover(|who| who == 1);
         one.queue.push(1, &6).unwrap();

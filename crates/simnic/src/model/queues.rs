@@ -39,7 +39,7 @@ pub(crate) struct Qp {
     /// Requests that are not done, and the number of the first.
     pub(crate) sq: VecDeque<Wqe>,
     pub(crate) first: u64,
-    /// Requests that the RNIC knows of, as far as somebody looked ([`Qp::hear`]).
+    /// Requests that the RNIC knows of, as far as somebody looked ([`Qp::note_progress`]).
     pub(crate) rung: u64,
     /// When it hears of the last doorbell.
     pub(crate) rings_at: Ps,

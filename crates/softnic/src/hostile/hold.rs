@@ -7,7 +7,7 @@ const MOST: u32 = 64;
 
 /// The state of a CQ that holds completions back.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Hold {
+pub(crate) struct DelayState {
     /// Polls that still find nothing.
     left: u32,
     /// It held back already: what is there is shown before it does so again.
@@ -16,7 +16,7 @@ pub(crate) struct Hold {
     pub(crate) asked: u32,
 }
 
-impl Hold {
+impl DelayState {
     /// A poll that would find something and has room for `room` completions: how many it is shown.
     /// `judge` asks the rules.
     pub(crate) fn poll(&mut self, room: usize, judge: impl FnOnce(u32) -> Verdict) -> usize {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn what_is_held_back_is_shown_after_so_many_polls_and_not_held_back_twice() {
-        let mut hold = Hold::default();
+        let mut hold = DelayState::default();
         let mut seen = Vec::new();
         for _ in 0..8 {
             seen.push(hold.poll(4, |_| Verdict::Wait(3)));
@@ -64,10 +64,10 @@ mod tests {
 
     #[test]
     fn no_rule_holds_back_for_ever() {
-        let mut hold = Hold::default();
+        let mut hold = DelayState::default();
         let polls = (0..1000).find(|_| hold.poll(1, |_| Verdict::Wait(u32::MAX)) > 0);
         assert!(polls.is_some_and(|polls| polls <= MOST as usize));
-        let mut hold = Hold::default();
+        let mut hold = DelayState::default();
         assert_eq!(hold.poll(1, |_| Verdict::Wait(9)), 0);
         hold.end();
         assert_eq!(hold.poll(1, |_| Verdict::Wait(9)), 1);

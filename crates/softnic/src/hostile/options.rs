@@ -113,14 +113,14 @@ mod tests {
 
     #[test]
     fn the_seed_and_how_often_is_killed_are_those_of_the_name() {
-        use crate::hostile::{Event, Point, Verdict};
+        use crate::hostile::{FaultEvent, FaultPoint, Verdict};
         use headworks_verbs::{Opcode, Qpn};
 
         let fates = |name: &str| -> Vec<Verdict> {
             let rules = of(name).unwrap().rules.unwrap();
             let fate = |number| {
-                rules.judge(&Event {
-                    point: Point::Begin,
+                rules.judge(&FaultEvent {
+                    point: FaultPoint::Begin,
                     stream: 0,
                     qpn: Qpn::default(),
                     op: Opcode::Write,

@@ -2,16 +2,16 @@
 
 use headworks_verbs::{Duration, Opcode, Status};
 
-use super::{Chance, Event, Point, Rule, Verdict};
+use super::{Chance, FaultEvent, FaultPoint, Rule, Verdict};
 
 /// A rule made from a function.
-struct By<F>(F);
+struct FnRule<F>(F);
 
-impl<F> Rule for By<F>
+impl<F> Rule for FnRule<F>
 where
-    F: Fn(&Event, &mut Chance) -> Option<Verdict> + Send + Sync,
+    F: Fn(&FaultEvent, &mut Chance) -> Option<Verdict> + Send + Sync,
 {
-    fn judge(&self, event: &Event, chance: &mut Chance) -> Option<Verdict> {
+    fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict> {
         (self.0)(event, chance)
     }
 }
@@ -19,15 +19,15 @@ where
 /// A rule made from a function.
 pub fn by<F>(judge: F) -> impl Rule
 where
-    F: Fn(&Event, &mut Chance) -> Option<Verdict> + Send + Sync + 'static,
+    F: Fn(&FaultEvent, &mut Chance) -> Option<Verdict> + Send + Sync + 'static,
 {
-    By(judge)
+    FnRule(judge)
 }
 
 /// The bytes of every message are placed in any order, over 1 to `steps` steps.
 pub fn scatter(steps: u32) -> impl Rule {
     by(move |event, chance| {
-        let first = event.point == Point::Place && event.turn == 0;
+        let first = event.point == FaultPoint::Place && event.turn == 0;
         first.then(|| Verdict::Scatter(chance.within(1, steps.max(1))))
     })
 }
@@ -35,7 +35,7 @@ pub fn scatter(steps: u32) -> impl Rule {
 /// Once in `times` posts, of sends and of receives, there is no room.
 pub fn full(times: u64) -> impl Rule {
     by(move |event, chance| {
-        let posts = matches!(event.point, Point::Post | Point::PostReceive);
+        let posts = matches!(event.point, FaultPoint::Post | FaultPoint::PostReceive);
         (posts && chance.once_in(times)).then_some(Verdict::Refuse)
     })
 }
@@ -43,7 +43,7 @@ pub fn full(times: u64) -> impl Rule {
 /// Once in `times` a request that needs a receive is told that none is posted.
 pub fn not_ready(times: u64) -> impl Rule {
     by(move |event, chance| {
-        (event.point == Point::Receive && chance.once_in(times)).then_some(Verdict::Refuse)
+        (event.point == FaultPoint::Receive && chance.once_in(times)).then_some(Verdict::Refuse)
     })
 }
 
@@ -51,7 +51,7 @@ pub fn not_ready(times: u64) -> impl Rule {
 /// one or two are shown.
 pub fn late(times: u64, polls: u32) -> impl Rule {
     by(move |event, chance| {
-        if event.point != Point::Poll {
+        if event.point != FaultPoint::Poll {
             return None;
         }
         if chance.once_in(times) {
@@ -66,7 +66,7 @@ pub fn late(times: u64, polls: u32) -> impl Rule {
 /// 200 µs. Every other queue pair, by the seed, is four times slower.
 pub fn slow(times: u64, steps: u32) -> impl Rule {
     by(move |event, chance| {
-        if event.point != Point::Begin {
+        if event.point != FaultPoint::Begin {
             return None;
         }
         let is_slow = event.stream & 1 == 1;
@@ -89,7 +89,8 @@ pub fn slow(times: u64, steps: u32) -> impl Rule {
 /// middle.
 pub fn kills(mean: u64) -> impl Rule {
     by(move |event, chance| {
-        let here = event.point == Point::Begin || (event.point == Point::Place && event.turn == 1);
+        let here = event.point == FaultPoint::Begin
+            || (event.point == FaultPoint::Place && event.turn == 1);
         if !here || !chance.once_in(mean.max(1).saturating_mul(2)) {
             return None;
         }
@@ -106,7 +107,7 @@ pub fn kills(mean: u64) -> impl Rule {
 /// About one datagram in `mean` is lost.
 pub fn losses(mean: u64) -> impl Rule {
     by(move |event, chance| {
-        let here = event.point == Point::Datagram && chance.once_in(mean.max(1));
+        let here = event.point == FaultPoint::Datagram && chance.once_in(mean.max(1));
         here.then_some(Verdict::Refuse)
     })
 }
@@ -114,7 +115,7 @@ pub fn losses(mean: u64) -> impl Rule {
 /// Request number `number` of every queue pair kills it.
 pub fn kill_after(number: u64) -> impl Rule {
     by(move |event, _| {
-        let now = event.point == Point::Begin && event.number == number;
+        let now = event.point == FaultPoint::Begin && event.number == number;
         now.then_some(Verdict::Kill(Status::RetryExceeded))
     })
 }
@@ -122,6 +123,6 @@ pub fn kill_after(number: u64) -> impl Rule {
 /// Every request that completes as `op` rests for `steps` steps before it begins.
 pub fn rest(op: Opcode, steps: u32) -> impl Rule {
     by(move |event, _| {
-        (event.point == Point::Begin && event.op == op).then_some(Verdict::Wait(steps))
+        (event.point == FaultPoint::Begin && event.op == op).then_some(Verdict::Wait(steps))
     })
 }

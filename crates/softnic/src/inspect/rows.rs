@@ -10,12 +10,13 @@ use headworks_shm::{ProcessId, SharedSegment, ShmSafe};
 use headworks_verbs::{QpState, QpType};
 
 use super::{
-    CompletionQueueCensus, Held, Names, PeerCensus, QueuePairCensus, SharedReceiveQueueCensus,
+    CompletionQueueSnapshot, CountAndBytes, HostNames, PeerSnapshot, QueuePairSnapshot,
+    SharedReceiveQueueSnapshot,
 };
 use crate::device::key_of;
 use crate::table::{
-    CqRow, CqSlot, LIMIT_REACHED, MAX_CQ, MAX_QP, MAX_REGION, MAX_SEGMENT, MAX_SRQ, NO_ROW, Place,
-    QpRow, RecvSlot, SrqRow, Table,
+    CqRow, CqSlot, LIMIT_REACHED, MAX_CQ, MAX_QP, MAX_REGION, MAX_SEGMENT, MAX_SRQ, NO_ROW, QpRow,
+    QueueLocation, RecvSlot, SrqRow, Table,
 };
 
 /// Segments held while a table is read: a broken table may name thousands.
@@ -24,15 +25,15 @@ const SEGMENTS_HELD: usize = 32;
 /// What a table holds.
 #[derive(Default)]
 pub(super) struct Rows {
-    pub(super) queue_pairs: Vec<QueuePairCensus>,
-    pub(super) completion_queues: Vec<CompletionQueueCensus>,
-    pub(super) shared_receive_queues: Vec<SharedReceiveQueueCensus>,
-    pub(super) regions: Held,
-    pub(super) segments: Held,
+    pub(super) queue_pairs: Vec<QueuePairSnapshot>,
+    pub(super) completion_queues: Vec<CompletionQueueSnapshot>,
+    pub(super) shared_receive_queues: Vec<SharedReceiveQueueSnapshot>,
+    pub(super) regions: CountAndBytes,
+    pub(super) segments: CountAndBytes,
 }
 
 /// Reads the whole table of `process`.
-pub(super) fn read(table: &Table, process: ProcessId, names: &Names) -> Rows {
+pub(super) fn read(table: &Table, process: ProcessId, names: &HostNames) -> Rows {
     let mut rows = Rows::default();
     let mut lanes = HashMap::new();
     for row in (0..MAX_QP).map(|slot| table.qp(slot)) {
@@ -72,7 +73,7 @@ pub(super) fn read(table: &Table, process: ProcessId, names: &Names) -> Rows {
 }
 
 /// The queue pair in a row, unless there is none, or another one before it was read.
-fn queue_pair(row: &QpRow, names: &Names) -> Option<QueuePairCensus> {
+fn queue_pair(row: &QpRow, names: &HostNames) -> Option<QueuePairSnapshot> {
     let life = row.life();
     if life.generation() == 0 {
         return None;
@@ -82,13 +83,13 @@ fn queue_pair(row: &QpRow, names: &Names) -> Option<QueuePairCensus> {
     let connected = !matches!(state, QpState::Reset | QpState::Init) && qpn != NO_ROW;
     let peer = connected.then(|| {
         let at = key_of(row.dest_gid.load(Relaxed), qpn);
-        PeerCensus {
+        PeerSnapshot {
             qpn,
             at: names.get(&at).cloned(),
         }
     });
     let srq = row.srq.load(Relaxed);
-    let read = QueuePairCensus {
+    let read = QueuePairSnapshot {
         qpn: row.qpn.load(Relaxed),
         qp_type: match row.datagrams.load(Relaxed) {
             0 => QpType::Rc,
@@ -112,7 +113,7 @@ fn completion_queue(
     row: &CqRow,
     lane: u64,
     segments: &mut Segments<'_>,
-) -> Option<CompletionQueueCensus> {
+) -> Option<CompletionQueueSnapshot> {
     let life = row.life.load(Acquire);
     if life == 0 {
         return None;
@@ -128,7 +129,7 @@ fn completion_queue(
     } else {
         0
     };
-    let read = CompletionQueueCensus {
+    let read = CompletionQueueSnapshot {
         id,
         depth: capacity as u64,
         has_channel: row.channel_fd.load(Relaxed) != 0,
@@ -144,13 +145,13 @@ fn shared_receive_queue(
     id: u32,
     row: &SrqRow,
     segments: &mut Segments<'_>,
-) -> Option<SharedReceiveQueueCensus> {
+) -> Option<SharedReceiveQueueSnapshot> {
     let life = row.life.load(Acquire);
     if life == 0 {
         return None;
     }
     let limit = row.limit.load(Relaxed);
-    let read = SharedReceiveQueueCensus {
+    let read = SharedReceiveQueueSnapshot {
         id,
         posted: row.posted.0.load(Relaxed),
         waiting: segments.len_of::<RecvSlot>(&row.queue),
@@ -170,7 +171,7 @@ struct Segments<'a> {
 
 impl Segments<'_> {
     /// About how many values are in a queue; 0 where it makes no sense.
-    fn len_of<T: ShmSafe>(&mut self, place: &Place) -> u64 {
+    fn len_of<T: ShmSafe>(&mut self, place: &QueueLocation) -> u64 {
         let (at, capacity) = place.get();
         let (row, generation) = (at.segment, at.generation);
         if self.held.len() >= SEGMENTS_HELD {

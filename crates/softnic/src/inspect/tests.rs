@@ -6,7 +6,7 @@ use headworks_verbs::{CqInit, Device};
 use super::*;
 use crate::device::{Context, SoftDevice};
 use crate::provider::info;
-use crate::table::{Life, MAX_CQ, MAX_QP};
+use crate::table::{MAX_CQ, MAX_QP, QpLife};
 
 fn fabric() -> (tempfile::TempDir, Arc<Registry>) {
     let folder = tempfile::tempdir().unwrap();
@@ -145,5 +145,5 @@ pub(crate) fn scribble(table: &Table, word: u64) {
     for row in 0..crate::table::MAX_SEGMENT as u32 {
         table.segment(row).len.store(word, Relaxed);
     }
-    let _ = Life(word).state();
+    let _ = QpLife(word).state();
 }

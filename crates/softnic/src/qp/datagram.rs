@@ -1,10 +1,9 @@
-//! Datagrams: sending to queue pairs that this one is connected to only for as long as a cache
-//! lasts. Everything is done in the call: a datagram waits for nothing but a queue pair that is
-//! drained.
+//! Sending datagrams. A UD queue pair has no connection; it caches the path to each recent destination.
+//! A datagram is sent within the posting call; it waits only while its queue pair is drained.
 //!
-//! What is wrong on this side ends the request and stops the send queue (SQE). What is wrong over
-//! there (nobody, another key, no receive) loses the datagram, and nobody is told: the request is
-//! done when the datagram is on its way.
+//! An error on this side ends the request and stops the send queue (SQE). An error on the other side
+//! (no such queue pair, another Q_Key, no receive) loses the datagram silently: the request completes
+//! when the datagram has been sent.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use headworks_verbs::{
     Access, AhInit, Destination, Duration, GRH_BYTES, Grh, Instant, Opcode, Payload, SendOp, Status,
 };
 
-use super::deliver::Claim;
+use super::deliver::ReceiveClaim;
 use super::engine::{Outcome, Request};
 use super::{QpCore, RemoteQp};
 use crate::copy::Span;
@@ -23,42 +22,42 @@ use crate::crash_points;
 use crate::cross_process_copy::Direction;
 use crate::datagram_senders::Registration;
 use crate::device::{PeerKey, clock, gid_of, host_of, key_of};
-use crate::mr_lookup::MrLookup;
+use crate::mr_key_check::MrKeyCheck;
 use crate::peer::Peer;
-use crate::remote_memory::{Far, transfer};
+use crate::remote_memory::{RemoteSpan, transfer};
 use crate::table::{CqSlot, MAX_SGE};
 
-/// Destinations that a queue pair remembers the way to.
+/// Most destinations whose path a queue pair caches.
 pub(crate) const LINKS_MAX: usize = 256;
-/// How soon a destination that was not there is looked for again.
+/// How long a destination that was not found is not looked for again.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
-/// The ways to a queue pair's latest destinations.
+/// The cached paths to a queue pair's latest destinations.
 #[derive(Default)]
 pub(crate) struct Datagrams {
-    ways: HashMap<(u64, u32), Way>,
-    /// Their keys, the oldest first.
+    ways: HashMap<(u64, u32), DatagramPath>,
+    /// The keys of `ways`, oldest first.
     ages: VecDeque<(u64, u32)>,
-    /// Our row with each context that they lead to.
+    /// Our sender row in each context that the paths lead to.
     targets: HashMap<PeerKey, Arc<Registration>>,
-    /// Destinations that were not there, and when they are looked for again.
+    /// Destinations that were not found, and when to look for them again.
     nowhere: HashMap<(u64, u32), Instant>,
-    /// Deaths when the ways were looked through.
+    /// The context's count of deaths when dead destinations were last removed.
     deaths: u64,
-    /// It was said that something is not sent.
+    /// The warning about datagrams longer than the MTU was logged.
     warned: bool,
 }
 
-/// The way to one queue pair.
-struct Way {
+/// The path to one queue pair.
+struct DatagramPath {
     link: RemoteQp,
     registration: Arc<Registration>,
-    theirs: MrLookup,
+    theirs: MrKeyCheck,
 }
 
-/// A datagram on its way.
+/// A datagram to be delivered.
 struct Datagram<'a> {
-    /// The GRH and the payload.
+    /// The GRH, then the payload.
     spans: &'a [Span],
     len: u64,
     qkey: u32,
@@ -68,9 +67,9 @@ struct Datagram<'a> {
 }
 
 impl Datagram<'_> {
-    /// Puts it where a receive of `peer` wants it. The error is the receive's: memory that is
-    /// registered and not there, or cannot be reached, is as bad as a wrong key.
-    fn place(&self, peer: &Peer, receive: &[Far]) -> Result<(), Status> {
+    /// Copies the datagram into a receive of `peer`. The error is the receive's status: memory that is
+    /// registered and not mapped, or cannot be reached, is treated like a wrong key.
+    fn place(&self, peer: &Peer, receive: &[RemoteSpan]) -> Result<(), Status> {
         let (way, len) = (Direction::Place, self.len as usize);
         let mut placed = 0;
         match transfer(way, peer, self.spans, receive, &mut placed, len) {
@@ -81,14 +80,14 @@ impl Datagram<'_> {
 }
 
 impl Datagrams {
-    /// Sends the datagram that `request` is. One that `is_lost` is found right or wrong as any, and goes
-    /// nowhere.
+    /// Sends the datagram that `request` describes. With `is_lost` it is checked like any other, and then
+    /// dropped.
     pub(crate) fn send(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
         is_lost: bool,
-        local: &mut MrLookup,
+        local: &mut MrKeyCheck,
     ) -> Outcome {
         let (to, imm) = match request.op {
             SendOp::SendTo(to) => (to, None),
@@ -98,8 +97,8 @@ impl Datagrams {
         let Some(ah) = core.context.handles.get(to.ah, core.pd) else {
             return Outcome::Failed(Status::LocalQpOperation);
         };
-        // C10-93.1.1: of a message longer than the port's MTU no packet is sent, and no error is
-        // made of it. It surprises, so it is logged.
+        // C10-93.1.1: no packet of a message longer than the port's MTU is sent, and that is no error.
+        // Users do not expect that, so it is logged.
         if request.len > u64::from(core.context.info.mtu.bytes()) {
             if !std::mem::replace(&mut self.warned, true) {
                 let len = request.len;
@@ -127,7 +126,7 @@ impl Datagrams {
                 sges.len()
             }
         };
-        // The highest bit asks for the queue pair's own (10.2.5).
+        // If the highest bit is set, the queue pair's own Q_Key is sent (10.2.5).
         let qkey = match to.qkey >> 31 {
             0 => to.qkey,
             _ => core.row().qkey.load(Ordering::Relaxed),
@@ -146,10 +145,10 @@ impl Datagrams {
         Outcome::Done
     }
 
-    /// Takes a datagram to its destination, or loses it.
+    /// Delivers a datagram to its destination, or loses it.
     fn carry(&mut self, core: &QpCore, ah: &AhInit, to: Destination, datagram: &Datagram<'_>) {
         let host = host_of(ah.dgid);
-        // The address of no soft host, such as a group's.
+        // Not the address of a soft host: a multicast group, for example.
         if gid_of(HostKey(host)) != ah.dgid {
             return;
         }
@@ -163,7 +162,7 @@ impl Datagrams {
             return;
         }
         self.forget(key);
-        // Finding nobody takes system calls.
+        // A failed search costs system calls.
         let now = clock();
         if self.nowhere.get(&key).is_some_and(|again| now < *again) {
             return;
@@ -181,15 +180,15 @@ impl Datagrams {
         self.leave_unused(core);
     }
 
-    /// The way to a queue pair, if there is one.
-    fn find(&mut self, core: &QpCore, (host, qpn): (u64, u32)) -> Option<Way> {
+    /// Returns the path to a queue pair, if that exists.
+    fn find(&mut self, core: &QpCore, (host, qpn): (u64, u32)) -> Option<DatagramPath> {
         let at = key_of(host, qpn);
         let way = |registration: &Arc<Registration>| {
             let link = RemoteQp::to_datagrams(&registration.target, qpn)?;
-            Some(Way {
+            Some(DatagramPath {
                 link,
                 registration: registration.clone(),
-                theirs: MrLookup::default(),
+                theirs: MrKeyCheck::default(),
             })
         };
         let usable = |known: &&Arc<Registration>| known.is_held() && !known.target.is_dead();
@@ -207,7 +206,7 @@ impl Datagrams {
         {
             return way(known);
         }
-        // A row in the table of somebody who has no such queue pair would be a row for nothing.
+        // Look first: a sender row in a context without such a queue pair would be wasted.
         RemoteQp::to_datagrams(&target, qpn)?;
         let registration = Arc::new(Registration::enter(&core.context, target)?);
         let found = way(&registration);
@@ -215,7 +214,7 @@ impl Datagrams {
         found
     }
 
-    fn remember(&mut self, key: (u64, u32), way: Way) {
+    fn remember(&mut self, key: (u64, u32), way: DatagramPath) {
         while self.ways.len() >= LINKS_MAX
             && let Some(oldest) = self.ages.pop_front()
         {
@@ -231,7 +230,7 @@ impl Datagrams {
         }
     }
 
-    /// Lets go of contexts that died.
+    /// Drops the paths to contexts that died.
     fn forget_the_dead(&mut self, core: &QpCore) {
         let deaths = core.context.progress.deaths();
         if self.deaths == deaths {
@@ -244,7 +243,7 @@ impl Datagrams {
         self.leave_unused(core);
     }
 
-    /// Lets go of contexts that no way leads to.
+    /// Drops the sender rows in contexts that no path leads to.
     fn leave_unused(&mut self, core: &QpCore) {
         let before = self.targets.len();
         self.targets.retain(|_, known| Arc::strong_count(known) > 1);
@@ -259,12 +258,12 @@ impl Datagrams {
     }
 }
 
-impl Way {
+impl DatagramPath {
     fn is_open(&self) -> bool {
         self.registration.is_held() && !self.link.peer.is_dead() && self.link.is_up()
     }
 
-    /// Takes a datagram to the queue pair, or loses it there. `false` if that is not there any more.
+    /// Delivers a datagram to the queue pair, or loses it there. `false` if the queue pair is gone.
     fn carry(&mut self, datagram: &Datagram<'_>) -> bool {
         let Self { link, theirs, .. } = self;
         let registration = self.registration.clone();
@@ -275,11 +274,12 @@ impl Way {
         if link.row().qkey.load(Ordering::Relaxed) != datagram.qkey {
             return true;
         }
-        let Some(claim) = Claim::take_fitting(link, theirs, registration.who, datagram.len) else {
+        let Some(claim) = ReceiveClaim::take_fitting(link, theirs, registration.who, datagram.len)
+        else {
             return true;
         };
         crash_points::at("claimed");
-        let mut receive = [Far::EMPTY; MAX_SGE];
+        let mut receive = [RemoteSpan::EMPTY; MAX_SGE];
         let placed = claim
             .spans(link, theirs, datagram.len, &mut receive)
             .map_err(|(_, status)| status)
@@ -294,11 +294,11 @@ impl Way {
                 opcode: Opcode::Recv as u8,
                 ..claim.slot(link, Status::Success)
             },
-            // The receiver's own fault, which its queue pair does not outlive: one receive ends so,
-            // and what other senders hold of it by then is flushed as the rest is.
+            // The receiver's own fault, which fails its queue pair. Only the sender that failed it reports
+            // the error: a receive that another sender held by then is flushed like the rest.
             Err(Status::LocalProtection) if !link.fail_peer() => claim.slot(link, Status::Flushed),
-            // A receive of an SRQ that is too short is not fatal: class E of the responder's errors
-            // (9.9.3) ends the receive only.
+            // Too short a receive of an SRQ is not fatal: class E of the responder's errors (9.9.3) ends
+            // the receive only.
             Err(status) => claim.slot(link, status),
         };
         claim.complete_datagram(link, registration.as_ref(), slot, datagram.solicited);

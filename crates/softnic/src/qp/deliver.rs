@@ -1,10 +1,11 @@
-//! The responder's half of SEND and immediates, executed by the initiator: taking a receive of the
-//! peer, filling it, completing it.
+//! The responder's half of SEND and of immediates, executed by the initiator: it takes one of the
+//! peer's receives, fills it and completes it.
 //!
-//! A receive is claimed, filled, completed and only then freed, each marked with the peer's own
-//! queue pair, so that the peer can put things right if this process is killed in between: a
-//! receive that was claimed and not completed is flushed there, or posted again if it was for a
-//! datagram: never lost and never doubled.
+//! A receive is claimed, filled, completed and only then freed. The claim and the reserved completion
+//! are marked with the peer's own queue pair (for a datagram, with the sender's row), so that the peer
+//! can recover if this process is killed in between. The peer flushes a receive that was claimed and
+//! not completed; if it was claimed for a datagram, the peer posts it again. No receive is lost or
+//! completes twice.
 
 use std::sync::atomic::Ordering;
 
@@ -16,23 +17,24 @@ use super::engine::Outcome;
 use crate::copy::Span;
 use crate::crash_points;
 use crate::datagram_senders::Registration;
-use crate::mr_lookup::MrLookup;
-use crate::remote_memory::Far;
+use crate::mr_key_check::MrKeyCheck;
+use crate::remote_memory::RemoteSpan;
 use crate::table::{CqSlot, MAX_SGE, RecvHead, RecvSlot};
 
-/// A receive of the peer that this request has taken.
-pub(crate) struct Claim {
+/// A receive of the peer that a request has taken.
+pub(crate) struct ReceiveClaim {
     receive: RecvHead,
     pop: PopClaim,
 }
 
-/// How many receives ahead the line of one is asked for.
+/// How many receives ahead of the claimed one a slot is prefetched.
 const SLOTS_AHEAD: u64 = 5;
-/// How many receives ahead the memory of one is asked for: its line has come by then.
+/// How many receives ahead of the claimed one a receive's memory is prefetched: its slot, prefetched
+/// earlier, has arrived by then.
 const MEMORY_AHEAD: u64 = 3;
 
-impl Claim {
-    /// Takes the peer's next receive.
+impl ReceiveClaim {
+    /// Takes the peer's next receive. The error is [`Outcome::NoReceive`] if none is posted.
     pub(crate) fn take(link: &RemoteQp) -> Result<Self, Outcome> {
         let queue = &link.receives.slots;
         crash_points::at("up");
@@ -54,10 +56,10 @@ impl Claim {
         }
     }
 
-    /// Where `len` bytes go, if that is one piece of memory that is known and of the queue pair's own
-    /// domain, as it mostly is.
+    /// Returns where `len` bytes go in the usual case: one piece of memory, already cached, in the queue
+    /// pair's own protection domain.
     #[inline(always)]
-    pub(crate) fn short(&self, link: &RemoteQp, theirs: &MrLookup, len: usize) -> Option<Span> {
+    pub(crate) fn short(&self, link: &RemoteQp, theirs: &MrKeyCheck, len: usize) -> Option<Span> {
         let RecvHead {
             sge_count, sges, ..
         } = self.receive;
@@ -72,24 +74,25 @@ impl Claim {
         Some(to)
     }
 
-    /// Asks for the memory of a receive that will be taken soon.
+    /// Prefetches the memory of a receive that will be taken soon.
     #[inline(always)]
-    fn expect_next(&self, link: &RemoteQp, theirs: &MrLookup) {
+    fn expect_next(&self, link: &RemoteQp, theirs: &MrKeyCheck) {
         let ahead = self.pop.position().wrapping_add(MEMORY_AHEAD);
         if let Some(next) = link.receives.slots.peek_prefix::<RecvHead>(ahead) {
             theirs.prefetch_write(&next.sges[0]);
         }
     }
 
-    /// Takes the peer's next receive for a datagram of `len` bytes with its GRH, in the name of the
-    /// sender `who`. Without one the datagram is lost.
+    /// Takes the peer's next receive for a datagram of `len` bytes, GRH included, marked as taken by the
+    /// sender `who`. `None` means that the datagram is lost:
     ///
-    /// So it is if it is longer than the receive, which then waits for the next (class D of the
-    /// responder's errors, 9.9.3), except that of an SRQ: it is taken, and ends in error (class E).
-    /// And so it is if the receive is over memory that cannot be reached from here.
+    /// - No receive is posted.
+    /// - The receive is too short. It then stays posted for the next datagram (class D of the responder's
+    ///   errors, 9.9.3). One of an SRQ is taken all the same, and ends in error (class E).
+    /// - The receive's memory cannot be reached from this process.
     pub(super) fn take_fitting(
         link: &RemoteQp,
-        theirs: &mut MrLookup,
+        theirs: &mut MrKeyCheck,
         who: u16,
         len: u64,
     ) -> Option<Self> {
@@ -112,9 +115,9 @@ impl Claim {
         }
     }
 
-    /// Completes the receive of a datagram, then frees it. That its completion has its place is
-    /// noted in between, so that either the receive or the completion is left of a sender that is
-    /// killed here. A full CQ fails the receiver's queue pair.
+    /// Completes the receive of a datagram, then frees it. In between it notes that the completion has
+    /// its slot, so that a sender killed here leaves either the receive or the completion, never both.
+    /// A full CQ fails the receiver's queue pair.
     pub(super) fn complete_datagram(
         self,
         link: &RemoteQp,
@@ -134,13 +137,14 @@ impl Claim {
         }
     }
 
-    /// Where `len` bytes go. The error is our status and the peer's.
+    /// Stores where `len` bytes go in `out`, and returns how many pieces. The error is the initiator's
+    /// status and the peer's.
     pub(crate) fn spans(
         &self,
         link: &RemoteQp,
-        theirs: &mut MrLookup,
+        theirs: &mut MrKeyCheck,
         len: u64,
-        out: &mut [Far; MAX_SGE],
+        out: &mut [RemoteSpan; MAX_SGE],
     ) -> Result<usize, (Status, Status)> {
         let whole: RecvSlot;
         let sges = match self.receive.sges() {
@@ -155,8 +159,8 @@ impl Claim {
             return Err((Status::RemoteInvalidRequest, Status::LocalLength));
         }
         let pd = receives_pd(link);
-        // What is cached counts as the queue pair's domain's: an SRQ's own is looked up apart.
-        let mut apart = MrLookup::default();
+        // `theirs` caches for the queue pair's own domain; an SRQ of another domain is looked up apart.
+        let mut apart = MrKeyCheck::default();
         let known = if pd == link.pd { theirs } else { &mut apart };
         known
             .far_list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
@@ -164,7 +168,7 @@ impl Claim {
         Ok(sges.len())
     }
 
-    /// A SEND is all there.
+    /// Completes the receive of a SEND whose bytes are all placed.
     pub(crate) fn complete_send(
         self,
         link: &RemoteQp,
@@ -175,7 +179,7 @@ impl Claim {
         self.complete(link, Opcode::Recv, imm, len, solicited)
     }
 
-    /// A WRITE with immediate is all there.
+    /// Completes the receive of a WRITE with immediate whose bytes are all placed.
     pub(crate) fn complete_write(
         self,
         link: &RemoteQp,
@@ -207,7 +211,7 @@ impl Claim {
         }
     }
 
-    /// The receive ends with `status`.
+    /// Completes the receive with the error `status`.
     pub(crate) fn fail(self, link: &RemoteQp, status: Status) {
         let slot = self.slot(link, status);
         self.finish(link, slot, true);
@@ -224,7 +228,8 @@ impl Claim {
         }
     }
 
-    /// Completes the receive, then frees it. A full CQ fails the peer's queue pair.
+    /// Completes the receive, then frees it. A full CQ fails the peer's queue pair. Returns whether the
+    /// completion was queued.
     fn finish(self, link: &RemoteQp, slot: CqSlot, solicited: bool) -> bool {
         crash_points::at("filled");
         let pushed = link.recv_cq.push(link.slot, slot, solicited).is_ok();
@@ -238,26 +243,26 @@ impl Claim {
     }
 }
 
-/// The protection domain of the peer's receives.
+/// Returns the protection domain of the peer's receives.
 fn receives_pd(link: &RemoteQp) -> u32 {
     link.srq_row()
         .map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed))
 }
 
-/// Whether this process can get at the memory of a receive. Memory that is not there, or is not to be
-/// received into, counts as reached: that is found when it is taken.
-fn reaches(link: &RemoteQp, theirs: &mut MrLookup, receive: &RecvSlot) -> bool {
+/// Returns whether this process can reach the memory of a receive. Memory that is not registered, or
+/// does not allow receiving, counts as reached: the error is found once the receive is taken.
+fn reaches(link: &RemoteQp, theirs: &mut MrKeyCheck, receive: &RecvSlot) -> bool {
     let pd = receives_pd(link);
-    let mut apart = MrLookup::default();
+    let mut apart = MrKeyCheck::default();
     let known = if pd == link.pd { theirs } else { &mut apart };
-    let mut fars = [Far::EMPTY; MAX_SGE];
+    let mut fars = [RemoteSpan::EMPTY; MAX_SGE];
     let need = Access::LOCAL_WRITE;
     let listed = known.far_list(&link.peer, pd, receive.sges(), need, &mut fars);
-    let across = |far: &Far| matches!(far, Far::Across { .. });
+    let across = |far: &RemoteSpan| matches!(far, RemoteSpan::Across { .. });
     listed.is_err() || !fars.iter().any(across) || link.peer.lets_cross()
 }
 
-/// Has the limit event of an SRQ raised if taking this receive crosses the limit.
+/// Has the owner raise an SRQ's limit event if taking this receive crosses the limit.
 fn note_taken(link: &RemoteQp, pop: &PopClaim) {
     let (Some(row), Some(srq)) = (link.srq(), link.srq_row()) else {
         return;

@@ -1,5 +1,5 @@
-//! Executing one request: look up, check, copy. Runs in the posting thread, or in whoever carries
-//! pending work on.
+//! Executes one request: look up, check, copy. Runs in the posting thread, or in the thread that
+//! executes waiting requests.
 
 use headworks_verbs::{
     Access, Opcode, Payload, PostErrorKind, QpCaps, RemoteAddr, RnrTimer, SendFlags, SendOp,
@@ -9,83 +9,83 @@ use headworks_verbs::{
 use headworks_shm::asymmetric_fence;
 
 use super::datagram::Datagrams;
-use super::deliver::Claim;
+use super::deliver::ReceiveClaim;
 use super::{INLINE_MAX, QpCore, RemoteQp, is_inline, opcode_of};
-use crate::bounce::{BounceBuffer, Call, What};
+use crate::bounce::{BounceBuffer, BounceCall, CallKind};
 use crate::copy::{Span, copy_span, copy_spans, copy_torn, stream_spans};
 use crate::crash_points;
 use crate::cross_process_copy::Direction;
 use crate::device::MAX_MESSAGE;
 use crate::hostile::Scatter;
-use crate::mr_lookup::{MrLookup, Refused};
+use crate::mr_key_check::{MrKeyCheck, Refused};
 use crate::non_temporal;
-use crate::remote_memory::{Far, Unmoved, transfer};
-use crate::table::{Life, MAX_SGE, count};
+use crate::remote_memory::{CopyError, RemoteSpan, transfer};
+use crate::table::{MAX_SGE, QpLife, count};
 
 mod bounce_call;
 
-/// Executes requests of one queue pair; holds nothing but what it looked up before.
+/// Executes the requests of one queue pair. Its only state is cached look-ups and the bounce buffer.
 #[derive(Default)]
 pub(crate) struct Engine {
     link: Option<RemoteQp>,
     full_fences: bool,
-    local: MrLookup,
-    remote: MrLookup,
-    /// Where the peer is asked for what cannot be done from here; made when first needed.
+    local: MrKeyCheck,
+    remote: MrKeyCheck,
+    /// The bounce buffer for requests that only the peer can execute; made at first use.
     window: Option<Box<BounceBuffer>>,
-    /// Of a queue pair of datagrams.
+    /// The datagram paths of a UD queue pair.
     datagrams: Option<Box<Datagrams>>,
 }
 
-/// How an execution ended.
+/// How an execution step ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All of it is done.
+    /// The request is done.
     Done,
-    /// The budget ran out; call again.
+    /// The budget ran out; execute again.
     More,
-    /// The peer has no receive posted and asks us to wait so long.
+    /// RNR: the peer has no receive posted. Holds how long it asks us to wait.
     NoReceive(RnrTimer),
     /// The peer's queue pair does not answer.
     NotReady,
-    /// The peer is to be [asked](Engine::ask) for this.
-    Ask(Call),
+    /// Only the peer can do this: [ask](Engine::ask) it.
+    Ask(BounceCall),
     /// The peer was asked and has not answered yet.
     Called,
-    /// It ended with this status.
+    /// The request ended with this error.
     Failed(Status),
 }
 
-/// How far a request has got.
+/// How far a request has been executed.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct RequestProgress {
     pub(crate) done: u64,
-    pub(crate) claim: Option<Claim>,
-    /// What the peer was asked for last, until it answers.
-    pub(crate) called: Option<Call>,
-    /// The connection on which it was begun.
+    pub(crate) claim: Option<ReceiveClaim>,
+    /// The call to the peer that is not answered yet.
+    pub(crate) called: Option<BounceCall>,
+    /// The generation of the connection on which the request was begun.
     connection: u64,
-    /// How the bytes are placed, where not from the first to the last.
+    /// The order in which bytes are placed, if not from first to last.
     pub(crate) scatter: Option<Box<Scatter>>,
-    /// Its bytes go past the caches.
+    /// The bytes are written with non-temporal stores, past the caches.
     streams: bool,
-    /// Others before it have not ended: it may not fail yet.
+    /// Requests before this one have not ended, so it must not fail yet.
     pub(crate) ahead: bool,
-    /// It is a datagram that does not arrive.
+    /// The request is a datagram that is to be lost.
     pub(crate) lost: bool,
 }
 
-/// Where a short WRITE takes its bytes from.
+/// Where a short request takes its bytes from.
 #[derive(Clone, Copy)]
-pub(crate) enum Source {
+pub(crate) enum WriteSource {
     /// The bytes themselves.
     Inline(Span),
     /// One piece of registered memory.
     Registered(Sge),
 }
 
-impl Source {
-    /// The bytes of a request short enough, from one piece, and legal to post.
+impl WriteSource {
+    /// Returns the source of a request that is short, of one piece, and legal to post.
     #[inline(always)]
     pub(crate) fn short(wr: &SendWr<'_>, caps: &QpCaps) -> Option<Self> {
         match wr.payload {
@@ -109,7 +109,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The checks a NIC's driver makes at posting.
+    /// Checks what a NIC's driver checks at posting.
     #[inline(always)]
     pub(crate) fn check(
         wr: &SendWr<'a>,
@@ -137,7 +137,7 @@ impl<'a> Request<'a> {
         }
         let legal = match wr.op {
             SendOp::SendTo(_) | SendOp::SendToImm(..) => is_datagrams,
-            // A datagram needs a destination, and there is nothing but datagrams.
+            // UD queue pairs send datagrams only, and every datagram needs a destination.
             _ if is_datagrams => false,
             SendOp::Read(_) => may_read && !is_inline(&wr.payload),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
@@ -161,7 +161,7 @@ impl<'a> Request<'a> {
         opcode_of(&self.op)
     }
 
-    /// What the completion says was read.
+    /// Returns the completion's `byte_len`: the bytes read, 0 for requests that do not read.
     pub(crate) fn byte_len(&self) -> u32 {
         match self.op {
             SendOp::Read(_) => self.len as u32,
@@ -172,19 +172,19 @@ impl<'a> Request<'a> {
 }
 
 /// Chooses the `wr_id` of each completion: its own, or one for the whole chain.
-pub(crate) trait Numbers: Copy {
-    /// The `wr_id` that the completion of `wr` has.
+pub(crate) trait WrIds: Copy {
+    /// Returns the `wr_id` of the completion of `wr`.
     fn of(self, wr: &SendWr<'_>) -> u64;
 
-    /// One that says so itself: the same, or a copy.
+    /// Returns a work request with that `wr_id`: `wr` itself, or a modified copy stored in `copy`.
     fn write<'a, 'b>(self, wr: &'a SendWr<'b>, copy: &'a mut Option<SendWr<'b>>) -> &'a SendWr<'b>;
 }
 
-/// What they say themselves.
+/// Each completion has the `wr_id` of its own work request.
 #[derive(Clone, Copy)]
-pub(crate) struct TheirOwn;
+pub(crate) struct OwnWrIds;
 
-impl Numbers for TheirOwn {
+impl WrIds for OwnWrIds {
     #[inline(always)]
     fn of(self, wr: &SendWr<'_>) -> u64 {
         wr.wr_id
@@ -196,11 +196,11 @@ impl Numbers for TheirOwn {
     }
 }
 
-/// All with the same.
+/// All completions have this `wr_id`.
 #[derive(Clone, Copy)]
-pub(crate) struct All(pub(crate) u64);
+pub(crate) struct SameWrId(pub(crate) u64);
 
-impl Numbers for All {
+impl WrIds for SameWrId {
     #[inline(always)]
     fn of(self, _: &SendWr<'_>) -> u64 {
         self.0
@@ -216,24 +216,25 @@ impl Numbers for All {
 }
 
 impl Engine {
-    /// Whether the peer's kernel refuses asymmetric fences.
+    /// Returns whether the peer's kernel refuses asymmetric fences.
     #[inline(always)]
     pub(crate) fn full_fences(&self) -> bool {
         self.full_fences
     }
 
-    /// Executes the short WRITEs that `wrs` begins with, as long as nothing is in their way, and
-    /// says how many: the one shape that must be fast. With the next one nothing has been done;
-    /// [`Engine::execute`] does it, or finds out why not. `posted` counts requests ever posted.
+    /// Executes the short WRITEs that `wrs` begins with, up to the first request that is not one or cannot
+    /// be executed at once, and returns how many it executed. Nothing has been done with the next one;
+    /// [`Engine::execute`] executes it, or finds out why not. This is the one path that must be fast.
+    /// `posted` counts the requests ever posted.
     #[inline(always)]
     pub(crate) fn write_short(
         &mut self,
         core: &QpCore,
         caps: &QpCaps,
-        rts: Life,
+        rts: QpLife,
         posted: &mut u64,
         wrs: &[SendWr<'_>],
-        numbers: impl Numbers,
+        numbers: impl WrIds,
     ) -> usize {
         let Some(link) = &self.link else { return 0 };
         let row = core.row();
@@ -241,7 +242,7 @@ impl Engine {
         let mut done = 0;
         for wr in wrs {
             let SendOp::Write(remote) = wr.op else { break };
-            let Some(from) = Source::short(wr, caps) else {
+            let Some(from) = WriteSource::short(wr, caps) else {
                 break;
             };
             if QpCore::is_full(row, number, caps)
@@ -251,8 +252,8 @@ impl Engine {
                 break;
             }
             let from = match from {
-                Source::Inline(bytes) => Some(bytes),
-                Source::Registered(Sge { addr, len, lkey }) => {
+                WriteSource::Inline(bytes) => Some(bytes),
+                WriteSource::Registered(Sge { addr, len, lkey }) => {
                     self.local.cached(lkey, addr, len as usize, Access::NONE)
                 }
             };
@@ -267,7 +268,7 @@ impl Engine {
             to.expect_next();
             number += 1;
             done += 1;
-            // At once: what is put behind this one is counted by who executes it.
+            // Count at once: a later request of the chain may be executed, and counted, by another thread.
             count(&row.executing.sent_bytes, len as u64);
             if core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
                 core.complete_posted(numbers.of(wr), number, Opcode::Write, Status::Success, 0);
@@ -277,12 +278,12 @@ impl Engine {
         done
     }
 
-    /// Executes up to `budget` bytes of `request`.
+    /// Executes up to `budget` bytes of `request`. A datagram is sent whole.
     pub(crate) fn execute(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
-        progress: &mut Progress,
+        progress: &mut RequestProgress,
         budget: usize,
     ) -> Outcome {
         if core.is_datagrams() {
@@ -294,12 +295,12 @@ impl Engine {
             None => Outcome::NotReady,
             Some(link) if link.is_up() => {
                 if progress.connection != link.generation() {
-                    // Begun on another, if at all: what it took there has been taken back.
-                    *progress = Progress {
+                    // Begun on another connection, if at all: the peer has taken back what it held there.
+                    *progress = RequestProgress {
                         connection: link.generation(),
                         scatter: progress.scatter.take().filter(|_| progress.done == 0),
                         ahead: progress.ahead,
-                        ..Progress::default()
+                        ..RequestProgress::default()
                     };
                 }
                 self.execute_any(core, request, progress, budget)
@@ -308,24 +309,24 @@ impl Engine {
         }
     }
 
-    /// Executes a SEND from one piece of known memory into one of the peer's, for a request that may
-    /// be executed now. `None` if it is of another shape, or not to be had: then nothing was done,
-    /// but that `progress` may hold a receive.
+    /// Executes a SEND from one piece of cached memory into one of the peer's, for a request that may be
+    /// executed now. `None` if the SEND or its receive is of another shape, or cannot be executed at
+    /// once. Then nothing was done, except that `progress` may hold a receive.
     #[inline(always)]
     pub(crate) fn send_short(
         &self,
-        from: Source,
+        from: WriteSource,
         (imm, solicited): (Option<u32>, bool),
-        progress: &mut Progress,
+        progress: &mut RequestProgress,
     ) -> Option<Outcome> {
         let link = self.link.as_ref().filter(|link| link.is_up())?;
         let from = match from {
-            Source::Inline(bytes) => bytes,
-            Source::Registered(Sge { addr, len, lkey }) => {
+            WriteSource::Inline(bytes) => bytes,
+            WriteSource::Registered(Sge { addr, len, lkey }) => {
                 self.local.cached(lkey, addr, len as usize, Access::NONE)?
             }
         };
-        let claim = Claim::take(link).ok()?;
+        let claim = ReceiveClaim::take(link).ok()?;
         let Some(to) = claim.short(link, &self.remote, from.len()) else {
             progress.claim = Some(claim);
             progress.connection = link.generation();
@@ -336,36 +337,36 @@ impl Engine {
         Some(claim.complete_send(link, imm, from.len() as u64, solicited))
     }
 
-    /// Finds the peer's queue pair, if it is not known yet.
+    /// Finds the peer's queue pair, if it is not cached yet.
     fn look_up(&mut self, core: &QpCore) {
         if self.link.is_none() {
             self.link = RemoteQp::find(core);
             self.full_fences = self.link.as_ref().is_some_and(|link| link.full_fences);
-            // The peer may need a full fence between our mark of executing and what follows.
+            // The peer may need a full fence between our mark of executing and the accesses that follow.
             asymmetric_fence::full();
         }
     }
 
-    /// The peer's queue pair is not what it was: look it up anew next time.
+    /// The peer's queue pair has changed: drops the look-ups, so that the next call makes them anew.
     #[cold]
-    fn reconnect(&mut self, progress: &mut Progress) -> Outcome {
-        // What it took of the peer's is not there any more: it begins again.
+    fn reconnect(&mut self, progress: &mut RequestProgress) -> Outcome {
+        // The peer has taken back what the request held: it begins again.
         if let Some(link) = &self.link {
             self.retract(progress, link);
         }
-        *progress = Progress::default();
+        *progress = RequestProgress::default();
         self.link = None;
-        self.remote = MrLookup::default();
+        self.remote = MrKeyCheck::default();
         Outcome::NotReady
     }
 
-    /// Every operation, in any number of pieces.
+    /// Executes any operation, in any number of steps.
     #[inline(never)]
     fn execute_any(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
-        progress: &mut Progress,
+        progress: &mut RequestProgress,
         budget: usize,
     ) -> Outcome {
         let Self {
@@ -402,7 +403,7 @@ impl Engine {
                 return Err(Refused);
             }
             if len == 0 {
-                return Ok(Far::EMPTY);
+                return Ok(RemoteSpan::EMPTY);
             }
             theirs.far(
                 &link.peer,
@@ -427,7 +428,7 @@ impl Engine {
                 };
                 // A WRITE with immediate needs its receive before anything is placed.
                 if imm.is_some() && progress.claim.is_none() {
-                    match Claim::take(link) {
+                    match ReceiveClaim::take(link) {
                         Ok(claim) => progress.claim = Some(claim),
                         Err(outcome) => return outcome,
                     }
@@ -438,7 +439,7 @@ impl Engine {
                     non_temporal::passed_by(request.len, || theirs.region_len(remote.rkey));
                 let moved = progress.transfer(way, link, here, &[to], (request.len, budget));
                 if let Err(why) = moved {
-                    return unmoved(link, why, What::Place, progress);
+                    return unmoved(link, why, CallKind::Place, progress);
                 }
                 if progress.done < request.len {
                     return Outcome::More;
@@ -450,7 +451,7 @@ impl Engine {
                     _ => Outcome::Done,
                 }
             }
-            // Class C of the errors of responders (9.9.3): a NAK, invalid request.
+            // Class C of the responder's errors (9.9.3): a NAK, invalid request.
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
                 if !link.answers_reads =>
             {
@@ -467,7 +468,7 @@ impl Engine {
                 let way = Direction::Fetch;
                 let moved = progress.transfer(way, link, here, &[from], (request.len, budget));
                 if let Err(why) = moved {
-                    return unmoved(link, why, What::Fetch, progress);
+                    return unmoved(link, why, CallKind::Fetch, progress);
                 }
                 if progress.done < request.len {
                     Outcome::More
@@ -481,17 +482,17 @@ impl Engine {
                     return Outcome::Failed(Status::RemoteInvalidRequest);
                 }
                 let word = match there(remote, 8, Access::REMOTE_ATOMIC) {
-                    Ok(Far::Mapped(word)) if word.is_aligned_word() => word,
-                    Ok(Far::Across { key, stretch }) => {
+                    Ok(RemoteSpan::Mapped(word)) if word.is_aligned_word() => word,
+                    Ok(RemoteSpan::Across { key, stretch }) => {
                         let what = match request.op {
                             SendOp::CompareSwap { expect, swap, .. } => {
-                                What::CompareSwap { expect, swap }
+                                CallKind::CompareSwap { expect, swap }
                             }
-                            SendOp::FetchAdd { add, .. } => What::FetchAdd { add },
+                            SendOp::FetchAdd { add, .. } => CallKind::FetchAdd { add },
                             _ => return Outcome::Failed(Status::LocalQpOperation),
                         };
-                        // Only its owner's processor can do it.
-                        return unmoved(link, Unmoved::Refused { key, stretch }, what, progress);
+                        // Only its owner can execute an atomic on memory that is not mapped here.
+                        return unmoved(link, CopyError::Refused { key, stretch }, what, progress);
                     }
                     _ => return refused(link, Access::REMOTE_ATOMIC),
                 };
@@ -509,7 +510,7 @@ impl Engine {
                     _ => None,
                 };
                 if progress.claim.is_none() {
-                    match Claim::take(link) {
+                    match ReceiveClaim::take(link) {
                         Ok(claim) => progress.claim = Some(claim),
                         Err(outcome) => return outcome,
                     }
@@ -517,7 +518,7 @@ impl Engine {
                 let Some(claim) = &progress.claim else {
                     return Outcome::NotReady;
                 };
-                let mut receive = [Far::EMPTY; MAX_SGE];
+                let mut receive = [RemoteSpan::EMPTY; MAX_SGE];
                 match claim.spans(link, theirs, request.len, &mut receive) {
                     Ok(count) => {
                         let way = Direction::Place;
@@ -529,7 +530,7 @@ impl Engine {
                             (request.len, budget),
                         );
                         if let Err(why) = moved {
-                            return unmoved(link, why, What::Receive, progress);
+                            return unmoved(link, why, CallKind::Receive, progress);
                         }
                     }
                     Err(_) if link.peer.is_going() => return Outcome::NotReady,
@@ -553,7 +554,7 @@ impl Engine {
         }
     }
 
-    /// Forgets every way that datagrams have taken.
+    /// Forgets all datagram paths.
     pub(crate) fn forget_ways(&mut self) {
         self.datagrams = None;
     }
@@ -563,12 +564,12 @@ impl Engine {
         self.datagrams.as_deref()
     }
 
-    /// Executes up to `budget` bytes of a request that waits, or asks the peer to.
+    /// Executes up to `budget` bytes of a waiting request, or has the peer do so.
     pub(crate) fn go_on(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
-        progress: &mut Progress,
+        progress: &mut RequestProgress,
         budget: usize,
     ) -> Outcome {
         match progress.called {
@@ -580,8 +581,8 @@ impl Engine {
         }
     }
 
-    /// What the peer asks to be waited for where it has no receive posted; `None` as long as it is
-    /// not known.
+    /// Returns how long the peer asks to be waited for when it has no receive posted; `None` until the
+    /// peer is known.
     pub(crate) fn rnr_timer(&self) -> Option<RnrTimer> {
         self.link.as_ref().map(RemoteQp::rnr_timer)
     }
@@ -595,7 +596,7 @@ impl Engine {
         }
     }
 
-    /// Whether a WRITE or READ would find its memory now. Changes nothing, whatever it finds.
+    /// Returns whether a WRITE or READ would find its memory now. A refusal has no effect.
     pub(crate) fn reaches(&mut self, core: &QpCore, request: &Request<'_>) -> bool {
         self.look_up(core);
         let Self {
@@ -622,16 +623,16 @@ impl Engine {
         let key = (remote.rkey, link.pd);
         let len = request.len as usize;
         let there = match len {
-            0 => Ok(Far::EMPTY),
+            0 => Ok(RemoteSpan::EMPTY),
             _ => theirs.far(&link.peer, key, remote.addr, len, need),
         };
-        here && link.is_up() && link.allows(need) && matches!(there, Ok(Far::Mapped(_)))
+        here && link.is_up() && link.allows(need) && matches!(there, Ok(RemoteSpan::Mapped(_)))
     }
 
-    /// Gives back what a request that will not go on holds of the peer's.
-    pub(crate) fn abandon(&self, progress: &mut Progress) {
+    /// Gives back what a request that will not continue holds of the peer's.
+    pub(crate) fn abandon(&self, progress: &mut RequestProgress) {
         match &self.link {
-            // If somebody may be writing to the receive yet, the peer takes it back when nobody is.
+            // If the owner may still be writing to the receive, the owner takes it back afterwards.
             Some(link) if self.retract(progress, link) && link.is_up() => progress.abandon(link),
             // The peer has taken it back.
             _ => progress.claim = None,
@@ -639,7 +640,7 @@ impl Engine {
     }
 }
 
-impl Progress {
+impl RequestProgress {
     /// Moves up to `budget` of the `len` bytes.
     #[inline]
     fn transfer(
@@ -647,10 +648,15 @@ impl Progress {
         way: Direction,
         link: &RemoteQp,
         here: &[Span],
-        there: &[Far],
+        there: &[RemoteSpan],
         (len, budget): (u64, usize),
-    ) -> Result<(), Unmoved> {
-        let mapped = || there.iter().map(Far::mapped).collect::<Option<Vec<_>>>();
+    ) -> Result<(), CopyError> {
+        let mapped = || {
+            there
+                .iter()
+                .map(RemoteSpan::mapped)
+                .collect::<Option<Vec<_>>>()
+        };
         if let Some(scatter) = &mut self.scatter
             && let Some(there) = mapped()
         {
@@ -664,7 +670,7 @@ impl Progress {
             self.done += stream_spans(&there, here, self.done, budget) as u64;
             return Ok(());
         }
-        // What is not mapped is copied by the kernel or by its owner.
+        // Memory that is not mapped here is copied by the kernel or by its owner.
         transfer(way, &link.peer, here, there, &mut self.done, budget)
     }
 
@@ -675,7 +681,7 @@ impl Progress {
     }
 }
 
-/// Whether an operation stores its result in the memory of whoever asks for it.
+/// Returns whether an operation stores its result in the initiator's memory.
 const fn writes_here(op: &SendOp) -> bool {
     matches!(
         op,
@@ -683,15 +689,20 @@ const fn writes_here(op: &SendOp) -> bool {
     )
 }
 
-/// Bytes could not be moved to or from memory of the peer that was checked.
+/// Returns the outcome when bytes could not be moved to or from memory of the peer that was checked.
 #[cold]
-fn unmoved(link: &RemoteQp, why: Unmoved, what: What, progress: &mut Progress) -> Outcome {
+fn unmoved(
+    link: &RemoteQp,
+    why: CopyError,
+    what: CallKind,
+    progress: &mut RequestProgress,
+) -> Outcome {
     let status = match why {
-        Unmoved::Dead => Status::RetryExceeded,
-        Unmoved::Fault => Status::RemoteOperation,
-        Unmoved::Refused { key, stretch } => {
+        CopyError::Dead => Status::RetryExceeded,
+        CopyError::Fault => Status::RemoteOperation,
+        CopyError::Refused { key, stretch } => {
             let (addr, len) = (stretch.addr, stretch.len);
-            let call = Call {
+            let call = BounceCall {
                 what,
                 key,
                 addr,
@@ -707,7 +718,7 @@ fn unmoved(link: &RemoteQp, why: Unmoved, what: What, progress: &mut Progress) -
     Outcome::Failed(status)
 }
 
-/// Moves what is due of a message whose bytes come in any order, and says how many those are.
+/// Moves the next pieces of a message whose bytes are placed in any order, and returns how many bytes.
 #[cold]
 fn transfer_scattered(
     way: Direction,
@@ -733,8 +744,8 @@ fn transfer_scattered(
     moved
 }
 
-/// The peer's key, bounds or access rights did not fit; or its queue pair was not set up for what `need`
-/// says, and then it is the request that is invalid (table of 9.9.3, unsupported opcodes).
+/// Returns the outcome of a request whose key, bounds or access rights the peer refused. If the peer's
+/// queue pair does not allow `need` at all, the request is invalid (table of 9.9.3, unsupported opcodes).
 #[cold]
 fn refused(link: &RemoteQp, need: Access) -> Outcome {
     if link.peer.is_going() {

@@ -1,5 +1,5 @@
-//! The queue pair of a hostile device: nothing is executed whole in the call, and what waits is
-//! carried on as the [rules](crate::hostile) say, within what the device declares.
+//! The queue pair of a hostile device. No request is executed whole in the posting call; waiting
+//! requests are executed as the [rules](crate::hostile) say, within what the device declares.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,39 +9,41 @@ use headworks_verbs::{Duration, Instant, Opcode, QpState, Qpn, SendFlags, SendOp
 use super::QpCore;
 use super::engine::{Outcome, Request};
 use super::opcode_of;
-use super::pending::{Backlog, CHUNK, Next, Pending, Waiting};
-use crate::hostile::{Chance, Event, Hostility, Point, Rules, Scatter, Verdict, may_pass};
+use super::pending::{Backlog, CHUNK, NextStep, Pending, PendingRequest};
+use crate::hostile::{
+    Chance, FaultEvent, FaultPoint, HostileMode, Rules, Scatter, Verdict, may_pass,
+};
 
-/// Requests under way at a time, where they may mix.
+/// Most requests under way at a time, where requests may mix.
 const WINDOW: usize = 8;
-/// Steps that a request rests for at most, whatever the rules say.
+/// Most steps that a request rests, whatever the rules say.
 const REST_MAX: u32 = 64;
-/// Time that a request rests for at most.
+/// Longest time that a request rests.
 const WAIT_MAX: Duration = Duration::from_millis(10);
-/// Times that the same request is refused at most.
+/// Most times that the same request is refused.
 const REFUSALS: u32 = 3;
 
-/// How a queue pair misbehaves.
-pub(crate) struct Unruly {
+/// The rules by which a queue pair misbehaves, and what it has refused.
+pub(crate) struct HostileQp {
     rules: Arc<Rules>,
     stream: u64,
     ordered: bool,
     whole_words: bool,
-    /// Requests posted when a signalled one was posted last.
+    /// The number of the last signalled request that was posted.
     signalled: AtomicU64,
-    sends: Refused,
-    receives: Refused,
+    sends: RefusedPost,
+    receives: RefusedPost,
 }
 
-/// Which request was refused last, and how often.
+/// The request that was refused last, and how often.
 #[derive(Default)]
-struct Refused {
+struct RefusedPost {
     number: AtomicU64,
     times: AtomicU32,
 }
 
-impl Refused {
-    /// How often `number` was refused.
+impl RefusedPost {
+    /// Returns how often `number` was refused.
     fn times(&self, number: u64) -> u32 {
         match self.number.load(Ordering::Relaxed) == number {
             true => self.times.load(Ordering::Relaxed),
@@ -55,49 +57,49 @@ impl Refused {
     }
 }
 
-/// What a request goes through.
+/// What the rules have decided for a request, and how far it has got.
 #[derive(Default)]
-pub(crate) struct Ordeal {
+pub(crate) struct RequestFaults {
     begun: bool,
-    /// Steps that it still rests for, and the time that it does.
+    /// Steps that the request still rests. It rests until `until` as well.
     rest: u32,
     until: Instant,
     kill: Option<Status>,
-    /// Receives that were denied.
+    /// How often the request was denied a receive.
     denials: u32,
-    /// Times that a part of it was placed.
+    /// How often a part of the request was executed.
     turns: u32,
-    /// How its bytes are placed.
+    /// The order in which the bytes are placed.
     plan: Option<Scatter>,
-    /// It is over, and waits for those before it.
+    /// The request is over with this status, and waits for those before it.
     ended: Option<Status>,
 }
 
-/// What came of a step.
-enum Moved {
+/// The result of a step of one request.
+enum StepOutcome {
     On,
     Ended(Status),
-    /// Not before then.
+    /// Nothing to do before this time.
     Rests(Instant),
-    /// Not before another request.
+    /// Nothing to do before an earlier request has ended.
     Blocked,
-    Stalled(Next),
+    Stalled(NextStep),
 }
 
-impl Unruly {
-    pub(crate) fn new(hostility: &Hostility) -> Self {
+impl HostileQp {
+    pub(crate) fn new(hostility: &HostileMode) -> Self {
         Self {
             rules: hostility.rules.clone(),
             stream: hostility.stream(),
             ordered: hostility.ordered_between_writes,
             whole_words: hostility.atomic_aligned_8,
             signalled: AtomicU64::new(0),
-            sends: Refused::default(),
-            receives: Refused::default(),
+            sends: RefusedPost::default(),
+            receives: RefusedPost::default(),
         }
     }
 
-    /// Whether there is to be no room for send request `number`. Notes it if so.
+    /// Returns whether to refuse send request `number` as if the queue were full. Notes a refusal.
     pub(crate) fn refuses_send(
         &self,
         core: &QpCore,
@@ -106,10 +108,10 @@ impl Unruly {
         signalled: bool,
     ) -> bool {
         let retired = core.row().sq_retired.load(Ordering::Relaxed);
-        // Who is refused may wait for a completion: one must be on its way.
+        // A caller that is refused may wait for a completion: one must be on its way.
         if self.signalled.load(Ordering::Relaxed) > retired {
-            let event = Event {
-                point: Point::Post,
+            let event = FaultEvent {
+                point: FaultPoint::Post,
                 stream: self.stream,
                 qpn: core.number(),
                 op: request.opcode(),
@@ -128,15 +130,15 @@ impl Unruly {
         false
     }
 
-    /// Whether there is to be no room for receive `number`; `outstanding` are posted.
+    /// Returns whether to refuse receive `number` as if the queue were full; `outstanding` are posted.
     pub(crate) fn refuses_receive(
         &self,
         core: &QpCore,
         (number, wr_id): (u64, u64),
         outstanding: u64,
     ) -> bool {
-        let event = Event {
-            point: Point::PostReceive,
+        let event = FaultEvent {
+            point: FaultPoint::PostReceive,
             stream: self.stream,
             qpn: core.number(),
             op: Opcode::Recv,
@@ -148,7 +150,7 @@ impl Unruly {
         outstanding > 0 && self.refuses(&event, &self.receives)
     }
 
-    fn refuses(&self, event: &Event, refused: &Refused) -> bool {
+    fn refuses(&self, event: &FaultEvent, refused: &RefusedPost) -> bool {
         let refuses = event.turn < REFUSALS && self.rules.judge(event) == Verdict::Refuse;
         if refuses {
             refused.note(event.number);
@@ -156,8 +158,14 @@ impl Unruly {
         refuses
     }
 
-    fn event(&self, core: &QpCore, waiting: &Waiting, point: Point, turn: u32) -> Event {
-        Event {
+    fn event(
+        &self,
+        core: &QpCore,
+        waiting: &PendingRequest,
+        point: FaultPoint,
+        turn: u32,
+    ) -> FaultEvent {
+        FaultEvent {
             point,
             stream: self.stream,
             qpn: core.number(),
@@ -169,7 +177,7 @@ impl Unruly {
         }
     }
 
-    /// The chance of what no rule decides: which request goes on at step `tick`.
+    /// Returns the randomness for what no rule decides: which request is executed at step `tick`.
     fn tick(&self, tick: u64) -> Chance {
         Chance::of(self.rules.seed(), &[self.stream, tick])
     }
@@ -180,13 +188,13 @@ impl QpCore {
         Qpn::new(self.qpn).unwrap_or_default()
     }
 
-    /// A few steps of a hostile queue pair.
+    /// Executes a few steps on a hostile queue pair.
     pub(super) fn carry_on_anyhow(
         &self,
-        unruly: &Unruly,
+        unruly: &HostileQp,
         pending: &mut Pending,
         now: Instant,
-    ) -> Next {
+    ) -> NextStep {
         for _ in 0..unruly.tick(pending.backlog().ticks).within(1, 4) {
             match pending.step_any(self, unruly, now) {
                 Ok(Some(status)) => {
@@ -199,24 +207,24 @@ impl QpCore {
                 Err(when) => return when,
             }
             if pending.is_empty() || self.is_drained(pending) {
-                return Next::Never;
+                return NextStep::Never;
             }
         }
-        Next::Now
+        NextStep::Now
     }
 }
 
 impl Pending {
-    /// A step of one of the requests that may go on now. `Some` when the oldest ended.
+    /// Executes a step of one of the requests that may be executed now. `Some` when the oldest ended.
     fn step_any(
         &mut self,
         core: &QpCore,
-        unruly: &Unruly,
+        unruly: &HostileQp,
         now: Instant,
-    ) -> Result<Option<Status>, Next> {
+    ) -> Result<Option<Status>, NextStep> {
         let backlog = self.backlog();
         backlog.ticks += 1;
-        if let Some(status) = backlog.list.front().and_then(Waiting::ended) {
+        if let Some(status) = backlog.list.front().and_then(PendingRequest::ended) {
             return Ok(Some(status));
         }
         let drains = core.state() == QpState::Sqd;
@@ -226,40 +234,46 @@ impl Pending {
         for turn in 0..open.len() {
             let at = open[(first + turn) % open.len()];
             match self.step_one(core, unruly, at, now) {
-                Moved::On => return Ok(None),
-                Moved::Ended(status) if at == 0 => return Ok(Some(status)),
-                Moved::Ended(status) => {
+                StepOutcome::On => return Ok(None),
+                StepOutcome::Ended(status) if at == 0 => return Ok(Some(status)),
+                StepOutcome::Ended(status) => {
                     if let Some(ordeal) = &mut self.backlog().list[at].ordeal {
                         ordeal.ended = Some(status);
                     }
                     return Ok(None);
                 }
-                Moved::Rests(until) => soonest = soonest.min(until),
-                Moved::Blocked => {}
-                Moved::Stalled(Next::At(until)) => soonest = soonest.min(until),
-                Moved::Stalled(next) => return Err(next),
+                StepOutcome::Rests(until) => soonest = soonest.min(until),
+                StepOutcome::Blocked => {}
+                StepOutcome::Stalled(NextStep::At(until)) => soonest = soonest.min(until),
+                StepOutcome::Stalled(next) => return Err(next),
             }
         }
         match open.is_empty() {
-            true => Err(Next::Never),
-            false => Err(Next::At(soonest)),
+            true => Err(NextStep::Never),
+            false => Err(NextStep::At(soonest)),
         }
     }
 
-    /// A step of request `at` of the list.
-    fn step_one(&mut self, core: &QpCore, unruly: &Unruly, at: usize, now: Instant) -> Moved {
+    /// Executes a step of the request at index `at` of the list.
+    fn step_one(
+        &mut self,
+        core: &QpCore,
+        unruly: &HostileQp,
+        at: usize,
+        now: Instant,
+    ) -> StepOutcome {
         let rnr_retry = self.rnr_retry;
         let Backlog { list, engine, .. } = self.backlog();
         let waiting = &mut list[at];
         let mut ordeal = waiting.ordeal.take().unwrap_or_default();
-        let judge = |waiting: &Waiting, point, turn| {
+        let judge = |waiting: &PendingRequest, point, turn| {
             unruly
                 .rules
                 .judge(&unruly.event(core, waiting, point, turn))
         };
         if !ordeal.begun {
             ordeal.begun = true;
-            match judge(waiting, Point::Begin, 0) {
+            match judge(waiting, FaultPoint::Begin, 0) {
                 Verdict::Wait(steps) => ordeal.rest = steps.min(REST_MAX),
                 Verdict::WaitFor(time) => ordeal.until = now + time.min(WAIT_MAX),
                 Verdict::Kill(status) => ordeal.kill = Some(status),
@@ -269,31 +283,31 @@ impl Pending {
         let moved = 'moved: {
             if ordeal.rest > 0 {
                 ordeal.rest -= 1;
-                break 'moved Moved::On;
+                break 'moved StepOutcome::On;
             }
             if ordeal.until > now {
-                break 'moved Moved::Rests(ordeal.until);
+                break 'moved StepOutcome::Rests(ordeal.until);
             }
             let needs_receive = matches!(
                 waiting.op,
                 SendOp::Send | SendOp::SendImm(_) | SendOp::WriteImm(..)
             );
-            // A denial takes no try of those that the queue pair has.
+            // A denial does not count as one of the queue pair's `rnr_retry` tries.
             if needs_receive
                 && waiting.progress.claim.is_none()
                 && ordeal.denials < REFUSALS.min(rnr_retry.into())
-                && judge(waiting, Point::Receive, ordeal.denials) == Verdict::Refuse
+                && judge(waiting, FaultPoint::Receive, ordeal.denials) == Verdict::Refuse
                 && let Some(timer) = engine.rnr_timer()
             {
                 ordeal.denials += 1;
                 ordeal.until = now + timer.duration();
-                break 'moved Moved::Rests(ordeal.until);
+                break 'moved StepOutcome::Rests(ordeal.until);
             }
             if ordeal.kill.is_none() {
-                match judge(waiting, Point::Place, ordeal.turns) {
+                match judge(waiting, FaultPoint::Place, ordeal.turns) {
                     Verdict::Kill(status) => ordeal.kill = Some(status),
                     Verdict::Scatter(steps) if ordeal.turns == 0 => {
-                        let event = unruly.event(core, waiting, Point::Place, 0);
+                        let event = unruly.event(core, waiting, FaultPoint::Place, 0);
                         let steps = u64::from(steps).max(event.len.div_ceil(CHUNK as u64));
                         let (chance, steps) = (unruly.rules.chance(&event, 0), steps as u32);
                         let scatter = Scatter::new(chance, unruly.whole_words, steps);
@@ -304,20 +318,21 @@ impl Pending {
             }
             if let Some(status) = ordeal.kill {
                 if at > 0 {
-                    break 'moved Moved::Blocked;
+                    break 'moved StepOutcome::Blocked;
                 }
                 engine.fail_peer(core);
-                break 'moved Moved::Ended(match status {
+                break 'moved StepOutcome::Ended(match status {
                     Status::Success => Status::Fatal,
                     other => other,
                 });
             }
             if matches!(waiting.op, SendOp::SendTo(_) | SendOp::SendToImm(..)) {
-                waiting.progress.lost = judge(waiting, Point::Datagram, 0) == Verdict::Refuse;
+                waiting.progress.lost = judge(waiting, FaultPoint::Datagram, 0) == Verdict::Refuse;
             }
-            // What would fail waits until those before it have ended: its failure is the peer's, too.
+            // A failure fails the peer's queue pair too, so a request that would fail waits until those
+            // before it have ended.
             if at > 0 && !engine.reaches(core, &waiting.request().0) {
-                break 'moved Moved::Blocked;
+                break 'moved StepOutcome::Blocked;
             }
             if waiting.progress.done == 0 && waiting.progress.scatter.is_none() {
                 waiting.progress.scatter = ordeal.plan.clone().map(Box::new);
@@ -327,14 +342,14 @@ impl Pending {
             let what = (request.opcode(), request.len);
             progress.ahead = at > 0;
             let outcome = engine.go_on(core, &request, progress, CHUNK);
-            // Its memory was taken away a moment ago, or the peer is not there: the oldest finds out.
+            // Its memory was deregistered a moment ago, or the peer is gone: the oldest request finds out.
             if at > 0 && matches!(outcome, Outcome::NotReady) {
-                break 'moved Moved::Blocked;
+                break 'moved StepOutcome::Blocked;
             }
             match self.came_of(core, outcome, what, now) {
-                Ok(Some(status)) => Moved::Ended(status),
-                Ok(None) => Moved::On,
-                Err(next) => Moved::Stalled(next),
+                Ok(Some(status)) => StepOutcome::Ended(status),
+                Ok(None) => StepOutcome::On,
+                Err(next) => StepOutcome::Stalled(next),
             }
         };
         self.backlog().list[at].ordeal = Some(ordeal);
@@ -343,15 +358,16 @@ impl Pending {
 }
 
 impl Backlog {
-    /// The requests that may go on: the oldest, and such as may pass all that are not over; where the
-    /// send queue drains, only up to the last that has begun, whose completion waits for those before.
+    /// Returns the indices of the requests that may be executed: the oldest, and those that may pass every
+    /// earlier one that is not over. While the send queue drains, none after the last request that has
+    /// begun: that one's completion waits for those before it.
     fn open(&self, ordered: bool, drains: bool) -> Vec<usize> {
         let mut open = Vec::with_capacity(WINDOW);
         let until = match drains {
             true => self
                 .list
                 .iter()
-                .rposition(Waiting::has_begun)
+                .rposition(PendingRequest::has_begun)
                 .map_or(0, |at| at + 1),
             false => WINDOW,
         };
@@ -369,8 +385,8 @@ impl Backlog {
     }
 }
 
-impl Waiting {
-    /// How it ended, if it is over and waits for those before it.
+impl PendingRequest {
+    /// Returns how the request ended, if it is over and waits for those before it.
     pub(super) fn ended(&self) -> Option<Status> {
         self.ordeal.as_ref().and_then(|ordeal| ordeal.ended)
     }

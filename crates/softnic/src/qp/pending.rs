@@ -1,5 +1,5 @@
-//! Requests that wait: long ones in chunks, SENDs without a receive, peers that are not ready;
-//! retries, timeouts and flushing.
+//! Requests that wait: long ones, executed in chunks; SENDs without a receive; requests to peers that
+//! are not ready. Also retries, timeouts and flushing.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -11,89 +11,89 @@ use headworks_verbs::{
     Status,
 };
 
-use super::engine::{Engine, Outcome, Progress, Request};
-use super::hostile_qp::Ordeal;
+use super::engine::{Engine, Outcome, Request, RequestProgress};
+use super::hostile_qp::RequestFaults;
 use super::{QpCore, opcode_of};
 use crate::srq::OWNER;
-use crate::table::{CqSlot, Life, NO_ROW, RecvSlot};
+use crate::table::{CqSlot, NO_ROW, QpLife, RecvSlot};
 
-/// Bytes executed in one step.
+/// Most bytes executed in one step.
 pub(super) const CHUNK: usize = 256 << 10;
-/// How often a peer that is not ready is looked up again.
+/// First interval at which a peer that is not ready is looked up again; it grows with every try.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// Longest sleep between two tries of a request that may wait for ever.
 const TRY_AGAIN_MAX: Duration = Duration::from_millis(10);
 
-/// The requests of a queue pair that wait.
+/// The waiting requests of a queue pair.
 #[derive(Default)]
 pub(crate) struct Pending {
-    /// Made when something waits first: of thousands of queue pairs few ever have anything.
+    /// Made when a request waits for the first time: of thousands of queue pairs few ever have one.
     backlog: Option<Box<Backlog>>,
     timeout: u8,
     retry_count: u8,
     pub(super) rnr_retry: u8,
 }
 
-/// What waits, and who executes it.
+/// Waiting requests, and the engine that executes them.
 #[derive(Default)]
 pub(super) struct Backlog {
-    /// Oldest first.
-    pub(super) list: VecDeque<Waiting>,
+    /// The requests, oldest first.
+    pub(super) list: VecDeque<PendingRequest>,
     pub(super) engine: Engine,
     pub(super) stall: Option<Stall>,
-    /// Steps made, where the device is hostile.
+    /// Steps made on a hostile device.
     pub(super) ticks: u64,
 }
 
-/// A request that waits, with everything it needs.
-pub(crate) struct Waiting {
+/// A waiting request, with a copy of everything it needs.
+pub(crate) struct PendingRequest {
     pub(super) wr_id: u64,
     pub(super) op: SendOp,
-    payload: Owned,
+    payload: OwnedPayload,
     pub(super) flags: SendFlags,
     pub(super) position: u64,
-    pub(super) progress: Progress,
-    /// What it goes through, where the device is hostile.
-    pub(super) ordeal: Option<Box<Ordeal>>,
+    pub(super) progress: RequestProgress,
+    /// What the rules of a hostile device have decided for it.
+    pub(super) ordeal: Option<Box<RequestFaults>>,
 }
 
-enum Owned {
+enum OwnedPayload {
     Gather(Vec<Sge>),
     Inline(Box<[u8]>),
 }
 
-/// Why the oldest request does not go on.
+/// Why the oldest request cannot be executed, and when it is tried again.
 pub(super) struct Stall {
-    cause: Cause,
+    cause: StallCause,
     tries: u32,
     next_try: Instant,
     give_up: Instant,
 }
 
 #[derive(PartialEq, Eq, Clone, Copy)]
-enum Cause {
+enum StallCause {
     NoReceive,
     NotReady,
     Called,
 }
 
-/// When a queue pair wants to be carried on.
+/// When a queue pair's waiting requests are to be executed next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// Nothing waits.
     Never,
-    /// Now.
+    /// At once.
     Now,
-    /// Then.
+    /// At this time.
     At(Instant),
 }
 
-impl Waiting {
-    /// A request that has got as far as `progress` says.
-    pub(crate) fn of(wr: &SendWr<'_>, position: u64, progress: Progress) -> Self {
+impl PendingRequest {
+    /// Copies a request that has got as far as `progress` says.
+    pub(crate) fn of(wr: &SendWr<'_>, position: u64, progress: RequestProgress) -> Self {
         let payload = match wr.payload {
-            Payload::Gather(sges) => Owned::Gather(sges.to_vec()),
-            Payload::Inline(bytes) => Owned::Inline(bytes.into()),
+            Payload::Gather(sges) => OwnedPayload::Gather(sges.to_vec()),
+            Payload::Inline(bytes) => OwnedPayload::Inline(bytes.into()),
         };
         Self {
             wr_id: wr.wr_id,
@@ -110,8 +110,8 @@ impl Waiting {
         self.payload.as_payload()
     }
 
-    /// It as a request, and how far it has got.
-    pub(super) fn request(&mut self) -> (Request<'_>, &mut Progress) {
+    /// Returns the request in the engine's form, and how far it has got.
+    pub(super) fn request(&mut self) -> (Request<'_>, &mut RequestProgress) {
         let payload = self.payload.as_payload();
         let request = Request {
             op: self.op,
@@ -122,9 +122,10 @@ impl Waiting {
         (request, &mut self.progress)
     }
 
-    /// Some of it is done, or the peer was asked for it, or it waits for those before it to end.
+    /// Returns whether some of it is done, it holds a receive, the peer was asked for it, or it is over
+    /// and waits for those before it.
     pub(super) fn has_begun(&self) -> bool {
-        let Progress {
+        let RequestProgress {
             done,
             claim,
             called,
@@ -134,7 +135,7 @@ impl Waiting {
     }
 }
 
-impl Owned {
+impl OwnedPayload {
     fn as_payload(&self) -> Payload<'_> {
         match self {
             Self::Gather(sges) => Payload::Gather(sges),
@@ -144,7 +145,7 @@ impl Owned {
 }
 
 impl Pending {
-    pub(crate) fn push(&mut self, waiting: Waiting) {
+    pub(crate) fn push(&mut self, waiting: PendingRequest) {
         self.backlog().list.push_back(waiting);
     }
 
@@ -157,30 +158,31 @@ impl Pending {
         backlog.is_none_or(|backlog| backlog.list.is_empty())
     }
 
-    /// Whether a request that has begun is among them.
+    /// Returns whether one of the requests has begun.
     fn has_begun(&self) -> bool {
         let mut backlogs = self.backlog.iter();
-        backlogs.any(|backlog| backlog.list.iter().any(Waiting::has_begun))
+        backlogs.any(|backlog| backlog.list.iter().any(PendingRequest::has_begun))
     }
 
-    /// Takes the attributes that say how long to try.
+    /// Takes over the attributes that say how long to retry.
     pub(crate) fn tune(&mut self, attr: &QpAttr) {
         self.timeout = attr.timeout.unwrap_or(self.timeout);
         self.retry_count = attr.retry_count.unwrap_or(self.retry_count);
         self.rnr_retry = attr.rnr_retry.unwrap_or(self.rnr_retry);
     }
 
-    /// 4.096 µs × 2^timeout for each of the first try and the retries; 0 waits for ever.
+    /// Returns how long the peer may stay silent: 4.096 µs × 2^timeout for the first try and for each
+    /// retry; `None` for a timeout of 0, which waits for ever.
     fn patience(&self) -> Option<Duration> {
         let one = Duration::from_nanos(4096u64 << self.timeout.min(31));
         (self.timeout != 0).then(|| one.times(u64::from(self.retry_count) + 1))
     }
 
-    /// Executes a bounded part of the oldest request. `Some` when it ended.
-    fn step(&mut self, core: &QpCore, now: Instant) -> Result<Option<Status>, Next> {
+    /// Executes a bounded part of the oldest request. Returns `Some` when it ended.
+    fn step(&mut self, core: &QpCore, now: Instant) -> Result<Option<Status>, NextStep> {
         let Backlog { list, engine, .. } = self.backlog();
         let Some(front) = list.front_mut() else {
-            return Err(Next::Never);
+            return Err(NextStep::Never);
         };
         let (request, progress) = front.request();
         let (op, len) = (request.opcode(), request.len);
@@ -188,15 +190,15 @@ impl Pending {
         self.came_of(core, outcome, (op, len), now)
     }
 
-    /// What `outcome` means for a request that waits, an `op` of `len` bytes: how it ended, that it goes
-    /// on (`None`), or when it may.
+    /// Returns what `outcome` means for a waiting request, an `op` of `len` bytes: the status with which it
+    /// ended, `None` if it can be executed further, or else when it can be.
     pub(super) fn came_of(
         &mut self,
         core: &QpCore,
         outcome: Outcome,
         (op, len): (Opcode, u64),
         now: Instant,
-    ) -> Result<Option<Status>, Next> {
+    ) -> Result<Option<Status>, NextStep> {
         match outcome {
             Outcome::Done => {
                 core.row().executing.moved(op, len);
@@ -208,8 +210,10 @@ impl Pending {
                 Ok(None)
             }
             Outcome::NoReceive(timer) => self.stall_without_receive(core, timer, now),
-            Outcome::NotReady => self.stall_unanswered(core, Cause::NotReady, now),
-            Outcome::Ask(_) | Outcome::Called => self.stall_unanswered(core, Cause::Called, now),
+            Outcome::NotReady => self.stall_unanswered(core, StallCause::NotReady, now),
+            Outcome::Ask(_) | Outcome::Called => {
+                self.stall_unanswered(core, StallCause::Called, now)
+            }
         }
     }
 
@@ -218,19 +222,19 @@ impl Pending {
         core: &QpCore,
         timer: RnrTimer,
         now: Instant,
-    ) -> Result<Option<Status>, Next> {
+    ) -> Result<Option<Status>, NextStep> {
         let rnr_retry = self.rnr_retry;
         let endless = rnr_retry == 7;
         let stall = match &mut self.backlog().stall {
-            Some(stall) if stall.cause == Cause::NoReceive => {
+            Some(stall) if stall.cause == StallCause::NoReceive => {
                 if now < stall.next_try {
-                    return Err(Next::At(stall.next_try));
+                    return Err(NextStep::At(stall.next_try));
                 }
                 stall.tries += 1;
                 stall
             }
             other => other.insert(Stall {
-                cause: Cause::NoReceive,
+                cause: StallCause::NoReceive,
                 tries: 0,
                 next_try: now,
                 give_up: Instant::FAR_FUTURE,
@@ -240,7 +244,7 @@ impl Pending {
         if !endless && stall.tries >= u32::from(rnr_retry) {
             return Ok(Some(Status::RnrRetryExceeded));
         }
-        // A request that may wait for ever is tried less and less often while nobody polls.
+        // While nobody polls, a request that may wait for ever is tried less and less often.
         let wait = match endless {
             true => timer
                 .duration()
@@ -249,16 +253,16 @@ impl Pending {
             false => timer.duration(),
         };
         stall.next_try = now + wait.max(timer.duration());
-        Err(Next::At(stall.next_try))
+        Err(NextStep::At(stall.next_try))
     }
 
-    /// The peer does not answer: its queue pair is not there, or it was called and is busy.
+    /// Handles a peer that does not answer: its queue pair is not there, or it was called and is busy.
     fn stall_unanswered(
         &mut self,
         core: &QpCore,
-        cause: Cause,
+        cause: StallCause,
         now: Instant,
-    ) -> Result<Option<Status>, Next> {
+    ) -> Result<Option<Status>, NextStep> {
         if core.peer_is_dead() {
             return Ok(Some(Status::RetryExceeded));
         }
@@ -276,9 +280,9 @@ impl Pending {
         if now >= stall.give_up {
             return Ok(Some(Status::RetryExceeded));
         }
-        if cause == Cause::Called {
+        if cause == StallCause::Called {
             if now < stall.next_try {
-                return Err(Next::At(stall.next_try));
+                return Err(NextStep::At(stall.next_try));
             }
             if stall.tries > 0 {
                 engine.ring();
@@ -287,7 +291,7 @@ impl Pending {
         stall.tries += 1;
         let wait = LOOK_AGAIN.times(u64::from(stall.tries)).min(TRY_AGAIN_MAX);
         stall.next_try = (now + wait).min(stall.give_up);
-        Err(Next::At(stall.next_try))
+        Err(NextStep::At(stall.next_try))
     }
 }
 
@@ -296,46 +300,46 @@ impl QpCore {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether requests wait.
+    /// Returns whether requests wait.
     pub(crate) fn has_waiting(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Carries on what waits, unless somebody else is at it.
-    pub(crate) fn try_carry_on(&self, now: Instant) -> Next {
+    /// Executes waiting requests, unless another thread is doing so.
+    pub(crate) fn try_carry_on(&self, now: Instant) -> NextStep {
         if !self.has_waiting() {
-            return Next::Never;
+            return NextStep::Never;
         }
         match self.pending.try_lock() {
             Ok(mut pending) => self.carry_on(&mut pending, now),
             Err(TryLockError::Poisoned(poisoned)) => self.carry_on(&mut poisoned.into_inner(), now),
-            Err(TryLockError::WouldBlock) => Next::Now,
+            Err(TryLockError::WouldBlock) => NextStep::Now,
         }
     }
 
-    /// One bounded step: a chunk of a long request, or as many short ones as fit one.
-    fn carry_on(&self, pending: &mut Pending, now: Instant) -> Next {
+    /// Executes one bounded step: a chunk of a long request, or up to 16 short ones.
+    fn carry_on(&self, pending: &mut Pending, now: Instant) -> NextStep {
         match self.state() {
             QpState::Rts => {}
-            // What has begun ends before the send queue is drained (10.3.1).
+            // Requests that have begun end before the send queue is drained (10.3.1).
             QpState::Sqd if pending.has_begun() => {}
             QpState::Error => {
                 self.flush(pending);
-                return Next::Never;
+                return NextStep::Never;
             }
             QpState::Sqe => {
                 self.flush_sends(pending);
-                return Next::Never;
+                return NextStep::Never;
             }
-            _ => return Next::Never,
+            _ => return NextStep::Never,
         }
-        // A peer that is not there is not looked up on every poll.
+        // A peer that was not found is not looked up again on every poll.
         if let Some(stall) = &pending.backlog().stall
-            && stall.cause == Cause::NotReady
+            && stall.cause == StallCause::NotReady
             && now < stall.next_try
             && !self.peer_is_dead()
         {
-            return Next::At(stall.next_try);
+            return NextStep::At(stall.next_try);
         }
         let executing = self.row().executing.carry_on();
         let next = match &self.unruly {
@@ -350,15 +354,15 @@ impl QpCore {
             QpState::Sqe => self.flush_sends(pending),
             _ => return next,
         }
-        Next::Never
+        NextStep::Never
     }
 
-    fn carry_on_in_order(&self, pending: &mut Pending, now: Instant) -> Next {
+    fn carry_on_in_order(&self, pending: &mut Pending, now: Instant) -> NextStep {
         for _ in 0..16 {
             match pending.step(self, now) {
                 Ok(Some(status)) => {
                     self.end(pending, status);
-                    // What is behind a request that failed is flushed, not executed.
+                    // Requests behind one that failed are flushed, not executed.
                     if status != Status::Success {
                         break;
                     }
@@ -367,18 +371,18 @@ impl QpCore {
                 Err(when) => return when,
             }
             if pending.is_empty() || self.is_drained(pending) {
-                return Next::Never;
+                return NextStep::Never;
             }
         }
-        Next::Now
+        NextStep::Now
     }
 
-    /// Whether nothing more is to be sent before the queue pair is in RTS again.
+    /// Returns whether nothing more may be sent before the queue pair is in RTS again.
     pub(super) fn is_drained(&self, pending: &Pending) -> bool {
         self.state() == QpState::Sqd && !pending.has_begun()
     }
 
-    /// The oldest request ended.
+    /// Ends the oldest request with `status`: completes it and removes it.
     pub(super) fn end(&self, pending: &mut Pending, status: Status) {
         let backlog = pending.backlog();
         backlog.stall = None;
@@ -413,7 +417,7 @@ impl QpCore {
         }
     }
 
-    /// Completes the sends posted with the flush status, in order.
+    /// Completes all waiting sends with the flush status, in order.
     pub(crate) fn flush_sends(&self, pending: &mut Pending) {
         let Some(backlog) = &mut pending.backlog else {
             return;
@@ -428,17 +432,17 @@ impl QpCore {
         self.left_list(count);
     }
 
-    /// Completes everything posted with the flush status, sends and receives in order.
+    /// Completes everything posted with the flush status: sends, then receives, each in order.
     pub(crate) fn flush(&self, pending: &mut Pending) {
         self.flush_sends(pending);
         let Some(receives) = &self.receives else {
             return;
         };
-        // Receives that the peer had taken come first.
+        // The receives that the peer had taken must be flushed first; the progress thread does that.
         if !self.settled.load(Ordering::Acquire) {
             return self.attend();
         }
-        // No more than it holds: a broken peer may be filling it.
+        // Flush no more than the queue holds: a broken peer may be filling it meanwhile.
         for _ in 0..receives.capacity() {
             let Ok(Some(claim)) = receives.slots.claim_pop(OWNER) else {
                 break;
@@ -449,8 +453,8 @@ impl QpCore {
         }
     }
 
-    /// Gives back what the oldest request holds of the peer's. Others may be under way on hostile
-    /// devices, and hold nothing.
+    /// Gives back what the oldest request holds of the peer's. On hostile devices later ones may be under
+    /// way, but they hold nothing.
     fn abandon_front(&self, backlog: &mut Backlog) {
         if let Some(front) = backlog.list.front_mut() {
             let _executing = self.row().executing.carry_on();
@@ -467,14 +471,14 @@ impl QpCore {
             opcode: Opcode::Recv as u8,
             ..CqSlot::default()
         };
-        // An overrun is marked in the CQ, and this queue pair is in error already.
+        // If the CQ overruns, the CQ is marked as such; this queue pair is in error already.
         let _ = self
             .recv_cq
             .port()
             .push(self.slot() as u16 | OWNER, slot, false);
     }
 
-    /// Forgets everything posted, without completions (RESET, destruction).
+    /// Drops everything posted, without completions (RESET, destruction).
     pub(crate) fn discard(&self, pending: &mut Pending) {
         if let Some(mut backlog) = pending.backlog.take() {
             self.abandon_front(&mut backlog);
@@ -483,7 +487,7 @@ impl QpCore {
             }
             self.left_list(backlog.list.len());
         }
-        // Also what the peer had taken: it is not executing, and finds the connection gone.
+        // Also what the peer had taken. The peer is executing nothing here, and finds the connection gone.
         self.take_back();
         let Some(receives) = &self.receives else {
             return;
@@ -499,19 +503,19 @@ impl QpCore {
             .store(self.rq_position(), Ordering::Relaxed);
     }
 
-    /// Whether it is connected to somewhere.
+    /// Returns whether the queue pair is connected.
     pub(crate) fn is_connected(&self) -> bool {
         self.state().can_receive() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
     }
 
-    /// Whether the process at the other end is known to be dead.
+    /// Returns whether the process at the other end is known to be dead.
     pub(crate) fn peer_is_dead(&self) -> bool {
         self.context
             .known_peer_of(self)
             .is_some_and(|peer| peer.is_dead())
     }
 
-    /// Whether it is dead, or went before it was known.
+    /// Returns whether the peer is dead, or left before it was attached.
     pub(crate) fn peer_is_gone(&self) -> bool {
         match self.context.known_peer_of(self) {
             Some(peer) => peer.is_dead(),
@@ -519,11 +523,11 @@ impl QpCore {
         }
     }
 
-    /// Takes back the receives that the peer took and did not complete, oldest first. For when it
-    /// is dead, or finds the connection gone the next time it looks.
+    /// Takes back the receives that the peer took and did not complete, oldest first. Call it only when the
+    /// peer is dead, or will find the connection gone before it uses them.
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
         if self.is_datagrams() {
-            // Only those of the dead are left, and they are seen to here.
+            // Only receives that dead senders took are left; `bury` undoes those.
             self.context.senders.bury(&self.context);
             return Vec::new();
         }
@@ -536,7 +540,7 @@ impl QpCore {
         }
     }
 
-    /// Takes back the receives that the dead sender of datagrams `who` took.
+    /// Takes back the receives that the dead datagram sender `who` took.
     pub(crate) fn take_back_from(&self, who: u16) -> Vec<(u64, RecvSlot)> {
         match (&self.receives, &self.srq) {
             (Some(receives), _) => receives.take_back(who),
@@ -545,9 +549,9 @@ impl QpCore {
         }
     }
 
-    /// A receive that a dead sender had taken, and whose datagram is lost: it goes behind the
-    /// others. Queue pairs that receive no more end it as any of theirs. `false` if there is no slot
-    /// for it now.
+    /// Posts again, behind the others, a receive that a dead sender had taken and whose datagram is lost.
+    /// In the error state the receive is flushed instead, in RESET dropped. `false` if the queue has no
+    /// slot now.
     pub(crate) fn post_again(&self, position: u64, receive: &RecvSlot) -> bool {
         if let Some(srq) = &self.srq {
             return srq.post_again(receive);
@@ -568,14 +572,14 @@ impl QpCore {
         true
     }
 
-    /// Flushes the receives that the peer took and did not complete. The peer executes nothing on
-    /// this queue pair any more.
+    /// Flushes the receives that the peer took and did not complete. Call it only when the peer is
+    /// executing nothing on this queue pair any more.
     pub(crate) fn settle(&self) {
         let taken = self.take_back();
         if let (Some(srq), false) = (&self.srq, taken.is_empty()) {
             srq.look_at_limit();
         }
-        // Both queues may be long, and a broken peer may say that it took all there is.
+        // Linear time, not quadratic: both queues may be long, and a broken peer may have taken all receives.
         let mut unpolled = HashSet::new();
         if !taken.is_empty() {
             self.recv_cq.each_unpolled(|_, slot| {
@@ -597,11 +601,11 @@ impl QpCore {
         }
     }
 
-    /// For the progress thread: ends a queue pair that is in error. `false` if the peer is still
+    /// Flushes a queue pair that is in error, on the progress thread. `false` if the peer is still
     /// executing a request on it: try again soon.
     pub(crate) fn settle_failed(&self) -> bool {
         let generation = self.generation();
-        if self.row().life() != Life::new(generation, QpState::Error) {
+        if self.row().life() != QpLife::new(generation, QpState::Error) {
             return true;
         }
         self.tell(generation);
@@ -626,22 +630,22 @@ impl QpCore {
         true
     }
 
-    /// Whether it is connected to a peer that is not there any more.
+    /// Returns whether it is connected to a peer that is gone.
     fn is_bereft(&self) -> bool {
         self.is_connected() && self.peer_is_gone()
     }
 
-    /// If the peer died: error, recovery, flush.
+    /// If the peer died: moves to the error state, recovers what the peer held, and flushes.
     pub(crate) fn end_if_bereft(&self) {
         if !self.is_bereft() {
             return;
         }
         let mut pending = self.lock_pending();
-        // Whoever had the lock may have connected it to somebody else.
+        // The thread that had the lock may have connected it to another peer.
         if !self.is_bereft() {
             return;
         }
-        // The request in progress ends as on a silent peer; the rest is flushed.
+        // The request in progress ends as with a peer that stays silent; the rest is flushed.
         if !pending.is_empty() && self.state() == QpState::Rts {
             self.end(&mut pending, Status::RetryExceeded);
         }
@@ -651,7 +655,7 @@ impl QpCore {
         self.rouse();
     }
 
-    /// Wakes whoever sleeps on the channels of its CQs.
+    /// Wakes all who sleep on the channels of its CQs.
     fn rouse(&self) {
         self.send_cq.port().rouse();
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {

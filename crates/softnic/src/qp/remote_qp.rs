@@ -1,4 +1,4 @@
-//! The other end of a connected queue pair: its row, its receives, where they complete.
+//! The peer's queue pair, as its initiator sees it: its row, its receives, the CQ where they complete.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,28 +8,28 @@ use headworks_verbs::{Access, QpState, RnrTimer};
 use super::QpCore;
 use crate::cq::CqPort;
 use crate::peer::{Peer, Queue};
-use crate::table::{Held, Life, NO_ROW, QpRow, RecvSlot, SrqRow};
+use crate::table::{NO_ROW, QpLife, QpRow, RecvSlot, RowRef, SrqRow};
 
 /// A checked path to the peer's queue pair.
 pub(crate) struct RemoteQp {
     pub(crate) peer: Arc<Peer>,
-    row: Held<QpRow>,
+    row: RowRef<QpRow>,
     pub(crate) slot: u16,
-    /// The peer queue pair's protection domain.
+    /// The protection domain of the peer's queue pair.
     pub(crate) pd: u32,
-    /// The life of the peer's queue pair as long as all is well.
-    rts: Life,
+    /// The `life` word that the peer's queue pair has while it is in RTS and on this connection.
+    rts: QpLife,
     pub(crate) receives: Queue<RecvSlot>,
     /// Its shared receive queue, or [`NO_ROW`].
     srq: u32,
     pub(crate) recv_cq: Arc<CqPort>,
     pub(crate) full_fences: bool,
-    /// Whether the peer's queue pair answers READs and atomics at all.
+    /// Whether the peer's queue pair answers READs and atomics.
     pub(crate) answers_reads: bool,
 }
 
 impl RemoteQp {
-    /// Finds the queue pair that `core` is connected to. `None` while it is not there, or not
+    /// Finds the queue pair that `core` is connected to. `None` while it does not exist, or is not
     /// connected to this one.
     pub(crate) fn find(core: &QpCore) -> Option<Self> {
         let ours = core.row();
@@ -50,7 +50,7 @@ impl RemoteQp {
         Self::open(&peer, theirs, slot, life)
     }
 
-    /// The queue pair of datagrams `qpn` of `peer`. `None` if it has none such that receives.
+    /// Finds the UD queue pair `qpn` of `peer`. `None` if there is none that can receive.
     pub(crate) fn to_datagrams(peer: &Arc<Peer>, qpn: u32) -> Option<Self> {
         let slot = crate::device::slot_of(qpn);
         let theirs = peer.table.held_qp(slot);
@@ -64,7 +64,7 @@ impl RemoteQp {
         Self::open(peer, theirs, slot, life)
     }
 
-    fn open(peer: &Arc<Peer>, theirs: Held<QpRow>, slot: usize, life: Life) -> Option<Self> {
+    fn open(peer: &Arc<Peer>, theirs: RowRef<QpRow>, slot: usize, life: QpLife) -> Option<Self> {
         let srq = theirs.srq.load(Ordering::Relaxed);
         let receives = match srq {
             NO_ROW => peer.queue(&theirs.receive_queue)?,
@@ -72,7 +72,7 @@ impl RemoteQp {
         };
         Some(Self {
             slot: slot as u16,
-            rts: Life::new(life.generation(), QpState::Rts),
+            rts: QpLife::new(life.generation(), QpState::Rts),
             pd: theirs.pd.load(Ordering::Relaxed),
             receives,
             srq,
@@ -89,12 +89,12 @@ impl RemoteQp {
         &self.row
     }
 
-    /// Which connection of the peer's queue pair this is to.
+    /// Returns the generation of the peer's queue pair, which numbers its connections.
     pub(crate) fn generation(&self) -> u64 {
         self.rts.generation()
     }
 
-    /// The row of its shared receive queue, if it has one.
+    /// Returns the row of its shared receive queue, if it has one.
     pub(crate) fn srq(&self) -> Option<u32> {
         (self.srq != NO_ROW).then_some(self.srq)
     }
@@ -103,33 +103,33 @@ impl RemoteQp {
         self.srq().map(|row| self.peer.table.srq(row))
     }
 
-    /// Whether the peer's queue pair is still the same and receives.
+    /// Returns whether the peer's queue pair is still on this connection and can receive.
     #[inline(always)]
     pub(crate) fn is_up(&self) -> bool {
         let life = self.row().life();
         life == self.rts || (life.generation() == self.generation() && life.state().can_receive())
     }
 
-    /// What the peer's queue pair lets us do.
+    /// Returns whether the peer's queue pair allows `need`.
     #[inline(always)]
     pub(crate) fn allows(&self, need: Access) -> bool {
         Access::from_bits_truncate(self.row().access.load(Ordering::Relaxed)).contains(need)
     }
 
-    /// Whether the peer's queue pair is still the same, receives, and lets us write.
+    /// Returns whether the peer's queue pair is still on this connection, can receive, and allows WRITEs.
     #[inline(always)]
     pub(crate) fn takes_writes(&self) -> bool {
         self.is_up() && self.allows(Access::REMOTE_WRITE)
     }
 
-    /// What the peer asks to be waited for where it has no receive posted.
+    /// Returns how long the peer asks to be waited for when it has no receive posted.
     pub(crate) fn rnr_timer(&self) -> RnrTimer {
         let code = self.row().rnr_timer.load(Ordering::Relaxed);
         RnrTimer::new(code).unwrap_or_default()
     }
 
-    /// A request was illegal: the responder's queue pair goes to the error state too. Says whether
-    /// this request took it there.
+    /// Moves the responder's queue pair to the error state, as an illegal request does. Returns whether
+    /// this call did.
     #[cold]
     pub(crate) fn fail_peer(&self) -> bool {
         let first = self.row().fail(self.generation());
@@ -142,22 +142,22 @@ impl RemoteQp {
 }
 
 impl QpRow {
-    /// Whether this, a row of the context that `core` is connected to, takes requests from it: what a
-    /// NIC learns from a GID, a QPN and packet numbers.
+    /// Returns whether this row, of the context that `core` is connected to, accepts requests from `core`.
+    /// It compares what tells a NIC as much: GID, QPN and packet sequence numbers.
     fn takes_from(&self, core: &QpCore) -> bool {
         let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let ours = core.row();
         self.names(core) && word(&ours.sq_psn) == word(&self.rq_psn)
     }
 
-    /// Whether this, likewise, sends requests to `core`.
+    /// Returns whether this row, of the context that `core` is connected to, sends requests to `core`.
     pub(crate) fn sends_to(&self, core: &QpCore) -> bool {
         let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let ours = core.row();
         self.names(core) && word(&self.sq_psn) == word(&ours.rq_psn)
     }
 
-    /// Whether this and `core` name each other.
+    /// Returns whether this row and `core` name each other as destination.
     fn names(&self, core: &QpCore) -> bool {
         let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
         word(&self.qpn) == word(&core.row().dest_qpn)

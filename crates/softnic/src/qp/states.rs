@@ -1,4 +1,4 @@
-//! Queue pairs made, moved from state to state, and destroyed.
+//! Creation, state transitions and destruction of queue pairs.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,16 +10,16 @@ use headworks_verbs::{
 };
 
 use super::engine::Engine;
-use super::hostile_qp::Unruly;
+use super::hostile_qp::HostileQp;
 use super::pending::Pending;
 use super::{QpCore, SoftQp};
 use crate::device::{Context, PeerKey};
 use crate::peer::Peer;
-use crate::quarantine::{self, Initiator, Kept};
+use crate::quarantine::{self, Initiator, QuarantinedObject};
 use crate::srq::ReceiveQueue;
-use crate::table::{Life, MAX_SGE, NO_ROW};
+use crate::table::{MAX_SGE, NO_ROW, QpLife};
 
-/// Bits of a generation that number a queue pair's connections.
+/// Low bits of a generation; they number the connections of one queue pair.
 const CONNECTION_BITS: u32 = 16;
 
 impl SoftQp {
@@ -30,7 +30,7 @@ impl SoftQp {
     ) -> Result<Self, ResourceError> {
         if !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
             return Err(ResourceError::Unsupported {
-                what: "queue pairs of another type than RC and UD",
+                what: "queue pairs of a type other than RC and UD",
             });
         }
         context.progress.start(context)?;
@@ -70,7 +70,7 @@ impl SoftQp {
             row.receive_queue.set(receives.place(), receives.capacity());
         }
         row.life
-            .store(Life::new(generation, QpState::Reset).0, Ordering::Release);
+            .store(QpLife::new(generation, QpState::Reset).0, Ordering::Release);
         let has_lane = send_cq.claim_lane();
         let core = Arc::new(QpCore {
             context: context.clone(),
@@ -94,12 +94,12 @@ impl SoftQp {
             unruly: context
                 .hostility
                 .as_ref()
-                .map(|hostility| Box::new(Unruly::new(hostility))),
+                .map(|hostility| Box::new(HostileQp::new(hostility))),
             rests: AtomicBool::new(false),
             rq_reposted: AtomicU64::new(0),
         });
         context.enter_qp(&core);
-        let rts = Life::new(generation, QpState::Rts);
+        let rts = QpLife::new(generation, QpState::Rts);
         Ok(Self {
             core,
             caps,
@@ -121,7 +121,7 @@ impl SoftQp {
         let from = core.row().life();
         let to = qp_state::check_transition(core.qp_type, from.state(), attr)?;
         if to == QpState::Rtr {
-            // Whoever may write here is known before it may: taking memory away waits for it.
+            // The peer must be known before it may write here: deregistration waits for it.
             core.set_peer(core.find_peer(attr)?);
         }
         core.store(attr);
@@ -131,15 +131,15 @@ impl SoftQp {
             QpState::Error => {
                 core.told.fetch_max(core.generation(), Ordering::AcqRel);
                 if from.state() == QpState::Reset {
-                    // Failures leave it there: only its owner moves it on.
-                    let failed = Life::new(core.generation(), to);
+                    // `fail` does not move a queue pair out of RESET: only its owner does.
+                    let failed = QpLife::new(core.generation(), to);
                     core.row().life.store(failed.0, Ordering::Release);
                 } else {
                     core.row().fail(core.generation());
                 }
                 match core.quiesce() {
                     Ok(()) => core.settle(),
-                    // The progress thread does, when the peer has gone on.
+                    // The progress thread settles it once the peer has gone on.
                     Err(_) => core.attend(),
                 }
                 core.flush(&mut pending);
@@ -147,15 +147,16 @@ impl SoftQp {
             QpState::Reset => {
                 let generation = core.generation() + 1;
                 core.generation.store(generation, Ordering::Release);
-                self.rts = Life::new(generation, QpState::Rts);
+                self.rts = QpLife::new(generation, QpState::Rts);
                 core.row()
                     .life
-                    .store(Life::new(generation, to).0, Ordering::Release);
+                    .store(QpLife::new(generation, to).0, Ordering::Release);
                 if core.quiesce().is_err() {
-                    // What the peer holds cannot be used anew yet: an error, to be ended as any.
+                    // What the peer holds cannot be reused yet, so the queue pair goes to the error state
+                    // and is ended like any other.
                     core.told.fetch_max(generation, Ordering::AcqRel);
                     core.settled.store(false, Ordering::Release);
-                    let failed = Life::new(generation, QpState::Error);
+                    let failed = QpLife::new(generation, QpState::Error);
                     core.row().life.store(failed.0, Ordering::Release);
                     core.attend();
                     return Err(ModifyError::PeerStopped);
@@ -166,14 +167,14 @@ impl SoftQp {
                 core.settled.store(false, Ordering::Release);
                 self.engine = Engine::default();
                 if core.is_datagrams() {
-                    // It lets go of whom nobody sends to any more.
+                    // The progress thread detaches peers that no queue pair sends to any more.
                     core.context.progress.kick();
                 }
                 core.row().sq_retired.store(self.posted, Ordering::Relaxed);
             }
             _ => {
-                // Only if nothing failed it meanwhile.
-                let life = Life::new(core.generation(), to);
+                // The exchange fails if the queue pair failed meanwhile.
+                let life = QpLife::new(core.generation(), to);
                 let row = core.row();
                 let stored =
                     row.life
@@ -215,7 +216,7 @@ impl Drop for SoftQp {
         match core.quiesce() {
             Ok(()) => core.leave(&mut pending),
             Err(stopped) => {
-                let kept = Kept::QueuePair(core.clone());
+                let kept = QuarantinedObject::QueuePair(core.clone());
                 let context = &core.context;
                 context.quarantine.keep(context, stopped, kept);
             }
@@ -224,13 +225,13 @@ impl Drop for SoftQp {
 }
 
 impl QpCore {
-    /// The context that `attr` connects to; `None` if nobody is there.
+    /// Returns the context that `attr` connects to; `None` if none is there.
     fn find_peer(&self, attr: &QpAttr) -> Result<Option<Arc<Peer>>, ModifyError> {
         let (Some(gid), Some(qpn)) = (attr.dest_gid, attr.dest_qpn) else {
             return Ok(None);
         };
         let host = crate::device::host_of(gid);
-        // Before it is looked for: a peer that is counted is not forgotten.
+        // Count it before the search: a counted peer is not detached.
         self.set_dest(Some(crate::device::key_of(host, qpn.raw())));
         let found = self.context.peer(host, qpn.raw());
         found.map_err(|error| ModifyError::PeerUnreachable {
@@ -269,17 +270,17 @@ impl QpCore {
         }
     }
 
-    /// Counts it among the queue pairs connected to `dest`.
+    /// Counts this queue pair among those connected to `dest`, and no longer among its former peer's.
     pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
         let before = std::mem::replace(&mut self.far().dest, dest);
         self.context.count_dest(before, dest);
     }
 
-    /// Waits until no peer is executing a request on this queue pair any more. The error is who is
-    /// stopped in the middle of one.
+    /// Waits until no peer is executing a request on this queue pair. The error lists the initiators that
+    /// are stopped while executing one.
     pub(crate) fn quiesce(&self) -> Result<(), Vec<Initiator>> {
         asymmetric_fence::heavy();
-        // Nor is a call of the peer's served: what is served holds this.
+        // Serving a call holds this lock: once it was taken, no earlier call is still being served.
         drop(self.context.private.lock());
         let stopped = quarantine::wait_for(self.initiators());
         if stopped.is_empty() {
@@ -289,7 +290,7 @@ impl QpCore {
         }
     }
 
-    /// Who may be executing requests on this queue pair.
+    /// Returns the initiators that may be executing requests on this queue pair.
     pub(super) fn initiators(&self) -> Vec<Initiator> {
         if self.is_datagrams() {
             return self.context.senders.busy(&self.context);
@@ -297,7 +298,7 @@ impl QpCore {
         self.context.initiator_of(self).into_iter().collect()
     }
 
-    /// Gives everything back, destroyed and with nobody executing on it.
+    /// Gives back all that a destroyed queue pair holds. No peer may be executing on it.
     pub(crate) fn leave(&self, pending: &mut Pending) {
         self.discard(pending);
         self.row().qpn.store(NO_ROW, Ordering::Release);
@@ -306,7 +307,7 @@ impl QpCore {
     }
 }
 
-/// Sizes within the device's limits.
+/// Returns the requested sizes if they are within the device's limits.
 fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
     let limits = &context.info.limits;
     let caps = init.caps;

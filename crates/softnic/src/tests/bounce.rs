@@ -1,4 +1,4 @@
-//! Calls that no correct initiator makes, and calls that are under way when something ends.
+//! Calls that no correct initiator makes, and calls that are being served when something ends.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::AtomicBool;
@@ -6,31 +6,31 @@ use std::sync::atomic::AtomicBool;
 use super::child::meanwhile;
 use super::local_mrs::{Route, bytes, calls_made, fill, go_by, heap, joined};
 use super::*;
-use crate::bounce::{Answer, BounceBuffer, Call, DATA, What, serve};
-use crate::table::{Life, Place, PlaceOf, QpRow};
+use crate::bounce::{BounceBuffer, BounceCall, CallKind, CallResult, DATA, serve};
+use crate::table::{QpLife, QpRow, QueueLocation, SegmentOffset};
 
-fn row(end: &End) -> &QpRow {
+fn row(end: &TestQp) -> &QpRow {
     end.device.context.table.qp(slot_of(end.qp.qpn().raw()))
 }
 
-/// Where its window is said to be.
-fn place(end: &End) -> &Place {
+/// Returns the row that says where the bounce buffer of `end` is.
+fn place(end: &TestQp) -> &QueueLocation {
     end.device.context.table.window(slot_of(end.qp.qpn().raw()))
 }
 
-/// From here on the thread that carries on for `end`, and serves calls, stands still.
+/// Holds the progress thread of `context`, which executes waiting requests and serves calls.
 fn hold(context: &Context) -> MutexGuard<'_, ()> {
     context.progress.attend()
 }
 
-/// A queue pair whose window is written by hand.
-struct Caller {
-    near: End,
-    far: End,
+/// A queue pair whose bounce buffer the test writes itself.
+struct BounceCaller {
+    near: TestQp,
+    far: TestQp,
     window: BounceBuffer,
 }
 
-impl Caller {
+impl BounceCaller {
     fn new(fabric: &Fabric) -> Self {
         let [near, far] = fabric.pair();
         let window = BounceBuffer::open(&near.device.context).unwrap();
@@ -38,8 +38,8 @@ impl Caller {
         Self { near, far, window }
     }
 
-    /// Tells the owner of the last call, and lets it serve.
-    fn ring(&self) -> Option<Answer> {
+    /// Tells the owner of the last call, and has it serve that.
+    fn ring(&self) -> Option<CallResult> {
         let context = &self.far.device.context;
         let _alone = hold(context);
         let slot = slot_of(self.far.qp.qpn().raw());
@@ -48,9 +48,9 @@ impl Caller {
         self.window.answer()
     }
 
-    fn call(&mut self, what: What, at: RemoteAddr, len: usize) -> Option<Answer> {
+    fn call(&mut self, what: CallKind, at: RemoteAddr, len: usize) -> Option<CallResult> {
         let (key, addr) = (at.rkey, at.addr);
-        self.window.call(&Call {
+        self.window.call(&BounceCall {
             what,
             key,
             addr,
@@ -60,14 +60,14 @@ impl Caller {
     }
 }
 
-const DONE: Option<Answer> = Some(Answer::Done(0));
-const REFUSED: Option<Answer> = Some(Answer::Refused);
-const ADD: What = What::FetchAdd { add: 3 };
+const DONE: Option<CallResult> = Some(CallResult::Done(0));
+const REFUSED: Option<CallResult> = Some(CallResult::Refused);
+const ADD: CallKind = CallKind::FetchAdd { add: 3 };
 
 #[test]
 fn the_owner_checks_a_call_whatever_the_caller_has_checked() {
     let fabric = Fabric::new();
-    let mut caller = Caller::new(&fabric);
+    let mut caller = BounceCaller::new(&fabric);
     let context = caller.far.device.context.clone();
     let region = |pd, access| {
         let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(2 * DATA);
@@ -75,96 +75,105 @@ fn the_owner_checks_a_call_whatever_the_caller_has_checked() {
     };
     let all = region(PD, Access::ALL);
     let end = 2 * DATA;
-    assert_eq!(caller.call(What::Place, all.remote(end - 8), 8), DONE);
-    assert_eq!(caller.call(What::Place, all.remote(end - 7), 8), REFUSED);
-    assert_eq!(caller.call(What::Fetch, all.remote(end), 8), REFUSED);
+    assert_eq!(caller.call(CallKind::Place, all.remote(end - 8), 8), DONE);
+    assert_eq!(
+        caller.call(CallKind::Place, all.remote(end - 7), 8),
+        REFUSED
+    );
+    assert_eq!(caller.call(CallKind::Fetch, all.remote(end), 8), REFUSED);
     let before = all.remote(0).plus(u64::MAX);
-    assert_eq!(caller.call(What::Place, before, 8), REFUSED);
-    assert_eq!(caller.call(What::Place, all.remote(0), usize::MAX), REFUSED);
-    // A window has so many bytes, however many the region has.
-    assert_eq!(caller.call(What::Fetch, all.remote(0), DATA), DONE);
-    assert_eq!(caller.call(What::Fetch, all.remote(0), DATA + 1), REFUSED);
-    // The region's rights and domain.
+    assert_eq!(caller.call(CallKind::Place, before, 8), REFUSED);
+    assert_eq!(
+        caller.call(CallKind::Place, all.remote(0), usize::MAX),
+        REFUSED
+    );
+    // A bounce buffer has `DATA` bytes, however long the region is.
+    assert_eq!(caller.call(CallKind::Fetch, all.remote(0), DATA), DONE);
+    assert_eq!(
+        caller.call(CallKind::Fetch, all.remote(0), DATA + 1),
+        REFUSED
+    );
+    // The region's access rights and protection domain.
     let plain = region(PD, Access::LOCAL_WRITE);
-    for what in [What::Place, What::Fetch, ADD] {
+    for what in [CallKind::Place, CallKind::Fetch, ADD] {
         assert_eq!(caller.call(what, plain.remote(0), 8), REFUSED, "{what:?}");
     }
-    assert_eq!(caller.call(What::Receive, plain.remote(0), 8), DONE);
+    assert_eq!(caller.call(CallKind::Receive, plain.remote(0), 8), DONE);
     let read = region(PD, Access::REMOTE_READ);
-    assert_eq!(caller.call(What::Receive, read.remote(0), 8), REFUSED);
+    assert_eq!(caller.call(CallKind::Receive, read.remote(0), 8), REFUSED);
     let other = region(PD + 1, Access::ALL);
-    for what in [What::Place, What::Receive, What::Fetch, ADD] {
+    for what in [CallKind::Place, CallKind::Receive, CallKind::Fetch, ADD] {
         assert_eq!(caller.call(what, other.remote(0), 8), REFUSED, "{what:?}");
     }
-    // Atomics are of words.
+    // Atomics need aligned words of 8 bytes.
     assert_eq!(caller.call(ADD, all.remote(8), 8), DONE);
     for (offset, len) in [(9, 8), (12, 8), (8, 4), (8, 16)] {
         let refused = caller.call(ADD, all.remote(offset), len);
         assert_eq!(refused, REFUSED, "{len} bytes at {offset}");
     }
-    // What the queue pair allows; receives are its owner's own.
+    // The access that the queue pair allows; it does not apply to receives.
     let access = Access::LOCAL_WRITE.bits();
     row(&caller.far).access.store(access, Ordering::Relaxed);
-    for what in [What::Place, What::Fetch, ADD] {
+    for what in [CallKind::Place, CallKind::Fetch, ADD] {
         assert_eq!(caller.call(what, all.remote(0), 8), REFUSED, "{what:?}");
     }
-    assert_eq!(caller.call(What::Receive, all.remote(0), 8), DONE);
-    // What is not registered any more.
+    assert_eq!(caller.call(CallKind::Receive, all.remote(0), 8), DONE);
+    // A region that is not registered any more.
     let gone = all.remote(0);
     drop(all);
-    assert_eq!(caller.call(What::Receive, gone, 8), REFUSED);
+    assert_eq!(caller.call(CallKind::Receive, gone, 8), REFUSED);
 }
 
 #[test]
 fn a_call_is_served_once_however_often_its_owner_is_told() {
     let fabric = Fabric::new();
-    let mut caller = Caller::new(&fabric);
+    let mut caller = BounceCaller::new(&fabric);
     let there = heap(&caller.far, 64);
     assert_eq!(caller.call(ADD, there.remote(0), 8), DONE);
     assert_eq!(caller.ring(), DONE);
     assert_eq!(bytes(&there, 0, 8), 3_u64.to_ne_bytes());
     let again = caller.call(ADD, there.remote(0), 8);
-    assert_eq!(again, Some(Answer::Done(3)));
+    assert_eq!(again, Some(CallResult::Done(3)));
 }
 
 #[test]
 fn nobody_is_served_but_the_queue_pair_at_the_other_end() {
     let fabric = Fabric::new();
-    let mut caller = Caller::new(&fabric);
+    let mut caller = BounceCaller::new(&fabric);
     let there = heap(&caller.far, 64);
     let at = there.remote(0);
     let table = caller.near.device.context.table.clone();
     let near = table.held_qp(slot_of(caller.near.qp.qpn().raw()));
     let mut served = 0;
-    let mut is_served = |caller: &mut Caller| {
+    let mut is_served = |caller: &mut BounceCaller| {
         let served_now = caller.call(ADD, at, 8).is_some();
         served += u64::from(served_now);
         let sum = u64::from_ne_bytes(bytes(&there, 0, 8).try_into().unwrap());
-        assert_eq!(sum, 3 * served, "done and not said");
+        assert_eq!(sum, 3 * served, "executed but not answered");
         served_now
     };
     assert!(is_served(&mut caller));
     for word in [&near.qpn, &near.dest_qpn, &near.sq_psn] {
         let before = word.fetch_xor(1, Ordering::Relaxed);
-        assert!(!is_served(&mut caller), "of another connection");
+        assert!(!is_served(&mut caller), "served on another connection");
         word.store(before, Ordering::Relaxed);
         assert!(is_served(&mut caller));
     }
     let life = near.life();
     for state in [QpState::Error, QpState::Reset, QpState::Rtr] {
-        let other = Life::new(life.generation(), state);
+        let other = QpLife::new(life.generation(), state);
         near.life.store(other.0, Ordering::Release);
         assert!(!is_served(&mut caller), "{state:?}");
     }
     near.life.store(life.0, Ordering::Release);
-    // Windows that are none: taken away, or not on a line.
-    let window = |caller: &Caller| caller.window.publish(place(&caller.near));
+    // Locations that are no bounce buffer: cleared, or not aligned to a cache line.
+    let window = |caller: &BounceCaller| caller.window.publish(place(&caller.near));
     place(&caller.near).clear();
     assert!(!is_served(&mut caller));
     window(&caller);
     let (at, _) = place(&caller.near).get();
     let offset = at.offset + 8;
-    place(&caller.near).set(PlaceOf { offset, ..at }, DATA);
+    place(&caller.near).set(SegmentOffset { offset, ..at }, DATA);
     assert!(!is_served(&mut caller));
     window(&caller);
     assert!(is_served(&mut caller));
@@ -173,9 +182,9 @@ fn nobody_is_served_but_the_queue_pair_at_the_other_end() {
     assert!(!is_served(&mut caller), "a queue pair that failed");
 }
 
-/// Two ends of which the first reaches the second by calls, whose requests are given up after `retries`
-/// that take microseconds, or never.
-fn calling(fabric: &Fabric, retries: Option<u8>) -> [End; 2] {
+/// Makes two ends, of which the first reaches the second by calls. Its requests are given up after `retries`
+/// retries of microseconds each, or never.
+fn calling(fabric: &Fabric, retries: Option<u8>) -> [TestQp; 2] {
     let mut ends = joined(&fabric.open("soft:h1"), &fabric.open("soft:h2"));
     if let Some(retry_count) = retries {
         let [near, far] = &mut ends;
@@ -201,7 +210,7 @@ fn calling(fabric: &Fabric, retries: Option<u8>) -> [End; 2] {
     ends
 }
 
-fn receive(end: &mut End, into: &Region) {
+fn receive(end: &mut TestQp, into: &Region) {
     let sges = [into.sge(0, 8)];
     end.qp
         .post_recv(&[RecvWr {
@@ -211,14 +220,14 @@ fn receive(end: &mut End, into: &Region) {
         .unwrap();
 }
 
-/// Posts, and has the call made. Nobody else carries on for `end`.
-fn post_call(end: &mut End, op: SendOp) {
+/// Posts, and has the call made. No other thread may be executing waiting requests of `end`.
+fn post_call(end: &mut TestQp, op: SendOp) {
     end.post(op);
     assert!(is_quiet(end));
     assert_eq!(calls_made(end), 1);
 }
 
-fn is_quiet(end: &End) -> bool {
+fn is_quiet(end: &TestQp) -> bool {
     end.cq.poll(&mut [Completion::default()]) == Ok(0)
 }
 
@@ -265,7 +274,7 @@ fn a_receive_is_not_given_back_while_it_is_being_filled() {
     let far_cq = far.cq.clone();
     let (tell, told) = mpsc::channel();
     meanwhile("checked", move || {
-        // Whom it waits for does not go on meanwhile: it gives up waiting.
+        // The owner, on which the change of state waits, does not go on meanwhile: it stops waiting.
         near.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
         let polled = far_cq.poll(&mut [Completion::default()]);
         tell.send((near, polled)).unwrap();
@@ -299,7 +308,7 @@ fn a_call_that_is_given_up_is_not_served_later() {
         serve(&owner);
         tell.send(()).unwrap();
     });
-    // Nobody answers.
+    // No one answers the call.
     assert_eq!(near.completed().status, Status::RetryExceeded);
     assert_eq!(told.try_recv(), Ok(()));
     assert_eq!(bytes(&into, 0, 8), [0x5a; 8]);
@@ -323,7 +332,7 @@ fn a_call_over_a_connection_that_ended_is_not_served_over_the_next() {
     serve(&contexts[1]);
     assert_eq!(bytes(&there, 0, 8), [0; 8]);
     drop(alone);
-    // It begins again.
+    // The request begins again.
     assert_eq!(near.completed().status, Status::Success);
     assert_eq!(bytes(&there, 0, 8), 3_u64.to_ne_bytes());
 }
@@ -351,7 +360,7 @@ fn the_owner_refuses_a_receive_over_memory_that_may_not_be_received_into() {
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
     let context = far.device.context.clone();
     let into = memory::register(&context, PD, &buffer, Access::REMOTE_READ).unwrap();
-    // The row lies, and the owner knows better.
+    // The row allows it, but the owner does not trust the row.
     let row = context.table.region(into.rkey());
     row.access.store(Access::ALL.bits(), Ordering::Relaxed);
     receive(&mut far, &into);
@@ -371,7 +380,7 @@ fn a_receive_that_was_taken_on_a_connection_that_ended_is_forgotten() {
     receive(&mut far, &into);
     let contexts = [&near, &far].map(|end| end.device.context.clone());
     let alone = contexts.each_ref().map(|context| hold(context));
-    // Has taken the receive, and waits to be carried on.
+    // The SEND has taken the receive, and waits to be executed further.
     near.post(SendOp::Send);
     far.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
     join(&mut far.qp, near.device.info().gid, near.qp.qpn());

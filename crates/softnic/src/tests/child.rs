@@ -1,4 +1,4 @@
-//! Another process: this test program again, which does what it is told line by line, and can be
+//! Another process: this test program, started again. It executes commands line by line, and can be
 //! killed or stopped at a named point of a request.
 
 use std::cell::RefCell;
@@ -15,29 +15,29 @@ use rustix::process::{
 
 use super::*;
 
-/// What happens at the next points.
-enum Plan {
-    /// The process is killed when so many more points were passed.
+/// What to do at the points that requests pass.
+enum CrashPlan {
+    /// Kill the process after this many more points.
     Kill(usize),
-    /// It is stopped at the point of this name, once.
+    /// Stop the process once, at the point of this name.
     Stop(String),
 }
 
-static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
+static PLAN: Mutex<Option<CrashPlan>> = Mutex::new(None);
 
-/// What a thread does at the point of a name.
-type Meanwhile = (&'static str, Box<dyn FnOnce()>);
+/// The name of a point, and what to do there.
+type CrashPointHook = (&'static str, Box<dyn FnOnce()>);
 
 thread_local! {
-    static MEANWHILE: RefCell<Option<Meanwhile>> = const { RefCell::new(None) };
+    static MEANWHILE: RefCell<Option<CrashPointHook>> = const { RefCell::new(None) };
 }
 
-/// Has this thread do that in between, when it passes the point of this name: once.
+/// Has this thread call `what` once, when it next passes the point of this name.
 pub(super) fn meanwhile(name: &'static str, what: impl FnOnce() + 'static) {
     MEANWHILE.set(Some((name, Box::new(what))));
 }
 
-/// A point that a request passes.
+/// Called at every named point of a request.
 pub(crate) fn at(done: &'static str) {
     let here = |next: &mut Option<_>| next.take_if(|(name, _)| *name == done);
     if let Some((_, what)) = MEANWHILE.with_borrow_mut(here) {
@@ -45,16 +45,16 @@ pub(crate) fn at(done: &'static str) {
     }
     let mut plan = PLAN.lock().unwrap();
     match &mut *plan {
-        Some(Plan::Kill(0)) => {
+        Some(CrashPlan::Kill(0)) => {
             kill_process(getpid(), Signal::KILL).unwrap();
             unreachable!("killed");
         }
-        Some(Plan::Kill(more)) => *more -= 1,
-        Some(Plan::Stop(name)) if name == done => {
+        Some(CrashPlan::Kill(more)) => *more -= 1,
+        Some(CrashPlan::Stop(name)) if name == done => {
             *plan = None;
             drop(plan);
             kill_process(getpid(), Signal::STOP).unwrap();
-            // Another thread may have taken the signal: it stops this one only soon.
+            // Another thread may have taken the signal, which then stops this thread a moment later.
             let mut go = String::new();
             std::io::stdin().read_line(&mut go).unwrap();
         }
@@ -62,26 +62,26 @@ pub(crate) fn at(done: &'static str) {
     }
 }
 
-/// What begins a line that is meant for the parent; the test harness writes others.
+/// Begins a line that is meant for the parent; the test harness writes other lines.
 const MARK: &str = "HW ";
 const FOLDER: &str = "HEADWORKS_TEST_FOLDER";
 const HOST: &str = "HEADWORKS_TEST_HOST";
 
-/// The other process, seen from here. Killed when dropped.
-pub(super) struct Other {
+/// The other process, as the parent sees it. Killed when dropped.
+pub(super) struct PeerTestProcess {
     child: std::process::Child,
     said: BufReader<ChildStdout>,
     told: ChildStdin,
 }
 
-impl Other {
-    /// One that has opened `soft:HOST`.
+impl PeerTestProcess {
+    /// Starts a process that opens `soft:HOST`.
     pub(super) fn start(fabric: &Fabric, host: &str) -> Self {
         let program = Command::new("/proc/self/exe");
         Self::start_by(program, fabric.folder.path(), host)
     }
 
-    /// One that is started so, on the fabric of that folder.
+    /// Starts a process with `program`, on the fabric in `folder`.
     pub(super) fn start_by(mut program: Command, folder: &Path, host: &str) -> Self {
         let mut child = program
             .args(["tests::child::entry", "--exact", "--nocapture"])
@@ -107,7 +107,7 @@ impl Other {
         writeln!(self.told, "{line}").unwrap();
     }
 
-    /// The next line that is meant for us, `None` if it died.
+    /// Returns the next line that is meant for the parent, or `None` if the process died.
     fn next(&mut self) -> Option<Vec<String>> {
         loop {
             let mut line = String::new();
@@ -120,26 +120,26 @@ impl Other {
         }
     }
 
-    /// What it says after `word`, which it says next.
+    /// Reads the next line, which must begin with `word`, and returns the rest of it.
     pub(super) fn hears(&mut self, word: &str) -> Vec<String> {
         let mut said = self.next().unwrap_or_else(|| panic!("died, not {word}"));
         assert_eq!(said.remove(0), word, "{said:?}");
         said
     }
 
-    /// What it says next, if it is this; `None` if it died instead.
+    /// Like `hears`, but returns `None` if the process died instead.
     pub(super) fn hears_or_died(&mut self, word: &str) -> Option<Vec<String>> {
         let mut said = self.next()?;
         assert_eq!(said.remove(0), word, "{said:?}");
         Some(said)
     }
 
-    /// Connects its queue pair with ours.
+    /// Connects the process's queue pair with ours.
     pub(super) fn join(&mut self, ours: &mut SoftQp, device: &SoftDevice) {
         self.join_as("end", ours, device);
     }
 
-    /// Connects a new end, of a kind, with ours.
+    /// Connects a new queue pair of that kind in the process with ours.
     pub(super) fn join_as(&mut self, kind: &str, ours: &mut SoftQp, device: &SoftDevice) {
         self.tell(kind);
         let there = self.hears("end");
@@ -150,7 +150,7 @@ impl Other {
         self.hears("up");
     }
 
-    /// Connects the queue pairs of two others.
+    /// Connects the queue pairs of two other processes with each other.
     pub(super) fn join_each_other(a: &mut Self, b: &mut Self) {
         a.tell("end");
         b.tell("end");
@@ -166,7 +166,7 @@ impl Other {
         self.child.wait().unwrap();
     }
 
-    /// Waits until it has been stopped.
+    /// Waits until the process has been stopped.
     pub(super) fn await_stop(&self) {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
         let state = waitid(WaitId::Pid(self.pid()), options).unwrap().unwrap();
@@ -179,7 +179,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for PeerTestProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -198,18 +198,18 @@ fn say(line: &str) {
     println!("{MARK}{line}");
 }
 
-/// The other process.
-struct Played {
+/// The state of the other process, in that process.
+struct ChildState {
     device: SoftDevice,
-    end: Option<End>,
+    end: Option<TestQp>,
     regions: Vec<Region>,
-    /// The other's memory.
+    /// Address and rkey of the peer's memory.
     far: Option<(u64, u32)>,
     many: Vec<SoftQp>,
     many_cq: Option<Arc<dyn CompletionQueue>>,
 }
 
-/// Where the other process begins; nothing in this one.
+/// The entry point of the other process. Does nothing in the parent.
 #[test]
 fn entry() {
     let Some(folder) = std::env::var_os(FOLDER) else {
@@ -219,7 +219,7 @@ fn entry() {
     let dir = Registry::open_at(Path::new(&folder).join("fabric")).unwrap();
     let name = format!("soft:{}", std::env::var(HOST).unwrap());
     let device = SoftDevice::over(Context::open(dir, info(&name.parse().unwrap())).unwrap());
-    let mut played = Played {
+    let mut played = ChildState {
         device,
         end: None,
         regions: Vec::new(),
@@ -236,7 +236,7 @@ fn entry() {
     }
 }
 
-impl Played {
+impl ChildState {
     fn play(&mut self, verb: &str, words: &[&str]) {
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         match verb {
@@ -244,7 +244,7 @@ impl Played {
                 self.end = None;
                 let end = match verb {
                     "wide" => super::local_mrs::wide_end(self.device.again()),
-                    _ => End::new(self.device.again(), None, 64),
+                    _ => TestQp::new(self.device.again(), None, 64),
                 };
                 let gid = u128::from_be_bytes(self.device.info().gid.0);
                 let (addr, rkey) = (end.region.addr(0), end.region.rkey());
@@ -258,8 +258,8 @@ impl Played {
                 }
                 say("up");
             }
-            "kill" => *PLAN.lock().unwrap() = Some(Plan::Kill(number(0) as usize)),
-            "stop" => *PLAN.lock().unwrap() = Some(Plan::Stop(words[0].to_owned())),
+            "kill" => *PLAN.lock().unwrap() = Some(CrashPlan::Kill(number(0) as usize)),
+            "stop" => *PLAN.lock().unwrap() = Some(CrashPlan::Stop(words[0].to_owned())),
             "send" => {
                 for _ in 0..number(0) {
                     self.end().post(SendOp::Send);
@@ -267,7 +267,7 @@ impl Played {
                 }
                 say("sent");
             }
-            // A SEND, and with immediate a WRITE, by turns, until it is killed.
+            // Alternates SENDs and WRITEs with immediate until it is killed.
             "stream" => loop {
                 let remote = RemoteAddr {
                     addr: number(0),
@@ -355,11 +355,11 @@ impl Played {
         }
     }
 
-    fn end(&mut self) -> &mut End {
+    fn end(&mut self) -> &mut TestQp {
         self.end.as_mut().expect("an end")
     }
 
-    /// WRITEs, READs and SENDs all of the memory, until that is refused. Says how.
+    /// WRITEs, READs and SENDs all of the memory until that is refused. Returns the status.
     fn hammer(&mut self, addr: u64, rkey: u32, len: u32) -> Status {
         let request = AllocRequest::of(len as usize);
         let buffer: Arc<dyn Buffer> = self.device.alloc(&request).unwrap();
@@ -402,7 +402,7 @@ impl Played {
     }
 }
 
-/// So many queue pairs over one CQ, each with a receive posted that takes nothing.
+/// Makes `count` queue pairs over one CQ.
 pub(super) fn many_of(
     device: &SoftDevice,
     count: usize,
@@ -415,7 +415,7 @@ pub(super) fn many_of(
     (cq, (0..count).map(make).collect())
 }
 
-/// The next `count` completions.
+/// Returns the next `count` completions.
 pub(super) fn poll_many(cq: &dyn CompletionQueue, count: usize) -> Vec<Completion> {
     let mut got = Vec::new();
     let mut out = [Completion::default(); 64];

@@ -1,11 +1,11 @@
-//! Counters against a known script of requests, from inside and as an onlooker sees them.
+//! Counters after a known sequence of requests, read from inside and through `inspect`.
 
 use headworks_verbs::{CqCounters, QpCounters};
 
 use super::*;
 use crate::inspect::{self, ContextSnapshot};
 
-impl End {
+impl TestQp {
     fn counted(&self) -> QpCounters {
         self.qp.counters().unwrap()
     }
@@ -25,15 +25,15 @@ impl End {
     }
 }
 
-/// What somebody who looks on sees of the context of `end`.
-fn seen(fabric: &Fabric, end: &End) -> ContextSnapshot {
+/// Returns the context of `end` as `inspect` shows it.
+fn seen(fabric: &Fabric, end: &TestQp) -> ContextSnapshot {
     let host = end.device.info().name.name().map(str::to_owned);
     let census = inspect::look(&fabric.dir, host.as_deref()).unwrap();
     assert!(census.unreadable.is_empty(), "{:?}", census.unreadable);
     census.contexts.into_iter().next().expect("a context")
 }
 
-fn target(end: &End) -> RemoteAddr {
+fn target(end: &TestQp) -> RemoteAddr {
     RemoteAddr {
         addr: end.region.addr(0),
         rkey: end.region.rkey(),
@@ -76,10 +76,10 @@ fn what_is_posted_executed_and_polled_is_counted() {
     expected.sends_retired = 5;
     expected.read_bytes = 16;
     assert_eq!(a.counted(), expected);
-    // The responder's side of all that takes no part.
+    // The responder takes no part in any of that.
     assert_eq!(b.counted(), QpCounters::default());
 
-    // A SEND that finds no receive waits, and is executed by somebody else.
+    // A SEND that finds no receive waits, and is executed later, not by the posting call.
     a.post(SendOp::Send);
     let mut polled = [Completion::default()];
     until("a try without a receive", || {
@@ -150,7 +150,7 @@ fn errors_flushes_and_events_are_counted() {
     assert_eq!((counted.errors, counted.flushed), (1, 2));
     assert_eq!((counted.events, counted.sent_bytes), (1, 0));
     assert_eq!((counted.received, counted.receives_retired), (0, 1));
-    // The peer's failed too, and says so.
+    // The peer's queue pair failed too, and raises its event.
     assert_eq!(b.completed().status, Status::Flushed);
     let counted = b.counted();
     assert_eq!((counted.errors, counted.flushed), (0, 1));
@@ -165,7 +165,7 @@ fn a_row_that_is_used_again_begins_at_zero() {
     let slot = slot_of(a.qp.qpn().raw()) as u32;
     let rows = &a.device.context.qp_rows;
     let generation = rows.generation(slot);
-    let End {
+    let TestQp {
         qp,
         region,
         cq,
@@ -176,8 +176,8 @@ fn a_row_that_is_used_again_begins_at_zero() {
     let qp = SoftQp::create(&device.context, PD, &qp_init(&cq, None)).unwrap();
     assert_eq!(slot_of(qp.qpn().raw()) as u32, slot);
     assert_eq!(qp.counters(), Some(QpCounters::default()));
-    // The queue still knows what the one before put into its lane.
-    let end = End {
+    // The CQ still knows what the queue pair before put into its lane.
+    let end = TestQp {
         qp,
         region,
         cq,
@@ -188,7 +188,7 @@ fn a_row_that_is_used_again_begins_at_zero() {
         ..CqCounters::default()
     };
     assert_eq!(seen(&fabric, &end).completion_queues[0].counters, before);
-    // A RESET clears nothing.
+    // A RESET clears no counter.
     let mut ends = [end, b];
     let [a, b] = &mut ends;
     for end in [&mut *a, &mut *b] {
@@ -214,8 +214,8 @@ fn an_overrun_and_an_srq_are_seen_from_outside() {
     let srq = SoftSrq::create(&there.context, PD, &init).unwrap();
     let srq = there.context.enter_srq(srq);
     let mut ends = [
-        End::new(here, None, 16),
-        End::new(there, Some(srq.clone()), 2),
+        TestQp::new(here, None, 16),
+        TestQp::new(there, Some(srq.clone()), 2),
     ];
     connect(&mut ends);
     let [a, b] = &mut ends;
@@ -237,7 +237,7 @@ fn an_overrun_and_an_srq_are_seen_from_outside() {
     b.completed();
     assert_eq!((b.counted().received, b.counted().received_bytes), (1, 8));
     assert_eq!(b.counted().receives_outstanding(), 0, "they are the SRQ's");
-    // Three more into a queue that holds two.
+    // Three more completions for a CQ that holds two.
     for _ in 0..3 {
         a.post(SendOp::Send);
         a.completed();
@@ -251,7 +251,7 @@ fn what_a_queue_pair_that_is_gone_left_unpolled_is_seen_from_outside() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     a.post(SendOp::Write(target(&b)));
-    let unpolled = |a: &End| seen(&fabric, a).completion_queues[0].counters.unpolled;
+    let unpolled = |a: &TestQp| seen(&fabric, a).completion_queues[0].counters.unpolled;
     assert_eq!(unpolled(&a), 1);
     let init = qp_init(&a.cq, None);
     a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
@@ -312,7 +312,7 @@ fn what_a_layer_numbers_completes_with_that_number() {
         flags: SendFlags::NONE,
     };
     let write = SendOp::Write(target(&b));
-    // Of the kinds that are executed in the call, and not.
+    // Requests that are executed in the call, and others.
     let chain = [write, SendOp::Send, write, SendOp::Read(target(&b)), write].map(wr);
     a.qp.post_send_with_wr_id(7, &chain).unwrap();
     a.qp.post_send(&chain[..1]).unwrap();

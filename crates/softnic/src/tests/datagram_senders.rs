@@ -1,10 +1,10 @@
-//! What comes back of a receive that a killed sender of datagrams had in hand, and who watches him.
+//! How the receive that a killed datagram sender held is recovered, and how the sender is watched.
 
-use super::datagrams::{Port, dead_process, hand_over, pair, srq_of};
+use super::datagrams::{DatagramQp, dead_process, hand_over, pair, srq_of};
 use super::*;
 
-/// Has the sender of datagrams to `b` take a receive, kills it, and lets that be undone.
-fn kill_with_a_receive_in_hand(b: &Port) {
+/// Has the sender of datagrams to `b` take a receive, kills it, and has the owner undo that.
+fn kill_with_a_receive_in_hand(b: &DatagramQp) {
     const WHO: u16 = 0x4000;
     let row = b.sender();
     row.executing.fetch_add(1, Ordering::Relaxed);
@@ -29,7 +29,7 @@ fn a_receive_that_came_back_takes_room_as_before() {
     let mut post = |wr_id| b.qp.post_recv(&[RecvWr { wr_id, sges }]).is_ok();
     let room = u64::from(QpCaps::default().max_recv_wr);
     let posted = (1..=2 * room).take_while(|wr_id| post(*wr_id)).count();
-    // The place that it had before counts, too, until one behind it has completed.
+    // The slot it had before is also occupied, until a receive behind it has completed.
     assert_eq!(posted as u64, room - 2);
     assert_eq!(a.send(to, b"x").status, Status::Success);
     assert_eq!(b.completed().wr_id, 0);
@@ -42,10 +42,10 @@ fn a_receive_that_came_back_takes_room_as_before() {
 #[test]
 fn a_receive_of_an_srq_comes_back_and_takes_no_more_room() {
     let fabric = Fabric::new();
-    let mut a = Port::new(fabric.open("soft:h1"), None);
+    let mut a = DatagramQp::new(fabric.open("soft:h1"), None);
     let there = fabric.open("soft:h2");
     let srq = srq_of(&there);
-    let b = Port::new(there, Some(srq.clone()));
+    let b = DatagramQp::new(there, Some(srq.clone()));
     let to = a.aim_at(&b);
     assert_eq!(a.send(to, b"x").status, Status::Success);
     let post = |wr_id| {
@@ -54,7 +54,7 @@ fn a_receive_of_an_srq_comes_back_and_takes_no_more_room() {
     };
     (1..=2).for_each(|wr_id| post(wr_id).unwrap());
     kill_with_a_receive_in_hand(&b);
-    // There is room for four.
+    // The SRQ has room for four.
     (3..=4).for_each(|wr_id| post(wr_id).unwrap());
     assert!(post(5).is_err());
     for wr_id in [2, 1, 3, 4] {

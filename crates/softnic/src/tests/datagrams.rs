@@ -1,4 +1,4 @@
-//! Datagrams as the device sees them: rows of senders, what the dead and the stopped leave, caches.
+//! Datagrams, with the device's internals: sender rows, what dead and stopped senders leave, caches.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use crate::table::MAX_QP;
 const QKEY: u32 = 0x1111;
 
 /// A queue pair of datagrams with a CQ and a region of 4 KiB.
-pub(super) struct Port {
+pub(super) struct DatagramQp {
     // Dropped in this order.
     pub(super) qp: SoftQp,
     pub(super) region: Region,
@@ -34,7 +34,7 @@ fn bring_up(qp: &mut SoftQp) {
     bring_up_ud(qp, QKEY, 1).unwrap();
 }
 
-impl Port {
+impl DatagramQp {
     pub(super) fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>) -> Self {
         let cq = device.create_cq(&cq_init(64)).unwrap();
         let mut qp = SoftQp::create(&device.context, PD, &ud_init(&cq, srq)).unwrap();
@@ -90,9 +90,9 @@ impl Port {
         self.cq.poll(&mut [Completion::default()]) == Ok(0)
     }
 
-    /// What its region begins with.
+    /// Returns the first bytes of the port's region.
     fn bytes(&self) -> Vec<u8> {
-        let mut known = MrLookup::default();
+        let mut known = MrKeyCheck::default();
         let mut word = |at: u64| {
             let (key, addr) = ((self.region.lkey(), PD), self.region.addr(0) + at * 8);
             let own = &self.device.context.own;
@@ -104,7 +104,7 @@ impl Port {
         (0..8).flat_map(|at| word(at).to_ne_bytes()).collect()
     }
 
-    /// The row that the first sender to this port's context has.
+    /// Returns the row of the first sender to this port's context.
     pub(super) fn sender(&self) -> &SenderRow {
         &self.device.context.table.senders()[0]
     }
@@ -118,14 +118,14 @@ impl Port {
     }
 }
 
-pub(super) fn pair(fabric: &Fabric) -> (Port, Port, Destination) {
-    let mut a = Port::new(fabric.open("soft:h1"), None);
-    let b = Port::new(fabric.open("soft:h2"), None);
+pub(super) fn pair(fabric: &Fabric) -> (DatagramQp, DatagramQp, Destination) {
+    let mut a = DatagramQp::new(fabric.open("soft:h1"), None);
+    let b = DatagramQp::new(fabric.open("soft:h2"), None);
     let to = a.aim_at(&b);
     (a, b, to)
 }
 
-/// A process that has ended.
+/// Returns a process that has ended.
 pub(super) fn dead_process() -> ProcessId {
     let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
     let process = ProcessId::of_pid(child.id()).unwrap();
@@ -134,7 +134,7 @@ pub(super) fn dead_process() -> ProcessId {
     process
 }
 
-/// As if the sender in `row` had been of `process`.
+/// Makes the sender in `row` look as if it belonged to `process`.
 pub(super) fn hand_over(row: &SenderRow, process: ProcessId) {
     row.start_time.store(process.start_time, Ordering::Relaxed);
     let life = row.life.load(Ordering::Relaxed) & 0xffff_ffff;
@@ -159,7 +159,7 @@ fn a_datagram_comes_with_its_header_and_its_sender() {
     assert_eq!(header.sgid, a.device.info().gid);
     assert_eq!(header.dgid, b.device.info().gid);
     assert_eq!((header.next_header, header.hop_limit), (0x1b, 64));
-    // Transport headers, five bytes padded to eight, checksum.
+    // Transport headers, 5 bytes padded to 8, checksum.
     assert_eq!(header.payload_len, 12 + 8 + 8 + 4);
 }
 
@@ -187,7 +187,7 @@ fn what_the_address_handle_says_is_in_the_header() {
 #[test]
 fn a_datagram_to_oneself_and_one_of_no_bytes() {
     let fabric = Fabric::new();
-    let mut a = Port::new(fabric.open("soft"), None);
+    let mut a = DatagramQp::new(fabric.open("soft"), None);
     let to = a.to(a.device.info().gid, a.qp.qpn());
     a.receive(1, GRH_BYTES as u32);
     let wr = SendWr {
@@ -210,11 +210,11 @@ fn a_datagram_to_oneself_and_one_of_no_bytes() {
 fn what_does_not_fit_over_there_is_lost_and_nobody_is_told() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
-    let done = |a: &mut Port, to| assert_eq!(a.send(to, b"x").status, Status::Success);
-    // No receive.
+    let done = |a: &mut DatagramQp, to| assert_eq!(a.send(to, b"x").status, Status::Success);
+    // No receive is posted.
     done(&mut a, to);
     b.receive(1, 41);
-    // Another key, nobody, somebody who is not there, the address of no host.
+    // Another Q_Key; an unused QPN; a host without devices; an address that is no host's.
     done(&mut a, Destination { qkey: 2, ..to });
     let beside = Qpn::new(to.qpn.raw() + 1).unwrap();
     done(&mut a, Destination { qpn: beside, ..to });
@@ -222,10 +222,10 @@ fn what_does_not_fit_over_there_is_lost_and_nobody_is_told() {
     done(&mut a, nowhere);
     let group = a.to(Gid([0xff; 16]), to.qpn);
     done(&mut a, group);
-    // Too long for the receive, which waits for the next.
+    // Too long for the receive, which stays posted for the next.
     assert_eq!(a.send(to, b"xy").status, Status::Success);
     assert!(b.is_quiet());
-    // The queue pair's own key.
+    // The sender's own Q_Key is used.
     done(
         &mut a,
         Destination {
@@ -242,7 +242,7 @@ fn what_does_not_fit_over_there_is_lost_and_nobody_is_told() {
 fn a_connected_queue_pair_takes_no_datagrams_and_sends_none() {
     let fabric = Fabric::new();
     let [mut a, mut b] = fabric.pair();
-    let mut ud = Port::new(fabric.open("soft:h3"), None);
+    let mut ud = DatagramQp::new(fabric.open("soft:h3"), None);
     let to = ud.to(b.device.info().gid, b.qp.qpn());
     let sges = [b.region.sge(0, 100)];
     b.qp.post_recv(&[RecvWr {
@@ -296,7 +296,7 @@ fn what_fails_here_stops_the_send_queue_and_nothing_else() {
     let expected = [Status::Success, Status::LocalProtection, Status::Flushed];
     assert_eq!(ended.map(|one| one.status), expected);
     assert_eq!(a.qp.state(), QpState::Sqe);
-    // Flushed, and receiving goes on.
+    // Sends are flushed, and receiving goes on.
     assert_eq!(a.send(to, b"x").status, Status::Flushed);
     assert_eq!(b.send(back, b"x").status, Status::Success);
     assert_eq!(a.completed().wr_id, 10);
@@ -359,7 +359,7 @@ fn a_message_of_the_mtu_is_sent_and_a_longer_one_is_not() {
     let device = &b.device;
     let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(8192)).unwrap();
     let large = memory::register(&device.context, PD, &buffer, Access::ALL).unwrap();
-    let mut b = Port { region: large, ..b };
+    let mut b = DatagramQp { region: large, ..b };
     b.receive(1, 8192);
     let sges = [a.region.sge(0, 4096), a.region.sge(0, 1)];
     let cq = a.cq.clone();
@@ -399,10 +399,10 @@ pub(super) fn srq_of(device: &SoftDevice) -> Arc<SoftSrq> {
 #[test]
 fn a_receive_of_an_srq_that_is_too_short_is_used_up_and_its_queue_pair_lives_on() {
     let fabric = Fabric::new();
-    let mut a = Port::new(fabric.open("soft:h1"), None);
+    let mut a = DatagramQp::new(fabric.open("soft:h1"), None);
     let there = fabric.open("soft:h2");
     let srq = srq_of(&there);
-    let b = Port::new(there, Some(srq.clone()));
+    let b = DatagramQp::new(there, Some(srq.clone()));
     let to = a.aim_at(&b);
     for (wr_id, len) in [(1, 40), (2, 41)] {
         let sges = [b.region.sge(0, len)];
@@ -437,7 +437,7 @@ fn a_receive_that_names_no_memory_fails_its_queue_pair_and_no_other() {
 fn of_two_senders_that_each_hold_a_receive_without_memory_one_fails_the_queue_pair() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
-    let mut c = Port::new(fabric.open("soft:h3"), None);
+    let mut c = DatagramQp::new(fabric.open("soft:h3"), None);
     let to_too = c.aim_at(&b);
     for wr_id in [1, 2] {
         let sges = [headworks_verbs::Sge {
@@ -484,9 +484,9 @@ fn memory_that_a_stopped_sender_is_writing_to_is_kept_for_it() {
     b.receive(1, 100);
     assert_eq!(a.send(to, b"x").status, Status::Success);
     b.completed();
-    // As if its process were stopped in the middle of a datagram.
+    // As if the sender's process were stopped in the middle of a datagram.
     b.sender().executing.fetch_add(1, Ordering::Relaxed);
-    let Port {
+    let DatagramQp {
         region: old,
         device,
         qp,
@@ -509,7 +509,7 @@ fn a_sender_that_is_never_seen_at_rest_holds_nobody_up() {
     let (mut a, mut b, to) = pair(&fabric);
     b.receive(1, 100);
     assert_eq!(a.send(to, b"x").status, Status::Success);
-    // Each look finds it at another datagram.
+    // Each look at the row finds the sender at another datagram.
     let row = b.device.context.table.held_sender(0);
     let (stop, stopped) = mpsc::channel::<()>();
     row.executing.fetch_add(1, Ordering::Relaxed);
@@ -519,16 +519,16 @@ fn a_sender_that_is_never_seen_at_rest_holds_nobody_up() {
         }
         row.executing.fetch_add(1, Ordering::Release);
     });
-    let Port { region, device, .. } = b;
+    let DatagramQp { region, device, .. } = b;
     within_limit(move || drop(region));
     assert_eq!(device.context.quarantine.held(), 0);
     stop.send(()).unwrap();
     busy.join().unwrap();
 }
 
-/// Where a sender was killed.
+/// The step of a delivery after which a sender was killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Killed {
+enum KillPoint {
     Claimed,
     Reserved,
     Noted,
@@ -536,9 +536,9 @@ enum Killed {
     Freed,
 }
 
-/// Kills a sender in the middle of a datagram. Says what became of its receive, which was posted
-/// before another: the completions, in the end flushed.
-fn kill(at: Killed) -> Vec<(u64, Status)> {
+/// Kills a sender in the middle of a datagram. Returns how its receive, and the one posted after it, ended;
+/// the queue pair is flushed at the end.
+fn kill(at: KillPoint) -> Vec<(u64, Status)> {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     b.receive(0, 100);
@@ -553,7 +553,7 @@ fn kill(at: Killed) -> Vec<(u64, Status)> {
     row.completing.store(0, Ordering::Relaxed);
     let queue = &link.receives.slots;
     let pop = queue.claim_pop(who).unwrap().unwrap();
-    if at != Killed::Claimed {
+    if at != KillPoint::Claimed {
         let slot = CqSlot {
             wr_id: 1,
             qpn: b.qp.qpn().raw(),
@@ -562,21 +562,21 @@ fn kill(at: Killed) -> Vec<(u64, Status)> {
             ..CqSlot::default()
         };
         let place = core.recv_cq.port().reserve(who).unwrap();
-        if at != Killed::Reserved {
+        if at != KillPoint::Reserved {
             row.completing.store(1, Ordering::Release);
         }
-        if matches!(at, Killed::Committed | Killed::Freed) {
+        if matches!(at, KillPoint::Committed | KillPoint::Freed) {
             core.recv_cq.port().commit(place, slot, false);
         }
-        if at == Killed::Freed {
+        if at == KillPoint::Freed {
             queue.finish(pop);
         }
     }
     hand_over(row, dead_process());
     b.bury();
     assert_eq!(row.life.load(Ordering::Relaxed) & 0xff, 0);
-    // Others go on.
-    let mut c = Port::new(fabric.open("soft:h3"), None);
+    // Other senders go on.
+    let mut c = DatagramQp::new(fabric.open("soft:h3"), None);
     let to = c.aim_at(&b);
     assert_eq!(c.send(to, b"y").status, Status::Success);
     b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
@@ -595,12 +595,12 @@ fn kill(at: Killed) -> Vec<(u64, Status)> {
 
 #[test]
 fn a_receive_that_a_killed_sender_had_in_hand_is_neither_lost_nor_doubled() {
-    for at in [Killed::Claimed, Killed::Reserved, Killed::Noted] {
-        // Its datagram is lost, so the receive waits for another.
+    for at in [KillPoint::Claimed, KillPoint::Reserved, KillPoint::Noted] {
+        // The datagram is lost, so its receive waits for another.
         let expected = [(2, Status::Success), (1, Status::Flushed)];
         assert_eq!(kill(at), expected, "{at:?}");
     }
-    for at in [Killed::Committed, Killed::Freed] {
+    for at in [KillPoint::Committed, KillPoint::Freed] {
         let expected = [(1, Status::Success), (2, Status::Success)];
         assert_eq!(kill(at), expected, "{at:?}");
     }
@@ -652,7 +652,7 @@ fn a_row_that_somebody_is_about_to_take_is_left_to_him() {
 fn who_waits_for_a_sender_never_meets_the_same_number_again() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
-    let generation = |b: &Port| b.sender().life.load(Ordering::Relaxed) >> 8 & 0xff_ffff;
+    let generation = |b: &DatagramQp| b.sender().life.load(Ordering::Relaxed) >> 8 & 0xff_ffff;
     let mut sent = 0;
     for turn in 1..=3 {
         for _ in 0..2 {
@@ -663,7 +663,7 @@ fn who_waits_for_a_sender_never_meets_the_same_number_again() {
             assert_eq!(b.sender().executing.load(Ordering::Relaxed), sent);
             assert_eq!(generation(&b), turn);
         }
-        // The row goes, and comes again.
+        // The row is freed, and claimed again.
         let init = ud_init(&a.cq, None);
         a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
         bring_up(&mut a.qp);
@@ -698,7 +698,7 @@ fn a_queue_pair_that_is_not_ready_to_receive_gets_no_datagrams() {
     assert_eq!(a.send(to, b"x").status, Status::Success);
     assert!(b.is_quiet());
     b.qp.modify(&QpAttr::to_state(QpState::Rtr)).unwrap();
-    // Who was not there is looked for again after a while.
+    // A destination that was not found is looked for again after a while.
     let mut got = [Completion::default()];
     until("a datagram", || {
         assert_eq!(a.send(to, b"x").status, Status::Success);
@@ -710,7 +710,7 @@ fn a_queue_pair_that_is_not_ready_to_receive_gets_no_datagrams() {
 #[test]
 fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
     let fabric = Fabric::new();
-    let mut a = Port::new(fabric.open("soft:h1"), None);
+    let mut a = DatagramQp::new(fabric.open("soft:h1"), None);
     let there = fabric.open("soft:h2");
     let cq = there.create_cq(&cq_init(4096)).unwrap();
     let srq = srq_of(&there);
@@ -727,8 +727,8 @@ fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
     let target = region(&there, PD);
     let sges = [target.sge(0, 100)];
     let to = a.to(there.info().gid, ports[0].qpn());
-    // The oldest of all, and the only one over there.
-    let first = Port::new(fabric.open("soft:h3"), None);
+    // The oldest destination of all, and the only one on its host.
+    let first = DatagramQp::new(fabric.open("soft:h3"), None);
     let to_first = a.aim_at(&first);
     assert_eq!(a.send(to_first, b"x").status, Status::Success);
     assert_eq!(a.qp.remembered(), Some((1, 1)));
@@ -755,9 +755,9 @@ fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
             & 0xff
     };
     assert_eq!((there.context.table.senders().len(), held()), (1, 2));
-    // Whoever stops sending is forgotten.
+    // A peer that sends no more is detached.
     let peer = a.device.context.peers().pop().unwrap();
-    let Port { qp, device, .. } = a;
+    let DatagramQp { qp, device, .. } = a;
     drop(qp);
     assert_eq!(held(), 0);
     until("the peer to go", || device.context.peers_held() == 0);
@@ -769,17 +769,17 @@ fn a_queue_pair_made_anew_in_the_same_place_gets_nothing_of_before() {
     let fabric = Fabric::new();
     let (mut a, b, to) = pair(&fabric);
     assert_eq!(a.send(to, b"x").status, Status::Success);
-    let Port { qp, device, .. } = b;
+    let DatagramQp { qp, device, .. } = b;
     drop(qp);
-    // A number has few bits of the generation; whoever has it now is another.
-    let mut b = Port::new(device, None);
+    // A QPN has few bits of the generation. This queue pair has another QPN in the same row.
+    let mut b = DatagramQp::new(device, None);
     b.receive(1, 100);
     assert_eq!(a.send(to, b"x").status, Status::Success);
     assert!(b.is_quiet());
     let to = a.aim_at(&b);
     assert_eq!(a.send(to, b"x").status, Status::Success);
     assert_eq!(b.completed().wr_id, 1);
-    // Reset, and up again.
+    // RESET, and up again.
     b.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
     bring_up(&mut b.qp);
     b.receive(2, 100);

@@ -1,21 +1,21 @@
-//! Processes that are killed or stopped at every point of a request.
+//! Processes that are killed or stopped at each point of a request.
 
-use super::child::Other;
+use super::child::PeerTestProcess;
 use super::*;
 
-/// Our end over an SRQ or without, and who is connected to it.
-struct Struck {
-    ours: End,
+/// A receiving end, with or without an SRQ, and the process that is connected to it.
+struct SrqDeathFixture {
+    ours: TestQp,
     srq: Option<Arc<SoftSrq>>,
-    other: Other,
-    /// Receives that were posted and did not complete yet.
+    other: PeerTestProcess,
+    /// Receives that were posted and have not completed yet.
     posted: std::collections::BTreeSet<u64>,
     next: u64,
 }
 
 const DEPTH: u32 = 8;
 
-impl Struck {
+impl SrqDeathFixture {
     fn new(fabric: &Fabric, device: &SoftDevice, shared: bool, host: &str) -> Self {
         let srq = shared.then(|| {
             let init = SrqInit {
@@ -27,8 +27,8 @@ impl Struck {
             device.context.enter_srq(srq)
         });
         let as_dyn = srq.clone().map(|srq| srq as Arc<dyn SharedReceiveQueue>);
-        let mut ours = End::new(device.again(), as_dyn, 32);
-        let mut other = Other::start(fabric, host);
+        let mut ours = TestQp::new(device.again(), as_dyn, 32);
+        let mut other = PeerTestProcess::start(fabric, host);
         other.join(&mut ours.qp, device);
         let posted = std::collections::BTreeSet::new();
         Self {
@@ -40,8 +40,8 @@ impl Struck {
         }
     }
 
-    /// Posts receives until there is no room. The other side may take those of an SRQ as fast as they are
-    /// posted: no more than the CQ holds are posted that were not polled.
+    /// Posts receives until there is no room. The other side may take receives of an SRQ as fast as they
+    /// are posted, so no more are posted and not polled than the CQ holds.
     fn fill(&mut self) {
         while self.posted.len() < 2 * DEPTH as usize {
             let sges = [self.ours.region.sge(0, 64)];
@@ -62,7 +62,7 @@ impl Struck {
         }
     }
 
-    /// Polls once, and notes what completed. Says how many that were.
+    /// Polls once and records what completed. Returns how many completions there were.
     fn poll(&mut self) -> usize {
         let mut out = [Completion::default(); 4];
         let got = self.ours.cq.poll(&mut out).unwrap();
@@ -74,7 +74,8 @@ impl Struck {
         got
     }
 
-    /// After the other's death: everything completes or is flushed, once; nothing is wedged.
+    /// Checks, after the other process's death, that every receive completes or is flushed once, and that
+    /// nothing hangs.
     fn check(mut self, device: &SoftDevice) {
         until("the error state", || {
             self.poll();
@@ -95,26 +96,30 @@ impl Struck {
                 });
                 while self.poll() > 0 {}
                 let taken = srq.receives.slots.popped();
-                assert_eq!(self.next - taken, self.posted.len() as u64, "none is lost");
-                // The first that is taken crosses the limit, also if its taker died then.
+                assert_eq!(
+                    self.next - taken,
+                    self.posted.len() as u64,
+                    "a receive was lost"
+                );
+                // The first receive taken crosses the limit, even if its taker died just then.
                 let limit = AsyncEvent::SrqLimit(srq.id());
                 until("the limit event", || {
                     told.extend(std::iter::from_fn(|| device.next_async_event()));
                     taken == 0 || told.contains(&limit)
                 });
-                // Nor does it come again.
+                // The event must not come again.
                 device.context.service_limits(true);
                 told.extend(std::iter::from_fn(|| device.next_async_event()));
                 let times = |event| told.iter().filter(|told| **told == event).count();
                 assert_eq!(times(limit), usize::from(taken > 0), "{told:?}");
                 assert_eq!(times(last), 1, "{told:?}");
-                // Every place comes back.
+                // Every slot is free again.
                 self.srq = Some(srq);
                 self.fill();
                 assert_eq!(self.posted.len(), DEPTH as usize);
             }
         }
-        // The CQ goes round, more than once, for another queue pair.
+        // The CQ's slots are used more than once around, by another queue pair.
         let init = qp_init(&self.ours.cq, None);
         let mut ends = [(); 2].map(|()| SoftQp::create(&device.context, PD, &init).unwrap());
         let names = [0, 1].map(|at: usize| ends[at].qpn());
@@ -147,7 +152,7 @@ fn an_initiator_killed_at_any_point_of_a_send_costs_nothing_and_wedges_nobody() 
         let mut points = 0;
         for point in 0.. {
             let device = fabric.open("soft:h1");
-            let mut struck = Struck::new(&fabric, &device, shared, "h2");
+            let mut struck = SrqDeathFixture::new(&fabric, &device, shared, "h2");
             struck.fill();
             struck.other.tell(&format!("kill {point}"));
             struck.other.tell("send 2");
@@ -170,7 +175,7 @@ fn an_initiator_killed_anywhere_costs_nothing_and_wedges_nobody() {
     let fabric = Fabric::new();
     for round in 0..rounds {
         let device = fabric.open("soft:h1");
-        let mut struck = Struck::new(&fabric, &device, round % 2 == 0, "h2");
+        let mut struck = SrqDeathFixture::new(&fabric, &device, round % 2 == 0, "h2");
         struck.fill();
         let target = &struck.ours.region;
         let line = format!("stream {} {}", target.addr(8), target.rkey());
@@ -192,10 +197,10 @@ fn an_initiator_killed_anywhere_costs_nothing_and_wedges_nobody() {
 fn memory_is_taken_from_an_initiator_that_was_stopped_in_the_middle_of_a_write() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
-    let mut ours = End::new(device.again(), None, 16);
-    let mut other = Other::start(&fabric, "h2");
+    let mut ours = TestQp::new(device.again(), None, 16);
+    let mut other = PeerTestProcess::start(&fabric, "h2");
     other.join(&mut ours.qp, &device);
-    let End {
+    let TestQp {
         region: old,
         qp,
         cq,
@@ -213,7 +218,7 @@ fn memory_is_taken_from_an_initiator_that_was_stopped_in_the_middle_of_a_write()
         fill(other.buffer(), CANARY);
     }
     other.go_on();
-    // It had been let in before: what it writes goes where nobody is.
+    // Its WRITE was admitted before, so it succeeds, into memory that nothing uses.
     assert_eq!(other.hears("wrote"), ["Success"]);
     for other in &others {
         assert!(holds(other.buffer(), CANARY), "written after it was taken");
@@ -229,8 +234,8 @@ fn memory_is_taken_from_an_initiator_that_was_stopped_in_the_middle_of_a_write()
 fn the_death_of_a_stopped_initiator_gives_its_memory_back() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
-    let mut ours = End::new(device.again(), None, 16);
-    let mut other = Other::start(&fabric, "h2");
+    let mut ours = TestQp::new(device.again(), None, 16);
+    let mut other = PeerTestProcess::start(&fabric, "h2");
     other.join(&mut ours.qp, &device);
     other.tell("stop write");
     let old = &ours.region;
@@ -253,7 +258,7 @@ fn nothing_is_written_to_memory_after_it_was_deregistered() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
     let mut others: Vec<_> = (0..INITIATORS)
-        .map(|at| Other::start(&fabric, &format!("h{}", at + 2)))
+        .map(|at| PeerTestProcess::start(&fabric, &format!("h{}", at + 2)))
         .collect();
     let mut reused = 0;
     for _ in 0..rounds {
@@ -262,7 +267,7 @@ fn nothing_is_written_to_memory_after_it_was_deregistered() {
         let mut ends: Vec<_> = others
             .iter_mut()
             .map(|other| {
-                let mut end = End::new(device.again(), None, 64);
+                let mut end = TestQp::new(device.again(), None, 64);
                 other.join(&mut end.qp, &device);
                 for wr_id in 0..16 {
                     let sges = [region.sge(0, LEN)];
@@ -277,7 +282,7 @@ fn nothing_is_written_to_memory_after_it_was_deregistered() {
             other.tell(&format!("hammer {addr} {rkey} {LEN}"));
         }
         for end in &mut ends {
-            // Its SENDs arrive, and so its WRITEs do.
+            // Its SENDs arrive, so its WRITEs do too.
             assert_eq!(end.completed().status, Status::Success);
         }
         let start = buffer.as_ptr().addr();

@@ -1,5 +1,4 @@
-//! What broken peers write where it hurts most. Anything else they could write is for the fuzz target
-//! `softnic_peer`.
+//! The most harmful things that a broken peer can write. The fuzz target `softnic_peer` tries all others.
 
 use std::sync::atomic::AtomicBool;
 
@@ -9,7 +8,7 @@ use super::*;
 use crate::peer::Peer;
 use crate::table::{MAX_SEGMENT, RecvSlot, RegionRow};
 
-/// Makes a region's row say that its memory is another's.
+/// Makes a region's row refer to another region's memory.
 fn point_elsewhere(from: &RegionRow, to: &RegionRow) {
     for (from, to) in [
         (&from.segment, &to.segment),
@@ -22,8 +21,8 @@ fn point_elsewhere(from: &RegionRow, to: &RegionRow) {
     }
 }
 
-/// The context that the other end is in, as `end` has attached it.
-fn peer_of(end: &End, other: &End) -> Arc<Peer> {
+/// Returns the context of `other`, as `end` has attached it.
+fn peer_of(end: &TestQp, other: &TestQp) -> Arc<Peer> {
     let host = host_of(other.device.info().gid);
     let peer = end.device.context.peer(host, other.qp.qpn().raw());
     peer.unwrap().unwrap()
@@ -37,21 +36,21 @@ fn what_others_write_into_our_region_rows_moves_no_memory_of_ours() {
     let table = &ours.device.context.table;
     let buffer: Arc<dyn Buffer> = ours.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
     fill(&buffer, 0x22);
-    // Long enough for a segment that goes away with it.
+    // Long enough for a segment of its own, which goes away with the region.
     let other = memory::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
     let row = table.region(ours.region.lkey());
     point_elsewhere(row, table.region(other.lkey()));
     assert_eq!(ours.write_to(&theirs.region), Status::Success);
     let first = theirs.region.buffer().as_ptr().cast::<[u8; 8]>();
-    // SAFETY: the region has more bytes, and nobody writes them now.
+    // SAFETY: the region is longer than that, and nothing writes it now.
     let first = unsafe { first.read_volatile() };
     assert_eq!(first, [0x11; 8], "other bytes than ours were sent");
-    // Nor does another use of the row, which we know nothing of: ours goes on.
+    // Nor does another generation in the row matter, which our process knows nothing of.
     let [mut third, theirs_too] = fabric.pair();
     let row = third.device.context.table.region(third.region.lkey());
     row.key.fetch_add(1 << 32, Ordering::Relaxed);
     assert_eq!(third.write_to(&theirs_too.region), Status::Success);
-    // What the row leads to is not mapped any more.
+    // The memory that the row refers to is not mapped any more.
     drop((other, buffer));
     assert_eq!(ours.write_to(&theirs.region), Status::Success);
 }
@@ -66,14 +65,14 @@ fn a_segment_has_one_number() {
     assert_eq!(ours.write_to(&theirs.region), Status::RemoteAccess);
 }
 
-/// Who is dying has closed what its table names, and is not dead yet.
+/// A dying process has closed the descriptors that its table names, and is not dead yet.
 #[test]
 fn what_a_dying_peer_has_closed_is_waited_for_and_no_reason_to_refuse() {
     let fabric = Fabric::new();
     let [mut ours, mut theirs] = fabric.pair();
     let context = theirs.device.context.clone();
     for op in [SendOp::Write, SendOp::Read, |_| SendOp::Send] {
-        // Long enough for a segment of its own, which nobody here has attached.
+        // Long enough for a segment of its own, which is not attached here.
         let buffer: Arc<dyn Buffer> = theirs.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
         let there = memory::register(&context, PD, &buffer, Access::ALL).unwrap();
         let op = op(there.remote(0));
@@ -95,7 +94,7 @@ fn what_a_dying_peer_has_closed_is_waited_for_and_no_reason_to_refuse() {
             assert_eq!(polled, Ok(0), "not waited for");
         }
         assert_eq!(theirs.qp.state(), QpState::Rts);
-        // It was not dying after all.
+        // The process was not dying after all.
         segment.life.store(life, Ordering::Release);
         assert_eq!(ours.completed().status, Status::Success);
     }

@@ -1,20 +1,21 @@
-//! A hostile device whose progress thread stands still: only what this thread does takes steps.
+//! A hostile device whose progress thread is held: only this thread takes steps.
 
 use headworks_verbs::Duration;
 
 use super::*;
 use crate::device::clock;
-use crate::hostile::{Point, Rules, Verdict, rules};
+use crate::hostile::{FaultPoint, Rules, Verdict, rules};
 
-/// Posts a WRITE that the rule says this about when it begins. Says how many polls it took, and how long.
+/// Posts a WRITE for which the rule gives `verdict` when it begins. Returns how many polls the WRITE took,
+/// and how long.
 fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
     let fabric = Fabric::new();
     let info = info(&"soft:h1,hostile".parse().unwrap());
-    let begins = rules::by(move |event, _| (event.point == Point::Begin).then_some(verdict));
+    let begins = rules::by(move |event, _| (event.point == FaultPoint::Begin).then_some(verdict));
     let rules = Rules::new(1).with(begins);
     let context = Context::open_as(fabric.dir.clone(), info, Some(rules)).unwrap();
-    let near = End::new(SoftDevice::over(context.clone()), None, 16);
-    let mut ends = [near, End::new(fabric.open("soft:h2"), None, 16)];
+    let near = TestQp::new(SoftDevice::over(context.clone()), None, 16);
+    let mut ends = [near, TestQp::new(fabric.open("soft:h2"), None, 16)];
     connect(&mut ends);
     let [near, far] = &mut ends;
     let alone = context.progress.attend();
@@ -33,7 +34,7 @@ fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
 
 #[test]
 fn a_request_rests_as_long_as_the_rule_says() {
-    // A call takes four steps at most.
+    // A poll makes four steps at most.
     assert!(polls_of_a_write(Verdict::Pass).0 < 4);
     assert!(polls_of_a_write(Verdict::Wait(60)).0 > 60 / 4 - 2);
     let wait = Duration::from_millis(8);

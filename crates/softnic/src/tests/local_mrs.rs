@@ -1,5 +1,5 @@
-//! Memory that no device gave, at either end or both, between two contexts of this process: to each
-//! other they are other processes, with the same number.
+//! Private memory, which no device allocated, at either end or both, between two contexts of this process.
+//! To each other they are two processes that share one pid.
 
 use std::sync::atomic::AtomicU32;
 
@@ -9,17 +9,17 @@ use rustix::io::Errno;
 use super::*;
 use crate::cross_process_copy::CrossError;
 
-/// How memory of the peer is reached.
+/// How the peer's memory is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// The kernel copies.
+    /// The kernel copies between the processes.
     Crossing,
-    /// The peer copies, as where the kernel refuses.
+    /// The peer copies, as it must if the kernel refuses to.
     BounceBuffer,
 }
 
-/// From here on `from` reaches the memory of `to` by that route.
-pub(super) fn go_by(route: Route, from: &End, to: &End) {
+/// Has `from` reach the memory of `to` by that route from now on.
+pub(super) fn go_by(route: Route, from: &TestQp, to: &TestQp) {
     if route == Route::BounceBuffer {
         let host = host_of(to.device.info().gid);
         let peer = from.device.context.peer(host, to.qp.qpn().raw());
@@ -28,11 +28,11 @@ pub(super) fn go_by(route: Route, from: &End, to: &End) {
     }
 }
 
-/// Bytes around what is written, which stay as they are.
+/// Bytes before and after the target that must stay untouched.
 pub(super) const MARGIN: usize = 96;
 pub(super) const UNTOUCHED: u8 = 0xa5;
 
-/// Lengths around every boundary: a word, what is executed in the call, a chunk.
+/// Lengths around every boundary: a word, the longest request executed in the call, a chunk.
 const LENGTHS: [usize; 8] = [
     0,
     1,
@@ -44,15 +44,15 @@ const LENGTHS: [usize; 8] = [
     10 << 20,
 ];
 
-/// A region over bytes of the heap.
-pub(super) fn heap(end: &End, len: usize) -> Region {
+/// Registers a region of heap memory.
+pub(super) fn heap(end: &TestQp, len: usize) -> Region {
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(len);
     memory::register(&end.device.context, PD, &buffer, Access::ALL).unwrap()
 }
 
 pub(super) fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
     let bytes: Vec<u8> = (0..region.len()).map(byte).collect();
-    // SAFETY: the region has so many bytes, and nobody else uses them now.
+    // SAFETY: the region has that many bytes, and nothing else uses them now.
     unsafe {
         region
             .buffer()
@@ -64,7 +64,7 @@ pub(super) fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
 pub(super) fn bytes(region: &Region, at: usize, len: usize) -> Vec<u8> {
     assert!(at + len <= region.len());
     let mut bytes = vec![0; len];
-    // SAFETY: in range, and nobody else uses them now.
+    // SAFETY: in range, and nothing else uses the bytes now.
     unsafe {
         region
             .buffer()
@@ -79,7 +79,7 @@ pub(super) fn pattern(at: usize) -> u8 {
     (at.wrapping_mul(31) ^ (at / 251)) as u8
 }
 
-/// `len` bytes from `at` of the region, in six pieces cut at odd places.
+/// Returns `len` bytes from `at` of the region as six pieces, cut at odd places.
 pub(super) fn pieces(region: &Region, at: usize, len: usize) -> Vec<Sge> {
     let mut rest = len;
     let mut offset = at;
@@ -93,7 +93,7 @@ pub(super) fn pieces(region: &Region, at: usize, len: usize) -> Vec<Sge> {
     list
 }
 
-/// Only what lies `len` bytes from [`MARGIN`] is the pattern.
+/// Asserts that the pattern is in the `len` bytes from [`MARGIN`], and that the bytes around are untouched.
 pub(super) fn check(region: &Region, len: usize) {
     let expected: Vec<u8> = (0..len).map(pattern).collect();
     assert!(bytes(region, MARGIN, len) == expected, "{len} bytes");
@@ -104,7 +104,7 @@ pub(super) fn check(region: &Region, len: usize) {
     assert!(around.concat().iter().all(|byte| *byte == UNTOUCHED));
 }
 
-pub(super) fn post(end: &mut End, op: SendOp, sges: &[Sge]) -> Completion {
+pub(super) fn post(end: &mut TestQp, op: SendOp, sges: &[Sge]) -> Completion {
     let wr = SendWr {
         wr_id: 7,
         op,
@@ -115,7 +115,7 @@ pub(super) fn post(end: &mut End, op: SendOp, sges: &[Sge]) -> Completion {
     end.completed()
 }
 
-fn round(ends: &mut [End; 2], len: usize) {
+fn round(ends: &mut [TestQp; 2], len: usize) {
     let room = len + 2 * MARGIN;
     let [near, far] = ends;
     let (here, there) = (heap(near, room), heap(far, room));
@@ -157,12 +157,12 @@ fn round(ends: &mut [End; 2], len: usize) {
     check(&here, len);
 }
 
-/// An end whose queue pair takes lists of six pieces.
-pub(super) fn wide_end(device: SoftDevice) -> End {
+/// Makes an end whose queue pair takes lists of six pieces.
+pub(super) fn wide_end(device: SoftDevice) -> TestQp {
     let cq = device.create_cq(&cq_init(16)).unwrap();
     let mut init = qp_init(&cq, None);
     (init.caps.max_send_sge, init.caps.max_recv_sge) = (6, 6);
-    End {
+    TestQp {
         qp: SoftQp::create(&device.context, PD, &init).unwrap(),
         region: region(&device, PD),
         cq,
@@ -170,8 +170,8 @@ pub(super) fn wide_end(device: SoftDevice) -> End {
     }
 }
 
-/// Two contexts with queue pairs wide enough for the lists.
-fn wide_pair(fabric: &Fabric) -> [End; 2] {
+/// Makes two connected ends whose queue pairs take lists of six pieces.
+fn wide_pair(fabric: &Fabric) -> [TestQp; 2] {
     let mut ends = ["soft:h1", "soft:h2"].map(|name| wide_end(fabric.open(name)));
     connect(&mut ends);
     ends
@@ -189,15 +189,15 @@ fn all_lengths(route: Route) {
     });
 }
 
-/// How many calls were made through the window of a queue pair.
-pub(super) fn calls_made(end: &End) -> u64 {
+/// Returns how many calls a queue pair has made through its bounce buffer.
+pub(super) fn calls_made(end: &TestQp) -> u64 {
     let slot = slot_of(end.qp.qpn().raw());
     let (at, len) = end.device.context.table.window(slot).get();
     if len == 0 {
         return 0;
     }
     let (start, _keep) = end.device.context.own.memory(at, 8).unwrap();
-    // SAFETY: a window begins with the number of its last call.
+    // SAFETY: a bounce buffer begins with the number of its last call.
     unsafe { start.cast::<u64>().read_volatile() }
 }
 
@@ -211,12 +211,12 @@ fn every_operation_reaches_it_through_the_window() {
     all_lengths(Route::BounceBuffer);
 }
 
-/// A queue pair of `device`, connected to one of `far`, which is handed back too.
-pub(super) fn joined(near: &SoftDevice, far: &SoftDevice) -> [End; 2] {
+/// Connects a new queue pair of `near` with a new one of `far`, and returns both.
+pub(super) fn joined(near: &SoftDevice, far: &SoftDevice) -> [TestQp; 2] {
     let device = |of: &SoftDevice| SoftDevice::over(of.context.clone());
     let mut ends = [
-        End::new(device(near), None, 16),
-        End::new(device(far), None, 16),
+        TestQp::new(device(near), None, 16),
+        TestQp::new(device(far), None, 16),
     ];
     connect(&mut ends);
     ends
@@ -234,7 +234,7 @@ fn atomics_of_many_initiators_and_of_the_owner_add_up() {
         let mut pairs: Vec<_> = ["soft:h2", "soft:h3", "soft:h4"]
             .map(|name| joined(&fabric.open(name), &owner))
             .into();
-        // Its own requests, too.
+        // The owner's own requests take part.
         pairs.push(joined(&owner, &owner));
         let threads: Vec<_> = pairs
             .into_iter()
@@ -250,7 +250,7 @@ fn atomics_of_many_initiators_and_of_the_owner_add_up() {
                         assert_eq!((done.status, done.byte_len), (Status::Success, 8));
                         let found =
                             u64::from_ne_bytes(bytes(&near.region, 0, 8).try_into().unwrap());
-                        // It only grows, by what this thread has added at least.
+                        // The word only grows, and at least by what this thread has added.
                         assert!(Some(found) >= found_before, "{found}, {found_before:?}");
                         found_before = Some(found + 3);
                         let swap = SendOp::CompareSwap {
@@ -298,8 +298,8 @@ fn atomics_on_it_are_checked_by_its_owner() {
     }
 }
 
-/// What the window says is not believed: the row of the region says that it may be written to, and the
-/// owner knows better.
+/// The owner checks a call against what its process knows, not against the region's row, which peers can
+/// write.
 #[test]
 fn the_owner_does_not_believe_its_own_table() {
     let fabric = Fabric::new();
@@ -347,10 +347,10 @@ fn deregistration_under_fire(route: Route) {
                     };
                 }
             });
-            // From before the first one to well under way.
+            // From before the first WRITE, in round 0, to well under way.
             until("WRITEs", || seen.load(Ordering::Relaxed) >= round);
             drop(there);
-            // SAFETY: nobody else uses the memory any more: that is what is tested.
+            // SAFETY: nothing else uses the memory any more; that is what this test checks.
             unsafe { buffer.as_ptr().write_bytes(0x5a, LEN) };
             assert_eq!(writer.join().unwrap(), Status::RemoteAccess);
             let mut after = vec![0; LEN];
@@ -373,12 +373,11 @@ fn nothing_is_served_after_deregistration() {
 
 #[test]
 fn what_was_unmapped_is_an_operational_error() {
-    /// Says that it is where nothing is.
-    struct Nowhere;
+    /// A buffer that claims to be where nothing is mapped.
+    struct UnmappedBuffer;
 
-    // SAFETY: none: this is how a program breaks the contract. Nothing here uses the address, but for
-    // the kernel.
-    unsafe impl Buffer for Nowhere {
+    // SAFETY: none: this is how a program breaks the contract. Only the kernel uses the address here.
+    unsafe impl Buffer for UnmappedBuffer {
         fn as_ptr(&self) -> *mut u8 {
             std::ptr::without_provenance_mut(4096)
         }
@@ -391,7 +390,7 @@ fn what_was_unmapped_is_an_operational_error() {
     let fabric = Fabric::new();
     for op in [SendOp::Write, SendOp::Read] {
         let mut ends = fabric.pair();
-        let buffer: Arc<dyn Buffer> = Arc::new(Nowhere);
+        let buffer: Arc<dyn Buffer> = Arc::new(UnmappedBuffer);
         let there = memory::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
         ends[0].post(op(there.remote(8)));
         assert_eq!(ends[0].completed().status, Status::RemoteOperation);
@@ -403,12 +402,11 @@ fn what_was_unmapped_is_an_operational_error() {
 fn what_is_unmapped_in_part_is_an_operational_error_also_where_a_part_was_moved() {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-    /// Two pages of which the second is not there.
-    struct HalfThere(usize);
+    /// Two pages, the second of which is unmapped.
+    struct HalfMappedBuffer(usize);
 
-    // SAFETY: none: this is how a program breaks the contract. Nothing here uses what is not mapped, but
-    // for the kernel.
-    unsafe impl Buffer for HalfThere {
+    // SAFETY: none: this is how a program breaks the contract. Only the kernel uses the unmapped page here.
+    unsafe impl Buffer for HalfMappedBuffer {
         fn as_ptr(&self) -> *mut u8 {
             self.0 as *mut u8
         }
@@ -418,7 +416,7 @@ fn what_is_unmapped_in_part_is_an_operational_error_also_where_a_part_was_moved(
         }
     }
 
-    // SAFETY: a new mapping, of which the half goes again.
+    // SAFETY: a new mapping, half of which is unmapped again.
     let mapped = unsafe {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let mapped = mmap_anonymous(std::ptr::null_mut(), 8192, access, MapFlags::PRIVATE).unwrap();
@@ -430,12 +428,12 @@ fn what_is_unmapped_in_part_is_an_operational_error_also_where_a_part_was_moved(
         let [near, far] = ["soft:h1", "soft:h2"].map(|name| fabric.open(name));
         let [mut near, far] = joined(&near, &far);
         let here = heap(&near, 8192);
-        let buffer: Arc<dyn Buffer> = Arc::new(HalfThere(mapped));
+        let buffer: Arc<dyn Buffer> = Arc::new(HalfMappedBuffer(mapped));
         let there = memory::register(&far.device.context, PD, &buffer, Access::ALL).unwrap();
         let done = post(&mut near, op(there.remote(0)), &[here.sge(0, 8192)]);
         assert_eq!(done.status, Status::RemoteOperation);
     }
-    // SAFETY: nobody uses it any more.
+    // SAFETY: nothing uses it any more.
     unsafe { munmap(std::ptr::without_provenance_mut(mapped), 4096) }.unwrap();
 }
 
@@ -464,8 +462,8 @@ fn it_is_checked_as_any_memory() {
     ] {
         let device = SoftDevice::over(context.clone());
         let mut ends = [
-            End::new(fabric.open("soft:h1"), None, 16),
-            End::new(device, None, 16),
+            TestQp::new(fabric.open("soft:h1"), None, 16),
+            TestQp::new(device, None, 16),
         ];
         connect(&mut ends);
         ends[0].post(SendOp::Write(at));
@@ -475,11 +473,11 @@ fn it_is_checked_as_any_memory() {
 
 #[test]
 fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
-    /// Bytes in the middle of another buffer.
-    struct Part(Arc<dyn Buffer>);
+    /// 100 bytes in the middle of another buffer.
+    struct SubBuffer(Arc<dyn Buffer>);
 
-    // SAFETY: the buffer that it is a part of has 4096 bytes.
-    unsafe impl Buffer for Part {
+    // SAFETY: the buffer that it is a part of has 4096 bytes and is kept by this one.
+    unsafe impl Buffer for SubBuffer {
         fn as_ptr(&self) -> *mut u8 {
             self.0.as_ptr().wrapping_add(1000)
         }
@@ -492,7 +490,7 @@ fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
     let fabric = Fabric::new();
     let mut ends = fabric.pair();
     let whole = ends[1].device.alloc(&AllocRequest::of(4096)).unwrap();
-    let part: Arc<dyn Buffer> = Arc::new(Part(whole.clone()));
+    let part: Arc<dyn Buffer> = Arc::new(SubBuffer(whole.clone()));
     let context = ends[1].device.context.clone();
     let there = memory::register(&context, PD, &part, Access::ALL).unwrap();
     assert!(there.atomic_aligned_8());
@@ -506,7 +504,7 @@ fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
     );
 }
 
-/// Whatever others write to the table, a registration that has ended is none to its own process.
+/// A process does not use a registration of its own after its end, whatever others write to the row.
 #[test]
 fn a_key_that_somebody_writes_back_is_not_used() {
     let fabric = Fabric::new();
@@ -528,7 +526,7 @@ fn a_key_that_somebody_writes_back_is_not_used() {
     drop(kept);
 }
 
-fn post_eight(end: &mut End, to: RemoteAddr) -> Status {
+fn post_eight(end: &mut TestQp, to: RemoteAddr) -> Status {
     end.post(SendOp::Write(to));
     end.completed().status
 }

@@ -1,8 +1,8 @@
-//! As many queue pairs as a device can have.
+//! The largest number of queue pairs that a device can have.
 
 use std::sync::Weak;
 
-use super::child::{Other, many_of, numbers, poll_many};
+use super::child::{PeerTestProcess, many_of, numbers, poll_many};
 use super::*;
 use crate::qp::QpCore;
 
@@ -12,8 +12,8 @@ fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
     assert_eq!(crate::device::LIMITS.max_qp as usize, ALL);
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
-    let mut other = Other::start(&fabric, "h2");
-    // Twice: the rows come back.
+    let mut other = PeerTestProcess::start(&fabric, "h2");
+    // Twice, to see that rows are reused.
     for _ in 0..2 {
         let (cq, mut ours) = many_of(&device, ALL);
         let refused = SoftQp::create(&device.context, PD, &qp_init(&cq, None)).err();
@@ -28,7 +28,7 @@ fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
         }
         other.tell(&line);
         other.hears("up");
-        // What is idle is not looked at; those that were just connected have been by now.
+        // Idle queue pairs are not looked at. Wait until those that were just connected have been.
         let marks = &device.context.table.attention().qps;
         until("a look at all that were connected", || {
             let _nobody_looks = device.context.progress.attend();
@@ -39,7 +39,7 @@ fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
             device.context.progress.kick();
         }
         for (wr_id, qp) in ours.iter_mut().enumerate() {
-            // Waits until the other has connected; there is a receive for none.
+            // Waits until the other side has connected. The WRITE needs no receive.
             let wr = SendWr {
                 wr_id: wr_id as u64,
                 op: SendOp::Write(RemoteAddr { addr: 0, rkey: 0 }),
@@ -69,7 +69,7 @@ fn a_death_ends_all_queue_pairs_connected_to_it_and_no_other() {
     const MANY: usize = 500;
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
-    let mut others = ["h2", "h3"].map(|host| Other::start(&fabric, host));
+    let mut others = ["h2", "h3"].map(|host| PeerTestProcess::start(&fabric, host));
     let mut ours = [0, 1].map(|_| many_of(&device, MANY));
     for (other, (_, ours)) in others.iter_mut().zip(&mut ours) {
         other.tell(&format!("many {MANY}"));
@@ -95,11 +95,11 @@ fn a_death_ends_all_queue_pairs_connected_to_it_and_no_other() {
     }
 }
 
-/// What connected queue pairs take beyond their queues was promised to stay within 1 KiB: there are
+/// Connected queue pairs promise to take at most 1 KiB each beyond their queues, because there are
 /// thousands of them. The experiment `softnic` measures it.
 #[test]
 fn a_queue_pair_takes_at_most_a_kib_beyond_its_queues() {
-    // Of each allocation: the allocator's own word, and rounding.
+    // Per allocation: the allocator's own word, and rounding.
     const OVERHEAD: usize = 16;
     let handle = size_of::<SoftQp>() + OVERHEAD;
     let counts = 2 * size_of::<usize>();

@@ -1,4 +1,4 @@
-//! Limits that are reached, and the events that tell of them.
+//! Limits that are reached, and the events that report it.
 
 use super::*;
 
@@ -18,14 +18,14 @@ fn fill_srq(srq: &SoftSrq, count: u64) {
     }
 }
 
-/// All events there are once the progress thread has seen to what it was woken for.
+/// Returns all events, once the progress thread's work on limits has been done.
 fn events(device: &SoftDevice) -> Vec<AsyncEvent> {
     device.context.service_limits(true);
     std::iter::from_fn(|| device.next_async_event()).collect()
 }
 
-/// Sends nothing, to a receive that takes nothing.
-fn send(a: &mut End, b: &End) {
+/// SENDs no bytes to an empty receive.
+fn send(a: &mut TestQp, b: &TestQp) {
     let wr = SendWr {
         wr_id: 7,
         op: SendOp::Send,
@@ -40,7 +40,7 @@ fn send(a: &mut End, b: &End) {
 #[test]
 fn receives_before_a_refused_one_are_flushed_in_error() {
     let fabric = Fabric::new();
-    let mut end = End::new(fabric.open("soft"), None, 16);
+    let mut end = TestQp::new(fabric.open("soft"), None, 16);
     end.qp.modify(&to_init()).unwrap();
     end.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
     let pieces = vec![end.region.sge(0, 8); end.qp.caps().max_recv_sge as usize + 1];
@@ -64,8 +64,8 @@ fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
     let srq = srq_of(&there, 8, 2);
     let limit = [AsyncEvent::SrqLimit(srq.id())];
     let mut ends = [
-        End::new(here, None, 16),
-        End::new(there, Some(srq.clone()), 16),
+        TestQp::new(here, None, 16),
+        TestQp::new(there, Some(srq.clone()), 16),
     ];
     connect(&mut ends);
     let [a, b] = &mut ends;
@@ -74,7 +74,7 @@ fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
         send(a, b);
         assert_eq!(events(&b.device), &limit[..usize::from(crossed)]);
     }
-    // Armed below the limit: the next that is taken tells, not the arming.
+    // Armed while already below the limit: the next receive taken raises the event, not the arming.
     fill_srq(&srq, 2);
     srq.set_limit(4).unwrap();
     assert_eq!(events(&b.device), []);
@@ -82,7 +82,7 @@ fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
     assert_eq!(events(&b.device), limit);
     send(a, b);
     assert_eq!(events(&b.device), []);
-    // Armed anew before the event was raised: it is raised all the same, and so is the next.
+    // Armed again before the event was raised: that event is still raised, and so is the next.
     fill_srq(&srq, 4);
     srq.set_limit(4).unwrap();
     let entry = b.device.context.table.srq(srq.row);
@@ -102,7 +102,10 @@ fn the_last_receive_of_a_queue_pair_over_an_srq_is_told_of_once() {
     let fabric = Fabric::new();
     let (here, there) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
     let srq = srq_of(&there, 8, 0);
-    let mut ends = [End::new(here, None, 16), End::new(there, Some(srq), 16)];
+    let mut ends = [
+        TestQp::new(here, None, 16),
+        TestQp::new(there, Some(srq), 16),
+    ];
     connect(&mut ends);
     let end = &mut ends[1];
     for _ in 0..2 {
@@ -128,8 +131,8 @@ fn a_limit_beyond_the_queue_is_refused() {
     }
 }
 
-/// Fills the CQ of depth 2 of each, and then some. Says how the last request of `a` ended.
-fn overrun(a: &mut End, b: &mut End, op: impl Fn(&End) -> SendOp) {
+/// Posts eight receives to `b`, then three requests to `a`: a CQ of depth 2 overruns.
+fn overrun(a: &mut TestQp, b: &mut TestQp, op: impl Fn(&TestQp) -> SendOp) {
     for wr_id in 0..8 {
         b.qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();
     }
@@ -145,8 +148,8 @@ fn overrun(a: &mut End, b: &mut End, op: impl Fn(&End) -> SendOp) {
     }
 }
 
-/// What is left in an overrun CQ is polled, then it says what happened.
-fn check_overrun(end: &End, events_before: &[AsyncEvent]) {
+/// Checks that what is left in an overrun CQ can be polled, and that the error comes after it.
+fn check_overrun(end: &TestQp, events_before: &[AsyncEvent]) {
     let cq_error = AsyncEvent::CqError(end.cq.id());
     let mut seen = events_before.to_vec();
     until("the event", || {
@@ -157,7 +160,7 @@ fn check_overrun(end: &End, events_before: &[AsyncEvent]) {
     let mut out = [Completion::default(); 4];
     assert_eq!(end.cq.poll(&mut out[..1]), Ok(1));
     assert_eq!(out[0].status, Status::Success);
-    // Fills it up again: it has been told of once.
+    // Overruns it again: the event must not be raised a second time.
     let ours = end.device.context.own_cq(&end.cq).unwrap();
     for _ in 0..4 {
         let _ = ours.port().push(OWNER, CqSlot::default(), false);
@@ -178,10 +181,10 @@ fn check_overrun(end: &End, events_before: &[AsyncEvent]) {
 fn a_cq_overrun_by_its_own_queue_pairs_is_told_of_once() {
     for through_the_lane in [true, false] {
         let fabric = Fabric::new();
-        let there = End::new(fabric.open("soft:h2"), None, 16);
-        let mut here = End::new(fabric.open("soft:h1"), None, 2);
+        let there = TestQp::new(fabric.open("soft:h2"), None, 16);
+        let mut here = TestQp::new(fabric.open("soft:h1"), None, 2);
         if !through_the_lane {
-            // The first queue pair of a CQ has its lane: another one.
+            // The first queue pair of a CQ has its lane, so the test uses the second.
             let init = qp_init(&here.cq, None);
             let first = SoftQp::create(&here.device.context, PD, &init).unwrap();
             let second = SoftQp::create(&here.device.context, PD, &init).unwrap();
@@ -205,7 +208,7 @@ fn a_cq_overrun_by_its_own_queue_pairs_is_told_of_once() {
 fn a_cq_overrun_by_another_process_fails_both_ends_and_is_told_of_once() {
     let fabric = Fabric::new();
     let mut ends = [("soft:h1", 16), ("soft:h2", 2)]
-        .map(|(name, depth)| End::new(fabric.open(name), None, depth));
+        .map(|(name, depth)| TestQp::new(fabric.open(name), None, depth));
     connect(&mut ends);
     let [a, b] = &mut ends;
     overrun(a, b, |_| SendOp::Send);
@@ -247,7 +250,7 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
                 continue;
             }
             let Some(AsyncEvent::SrqLimit(SrqId(number))) = device.next_async_event() else {
-                panic!("readable, and there is nothing");
+                panic!("readable, but no event waits");
             };
             let next = &mut seen[(number >> 24) as usize];
             assert_eq!(number & 0xff_ffff, *next, "out of order");
@@ -256,7 +259,7 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
     });
     assert!(!is_readable(&device));
     assert_eq!(device.next_async_event(), None);
-    // More than a pipe holds, and never read: readable until the last is taken.
+    // More events than a pipe holds. The descriptor is readable until the last is taken.
     for number in 0..70_000 {
         device
             .context
@@ -280,7 +283,7 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
 fn several_pollers_and_a_sleeper_share_every_completion() {
     const POSTED: u64 = 20_000;
     let fabric = Fabric::new();
-    let there = [0, 1].map(|_| End::new(fabric.open("soft:h2"), None, 16));
+    let there = [0, 1].map(|_| TestQp::new(fabric.open("soft:h2"), None, 16));
     let here = fabric.open("soft:h1");
     let channel = here.create_channel().unwrap();
     let cq = here
@@ -292,7 +295,7 @@ fn several_pollers_and_a_sleeper_share_every_completion() {
     let mut init = qp_init(&cq, None);
     init.caps.max_send_wr = 24;
     let qp = || SoftQp::create(&here.context, PD, &init).unwrap();
-    // One has the lane, the other has not.
+    // One of them has the lane, the other has not.
     let mut qps = [qp(), qp()];
     let mut there = there;
     for (ours, theirs) in qps.iter_mut().zip(&mut there) {
@@ -325,7 +328,7 @@ fn several_pollers_and_a_sleeper_share_every_completion() {
                         payload: Payload::Inline(&[1; 8]),
                         flags: SendFlags::SIGNALED,
                     };
-                    // What is outstanding fits the CQ.
+                    // The CQ has room for all outstanding requests.
                     until("room", || qp.post_send(&[wr]).is_ok());
                 }
             });
@@ -340,7 +343,7 @@ fn several_pollers_and_a_sleeper_share_every_completion() {
                 });
             });
         }
-        // Sleeps whenever there is nothing.
+        // Sleeps whenever there is no completion.
         let mut out = [Completion::default(); 8];
         until("all", || {
             cq.arm(false);
@@ -362,15 +365,15 @@ fn several_pollers_and_a_sleeper_share_every_completion() {
 #[test]
 fn contexts_of_one_process_work_apart_and_together_and_go_one_by_one() {
     let fabric = Fabric::new();
-    // Two of the same host, one of another.
+    // Two contexts on one host, one on another.
     let devices = ["soft:h1", "soft:h1", "soft:h2"].map(|name| fabric.open(name));
-    let end = |at: usize| End::new(devices[at].again(), None, 16);
+    let end = |at: usize| TestQp::new(devices[at].again(), None, 16);
     let mut pairs = [(0, 1), (0, 2), (1, 2), (2, 2)].map(|(a, b)| {
         let mut ends = [end(a), end(b)];
         connect(&mut ends);
         Some(ends)
     });
-    let write = |ends: &mut [End; 2]| {
+    let write = |ends: &mut [TestQp; 2]| {
         for (from, to) in [(0, 1), (1, 0)] {
             let [a, b] = ends.get_disjoint_mut([from, to]).unwrap();
             assert_eq!(a.write_to(&b.region), Status::Success);
@@ -378,15 +381,15 @@ fn contexts_of_one_process_work_apart_and_together_and_go_one_by_one() {
     };
     pairs.iter_mut().flatten().for_each(write);
     let [first, second, third] = devices;
-    // The second goes, with all that is made from it; its peers are told nothing, and go on.
+    // The second context goes, with everything made from it. Its peers get no event, and go on.
     pairs[0] = None;
     pairs[2] = None;
     drop(second);
     pairs.iter_mut().flatten().for_each(write);
-    // Another takes its place in the host.
+    // A new context takes its place in the host.
     let mut again = [
-        End::new(fabric.open("soft:h1"), None, 16),
-        End::new(third.again(), None, 16),
+        TestQp::new(fabric.open("soft:h1"), None, 16),
+        TestQp::new(third.again(), None, 16),
     ];
     connect(&mut again);
     write(&mut again);
@@ -399,7 +402,8 @@ fn contexts_of_one_process_work_apart_and_together_and_go_one_by_one() {
     assert!(!left, "the registry is left");
 }
 
-/// Which kind of error it is and the number, any device says; ours also names what was asked for.
+/// Every device's error says which kind of limit was exceeded and by which number. Ours also names what was
+/// requested.
 #[test]
 fn what_is_beyond_a_limit_is_named_in_one_line() {
     let fabric = Fabric::new();

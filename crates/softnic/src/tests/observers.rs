@@ -1,15 +1,15 @@
-//! A fabric looked at from outside while its processes die or write anything to their rows.
+//! A fabric is inspected from outside while its processes die, or write anything to their rows.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_shm::SharedSegment;
 
-use super::child::Other;
+use super::child::PeerTestProcess;
 use super::*;
 use crate::inspect::{RegistrySnapshot, look};
 use crate::table::{MAX_CQ, MAX_QP, Table};
 
-/// Looks again and again while `happens` does, and hands each census to `check`.
+/// Inspects the fabric repeatedly while `happens` runs, and passes each snapshot to `check`.
 fn looked_at(fabric: &Fabric, check: impl Fn(&RegistrySnapshot) + Sync, happens: impl FnOnce()) {
     let (looked, over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -32,9 +32,9 @@ fn looked_at(fabric: &Fabric, check: impl Fn(&RegistrySnapshot) + Sync, happens:
 fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() {
     for _ in 0..8 {
         let fabric = Fabric::new();
-        let mut others = ["h1", "h2"].map(|host| Other::start(&fabric, host));
+        let mut others = ["h1", "h2"].map(|host| PeerTestProcess::start(&fabric, host));
         let [a, b] = &mut others;
-        Other::join_each_other(a, b);
+        PeerTestProcess::join_each_other(a, b);
         let whole = |census: &RegistrySnapshot| {
             assert_eq!(census.unreadable, []);
             for context in &census.contexts {
@@ -42,7 +42,7 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() 
                 assert_eq!(context.queue_pairs[0].state, QpState::Rts, "{context:?}");
             }
         };
-        // Whose peer dies goes to the error state: that one is not looked at any more.
+        // A queue pair whose peer dies goes to the error state, so this check ignores states.
         let quiet = |census: &RegistrySnapshot| assert_eq!(census.unreadable, []);
         looked_at(&fabric, whole, || a.tell("write-far"));
         looked_at(&fabric, quiet, || {
@@ -56,7 +56,7 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() 
 #[test]
 fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
     let fabric = Fabric::new();
-    let mut other = Other::start(&fabric, "h2");
+    let mut other = PeerTestProcess::start(&fabric, "h2");
     let (host, _, _) = fabric.dir.list_contexts().unwrap()[0];
     let record = fabric.dir.lookup_context(host, 0).unwrap().unwrap();
     let fd = record.process.open_fd(record.segment_fd).unwrap();

@@ -1,10 +1,10 @@
-//! Somebody else on the same machine: has no part in this user's fabric, and one of his own.
+//! Another user of the same machine cannot use this user's fabric, and has a fabric of their own.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::child::Other;
+use super::child::PeerTestProcess;
 use super::*;
 
 const NOBODY: u32 = 65534;
@@ -15,7 +15,7 @@ const AS_NOBODY: [&str; 4] = [
     "--clear-groups",
 ];
 
-/// Says why there is no other user here.
+/// Prints why the test is skipped. Fails if HEADWORKS_REQUIRE names `other-user`.
 fn skip(why: &str) {
     println!("skipped: {why}");
     let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
@@ -23,7 +23,7 @@ fn skip(why: &str) {
     assert!(!required, "other-user is required: {why}");
 }
 
-/// This program where others can start it, or why they cannot.
+/// Copies this program to where other users can start it. The error says why they cannot.
 fn program_for_others(folder: &Path) -> Result<PathBuf, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("only root can be somebody else".to_owned());
@@ -52,7 +52,7 @@ fn another_user_reaches_nothing_of_ours_and_has_a_fabric_of_his_own() {
         Ok(program) => program,
         Err(why) => return skip(&why),
     };
-    let ours = End::new(fabric.open("soft:h3"), None, 16);
+    let ours = TestQp::new(fabric.open("soft:h3"), None, 16);
     let theirs = tempfile::tempdir().unwrap();
     chown(theirs.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     let mut launcher = Command::new(AS_NOBODY[0]);
@@ -60,16 +60,16 @@ fn another_user_reaches_nothing_of_ours_and_has_a_fabric_of_his_own() {
     let mut others = ["h1", "h2"].map(|host| {
         let mut launcher = Command::new(AS_NOBODY[0]);
         launcher.args(&AS_NOBODY[1..]).arg(&program);
-        Other::start_by(launcher, theirs.path(), host)
+        PeerTestProcess::start_by(launcher, theirs.path(), host)
     });
-    // Between themselves, all goes as ever; also with the same names as ours.
+    // Among themselves everything works as usual, also under the same names as ours.
     let [a, b] = &mut others;
-    Other::join_each_other(a, b);
+    PeerTestProcess::join_each_other(a, b);
     for _ in 0..2 {
         a.tell("write-far");
         assert_eq!(a.hears("wrote"), ["Success"]);
     }
-    // Of ours they see nothing, and get at nothing.
+    // They see nothing of ours, and cannot open any of it.
     let pid = std::process::id();
     let table = std::os::fd::AsRawFd::as_raw_fd(&ours.device.context.table.shared().fd());
     let folder = fabric.folder.path().display();
@@ -77,7 +77,7 @@ fn another_user_reaches_nothing_of_ours_and_has_a_fabric_of_his_own() {
     let said = a.hears("kept-out").join(" ");
     assert!(said.contains("belongs to user 0"), "{said}");
     assert!(said.contains("ermission denied"), "{said}");
-    // Nor by the number: it is another fabric.
+    // Nor can they reach a queue pair by its number: it is in another fabric.
     let gid = u128::from_be_bytes(ours.device.info().gid.0);
     a.tell(&format!("seek {gid} {}", ours.qp.qpn().raw()));
     assert_eq!(a.hears("sought"), ["nobody"]);

@@ -1,22 +1,22 @@
-//! Private memory between two processes, also where the kernel refuses to copy: the other process
-//! installs a seccomp filter against the two system calls. And deaths in the middle of a call.
+//! Private memory between two processes, also where the kernel refuses to copy: the other process installs a
+//! seccomp filter against the two system calls. Also deaths in the middle of a call.
 
 use std::mem::offset_of;
 
 use headworks_verbs::HeapBuffer;
 use rustix::io::Errno;
 
-use super::child::Other;
+use super::child::PeerTestProcess;
 use super::local_mrs::{
     MARGIN, UNTOUCHED, calls_made, check, fill, heap, pattern, pieces, wide_end,
 };
 use super::*;
 use crate::copy::Span;
-use crate::cross_process_copy::{self, CrossError, Direction, Stretch};
+use crate::cross_process_copy::{self, CrossError, Direction, RemoteRange};
 
 const LENGTHS: [usize; 6] = [0, 1, 63, 64 << 10, (64 << 10) + 1, 10 << 20];
 
-/// From here on the kernel refuses this process to copy from and to others, and itself.
+/// Has the kernel refuse this process, from now on, to copy from and to any process, itself included.
 pub(super) fn forbid_crossing() {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let (equal, end) = (
@@ -35,7 +35,7 @@ pub(super) fn forbid_crossing() {
         len: steps.len() as u16,
         filter: steps.as_mut_ptr(),
     };
-    // SAFETY: the program outlives the calls, which change nothing else of this process.
+    // SAFETY: the program outlives the calls, which change nothing else in this process.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         let (mode, all_threads) = (
@@ -45,9 +45,9 @@ pub(super) fn forbid_crossing() {
         let set = libc::syscall(libc::SYS_seccomp, mode, all_threads, &raw const program);
         assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     }
-    // It really does, also our own memory.
+    // The kernel now refuses, even for our own memory.
     let bytes = [0_u8; 8];
-    let there = [Stretch {
+    let there = [RemoteRange {
         addr: bytes.as_ptr() as u64,
         len: 8,
     }];
@@ -64,9 +64,9 @@ pub(super) fn forbid_crossing() {
     );
 }
 
-/// Executes one operation on private memory of the peer, `len` bytes; says how it ended and how many
-/// calls the window has seen.
-pub(super) fn operate(end: &mut End, name: &str, at: RemoteAddr, len: usize) -> String {
+/// Executes one operation on `len` bytes of the peer's private memory. Returns its status and how many calls
+/// the queue pair has made through its bounce buffer.
+pub(super) fn operate(end: &mut TestQp, name: &str, at: RemoteAddr, len: usize) -> String {
     let here = heap(end, len + 2 * MARGIN);
     let fetches = name == "read";
     fill(&here, |at| match fetches {
@@ -97,9 +97,9 @@ pub(super) fn operate(end: &mut End, name: &str, at: RemoteAddr, len: usize) -> 
     format!("{status:?} {}", calls_made(end))
 }
 
-/// Our end, wide, and the other process with an end that is connected to it.
-fn wide_pair(fabric: &Fabric, device: &SoftDevice, forbidden: bool) -> (End, Other) {
-    let mut other = Other::start(fabric, "h2");
+/// Makes an end of ours that takes long lists, and another process with an end that is connected to it.
+fn wide_pair(fabric: &Fabric, device: &SoftDevice, forbidden: bool) -> (TestQp, PeerTestProcess) {
+    let mut other = PeerTestProcess::start(fabric, "h2");
     if forbidden {
         other.tell("forbid");
         other.hears("forbidden");
@@ -109,8 +109,8 @@ fn wide_pair(fabric: &Fabric, device: &SoftDevice, forbidden: bool) -> (End, Oth
     (ours, other)
 }
 
-/// Has the other do that; says how many calls its window has seen.
-fn have_done(other: &mut Other, name: &str, at: RemoteAddr, len: usize) -> u64 {
+/// Has the other process execute an operation. Returns how many calls it has made through its bounce buffer.
+fn have_done(other: &mut PeerTestProcess, name: &str, at: RemoteAddr, len: usize) -> u64 {
     other.tell(&format!("operate {name} {} {} {len}", at.addr, at.rkey));
     let said = other.hears("did");
     assert_eq!(said[0], "Success", "{name}, {len} bytes");
@@ -213,7 +213,7 @@ fn an_initiator_killed_in_the_middle_of_a_call_costs_the_owner_nothing() {
         points += 1;
         until("the error state", || ours.qp.state() == QpState::Error);
         drop(there);
-        // Who comes next is served.
+        // The next process is served.
         let (ours, mut other) = wide_pair(&fabric, &device, true);
         let there = heap(&ours, 64);
         assert!(have_done(&mut other, "add", there.remote(0), 8) > 0);
@@ -227,7 +227,7 @@ fn an_owner_killed_in_the_middle_of_a_call_ends_the_request() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
     for point in 0..4 {
-        let mut other = Other::start(&fabric, "h2");
+        let mut other = PeerTestProcess::start(&fabric, "h2");
         let mut ours = wide_end(device.again());
         other.join_as("wide", &mut ours.qp, &device);
         other.tell(&format!("heap {}", 1 << 20));
@@ -241,7 +241,7 @@ fn an_owner_killed_in_the_middle_of_a_call_ends_the_request() {
         };
         peer.note(CrossError::Refused(Errno::PERM));
         other.tell(&format!("kill {point}"));
-        // What it answers to this says that it has heard that.
+        // Its answer shows that it has processed the line before.
         other.tell("heap 8");
         other.hears("heap");
         let here = heap(&ours, 1 << 20);
@@ -262,7 +262,7 @@ fn an_owner_killed_in_the_middle_of_a_call_ends_the_request() {
     }
 }
 
-/// Private memory whose owner reads it only: a mapping that cannot be written.
+/// Private memory that its owner can only read: the mapping is not writable.
 #[test]
 fn a_mapping_that_cannot_be_written_is_read_and_never_written() {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -282,7 +282,7 @@ fn a_mapping_that_cannot_be_written_is_read_and_never_written() {
 
     impl Drop for ReadOnly {
         fn drop(&mut self) {
-            // SAFETY: nobody uses it any more.
+            // SAFETY: nothing uses it any more.
             unsafe { munmap(self.as_ptr().cast(), 4096) }.unwrap();
         }
     }
@@ -301,14 +301,14 @@ fn a_mapping_that_cannot_be_written_is_read_and_never_written() {
     assert_eq!(ends[0].completed().status, Status::Success);
     ends[0].post(SendOp::Write(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::RemoteAccess);
-    // Somebody's mistake: the kernel finds out.
+    // The program registered it for writing by mistake: the kernel finds out.
     let mut ends = fabric.pair();
     let there = memory::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
     ends[0].post(SendOp::Write(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::RemoteOperation);
 }
 
-/// A child of the owner has a copy of the memory: what is written is the parent's.
+/// A forked child of the owner has a copy of the memory. A peer's WRITE must reach the parent's.
 #[test]
 fn a_forked_child_serves_nothing() {
     let fabric = Fabric::new();
@@ -319,21 +319,21 @@ fn a_forked_child_serves_nothing() {
     let (mut told, mut say) = rustix::pipe::pipe()
         .map(|(r, w)| (std::fs::File::from(r), std::fs::File::from(w)))
         .unwrap();
-    // SAFETY: the child reads, looks at its memory and ends, all without a lock.
+    // SAFETY: the child only reads the pipe, looks at its memory and exits, all without a lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut go = [0];
         let read = std::io::Read::read(&mut told, &mut go);
-        // SAFETY: mapped, and nobody writes to it here.
+        // SAFETY: mapped, and nothing writes to it in the child.
         let seen = unsafe { buffer.as_ptr().cast::<u64>().read_volatile() };
-        // SAFETY: ends the child at once.
+        // SAFETY: ends the child at once, without running destructors.
         unsafe { libc::_exit(i32::from(read.is_err() || seen != 0)) };
     }
     assert!(child > 0);
     assert!(have_done(&mut other, "add", there.remote(0), 8) > 0);
     std::io::Write::write_all(&mut say, b"x").unwrap();
     let mut status = 0;
-    // SAFETY: our own child, and a place for its status.
+    // SAFETY: the pid is our own child's, and the pointer is to a place for its status.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((waited, status), (child, 0), "the child saw the write");
     let sum = super::local_mrs::bytes(&there, 0, 8);

@@ -1,4 +1,4 @@
-//! Datagrams of a hostile device: refused, late, and lost where a rule says so, in order all the same.
+//! Datagrams of a hostile device: they are refused, delayed, and lost if a rule says so, but never reordered.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const QKEY: u32 = 0x55;
 const COUNT: u64 = 300;
 const SLOT: usize = GRH_BYTES + 8;
 
-/// Sends datagrams that carry their number, one receive for each; says which arrived, in their order.
+/// Sends numbered datagrams, with one receive for each. Returns the numbers that arrived, in order.
 fn arrived(rules: Rules) -> Vec<u64> {
     let folder = tempfile::tempdir().unwrap();
     let fabric = Registry::open_at(folder.path().join("fabric")).unwrap();
@@ -96,7 +96,7 @@ fn arrived(rules: Rules) -> Vec<u64> {
     for (number, sent) in ended.iter().enumerate() {
         assert_eq!((sent.wr_id, sent.status), (number as u64, Status::Success));
     }
-    // Done means carried there, or lost.
+    // A completed send has been delivered or lost, so nothing more can arrive.
     let mut got = vec![Completion::default(); COUNT as usize];
     let count = to_cq.poll(&mut got).unwrap();
     let all = got[..count].iter().enumerate().map(|(at, one)| {

@@ -1,26 +1,26 @@
-//! Every deed is seen, and stays within its bounds.
+//! Every fault that a hostile device injects is seen, and stays within its bounds.
 
 use headworks_softnic::hostile::rules::{
     by, full, kill_after, kills, late, not_ready, rest, scatter, slow,
 };
-use headworks_softnic::hostile::{Event, Point, Rules, Verdict};
+use headworks_softnic::hostile::{FaultEvent, FaultPoint, Rules, Verdict};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     AsyncEvent, Opcode, Payload, PostErrorKind, QpAttr, QpState, SendFlags, SendOp, SendWr, Status,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::pair::{Noting, Pair, all_well, each_seed, raise, until, until_seen};
+use crate::pair::{RecordingRule, TestPair, all_well, each_seed, raise, until, until_seen};
 
 const OLD: u8 = 0x11;
 const NEW: u8 = 0xee;
 
-/// What a reader sees of a WRITE of 64 bytes between its steps, until it has completed.
-fn seen_of_a_write(pair: &mut Pair) -> Vec<Vec<u8>> {
-    let Pair { a, b, .. } = pair;
+/// Returns what a reader sees of a WRITE of 64 bytes between its steps, until it has completed.
+fn seen_of_a_write(pair: &mut TestPair) -> Vec<Vec<u8>> {
+    let TestPair { a, b, .. } = pair;
     a.put(0, &[NEW; 67]);
     b.put(0, &[OLD; 64]);
-    // The words that count are those over there.
+    // The target is aligned and the source is not: words at the target are placed whole.
     a.post(0, SendOp::Write(b.region.remote(0)), 3, 64);
     let mut seen = vec![b.get(0, 64)];
     until("the WRITE", || {
@@ -28,7 +28,7 @@ fn seen_of_a_write(pair: &mut Pair) -> Vec<Vec<u8>> {
         seen.push(b.get(0, 64));
         !done.is_empty()
     });
-    assert_eq!(b.get(0, 64), [NEW; 64], "completed and not placed");
+    assert_eq!(b.get(0, 64), [NEW; 64], "completed but not placed");
     seen
 }
 
@@ -36,7 +36,7 @@ fn is_torn(bytes: &[u8]) -> bool {
     bytes.contains(&OLD) && bytes.contains(&NEW)
 }
 
-/// Whether there is a new byte behind an old one.
+/// Returns whether a new byte follows an old one.
 fn is_out_of_order(bytes: &[u8]) -> bool {
     bytes.windows(2).any(|two| two == [OLD, NEW])
 }
@@ -49,7 +49,7 @@ fn has_torn_word(bytes: &[u8]) -> bool {
 fn a_reader_sees_a_write_torn_in_any_order_and_its_words_whole() {
     until_seen("a torn WRITE out of order", |seed| {
         let rules = Rules::new(seed).with(scatter(6));
-        let seen = seen_of_a_write(&mut Pair::by(rules, ""));
+        let seen = seen_of_a_write(&mut TestPair::by(rules, ""));
         assert!(!seen.iter().any(|bytes| has_torn_word(bytes)));
         seen.iter().any(|bytes| is_out_of_order(bytes))
     });
@@ -59,16 +59,16 @@ fn a_reader_sees_a_write_torn_in_any_order_and_its_words_whole() {
 fn without_the_declaration_words_are_torn() {
     until_seen("a torn word", |seed| {
         let rules = Rules::new(seed).with(scatter(6));
-        let mut pair = Pair::by(rules, ",atomic_aligned_8=no");
+        let mut pair = TestPair::by(rules, ",atomic_aligned_8=no");
         assert!(!pair.a.device.info().promises.atomic_aligned_8);
         let seen = seen_of_a_write(&mut pair);
         seen.iter().any(|bytes| has_torn_word(bytes))
     });
 }
 
-/// A pair that places in any order; our bytes are new and theirs are old.
-fn scattering(seed: u64) -> Pair {
-    let pair = Pair::by(Rules::new(seed).with(scatter(6)), "");
+/// Makes a pair that places bytes in any order. Our bytes are new, the peer's are old.
+fn scattering(seed: u64) -> TestPair {
+    let pair = TestPair::by(Rules::new(seed).with(scatter(6)), "");
     pair.a.put(0, &[NEW; 64]);
     pair.b.put(0, &[OLD; 64]);
     pair
@@ -78,7 +78,7 @@ fn scattering(seed: u64) -> Pair {
 fn the_bytes_of_a_send_come_in_any_order() {
     until_seen("a torn SEND", |seed| {
         let mut pair = scattering(seed);
-        let Pair { a, b, .. } = &mut pair;
+        let TestPair { a, b, .. } = &mut pair;
         b.try_receive(9, 0, 64).unwrap();
         a.post(0, SendOp::Send, 0, 64);
         let mut torn = false;
@@ -96,10 +96,10 @@ fn the_bytes_of_a_send_come_in_any_order() {
 fn the_bytes_of_a_read_come_in_any_order() {
     until_seen("a torn READ", |seed| {
         let mut pair = scattering(seed);
-        let Pair { a, b, .. } = &mut pair;
+        let TestPair { a, b, .. } = &mut pair;
         b.put(0, &[NEW; 67]);
         a.put(64, &[OLD; 64]);
-        // The words that count are those here.
+        // The target is aligned and the source is not: words at the target are placed whole.
         a.post(1, SendOp::Read(b.region.remote(3)), 64, 64);
         let mut torn = false;
         until("the READ", || {
@@ -113,10 +113,10 @@ fn the_bytes_of_a_read_come_in_any_order() {
     });
 }
 
-/// Posts four WRITEs of 64 bytes to four places; says whether a later one was seen begun while an
-/// earlier one was not all placed.
-fn writes_mix(pair: &mut Pair) -> bool {
-    let Pair { a, b, .. } = pair;
+/// Posts four WRITEs of 64 bytes to four places. Returns whether a later one was seen begun while an earlier
+/// one was not completely placed.
+fn writes_mix(pair: &mut TestPair) -> bool {
+    let TestPair { a, b, .. } = pair;
     a.put(0, &[NEW; 256]);
     b.put(0, &[OLD; 256]);
     let mut mixed = false;
@@ -135,7 +135,7 @@ fn writes_mix(pair: &mut Pair) -> bool {
         done.extend(a.poll());
         let bytes = b.get(0, 256);
         look(&bytes);
-        // What has completed is placed, and all before it.
+        // A completed WRITE is placed, and so are all before it.
         assert!(!bytes[..done.len() * 64].contains(&OLD));
         done.len() == 4
     });
@@ -147,8 +147,8 @@ fn writes_mix(pair: &mut Pair) -> bool {
 fn writes_mix_only_where_their_order_is_not_declared() {
     until_seen("WRITEs that mix", |seed| {
         let rules = || Rules::new(seed).with(slow(4, 3)).with(scatter(6));
-        assert!(!writes_mix(&mut Pair::by(rules(), "")), "ordered");
-        let mut pair = Pair::by(rules(), ",ordered_between_writes=no");
+        assert!(!writes_mix(&mut TestPair::by(rules(), "")), "ordered");
+        let mut pair = TestPair::by(rules(), ",ordered_between_writes=no");
         assert!(!pair.a.device.info().promises.ordered_between_writes);
         writes_mix(&mut pair)
     });
@@ -157,14 +157,14 @@ fn writes_mix_only_where_their_order_is_not_declared() {
 #[test]
 fn completions_are_held_back_and_come_several_at_once() {
     let rules = Rules::new(1).with(by(|event, _| {
-        (event.point == Point::Poll).then_some(Verdict::Wait(5))
+        (event.point == FaultPoint::Poll).then_some(Verdict::Wait(5))
     }));
-    let mut pair = Pair::by(rules, "");
-    let Pair { a, b, .. } = &mut pair;
+    let mut pair = TestPair::by(rules, "");
+    let TestPair { a, b, .. } = &mut pair;
     for number in 0..3 {
         a.post(number, SendOp::Write(b.region.remote(0)), 0, 8);
     }
-    // The progress thread shows what is held back to whoever may be asleep: a poll may find it early.
+    // The progress thread releases held completions in case a program sleeps, so a poll may find them early.
     let mut counts = Vec::new();
     until("completions", || {
         counts.push(a.poll().len());
@@ -182,8 +182,8 @@ fn completions_are_held_back_and_come_several_at_once() {
 fn a_sleeper_is_woken_for_what_is_held_back() {
     each_seed(50, |seed| {
         let rules = Rules::new(seed).with(late(1, 64)).with(slow(2, 60));
-        let mut pair = Pair::by(rules, "");
-        let Pair { a, b, .. } = &mut pair;
+        let mut pair = TestPair::by(rules, "");
+        let TestPair { a, b, .. } = &mut pair;
         for number in 0..5 {
             a.post(number, SendOp::Write(b.region.remote(0)), 0, 8);
         }
@@ -209,9 +209,9 @@ fn a_sleeper_is_woken_for_what_is_held_back() {
 #[test]
 fn a_receive_that_is_posted_is_denied_only_where_a_try_is_left() {
     for (retries, denied) in [(7, 3), (2, 2), (1, 1), (0, 0)] {
-        let noting = Noting::new(not_ready(1));
-        let mut pair = Pair::by(Rules::new(1).with(noting.clone()), "");
-        let Pair { a, b, .. } = &mut pair;
+        let noting = RecordingRule::new(not_ready(1));
+        let mut pair = TestPair::by(Rules::new(1).with(noting.clone()), "");
+        let TestPair { a, b, .. } = &mut pair;
         for end in [&mut *a, &mut *b] {
             end.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
         }
@@ -223,7 +223,7 @@ fn a_receive_that_is_posted_is_denied_only_where_a_try_is_left() {
         for number in 0..3 {
             b.try_receive(number, 0, 64).unwrap();
         }
-        // The first finds the peer; nobody can be denied before.
+        // The first SEND finds the peer; before that no receive can be denied.
         for number in 0..3 {
             a.post(number, SendOp::Send, 0, 8);
             assert_eq!(
@@ -254,8 +254,8 @@ fn chains_are_accepted_in_part_and_never_refused_for_ever() {
     let mut partial = 0;
     each_seed(40, |seed| {
         let rules = Rules::new(seed).with(full(3));
-        let mut pair = Pair::by(rules, "");
-        let Pair { a, b, .. } = &mut pair;
+        let mut pair = TestPair::by(rules, "");
+        let TestPair { a, b, .. } = &mut pair;
         let sges = [a.region.sge(0, 8)];
         let wrs: Vec<_> = (0..10)
             .map(|wr_id| SendWr {
@@ -281,8 +281,8 @@ fn chains_are_accepted_in_part_and_never_refused_for_ever() {
 
 #[test]
 fn where_nothing_signalled_is_outstanding_there_is_room() {
-    let mut pair = Pair::by(Rules::new(1).with(full(1)), "");
-    let Pair { a, b, .. } = &mut pair;
+    let mut pair = TestPair::by(Rules::new(1).with(full(1)), "");
+    let TestPair { a, b, .. } = &mut pair;
     let sges = [a.region.sge(0, 8)];
     let wr = |flags| SendWr {
         wr_id: 0,
@@ -301,8 +301,8 @@ fn where_nothing_signalled_is_outstanding_there_is_room() {
 
 #[test]
 fn receives_are_refused_for_a_while_and_never_in_an_empty_queue() {
-    let mut pair = Pair::by(Rules::new(1).with(full(1)), "");
-    let Pair { a, b, .. } = &mut pair;
+    let mut pair = TestPair::by(Rules::new(1).with(full(1)), "");
+    let TestPair { a, b, .. } = &mut pair;
     a.try_receive(0, 0, 64).unwrap();
     for _ in 0..3 {
         let error = a.try_receive(1, 0, 64).unwrap_err();
@@ -318,8 +318,8 @@ fn receives_are_refused_for_a_while_and_never_in_an_empty_queue() {
 
 #[test]
 fn a_kill_ends_the_request_flushes_the_rest_and_is_told_at_both_ends() {
-    let mut pair = Pair::by(Rules::new(1).with(kill_after(5)), "");
-    let Pair { a, b, .. } = &mut pair;
+    let mut pair = TestPair::by(Rules::new(1).with(kill_after(5)), "");
+    let TestPair { a, b, .. } = &mut pair;
     b.try_receive(77, 0, 64).unwrap();
     for number in 0..8 {
         a.post(number, SendOp::Write(b.region.remote(0)), 0, 8);
@@ -349,10 +349,10 @@ fn a_kill_ends_the_request_flushes_the_rest_and_is_told_at_both_ends() {
 
 #[test]
 fn a_kill_never_ends_a_request_well() {
-    let kill = |event: &Event| event.point == Point::Begin;
+    let kill = |event: &FaultEvent| event.point == FaultPoint::Begin;
     let rule = by(move |event, _| kill(event).then_some(Verdict::Kill(Status::Success)));
-    let mut pair = Pair::by(Rules::new(1).with(rule), "");
-    let Pair { a, b, .. } = &mut pair;
+    let mut pair = TestPair::by(Rules::new(1).with(rule), "");
+    let TestPair { a, b, .. } = &mut pair;
     a.post(0, SendOp::Write(b.region.remote(0)), 0, 8);
     assert_eq!(a.completed(1)[0].status, Status::Fatal);
 }
@@ -361,8 +361,8 @@ fn a_kill_never_ends_a_request_well() {
 fn what_was_posted_before_the_kill_ends_well_also_where_writes_mix() {
     each_seed(40, |seed| {
         let rules = Rules::new(seed).with(kill_after(3)).with(slow(1, 30));
-        let mut pair = Pair::by(rules, ",ordered_between_writes=no");
-        let Pair { a, b, .. } = &mut pair;
+        let mut pair = TestPair::by(rules, ",ordered_between_writes=no");
+        let TestPair { a, b, .. } = &mut pair;
         for number in 0..4 {
             a.post(number, SendOp::Write(b.region.remote(0)), 0, 8);
         }
@@ -378,8 +378,8 @@ fn kills_are_about_as_frequent_as_asked_for() {
     let mut died_at = Vec::new();
     each_seed(30, |seed| {
         let rules = Rules::new(seed).with(kills(20)).with(scatter(3));
-        let mut pair = Pair::by(rules, "");
-        let Pair { a, b, .. } = &mut pair;
+        let mut pair = TestPair::by(rules, "");
+        let TestPair { a, b, .. } = &mut pair;
         let (mut number, mut done) = (0, Vec::new());
         while number < 400 && done.last().is_none_or(|last| *last == Status::Success) {
             a.post(number, SendOp::Write(b.region.remote(0)), 0, 64);
@@ -395,8 +395,8 @@ fn kills_are_about_as_frequent_as_asked_for() {
 #[test]
 fn a_read_is_overtaken_by_a_write_unless_that_is_fenced() {
     let overtaken = |seed, flags| {
-        let mut pair = Pair::by(Rules::new(seed).with(rest(Opcode::Read, 60)), "");
-        let Pair { a, b, .. } = &mut pair;
+        let mut pair = TestPair::by(Rules::new(seed).with(rest(Opcode::Read, 60)), "");
+        let TestPair { a, b, .. } = &mut pair;
         a.put(0, &[NEW; 8]);
         b.put(0, &[OLD; 8]);
         let (to, from) = ([a.region.sge(8, 8)], [a.region.sge(0, 8)]);

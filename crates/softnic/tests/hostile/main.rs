@@ -1,6 +1,6 @@
-//! The hostile device is hostile: each of its deeds is seen for some seed, and what is forbidden for
-//! none. One thread posts, polls and looks, so what is seen between two steps is what the rules made
-//! of the seed.
+//! Tests of the hostile device: each fault it can inject is seen for some seed, and no forbidden one for any
+//! seed. One thread posts, polls and looks, so what it sees between two steps follows from the rules and
+//! the seed.
 
 mod datagrams;
 mod faults;

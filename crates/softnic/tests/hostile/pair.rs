@@ -1,11 +1,11 @@
-//! Two connected queue pairs, the first of a hostile device.
+//! Two connected queue pairs, the first of them on a hostile device.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_softnic::hostile::{Chance, Event, Rule, Rules, Verdict};
+use headworks_softnic::hostile::{Chance, FaultEvent, Rule, Rules, Verdict};
 use headworks_verbs::bringup::{BringUp, ConnectionParams};
 use headworks_verbs::{
     Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Payload,
@@ -13,12 +13,12 @@ use headworks_verbs::{
     SendFlags, SendOp, SendWr, Status,
 };
 
-/// Far longer than anything honest takes.
+/// Far longer than anything in a correct run takes.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of an end's region.
+/// Size of each end's region in bytes.
 pub(crate) const LEN: usize = 4096;
 
-pub(crate) struct End {
+pub(crate) struct TestQp {
     // Dropped in this order.
     pub(crate) qp: Box<dyn QueuePair>,
     pub(crate) region: Region,
@@ -27,13 +27,13 @@ pub(crate) struct End {
     pub(crate) device: Arc<dyn Device>,
 }
 
-pub(crate) struct Pair {
-    pub(crate) a: End,
-    pub(crate) b: End,
+pub(crate) struct TestPair {
+    pub(crate) a: TestQp,
+    pub(crate) b: TestQp,
     _folder: tempfile::TempDir,
 }
 
-/// Panics where the seed must be told, with it.
+/// Runs `run` with every seed up to `seeds`. If it panics, prints the seed.
 pub(crate) fn each_seed(seeds: u64, mut run: impl FnMut(u64)) {
     for seed in 1..=seeds {
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed)));
@@ -44,8 +44,8 @@ pub(crate) fn each_seed(seeds: u64, mut run: impl FnMut(u64)) {
     }
 }
 
-/// Runs seed after seed until `run` says often enough that it saw something. The
-/// device's own thread may take all steps before this one looks, so no seed is sure to show it.
+/// Runs seed after seed until `run` has returned five times that it saw the effect. No single seed is sure to
+/// show it, because the device's own thread may take all steps before this thread looks.
 pub(crate) fn until_seen(what: &str, mut run: impl FnMut(u64) -> bool) {
     let mut seen = 0;
     each_seed(2000, |seed| {
@@ -56,7 +56,7 @@ pub(crate) fn until_seen(what: &str, mut run: impl FnMut(u64) -> bool) {
     assert!(seen >= 5, "{what} was seen {seen} times");
 }
 
-impl End {
+impl TestQp {
     fn new(device: Arc<dyn Device>) -> Self {
         let channel = device.create_channel().unwrap();
         let init = CqInit {
@@ -103,7 +103,7 @@ impl End {
         out[..count].to_vec()
     }
 
-    /// The next `count` completions.
+    /// Returns the next `count` completions.
     pub(crate) fn completed(&self, count: usize) -> Vec<Completion> {
         let mut all = Vec::new();
         until("completions", || {
@@ -114,7 +114,7 @@ impl End {
         all
     }
 
-    /// Posts one signalled request, however often there is no room for it.
+    /// Posts one signalled request, up to four times if there is no room for it.
     pub(crate) fn post(&mut self, wr_id: u64, op: SendOp, at: usize, len: usize) {
         self.post_with(wr_id, op, (at, len), SendFlags::SIGNALED);
     }
@@ -150,7 +150,7 @@ impl End {
         assert!(at + bytes.len() <= LEN);
         let start = self.region.buffer().as_ptr().wrapping_add(at);
         for (index, byte) in bytes.iter().enumerate() {
-            // SAFETY: inside the buffer, which lives as long as the region; the device may look.
+            // SAFETY: inside the buffer, which lives as long as the region. The device may access it.
             unsafe { start.wrapping_add(index).write_volatile(*byte) };
         }
     }
@@ -160,7 +160,7 @@ impl End {
         let start = self.region.buffer().as_ptr().wrapping_add(at);
         let words = start.cast::<u64>();
         if at.is_multiple_of(8) && len.is_multiple_of(8) {
-            // Words are read whole, since they may be placed meanwhile.
+            // Words are read whole, since the device may be placing them meanwhile.
             // SAFETY: as in `put`; buffers are aligned to more than a word.
             let read = |index| unsafe { words.wrapping_add(index).read_volatile() };
             return (0..len / 8).flat_map(|at| read(at).to_ne_bytes()).collect();
@@ -171,13 +171,13 @@ impl End {
     }
 }
 
-impl Pair {
-    /// Both ends by these rules; options are of the first one's name.
+impl TestPair {
+    /// Makes a pair whose first end follows `rules`; `options` are part of its device's name.
     pub(crate) fn by(rules: Rules, options: &str) -> Self {
         Self::new(|hostile| hostile.with_rules(rules), options)
     }
 
-    /// By name alone.
+    /// Makes a pair whose first end has `options` in its device's name, and the rules that they imply.
     pub(crate) fn named(options: &str) -> Self {
         Self::new(|provider| provider, options)
     }
@@ -188,7 +188,7 @@ impl Pair {
         let plain = SoftProvider::on(fabric.clone());
         let hostile = hostile(SoftProvider::on(fabric));
         let open = |provider: &SoftProvider, name: &str| {
-            End::new(provider.open(&name.parse().unwrap()).unwrap())
+            TestQp::new(provider.open(&name.parse().unwrap()).unwrap())
         };
         let mut a = open(&hostile, &format!("soft:h1{options}"));
         let mut b = open(&plain, "soft:h2");
@@ -201,8 +201,8 @@ impl Pair {
     }
 }
 
-/// Connects them, also again.
-pub(crate) fn raise(a: &mut End, b: &mut End, tuning: ConnectionParams) {
+/// Connects the two ends, for the first time or after a RESET.
+pub(crate) fn raise(a: &mut TestQp, b: &mut TestQp, tuning: ConnectionParams) {
     let mut up = BringUp::start(a.device.info(), &mut *a.qp, tuning, 1, Vec::new()).unwrap();
     let mut down = BringUp::start(b.device.info(), &mut *b.qp, tuning, 2, Vec::new()).unwrap();
     up.connect_both(&mut *a.qp, &mut down, &mut *b.qp).unwrap();
@@ -223,14 +223,14 @@ pub(crate) fn all_well(completions: &[Completion]) {
     }
 }
 
-/// A rule that notes what another one said.
+/// A rule that records the verdicts of another one.
 #[derive(Clone)]
-pub(crate) struct Noting {
+pub(crate) struct RecordingRule {
     rule: Arc<dyn Rule>,
-    pub(crate) seen: Arc<Mutex<Vec<(Event, Verdict)>>>,
+    pub(crate) seen: Arc<Mutex<Vec<(FaultEvent, Verdict)>>>,
 }
 
-impl Noting {
+impl RecordingRule {
     pub(crate) fn new(rule: impl Rule + 'static) -> Self {
         Self {
             rule: Arc::new(rule),
@@ -239,8 +239,8 @@ impl Noting {
     }
 }
 
-impl Rule for Noting {
-    fn judge(&self, event: &Event, chance: &mut Chance) -> Option<Verdict> {
+impl Rule for RecordingRule {
+    fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict> {
         let verdict = self.rule.judge(event, chance)?;
         self.seen.lock().unwrap().push((*event, verdict));
         Some(verdict)

@@ -1,12 +1,12 @@
-//! What holds whatever the seed is: the specification, and the seed itself.
+//! What holds for every seed: the specification's guarantees, and that a seed can be replayed.
 
 use headworks_softnic::hostile::rules::by;
-use headworks_softnic::hostile::{Point, Rules, Verdict};
+use headworks_softnic::hostile::{FaultPoint, Rules, Verdict};
 use headworks_verbs::{Duration, QpState, SendOp, Status};
 
-use crate::pair::{LEN, Noting, Pair, all_well, each_seed, until};
+use crate::pair::{LEN, RecordingRule, TestPair, all_well, each_seed, until};
 
-/// The names of hostile devices, with fewer and fewer declarations.
+/// Options in the names of hostile devices, which declare fewer and fewer promises.
 const NAMES: [&str; 4] = [
     "",
     ",ordered_between_writes=no",
@@ -14,16 +14,16 @@ const NAMES: [&str; 4] = [
     ",ordered_between_writes=no,atomic_aligned_8=no",
 ];
 
-fn named(seed: u64) -> Pair {
+fn named(seed: u64) -> TestPair {
     let less = NAMES[seed as usize % NAMES.len()];
-    Pair::named(&format!(",hostile,seed={seed}{less}"))
+    TestPair::named(&format!(",hostile,seed={seed}{less}"))
 }
 
 #[test]
 fn a_receive_completion_says_that_all_writes_before_are_placed() {
     each_seed(60, |seed| {
         let mut pair = named(seed);
-        let Pair { a, b, .. } = &mut pair;
+        let TestPair { a, b, .. } = &mut pair;
         for round in 1..=10u8 {
             a.put(0, &[round; 512]);
             b.try_receive(u64::from(round), 1024, 64).unwrap();
@@ -40,7 +40,7 @@ fn a_receive_completion_says_that_all_writes_before_are_placed() {
                 0 => a.post(next(), SendOp::SendImm(9), 400, 64),
                 _ => a.post(next(), SendOp::WriteImm(b.region.remote(400), 9), 400, 64),
             }
-            // The sender is not polled meanwhile: the progress thread carries on alone.
+            // The sender is not polled meanwhile: only the progress thread executes its requests.
             let received = b.completed(1)[0];
             assert_eq!((received.wr_id, received.imm), (round.into(), Some(9)));
             assert_eq!(b.get(0, 400), [round; 400], "round {round}");
@@ -55,7 +55,7 @@ fn a_receive_completion_says_that_all_writes_before_are_placed() {
 fn reads_and_atomics_see_what_was_written_before_them() {
     each_seed(60, |seed| {
         let mut pair = named(seed);
-        let Pair { a, b, .. } = &mut pair;
+        let TestPair { a, b, .. } = &mut pair;
         for round in 1..=10u8 {
             a.put(0, &[round; 72]);
             a.post(0, SendOp::Write(b.region.remote(0)), 0, 64);
@@ -74,7 +74,7 @@ fn reads_and_atomics_see_what_was_written_before_them() {
 fn long_messages_arrive_over_several_spans() {
     each_seed(16, |seed| {
         let mut pair = named(seed);
-        let Pair { a, b, .. } = &mut pair;
+        let TestPair { a, b, .. } = &mut pair;
         let bytes: Vec<u8> = (0..LEN).map(|at| (at * 7 + at / 256) as u8).collect();
         a.put(0, &bytes);
         // Odd addresses and lengths.
@@ -97,7 +97,7 @@ fn long_messages_arrive_over_several_spans() {
 fn a_request_that_fails_ends_as_on_any_device() {
     each_seed(40, |seed| {
         let mut pair = named(seed);
-        let Pair { a, b, .. } = &mut pair;
+        let TestPair { a, b, .. } = &mut pair;
         a.put(0, &[1; 64]);
         let good = SendOp::Write(b.region.remote(0));
         let mut bad = b.region.remote(0);
@@ -135,8 +135,8 @@ fn no_rule_stops_a_device_for_good() {
         Verdict::AtMost(0),
     ];
     for verdict in verdicts {
-        let mut pair = Pair::by(Rules::new(1).with(by(move |_, _| Some(verdict))), "");
-        let Pair { a, b, .. } = &mut pair;
+        let mut pair = TestPair::by(Rules::new(1).with(by(move |_, _| Some(verdict))), "");
+        let TestPair { a, b, .. } = &mut pair;
         b.try_receive(0, 1024, 64).unwrap();
         a.put(0, &[5; 64]);
         a.post(0, SendOp::Write(b.region.remote(0)), 0, 64);
@@ -147,19 +147,21 @@ fn no_rule_stops_a_device_for_good() {
     }
 }
 
-/// What the rules said in a run, without what names it.
+/// Returns what the rules decided in a run, without what differs between equal runs.
 fn story(seed: u64) -> Vec<(u8, u64, u32, Verdict)> {
     let all = Rules::all(seed);
-    let noting = Noting::new(by(move |event, _| Some(all.judge(event))));
-    let mut pair = Pair::by(Rules::new(seed).with(noting.clone()), "");
-    let Pair { a, b, .. } = &mut pair;
+    let noting = RecordingRule::new(by(move |event, _| Some(all.judge(event))));
+    let mut pair = TestPair::by(Rules::new(seed).with(noting.clone()), "");
+    let TestPair { a, b, .. } = &mut pair;
     for number in 0..30 {
         a.post(number, SendOp::Write(b.region.remote(0)), 0, 64);
     }
     all_well(&a.completed(30));
     let seen = noting.seen.lock().unwrap();
-    // How often is polled, and so asked, is a matter of time.
-    let of_requests = seen.iter().filter(|(event, _)| event.point != Point::Poll);
+    // How often the CQ is polled, and a rule asked, depends on timing.
+    let of_requests = seen
+        .iter()
+        .filter(|(event, _)| event.point != FaultPoint::Poll);
     let mut story: Vec<_> = of_requests
         .map(|(event, verdict)| (event.point as u8, event.number, event.turn, *verdict))
         .collect();
@@ -172,8 +174,8 @@ fn story(seed: u64) -> Vec<(u8, u64, u32, Verdict)> {
 fn a_seed_tells_the_same_story_again() {
     let (one, again, other) = (story(7), story(7), story(8));
     let begun = |story: &[(u8, u64, u32, Verdict)]| {
-        let begin = Point::Begin as u8;
-        let place = Point::Place as u8;
+        let begin = FaultPoint::Begin as u8;
+        let place = FaultPoint::Place as u8;
         let of = story
             .iter()
             .filter(|(point, _, turn, _)| *point == begin || (*point == place && *turn == 0));
@@ -186,8 +188,8 @@ fn a_seed_tells_the_same_story_again() {
 #[test]
 fn what_is_not_declared_is_said() {
     for (at, options) in NAMES.into_iter().enumerate() {
-        let hostile = Pair::named(&format!(",hostile{options}"));
-        let plain = Pair::named(options);
+        let hostile = TestPair::named(&format!(",hostile{options}"));
+        let plain = TestPair::named(options);
         for (pair, is_hostile) in [(&hostile, true), (&plain, false)] {
             let info = pair.a.device.info();
             assert_eq!(info.promises.ordered_between_writes, at % 2 == 0);

@@ -3,7 +3,7 @@
 use headworks::ring::Unconnected;
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{QueuePair, RemoteAddr};
-pub use headworks_baselines::{End, Shape};
+pub use headworks_baselines::{End, EndSizes};
 
 use super::requester::Requester;
 use super::{Made, Setup};
@@ -14,7 +14,7 @@ use crate::mail_bring_up::MailBringUp;
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
 /// Everything but the queue pairs, on the part's device, which its name may have paced.
-pub fn open(pair: &PairContext, shape: &Shape) -> Result<End> {
+pub fn open(pair: &PairContext, shape: &EndSizes) -> Result<End> {
     Ok(End::open(pair.clone().paced().open_device()?, shape)?)
 }
 
@@ -56,7 +56,7 @@ impl Setup<'_> {
     pub(super) fn source(
         &self,
         load: super::VerbLoad,
-        shape: &Shape,
+        shape: &EndSizes,
         len: usize,
     ) -> Result<Requester> {
         let mut end = open(self.pair, shape)?;

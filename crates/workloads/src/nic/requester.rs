@@ -4,14 +4,14 @@ use headworks::verbs::{
     Completion, CompletionQueue, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
     Sge, Status,
 };
-use headworks_baselines::{End, Memory, Shape};
+use headworks_baselines::{End, EndSizes, Memory};
 
 use super::{Verb, VerbLoad};
 use crate::error::{Result, WorkloadError};
 
 /// The shape of `queue_pairs` that receive nothing.
-pub(super) fn shape(queue_pairs: usize, cq_depth: u32) -> Shape {
-    Shape {
+pub(super) fn shape(queue_pairs: usize, cq_depth: u32) -> EndSizes {
+    EndSizes {
         queue_pairs,
         caps: QpCaps {
             max_recv_wr: 1,

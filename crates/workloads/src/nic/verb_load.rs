@@ -6,7 +6,7 @@
 use headworks::verbs::{Completion, DeviceInfo, Duration, Instant, QpCaps};
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::{Shape, acting};
+use super::endpoint::{EndSizes, acting};
 use super::rate_meter::RateMeter;
 use super::requester::{Requester, polled, shape};
 use super::{Made, NicTask, Setup};
@@ -331,9 +331,9 @@ fn responder(source: Requester) -> Made {
 }
 
 /// The shape of an end that posts `load`, or takes it by `receives` if it takes some.
-pub(super) fn loaded_shape(load: &VerbLoad, cq_depth: u32, receives: u32) -> Shape {
+pub(super) fn loaded_shape(load: &VerbLoad, cq_depth: u32, receives: u32) -> EndSizes {
     let shape = shape(load.queue_pairs, cq_depth);
-    Shape {
+    EndSizes {
         caps: QpCaps {
             max_inline: if load.inline { load.size as u32 } else { 0 },
             ..shape.caps

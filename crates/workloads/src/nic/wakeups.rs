@@ -9,7 +9,7 @@ use headworks::verbs::{Completion, Opcode};
 use headworks_net::packets::{PacketListener, PacketSocket, RecvOutcome};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::endpoint::{Shape, acting, started};
+use super::endpoint::{EndSizes, acting, started};
 use super::rate_meter::RateMeter;
 use super::repeated_work::{RepeatedWork, repeating};
 use super::requester::{Requester, polled, shape};
@@ -47,7 +47,7 @@ pub(super) fn part(waker: WakeMethod, setup: &Setup<'_>) -> Made {
             ends.map(|ends| turns(ends, role, &task)).transpose()
         });
     }
-    let shape = Shape {
+    let shape = EndSizes {
         shared_receives: RECEIVES as u32,
         channel: true,
         ..shape(1, 64)

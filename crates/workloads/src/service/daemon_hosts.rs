@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use headworks::daemon::limits::Config;
+use headworks::daemon::limits::DaemonLimits;
 use headworks::daemon::server::{DaemonServer, MetricsAt, ServerConfig};
 use headworks::daemon::{Identity, metrics};
 use headworks::net::Interrupt;
@@ -36,7 +36,7 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
         drain: headworks::verbs::Duration::ZERO,
-        daemon: Config::default(),
+        daemon: DaemonLimits::default(),
     };
     let shell = DaemonServer::open(open(device)?, &config);
     let mut shell = shell.map_err(failed("a daemon"))?;

@@ -11,7 +11,7 @@ use headworks::verbs::{
     Completion, Device, DeviceName, Duration, Instant, Payload, QpCaps, RecvWr, RemoteAddr,
     SendFlags, SendOp, SendWr,
 };
-use headworks_baselines::{End, Memory, Shape};
+use headworks_baselines::{End, EndSizes, Memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
@@ -53,8 +53,8 @@ impl IdleQueuePairs {
 }
 
 /// Queue pairs that send so many requests each, and receive nothing.
-pub(super) fn shape(queue_pairs: usize, sends: usize, cq_depth: usize) -> Shape {
-    Shape {
+pub(super) fn shape(queue_pairs: usize, sends: usize, cq_depth: usize) -> EndSizes {
+    EndSizes {
         queue_pairs,
         caps: QpCaps {
             max_send_wr: sends as u32,
@@ -93,7 +93,7 @@ pub(super) struct Native {
 
 impl Native {
     /// Makes queue pairs of that shape, and `len` bytes of memory.
-    pub(super) fn open(device: Arc<dyn Device>, shape: &Shape, len: usize) -> Result<Self> {
+    pub(super) fn open(device: Arc<dyn Device>, shape: &EndSizes, len: usize) -> Result<Self> {
         let mut end = End::open(device, shape)?;
         end.populate(shape)?;
         let memory = end.memory(len)?;

@@ -311,7 +311,7 @@ impl ServiceRequests {
         let mut windows = Vec::new();
         for to in to.iter().cycle().take(load.connections) {
             let mut stream = service.connect(*to)?;
-            stream.send_all(&[&[ConnectionPurpose::Window as u8], &len[..]].concat())?;
+            stream.send_all(&[&[ConnectionPurpose::WriteWindow as u8], &len[..]].concat())?;
             let mut window = [0; 4];
             stream.read_exact(&mut window)?;
             windows.push((stream, u32::from_le_bytes(window)));

@@ -24,7 +24,7 @@ pub(super) enum ConnectionPurpose {
     /// looked at, where it lies.
     Sink = b's',
     /// The window of memory, four bytes, is sent back; the memory is of so many bytes as the eight behind this one say.
-    Window = b'w',
+    WriteWindow = b'w',
 }
 
 /// Serves until the process is ended.
@@ -40,7 +40,7 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
         if !matches!(stream.recv(&mut wish), Ok(1)) {
             continue;
         }
-        if wish[0] == ConnectionPurpose::Window as u8 {
+        if wish[0] == ConnectionPurpose::WriteWindow as u8 {
             // These are many, and do nothing by themselves. Memory that others had is taken back first.
             held = held.into_iter().filter_map(still_held).collect();
             if let Ok(export) = export(&service, &mut stream) {

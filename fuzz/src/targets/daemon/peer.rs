@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use headworks_client::Vqpn;
 use headworks_client::socket_message::Refusal;
 use headworks_daemon::PeerId;
-use headworks_daemon::control::{Between, Message};
+use headworks_daemon::control::{DomainPair, Message};
 use headworks_daemon::domain::{DomainId, Offer};
 use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
-use headworks_daemon::qp_group::Which;
+use headworks_daemon::qp_group::QpRole;
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Payload, QpInit,
@@ -184,12 +184,12 @@ impl RogueDaemon {
         harness.settle();
     }
 
-    fn bring_up(&mut self, harness: &mut DaemonHarness, which: Which) {
+    fn bring_up(&mut self, harness: &mut DaemonHarness, which: QpRole) {
         let bytes = self.bringing[which as usize].output();
         if bytes.is_empty() {
             return;
         }
-        let between = Between {
+        let between = DomainPair {
             from: OTHER,
             to: USER,
         };
@@ -314,7 +314,7 @@ impl RogueDaemon {
 
     fn message(&self, input: &mut Input<'_>) -> Message {
         let domain = input.pick(&[USER, DomainId(2), OTHER]);
-        let between = Between {
+        let between = DomainPair {
             from: OTHER,
             to: domain,
         };
@@ -343,7 +343,7 @@ impl RogueDaemon {
             1 => Message::BringUp {
                 between,
                 instance,
-                which: input.pick(&[Which::Frames, Which::Bulk]),
+                which: input.pick(&[QpRole::Frames, QpRole::Bulk]),
                 bytes: input.bytes(60).to_vec(),
             },
             2 => Message::LinkDown { between, instance },

@@ -1,4 +1,5 @@
-//! Two domains on devices of their own, between which a test passes what they say, and says what no daemon does.
+//! Two domains, each on its own device. The test passes their messages between them, and injects illegal
+//! ones.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,20 +10,21 @@ use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, Instant, Provider};
 
-use crate::domain::{Domain, DomainId, LinkKey, Offer, Output};
+use crate::domain::{Domain, DomainId, Offer, Output, QpGroupKey};
 use crate::frame::{Header, Kind, OFFER, Remote};
-use crate::limits::{Bulk, Config};
-use crate::qp_group::Which;
-use crate::send_queue::Then;
+use crate::limits::{Bulk, DaemonLimits};
+use crate::qp_group::QpRole;
+use crate::send_queue::OnCompletion;
 
-/// No time passes.
+/// Context of a world in which no time passes.
 const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: || Instant::ZERO,
 };
 
-/// Both, with a link, a session each, and an end each of one connection that has not been told of the other.
-struct Two {
+/// Two domains with a group between them, a session each, and two ends of one connection that do not know
+/// each other yet.
+struct TwoDomains {
     domains: [Domain; 2],
     links: [usize; 2],
     sessions: [usize; 2],
@@ -30,15 +32,15 @@ struct Two {
     _directory: tempfile::TempDir,
 }
 
-fn key(own: usize) -> LinkKey {
-    LinkKey {
+fn key(own: usize) -> QpGroupKey {
+    QpGroupKey {
         peer: 1 - own as u64,
         domain: DomainId(1 - own as u32),
     }
 }
 
-impl Two {
-    fn new(config: &Config) -> Self {
+impl TwoDomains {
+    fn new(config: &DaemonLimits) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
         let provider = SoftProvider::on(fabric);
@@ -71,7 +73,7 @@ impl Two {
         two
     }
 
-    /// Both ends are told of each other.
+    /// Connects the two ends to each other.
     fn connect(&mut self) {
         for own in [0, 1] {
             let (number, other) = (self.offers[own].number, self.offers[1 - own]);
@@ -111,7 +113,7 @@ impl Two {
         panic!("they never come to rest");
     }
 
-    /// What writes for the first end's application.
+    /// Returns the application's writer of the first end.
     fn writer(&self) -> EgressWriter {
         let domain = &self.domains[0];
         let connection = domain.connections.get(self.offers[0].number).unwrap();
@@ -124,7 +126,7 @@ impl Two {
         self.domains[0].call(self.links[0], self.offers[0].number);
     }
 
-    /// Memory of a session's.
+    /// Allocates memory of a session.
     fn take(&mut self, own: usize, bytes: u32) -> Extent {
         let session = &mut self.domains[own].sessions[self.sessions[own]];
         session.memory.take(bytes).unwrap()
@@ -133,7 +135,7 @@ impl Two {
 
 #[test]
 fn an_atomic_says_how_busy_its_sender_is() {
-    let mut two = Two::new(&Config::default());
+    let mut two = TwoDomains::new(&DaemonLimits::default());
     two.connect();
     let operation = Operation {
         op: Op::FetchAdd,
@@ -164,7 +166,7 @@ fn an_atomic_says_how_busy_its_sender_is() {
 
 #[test]
 fn who_waits_for_room_waits_once_however_often_it_is_called() {
-    let mut two = Two::new(&Config {
+    let mut two = TwoDomains::new(&DaemonLimits {
         bulk: Bulk::Write,
         bulk_depth: 8,
         bulk_each: 32,
@@ -172,7 +174,7 @@ fn who_waits_for_room_waits_once_however_often_it_is_called() {
         bulk_max: 512,
         bulk_told: 1,
         ring_bytes: 1 << 20,
-        ..Config::default()
+        ..DaemonLimits::default()
     });
     two.connect();
     let extent = two.take(0, 1 << 16);
@@ -180,7 +182,7 @@ fn who_waits_for_room_waits_once_however_often_it_is_called() {
     let slabs = two.domains[0].sessions[two.sessions[0]].memory.slabs();
     assert!(writer.lend(slabs, extent).unwrap().is_some());
     for _ in 0..20 {
-        // Nothing is polled meanwhile, so that there is no more room.
+        // Completions are not polled, so the queue pair stays full.
         two.call();
         two.domains[0].serve_links();
     }
@@ -191,8 +193,8 @@ fn who_waits_for_room_waits_once_however_often_it_is_called() {
 
 #[test]
 fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
-    let mut two = Two::new(&Config::default());
-    // The end here was made for a caller that offers something, and then wants no connection.
+    let mut two = TwoDomains::new(&DaemonLimits::default());
+    // The end here was made for a caller that offers data and then gives up the connection.
     let from = two.take(1, 4096);
     let number = two.offers[0].number;
     let other = &mut two.domains[1];
@@ -207,7 +209,7 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
             len,
             ..Header::of(Kind::Offer)
         };
-        link.send(Which::Frames, number, header, OFFER, Then::Nothing);
+        link.send(QpRole::Frames, number, header, OFFER, OnCompletion::Nothing);
     }
     link.flush().unwrap();
     while two.domains[0].links[two.links[0]].link.reads == 0 {
@@ -221,7 +223,7 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     assert!(two.domains[0].connections.get(number).is_none());
     assert!(two.domains[0].object_counts().in_use < in_use);
     assert_eq!(two.domains[0].links[two.links[0]].link.reads, 0);
-    // One that was offered nothing goes at once.
+    // An end that was offered nothing goes at once.
     let number = two.offers[1].number;
     two.domains[1].refuse(number);
     assert!(two.domains[1].connections.get(number).is_none());
@@ -229,7 +231,7 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
 
 #[test]
 fn what_is_wrong_behind_a_frame_is_not_forgotten() {
-    let mut two = Two::new(&Config::default());
+    let mut two = TwoDomains::new(&DaemonLimits::default());
     two.connect();
     let mut writer = two.writer();
     let number = two.offers[0].number;
@@ -238,7 +240,7 @@ fn what_is_wrong_behind_a_frame_is_not_forgotten() {
     for bytes in [&b"right"[..], b"pad", b"and two more."] {
         assert_eq!(writer.write(slabs, bytes).unwrap(), bytes.len());
     }
-    // Two pads, of which the second is wrong to whoever remembers the first, and a record.
+    // Two pads and a record. The second pad is wrong only for a reader that remembers the first.
     let connection = domain.connections.get(number).unwrap();
     let ring = connection.outlet.memory().next().unwrap();
     let view = domain.sessions[two.sessions[0]].memory.slab(ring.slab);

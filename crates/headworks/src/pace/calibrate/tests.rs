@@ -52,12 +52,12 @@ fn a_simulated_devices_delays_are_options_that_pace() {
     assert!(found.is_simulated && found.is_stamped && found.is_idle());
     let classes: Vec<_> = found.measured.iter().map(|each| each.class).collect();
     assert_eq!(classes, Class::ALL);
-    // One after the other on an idle network: nothing differs between them but the clocks' comparison.
+    // Requests run one after another on an idle network, so they differ only by the comparison of clocks.
     for each in &found.measured {
         assert_eq!(each.samples, 300, "{each:?}");
         assert!(each.median.nanos() > 100, "{each:?}");
     }
-    // A datagram waits for no answer.
+    // A datagram waits for no acknowledgement.
     assert!(
         found.measured[3].median < found.measured[0].median,
         "{found:?}"
@@ -77,7 +77,7 @@ fn whoever_asks_can_end_it_and_what_cannot_be_opened_is_said() {
     assert!(matches!(ended, Err(CalibrateError::Interrupted)));
     let wrong = calibrate(&named("sim:no-such"), &device, 10, &mut |_, _| true);
     assert!(matches!(wrong, Err(CalibrateError::Open(_))));
-    // Another network is not reached.
+    // A device on another network cannot be reached.
     let elsewhere = calibrate(&device, &named("sim:cx5-100g"), 10, &mut |_, _| true);
     assert!(matches!(elsewhere, Err(CalibrateError::Device { .. })));
 }

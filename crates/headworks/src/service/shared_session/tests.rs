@@ -1,4 +1,4 @@
-//! What becomes of calls whose daemon is played here, and does what no daemon should.
+//! Tests calls against a fake daemon that breaks the protocol.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use headworks_shm::{HugePages, SegmentRequest};
 
 use super::*;
 
-/// A daemon of which a test says what it says. Its socket is in a folder of its own.
+/// A fake daemon whose packets a test determines. Its socket is in a directory of its own.
 struct Daemon {
     folder: tempfile::TempDir,
     listener: PacketListener,
@@ -24,8 +24,8 @@ impl Daemon {
         Self { folder, listener }
     }
 
-    /// Says that to an application, which calls it.
-    /// What that returns is dropped after the daemon has hung up.
+    /// Runs `says` on a connection that `application` makes. The value that `says` returns is dropped after the
+    /// daemon has hung up.
     fn serve<T>(
         &self,
         says: impl FnOnce(&PacketSocket) -> T + Send,
@@ -58,7 +58,7 @@ fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The next thing that the application says.
+/// Waits for the application's next request.
 fn heard(by: &PacketSocket) -> Request {
     let packet = soon("a request", || match by.recv().expect("a socket") {
         RecvOutcome::Packet(packet) => Some(packet.bytes),
@@ -122,7 +122,7 @@ fn why_a_daemon_hung_up_is_told_by_the_call_that_finds_it() {
     Daemon::new().serve(says, move |path| {
         let shared = SharedSession::attach(path, "test").expect("a daemon");
         attached.send(()).expect("it waits");
-        // It has hung up by then.
+        // The channel closes after the daemon has hung up.
         let hung_up = is_over.recv();
         assert!(hung_up.is_err(), "nothing is sent");
         let answer = shared.answer(None, |session| session.alloc(1));
@@ -132,7 +132,7 @@ fn why_a_daemon_hung_up_is_told_by_the_call_that_finds_it() {
     });
 }
 
-/// Takes the application.
+/// Attaches the application.
 fn take(by: &PacketSocket) {
     assert!(matches!(heard(by), Request::Attach { .. }));
     let len = 4096;

@@ -40,7 +40,7 @@ fn event() -> impl Strategy<Value = Event> {
 /// A queue, the device below it, and what must come of every request.
 #[derive(Default)]
 struct World {
-    queue: Queue,
+    queue: RequestQueue,
     requests: Vec<Request>,
     /// The first of them that no slice was posted of, or not the last.
     next: usize,
@@ -49,12 +49,12 @@ struct World {
     has_failed: bool,
     /// What is over, and how.
     over: Vec<(usize, Status)>,
-    told: VecDeque<Told>,
+    told: VecDeque<ProgramCompletion>,
     told_all: Vec<Completion>,
     retired: u32,
 }
 
-const CUT: Cut = Cut {
+const CUT: SliceRule = SliceRule {
     slice: 64,
     with_imm: true,
 };
@@ -98,7 +98,7 @@ impl World {
     }
 
     fn pump(&mut self, count: usize) {
-        let (mut ahead, mut scratch) = (Ahead::default(), (Vec::new(), Vec::new()));
+        let (mut ahead, mut scratch) = (PlanPosition::default(), (Vec::new(), Vec::new()));
         for _ in 0..count {
             let planned = self.queue.plan(&mut ahead, CUT, kind, &mut scratch);
             let Some(planned) = planned else {
@@ -109,7 +109,7 @@ impl World {
             self.next += usize::from(is_last);
             self.queue.fly_first(planned.flying);
             // As a planner that starts anew after each doorbell.
-            ahead = Ahead::default();
+            ahead = PlanPosition::default();
         }
     }
 
@@ -172,7 +172,7 @@ impl World {
         before.iter().rev().take_while(|one| !is_told(one)).count() as u32
     }
 
-    fn tells(&mut self, told: Option<Told>) {
+    fn tells(&mut self, told: Option<ProgramCompletion>) {
         if let Some(told) = told {
             assert_eq!(told.retires, self.over_untold() + 1);
             self.told_all.push(told.completion);
@@ -279,10 +279,10 @@ fn a_queue_is_used_again_as_if_it_were_new() {
         flags: SendFlags::NONE,
         is_signaled: false,
     };
-    let mut queue = Queue::default();
+    let mut queue = RequestQueue::default();
     queue.wait(&request(200).wr(), false);
     let mut scratch = (Vec::new(), Vec::new());
-    let planned = queue.plan(&mut Ahead::default(), CUT, kind, &mut scratch);
+    let planned = queue.plan(&mut PlanPosition::default(), CUT, kind, &mut scratch);
     queue.fly_first(planned.expect("it waits").flying);
     let failed = Completion {
         status: Status::Fatal,
@@ -293,7 +293,7 @@ fn a_queue_is_used_again_as_if_it_were_new() {
     assert!(queue.is_quiet() && queue.counts() == (0, 0, 0));
     // Of what was before neither a cut nor a failure is left.
     queue.wait(&request(65).wr(), true);
-    let planned = queue.plan(&mut Ahead::default(), CUT, kind, &mut scratch);
+    let planned = queue.plan(&mut PlanPosition::default(), CUT, kind, &mut scratch);
     assert_eq!(planned.expect("it waits").flying.bytes, 64);
     assert_eq!(queue.flush(qpn()).map(|told| told.retires), Some(1));
 }

@@ -1,4 +1,4 @@
-//! The queue under loom: producers, consumers, deaths.
+//! Loom models of the queue: producers, consumers and deaths.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -70,7 +70,7 @@ fn loom_slots_are_reused_only_when_read() {
 fn loom_a_death_between_claim_and_commit() {
     bounded(|| {
         let heap = Arc::new(HeapQueue::<u64>::new(2));
-        // Dies holding a reservation.
+        // The producer dies holding a reservation.
         let _ = heap.queue.claim_push(66).unwrap();
         let other = {
             let heap = heap.clone();
@@ -85,8 +85,8 @@ fn loom_a_death_between_claim_and_commit() {
     });
 }
 
-/// The receives of a queue pair: one producer, who needs no atomic instruction, and consumers in other
-/// processes, of which some take only what is long enough.
+/// Models the receives of a queue pair: one producer that needs no compare-and-swap, and consumers in other
+/// processes, some of which take only a value that is long enough.
 #[test]
 fn loom_the_only_producer_and_consumers_of_two_kinds() {
     bounded(|| {
@@ -94,7 +94,7 @@ fn loom_the_only_producer_and_consumers_of_two_kinds() {
         let producer = {
             let heap = heap.clone();
             thread::spawn(move || {
-                // SAFETY: nobody else appends to it.
+                // SAFETY: nobody else appends to the queue.
                 let mut producer = unsafe { heap.queue.single_producer() };
                 let pushed = (1..4).take_while(|value| producer.push(&[*value; 2]).is_ok());
                 pushed.count() as u64
@@ -126,13 +126,13 @@ fn loom_the_only_producer_and_consumers_of_two_kinds() {
     });
 }
 
-/// A slot that is used again while somebody looks whether its value fits: what is taken is what
-/// fitted, and what is left did not fit, whole.
+/// A slot is reused while a consumer checks whether its value fits. A value that is taken fitted, and one
+/// that is rejected did not fit and was whole.
 #[test]
 fn loom_what_is_taken_fitted_and_what_is_left_did_not() {
     bounded(|| {
         let heap = Arc::new(HeapQueue::<[u64; 2]>::new(1));
-        // SAFETY: nobody else appends to it.
+        // SAFETY: nobody else appends to the queue.
         let mut producer = unsafe { heap.queue.single_producer() };
         producer.push(&[1; 2]).unwrap();
         let other = {
@@ -146,7 +146,7 @@ fn loom_what_is_taken_fitted_and_what_is_left_did_not() {
         let looked = std::cell::Cell::new([0; 2]);
         let offer = heap.queue.claim_pop_if(3, |value| {
             looked.set(*value);
-            // Also of a value of which the one half is new.
+            // This also accepts a torn value whose second half is new.
             value[1] == 2
         });
         let taken = match offer.unwrap() {
@@ -169,13 +169,13 @@ fn loom_what_is_taken_fitted_and_what_is_left_did_not() {
     });
 }
 
-/// A consumer died with the oldest value in hand: it is handed out once, whatever the producer and
+/// A consumer died with the oldest value in hand. The value is handed out once, whatever the producer and
 /// another consumer do meanwhile.
 #[test]
 fn loom_the_only_producer_beside_a_recovery() {
     bounded(|| {
         let heap = Arc::new(HeapQueue::<u64>::new(2));
-        // SAFETY: nobody else appends to it.
+        // SAFETY: nobody else appends to the queue.
         let mut producer = unsafe { heap.queue.single_producer() };
         for value in [1, 2] {
             producer.push(&value).unwrap();

@@ -1,27 +1,27 @@
-//! The initiator's half of the window: asking the peer to do what only it can do with its memory.
+//! The initiator's half of the bounce buffer: asks the peer for what only the peer can do with its memory.
 
 use std::sync::atomic::Ordering;
 
 use headworks_verbs::{Access, Payload, Status};
 
-use super::{Engine, Outcome, Progress, QpCore, Request, Span, refused, writes_here};
-use crate::bounce::{Answer, BounceBuffer, Call, DATA, What};
+use super::{Engine, Outcome, QpCore, Request, RequestProgress, Span, refused, writes_here};
+use crate::bounce::{BounceBuffer, BounceCall, CallKind, CallResult, DATA};
 use crate::copy::copy_spans;
 use crate::crash_points;
 use crate::qp::RemoteQp;
 use crate::table::MAX_SGE;
 
 impl Engine {
-    /// Asks the peer for `call`, or as much of it as one call moves. Its answer is to be
-    /// [heard](Self::hear).
+    /// Asks the peer for `call`, or for as much of it as one call moves. [`hear`](Self::hear) takes its
+    /// answer.
     pub(crate) fn ask(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
-        progress: &mut Progress,
-        call: Call,
+        progress: &mut RequestProgress,
+        call: BounceCall,
     ) -> Outcome {
-        let call = Call {
+        let call = BounceCall {
             len: whole_words(&call),
             ..call
         };
@@ -29,13 +29,13 @@ impl Engine {
             match BounceBuffer::open(&core.context) {
                 Ok(window) => self.window = Some(Box::new(window)),
                 Err(error) => {
-                    tracing::error!(%error, "no memory for a window");
+                    tracing::error!(%error, "no memory for a bounce buffer");
                     return Outcome::Failed(Status::LocalQpOperation);
                 }
             }
         }
-        if matches!(call.what, What::Place | What::Receive) {
-            let moved = self.exchange(core, request, progress.done, call.len, Way::Out);
+        if matches!(call.what, CallKind::Place | CallKind::Receive) {
+            let moved = self.exchange(core, request, progress.done, call.len, BounceDirection::Out);
             if moved.is_none() {
                 return Outcome::Failed(Status::LocalProtection);
             }
@@ -46,32 +46,32 @@ impl Engine {
         window.publish(core.context.table.window(core.slot()));
         window.call(&call);
         crash_points::at("call");
-        tracing::debug!(?call, "asking a peer through the window");
+        tracing::debug!(?call, "asking a peer through the bounce buffer");
         progress.called = Some(call);
         ring(link);
         crash_points::at("rung");
         Outcome::Called
     }
 
-    /// Whether peers may have been told of a window.
+    /// Returns whether this queue pair has a bounce buffer, which peers may have been told of.
     pub(crate) fn has_window(&self) -> bool {
         self.window.is_some()
     }
 
-    /// Tells the peer again that there is a call: it may not have been ready for it.
+    /// Tells the peer again that there is a call: it may not have been ready for it the first time.
     pub(crate) fn ring(&self) {
         if let Some(link) = &self.link {
             ring(link);
         }
     }
 
-    /// What became of the request's call.
+    /// Returns what became of the request's call.
     pub(crate) fn hear(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
-        progress: &mut Progress,
-        call: Call,
+        progress: &mut RequestProgress,
+        call: BounceCall,
     ) -> Outcome {
         match &self.link {
             Some(link) if link.is_up() => {}
@@ -81,15 +81,23 @@ impl Engine {
             return Outcome::Called;
         };
         progress.called = None;
-        let Answer::Done(old) = answer else {
+        let CallResult::Done(old) = answer else {
             return self.deny(progress);
         };
         let moved = match call.what {
-            What::Place | What::Receive => Some(call.len),
-            What::Fetch => self.exchange(core, request, progress.done, call.len, Way::In),
-            What::CompareSwap { .. } | What::FetchAdd { .. } => {
+            CallKind::Place | CallKind::Receive => Some(call.len),
+            CallKind::Fetch => {
+                self.exchange(core, request, progress.done, call.len, BounceDirection::In)
+            }
+            CallKind::CompareSwap { .. } | CallKind::FetchAdd { .. } => {
                 let old = old.to_ne_bytes();
-                self.exchange(core, request, 0, 8, Way::Result(Span::of_inline(&old)))
+                self.exchange(
+                    core,
+                    request,
+                    0,
+                    8,
+                    BounceDirection::Result(Span::of_inline(&old)),
+                )
             }
         };
         let Some(moved) = moved else {
@@ -97,18 +105,18 @@ impl Engine {
         };
         progress.done += moved as u64;
         match call.what {
-            What::CompareSwap { .. } | What::FetchAdd { .. } => Outcome::Done,
+            CallKind::CompareSwap { .. } | CallKind::FetchAdd { .. } => Outcome::Done,
             // Looks at the rest, and completes.
             _ => Outcome::More,
         }
     }
 
-    /// The peer refused a call.
-    fn deny(&mut self, progress: &mut Progress) -> Outcome {
+    /// Returns the outcome of a call that the peer refused.
+    fn deny(&mut self, progress: &mut RequestProgress) -> Outcome {
         let Some(link) = &self.link else {
             return Outcome::NotReady;
         };
-        // A receive over memory that may not be received into.
+        // The memory of the receive does not allow receiving.
         if let Some(claim) = progress.claim.take() {
             claim.fail(link, Status::LocalProtection);
             link.fail_peer();
@@ -117,15 +125,15 @@ impl Engine {
         refused(link, Access::NONE)
     }
 
-    /// Copies `len` bytes between our memory, from byte `skip` of the request, and the window. `None`
-    /// if our memory does not allow that.
+    /// Copies `len` bytes between our memory, from byte `skip` of the request, and the bounce buffer.
+    /// `None` if our memory does not allow that.
     fn exchange(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
         skip: u64,
         len: usize,
-        way: Way,
+        way: BounceDirection,
     ) -> Option<usize> {
         let mut spans = [Span::EMPTY; MAX_SGE];
         let here = match request.payload {
@@ -144,9 +152,13 @@ impl Engine {
             }
         };
         let copied = match way {
-            Way::Out => copy_spans(&[self.data(len)?], &cut_at(here, skip, len)?, 0, len),
-            Way::In => copy_spans(&cut_at(here, skip, len)?, &[self.data(len)?], 0, len),
-            Way::Result(old) => copy_spans(here, &[old], 0, len),
+            BounceDirection::Out => {
+                copy_spans(&[self.data(len)?], &cut_at(here, skip, len)?, 0, len)
+            }
+            BounceDirection::In => {
+                copy_spans(&cut_at(here, skip, len)?, &[self.data(len)?], 0, len)
+            }
+            BounceDirection::Result(old) => copy_spans(here, &[old], 0, len),
         };
         (copied == len).then_some(len)
     }
@@ -155,9 +167,9 @@ impl Engine {
         Some(self.window.as_ref()?.data(len))
     }
 
-    /// Takes back the call that a request has made, if there is one. Says whether nobody serves it
-    /// any more.
-    pub(super) fn retract(&self, progress: &mut Progress, link: &RemoteQp) -> bool {
+    /// Takes back the request's call, if it has made one. Returns whether the peer is serving no call: then
+    /// it no longer touches our bounce buffer or the receive.
+    pub(super) fn retract(&self, progress: &mut RequestProgress, link: &RemoteQp) -> bool {
         let called = progress.called.take();
         let (Some(_), Some(window)) = (called, &self.window) else {
             return true;
@@ -168,8 +180,8 @@ impl Engine {
     }
 }
 
-/// Bytes that one call moves of `call`: what fits a window, up to a word's end where that is less.
-fn whole_words(call: &Call) -> usize {
+/// Returns how many bytes of `call` one call moves: all, or as many as fit and end at a word's end.
+fn whole_words(call: &BounceCall) -> usize {
     let end = call.addr.wrapping_add(DATA as u64);
     match call.len > DATA {
         true => DATA - (end % 8) as usize,
@@ -177,15 +189,15 @@ fn whole_words(call: &Call) -> usize {
     }
 }
 
-/// Which way bytes go between our memory and the window.
-enum Way {
+/// The direction in which bytes are copied between our memory and the bounce buffer.
+enum BounceDirection {
     Out,
     In,
-    /// From here: what an atomic found.
+    /// The value that an atomic found, which is copied from here, not from the bounce buffer.
     Result(Span),
 }
 
-/// The part of a list that a call is about.
+/// Returns the `len` bytes from byte `skip` of a list, or `None` if the list is shorter.
 fn cut_at(list: &[Span], skip: u64, len: usize) -> Option<[Span; MAX_SGE]> {
     let mut parts = [Span::EMPTY; MAX_SGE];
     crate::copy::cut(list, skip, len, &mut parts);

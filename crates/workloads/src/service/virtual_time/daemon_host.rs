@@ -11,7 +11,7 @@ use headworks::client::socket_message::Refusal;
 use headworks::client::{Outcomes, Session};
 use headworks::daemon::auth::Secret;
 use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};
-use headworks::daemon::{Config, Daemon};
+use headworks::daemon::{Daemon, DaemonLimits};
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
@@ -154,7 +154,7 @@ impl Host {
         };
         Ok(Self {
             number,
-            daemon: Daemon::new(identity, device.clone(), Config::default()),
+            daemon: Daemon::new(identity, device.clone(), DaemonLimits::default()),
             device,
             sessions: sessions
                 .iter()

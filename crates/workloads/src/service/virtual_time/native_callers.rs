@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{BringUp, Completion, Duration, Instant};
-use headworks_baselines::Shape;
+use headworks_baselines::EndSizes;
 
 use super::{CallerRun, ScenarioBuilder, SharedRun, locked, nanos};
 use crate::service::Result;
@@ -124,7 +124,7 @@ impl QueuePairGroups {
     ) -> Result<Arc<Mutex<QueuePairGroup>>, ActorError> {
         let (load, preset) = (shared_run.load, &shared_run.machine.preset);
         let (what, hosts) = (load.what, load.hosts);
-        let open = |host, shape: &Shape, len| {
+        let open = |host, shape: &EndSizes, len| {
             let device = (part.opener)(&shared_run.machine.device(host)?)?;
             Ok::<_, ActorError>(Native::open(device, shape, len)?)
         };

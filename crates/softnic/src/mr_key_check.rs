@@ -1,65 +1,65 @@
-//! Key and address to mapped memory, checked as a NIC checks them and cached per queue pair.
+//! Translation of key and address to mapped memory: checked as a NIC checks them, and cached per queue pair.
 
 use std::sync::atomic::Ordering;
 
 use headworks_verbs::{Access, Sge};
 
-use crate::copy::{Mapped, Span};
-use crate::cross_process_copy::Stretch;
-use crate::local_mrs::{Ended, Private};
+use crate::copy::{MappedAddress, Span};
+use crate::cross_process_copy::RemoteRange;
+use crate::local_mrs::{DeregisteredFlag, LocalMrs};
 use crate::peer::Peer;
-use crate::remote_memory::Far;
-use crate::table::{Held, NO_ROW, PlaceOf, RegionRow};
+use crate::remote_memory::RemoteSpan;
+use crate::table::{NO_ROW, RegionRow, RowRef, SegmentOffset};
 
-/// The `key` word of a region's row while `key` is valid: which use of the row this is, which the
-/// key itself has only the low bits of, and the key. No two registrations have the same.
+/// Returns the `key` word of a region's row while `key` is valid: the row's generation and the key. The key
+/// has only the low bits of the generation; no two registrations have the same word.
 pub(crate) const fn valid(generation: u32, key: u32) -> u64 {
     (generation as u64) << 32 | key as u64
 }
 
-/// Whether a `key` word says that `key` is valid. Generations begin at 1.
+/// Returns whether a `key` word says that `key` is valid. Generations begin at 1.
 const fn is_valid(word: u64, key: u32) -> bool {
     word >> 32 != 0 && word as u32 == key
 }
 
-/// Why an address was refused. Which status that becomes depends on whose memory it is.
+/// An address was refused. The resulting status depends on whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refused;
 
-/// The last few regions that a queue pair used on one side.
+/// Cache of the last few regions that a queue pair used on one side.
 ///
-/// Most queue pairs use one, and there may be thousands of queue pairs: there is room for more once
-/// a second one is used.
+/// Most queue pairs use one region, and there may be thousands of queue pairs. So memory for more entries is
+/// allocated only when a second region is used.
 #[derive(Default)]
-pub(crate) struct MrLookup {
-    /// The first one that was used, as long as it is valid.
-    first: Option<Entry>,
-    more: Option<Box<[Option<Entry>; WAYS]>>,
+pub(crate) struct MrKeyCheck {
+    /// The first region used, as long as it is valid.
+    first: Option<CachedMr>,
+    more: Option<Box<[Option<CachedMr>; WAYS]>>,
 }
 
 const WAYS: usize = 8;
 
-struct Entry {
-    life: Life,
+struct CachedMr {
+    life: MrLiveness,
     key: u32,
     access: Access,
-    /// Its memory is mapped in its own process only.
+    /// Whether the memory is mapped only in its own process.
     across: bool,
     addr: u64,
-    mapped: Mapped,
+    mapped: MappedAddress,
 }
 
-/// What says that the registration is the one that was read.
-enum Life {
-    /// A peer's: as long as the row has that `key` word.
-    Theirs(Held<RegionRow>, u64),
-    /// Our own: others can write its row.
-    Ours(Ended),
+/// Shows whether the registration is still the one that was read.
+enum MrLiveness {
+    /// A peer's registration: live as long as its row has this `key` word.
+    Theirs(RowRef<RegionRow>, u64),
+    /// A registration of this process. Its row is not used: peers can write it.
+    Ours(DeregisteredFlag),
 }
 
-impl MrLookup {
-    /// `len` bytes at `addr` under `key`, if the translation is known, still valid, and allows it.
-    /// Regions of other protection domains are never known here.
+impl MrKeyCheck {
+    /// Returns `len` bytes at `addr` under `key`, if the translation is cached, still valid, and allows `need`.
+    /// Regions of other protection domains are never cached.
     #[inline(always)]
     pub(crate) fn cached(&self, key: u32, addr: u64, len: usize, need: Access) -> Option<Span> {
         let entry = self.known(key)?;
@@ -69,7 +69,7 @@ impl MrLookup {
         entry.mapped.span(addr.wrapping_sub(entry.addr), len)
     }
 
-    /// Hints that the memory of `sge`, if it is known, will be written soon.
+    /// Prefetches the memory of `sge` for writing, if its translation is cached.
     #[inline(always)]
     pub(crate) fn prefetch_write(&self, sge: &Sge) {
         if let Some(span) = self.cached(sge.lkey, sge.addr, 1, Access::LOCAL_WRITE) {
@@ -77,33 +77,33 @@ impl MrLookup {
         }
     }
 
-    /// Bytes of the region that was read under `key`, of which all are mapped here; 0 if there is none.
+    /// Returns how many bytes the region read under `key` has, if it is mapped here; else 0.
     pub(crate) fn region_len(&self, key: u32) -> usize {
         self.known(key).map_or(0, |entry| entry.mapped.len())
     }
 
-    /// What was read under `key`, valid or not any more.
+    /// Returns the entry read under `key`, valid or not.
     #[inline(always)]
-    fn known(&self, key: u32) -> Option<&Entry> {
+    fn known(&self, key: u32) -> Option<&CachedMr> {
         match &self.first {
             Some(first) if first.key == key => Some(first),
             _ => self.further(key),
         }
     }
 
-    /// Whether there is room for more than one.
+    /// Returns whether memory for more than one entry is allocated.
     #[cfg(test)]
     pub(crate) fn has_more(&self) -> bool {
         self.more.is_some()
     }
 
     #[inline(always)]
-    fn further(&self, key: u32) -> Option<&Entry> {
+    fn further(&self, key: u32) -> Option<&CachedMr> {
         let entry = self.more.as_ref()?[key as usize % WAYS].as_ref()?;
         (entry.key == key).then_some(entry)
     }
 
-    fn keep(&mut self, key: u32, entry: Entry) {
+    fn keep(&mut self, key: u32, entry: CachedMr) {
         let place = match &mut self.first {
             Some(first) if first.key != key && first.is_live() => {
                 &mut self.more.get_or_insert_default()[key as usize % WAYS]
@@ -113,8 +113,8 @@ impl MrLookup {
         *place = Some(entry);
     }
 
-    /// `len` bytes at `addr` under `key`, of the context that `peer` is. A region of another
-    /// protection domain than `pd` is refused.
+    /// Returns `len` bytes at `addr` under `key`, in the memory of the context `peer`. Refuses a region of a
+    /// protection domain other than `pd`.
     pub(crate) fn far(
         &mut self,
         peer: &Peer,
@@ -122,9 +122,9 @@ impl MrLookup {
         addr: u64,
         len: usize,
         need: Access,
-    ) -> Result<Far, Refused> {
+    ) -> Result<RemoteSpan, Refused> {
         if let Some(span) = self.cached(key, addr, len, need) {
-            return Ok(Far::Mapped(span));
+            return Ok(RemoteSpan::Mapped(span));
         }
         if let Some(entry) = self.known(key)
             && entry.across
@@ -136,7 +136,7 @@ impl MrLookup {
         self.miss(peer, (key, pd), addr, len, need)
     }
 
-    /// `len` bytes at `addr` under `key`, of this context's memory, `own`: all of it is mapped here.
+    /// Returns `len` bytes at `addr` under `key` in this context's own memory, which is always mapped here.
     pub(crate) fn span(
         &mut self,
         own: &Peer,
@@ -149,8 +149,8 @@ impl MrLookup {
             return Ok(span);
         }
         match self.miss(own, (key, pd), addr, len, need)? {
-            Far::Mapped(span) => Ok(span),
-            Far::Across { .. } => Err(Refused),
+            RemoteSpan::Mapped(span) => Ok(span),
+            RemoteSpan::Across { .. } => Err(Refused),
         }
     }
 
@@ -162,8 +162,8 @@ impl MrLookup {
         addr: u64,
         len: usize,
         need: Access,
-    ) -> Result<Far, Refused> {
-        let entry = Entry::load(peer, key, pd).ok_or(Refused)?;
+    ) -> Result<RemoteSpan, Refused> {
+        let entry = CachedMr::load(peer, key, pd).ok_or(Refused)?;
         let allowed = entry.access.contains(need);
         let far = entry.far(key, addr, len);
         self.keep(key, entry);
@@ -174,25 +174,26 @@ impl MrLookup {
         }
     }
 
-    /// The places that a receive of `peer` names, in `out`. Empty entries are legal under any key.
+    /// Writes to `out` the memory of `peer` that a receive names. Empty entries are legal under any key.
     pub(crate) fn far_list(
         &mut self,
         peer: &Peer,
         pd: u32,
         sges: &[Sge],
         need: Access,
-        out: &mut [Far],
+        out: &mut [RemoteSpan],
     ) -> Result<(), Refused> {
         for (sge, out) in sges.iter().zip(out) {
             *out = match sge.len {
-                0 => Far::EMPTY,
+                0 => RemoteSpan::EMPTY,
                 len => self.far(peer, (sge.lkey, pd), sge.addr, len as usize, need)?,
             };
         }
         Ok(())
     }
 
-    /// The spans of our own scatter/gather list, in `out`. Empty entries are legal under any key.
+    /// Writes to `out` the spans of this process's own scatter/gather list, and returns their total length. Empty
+    /// entries are legal under any key.
     pub(crate) fn list(
         &mut self,
         own: &Peer,
@@ -213,30 +214,29 @@ impl MrLookup {
     }
 }
 
-impl Entry {
-    /// Whether the registration is the one that was read.
+impl CachedMr {
+    /// Returns whether the registration is still the one that was read.
     #[inline(always)]
     fn is_live(&self) -> bool {
         match &self.life {
-            Life::Theirs(row, word) => row.key.load(Ordering::Acquire) == *word,
-            Life::Ours(ended) => !ended.get(),
+            MrLiveness::Theirs(row, word) => row.key.load(Ordering::Acquire) == *word,
+            MrLiveness::Ours(ended) => !ended.get(),
         }
     }
 
-    /// `len` bytes at `addr`, if the region has them.
-    fn far(&self, key: u32, addr: u64, len: usize) -> Option<Far> {
+    /// Returns `len` bytes at `addr`, if the region has them.
+    fn far(&self, key: u32, addr: u64, len: usize) -> Option<RemoteSpan> {
         let offset = addr.wrapping_sub(self.addr);
         if !self.across {
-            return self.mapped.span(offset, len).map(Far::Mapped);
+            return self.mapped.span(offset, len).map(RemoteSpan::Mapped);
         }
-        let stretch = Stretch { addr, len };
+        let stretch = RemoteRange { addr, len };
         self.mapped
             .reaches(offset, len)
-            .then_some(Far::Across { key, stretch })
+            .then_some(RemoteSpan::Across { key, stretch })
     }
 
-    /// Reads a region's row, whose fields belong together only if the key is the same before and
-    /// after.
+    /// Reads a region's row. Its fields belong together only if the key is the same before and after.
     fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
         if let Some(private) = peer.private() {
             return Self::own(private, (key, pd));
@@ -246,7 +246,7 @@ impl Entry {
         if !is_valid(word, key) {
             return None;
         }
-        let at = PlaceOf {
+        let at = SegmentOffset {
             segment: row.segment.load(Ordering::Relaxed),
             generation: row.segment_generation.load(Ordering::Relaxed),
             offset: row.offset.load(Ordering::Relaxed) as usize,
@@ -261,14 +261,14 @@ impl Entry {
         }
         let across = at.segment == NO_ROW;
         let mapped = if across {
-            Mapped::elsewhere(len)
+            MappedAddress::elsewhere(len)
         } else {
             let (start, keep) = peer.memory(at, len)?;
             // SAFETY: `memory` checked the range against the mapping that `keep` holds.
-            unsafe { Mapped::new(start, len, Some(keep)) }
+            unsafe { MappedAddress::new(start, len, Some(keep)) }
         };
         Some(Self {
-            life: Life::Theirs(row, word),
+            life: MrLiveness::Theirs(row, word),
             key,
             access,
             across,
@@ -277,15 +277,15 @@ impl Entry {
         })
     }
 
-    /// A registration of our own. Its row is not believed: others can write it, and here the memory is
-    /// used at its plain address.
-    fn own(private: &Private, (key, pd): (u32, u32)) -> Option<Self> {
+    /// Looks up a registration of this process. Its row is not trusted: peers can write it, and this process uses
+    /// the memory at its plain address.
+    fn own(private: &LocalMrs, (key, pd): (u32, u32)) -> Option<Self> {
         let area = private.find(key).filter(|area| area.pd == pd)?;
-        // SAFETY: a buffer is mapped where it says, at least until it is not registered any more and
-        // uses in flight are over; it has ended then. Keeping it would only delay its release.
-        let mapped = unsafe { Mapped::new(area.start as *mut u8, area.len, None) };
+        // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are over.
+        // By then `ended` is set, so the entry is not used. Keeping the buffer here would only delay its release.
+        let mapped = unsafe { MappedAddress::new(area.start as *mut u8, area.len, None) };
         Some(Self {
-            life: Life::Ours(area.ended),
+            life: MrLiveness::Ours(area.ended),
             key,
             access: area.access,
             across: false,
