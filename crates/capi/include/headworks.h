@@ -226,12 +226,10 @@ int hw_close(int fd);
 
 /* Sets a deadline, `milliseconds` from now: an absolute time for all calls
  * with this descriptor together. A call that waits until then fails with
- * ETIMEDOUT, and the connection is not affected. -1, the default: no deadline.
- * */
+ * ETIMEDOUT, and the connection is not affected. -1 (default): no deadline. */
 int hw_set_deadline(int fd, int64_t milliseconds);
 
-/* Sets whether calls with this descriptor fail with EAGAIN instead of waiting.
- * */
+/* Sets whether calls with this descriptor fail with EAGAIN, not wait. */
 int hw_set_nonblocking(int fd, int nonblocking);
 
 /* Allocates memory that can be lent, exported, and used by hw_read() and

@@ -157,8 +157,8 @@ impl Handle {
         }
     }
 
-    /// Repeats `attempt`, as long as `waits` allows, until its result is not an error that [would
-    /// block](Error::would_block).
+    /// Repeats `attempt`, as long as `waits` allows, until its result is not an error that
+    /// [would block](Error::would_block).
     pub(crate) fn wait<T>(
         &self,
         way: WaitFor,

@@ -4,7 +4,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `exports` | the functions that C calls, each a thin wrapper; unsafe: it trusts the pointers that C passes |
+//! | `exports` | the functions that C calls, thin wrappers; unsafe: it trusts the pointers that C passes |
 //! | `raw` | the parts of the system's C interface that are needed; unsafe |
 //! | `library` | shared by all calls: the service, fork detection, catching of panics |
 //! | `error` | errors, and the `errno` of each |

@@ -1,4 +1,4 @@
-/* A daemon is attached to once, by whatever call, and again when it came back. */
+/* Any call attaches to a daemon at most once, and again after a restart. */
 #include "check.h"
 
 static void use(char *memory) {
@@ -19,7 +19,7 @@ static void use(char *memory) {
 
 int main(void) {
   CHECK(setenv("HEADWORKS_DAEMON", getenv("HW_ONE"), 1) == 0);
-  /* Of the daemon that this call attaches to: connections are of the same. */
+  /* This call attaches to HW_ONE, so the memory and later connections match. */
   char *memory = hw_alloc(8);
   CHECK(memory != NULL);
   check_attach("HW_ONE");
@@ -28,7 +28,7 @@ int main(void) {
   check_attach("HW_ONE");
   use(memory);
   CHECK(hw_free(memory) == 0);
-  /* It is killed and comes back. */
+  /* The daemon is killed and restarts. */
   CHECK(putchar('1') == '1' && fflush(stdout) == 0);
   CHECK(getchar() == '1');
   memory = hw_alloc(8);

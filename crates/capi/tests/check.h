@@ -1,11 +1,11 @@
-/* What the tests share. Each is a program that ends with 0, or says what is
- * wrong in which line. $HW_ONE and $HW_OTHER are the sockets of the daemons of
- * 127.0.0.1 and 127.0.0.2. A program may attach to both, one after the other,
- * and so have both ends of a connection. */
+/* Helpers of the tests. Each test is a program that exits with 0, or prints the
+ * failed check and its line. $HW_ONE and $HW_OTHER are the sockets of the
+ * daemons of 127.0.0.1 and 127.0.0.2. A program may attach to both, one after
+ * the other, and so have both ends of a connection. */
 #ifndef CHECK_H
 #define CHECK_H
 
-/* fork(), threads and what of signals is not in C11. */
+/* For fork(), threads and POSIX signals, which C11 lacks. */
 #define _GNU_SOURCE
 
 #include <arpa/inet.h>
@@ -25,7 +25,7 @@
       check_failed(__FILE__, __LINE__, #holds);                               \
   } while (0)
 
-/* The call fails with that errno, and says why. */
+/* The call fails with `expected` in errno, and hw_strerror() has a text. */
 #define FAILS(call, expected)                                                 \
   do {                                                                        \
     errno = 0;                                                                \
@@ -34,7 +34,7 @@
     CHECK(hw_strerror()[0] != '\0');                                          \
   } while (0)
 
-/* So long that only what hangs takes it: the program is ended then. */
+/* A program that runs longer than this hangs, and is ended. */
 #define PATIENCE_S 80
 
 static inline void check_failed(const char *file, int line, const char *what) {
@@ -63,7 +63,7 @@ static inline void check_attach(const char *variable) {
   CHECK(hw_attach(path, NULL) == 0);
 }
 
-/* Listens at any port of the attached daemon's; sets it. */
+/* Listens at a free port of the attached daemon, and sets `*port` to it. */
 static inline int check_listen(int *port) {
   struct sockaddr_in any = check_at("0.0.0.0", 0);
   socklen_t len = sizeof any;
@@ -76,8 +76,8 @@ static inline int check_listen(int *port) {
   return fd;
 }
 
-/* Both ends of a connection: ends[0] is at the one daemon, ends[1] at the
- * other, which is the one that is attached to afterwards. */
+/* Makes a connection: ends[0] is at HW_ONE, ends[1] at HW_OTHER. Afterwards the
+ * program is attached to HW_OTHER. */
 static inline void check_pair(int ends[2]) {
   int port, listener;
   check_attach("HW_OTHER");
@@ -91,7 +91,7 @@ static inline void check_pair(int ends[2]) {
   CHECK(hw_close(listener) == 0);
 }
 
-/* Receives exactly so many bytes. */
+/* Receives exactly `len` bytes. */
 static inline void check_recv(int fd, void *into, size_t len) {
   char *at = into;
   while (len > 0) {
@@ -102,7 +102,7 @@ static inline void check_recv(int fd, void *into, size_t len) {
   }
 }
 
-/* Waits until the descriptor is ready for all of that. */
+/* Waits until the descriptor is ready, and returns its events. */
 static inline short check_poll(int fd, short events) {
   struct pollfd polled = {fd, events, 0};
   while (poll(&polled, 1, -1) < 0)
@@ -110,7 +110,7 @@ static inline short check_poll(int fd, short events) {
   return polled.revents;
 }
 
-/* Byte `at` of what travels. */
+/* Byte `at` of the test data. */
 static inline unsigned char check_byte(size_t at) {
   return (unsigned char)(at ^ at >> 7 ^ at >> 15);
 }

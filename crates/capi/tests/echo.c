@@ -1,4 +1,4 @@
-/* What is sent comes back whole, by calls that wait and by epoll(7). */
+/* An echo server returns all data, with blocking calls and with epoll(7). */
 #include "check.h"
 
 #include <sys/epoll.h>
@@ -7,7 +7,7 @@
 
 static int listener;
 
-/* Sends back what comes, until it ends. */
+/* Sends received data back, until the stream ends. */
 static void *serve(void *unused) {
   static char buffer[PIECE];
   int fd;
@@ -41,7 +41,7 @@ static void *send_all(void *with) {
   return NULL;
 }
 
-/* By two threads that wait. */
+/* Sends and receives in two threads, with blocking calls. */
 static void exchange(int port, size_t total) {
   static unsigned char buffer[PIECE];
   struct sending sending = {check_connect("127.0.0.2", port, 0), total};
@@ -59,7 +59,7 @@ static void exchange(int port, size_t total) {
   CHECK(hw_close(sending.fd) == 0);
 }
 
-/* By one that polls. */
+/* Sends and receives in one thread, with epoll(7). */
 static void exchange_polling(int port, size_t total) {
   static unsigned char out[PIECE], in[PIECE];
   size_t sent = 0, received = 0;
@@ -76,7 +76,7 @@ static void exchange_polling(int port, size_t total) {
       if (len == 0) {
         if (!is_ended && hw_shutdown(fd, SHUT_WR) == 0)
           is_ended = 1;
-        /* It is writable from now on: only what comes is of interest. */
+        /* Nothing more to send: do not wait for room any more. */
         event.events = EPOLLIN;
         if (is_ended)
           CHECK(epoll_ctl(queue, EPOLL_CTL_MOD, fd, &event) == 0);

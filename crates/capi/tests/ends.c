@@ -1,4 +1,4 @@
-/* How streams end, and what can be done after. */
+/* How streams end, and which calls work afterwards. */
 #include "check.h"
 
 #include <signal.h>
@@ -22,7 +22,7 @@ static void half(void) {
   CHECK(memcmp(buffer, "one", 3) == 0);
   CHECK(hw_recv(ends[1], buffer, sizeof buffer, 0) == 0);
   CHECK(hw_recv(ends[1], buffer, sizeof buffer, 0) == 0);
-  /* The other way goes on. */
+  /* The other direction still works. */
   CHECK(hw_send(ends[1], "other", 5, 0) == 5);
   check_recv(ends[0], buffer, 5);
   CHECK(memcmp(buffer, "other", 5) == 0);
@@ -31,7 +31,7 @@ static void half(void) {
   CHECK(hw_close(ends[0]) == 0);
 }
 
-/* Nothing is received any more: who waits is told. */
+/* SHUT_RD: nothing is received any more, and a waiting call returns 0. */
 static void deaf(void) {
   int ends[2];
   char byte;
@@ -52,7 +52,7 @@ static void deaf(void) {
   CHECK(hw_close(ends[0]) == 0 && hw_close(ends[1]) == 0);
 }
 
-/* The other end gives it up without having received what came. */
+/* The other end closes without having received all data. */
 static void reset(void) {
   int ends[2];
   char buffer[4096];
@@ -65,7 +65,7 @@ static void reset(void) {
   CHECK(hw_close(ends[0]) == 0);
 }
 
-/* A program of its own: connects to the port, says so, and lives on. */
+/* Runs in a child process: connects to the port, sends a byte, and waits. */
 static int peer(const char *port) {
   char byte;
   check_attach("HW_ONE");

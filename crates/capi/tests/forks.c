@@ -1,4 +1,4 @@
-/* A child has no use of what it inherits, and its end disturbs nothing. */
+/* A child cannot use what it inherits, and may end without harm. */
 #include "check.h"
 
 #include <sys/wait.h>
@@ -16,7 +16,7 @@ static int in_child(int fd, void *memory) {
   return 0;
 }
 
-/* One that sleeps in a call while the process forks. */
+/* A thread that waits in a call while the process forks. */
 static void *receive(void *with) {
   char byte;
   check_recv(*(int *)with, &byte, 1);
@@ -27,7 +27,7 @@ int main(void) {
   int ends[2], status;
   char byte;
   alarm(PATIENCE_S);
-  /* Before the library is used a process may fork as it likes. */
+  /* A process may fork before it uses the library. */
   pid_t child = fork();
   if (child == 0) {
     check_attach("HW_ONE");
@@ -41,7 +41,7 @@ int main(void) {
   for (int round = 0; round < 20; round++) {
     child = fork();
     CHECK(child >= 0);
-    /* By return, so that all that runs at the end of a program does. */
+    /* Ends by return, so that all exit handlers run. */
     if (child == 0)
       return in_child(ends[0], memory);
     CHECK(waitpid(child, &status, 0) == child && status == 0);

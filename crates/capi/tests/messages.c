@@ -1,4 +1,4 @@
-/* Messages from and to many. */
+/* Sockets for messages. */
 #include "check.h"
 
 #define LONGEST (1 << 20)
@@ -42,13 +42,13 @@ int main(void) {
     CHECK(memcmp(in, out, sizes[at]) == 0);
     CHECK(len == sizeof from && ntohs(from.sin_port) == one_port);
     CHECK(from.sin_addr.s_addr == inet_addr("127.0.0.1"));
-    /* Back to where it came from; as much as fits is received. */
+    /* Replies to the sender; a receiver gets as much as fits. */
     CHECK(hw_sendto(other, "answered", 8, 0, (struct sockaddr *)&from, len) ==
           8);
     CHECK(hw_recvfrom(one, in, 3, 0, NULL, NULL) == 3);
     CHECK(memcmp(in, "ans", 3) == 0);
   }
-  /* Where it lies: the same until it is released. */
+  /* Zero copy shows the same message until it is released. */
   CHECK(to(one, "first", 5, "127.0.0.2", other_port) == 5);
   CHECK(to(one, "second", 6, "127.0.0.2", other_port) == 6);
   for (int twice = 0; twice < 2; twice++) {
@@ -58,7 +58,7 @@ int main(void) {
   CHECK(hw_release(other, 5) == 0);
   CHECK(hw_recvfrom(other, in, sizeof in, 0, NULL, NULL) == 6);
   CHECK(memcmp(in, "second", 6) == 0);
-  /* The descriptor says when there is something. */
+  /* The descriptor becomes readable when a message arrives. */
   FAILS(hw_recvfrom(other, in, 1, HW_DONTWAIT, NULL, NULL), EAGAIN);
   CHECK(to(one, "third", 5, "127.0.0.2", other_port) == 5);
   struct pollfd polled = {other, POLLIN, 0};
@@ -66,7 +66,7 @@ int main(void) {
   CHECK(hw_recvfrom(other, in, sizeof in, 0, NULL, NULL) == 5);
   CHECK(hw_set_deadline(other, 20) == 0);
   FAILS(hw_recvfrom(other, in, 1, 0, NULL, NULL), ETIMEDOUT);
-  /* Who receives nothing keeps those waiting that send there, and no others. */
+  /* A slow receiver delays only messages to itself. */
   int third_port, third = bound(&third_port);
   int slow_port, slow = bound(&slow_port);
   CHECK(to(one, out, LONGEST, "127.0.0.2", slow_port) == LONGEST);
@@ -79,7 +79,7 @@ int main(void) {
     CHECK(to(one, "past it", 7, "127.0.0.2", third_port) == 7);
     CHECK(hw_recvfrom(third, in, sizeof in, 0, NULL, NULL) == 7);
   }
-  /* Whom it could not reach is said by the next call to there, and no other. */
+  /* Only the next send to the same address reports that it is unreachable. */
   from = check_at("127.0.0.2", 1);
   FAILS(hw_sendto(one, "who", 3, HW_DONTWAIT, (struct sockaddr *)&from,
                   sizeof from),
@@ -89,14 +89,14 @@ int main(void) {
   FAILS(to(one, "who", 3, "127.0.0.2", 1), ECONNREFUSED);
   CHECK(hw_set_deadline(one, -1) == 0);
   CHECK(hw_close(third) == 0 && hw_close(slow) == 0);
-  /* What cannot be. */
+  /* Invalid calls. */
   FAILS(to(one, out, LONGEST + 1, "127.0.0.2", other_port), EMSGSIZE);
   FAILS(to(one, "nobody", 6, "127.0.0.2", 1), ECONNREFUSED);
   FAILS(hw_recv(one, in, 1, 0), EOPNOTSUPP);
   FAILS(hw_recvfrom(one, NULL, 1, 0, NULL, NULL), EFAULT);
   struct sockaddr_in own = check_at("127.0.0.2", 0);
   FAILS(hw_bind((struct sockaddr *)&own, sizeof own, 0), EADDRNOTAVAIL);
-  /* How a stream's bytes are carried. */
+  /* Streams with each kind of transfer. */
   int ends[2];
   check_pair(ends);
   FAILS(hw_set_transfer(ends[0], 4), EINVAL);

@@ -1,4 +1,4 @@
-/* Memory of the other end's: read, written and changed. */
+/* One-sided operations on memory of the other end. */
 #include "check.h"
 
 #define LEN ((size_t)1 << 16)
@@ -16,7 +16,7 @@ int main(void) {
   CHECK(exported != NULL && memory != NULL && small != NULL);
   memset(exported, 0, LEN);
   const int all = HW_RIGHT_READ | HW_RIGHT_WRITE | HW_RIGHT_ATOMIC;
-  /* Memory of another daemon's. */
+  /* This memory is of the other daemon. */
   FAILS(hw_export(far, memory, all, &window), EINVAL);
   CHECK(hw_export(far, exported, all, &told) == 0);
   FAILS(hw_free(exported), EBUSY);
@@ -31,12 +31,12 @@ int main(void) {
   CHECK(hw_read(near, window, 0, memory, HW_START) == (ssize_t)LEN);
   CHECK(hw_reclaim(near, memory, 0) == 0);
   check_same(memory, LEN, 0);
-  /* Part of it: as much as there is memory for. */
+  /* Writes only as many bytes as the local memory has. */
   memset(small, 7, 8);
   CHECK(hw_write(near, window, 8, small, 0) == 8);
   CHECK(exported[7] == check_byte(7) && exported[16] == check_byte(16));
   CHECK(memcmp(exported + 8, small, 8) == 0);
-  /* Words; also where the descriptor waits for nothing else. */
+  /* Atomic operations wait even if the descriptor is non-blocking. */
   memset(small, 0, 8);
   CHECK(hw_write(near, window, 0, small, 0) == 8);
   CHECK(hw_set_nonblocking(near, 1) == 0);
@@ -50,7 +50,7 @@ int main(void) {
   CHECK(hw_fetch_add(near, window, 0, 0, &before) == 0);
   CHECK(before == 5);
   CHECK(__atomic_load_n((uint64_t *)(void *)exported, __ATOMIC_ACQUIRE) == 5);
-  /* What cannot be; the memory is this end's still. */
+  /* Invalid operations; the local memory stays this end's. */
   FAILS(hw_read(near, window, 1, memory, 0), ERANGE);
   FAILS(hw_fetch_add(near, window, 4, 1, NULL), ERANGE);
   FAILS(hw_fetch_add(near, window, UINT64_MAX, 1, NULL), ERANGE);
@@ -59,7 +59,7 @@ int main(void) {
   CHECK(hw_revoke(far, exported, 0) == 0);
   FAILS(hw_revoke(far, exported, 0), EINVAL);
   FAILS(hw_fetch_add(near, window, 0, 1, NULL), ENXIO);
-  /* Told over the connection, which is what the other daemon hears of it before. */
+  /* Data sent after an export arrives after the other daemon knows of it. */
   CHECK(hw_export(far, exported, HW_RIGHT_READ, &told) == 0);
   CHECK(hw_send(far, &told, sizeof told, 0) == sizeof told);
   CHECK(hw_set_nonblocking(near, 0) == 0);
@@ -72,12 +72,12 @@ int main(void) {
   CHECK(hw_set_nonblocking(near, 0) == 0);
   FAILS(hw_reclaim(near, memory, 0), EACCES);
   FAILS(hw_reclaim(near, memory, 0), EINVAL);
-  /* The connection goes first: the memory is not asked for any more. */
+  /* The connection is closed without a call to hw_revoke(). */
   CHECK(hw_close(far) == 0);
   CHECK(hw_free(exported) == 0);
   do {
     CHECK(hw_fetch_add(near, window, 0, 1, NULL) == -1);
-    /* Until the other daemon hears of it. */
+    /* Repeats until the other daemon knows of the close. */
   } while (errno == EACCES);
   CHECK(errno == ENXIO || errno == ECONNRESET);
   CHECK(hw_close(near) == 0);

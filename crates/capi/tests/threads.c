@@ -1,4 +1,4 @@
-/* Several threads with one descriptor, also one that closes it. */
+/* Several threads use one descriptor, and one of them closes it. */
 #include "check.h"
 
 #include <signal.h>
@@ -23,7 +23,7 @@ static void *receive_all(void *with) {
   return NULL;
 }
 
-/* Both ways at the same time, each way and end by a thread. */
+/* Both directions at the same time, with a thread per direction and end. */
 static void both_ways(void) {
   int ends[2];
   pthread_t threads[4];
@@ -55,7 +55,7 @@ static void *take(void *with) {
   return (void *)(intptr_t)(fd < 0 ? errno : 0);
 }
 
-/* Who waits, or is about to, is told that it is closed. */
+/* Calls that wait, or are about to, fail when the descriptor is closed. */
 static void closed_meanwhile(void) {
   int ends[2], port;
   check_pair(ends);
@@ -75,7 +75,7 @@ static void closed_meanwhile(void) {
 
 static void nothing(int signal) { (void)signal; }
 
-/* Signals end no call: it is not over before there is a byte. */
+/* Signals do not end a call: it waits until a byte arrives. */
 static void interrupted(void) {
   int ends[2];
   struct sigaction action;

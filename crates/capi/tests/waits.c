@@ -1,4 +1,4 @@
-/* What does not wait, or not for long; connections that cannot be made. */
+/* Non-blocking calls, deadlines, and connections that cannot be made. */
 #include "check.h"
 
 static void nothing_there(void) {
@@ -17,8 +17,8 @@ static void nothing_there(void) {
   CHECK(hw_close(ends[0]) == 0 && hw_close(ends[1]) == 0);
 }
 
-/* Nobody receives: there is no more room sooner or later, and again once
- * somebody has. */
+/* Without a receiver the sender finds no room in the end; it finds room again
+ * once the other end has received. */
 static void no_room(void) {
   static char piece[1 << 16];
   size_t sent = 0, received = 0;
@@ -28,7 +28,7 @@ static void no_room(void) {
   while ((some = hw_send(ends[0], piece, sizeof piece, HW_DONTWAIT)) > 0)
     sent += (size_t)some;
   CHECK(some == -1 && errno == EAGAIN);
-  /* More may fit yet, as what is on its way gets there. */
+  /* More may fit once data that is under way has arrived. */
   CHECK(hw_set_deadline(ends[0], 20) == 0);
   while ((some = hw_send(ends[0], piece, sizeof piece, 0)) > 0)
     sent += (size_t)some;
@@ -53,10 +53,10 @@ static void deadlines(void) {
   check_pair(ends);
   CHECK(hw_set_deadline(ends[0], 5) == 0);
   FAILS(hw_recv(ends[0], &byte, 1, 0), ETIMEDOUT);
-  /* It has passed, and stays so. */
+  /* The deadline is an absolute time, so it stays passed. */
   FAILS(hw_recv(ends[0], &byte, 1, 0), ETIMEDOUT);
   FAILS(hw_recv_zero_copy(ends[0], &shown, 1, 0), ETIMEDOUT);
-  /* What is there needs no waiting. */
+  /* Calls that need not wait succeed after the deadline. */
   CHECK(hw_send(ends[0], "x", 1, 0) == 1);
   check_recv(ends[1], &byte, 1);
   CHECK(hw_send(ends[1], "y", 1, 0) == 1);
@@ -70,7 +70,7 @@ static void deadlines(void) {
   CHECK(hw_close(ends[0]) == 0 && hw_close(ends[1]) == 0);
 }
 
-/* Where nobody listens, or no daemon is. */
+/* Connecting where nobody listens, or where no daemon is. */
 static void refused(void) {
   struct sockaddr_in6 six;
   char byte;
@@ -82,14 +82,14 @@ static void refused(void) {
   six.sin6_port = htons(9);
   six.sin6_addr = in6addr_loopback;
   FAILS(hw_connect((struct sockaddr *)&six, sizeof six, 0), EHOSTUNREACH);
-  /* And without waiting: the descriptor says when, the next call why. */
+  /* Without waiting: the descriptor is hung up, and the next call says why. */
   int fd = check_connect("127.0.0.2", 9, HW_NONBLOCK);
   CHECK(fd >= 0);
   CHECK(check_poll(fd, 0) & POLLHUP);
   FAILS(hw_recv(fd, &byte, 1, 0), ECONNREFUSED);
   FAILS(hw_recv(fd, &byte, 1, 0), ENOTCONN);
   FAILS(hw_finish(fd, 0), ENOTCONN);
-  /* The number is this one's until it is closed. */
+  /* The descriptor keeps its number until it is closed. */
   int other = dup(0);
   CHECK(other >= 0 && other != fd);
   CHECK(close(other) == 0);
@@ -115,7 +115,7 @@ static void connecting(void) {
   CHECK(hw_finish(fd, 0) == 0);
   FAILS(hw_recv(fd, &byte, 1, 0), EAGAIN);
   CHECK(hw_close(fd) == 0);
-  /* One that is told to wait after all, and one that is given up. */
+  /* One connection becomes blocking, and one is closed while connecting. */
   fd = check_connect("127.0.0.2", port, HW_NONBLOCK);
   CHECK(fd >= 0);
   CHECK(hw_set_nonblocking(fd, 0) == 0);

@@ -1,4 +1,4 @@
-/* Arguments that cannot be, and descriptors that are none. */
+/* Invalid arguments and descriptors. */
 #include "check.h"
 
 static void descriptors(int fd) {
@@ -95,7 +95,7 @@ static void arguments(void) {
   FAILS(hw_send(listener, "x", 1, 0), EOPNOTSUPP);
   FAILS(hw_recv(listener, buffer, 8, 0), EOPNOTSUPP);
   FAILS(hw_finish(listener, 0), EOPNOTSUPP);
-  /* An address where there is too little room: as much as fits. */
+  /* If there is too little room for an address, as much as fits is written. */
   len = 2;
   memset(&at, 0xee, sizeof at);
   CHECK(hw_getsockname(fd, to, &len) == 0);
@@ -107,7 +107,7 @@ static void arguments(void) {
   CHECK(near.sin_addr.s_addr == far.sin_addr.s_addr);
   CHECK(near.sin_port == far.sin_port);
   CHECK(near.sin_addr.s_addr == htonl(INADDR_LOOPBACK));
-  /* Memory. */
+  /* Invalid calls with memory. */
   CHECK(hw_alloc(0) == NULL && errno == EINVAL);
   CHECK(hw_alloc(SIZE_MAX) == NULL && errno == ENOMEM);
   FAILS(hw_free(NULL), EFAULT);
@@ -136,7 +136,7 @@ int main(void) {
   CHECK(hw_strerror() != NULL);
   check_pair(ends);
   CHECK(hw_close(ends[0]) == 0 && hw_close(ends[1]) == 0);
-  /* Closed, never open, no number at all, and somebody else's. */
+  /* Descriptors that are closed, never open, negative, or not of headworks. */
   int plain = dup(0);
   CHECK(plain >= 0);
   const int none[] = {ends[0], ends[1], 100000, -1, plain, 0};

@@ -1,9 +1,9 @@
-/* What is sent and received where it lies. */
+/* Zero-copy sending and receiving. */
 #include "check.h"
 
 #define LEN ((size_t)4 << 20)
 
-/* Receives all of it without copies, by pieces that are released in halves. */
+/* Receives all data without copies; releases half of each piece. */
 static void *receive(void *with) {
   int fd = *(int *)with;
   size_t received = 0;
@@ -44,11 +44,11 @@ int main(void) {
   }
   CHECK(hw_shutdown(ends[0], SHUT_WR) == 0);
   check_join(receiver);
-  /* What cannot be lent stays where it is. */
+  /* Memory that cannot be lent stays unchanged, and this program's. */
   memory[0] = 77;
   FAILS(hw_send_zero_copy(ends[0], memory, 1, 0), EPIPE);
   CHECK(memory[0] == 77);
-  /* What was shown is there until it is released. */
+  /* Bytes that were shown stay until they are released. */
   CHECK(hw_send(ends[1], "shown", 5, 0) == 5);
   for (int round = 0; round < 3; round++) {
     CHECK(hw_recv_zero_copy(ends[0], &at, 1, 0) == 1);
@@ -59,7 +59,7 @@ int main(void) {
   CHECK(byte == 'h');
   CHECK(hw_close(ends[0]) == 0 && hw_close(ends[1]) == 0);
   CHECK(hw_free(memory) == 0);
-  /* Lent, and not back when the connection is closed. */
+  /* The connection is closed while the daemon holds the memory. */
   check_pair(ends);
   check_attach("HW_ONE");
   memory = hw_alloc(LEN);

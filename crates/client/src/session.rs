@@ -16,10 +16,10 @@ use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDES
 
 /// A session, at the application's side.
 ///
-/// - Requests, each answered by an [`Event`] with the number that the method returned: [`connect`](Self::connect),
-///   [`connect_watched`](Self::connect_watched), [`listen`](Self::listen), [`watch`](Self::watch),
-///   [`watch_listener`](Self::watch_listener), [`alloc`](Self::alloc), [`export`](Self::export),
-///   [`revoke`](Self::revoke).
+/// - Requests, each answered by an [`Event`] with the number that the method returned:
+///   [`connect`](Self::connect), [`connect_watched`](Self::connect_watched), [`listen`](Self::listen),
+///   [`watch`](Self::watch), [`watch_listener`](Self::watch_listener), [`alloc`](Self::alloc),
+///   [`export`](Self::export), [`revoke`](Self::revoke).
 /// - Messages without an answer: [`took`](Self::took), [`arm`](Self::arm), [`unlisten`](Self::unlisten),
 ///   [`close`](Self::close), [`abort`](Self::abort), [`free`](Self::free), [`wake`](Self::wake).
 /// - Driving: call [`input`](Self::input) for each packet that arrived, then [`output`](Self::output) and

@@ -1,8 +1,9 @@
-//! An end of a connection: its two halves, and its life.
+//! One end of a connection: its sending half, its receiving half, and its lifecycle.
 //!
-//! An end is over when nothing more is sent for it and no request of this host touches the other's memory for it:
-//! then it says so ([`Kind::Closed`]). Its own memory is used again when the other end has said the same, or when
-//! the queue pairs that could reach it are gone, and when its application has no more use for it.
+//! An end is over when it sends nothing more and no request of this host touches the peer's memory for it. It
+//! then sends [`Kind::Closed`]. Its own memory is used again once two things hold: the peer has sent the
+//! same, or the queue pairs that could reach the memory are gone; and the application has closed the
+//! connection.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,16 +20,16 @@ use crate::memory::Memory;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::OnCompletion;
 
-/// Where it is and whose.
+/// Where a connection belongs: its queue-pair group, session, control block and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionOwner {
-    /// The link, by its number; `None` once that is gone.
+    /// Index of its queue-pair group; `None` once the group has failed.
     pub(crate) link: Option<usize>,
-    /// The session, by its number.
+    /// Index of its session.
     pub(crate) session: usize,
-    /// What the application calls it.
+    /// The application's handle for it.
     pub(crate) handle: u32,
-    /// The words that it shares with the application.
+    /// Its control block.
     pub(crate) block: Extent,
     /// This end's address and port.
     pub(crate) local: SocketAddr,
@@ -36,46 +37,47 @@ pub(crate) struct ConnectionOwner {
     pub(crate) peer: SocketAddr,
 }
 
-/// What happened to an end.
+/// State of an end's shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct EndState {
-    /// The application has no more use for it.
+    /// The application has closed the connection or exited.
     is_left: bool,
-    /// It left something unread, or it was given up: the peer is told by a reset.
+    /// Data for this end is discarded unread. A reset tells the peer, once everything written here has been
+    /// sent.
     is_lost: bool,
     is_end_sent: bool,
     reset: Option<Reset>,
     is_reset_due: bool,
     is_closed_sent: bool,
     is_closed_heard: bool,
-    /// Whether it stands in its link's queue for control frames.
+    /// Whether the connection is in its group's queue for control frames.
     is_queued: bool,
-    /// There is no other end: it goes once no request of this side's is under way.
+    /// The peer has no end for this one. It is removed once no request of this host for it is in flight.
     is_refused: bool,
 }
 
-/// An end of a connection.
+/// One end of a connection.
 pub(crate) struct Connection {
     pub(crate) number: Vqpn,
-    /// The other end's number, once that is known.
+    /// The other end's number, once it is known.
     pub(crate) remote: Option<Vqpn>,
     pub(crate) place: ConnectionOwner,
     block: ControlBlock,
     pub(crate) outlet: EgressHalf,
     pub(crate) inlet: IngressHalf,
-    /// What was READ and the peer is to be told of: where in the stream, and how much.
+    /// READs that are done and that the peer is yet to be told of: position in the stream and length.
     pub(crate) fetched: VecDeque<(u64, u32)>,
-    /// Memory that the peer may use.
+    /// Memory that this end exports to the peer.
     pub(crate) exports: Exports,
-    /// What became of atomics that the peer asked for: which, and what was there before.
+    /// Results of atomics that the peer requested: the request's identifier, the outcome, the previous value.
     pub(crate) answers: VecDeque<(u64, Outcome, u64)>,
-    /// The descriptor by which the application is told of it, instead of by packets.
+    /// The descriptor that notifies the application. If there is none, packets do.
     pub(crate) watch: Option<WatchId>,
     life: EndState,
     rung: NotifiedState,
 }
 
-/// What its application's bells were last rung for.
+/// State of the connection when its application was last notified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct NotifiedState {
     come: u64,
@@ -109,25 +111,26 @@ impl Connection {
         }
     }
 
-    /// Hints that it will be looked after soon: see [`prefetch_object`](headworks_shm::ordered_copy::prefetch_object), which comes before.
+    /// Prefetches what serving the connection will touch. Before it, call
+    /// [`prefetch_object`](headworks_shm::ordered_copy::prefetch_object) for the connection itself.
     #[inline]
     pub(crate) fn expect(&self) {
         self.block.expect();
         self.outlet.expect();
     }
 
-    /// The other end is there: its number and its first ring.
+    /// Sets the other end's number and its first ring.
     pub(crate) fn connect(&mut self, remote: Vqpn, ring: Remote) {
         self.remote = Some(remote);
         self.outlet.connect(ring);
     }
 
-    /// Whether it still sends and receives.
+    /// Whether the connection still sends and receives: it was not reset.
     pub(crate) fn is_alive(&self) -> bool {
         self.life.reset.is_none()
     }
 
-    /// Whether the application has no more use for it.
+    /// Whether the application has closed the connection or exited.
     pub(crate) fn is_left(&self) -> bool {
         self.life.is_left
     }
@@ -139,12 +142,13 @@ impl Connection {
         }
     }
 
-    /// Says to the application what there is to say.
+    /// Publishes the status to the application.
     fn tell_application(&self) {
         self.block.set_status(self.status());
     }
 
-    /// Whether the application waits for something to come, and for room, and is to be woken since there is some.
+    /// Notifies the event counts for data and for room if there is news for them since the last call. Returns
+    /// for each whether a waiter must be woken.
     pub(crate) fn ring_bells(&mut self) -> (bool, bool) {
         if self.life.is_left {
             return (false, false);
@@ -169,28 +173,30 @@ impl Connection {
         )
     }
 
-    /// The application may have armed its bell for room after there was some: it is rung for that again.
+    /// If there is room, has the next notification report it again. The application may have armed its event
+    /// count for room after the last one.
     pub(crate) fn offer_room(&mut self) {
         if self.outlet.has_room() {
             self.rung.released = u64::MAX;
         }
     }
 
-    /// Something more can be read.
+    /// Handles an arrival of data: publishes the status if the stream is complete.
     pub(crate) fn came(&mut self) {
         if self.inlet.is_complete() {
             self.tell_application();
         }
     }
 
-    /// The peer's stream ends here.
+    /// Handles the end of the peer's stream at `at`. Returns whether that position is possible.
     pub(crate) fn ended(&mut self, at: u64) -> bool {
         let ended = self.inlet.end(at).is_ok();
         self.came();
         ended
     }
 
-    /// The connection is no more. The peer is told, unless it said so itself.
+    /// Resets the connection if it is not reset already. A frame tells the peer, unless the peer knows
+    /// already (`is_peer_told`).
     pub(crate) fn reset(&mut self, why: Reset, is_peer_told: bool) {
         if self.life.reset.is_some() {
             return;
@@ -200,7 +206,7 @@ impl Connection {
         self.tell_application();
     }
 
-    /// The application has no more use for it. Where it gives it up, nothing more is sent.
+    /// Handles the application's close. If the application gives the connection up, nothing more is sent.
     pub(crate) fn leave(&mut self, gives_up: bool) {
         self.life.is_left = true;
         let has_unread = self.inlet.look().is_err() || self.inlet.has_unread();
@@ -211,36 +217,39 @@ impl Connection {
         }
     }
 
-    /// Something comes although the application has no more use for it. The peer is told once all that was written here
-    /// has gone; until then what comes is discarded, since who sends it may read nothing before it could.
+    /// Records that data arrived after the application had closed the connection. The peer is told once
+    /// everything written here has been sent. Until then, arriving data is discarded, because the peer may
+    /// not read before it could send.
     pub(crate) fn comes_late(&mut self) {
         self.life.is_lost = true;
     }
 
-    /// Whether all that was written here has gone, with its end.
+    /// Whether everything written here has arrived, and the end of the stream was sent.
     pub(crate) fn is_all_said(&self) -> bool {
         self.life.is_end_sent && self.outlet.is_settled()
     }
 
-    /// There is no other end, and this one goes: at once, or when what was asked for before has come.
+    /// Ends this end because the peer has no end for it. It can be removed once earlier requests have
+    /// completed.
     pub(crate) fn refuse(&mut self) {
         self.leave(true);
         self.life.is_reset_due = false;
         self.life.is_refused = true;
     }
 
-    /// Whether there is no other end and nothing reaches its memory for this one, so that it can go.
+    /// Whether the peer has no end for this one and no request in flight reaches its memory, so that it can
+    /// be removed.
     pub(crate) fn is_refused(&self) -> bool {
         self.life.is_refused && self.outlet.is_idle() && self.inlet.is_idle()
     }
 
-    /// The other end is no more, and never was on this link.
+    /// Handles that the other end is gone, and never was on this queue-pair group.
     pub(crate) fn miss(&mut self) {
         self.reset(Reset::Unreachable, true);
         self.closed();
     }
 
-    /// Its link is gone, and with it all that was under way.
+    /// Handles the failure of the connection's group, which ends everything in flight.
     pub(crate) fn cut(&mut self, why: Reset) {
         self.reset(why, true);
         self.place.link = None;
@@ -250,7 +259,7 @@ impl Connection {
         self.inlet.abandon();
     }
 
-    /// The other end is over.
+    /// Handles the peer's [`Kind::Closed`].
     pub(crate) fn closed(&mut self) {
         if std::mem::replace(&mut self.life.is_closed_heard, true) {
             return;
@@ -260,30 +269,31 @@ impl Connection {
         self.settle();
     }
 
-    /// What was written is the application's again once nobody touches it.
+    /// Releases written records to the application, if the connection was reset and nobody touches them any
+    /// more.
     pub(crate) fn settle(&mut self) {
         if self.is_alive() || !self.is_untouched() {
             return;
         }
-        // What was offered after the other end had said that it is over is not READ either.
+        // The peer does not READ offers that were made after its `Closed` either.
         self.outlet.withdraw();
         if self.outlet.is_settled() {
             self.outlet.abandon();
         }
     }
 
-    /// Whether the other end touches no memory of this one any more.
+    /// Whether the other end can no longer touch this end's memory.
     pub(crate) fn is_untouched(&self) -> bool {
         self.life.is_closed_heard || self.place.link.is_none()
     }
 
-    /// Whether nothing of it is needed any more.
+    /// Whether nothing of this end is needed any more.
     pub(crate) fn is_over(&self) -> bool {
         let is_closed = self.life.is_closed_sent && self.life.is_closed_heard;
         self.life.is_left && (is_closed || self.place.link.is_none())
     }
 
-    /// All memory that it has.
+    /// Returns all memory of the connection.
     pub(crate) fn memory(&self) -> Vec<Extent> {
         let halves = self.outlet.memory().chain(self.inlet.memory());
         halves.chain([self.place.block]).collect()
@@ -297,7 +307,7 @@ impl Connection {
         self.is_alive() && !self.life.is_end_sent && self.outlet.end().is_some()
     }
 
-    /// Whether it may say that it is over.
+    /// Whether a [`Kind::Closed`] may be sent.
     fn is_closed_due(&self) -> bool {
         let is_done = match self.life.reset {
             Some(_) => !self.life.is_reset_due,
@@ -312,18 +322,18 @@ impl Connection {
         is_done && !self.life.is_closed_sent && self.outlet.is_idle() && self.inlet.is_idle()
     }
 
-    /// A window that the peer wants back, and that nothing uses any more.
+    /// Returns an exported range that the peer wants back and that no operation uses any more.
     fn unused_window(&self) -> Option<u32> {
         let windows = &self.outlet.windows;
         windows.unused(|window| self.outlet.uses(window))
     }
 
-    /// Whether the peer is to be told of memory, or to have some back.
+    /// Whether the peer is to be told of an export or a revocation, or can have exported memory back.
     fn has_memory_news(&self) -> bool {
         self.exports.has_news() || self.unused_window().is_some()
     }
 
-    /// Whether it has a control frame to send.
+    /// Whether the connection has a control frame to send.
     fn has_control(&self) -> bool {
         self.remote.is_some()
             && (self.life.is_reset_due
@@ -334,9 +344,9 @@ impl Connection {
                 || self.is_closed_due())
     }
 
-    /// Puts it into its link's queue, if it has a control frame to send and is not there.
+    /// Adds the connection to its group's control queue, if it has a control frame to send and is not queued.
     pub(crate) fn queue(&mut self, link: &mut QpGroup) {
-        // What was left unread is told of when everything else is done.
+        // The reset for unread data is sent only when everything else is done.
         if self.life.is_lost && self.is_all_said() {
             self.life.is_lost = false;
             self.reset(Reset::ByPeer, false);
@@ -347,7 +357,8 @@ impl Connection {
         }
     }
 
-    /// Sends a control frame, for which there is room and credit, and stands in the queue again if there is more.
+    /// Sends one control frame, and queues the connection again if it has more. The group must have room and
+    /// credit.
     pub(crate) fn control(&mut self, memory: &Memory, link: &mut QpGroup, load: u8) {
         self.life.is_queued = false;
         let Some(to) = self.remote.filter(|_| self.has_control()) else {
@@ -449,7 +460,7 @@ impl Connection {
             return Ok(SendStep::Nothing);
         };
         if self.life.is_left && self.outlet.end().is_some() {
-            // What an application writes after it has left is nobody's.
+            // Records that the application writes after it has closed the connection are ignored.
             return Ok(SendStep::Nothing);
         }
         let window = self.inlet.window();

@@ -1,10 +1,10 @@
-//! The ends of connections of a domain, by their numbers.
+//! Table of a domain's connections, by their numbers.
 
 use std::collections::VecDeque;
 
 use headworks_client::Vqpn;
 
-/// Places, and what is in them. A place that was left is used again as late as possible, under another number.
+/// Table of entries by number. A freed place is used again as late as possible, and under another number.
 #[derive(Debug)]
 pub struct ConnectionTable<T> {
     places: Vec<(u32, Option<T>)>,
@@ -23,9 +23,10 @@ impl<T> Default for ConnectionTable<T> {
 }
 
 impl<T> ConnectionTable<T> {
-    /// Puts in what is made for a number; `None` where all places are taken.
+    /// Inserts the entry that `make` returns for its number. Returns `None` if all places are taken.
     pub fn insert(&mut self, make: impl FnOnce(Vqpn) -> T) -> Option<Vqpn> {
-        // While there are few places none is used again, so that numbers last.
+        // While few places are free, new ones are added instead, so that the number of a removed entry stays
+        // unused for long.
         let is_new = self.free.len() < 64 && self.places.len() < Vqpn::PLACES as usize;
         if is_new {
             self.places.push((0, None));
@@ -39,7 +40,7 @@ impl<T> ConnectionTable<T> {
         Some(number)
     }
 
-    /// What has this number.
+    /// Returns the entry with this number.
     #[inline]
     pub fn get(&self, number: Vqpn) -> Option<&T> {
         let (generation, place) = self.places.get(number.place())?;
@@ -48,7 +49,7 @@ impl<T> ConnectionTable<T> {
             .filter(|_| *generation % Vqpn::GENERATIONS == number.generation())
     }
 
-    /// The entry of that number, to be changed.
+    /// Returns the entry with this number, for changes.
     #[inline]
     pub fn get_mut(&mut self, number: Vqpn) -> Option<&mut T> {
         let (generation, place) = self.places.get_mut(number.place())?;
@@ -57,14 +58,14 @@ impl<T> ConnectionTable<T> {
             .filter(|_| *generation % Vqpn::GENERATIONS == number.generation())
     }
 
-    /// The number that is at a place now.
+    /// Returns the number of the entry that is now at a place.
     #[inline]
     pub fn at(&self, place: u32) -> Option<Vqpn> {
         let (generation, found) = self.places.get(place as usize)?;
         found.as_ref().map(|_| Vqpn::new(place, *generation))
     }
 
-    /// Takes out what has this number.
+    /// Removes the entry with this number.
     pub fn remove(&mut self, number: Vqpn) -> Option<T> {
         self.get(number)?;
         let (generation, place) = &mut self.places[number.place()];
@@ -74,7 +75,7 @@ impl<T> ConnectionTable<T> {
         place.take()
     }
 
-    /// All entries with their numbers.
+    /// Iterates over all entries and their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (Vqpn, &T)> {
         let places = self.places.iter().enumerate();
         places.filter_map(|(at, (generation, place))| {
@@ -87,7 +88,7 @@ impl<T> ConnectionTable<T> {
         self.live
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.live == 0
     }

@@ -1,5 +1,5 @@
-//! What two daemons say to each other on the stream between them: who they are, which links and connections there
-//! are to be. Messages are whole; how they are framed is the stream's business.
+//! Messages on the stream between two daemons: who they are, and which queue-pair groups and connections to
+//! make. This module encodes whole messages; the stream frames them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,8 +12,8 @@ use crate::domain::{DomainId, Offer};
 use crate::frame::Remote;
 use crate::qp_group::QpRole;
 
-/// The version of what daemons say, and the oldest that is still understood: each speaks with those before and after
-/// it.
+/// Newest protocol version that this daemon speaks, and the oldest that it still understands. Each version
+/// works with the one before it and the one after it.
 ///
 /// | version | what it added |
 /// |---|---|
@@ -22,140 +22,142 @@ use crate::qp_group::QpRole;
 pub const VERSION: u16 = 2;
 /// See [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
-/// The first that knows of exported memory.
+/// The first version that has exported memory.
 pub const EXPORTS_SINCE: u16 = 2;
-/// Longest message in bytes.
+/// Length of the longest message in bytes.
 pub const MESSAGE_MAX: usize = 4096;
-/// Longest piece of a bring-up in bytes.
+/// Length of the longest piece of a bring-up in bytes.
 const BRING_UP_MAX: usize = 2048;
 
-/// The two domains of a link: of who says it, and of who hears it.
+/// The two domains that a queue-pair group connects, as the sender of the message sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DomainPair {
-    /// That of the daemon that says it.
+    /// Domain of the daemon that sends the message.
     pub from: DomainId,
-    /// That of the one that hears it.
+    /// Domain of the daemon that receives it.
     pub to: DomainId,
 }
 
-/// A message.
+/// Message between two daemons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first, of who called, and the answer to it: which versions it speaks, and which address it serves.
+    /// The caller's first message, and the callee's answer to it: the sender's versions and address.
     Hello {
-        /// The latest it speaks.
+        /// Newest version that the sender speaks.
         version: u16,
-        /// The oldest it speaks.
+        /// Oldest version that the sender speaks.
         oldest: u16,
-        /// The address.
+        /// The address that the sender serves.
         address: IpAddr,
-        /// A number that is another each time a daemon starts.
+        /// Number that differs each time a daemon starts.
         life: u64,
-        /// Of who called, where it is to be proven who is called.
+        /// The sender's nonce. A callee that has a secret uses the caller's; otherwise it is ignored.
         nonce: Nonce,
-        /// Of who was called, where that was asked for: zeros else.
+        /// In the callee's answer, its proof if it was asked for one; zeros otherwise.
         proof: Proof,
     },
-    /// Before an answer to the first: who called is to prove that it has the secret.
+    /// The callee's request that the caller prove that it has the secret. It precedes the answer to the
+    /// hello.
     Challenge {
-        /// Of who was called.
+        /// The callee's nonce.
         nonce: Nonce,
     },
-    /// It does.
+    /// The caller's answer to the challenge.
     Prove {
-        /// See [`auth`](crate::auth).
+        /// The caller's proof: see [`auth`](crate::auth).
         proof: Proof,
     },
-    /// The last: nothing more is said, and why.
+    /// The last message of a stream, with the reason.
     Goodbye {
-        /// Reason of the refusal.
+        /// Why the sender ends the stream.
         why: Refusal,
     },
     /// See [`Output::LinkWanted`](crate::domain::Output::LinkWanted).
     LinkWanted {
-        /// Which link.
+        /// The domains that the group connects.
         between: DomainPair,
-        /// The last one known.
+        /// Last instance of the group that the sender knew; 0 for none.
         known: u32,
     },
     /// See [`Output::BringUp`](crate::domain::Output::BringUp).
     BringUp {
-        /// Which link.
+        /// The domains that the group connects.
         between: DomainPair,
-        /// Which of those that there have been.
+        /// Instance of the group.
         instance: u32,
-        /// Which of its queue pairs.
+        /// Queue pair of the group.
         which: QpRole,
-        /// Bytes of the message.
+        /// Bytes of the bring-up.
         bytes: Vec<u8>,
     },
     /// See [`Output::LinkDown`](crate::domain::Output::LinkDown).
     LinkDown {
-        /// Which link.
+        /// The domains that the group connects.
         between: DomainPair,
-        /// Which of those that there have been.
+        /// Instance of the group.
         instance: u32,
     },
-    /// An application wants a connection.
+    /// Request for a connection, on behalf of an application.
     Connect {
-        /// Answered under this number.
+        /// Number that the answer repeats.
         token: u32,
-        /// Its domain.
+        /// Domain of the application.
         domain: DomainId,
-        /// Its address and port.
+        /// Address and port of the application's end.
         from: SocketAddr,
-        /// The port it wants.
+        /// Port to connect to.
         port: u16,
     },
-    /// There is an end for it.
+    /// Answer to [`Message::Connect`]: the listening side has made an end.
     Accept {
-        /// To that number.
+        /// Number of the request.
         token: u32,
-        /// In this domain.
+        /// Domain of the listening application.
         domain: DomainId,
-        /// The end.
+        /// The end that was made.
         offer: Offer,
     },
-    /// There is none.
+    /// Answer to [`Message::Connect`]: the listening side has no end.
     Refuse {
-        /// To that number.
+        /// Number of the request.
         token: u32,
-        /// Reason of the refusal.
+        /// Reason for the refusal.
         why: Refusal,
     },
-    /// And there is the other end.
+    /// Answer to [`Message::Accept`]: the connecting side has made its end.
     Confirm {
-        /// The domain of the accepted end.
+        /// Domain of the accepted end.
         domain: DomainId,
-        /// That end.
+        /// Number of the accepted end.
         number: Vqpn,
-        /// Parameters that the other daemon offers.
+        /// The connecting side's end.
         offer: Offer,
     },
-    /// The end that was accepted is no more: its link has failed meanwhile.
+    /// Answer to [`Message::Confirm`]: the accepted end is gone, since its queue-pair group has failed
+    /// meanwhile.
     Missed {
-        /// The domain of the other end.
+        /// Domain of the connecting end.
         domain: DomainId,
-        /// That end.
+        /// Number of the connecting end.
         number: Vqpn,
     },
-    /// Or there is not.
+    /// Answer to [`Message::Accept`]: the connecting side has no end.
     Cancel {
-        /// The domain of the accepted end.
+        /// Domain of the accepted end.
         domain: DomainId,
-        /// That end.
+        /// Number of the accepted end.
         number: Vqpn,
     },
 }
 
-/// Bytes of which it is known how many there are.
+/// Reads an array of `N` bytes.
 fn exactly<const N: usize>(of: &mut Decoder<'_>) -> Result<[u8; N], ContractError> {
     let bytes = of.bytes(N)?.try_into();
     bytes.map_err(|_| ContractError::Message("a nonce or proof of another length"))
 }
 
 impl Message {
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let between = |to: Encoder, of: &DomainPair| to.u32(of.from.0).u32(of.to.0);
         let offer = |to: Encoder, of: &Offer| {
@@ -223,11 +225,11 @@ impl Message {
         .finish()
     }
 
-    /// Reads what another daemon wrote.
+    /// Decodes a message of another daemon.
     ///
     /// # Errors
     ///
-    /// [`ContractError::Message`].
+    /// [`ContractError::Message`]: the message is malformed.
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
         let between = |of: &mut Decoder<'_>| -> Result<DomainPair, ContractError> {
             Ok(DomainPair {

@@ -1,40 +1,43 @@
-//! How many messages may be under way on a link, so that each finds a receive: pure.
+//! Flow control by credits: bounds the frames in flight on a queue-pair group so that each finds a posted
+//! receive. Pure.
 //!
-//! Each side promises the other receives, as a number that only grows: how many messages it may have sent, ever.
-//! Every frame carries the latest one. A side that has nothing to say tells of it by an empty frame once half of
-//! what is promised is news. Such a frame takes a receive like any other, so the last one is kept for it: it can
-//! always be sent, and then two sides never wait for each other. (The design had these numbers WRITTEN into the
-//! other side's memory, which costs no receive but has to be looked for there, on every link; frames come through
-//! the one completion queue that is looked at anyhow, and wake who sleeps.)
+//! Each side promises the other receives, as a number that only grows: the total number of frames that the
+//! other side may have sent. Every frame carries the latest number. A side that has nothing else to send
+//! announces the number in an empty frame, once half of the outstanding promises are not announced yet. An
+//! empty frame takes a receive like any other, so the last credit is reserved for it. An empty frame can
+//! therefore always be sent, and two sides never wait for each other. (The design had these numbers WRITTEN
+//! into the other side's memory. That costs no receive, but the words would have to be polled on every group.
+//! Frames come through the one completion queue that is polled anyway, and wake a sleeper.)
 //!
-//! How many a link is promised is for [`ReceiveShares`](crate::receive_shares::ReceiveShares) to say.
+//! [`ReceiveShares`](crate::receive_shares::ReceiveShares) decides how many receives a group is promised.
 
-/// What one side knows.
+/// Credit account of one side.
 #[derive(Clone, Debug, Default)]
 pub struct Credit {
     /// Frames sent.
     sent: u64,
-    /// As many as may be, as the other side told.
+    /// Total number of frames that may be sent, as the other side announced.
     may: u64,
-    /// Frames that came.
+    /// Frames received.
     got: u64,
-    /// As many as may, and what of that was told.
+    /// Total number of receives promised to the other side, and how much of that was announced.
     promised: u64,
     told: u64,
 }
 
-/// The other side did what it may not: said what cannot be, or sent more than it was promised.
+/// Error: the other side announced an impossible number, or sent more frames than it was promised receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the other daemon keeps no account of its credit")]
 pub struct CreditViolation;
 
-/// Receives that a link is promised at least: with fewer, two empty frames would each be news enough for the next.
+/// Fewest receives that a group is promised. With fewer, one empty frame would already make the next one due.
 pub const FLOOR_MIN: u32 = 4;
-/// Receives that one side may promise at most.
+/// Most receives that one side may promise.
 pub const PROMISED_MAX: u64 = 1 << 20;
 
 impl Credit {
-    /// `promised` receives, which the other side is told of elsewhere; it has not told of its own.
+    /// Creates an account that promises `promised` receives. The caller announces them to the other side by
+    /// other means. The other side has announced none yet.
     pub fn new(promised: u32) -> Self {
         Self {
             promised: promised.into(),
@@ -43,22 +46,22 @@ impl Credit {
         }
     }
 
-    /// Receives that the other side has for what is sent next.
+    /// Receives that the other side has promised and that are not used yet.
     pub fn left(&self) -> u64 {
         self.may - self.sent
     }
 
-    /// Whether a frame with something in it may be sent.
+    /// Whether a frame that is not empty may be sent.
     pub fn may_send(&self) -> bool {
         self.left() > 1
     }
 
-    /// Whether an empty frame is due, and may be sent.
+    /// Whether an empty frame is due and may be sent.
     pub fn is_to_tell(&self) -> bool {
         self.promised - self.told >= self.outstanding().div_ceil(2).max(2) && self.left() > 0
     }
 
-    /// A frame is sent: the number that it carries.
+    /// Counts a frame that is sent. Returns the number that it carries.
     pub fn send(&mut self) -> u64 {
         debug_assert!(self.left() > 0);
         self.sent += 1;
@@ -66,14 +69,14 @@ impl Credit {
         self.promised
     }
 
-    /// A frame came, with this number.
+    /// Counts a frame that arrived, with the number that it carries.
     ///
     /// # Errors
     ///
-    /// [`CreditViolation`].
+    /// [`CreditViolation`]: the number is impossible, or the frame had no promised receive.
     pub fn come(&mut self, number: u64) -> Result<(), CreditViolation> {
         self.hear(number)?;
-        // What was promised and not told cannot be counted on; but what was told may not have been heard.
+        // The other side may use only receives that were announced. The announcement may still be in flight.
         if self.got >= self.told {
             return Err(CreditViolation);
         }
@@ -81,13 +84,13 @@ impl Credit {
         Ok(())
     }
 
-    /// The other side told this number.
+    /// Takes a number that the other side announced.
     ///
     /// # Errors
     ///
-    /// [`CreditViolation`].
+    /// [`CreditViolation`]: the number promises more than [`PROMISED_MAX`] beyond what was sent.
     pub fn hear(&mut self, number: u64) -> Result<(), CreditViolation> {
-        // Frames of several queue pairs overtake each other: an older number says nothing new.
+        // Frames of different queue pairs overtake each other. An older number is ignored.
         if number > self.sent.saturating_add(PROMISED_MAX) {
             return Err(CreditViolation);
         }
@@ -100,17 +103,17 @@ impl Credit {
         self.promised - self.got
     }
 
-    /// Promises more.
+    /// Promises `more` receives.
     pub fn promise(&mut self, more: u32) {
         self.promised += u64::from(more);
     }
 
-    /// Frames that came, ever.
+    /// Total number of frames received.
     pub fn got(&self) -> u64 {
         self.got
     }
 
-    /// Frames sent, ever.
+    /// Total number of frames sent.
     pub fn sent(&self) -> u64 {
         self.sent
     }
@@ -123,7 +126,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A side, the frames on their way to it (number, whether empty) by two queue pairs, and what it has posted.
+    /// One side, the frames in flight to it on two queue pairs (number, whether empty), and its posted
+    /// receives.
     struct Side {
         credit: Credit,
         coming: [VecDeque<(u64, bool)>; 2],
@@ -143,7 +147,7 @@ mod tests {
             }
         }
 
-        /// A frame comes; it must find a receive, which is posted again at once, and some more.
+        /// Receives a frame. It must find a receive, which is posted again at once, and perhaps more with it.
         fn come(&mut self, by: usize, more: u32) -> bool {
             let Some((number, is_empty)) = self.coming[by].pop_front() else {
                 return false;
@@ -184,7 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any order: no frame without a receive, no standstill, and silence in the end.
+        /// In any order of events: no frame lacks a receive, both sides make progress, and they fall silent
+        /// in the end.
         #[test]
         fn everything_comes_and_nothing_is_sent_in_vain(
             sends in (0u32..200, 0u32..200),
@@ -197,7 +202,7 @@ mod tests {
             for each in acts {
                 act(&mut sides, each);
             }
-            // Then in turn, until nothing happens.
+            // Then both sides act in turn, until nothing happens.
             let mut rounds = 0;
             while (0..8).fold(false, |acted, each| act(&mut sides, each) | acted) {
                 rounds += 1;

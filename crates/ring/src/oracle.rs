@@ -147,7 +147,7 @@ impl Channel for Ring {
         rx.try_take()
     }
 
-    fn bytes<'r>(rx: &'r Receiver, held: &'r Held) -> &'r [u8] {
+    fn bytes<'r>(rx: &'r Receiver, held: &'r HeldMessage) -> &'r [u8] {
         let bytes = rx.bytes(held);
         assert_eq!(
             (held.len(), held.is_empty()),

@@ -40,7 +40,7 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 // SAFETY: the lock owns its value.
 unsafe impl<T: Send> Send for BiasedLock<T> {}
 
-/// Guard that holds the lock until dropped. It is not `Send`: the fast path belongs to the thread that took it.
+/// Guard that holds the lock until dropped. It is not `Send`: the fast path belongs to its thread.
 #[derive(Debug)]
 #[must_use = "dropping the guard gives the lock back"]
 pub struct BiasedGuard<'a, T> {
@@ -108,8 +108,8 @@ impl<T> BiasedLock<T> {
         false
     }
 
-    /// Takes the lock as its first owner, or else as an ordinary lock after the revocation. Returns whether as
-    /// owner.
+    /// Takes the lock as its first owner, or else as an ordinary lock after the revocation. Returns whether
+    /// as owner.
     #[cold]
     fn lock_slow_path(&self, thread: u64) -> bool {
         // Pairs with the Release store of `REVOKED`, and through it with the owner's Release on leaving.

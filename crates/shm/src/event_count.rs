@@ -75,7 +75,7 @@ mod tests {
         event_count.arm(true);
         assert!(
             event_count.notify(false),
-            "the weaker wish does not replace the other"
+            "arming for urgent work does not replace arming for any work"
         );
         event_count.arm(false);
         event_count.disarm();
@@ -112,7 +112,7 @@ mod models {
                 .into_iter()
                 .map(|notifier| notifier.join().unwrap())
                 .fold(false, |any, notified| any | notified);
-            assert!(notified || seen == producers as u64, "asleep beside work");
+            assert!(notified || seen == producers as u64, "missed work");
         });
     }
 

@@ -125,8 +125,8 @@ impl ProcessId {
             // Still alive after the opening: the descriptor is of this process and of no later one.
             Ok(fd) if self.runs()? => Ok(fd),
             Ok(_) => Err(Errno::NOENT.into()),
-            // A process that ends gives up its memory before its descriptors. Without memory, the kernel
-            // refuses access to its descriptors to all but privileged processes. So for us they are gone.
+            // A process that ends gives up its memory before its descriptors. Once the memory is gone, the
+            // kernel refuses access to the descriptors to all but privileged processes. To us they are gone.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && self.is_ending() => {
                 Err(Errno::NOENT.into())
             }
@@ -201,7 +201,7 @@ fn read_stat(pid: u32) -> io::Result<Stat> {
     Stat::parse(&line).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("/proc/{pid}/stat is not as expected"),
+            format!("/proc/{pid}/stat has an unexpected format"),
         )
     })
 }

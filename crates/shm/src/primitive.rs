@@ -142,7 +142,7 @@ mod imp {
 
         /// Reads the cell word by word, even while another thread writes.
         pub fn with_racing<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-            assert!(Self::IS_RACY, "only cells of two words are modelled so");
+            assert!(Self::IS_RACY, "only cells of two words are modelled");
             let words = [0, 1].map(|at: usize| self.words[at].load(Ordering::Relaxed));
             f(words.as_ptr().cast())
         }

@@ -1,8 +1,8 @@
-//! The registry: a directory per user in which the processes of one user find each other.
+//! The registry: one directory per user, in which the processes of that user find each other.
 //!
-//! Everything that changes it happens under a lock file that the kernel releases when its holder dies, and every
-//! entry names its process, so whoever comes next removes what the dead left. Looking something up takes no lock:
-//! entries appear whole, by rename. The last one to leave removes the directory.
+//! Every change happens under a lock file that the kernel releases when its holder dies. Every entry names
+//! its process, so that a later change can remove the entries of dead processes. Look-ups take no lock:
+//! entries appear whole, by rename. The last process to leave removes the directory.
 //!
 //! ```text
 //! lock                      locked while the registry changes
@@ -39,45 +39,45 @@ pub use record::{CommonSegmentRecord, ContextRecord, HOST_NAME_BYTES_MAX};
 
 use crate::segment::memory_limits::file_size_limit;
 
-/// A soft host, as a number.
+/// Number of a soft host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostKey(
-    /// The number; what it is derived from is the caller's business.
+    /// The number; the caller decides what it is derived from.
     pub u64,
 );
 
-/// The environment variable that overrides where the registry is.
+/// Name of the environment variable that overrides the registry's path.
 pub const REGISTRY_VARIABLE: &str = "HEADWORKS_FABRIC";
 
-/// What tells one running machine from another.
+/// File whose content identifies the running machine since its boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A number for these bytes: FNV-1a.
+/// Returns the FNV-1a hash of these bytes.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// A registry. It need not exist yet: the first claim makes it.
+/// A registry. Its directory need not exist yet: the first claim makes it.
 #[derive(Debug)]
 pub struct Registry {
     path: PathBuf,
 }
 
 impl Registry {
-    /// The user's registry: `$HEADWORKS_FABRIC`, else `headworks` in `$XDG_RUNTIME_DIR`, else `/dev/shm/headworks-UID`,
-    /// else `/tmp/headworks-UID`. Makes it if it is missing.
+    /// Opens the user's registry: `$HEADWORKS_FABRIC`, else `headworks` in `$XDG_RUNTIME_DIR`, else
+    /// `/dev/shm/headworks-UID`, else `/tmp/headworks-UID`. Makes it if it is missing.
     pub fn open_default() -> Result<Arc<Self>, RegistryError> {
         Self::open_at(default_path(|name| env::var_os(name), getuid().as_raw()))
     }
 
-    /// The user's registry if there is one; makes none.
+    /// Opens the user's registry if it exists; never makes it.
     pub fn open_existing_default() -> Result<Option<Arc<Self>>, RegistryError> {
         Self::open_existing_at(default_path(|name| env::var_os(name), getuid().as_raw()))
     }
 
-    /// The registry at `path` if there is one; makes none, and refuses one that others can reach.
+    /// Opens the registry at `path` if it exists; never makes it. Refuses one that other users can reach.
     pub fn open_existing_at(path: impl Into<PathBuf>) -> Result<Option<Arc<Self>>, RegistryError> {
         let path = std::path::absolute(path.into())
             .map_err(|source| RegistryError::io("the registry's path", Path::new("."), source))?;
@@ -86,7 +86,7 @@ impl Registry {
         Ok(there.then(|| Arc::new(registry)))
     }
 
-    /// The registry at `path`. Makes it if it is missing; refuses one that others can reach.
+    /// Opens the registry at `path`. Makes it if it is missing; refuses one that other users can reach.
     pub fn open_at(path: impl Into<PathBuf>) -> Result<Arc<Self>, RegistryError> {
         let path = std::path::absolute(path.into())
             .map_err(|source| RegistryError::io("the registry's path", Path::new("."), source))?;
@@ -95,17 +95,17 @@ impl Registry {
         Ok(Arc::new(registry))
     }
 
-    /// Path of the directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A number for this directory of this machine, while it is there: another one has another; 0 where it
-    /// cannot be told which machine this is. Makes it if it is missing.
+    /// Returns a number that identifies this directory on this machine while it exists; any other has
+    /// another number. Returns 0 if the machine cannot be identified. Makes the directory if it is missing.
     pub fn identity(&self) -> Result<u64, RegistryError> {
         let dir = self.open_or_create_directory()?;
         let stat = fstat(&dir).map_err(|errno| self.failed("", errno))?;
-        // Others on this machine may be able to read it, so without it nothing is said.
+        // Other processes on this machine may be able to read it and would get another number: return none.
         let Ok(mut bytes) = std::fs::read(BOOT_ID) else {
             return Ok(0);
         };
@@ -114,13 +114,13 @@ impl Registry {
         Ok(fnv1a(&bytes).max(1))
     }
 
-    /// The names of all entries.
+    /// Returns the names of all entries.
     fn entries(&self, dir: &OwnedFd) -> Result<Vec<String>, RegistryError> {
         let failed = |errno| self.failed("listing", errno);
         let mut names = Vec::new();
         for entry in Dir::read_from(dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            // Ours are all ASCII; others are not our business.
+            // All our names are ASCII; skip others.
             if let Ok(name) = entry.file_name().to_str() {
                 names.push(name.to_owned());
             }
@@ -128,7 +128,7 @@ impl Registry {
         Ok(names)
     }
 
-    /// The bytes of an entry, or `None` if there is none. Longer ones than any of ours are cut off.
+    /// Returns the bytes of an entry, or `None` if there is none. Cuts off entries longer than any of ours.
     fn read_entry(&self, dir: &OwnedFd, name: &str) -> Result<Option<Vec<u8>>, RegistryError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(dir, name, flags, Mode::empty()) {
@@ -143,9 +143,9 @@ impl Registry {
         Ok(Some(bytes))
     }
 
-    /// Writes an entry so that it appears whole. To be called under the lock.
+    /// Writes an entry so that it appears whole. The caller holds the lock.
     fn write_entry(&self, dir: &OwnedFd, name: &str, bytes: &[u8]) -> Result<Entry, RegistryError> {
-        // A file beyond the limit would be answered with a deadly signal.
+        // Writing beyond the file size limit would raise a fatal signal.
         if file_size_limit().is_some_and(|limit| limit < bytes.len() as u64) {
             return Err(self.no_space(bytes.len(), "the file size limit (ulimit -f)"));
         }
@@ -165,7 +165,7 @@ impl Registry {
         })
     }
 
-    /// Removes an entry if it still is the one we made, and says whether it was. To be called under the lock.
+    /// Removes an entry if it still is the one we made; returns whether it was. The caller holds the lock.
     fn remove_entry(&self, dir: &OwnedFd, entry: &Entry) -> bool {
         let found = self.read_entry(dir, &entry.name);
         let same = matches!(found, Ok(Some(bytes)) if bytes == entry.bytes);
@@ -187,7 +187,7 @@ impl Registry {
     }
 
     fn no_space(&self, bytes: usize, limit: &'static str) -> RegistryError {
-        // A file takes whole pages; the directory may need another.
+        // A file takes whole pages, and the directory may need another page.
         let page = rustix::param::page_size() as u64;
         let wanted = (bytes as u64).next_multiple_of(page) + page;
         RegistryError::NoSpace {
@@ -198,24 +198,24 @@ impl Registry {
     }
 }
 
-/// The name of a file that is not whole yet. To be called under the lock.
+/// Returns the name for a file that is not complete yet. The caller holds the lock.
 fn temporary(dir: &OwnedFd) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     let name = format!("t.{}.{number}", std::process::id());
-    // A dead process of the same id may have left one; nobody alive writes but the holder of the lock.
+    // A dead process with our id may have left one. No other live process writes: we hold the lock.
     let _ = unlinkat(dir, &name, AtFlags::empty());
     name
 }
 
-/// An entry that we made: removed only if it still holds what we wrote. (Inode numbers are reused.)
+/// An entry that we made. It is removed only if it still holds what we wrote. (Inode numbers are reused.)
 #[derive(Debug)]
 struct Entry {
     name: String,
     bytes: Vec<u8>,
 }
 
-/// The first place that can be used, judging by the environment and by who owns what.
+/// Returns the first usable path, judging by the environment and by who owns the directories.
 fn default_path(variable: impl Fn(&str) -> Option<std::ffi::OsString>, uid: u32) -> PathBuf {
     let set = |name| {
         variable(name)
@@ -225,7 +225,7 @@ fn default_path(variable: impl Fn(&str) -> Option<std::ffi::OsString>, uid: u32)
     if let Some(path) = set(REGISTRY_VARIABLE) {
         return path;
     }
-    // A stale variable, or one kept by sudo, names a directory that is missing or somebody else's.
+    // A stale variable, or one kept by sudo, names a directory that is missing or belongs to another user.
     let ours = |path: &PathBuf| owner_of(path) == Some(uid);
     if let Some(runtime) = set("XDG_RUNTIME_DIR")
         .filter(|path| path.is_absolute())
@@ -245,7 +245,7 @@ fn owner_of(directory: &Path) -> Option<u32> {
     is_directory.then_some(stat.st_uid)
 }
 
-/// The legal form of names.
+/// Description of legal names, for error messages.
 const NAME_FORM: &str = "1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'";
 
 fn check_name(name: &str) -> Result<(), RegistryError> {
@@ -260,7 +260,7 @@ fn check_name(name: &str) -> Result<(), RegistryError> {
     })
 }
 
-/// The path of an entry, by way of an open directory: short, however deep the directory is.
+/// Returns the path of an entry by way of an open directory: short, however deep the directory is.
 fn path_in(dir: &OwnedFd, name: &str) -> PathBuf {
     use std::os::fd::AsRawFd;
     let mut path = PathBuf::from("/proc/self/fd");

@@ -1,4 +1,4 @@
-//! Another process's context, attached: its table, its memory, its wake pipes.
+//! An attached context of another process: its table, its memory, its wake pipes.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,16 +18,16 @@ use crate::local_mrs::LocalMrs;
 use crate::peer_process::PeerProcess;
 use crate::table::{MAX_SEGMENT, QueueLocation, SegmentOffset, Table};
 
-/// Largest queue capacity believed of a peer.
+/// Largest queue capacity that is accepted from a peer.
 const CAPACITY_MAX: usize = 1 << 22;
 
-/// Why a context that is there could not be attached.
+/// The reason why a live context could not be attached.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub(crate) struct AttachError {
-    /// What was being done.
+    /// The step that failed.
     pub(crate) what: &'static str,
-    /// Why it failed.
+    /// The cause.
     pub(crate) source: io::Error,
 }
 
@@ -44,27 +44,27 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
-/// A context that this process has attached; also its own, for queue pairs that loop back.
+/// A context that this process has attached. This process's own context is one too, for loopback queue pairs.
 pub(crate) struct Peer {
     watched: PeerProcess,
     pub(crate) incarnation: u64,
     pub(crate) table: Table,
-    /// The queue pairs that were connected to it then have been ended.
+    /// Set once the queue pairs that were connected to it have been ended after its death.
     buried: AtomicBool,
-    /// It has closed what it said is open: it is dying.
+    /// Set when a descriptor that its table names as open was found closed: its process is dying.
     going: AtomicBool,
-    /// Its memory cannot be reached by its address.
+    /// Set once the kernel has refused access to its private memory for good.
     no_crossing: AtomicBool,
     /// Wakes its progress thread.
     wake: Option<WakeSender>,
-    /// Set for our own context, whose memory is mapped already.
+    /// Set for this process's own context, whose memory is mapped already.
     own: Option<OwnMemory>,
-    /// How many of our queue pairs send datagrams there.
+    /// Number of guards held: those of this process's queue pairs that send datagrams there.
     users: AtomicUsize,
     attached: Mutex<AttachedSegments>,
 }
 
-/// A peer that is kept attached, and watched, while this lives.
+/// Guard that keeps a peer attached and watched.
 pub(crate) struct PeerGuard(Arc<Peer>);
 
 impl PeerGuard {
@@ -88,7 +88,7 @@ impl Drop for PeerGuard {
     }
 }
 
-/// What a context knows of its own memory.
+/// A context's record of its own memory.
 pub(crate) struct OwnMemory {
     pub(crate) arena: Arc<Arena>,
     pub(crate) private: Arc<LocalMrs>,
@@ -98,25 +98,25 @@ pub(crate) struct OwnMemory {
 struct AttachedSegments {
     segments: HashMap<u32, (u32, Arc<SharedSegment>)>,
     channels: HashMap<u32, Channel>,
-    /// CQs by row, with the `life` that they were opened in.
+    /// CQs by row, with the `life` in which they were opened.
     ports: HashMap<u32, (u32, Weak<CqPort>)>,
 }
 
-/// The pipe of a channel, and the CQ that it was opened for: its row and `life` there.
+/// The pipe of a channel, and the row and `life` of the CQ that it was opened for.
 struct Channel {
     sender: Arc<WakeSender>,
     cq: (u32, u32),
 }
 
 impl Peer {
-    /// Attaches the context that `record` describes. `None` if its process is dead.
+    /// Attaches the context that `record` describes. Returns `None` if its process is dead.
     pub(crate) fn attach(record: &ContextRecord) -> Result<Option<Self>, AttachError> {
         let process = record.process;
         let failed = |what| move |source: io::Error| AttachError::new(what, source);
         let pidfd = match process.open_pidfd() {
             Ok(Some(fd)) => Some(fd),
             Ok(None) => return Ok(None),
-            // An old kernel, or a sandbox: it is asked for another way.
+            // An old kernel, or a sandbox: liveness is asked through `/proc` instead.
             Err(error) if is_unsupported(&error) => None,
             Err(error) => return Err(failed("watching its process")(error)),
         };
@@ -136,8 +136,8 @@ impl Peer {
         };
         let (table, wake) = match attach() {
             Ok(attached) => attached,
-            // It died meanwhile, or is dying: a process that lives takes its record away before it
-            // closes what that names.
+            // The process died meanwhile, or is dying: a live process removes its record before it closes the
+            // descriptors that the record names.
             Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(_) if !process.is_alive() => return Ok(None),
             Err(error) => return Err(error),
@@ -163,7 +163,7 @@ impl Peer {
         }
     }
 
-    /// Our own context, as a peer of itself.
+    /// Makes this process's own context, as a peer of itself.
     pub(crate) fn own(
         process: ProcessId,
         incarnation: u64,
@@ -185,12 +185,12 @@ impl Peer {
         self.watched.pidfd()
     }
 
-    /// Whether datagrams of ours go there.
+    /// Returns whether queue pairs of this process send datagrams there.
     pub(crate) fn is_in_use(&self) -> bool {
         self.users.load(Ordering::Acquire) > 0
     }
 
-    /// Whether it is our own context.
+    /// Returns whether it is this process's own context.
     pub(crate) fn is_own(&self) -> bool {
         self.own.is_some()
     }
@@ -199,7 +199,7 @@ impl Peer {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is known to be dead; cheap.
+    /// Returns whether its process is known to be dead. Makes no system call.
     pub(crate) fn is_dead(&self) -> bool {
         self.watched.is_dead()
     }
@@ -210,22 +210,22 @@ impl Peer {
         }
     }
 
-    /// Whether it died and its queue pairs are still to be ended.
+    /// Returns whether its process died and its queue pairs are still to be ended.
     pub(crate) fn is_unburied(&self) -> bool {
         self.is_dead() && !self.buried.load(Ordering::Relaxed)
     }
 
-    /// For the progress thread, which ends them now.
+    /// Notes that its queue pairs are being ended. Called by the progress thread.
     pub(crate) fn set_buried(&self) {
         self.buried.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was seen dying: what is refused may be refused for that.
+    /// Returns whether it was seen dying, which may be why an access failed.
     pub(crate) fn is_going(&self) -> bool {
         self.going.load(Ordering::Relaxed)
     }
 
-    /// Whether it seems to be stopped.
+    /// Returns whether its process seems to be stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.watched.is_stopped()
     }
@@ -234,7 +234,7 @@ impl Peer {
         self.watched.set_stopped(stopped);
     }
 
-    /// Whether it is dead, by what is known or by asking the kernel.
+    /// Returns whether its process is dead. Asks the kernel if that is not known yet.
     pub(crate) fn check_dead(&self) -> bool {
         if !self.is_own() && !self.is_dead() && self.watched.asks_dead() {
             self.mark_dead();
@@ -242,22 +242,22 @@ impl Peer {
         self.is_dead()
     }
 
-    /// The number that its process has, or had.
+    /// Returns the pid of its process, dead or alive.
     pub(crate) fn pid(&self) -> u32 {
         self.process().pid
     }
 
-    /// What is known of our own registrations; `None` of another's.
+    /// Returns the record of this process's own registrations; `None` for another process's context.
     pub(crate) fn private(&self) -> Option<&LocalMrs> {
         self.own.as_ref().map(|own| &*own.private)
     }
 
-    /// Whether its memory cannot be reached by its address.
+    /// Returns whether the kernel has refused access to its private memory for good.
     pub(crate) fn refuses_crossing(&self) -> bool {
         self.no_crossing.load(Ordering::Relaxed)
     }
 
-    /// Asks the kernel whether its memory can be reached by its address now.
+    /// Asks the kernel whether its private memory can be accessed now.
     pub(crate) fn lets_cross(&self) -> bool {
         !self.refuses_crossing()
             && cross_process_copy::probe(self.pid())
@@ -265,12 +265,12 @@ impl Peer {
                 .is_ok()
     }
 
-    /// Its memory was not reached. What the kernel forbids it forbids for good; for want of memory it
-    /// refuses now and then.
+    /// Notes that its private memory was not reached. A refusal of permission is permanent; one for lack of
+    /// memory is temporary.
     pub(crate) fn note(&self, why: CrossError) {
         use rustix::io::Errno;
         let for_good = [Errno::PERM, Errno::ACCESS, Errno::NOSYS].map(CrossError::Refused);
-        // Also said of a process whose first thread has ended while others run.
+        // The kernel also reports `Gone` for a process whose first thread has ended while others run.
         if why == CrossError::Gone || for_good.contains(&why) {
             self.refuse_crossing(why);
         }
@@ -290,7 +290,7 @@ impl Peer {
         }
     }
 
-    /// Its CQ `row` of that life, if it was opened and is used.
+    /// Returns its CQ `row`, if it was opened in that `life` and is still in use.
     pub(crate) fn known_port(&self, row: u32, life: u32) -> Option<Arc<CqPort>> {
         let attached = self.lock();
         let (known, port) = attached.ports.get(&row)?;
@@ -305,13 +305,13 @@ impl Peer {
         attached.ports.insert(row, (life, Arc::downgrade(port)));
     }
 
-    /// Its segment `row`, if that still has this generation; attached once.
+    /// Returns its segment `row`, if that still has this generation. Attaches a segment once.
     pub(crate) fn segment(&self, row: u32, generation: u32) -> Option<Arc<SharedSegment>> {
         if let Some(own) = &self.own {
             return own.arena.find(row, generation);
         }
         if row as usize >= MAX_SEGMENT {
-            // A row by another number: each would be mapped anew.
+            // The table wraps the index, so each such number would map the same segment once more.
             return None;
         }
         let life = |row: u32| self.table.segment(row).life.load(Ordering::Acquire);
@@ -330,13 +330,14 @@ impl Peer {
             && error.kind() == io::ErrorKind::NotFound
             && life(row) >> 32 == u64::from(generation)
         {
-            // Who lives says that it is gone before it closes it.
+            // A live process clears the row before it closes the descriptor.
             self.going.store(true, Ordering::Relaxed);
         }
         let fd = opened.ok()?;
-        // Its table says what it is. Its header may be anybody's by now who shares memory with its owner.
+        // The table describes the segment. The header is not checked: any process that shares the memory may
+        // have overwritten it.
         let segment = Arc::new(SharedSegment::attach_without_header_check(fd).ok()?);
-        // The descriptor's number may have come to name something else meanwhile.
+        // The descriptor's number may name something else by now.
         if life(row) >> 32 != u64::from(generation) {
             return None;
         }
@@ -345,7 +346,7 @@ impl Peer {
         Some(segment)
     }
 
-    /// Memory that its owner has freed stays allocated while it is mapped here: lets go of it.
+    /// Unmaps segments that their owner has freed: they stay allocated while they are mapped here.
     pub(crate) fn let_go(&self) {
         self.prune(&mut self.lock());
     }
@@ -357,13 +358,13 @@ impl Peer {
             .retain(|row, (generation, _)| life(*row) >> 32 == u64::from(*generation));
     }
 
-    /// How many segments are held.
+    /// Returns how many segments are mapped.
     #[cfg(test)]
     pub(crate) fn segments_held(&self) -> usize {
         self.lock().segments.len()
     }
 
-    /// `len` bytes at `at` in its memory, with what keeps them mapped.
+    /// Returns `len` bytes at `at` in its memory, and the segment that keeps them mapped.
     pub(crate) fn memory(
         &self,
         at: SegmentOffset,
@@ -374,32 +375,32 @@ impl Peer {
         (end <= segment.len()).then(|| (segment.as_ptr().wrapping_add(at.offset), segment))
     }
 
-    /// The queue of `T` that `place` describes, checked against what is mapped.
+    /// Returns the queue of `T` that `place` describes, checked against what is mapped.
     pub(crate) fn queue<T: ShmSafe>(&self, place: &QueueLocation) -> Option<Queue<T>> {
         let (at, capacity) = place.get();
         if !capacity.is_power_of_two() || capacity > CAPACITY_MAX || at.offset % 64 != 0 {
             return None;
         }
         let (start, keep) = self.memory(at, SlotQueue::<T>::bytes(capacity))?;
-        // SAFETY: in range, aligned and mapped for as long as `keep` lives beside it; the owner
-        // initialised the queue before it published the place.
+        // SAFETY: the range is in the segment, is aligned, and stays mapped as long as `keep` lives beside it.
+        // The owner initialised the queue before it published the place.
         let slots = unsafe { SlotQueueRef::from_raw(start, capacity) };
         Some(Queue { slots, _keep: keep })
     }
 
-    /// The pipe of its channel `number`, whose write end has number `fd` over there, for an event
-    /// of the CQ of that row and life.
+    /// Returns the pipe of its channel `number`, for an event of the CQ `cq` (row and `life`). `fd` is the number
+    /// of the pipe's write end in its process.
     pub(crate) fn channel(&self, number: u32, fd: i32, cq: (u32, u32)) -> Option<Arc<WakeSender>> {
         let mut attached = self.lock();
         if let Some(known) = attached.channels.get(&number) {
             return Some(known.sender.clone());
         }
         let sender = Arc::new(WakeSender::open(self.process(), fd).ok()?);
-        // A pipe that is held here takes descriptors: let go of those whose CQ is gone. A channel
-        // that other CQs have too is opened again for one of them.
+        // A pipe held here takes a descriptor, so pipes whose CQ is gone are released. If other CQs share such
+        // a channel, the pipe is opened again for one of them.
         let lives =
             |(row, life): (u32, u32)| self.table.cq(row).life.load(Ordering::Acquire) == life;
-        // And one CQ has one channel, also if its row says another each time.
+        // A CQ has only one channel. This bounds the pipes if a broken row names another channel each time.
         attached
             .channels
             .retain(|_, channel| lives(channel.cq) && channel.cq != cq);
@@ -411,20 +412,20 @@ impl Peer {
         Some(sender)
     }
 
-    /// One of which `process` and `pidfd` are known, and the table is ours.
+    /// Makes a peer of which `process` and `pidfd` are known and whose table is this process's own.
     #[cfg(test)]
     pub(crate) fn stand_in(process: ProcessId, pidfd: Option<OwnedFd>, table: Table) -> Self {
         Self::unattached(PeerProcess::new(process, pidfd), 1, table)
     }
 
-    /// How many channels' pipes are held.
+    /// Returns how many channels' pipes are held.
     #[cfg(test)]
     pub(crate) fn channels_held(&self) -> usize {
         self.lock().channels.len()
     }
 }
 
-/// A slot queue in a peer's memory, or our own, kept mapped.
+/// A slot queue in a peer's memory or this process's own, kept mapped.
 #[derive(Clone)]
 pub(crate) struct Queue<T> {
     pub(crate) slots: SlotQueueRef<T>,

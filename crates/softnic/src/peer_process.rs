@@ -1,23 +1,23 @@
-//! Another process as this one watches it: whether it is dead, and whether it seems to be stopped.
+//! Liveness of another process: whether it is dead, and whether it seems to be stopped.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_shm::{ProcessId, pidfd_is_dead};
 
-/// A process that executes on memory of ours, or may.
+/// A process that executes on memory of this one, or may.
 pub(crate) struct PeerProcess {
     process: ProcessId,
-    /// Readable once it is dead; `None` where there is none to be had: it is asked for through `/proc`
-    /// then.
+    /// Readable once the process is dead. `None` if the kernel gives no pidfd: liveness is then asked through
+    /// `/proc`.
     pidfd: Option<OwnedFd>,
     dead: AtomicBool,
-    /// It was waited for in vain, and has not been seen to go on since.
+    /// Set when a wait for the process timed out; cleared when it has been seen to continue.
     stopped: AtomicBool,
 }
 
 impl PeerProcess {
-    /// One that lives, as far as is known.
+    /// Makes one that counts as alive and running.
     pub(crate) fn new(process: ProcessId, pidfd: Option<OwnedFd>) -> Self {
         Self {
             process,
@@ -35,18 +35,18 @@ impl PeerProcess {
         self.pidfd.as_ref()
     }
 
-    /// Whether it is known to be dead; cheap.
+    /// Returns whether the process is known to be dead. Makes no system call.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// It is dead. Says whether that was not known.
+    /// Notes that the process is dead. Returns whether that was not known.
     pub(crate) fn mark_dead(&self) -> bool {
         !self.dead.swap(true, Ordering::AcqRel)
     }
 
-    /// Asks the kernel whether it is dead: by the pidfd, which also answers where this process may
-    /// open nothing more, and through `/proc` only without one.
+    /// Asks the kernel whether the process is dead. With a pidfd this works even if this process has no free
+    /// descriptors. Without one it asks `/proc`.
     pub(crate) fn asks_dead(&self) -> bool {
         match &self.pidfd {
             Some(pidfd) => pidfd_is_dead(pidfd.as_fd()),
@@ -54,7 +54,7 @@ impl PeerProcess {
         }
     }
 
-    /// Whether it is dead, by what is known or by asking.
+    /// Returns whether the process is dead. Asks the kernel if that is not known yet.
     pub(crate) fn check_dead(&self) -> bool {
         if !self.is_dead() && self.asks_dead() {
             self.mark_dead();
@@ -62,7 +62,7 @@ impl PeerProcess {
         self.is_dead()
     }
 
-    /// Whether it seems to be stopped.
+    /// Returns whether the process seems to be stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! The progress thread of a context. It sleeps until there is work that nobody else carries on, or
-//! a peer dies; an idle context costs nothing.
+//! The progress thread of a context. It sleeps until a peer dies, or there is work that no other thread does.
+//! An idle context costs nothing.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,30 +15,30 @@ use crate::peer::Peer;
 use crate::peer_process::PeerProcess;
 use crate::qp::QpCore;
 
-/// How long work may rest before the thread takes it over from threads that do not poll.
+/// How long pending requests may rest before the thread takes them over from threads that do not poll.
 const PATIENCE: Duration = Duration::from_micros(500);
-/// Longest time between two looks at what waits for a peer to go on.
+/// Longest interval between two looks at queue pairs and memory that wait for a peer.
 const UNSETTLED_MAX: Duration = Duration::from_millis(100);
-/// Peers are asked after this often where the kernel has no pidfds.
+/// Interval at which peers' liveness is asked if the kernel has no pidfds.
 const WITHOUT_PIDFD: Duration = Duration::from_millis(200);
 
-/// What the context's threads tell its progress thread.
+/// State shared between a context's threads and its progress thread.
 pub(crate) struct Progress {
     pipe: WakePipe,
     wake: WakeSender,
     stop: AtomicBool,
-    /// Somebody waits asleep: do not wait for them to poll.
+    /// Set when a caller is about to sleep: the thread must not wait for it to poll.
     take_over: AtomicBool,
-    /// Armed while the thread does not look after pending work.
+    /// Armed while the thread does not drive pending requests.
     idle: EventCount,
-    /// Deaths seen, ever.
+    /// Number of times that dead peers were found, ever.
     deaths: AtomicU64,
-    /// Steps made by anybody, to see whether work rests.
+    /// Number of steps that any thread made, which shows whether pending requests rest.
     steps: AtomicU64,
     started: Mutex<bool>,
     /// Held by the thread while it keeps the context alive.
     attending: Mutex<()>,
-    /// Queue pairs that it looked at, ever.
+    /// Number of queue pairs that the thread looked at, ever.
     looked: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ impl Progress {
         }))
     }
 
-    /// The number by which peers open the wake pipe.
+    /// Returns the descriptor number by which peers open the wake pipe.
     pub(crate) fn fd_number(&self) -> i32 {
         self.pipe.write_fd_number()
     }
@@ -74,14 +74,14 @@ impl Progress {
         self.wake.send(&[1]);
     }
 
-    /// Work was put on a list.
+    /// Wakes the thread if it does not drive pending requests. Call it after adding a pending request.
     pub(crate) fn watch(&self) {
         if self.idle.notify(false) {
             self.kick();
         }
     }
 
-    /// Work waits and its owner is about to sleep.
+    /// Has the thread drive pending requests at once: their owner is about to sleep.
     pub(crate) fn take_over(&self) {
         self.take_over.store(true, Ordering::Release);
         self.kick();
@@ -96,12 +96,12 @@ impl Progress {
         self.looked.load(Ordering::Relaxed)
     }
 
-    /// Deaths seen so far.
+    /// Returns how many times dead peers were found so far.
     pub(crate) fn deaths(&self) -> u64 {
         self.deaths.load(Ordering::Acquire)
     }
 
-    /// Until this is dropped, nobody else passes here.
+    /// Waits until the thread does not hold the context, and keeps it from taking hold until dropped.
     pub(crate) fn attend(&self) -> MutexGuard<'_, ()> {
         self.attending
             .lock()
@@ -113,7 +113,7 @@ impl Progress {
         self.kick();
     }
 
-    /// Starts the thread, if it does not run yet: every queue pair needs it.
+    /// Starts the thread if it does not run yet. Every queue pair needs it.
     pub(crate) fn start(&self, context: &Arc<Context>) -> Result<(), ResourceError> {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         if !*started {
@@ -135,7 +135,7 @@ impl Progress {
 fn run(progress: &Progress, context: &Weak<Context>) {
     let (mut seen_steps, mut unsettled_looks) = (0, 0);
     let mut wake_at = Some(clock());
-    // The queue pairs to look at: those that are marked, and of before those that still wait.
+    // Queue pairs to look at: those that are marked, and those of earlier rounds that still wait.
     let mut slots = BTreeSet::new();
     loop {
         let (peers, senders) = {
@@ -149,7 +149,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         if progress.stop.load(Ordering::Acquire) {
             return;
         }
-        // Declared before what it covers, and so dropped after it.
+        // Declared before the reference that it guards, and so dropped after it.
         let _attending = progress.attend();
         let Some(context) = context.upgrade() else {
             return;
@@ -168,8 +168,8 @@ fn run(progress: &Progress, context: &Weak<Context>) {
                 unsettled = true;
                 lost.push(core.slot());
             } else if core.is_connected() && core.peer().is_none() {
-                // Nobody was there who could be attached, but somebody who is not gone yet: he is dying,
-                // and no pidfd wakes the thread when he has.
+                // The peer could not be attached, though its process is not gone yet: it is dying. No pidfd will
+                // wake this thread when it is dead, so look again soon.
                 unsettled = true;
                 lost.push(core.slot());
             }
@@ -179,7 +179,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let take_over = progress.take_over.swap(false, Ordering::AcqRel);
         wake_at = carry_on(&context, &mut slots, rests || take_over);
         slots.extend(lost);
-        // A peer that is stopped may be so for long.
+        // Back off: a stopped peer may stay stopped for long.
         unsettled_looks = if unsettled { unsettled_looks + 1 } else { 0 };
         if unsettled {
             let soon = clock() + PATIENCE.times(unsettled_looks).min(UNSETTLED_MAX);
@@ -212,7 +212,7 @@ fn cores_of(context: &Context, slots: &BTreeSet<usize>) -> Vec<Arc<QpCore>> {
         .collect()
 }
 
-/// Sleeps until somebody kicks, a peer dies, or the time has come. Marks the peers that died.
+/// Sleeps until a kick, the death of a peer, or `until`. Marks the peers that died.
 fn sleep(
     progress: &Progress,
     peers: &[Arc<Peer>],
@@ -226,7 +226,7 @@ fn sleep(
         .collect();
     let mut wait = until.map(|at| at.since(clock()));
     if peers.iter().any(|peer| peer.is_unburied()) {
-        // Another thread found out, and it is not watched any more.
+        // Another thread noticed the death, so this peer's pidfd is not polled any more.
         wait = Some(Duration::ZERO);
     }
     let mut fds = vec![PollFd::from_borrowed_fd(progress.pipe.fd(), PollFlags::IN)];
@@ -253,7 +253,7 @@ fn sleep(
                 }
             }
         }
-        // More descriptors than the process may have: its limit was lowered. One by one, then.
+        // The process's descriptor limit was lowered below the number of pidfds. Ask about each one.
         Err(Errno::INVAL) => {
             let wait = wait.map_or(WITHOUT_PIDFD, |wait| wait.min(WITHOUT_PIDFD));
             if poll(&mut fds[..1], Some(&timespec(wait))).is_err() {
@@ -269,7 +269,7 @@ fn sleep(
         // An interrupted poll is a wake-up like any other.
         Err(_) => {}
     }
-    // No more than a pipe holds: whoever floods it does not keep the thread here.
+    // Drains at most what a pipe holds, so a process that floods it cannot keep the thread here.
     let mut drained = [0; 4096];
     for _ in 0..16 {
         if progress.pipe.drain(&mut drained) < drained.len() {
@@ -285,11 +285,11 @@ fn timespec(wait: Duration) -> Timespec {
     }
 }
 
-/// Ends the queue pairs of peers that died. Says whether there was one.
+/// Ends the queue pairs of peers that died. Returns whether a peer died.
 fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
     let mut died = false;
     for peer in peers {
-        // Those with a pidfd were asked in `sleep`.
+        // Peers with a pidfd were asked in `sleep`.
         if peer.pidfd().is_none() {
             peer.check_dead();
         }
@@ -307,8 +307,8 @@ fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
     died
 }
 
-/// Carries on what waits in `slots` if it rests; says when to look again. What does not wait is
-/// taken out of them.
+/// Drives pending requests of `slots` that rest, or of all of them if `rests`. Returns when to look again.
+/// Removes queue pairs without pending requests from `slots`.
 fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Option<Instant> {
     let mut waiting = cores_of(context, slots);
     waiting.retain(|core| core.has_waiting());
@@ -317,14 +317,14 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
         return look_away(context, slots, &BTreeSet::new()).then(clock);
     }
     let all = waiting.len();
-    // Who makes no call is not left to rest because others make theirs.
+    // Drives an idle owner's queue pair even while other owners are active.
     waiting.retain(|core| core.rests.swap(true, Ordering::Relaxed) || rests);
     if waiting.is_empty() {
         return Some(clock() + PATIENCE);
     }
     let mut earliest = Instant::FAR_FUTURE;
     let (mut blocked, mut stalled) = (BTreeSet::new(), BTreeSet::new());
-    // Nobody else polls: work until everything is done or blocked, or somebody kicks.
+    // No other thread polls: work until everything is done or blocked, for a bounded number of rounds.
     for round in 0..64 {
         let now = clock();
         for core in &waiting {
@@ -349,7 +349,7 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
             if look_away(context, slots, &stalled) {
                 return Some(clock());
             }
-            // Done, or nothing that time alone would change: the next on a list kicks.
+            // Everything is done, or waits for more than time. A new pending request wakes the thread.
             return (earliest != Instant::FAR_FUTURE).then_some(earliest);
         }
         if round % 8 == 7 {
@@ -359,8 +359,8 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
     Some(clock())
 }
 
-/// From here on whoever puts work on a list kicks. Says whether somebody has put some there who did
-/// not, apart from the queue pairs that are `stalled` anyhow.
+/// Re-arms the wake-up. Returns whether work arrived before it was armed, apart from the queue pairs that are
+/// `stalled`.
 fn look_away(context: &Context, slots: &mut BTreeSet<usize>, stalled: &BTreeSet<usize>) -> bool {
     context.progress.idle.arm(false);
     take_marks(context, slots);
@@ -380,7 +380,7 @@ mod tests {
     use super::*;
     use crate::table::Table;
 
-    /// The pidfd of a process that has ended.
+    /// Returns the pidfd of a process that has ended.
     fn pidfd_of_the_dead() -> OwnedFd {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let id = ProcessId::of_pid(child.id()).unwrap();
@@ -392,7 +392,7 @@ mod tests {
 
     fn stand_in(pidfd: OwnedFd) -> Peer {
         let segment = crate::table::empty_segment();
-        // As where `/proc` cannot be asked, which counts as alive.
+        // `/proc` shows a live process, as it does where liveness cannot be asked.
         let alive = ProcessId::current().unwrap();
         Peer::stand_in(alive, Some(pidfd), Table::new(segment).unwrap())
     }

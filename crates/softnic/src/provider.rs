@@ -1,13 +1,13 @@
 //! Devices `soft[:HOST][,…]`: their names, options and promises.
 //!
-//! | option | what |
+//! | option | effect |
 //! |---|---|
-//! | `hostile` | misbehaves on purpose, within what it declares: see [`hostile`](crate::hostile) |
-//! | `seed=N` | which misbehaviour; 1 without it. Only with `hostile` |
-//! | `losses=N` | about one datagram in N is lost; `no`, the default: none is. Only with `hostile` |
-//! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none does. Only with `hostile` |
-//! | `ordered_between_writes=no` | does not declare that WRITEs keep their order; hostile, they do not |
-//! | `atomic_aligned_8=no` | does not declare that aligned words are placed whole; hostile, they are not |
+//! | `hostile` | injects faults, within what the device declares: see [`hostile`](crate::hostile) |
+//! | `seed=N` | selects the faults; 1 by default. Only with `hostile` |
+//! | `losses=N` | loses about one datagram in N; `no`, the default: none. Only with `hostile` |
+//! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none. Only with `hostile` |
+//! | `ordered_between_writes=no` | does not declare that WRITEs keep their order; with `hostile`, they do not |
+//! | `atomic_aligned_8=no` | does not declare that aligned words are placed whole; with `hostile`, they are not |
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use crate::hostile::Rules;
 use crate::hostile::options::Options;
 use crate::non_temporal;
 
-/// The soft host of a device named just `soft`.
+/// The soft host of a device named `soft` without a host.
 pub const DEFAULT_HOST: &str = "h1";
 
-/// The provider of the software RNIC. All soft devices that one user opens with one registry
-/// directory are one fabric.
+/// The provider of the software RNIC. All soft devices that one user opens with the same registry directory
+/// form one fabric.
 #[derive(Default)]
 pub struct SoftProvider {
     fabric: Option<Arc<Registry>>,
@@ -31,12 +31,12 @@ pub struct SoftProvider {
 }
 
 impl SoftProvider {
-    /// On the user's own fabric (`HEADWORKS_FABRIC` overrides where it is).
+    /// Makes a provider on the user's default fabric (`HEADWORKS_FABRIC` overrides its directory).
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// On a fabric of the caller's choosing: private ones for tests.
+    /// Makes a provider on the given fabric, such as a private one of a test.
     pub fn on(fabric: Arc<Registry>) -> Self {
         Self {
             fabric: Some(fabric),
@@ -44,14 +44,14 @@ impl SoftProvider {
         }
     }
 
-    /// Opens every device as a hostile one, by these rules instead of those of its name.
+    /// Opens every device with fault injection by these rules, in place of those that its name selects.
     #[must_use]
     pub fn with_rules(mut self, rules: Rules) -> Self {
         self.rules = Some(rules);
         self
     }
 
-    /// Refuses what the options of a name must not be, as opening it does, and opens nothing.
+    /// Checks the options of a name as opening it does, and opens nothing.
     pub fn check(name: &DeviceName) -> Result<(), OpenError> {
         Options::of(name).map(drop)
     }
@@ -67,7 +67,7 @@ impl SoftProvider {
     }
 }
 
-/// The key of a soft host is the hash of its name.
+/// Returns the key of a soft host: the hash of its name.
 fn host_key(name: &str) -> HostKey {
     HostKey(fnv1a(name.as_bytes()))
 }
@@ -78,7 +78,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         name: name.clone(),
         description: format!("software RNIC of soft host {host}, shared memory of this machine"),
         driver: None,
-        // Known once it is open.
+        // Set when the device is opened.
         network: 0,
         gid: gid_of(host_key(host)),
         lid: None,
@@ -86,8 +86,8 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         numa_node: None,
         limits: LIMITS,
         promises: Promises {
-            // Requests of a queue pair are executed one after the other, by one thread at a time,
-            // and `copy` fences them where the processor does not keep stores in order.
+            // One thread at a time executes a queue pair's requests, one after the other. `copy` fences
+            // them where the processor does not keep stores in order.
             ordered_between_writes: true,
             atomic_aligned_8: true,
             in_order_within_write: if headworks_shm::ordered_copy::IN_ORDER {
@@ -99,7 +99,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
     }
 }
 
-/// What a device is and promises with these options.
+/// Describes a device with these options: what it is and promises.
 fn info_as(name: &DeviceName, options: &Options) -> DeviceInfo {
     let mut info = info(name);
     info.promises.ordered_between_writes &= options.ordered_between_writes;
@@ -121,7 +121,7 @@ impl Provider for SoftProvider {
         let mut hosts = vec![DEFAULT_HOST.to_owned()];
         let fabric = match &self.fabric {
             Some(fabric) => Some(fabric.clone()),
-            // Looking makes none.
+            // Listing devices must not create a registry.
             None => Registry::open_existing_default().ok().flatten(),
         };
         if let Some(fabric) = fabric
@@ -131,7 +131,7 @@ impl Provider for SoftProvider {
         }
         hosts.sort_unstable();
         hosts.dedup();
-        // A host name in the registry that is no device name is somebody's mistake, not a device.
+        // A host name in the registry that is no valid device name is a mistake, not a device.
         let devices = hosts
             .iter()
             .filter_map(|h| format!("soft:{h}").parse().ok());

@@ -1,10 +1,10 @@
-//! Queue pairs: their halves, posting, accounting. What changes their state is in `states`.
+//! Queue pairs: their two halves, posting, accounting. `states` has the state changes.
 //!
-//! A queue pair has two halves. [`SoftQp`] is the owner's handle: its thread posts, and executes
-//! small requests in the call with an engine of its own, without a lock. [`QpCore`] is what the
-//! owner shares with the pollers and the progress thread: the requests that wait, under a lock.
-//! `waiting` joins them: only the owner makes it non-zero, only an empty list makes it zero, and
-//! the owner executes in the call only while it is zero; so requests never overtake.
+//! A queue pair has two halves. [`SoftQp`] is the owner's handle. The owner's thread posts through it, and
+//! executes small requests in the call, with an engine of its own and without a lock. [`QpCore`] is what the
+//! owner shares with the pollers and the progress thread: the pending requests, under a lock. `waiting` joins
+//! the halves. Only the owner makes it non-zero, and only an empty list makes it zero. The owner executes in
+//! the call only while it is zero, so requests never overtake each other.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,27 +36,27 @@ pub(crate) use pending::NextStep;
 use pending::{Pending, PendingRequest};
 pub(crate) use remote_qp::RemoteQp;
 
-/// Longest request executed within the call that posts it, in bytes. Longer ones are executed in
-/// chunks of this order by later calls.
+/// Longest request executed within the call that posts it, in bytes. Later calls execute longer ones, in
+/// chunks of about this size.
 pub const INLINE_MAX: usize = 64 << 10;
 
-/// Bytes of shared memory that each queue pair takes, apart from the slots of its receive queue: its
-/// row, the place for its window's, and that queue's header.
+/// Bytes of shared memory that each queue pair takes, apart from the slots of its receive queue: its row, the
+/// place that tells where its bounce buffer is, and the header of its receive queue.
 pub const SHARED_BYTES_PER_QP: usize =
     size_of::<QpRow>() + size_of::<QueueLocation>() + SlotQueue::<RecvSlot>::bytes(0);
 
-/// What a queue pair's owner, its pollers and the progress thread share.
+/// The half of a queue pair that its owner, its pollers and the progress thread share.
 pub(crate) struct QpCore {
     pub(crate) context: Arc<Context>,
     row: RowRef<QpRow>,
-    /// Which use of the slot, and which connection of it: changes at every RESET, so that a peer
-    /// of before is one no more.
+    /// Counts the uses of the slot and the connections in each use. It changes at every RESET, so an earlier
+    /// peer no longer matches.
     generation: AtomicU64,
     far: Mutex<RemoteEnd>,
-    /// The last generation in which the queue pair failed and the program knows: it was told, or did it
-    /// itself.
+    /// The last generation in which the queue pair failed and the program knows it: it got the event, or it
+    /// moved the queue pair to the error state itself.
     told: AtomicU64,
-    /// Since it failed, what the peer had taken of its receives has been taken back.
+    /// Set once the receives that the peer had claimed have been taken back after a failure.
     settled: AtomicBool,
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
@@ -66,39 +66,39 @@ pub(crate) struct QpCore {
     pub(crate) srq: Option<Arc<SoftSrq>>,
     receives: Option<ReceiveQueue>,
     signal_all: bool,
-    /// Requests that wait.
+    /// Number of pending requests.
     waiting: AtomicU32,
-    /// Whether this queue pair has the lane of its send CQ.
+    /// Whether this queue pair holds the lane of its send CQ.
     has_lane: bool,
-    /// Completions that went past the lane.
+    /// Tracks completions that bypassed the lane.
     lane_bypass: LaneBypass,
     pending: Mutex<Pending>,
-    /// How it misbehaves, where the device is hostile.
+    /// Fault injection, if the device is hostile.
     unruly: Option<Box<HostileQp>>,
-    /// Nobody has carried on what waits since the progress thread looked.
+    /// Set by each look of the progress thread, and cleared when pending requests are executed.
     pub(crate) rests: AtomicBool,
-    /// Receives posted again, ever: those that dead senders of datagrams had in hand.
+    /// Receives posted again, ever, after a dead sender of datagrams had claimed them.
     rq_reposted: AtomicU64,
 }
 
-/// Where a queue pair is connected to.
+/// The remote end of a queue pair.
 #[derive(Default)]
 struct RemoteEnd {
-    /// The context there, once connected.
+    /// The peer's context, once connected.
     peer: Option<Arc<Peer>>,
-    /// Its place in the fabric, or where it would be.
+    /// The peer's key in the registry, even if there is no such context.
     dest: Option<PeerKey>,
 }
 
-/// A queue pair of the software RNIC.
+/// A queue pair of the software RNIC, as its owner holds it.
 pub(crate) struct SoftQp {
     core: Arc<QpCore>,
     caps: QpCaps,
     engine: Engine,
-    /// Send requests posted, ever.
+    /// Number of send requests posted, ever.
     posted: u64,
     rts: QpLife,
-    /// Whether READs and atomics may be outstanding at all.
+    /// Whether the queue pair may have READs and atomics outstanding.
     may_read: bool,
 }
 
@@ -108,7 +108,7 @@ impl QpCore {
         &self.row
     }
 
-    /// Which row of the table it has.
+    /// Returns the queue pair's row in the table.
     pub(crate) fn slot(&self) -> usize {
         slot_of(self.qpn)
     }
@@ -117,7 +117,7 @@ impl QpCore {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The context that it is connected to.
+    /// Returns the context that the queue pair is connected to.
     pub(crate) fn peer(&self) -> Option<Arc<Peer>> {
         self.far().peer.clone()
     }
@@ -134,35 +134,35 @@ impl QpCore {
         self.row().life().state()
     }
 
-    /// Whether it is a queue pair of datagrams (UD).
+    /// Returns whether this is a datagram queue pair (UD).
     #[inline]
     pub(crate) fn is_datagrams(&self) -> bool {
         self.qp_type == QpType::Ud
     }
 
-    /// The position in the receive queue that is posted to next.
+    /// Returns the position at which the next receive is posted.
     fn rq_position(&self) -> u64 {
-        // What is in the row others can write.
+        // Peers can write the row, so the value is not trusted.
         let posted = self.row().rq_posted.load(Ordering::Relaxed);
         posted.wrapping_add(self.rq_reposted.load(Ordering::Relaxed))
     }
 
-    /// Whether a request of the life `rts` may be executed now, ahead of nothing.
+    /// Returns whether a request may be executed now: the queue pair is in the life `rts`, and nothing is pending.
     #[inline(always)]
     fn is_ready(&self, row: &QpRow, rts: QpLife) -> bool {
         row.life() == rts && self.waiting.load(Ordering::Acquire) == 0
     }
 
-    /// Whether there is no room in the send queue after `posted` requests.
+    /// Returns whether the send queue is full after `posted` requests.
     #[inline(always)]
     fn is_full(row: &QpRow, posted: u64, caps: &QpCaps) -> bool {
         let retired = row.sq_retired.load(Ordering::Relaxed);
         posted.saturating_sub(retired) >= u64::from(caps.max_send_wr)
     }
 
-    /// Completes a send request from the posting thread: through the lane, unless a completion
-    /// that went past it is still unpolled. Those would overtake each other. `position` is how many
-    /// requests the completion retires.
+    /// Completes a send request from the posting thread. The completion takes the lane, unless an earlier one that
+    /// bypassed the lane is still unpolled: it would overtake that one. `position` is how many requests the
+    /// completion retires.
     #[inline(always)]
     fn complete_posted(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
         let slot = || self.send_completion(wr_id, position, op, status, len);
@@ -175,7 +175,7 @@ impl QpCore {
         }
     }
 
-    /// Completes a send request from any thread.
+    /// Completes a send request from any thread. The completion bypasses the lane.
     fn complete_send(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
         self.queue_completion(self.send_completion(wr_id, position, op, status, len));
     }
@@ -219,19 +219,19 @@ impl QpCore {
         self.attend();
     }
 
-    /// Has the progress thread look at this queue pair.
+    /// Marks this queue pair for the progress thread and wakes it.
     pub(crate) fn attend(&self) {
         self.context.table.attention().qps.set(self.slot());
         self.context.progress.kick();
     }
 
-    /// Has the progress thread see to what waits, unless others do.
+    /// Marks this queue pair for the progress thread, and wakes it unless it drives pending requests already.
     fn watch(&self) {
         self.context.table.attention().qps.set(self.slot());
         self.context.progress.watch();
     }
 
-    /// A send request failed: the error state or, where only sending is over (UD), SQE.
+    /// Handles a failed send request: moves the queue pair to the error state or, if it is UD, to SQE.
     #[cold]
     fn fail_send(&self) {
         if self.is_datagrams() {
@@ -241,19 +241,18 @@ impl QpCore {
         }
     }
 
-    /// Moves the queue pair to the error state, as the device does by itself.
+    /// Moves the queue pair to the error state on the device's own initiative.
     #[cold]
     pub(crate) fn fail(&self) {
         let generation = self.generation();
         if self.row().fail(generation) {
             self.tell(generation);
-            // The progress thread flushes what is posted, whoever may be using the lists now.
+            // The progress thread flushes what is posted: another thread may hold the lists now.
             self.attend();
         }
     }
 
-    /// Raises the event of a queue pair that failed in that generation, once, whoever moved it to the
-    /// error state.
+    /// Raises the event of a queue pair that failed in that generation, once, whichever side failed it.
     pub(crate) fn tell(&self, generation: u64) {
         if self.told.fetch_max(generation, Ordering::AcqRel) < generation {
             self.row().executing.events.fetch_add(1, Ordering::Relaxed);
@@ -264,13 +263,13 @@ impl QpCore {
 
 #[cfg(test)]
 impl SoftQp {
-    /// How many destinations and contexts its datagrams remember the way to.
+    /// Returns for how many destinations and contexts it caches the way.
     pub(crate) fn remembered(&self) -> Option<(usize, usize)> {
         self.engine.datagrams().map(datagram::Datagrams::remembered)
     }
 }
 
-/// A posting call under way.
+/// A posting call in progress.
 struct PostCall<'a> {
     core: &'a Arc<QpCore>,
     caps: &'a QpCaps,
@@ -281,7 +280,7 @@ struct PostCall<'a> {
 }
 
 impl PostCall<'_> {
-    /// Posts the requests of a chain from number `done` on, of any kind.
+    /// Posts the requests of a chain from index `done` on, of any kind.
     #[inline(never)]
     fn post_rest(
         &mut self,
@@ -298,14 +297,14 @@ impl PostCall<'_> {
             }
         }
         if self.core.unruly.is_some() {
-            // Some of it may be placed in the call.
+            // Some of the chain may be executed within the call.
             self.core.try_carry_on(crate::device::clock());
         }
         Ok(())
     }
 
-    /// Posts one SEND of the usual shape, if that is what it is and nothing is in its way. Otherwise
-    /// nothing was done, but that `progress` may hold a receive for it.
+    /// Posts `wr` if it is a short SEND that can be executed at once. Otherwise returns false and has done nothing,
+    /// except that `progress` may hold a receive for it.
     #[inline(always)]
     fn post_short(&mut self, wr: &SendWr<'_>, progress: &mut RequestProgress) -> bool {
         let imm = match wr.op {
@@ -329,7 +328,7 @@ impl PostCall<'_> {
         true
     }
 
-    /// A request of `len` bytes was executed to its end.
+    /// Counts and completes a request of `len` bytes that has ended.
     #[inline(always)]
     fn ended(&self, wr: &SendWr<'_>, op: Opcode, outcome: Outcome, len: u64, byte_len: u32) {
         let (status, byte_len) = match outcome {
@@ -349,7 +348,7 @@ impl PostCall<'_> {
         }
     }
 
-    /// Posts one request: executes it, or puts it behind those that wait.
+    /// Posts one request: executes it, or appends it to the pending requests.
     fn post_any(
         &mut self,
         wr: &SendWr<'_>,
@@ -491,7 +490,7 @@ impl QueuePair for SoftQp {
             return Err(PostErrorKind::State(QpState::Reset).at(0));
         }
         let outcome = post_receives(core, receives, self.caps, wrs);
-        // Also those before one that was refused.
+        // Also flushes the receives posted before one that was refused.
         if core.state() == QpState::Error {
             core.flush(&mut core.lock_pending());
         }
@@ -503,7 +502,7 @@ impl QueuePair for SoftQp {
     }
 }
 
-/// Posts receives of a queue pair's own, up to the first that is refused.
+/// Posts receives to a queue pair's own receive queue, up to the first that is refused.
 fn post_receives(
     core: &QpCore,
     receives: &ReceiveQueue,
@@ -532,7 +531,7 @@ fn post_receives(
     Ok(())
 }
 
-/// What completes, for a posted operation.
+/// Returns the opcode of a posted operation's completion.
 const fn opcode_of(op: &SendOp) -> Opcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendTo(_) | SendOp::SendToImm(..) => {
@@ -545,7 +544,7 @@ const fn opcode_of(op: &SendOp) -> Opcode {
     }
 }
 
-/// Whether the bytes come with the request.
+/// Returns whether the payload is inline.
 const fn is_inline(payload: &Payload<'_>) -> bool {
     matches!(payload, Payload::Inline(_))
 }

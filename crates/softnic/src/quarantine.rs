@@ -1,9 +1,9 @@
-//! What cannot be given back yet, because a process was stopped (SIGSTOP, a debugger) in the middle
-//! of a request on it, and may write there when it goes on.
+//! Quarantine: memory that cannot be freed yet, because a process was stopped (SIGSTOP, a debugger) in the
+//! middle of a request on it. The process may still write there when it continues.
 //!
-//! Whoever takes memory away waits for the initiators in flight, which takes microseconds, but not
-//! longer than [`PATIENCE`]: then what they may reach is kept here, mapped and used for nothing
-//! else, until they have gone on or are dead. The progress thread looks.
+//! A thread that takes memory away waits for the initiators in flight. That takes microseconds. It waits no
+//! longer than [`PATIENCE`]. Then the memory that they may reach is kept here, mapped and not reused, until
+//! they have continued or are dead. The progress thread checks.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,20 +16,20 @@ use crate::peer_process::PeerProcess;
 use crate::qp::QpCore;
 use crate::table::{ExecutionSnapshot, RowRef};
 
-/// How long another process may take for what takes microseconds before it counts as stopped.
+/// How long an execution of microseconds may take another process before it counts as stopped.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
-/// A queue pair of another process, or of this one, that executes on our memory.
+/// A queue pair, of another process or of this one, that executes on this process's memory.
 pub(crate) struct Initiator(InitiatorKind);
 
 enum InitiatorKind {
-    /// One that is connected to ours: in its own context's table, and what it had `underway`.
+    /// A queue pair connected to one of ours: its slot in its own context's table, and what it had `underway`.
     Connected {
         peer: Arc<Peer>,
         slot: usize,
         underway: ExecutionSnapshot,
     },
-    /// One that delivers the datagram number `count`: in our table.
+    /// A sender that delivers datagram number `count`: its row in this context's table.
     Sender {
         row: RowRef<SenderRow>,
         life: SenderLife,
@@ -38,22 +38,22 @@ enum InitiatorKind {
     },
 }
 
-/// What an initiator may still reach.
+/// An object that an initiator may still reach.
 pub(crate) enum QuarantinedObject {
-    /// A region that is not registered any more: its row, and its memory.
+    /// A deregistered region: its row, and its memory.
     Region { row: u32, _buffer: Arc<dyn Buffer> },
-    /// A queue pair that was destroyed, with its queues.
+    /// A destroyed queue pair, with its queues.
     QueuePair(Arc<QpCore>),
 }
 
-/// The place for it.
+/// The objects in quarantine, each with the initiators that it waits for.
 #[derive(Default)]
 pub(crate) struct Quarantine {
     held: Mutex<Vec<(Vec<Initiator>, QuarantinedObject)>>,
 }
 
 impl Initiator {
-    /// The queue pair `dest` of `peer`, with what it executes now. A heavy fence goes before.
+    /// Notes what the queue pair `dest` of `peer` executes now. The caller passes a heavy fence first.
     pub(crate) fn new(peer: Arc<Peer>, dest: u32) -> Self {
         let slot = slot_of(dest);
         let underway = peer.table.qp(slot).executing.underway();
@@ -64,7 +64,7 @@ impl Initiator {
         })
     }
 
-    /// The sender of datagrams in `row`, whose `executing` was `count` in that life.
+    /// Notes a sender of datagrams: in its `life`, `executing` in its `row` was `count`.
     pub(crate) fn sender(
         row: RowRef<SenderRow>,
         life: SenderLife,
@@ -79,12 +79,11 @@ impl Initiator {
         })
     }
 
-    /// Whether it executes nothing now that it may have begun before this was made, or never will
-    /// again.
+    /// Returns whether the execution noted in `self` is over, or its process is dead.
     pub(crate) fn is_idle(&self) -> bool {
         match &self.0 {
-            // Busy ones are so most of the time: another number is another execution, which has
-            // looked at its target since.
+            // A busy initiator is executing most of the time. A changed number is another execution, which has
+            // checked its target since.
             InitiatorKind::Connected {
                 peer,
                 slot,
@@ -102,15 +101,15 @@ impl Initiator {
         }
     }
 
-    /// Whether it is idle, or soon is, for those who look again later.
+    /// Returns whether it is idle now or after a short spin. For callers that look again later.
     pub(crate) fn is_idle_soon(&self) -> bool {
         wait(Instant::ZERO, || self.is_idle(), || false)
     }
 
-    /// Waits until it is idle, unless its process is stopped, and not longer than `until`. Says whether it
-    /// is.
+    /// Waits until it is idle, until `until` at the latest. If its process was found stopped before, waits only a
+    /// short spin. Returns whether it is idle, and notes whether the process is stopped.
     fn wait_until(&self, until: Instant) -> bool {
-        // One that was found stopped is not waited for again, until it has gone on.
+        // A process that was found stopped is not waited for again until it has continued.
         let idle = wait(until, || self.is_idle(), || !self.is_stopped());
         match &self.0 {
             InitiatorKind::Connected { peer, .. } => peer.set_stopped(!idle),
@@ -127,15 +126,15 @@ impl Initiator {
     }
 }
 
-/// Waits until all are idle, [`PATIENCE`] together. Those who are not then seem to be stopped.
+/// Waits until all are idle, at most [`PATIENCE`] in total. Returns those that seem to be stopped.
 pub(crate) fn wait_for(mut initiators: Vec<Initiator>) -> Vec<Initiator> {
     let until = clock() + PATIENCE;
     initiators.retain(|initiator| !initiator.wait_until(until));
     initiators
 }
 
-/// Waits for something that takes microseconds, asleep most of the time if it takes longer, and then no
-/// longer than `until` nor than `is_worth_it`.
+/// Waits until `done`, which takes microseconds as a rule. Spins first. Then sleeps between looks, until
+/// `until` at the latest and only while `is_worth_it`. Returns whether it is done.
 fn wait(until: Instant, mut done: impl FnMut() -> bool, is_worth_it: impl Fn() -> bool) -> bool {
     for _ in 0..1000 {
         if done() {
@@ -173,7 +172,7 @@ impl Quarantine {
         self.held.lock().unwrap().len()
     }
 
-    /// Gives back what can be. Says whether something is left.
+    /// Frees the objects whose initiators are idle. Returns whether any are left.
     pub(crate) fn look(&self, context: &Context) -> bool {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let mut over = Vec::new();

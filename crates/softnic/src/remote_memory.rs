@@ -1,27 +1,27 @@
-//! Memory at the other end, mapped here or not, and moving bytes there and back.
+//! Memory of the peer, mapped in this process or not, and copies to and from it.
 
 use crate::copy::{Span, copy_spans, cut};
 use crate::cross_process_copy::{self, CrossError, Direction, RemoteRange};
 use crate::peer::Peer;
 use crate::table::MAX_SGE;
 
-/// Checked memory of the peer.
+/// Memory of the peer that a key check has allowed.
 #[derive(Clone, Copy)]
 pub(crate) enum RemoteSpan {
-    /// Mapped here.
+    /// Mapped in this process.
     Mapped(Span),
-    /// Mapped there only, as part of the region `key`.
+    /// Mapped only in the peer's process, as part of the region `key`.
     Across { key: u32, stretch: RemoteRange },
 }
 
-/// Why bytes were not moved.
+/// The reason why bytes were not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyError {
-    /// The memory is not there, though it is registered.
+    /// The memory is not mapped there, though it is registered.
     Fault,
     /// The peer is dead.
     Dead,
-    /// The kernel does not let this process reach it: its owner is to be asked for this part.
+    /// The kernel does not let this process reach the memory. The owner must be asked to copy this range.
     Refused { key: u32, stretch: RemoteRange },
 }
 
@@ -35,7 +35,7 @@ impl RemoteSpan {
         }
     }
 
-    /// Where it is mapped here.
+    /// Returns the span, if it is mapped in this process.
     pub(crate) fn mapped(&self) -> Option<Span> {
         match self {
             Self::Mapped(span) => Some(*span),
@@ -44,8 +44,8 @@ impl RemoteSpan {
     }
 }
 
-/// Moves `budget` bytes, or a few more, between the spans `here` and the memory `there` of `peer`, both
-/// from byte `done` on, in order, and counts them there: fewer when either ran out.
+/// Copies `budget` bytes, or a few more, between the spans `here` and the memory `there` of `peer`: in order,
+/// both from byte `done` on. Adds to `done` what it copied: fewer than `budget` if either list ran out.
 pub(crate) fn transfer(
     direction: Direction,
     peer: &Peer,
@@ -91,7 +91,7 @@ pub(crate) fn transfer(
     Ok(())
 }
 
-/// The spans of memory that is mapped here, all of it, in `out`.
+/// Returns the spans in `out`, if all of the memory is mapped in this process.
 #[inline(always)]
 fn all_mapped<'a>(list: &[RemoteSpan], out: &'a mut [Span; MAX_SGE]) -> Option<&'a [Span]> {
     let out = out.get_mut(..list.len())?;
@@ -101,15 +101,15 @@ fn all_mapped<'a>(list: &[RemoteSpan], out: &'a mut [Span; MAX_SGE]) -> Option<&
     Some(out)
 }
 
-/// Memory that can be moved at once.
+/// A run of memory that one call can copy.
 enum CopyRun {
     Mapped(Span),
-    /// The first is of the region of that key; so many of them, so many bytes together.
+    /// The ranges, the key of the first one's region, the number of ranges, and their bytes together.
     Across([RemoteRange; MAX_SGE], u32, usize, usize),
     End,
 }
 
-/// What begins at byte `skip` of `there`, at most `budget` bytes.
+/// Returns the run that begins at byte `skip` of `there`, of at most `budget` bytes.
 fn run(there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
     let (mut stretches, mut first, mut count, mut len) = ([RemoteRange::EMPTY; MAX_SGE], 0, 0, 0);
     for far in there {
@@ -144,7 +144,7 @@ fn run(there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
     }
 }
 
-/// [`CopyError`], of a run.
+/// A [`CopyError`] without the place at which the run failed.
 enum RunError {
     Fault,
     Dead,
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use crate::table::Table;
 
-    /// The pidfd of a process that has ended, and its number, which names nobody.
+    /// Returns a process that has ended, whose pid is unused, and its pidfd.
     fn the_dead() -> (ProcessId, OwnedFd) {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let id = ProcessId::of_pid(child.id()).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     fn a_number_that_names_nobody_is_a_death_only_where_the_pidfd_says_so() {
         let (dead, pidfd) = the_dead();
         assert!(matches!(reached(dead, pidfd), (Err(RunError::Dead), false)));
-        // As where its first thread has ended and others run: its owner is asked.
+        // As if its first thread had ended while others run: the owner is asked.
         let us = ProcessId::current().unwrap().open_pidfd().unwrap().unwrap();
         assert!(matches!(reached(dead, us), (Err(RunError::Refused), true)));
     }

@@ -1,12 +1,12 @@
-//! Rows of the shared table, given out and taken back.
+//! Allocator of rows of the shared table.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::ResourceError;
 
-/// The free rows of one kind. A row is reused as late as possible, and under another generation;
-/// one that has had all of them is not used any more.
+/// The free rows of one kind. A row is reused as late as possible, and under another generation. A row that has
+/// used up its generations is retired.
 pub(crate) struct Rows {
     state: Mutex<State>,
     limit: usize,
@@ -34,7 +34,7 @@ impl Rows {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A free row, in a new generation.
+    /// Takes a free row and begins a new generation of it.
     pub(crate) fn take(&self, what: &'static str) -> Result<u32, ResourceError> {
         let mut state = self.lock();
         let exhausted = ResourceError::Exhausted {
@@ -43,12 +43,12 @@ impl Rows {
         };
         let row = state.free.pop_front().ok_or(exhausted)?;
         let generation = &mut state.generations[row as usize];
-        // Never 0: that is "no object" in the table.
+        // Never 0, which means "no object" in the table.
         *generation += 1;
         Ok(row)
     }
 
-    /// The generation of a row that is taken.
+    /// Returns the generation of a row that is taken.
     pub(crate) fn generation(&self, row: u32) -> u32 {
         self.lock().generations[row as usize]
     }
@@ -60,7 +60,7 @@ impl Rows {
         }
     }
 
-    /// As if `row`, which is free, had been used up to `generation`, and were the next in turn.
+    /// Makes the free `row` the next in turn, as if it had been used up to `generation`.
     #[cfg(test)]
     pub(crate) fn age(&self, row: u32, generation: u32) {
         let mut state = self.lock();
@@ -86,7 +86,7 @@ mod tests {
             seen.push(used);
             rows.give_back(row);
         }
-        // It was row 1, 0, 1, 0: row 1 has had its last generation.
+        // The rows were 1, 0, 1, 0, and row 1 has had its last generation.
         assert_eq!(seen[2], (1, u32::MAX));
         assert_eq!(rows.take("rows").unwrap(), 0);
         assert!(rows.take("rows").is_err());

@@ -1,5 +1,5 @@
-//! Shared receive queues: posted to by their process, taken from by the initiators of all their
-//! queue pairs.
+//! Receive queues and shared receive queues. Their process posts to them; the initiators at the other ends of
+//! their queue pairs take receives from them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,27 +13,27 @@ use crate::arena::ArenaAllocation;
 use crate::device::Context;
 use crate::table::{LIMIT_REACHED, MAX_SGE, RecvSlot, SegmentOffset, SrqRow};
 
-/// The producer of receives: the owner itself, whatever queue pair it is.
+/// Mark of the owner's process as producer or consumer (`who`), as against an initiator's.
 pub(crate) const OWNER: u16 = 0x8000;
 
 /// Receives posted by this process, for an RQ or an SRQ.
 pub(crate) struct ReceiveQueue {
-    /// In `piece`.
+    /// The queue, in `piece`.
     pub(crate) slots: SlotQueueRef<RecvSlot>,
-    /// Who posts: only this process, so without an atomic instruction.
+    /// The only producer. Only this process posts, so the lock needs no atomic instruction.
     posting: BiasedLock<SingleProducer<RecvSlot>>,
     piece: ArenaAllocation,
 }
 
 impl ReceiveQueue {
     pub(crate) fn new(context: &Arc<Context>, max_wr: u32) -> Result<Self, ResourceError> {
-        // A receive is completed before its slot is freed, and whoever has polled its completion may
-        // post the next one at once: twice the slots, so that this one finds a free one.
+        // A receive is completed before its slot is freed, and a program that has polled the completion may post
+        // the next receive at once. With twice the slots, that receive finds a free one.
         let capacity = (max_wr.max(1) as usize * 2).next_power_of_two();
         let piece = context.queue_memory(SlotQueue::<RecvSlot>::bytes(capacity))?;
-        // SAFETY: the piece is aligned, large enough and not shared yet.
+        // SAFETY: the allocation is aligned, large enough and not shared yet.
         let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
-        // SAFETY: peers only pop from the receive queues of others, and here nothing else pushes.
+        // SAFETY: peers only pop from this process's receive queues, and nothing else here pushes to this one.
         let posting = BiasedLock::new(unsafe { slots.single_producer() });
         Ok(Self {
             slots,
@@ -42,7 +42,7 @@ impl ReceiveQueue {
         })
     }
 
-    /// Where peers find it.
+    /// Returns where peers find the queue.
     pub(crate) fn place(&self) -> SegmentOffset {
         self.piece.place()
     }
@@ -51,30 +51,30 @@ impl ReceiveQueue {
         self.slots.capacity()
     }
 
-    /// Takes back what the initiator `who` took and did not complete, oldest first: it was killed,
-    /// or has been seen not executing since its queue pair's connection ended. What it held it
-    /// forgets when it finds that.
+    /// Takes back, oldest first, the receives that the initiator `who` claimed and did not complete. It was
+    /// killed, or has been seen not executing since its queue pair's connection ended. A live initiator drops a
+    /// claim that it still holds when it finds that the connection has ended.
     pub(crate) fn take_back(&self, who: u16) -> Vec<(u64, RecvSlot)> {
         let mut claimed = Vec::new();
         let take = |position, receive| claimed.push((position, receive));
-        // SAFETY: an initiator looks at the connection before it uses a claim, within the same
-        // execution, and none of before the end of the connection is under way.
+        // SAFETY: an initiator checks the connection before it uses a claim, within the same execution. No
+        // execution that began before the connection ended is under way.
         unsafe { self.slots.recover(|dead| dead == who, take) };
         claimed.sort_unstable_by_key(|(position, _)| *position);
         claimed
     }
 
-    /// Posts a receive again that was taken from here. Says whether there was a slot for it.
+    /// Posts again a receive that was taken from here. Returns whether there was a slot for it.
     pub(crate) fn post_again(&self, receive: &RecvSlot) -> bool {
         self.posting.lock().push(receive).is_ok()
     }
 
-    /// Posts one receive of at most `max_sge` pieces of memory.
+    /// Posts one receive with at most `max_sge` scatter entries.
     pub(crate) fn post(&self, wr: &RecvWr<'_>, max_sge: u32) -> Result<(), PostErrorKind> {
         push(&mut self.posting.lock(), &checked(wr, max_sge)?)
     }
 
-    /// Posts receives of at most `max_sge` pieces as long as fewer than `most` are posted and not taken.
+    /// Posts receives with at most `max_sge` scatter entries, as long as fewer than `most` are posted and not taken.
     fn post_up_to(
         &self,
         (most, max_sge): (u32, u32),
@@ -93,8 +93,8 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Posts a receive, and counts it in `posted` before it can be taken: else whoever takes it finds
-    /// one too few, and so maybe a limit crossed.
+    /// Posts a receive. Counts it in `posted` before an initiator can take it. Otherwise that initiator would count
+    /// one receive too few as left, and might find a limit crossed.
     fn append(
         &self,
         posting: &mut SingleProducer<RecvSlot>,
@@ -179,15 +179,14 @@ impl SoftSrq {
         self.context.table.srq(self.row)
     }
 
-    /// Posts a receive again that a dead sender of datagrams had taken. Says whether there was a slot for
-    /// it.
+    /// Posts again a receive that a dead sender of datagrams had taken. Returns whether there was a slot for it.
     pub(crate) fn post_again(&self, receive: &RecvSlot) -> bool {
         let posted = &self.entry().posted.0;
         let mut posting = self.receives.posting.lock();
         self.receives.append(&mut posting, receive, posted).is_ok()
     }
 
-    /// An initiator that took receives was killed, maybe before it looked at the limit.
+    /// Checks the limit after an initiator was killed: it may have taken receives and not checked the limit.
     pub(crate) fn look_at_limit(&self) {
         let taken = self.receives.slots.popped();
         if self.entry().crosses_limit(taken) {
@@ -200,7 +199,7 @@ impl SoftSrq {
         let limit = &self.entry().limit;
         let armed = limit.load(Ordering::Acquire);
         let reached = armed & LIMIT_REACHED != 0;
-        // Whoever arms it anew at the same time raises the event of before.
+        // If `set_limit` re-arms the limit at the same time, it raises the earlier event.
         let ours = reached
             && limit
                 .compare_exchange(armed, 0, Ordering::AcqRel, Ordering::Relaxed)
@@ -211,13 +210,13 @@ impl SoftSrq {
     }
 }
 
-/// A limit must be one that a queue of `max_wr` receives can fall below.
+/// Checks that a queue of `max_wr` receives can fall below the limit.
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), ResourceError> {
     ResourceError::check("SRQ limit", limit, 0..=max_wr)
 }
 
 impl SrqRow {
-    /// Whether an armed limit is crossed now that `taken` receives were taken, ever; true once.
+    /// Returns whether an armed limit is crossed now that `taken` receives were taken, ever. True once.
     pub(crate) fn crosses_limit(&self, taken: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         if limit == 0 || limit & LIMIT_REACHED != 0 {

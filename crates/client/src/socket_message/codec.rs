@@ -160,7 +160,7 @@ impl<'m> Decoder<'m> {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Message`]: it has more than `most` bytes, it is not UTF-8, or the message is too short.
+    /// [`ContractError::Message`]: it exceeds `most` bytes, it is not UTF-8, or the message is too short.
     pub fn text(&mut self, most: usize) -> Result<String, ContractError> {
         let text = std::str::from_utf8(self.bytes(most)?);
         Ok(text

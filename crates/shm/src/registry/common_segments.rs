@@ -1,8 +1,9 @@
 //! Common segments: one memory for all processes of the user that name the same key.
 //!
-//! A memory file has no name and goes with the last who holds it. So every holder has an entry here that says which
-//! of its descriptors it is, and a newcomer opens that of any holder. While one of them lives all have the same
-//! memory; when the last is gone, however it went, the next begins with zeros.
+//! A memory file has no name and is freed when its last holder is gone. So every holder has an entry in the
+//! registry that records its descriptor's number, and a newcomer opens any holder's descriptor. While a
+//! holder lives, all have the same memory. After the last is gone, however it ended, the next begins with
+//! zeros.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,8 +19,8 @@ use crate::ProcessId;
 use crate::fork::ForkGeneration;
 use crate::segment::{HugePages, SegmentError, SegmentRequest, SharedSegment};
 
-/// How long a refusal to open a holder's descriptor is doubted: while a process begins another program the kernel
-/// refuses access to its descriptors even to its own user.
+/// How long to retry when a holder's descriptor may not be opened: while a process executes another program,
+/// the kernel refuses access to its descriptors even to its own user.
 const EXEC_LIMIT: Duration = Duration::from_millis(100);
 
 /// A hold on a common segment, until dropped.
@@ -33,10 +34,11 @@ pub struct CommonSegmentClaim {
 }
 
 impl Registry {
-    /// Holds the segment of `len` bytes called `key`; makes it, of zeros, if no living process holds it.
-    /// One that is there must have this `len` and `layout_version`, the version of what is kept in it.
+    /// Holds the segment of `len` bytes called `key`; makes it, of zeros, if no live process holds it. An
+    /// existing one must have this `len` and `layout_version`, the version of what is kept in it.
     ///
-    /// It is made while the registry is locked: this is for small ones. The same process may hold it several times.
+    /// The registry is locked while it is made, so this is for small segments. A process may hold a segment
+    /// several times.
     pub fn claim_common_segment(
         self: &Arc<Self>,
         key: &str,
@@ -52,8 +54,8 @@ impl Registry {
         claim
     }
 
-    /// Who holds which common segment, by key: each hold of each living process. What cannot be read (another
-    /// version's) is left out.
+    /// Returns the holds on common segments, by key: each hold of each live process. Skips entries that
+    /// cannot be read (another version's).
     pub fn common_segments(&self) -> Result<Vec<(String, CommonSegmentRecord)>, RegistryError> {
         let Some(dir) = self.open_existing_directory()? else {
             return Ok(Vec::new());
@@ -106,7 +108,8 @@ impl Registry {
         })
     }
 
-    /// The segment called `key`, from any of its holders; `None` if there are none. Under the lock.
+    /// Attaches the segment called `key` from any of its holders; `None` if there are none. The caller holds
+    /// the lock.
     fn attach_held(
         &self,
         dir: &OwnedFd,
@@ -126,18 +129,18 @@ impl Registry {
             });
             match attached {
                 Ok(Some(segment)) => return Ok(Some(segment)),
-                // For good: nobody may take it up again once there is another.
+                // Remove the stale entry for good: nobody may attach it once there is another segment.
                 Ok(None) => {
                     let _ = unlinkat(dir, &name, AtFlags::empty());
                 }
-                // All have the same memory, and another may show it where this one does not.
+                // All holders have the same memory, so another one may give access if this one does not.
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
         refused.map_or(Ok(None), Err)
     }
 
-    /// What an entry says, if its process lives.
+    /// Parses an entry; `None` if it is gone or its process is dead.
     fn read_common(
         &self,
         dir: &OwnedFd,
@@ -154,19 +157,19 @@ impl Registry {
 }
 
 impl CommonSegmentClaim {
-    /// The memory. It is the one that newcomers get for as long as anybody has a claim; who keeps it longer may
-    /// be left alone with it.
+    /// Returns the segment. Newcomers get the same one as long as any process has a claim on it. A caller
+    /// that keeps it beyond its claim may end up alone with it.
     pub fn segment(&self) -> &Arc<SharedSegment> {
         &self.segment
     }
 
-    /// Whether this claim made it, of zeros. Others may have written to it since, and others may find zeros too: who
-    /// made it can have died at once.
+    /// Returns whether this claim made the segment, of zeros. Others may have written to it since. Others may
+    /// find zeros too, because the maker can have died at once.
     pub fn is_first(&self) -> bool {
         self.is_first
     }
 
-    /// The registry that it is in.
+    /// Returns the registry that the claim is in.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
@@ -177,7 +180,7 @@ impl Drop for CommonSegmentClaim {
         if self.generation.is_foreign() {
             return;
         }
-        // An entry that cannot be removed now soon names a descriptor that is closed, or another file's.
+        // An entry that cannot be removed is soon stale: its descriptor is closed, or is another file's.
         if let Ok(Some(locked)) = self.registry.lock_existing() {
             self.registry.remove_entry(&locked.dir, &self.entry);
             self.registry.remove_if_empty(&locked);
@@ -186,13 +189,13 @@ impl Drop for CommonSegmentClaim {
 }
 
 impl CommonSegmentRecord {
-    /// The segment, to look on; `None` if its holder has let go of it.
+    /// Attaches the segment read-only, for observers; `None` if its holder has released it.
     pub fn attach_read_only(&self) -> Result<Option<SharedSegment>, SegmentError> {
         let fd = self.open(ProcessId::open_fd_read_only)?;
         fd.map(SharedSegment::attach_read_only).transpose()
     }
 
-    /// The segment, if it is as asked for; `None` if its holder has let go of it.
+    /// Attaches the segment if it is as requested; `None` if its holder has released it.
     fn attach_as(
         &self,
         key: &str,
@@ -224,15 +227,15 @@ impl CommonSegmentRecord {
         Ok(Some(segment))
     }
 
-    /// The holder's descriptor, opened by `how`; `None` if the holder is gone, or the descriptor is. (A process that
-    /// runs another program now is still the same process.)
+    /// Opens the holder's descriptor with `how`; `None` if the holder is gone, or the descriptor is. (A
+    /// process that executes another program is still the same process.)
     fn open(
         &self,
         how: fn(&ProcessId, i32) -> io::Result<OwnedFd>,
     ) -> Result<Option<OwnedFd>, SegmentError> {
         let process = self.process;
         let seen = stat(format!("/proc/{}/fd/{}", process.pid, self.segment_fd));
-        // Another file, which may be one that cannot be opened at all.
+        // The number now names another file. Do not open it: it may be one that cannot be opened at all.
         if seen.is_ok_and(|seen| seen.st_ino != self.inode) {
             return Ok(None);
         }
@@ -283,12 +286,12 @@ fn file_name(key: &str, pid: u32, number: u64) -> String {
     format!("s.{key}.{pid}.{number}")
 }
 
-/// The key of an entry of this kind. Keys may have dots.
+/// Returns the key of a common segment's entry with this file name. Keys may contain dots.
 pub(super) fn parse_file_name(name: &str) -> Option<&str> {
     let (rest, number) = name.strip_prefix("s.")?.rsplit_once('.')?;
     let (key, pid) = rest.rsplit_once('.')?;
     check_name(key).ok()?;
-    // Exactly as we write it.
+    // Accept only the name that we write.
     (file_name(key, pid.parse().ok()?, number.parse().ok()?) == name).then_some(key)
 }
 

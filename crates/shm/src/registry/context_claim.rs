@@ -1,4 +1,4 @@
-//! Contexts: which process has which index in a soft host.
+//! Context claims: each gives a process one index in a soft host.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -10,10 +10,10 @@ use super::record::{HOST_NAME_BYTES_MAX, owner};
 use super::{ContextRecord, Entry, HostKey, Registry, RegistryError, common_segments};
 use crate::fork::ForkGeneration;
 
-/// How many contexts a soft host can have.
+/// Maximum number of contexts of a soft host.
 pub const CONTEXTS_MAX: u16 = 1024;
 
-/// An index in a soft host, ours until dropped.
+/// An index in a soft host, held by this process until dropped.
 #[derive(Debug)]
 pub struct ContextClaim {
     /// The index, below [`CONTEXTS_MAX`].
@@ -24,7 +24,7 @@ pub struct ContextClaim {
 }
 
 impl Registry {
-    /// Takes the lowest free index of `host`, after removing what dead processes left (in all hosts).
+    /// Claims the lowest free index of `host`, after removing the entries of dead processes (in all hosts).
     pub fn claim_context(
         self: &Arc<Self>,
         host: HostKey,
@@ -54,7 +54,7 @@ impl Registry {
         })
     }
 
-    /// Who has `index` in `host`; `None` if nobody alive does.
+    /// Returns the context with `index` in `host`; `None` if no live process has it.
     pub fn lookup_context(
         &self,
         host: HostKey,
@@ -74,7 +74,7 @@ impl Registry {
         record.map(Some)
     }
 
-    /// All contexts of live processes, in order. What cannot be read (another version's) is left out.
+    /// Returns all contexts of live processes, in order. Skips unreadable entries (another version's).
     pub fn list_contexts(&self) -> Result<Vec<(HostKey, u16, ContextRecord)>, RegistryError> {
         let Some(dir) = self.open_existing_directory()? else {
             return Ok(Vec::new());
@@ -90,8 +90,8 @@ impl Registry {
         Ok(found)
     }
 
-    /// Removes what dead processes left, and the directory if nothing else is in it. Whoever comes next
-    /// would; this is for who has just killed some.
+    /// Removes the entries of dead processes, and the directory if nothing else is in it. The next claim
+    /// would do so too; this is for a caller that has just killed some.
     pub fn remove_dead(&self) -> Result<(), RegistryError> {
         if let Some(locked) = self.lock_existing()? {
             self.clean(&locked.dir)?;
@@ -100,7 +100,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Removes what the dead left; returns the indices in use. Under the lock.
+    /// Removes the entries of dead processes and returns the indices in use. The caller holds the lock.
     pub(super) fn clean(&self, dir: &OwnedFd) -> Result<BTreeSet<(HostKey, u16)>, RegistryError> {
         let mut taken = BTreeSet::new();
         for name in self.entries(dir)? {
@@ -119,10 +119,10 @@ impl Registry {
         Ok(taken)
     }
 
-    /// Whether the process of an entry lives; else it is removed. Under the lock.
+    /// Returns whether the process of an entry is alive; removes the entry if not. The caller holds the lock.
     fn clean_entry(&self, dir: &OwnedFd, name: &str) -> Result<bool, RegistryError> {
         let bytes = self.read_entry(dir, name)?.unwrap_or_default();
-        // Nobody owns what names no process: entries appear whole, so no writer was interrupted.
+        // An entry that names no process has no owner. It is not a half-written one: entries appear whole.
         let lives = owner(&bytes).is_some_and(|process| process.is_alive());
         if !lives {
             let _ = unlinkat(dir, name, AtFlags::empty());
@@ -132,7 +132,7 @@ impl Registry {
 }
 
 impl ContextClaim {
-    /// The registry that it is in.
+    /// Returns the registry that the claim is in.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
@@ -143,7 +143,7 @@ impl Drop for ContextClaim {
         if self.generation.is_foreign() {
             return;
         }
-        // What cannot be removed now is removed by whoever comes after our death.
+        // If the entry cannot be removed now, another process removes it after our death.
         if let Ok(Some(locked)) = self.registry.lock_existing() {
             self.registry.remove_entry(&locked.dir, &self.entry);
             self.registry.remove_if_empty(&locked);
@@ -159,6 +159,6 @@ fn parse_file_name(name: &str) -> Option<(HostKey, u16)> {
     let (host, index) = name.strip_prefix("c.")?.split_once('.')?;
     let host = HostKey(u64::from_str_radix(host, 16).ok()?);
     let index = index.parse().ok().filter(|&index| index < CONTEXTS_MAX)?;
-    // Exactly as we write it: each context has one name.
+    // Accept only the name that we write, so that each context has one name.
     (file_name(host, index) == name).then_some((host, index))
 }

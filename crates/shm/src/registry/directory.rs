@@ -1,4 +1,4 @@
-//! Opening, making, locking and removing the directory.
+//! Opening, making, locking and removing the registry's directory.
 
 use std::fs::DirBuilder;
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ use super::{Registry, RegistryError};
 
 const LOCK_FILE: &str = "lock";
 
-/// How long somebody else may hold the lock; it is held for a few system calls.
+/// How long to wait for another process to release the lock, which is held for a few system calls.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_EVERY: Duration = Duration::from_millis(1);
 
-/// The directory while nobody else changes it.
+/// The directory, locked against changes by others until dropped.
 #[derive(Debug)]
 pub(super) struct LockedDirectory {
     pub(super) dir: OwnedFd,
@@ -29,13 +29,13 @@ pub(super) struct LockedDirectory {
 
 impl Drop for LockedDirectory {
     fn drop(&mut self) {
-        // Explicitly: a child forked meanwhile holds the descriptor too.
+        // Unlock explicitly: a child forked meanwhile holds the descriptor too.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
 impl Registry {
-    /// The directory, if it exists, and is ours alone.
+    /// Opens the directory if it exists; refuses one that is not ours alone.
     pub(super) fn open_existing_directory(&self) -> Result<Option<OwnedFd>, RegistryError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = match open(&self.path, flags, Mode::empty()) {
@@ -54,7 +54,7 @@ impl Registry {
         Ok(Some(dir))
     }
 
-    /// The directory, made if it is missing.
+    /// Opens the directory; makes it if it is missing.
     pub(super) fn open_or_create_directory(&self) -> Result<OwnedFd, RegistryError> {
         let start = Instant::now();
         loop {
@@ -75,12 +75,12 @@ impl Registry {
                     _ => return Err(RegistryError::io("making", &self.path, error)),
                 },
             }
-            // It may have been removed again by the last one to leave; that cannot go on for ever.
+            // The last process to leave may have removed it again; that cannot continue for ever.
             self.check_lock_timeout(start, "the directory is removed as soon as it is made")?;
         }
     }
 
-    /// The locked directory, made if it is missing.
+    /// Locks the directory; makes it if it is missing.
     pub(super) fn lock(&self) -> Result<LockedDirectory, RegistryError> {
         let start = Instant::now();
         loop {
@@ -92,7 +92,7 @@ impl Registry {
         }
     }
 
-    /// The locked directory, unless it is missing.
+    /// Locks the directory; `None` if it is missing.
     pub(super) fn lock_existing(&self) -> Result<Option<LockedDirectory>, RegistryError> {
         let start = Instant::now();
         while let Some(dir) = self.open_existing_directory()? {
@@ -104,7 +104,7 @@ impl Registry {
         Ok(None)
     }
 
-    /// Removes the directory if nothing is left in it. Whoever waits for the lock meanwhile sees that and starts over.
+    /// Removes the directory if it has no entries. A process waiting for the lock notices that and retries.
     pub(super) fn remove_if_empty(&self, locked: &LockedDirectory) {
         let nothing_left = self.entries(&locked.dir).is_ok_and(|names| {
             names
@@ -117,7 +117,7 @@ impl Registry {
         }
     }
 
-    /// Locks `dir`; `None` if it turns out to have been removed.
+    /// Locks `dir`; `None` if it has been removed meanwhile.
     fn lock_dir(
         &self,
         dir: OwnedFd,
@@ -145,7 +145,7 @@ impl Registry {
         Ok(current.then_some(LockedDirectory { dir, lock }))
     }
 
-    /// Whether `dir` still is what the path names.
+    /// Returns whether `dir` still is the directory that the path names.
     fn is_current(&self, dir: &OwnedFd) -> bool {
         match (fstat(dir), stat(&self.path)) {
             (Ok(open), Ok(named)) => (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino),
@@ -164,7 +164,7 @@ impl Registry {
         })
     }
 
-    /// Why it may not be opened.
+    /// Returns the error that explains why the directory may not be opened.
     fn access_error(&self) -> RegistryError {
         match stat(&self.path) {
             Ok(stat) => match self.check(stat.st_uid, stat.st_mode) {

@@ -1,33 +1,33 @@
-//! What can go wrong with the registry.
+//! Errors of the registry.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::SegmentError;
 
-/// Why the registry could not be used.
+/// Error of using the registry.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// The directory is another user's.
+    /// The directory belongs to another user.
     #[error("the registry {} belongs to user {owner}, not to us (user {us}): set HEADWORKS_FABRIC to a directory of your own", path.display())]
     Owner {
         /// The directory.
         path: PathBuf,
-        /// Whose it is.
+        /// User id of its owner.
         owner: u32,
-        /// Who we are.
+        /// Our user id.
         us: u32,
     },
-    /// Others can reach the directory.
+    /// Other users can reach the directory.
     #[error("the registry {} has mode {mode:04o}, it must be 0700: name a directory of its own, or, if it is one, chmod 700 {}", path.display(), path.display())]
     Mode {
         /// The directory.
         path: PathBuf,
-        /// Its mode.
+        /// Its permission bits.
         mode: u32,
     },
-    /// There is something else in its place.
+    /// The path names something other than a directory.
     #[error("the registry {} is not a directory (or a symbolic link to one)", path.display())]
     NotDirectory {
         /// The path.
@@ -38,41 +38,41 @@ pub enum RegistryError {
     NoSpace {
         /// The directory.
         path: PathBuf,
-        /// Bytes that would be enough.
+        /// Additional bytes that would be enough.
         wanted: u64,
-        /// What is short.
+        /// Name of the resource or limit that is too small.
         limit: &'static str,
     },
     /// An entry was written by another version of this software.
     #[error("registry entry {entry} has version {found}, this is version {expected}")]
     Layout {
-        /// The entry.
+        /// The entry's name.
         entry: String,
-        /// Its version.
+        /// The entry's version.
         found: u32,
         /// This software's version.
         expected: u32,
     },
-    /// An entry is not what this software writes.
+    /// An entry has a form that this software does not write.
     #[error("registry entry {entry} is malformed: {what}")]
     Malformed {
-        /// The entry.
+        /// The entry's name.
         entry: String,
-        /// What is wrong with it.
+        /// Description of the defect.
         what: &'static str,
     },
     /// All contexts of a soft host are taken.
     #[error("the soft host has {limit} contexts, which is the limit: close a device first")]
     Full {
-        /// How many there can be.
+        /// Maximum number of contexts.
         limit: u16,
     },
-    /// Not a legal name.
+    /// The name is not legal.
     #[error("bad name {name:?}: a name is {legal}")]
     BadName {
         /// The name, or its beginning.
         name: String,
-        /// What is legal.
+        /// Description of legal names.
         legal: &'static str,
     },
     /// A live process listens under the name.
@@ -80,7 +80,7 @@ pub enum RegistryError {
     NameInUse {
         /// The name.
         name: String,
-        /// Who uses it.
+        /// Process id of the listener.
         pid: u32,
     },
     /// No live process listens under the name.
@@ -89,46 +89,46 @@ pub enum RegistryError {
         /// The name.
         name: String,
     },
-    /// A common segment is there, and not as it was asked for.
+    /// An existing common segment differs from the requested one.
     #[error(
         "the common segment {key} of process {pid} has {what} {found}, this program wants {expected}"
     )]
     Unlike {
-        /// What it is called.
+        /// The segment's key.
         key: String,
-        /// Who holds it.
+        /// Process id of a holder.
         pid: u32,
-        /// In what they differ.
+        /// Name of the property that differs.
         what: &'static str,
-        /// What it has.
+        /// The existing segment's value.
         found: u64,
-        /// What was asked for.
+        /// The requested value.
         expected: u64,
     },
     /// A common segment could not be made or attached.
     #[error("{what}: {source}")]
     Segment {
-        /// Which one, and who holds it.
+        /// Which segment, and its holder if it has one.
         what: String,
-        /// Error of the segment.
+        /// The segment's error.
         source: SegmentError,
     },
-    /// Somebody keeps us from getting on: holds the lock, or does not accept connections.
+    /// Another process blocks us: it holds the lock, or does not accept connections.
     #[error("{what} for {seconds} seconds: is its process stopped?")]
     Busy {
-        /// What did not happen.
+        /// Description of what did not happen.
         what: String,
-        /// How long it was waited for.
+        /// How long we waited, in seconds.
         seconds: u64,
     },
     /// The operating system refused.
     #[error("registry: {action} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
-        /// With what.
+        /// The path that it was applied to.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -1,7 +1,8 @@
-//! Rendezvous: a process listens under a name, others connect to it.
+//! Rendezvous by name: a process listens under a name, and others connect to it.
 //!
-//! Who owns a name is written beside its socket, because a socket does not tell: a child forked by a dead owner keeps
-//! it open, and trying to connect would bother a live one.
+//! The owner of a name is recorded in a file beside its socket, because the socket alone does not show
+//! whether the owner lives. A child forked by a dead owner keeps the socket open, and a test connection
+//! would disturb a live owner.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,11 +22,11 @@ use super::{Entry, Registry, RegistryError, check_name, path_in, temporary};
 use crate::ProcessId;
 use crate::fork::ForkGeneration;
 
-/// How long a listener's queue may stay full.
+/// How long a connecting process waits while the listener's queue is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_EVERY: Duration = Duration::from_millis(5);
 
-/// The length of a socket's path, with its NUL (`sun_path`).
+/// Size in bytes of a socket address's path, including its NUL (`sun_path`).
 const SOCKET_PATH_BYTES_MAX: usize = 108;
 
 /// A name that this process listens under, until dropped.
@@ -40,7 +41,7 @@ pub struct NameClaim {
 }
 
 impl Registry {
-    /// Listens under `name`, unless a live process does. What a dead one left is replaced.
+    /// Listens under `name`, unless a live process does. Replaces the socket of a dead one.
     pub fn bind_name(self: &Arc<Self>, name: &str) -> Result<NameClaim, RegistryError> {
         check_name(name)?;
         let locked = self.lock()?;
@@ -77,7 +78,7 @@ impl Registry {
                     thread::sleep(RETRY_EVERY)
                 }
                 Err(Errno::AGAIN) => {
-                    let what = format!("the listener under the name {name} accepted nobody");
+                    let what = format!("the listener under the name {name} accepted no connection");
                     return Err(RegistryError::Busy {
                         what,
                         seconds: CONNECT_TIMEOUT.as_secs(),
@@ -121,11 +122,11 @@ impl Registry {
         })
     }
 
-    /// A socket that is there once it is listened on, and not before: who sees it may connect.
+    /// Makes a socket that appears only once it is listened on, so that a process that sees it may connect.
     fn listen(&self, dir: &OwnedFd, socket: &str) -> io::Result<UnixListener> {
         let temporary = temporary(dir);
         let path = self.path.join(&temporary);
-        // The path as people know it if it fits.
+        // Bind to the directory's own path if it fits, because people see that one.
         let listener = if path.as_os_str().len() < SOCKET_PATH_BYTES_MAX {
             UnixListener::bind(path)
         } else {
@@ -141,7 +142,8 @@ impl Registry {
         renamed
     }
 
-    /// Who listens under `name`, if a live process does; else what is left of it is removed. Under the lock.
+    /// Returns the live process that listens under `name`. If there is none, removes the name's files. The
+    /// caller holds the lock.
     pub(super) fn clean_name(
         &self,
         dir: &OwnedFd,
@@ -158,12 +160,12 @@ impl Registry {
 }
 
 impl NameClaim {
-    /// What to accept connections from.
+    /// Returns the listener to accept connections from.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
-    /// The socket's path.
+    /// Returns the socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -175,7 +177,7 @@ impl Drop for NameClaim {
             return;
         }
         if let Ok(Some(locked)) = self.registry.lock_existing() {
-            // Ours as long as the owner written beside it is: who replaces the one replaces both.
+            // The socket is ours as long as the owner file is: a process that replaces one replaces both.
             if self.registry.remove_entry(&locked.dir, &self.owner) {
                 let _ = unlinkat(&locked.dir, &self.socket, AtFlags::empty());
             }
@@ -193,7 +195,7 @@ fn connect_now(address: &SocketAddrUnix) -> Result<UnixStream, Errno> {
     Ok(UnixStream::from(socket))
 }
 
-/// The process, and a number that tells its claims of one name apart.
+/// Returns the owner file's content: the process, and a number that differs between its claims of a name.
 fn owner_bytes(us: ProcessId) -> Vec<u8> {
     static CLAIMS: AtomicU64 = AtomicU64::new(0);
     let mut bytes = prefix(us);

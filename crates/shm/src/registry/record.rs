@@ -1,4 +1,4 @@
-//! The entries' bytes: fixed order, little endian, written by peers and therefore parsed with suspicion.
+//! Format of the entries: fixed order, little endian. Peers write them, so parsing does not trust them.
 
 use super::RegistryError;
 use crate::ProcessId;
@@ -6,15 +6,15 @@ use crate::ProcessId;
 /// One open device of one process in a soft host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextRecord {
-    /// Whose it is.
+    /// The process that owns it.
     pub process: ProcessId,
     /// The layout version of its segment.
     pub layout_version: u32,
-    /// The number of its segment's descriptor, see [`ProcessId::open_fd`].
+    /// Number of its segment's descriptor; see [`ProcessId::open_fd`].
     pub segment_fd: i32,
-    /// The number of its wake pipe's write end, see [`WakeSender::open`](crate::WakeSender::open).
+    /// Number of its wake pipe's write end; see [`WakeSender::open`](crate::WakeSender::open).
     pub wake_fd: i32,
-    /// Differs from that of earlier owners of the same index.
+    /// A number that differs from that of earlier owners of the same index.
     pub incarnation: u64,
     /// The soft host's name; at most [`HOST_NAME_BYTES_MAX`] bytes.
     pub host_name: String,
@@ -23,23 +23,23 @@ pub struct ContextRecord {
 /// One hold of one process on a common segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommonSegmentRecord {
-    /// Who holds it.
+    /// The process that holds it.
     pub process: ProcessId,
-    /// The version of what its users keep there.
+    /// Version of what its users keep in the segment.
     pub layout_version: u32,
-    /// The number of the segment's descriptor in that process.
+    /// Number of the segment's descriptor in that process.
     pub segment_fd: i32,
-    /// The inode of the memory file: whoever has the same one has the same memory, and a descriptor with
-    /// another is no longer the one that was meant.
+    /// Inode of the memory file. Files with the same inode are the same memory. A descriptor with another
+    /// inode is no longer the one that was recorded.
     pub inode: u64,
-    /// Bytes of payload.
+    /// Payload size in bytes.
     pub len: u64,
 }
 
-/// The longest host name, in bytes.
+/// Maximum length of a host name, in bytes.
 pub const HOST_NAME_BYTES_MAX: usize = 255;
 
-/// The version of the entries. All versions begin with magic, version and process.
+/// Version of the entries. All versions begin with magic, version and process.
 const VERSION: u32 = 1;
 const MAGIC: &[u8; 4] = b"HWfb";
 
@@ -74,7 +74,7 @@ impl ContextRecord {
         let ((layout_version, segment_fd, wake_fd, incarnation), name_bytes, name) =
             body().ok_or_else(|| malformed(SHORT))?;
         if name.len() != name_bytes || name_bytes > HOST_NAME_BYTES_MAX {
-            return Err(malformed("its length is not what it says"));
+            return Err(malformed("its host name has a wrong length"));
         }
         let host_name =
             str::from_utf8(name).map_err(|_| malformed("its host name is not UTF-8"))?;
@@ -135,7 +135,7 @@ fn malformed(entry: &str, what: &'static str) -> RegistryError {
     }
 }
 
-/// The beginning of every entry.
+/// Returns the beginning of every entry of this version: magic, version and process.
 pub(super) fn prefix(process: ProcessId) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ENTRY_BYTES_MAX);
     bytes.extend(MAGIC);
@@ -145,13 +145,13 @@ pub(super) fn prefix(process: ProcessId) -> Vec<u8> {
     bytes
 }
 
-/// The process and the rest of an entry of this version.
+/// Splits an entry of this version into its process and the bytes after that.
 pub(super) fn parse_prefix<'a>(
     entry: &str,
     bytes: &'a [u8],
 ) -> Result<(ProcessId, &'a [u8]), RegistryError> {
     let (version, process, rest) =
-        any_version(bytes).ok_or_else(|| malformed(entry, "it does not begin as entries do"))?;
+        any_version(bytes).ok_or_else(|| malformed(entry, "its magic or prefix is invalid"))?;
     if version != VERSION {
         let entry = entry.to_owned();
         return Err(RegistryError::Layout {
@@ -163,7 +163,7 @@ pub(super) fn parse_prefix<'a>(
     Ok((process, rest))
 }
 
-/// Whose an entry is, whatever its version.
+/// Returns the process that owns an entry of any version.
 pub(super) fn owner(bytes: &[u8]) -> Option<ProcessId> {
     any_version(bytes).map(|(_, process, _)| process)
 }
@@ -216,7 +216,7 @@ mod tests {
         }
     }
 
-    /// Both kinds of entry, each with what parsing it and writing it again gives.
+    /// Parses an entry of one kind and writes it again.
     type Again = fn(&[u8]) -> Result<Vec<u8>, RegistryError>;
     fn kinds() -> [(Vec<u8>, Again); 2] {
         [

@@ -30,7 +30,7 @@ fn this_process() -> ProcessId {
     ProcessId::current().expect("stat")
 }
 
-/// A process that is alive until killed.
+/// Starts a process that is alive until killed.
 fn sleeping_process() -> (Child, ProcessId) {
     let child = Command::new("sleep").arg("1000").spawn().expect("sleep");
     let id = ProcessId::of_pid(child.id()).expect("stat");
@@ -128,7 +128,7 @@ fn malformed_entries_and_other_versions_are_typed_errors() {
         registry.lookup_context(HOST, 0),
         Err(RegistryError::Layout { found: 2, .. })
     ));
-    // Another version's live process keeps its index.
+    // The live process of another version keeps its index.
     assert_eq!(
         registry
             .claim_context(HOST, &record(this_process()))
@@ -246,7 +246,7 @@ fn a_name_of_the_dead_is_free_even_while_its_socket_is_open() {
     let (_parent, registry) = new_registry();
     let claim = registry.bind_name("a").expect("bind");
     let (child, id) = sleeping_process();
-    // As if the child had bound it: the socket stays open here, as it would in a forked child of the dead.
+    // As if the child had bound it. The socket stays open here, as in a forked child of a dead owner.
     fs::write(registry.path().join("o.a"), record::prefix(id)).expect("write");
     assert!(
         matches!(registry.bind_name("a"), Err(RegistryError::NameInUse { pid, .. }) if pid == id.pid)
@@ -268,7 +268,7 @@ fn a_name_of_the_dead_is_free_even_while_its_socket_is_open() {
 fn a_half_written_entry_of_a_dead_process_of_our_id_is_replaced() {
     let (_parent, registry) = new_registry();
     let claim = registry.bind_name("a").expect("bind");
-    // The numbers that ours get next, whatever other tests do meanwhile.
+    // Covers the numbers that our next temporary files get, whatever other tests do meanwhile.
     for number in 0..2000 {
         let left = format!("t.{}.{number}", std::process::id());
         fs::write(registry.path().join(left), "half").expect("write");
@@ -299,12 +299,12 @@ fn claims_are_inert_in_a_forked_child() {
     match unsafe { libc::fork() } {
         0 => {
             drop((context, name));
-            // SAFETY: ends the child at once.
+            // SAFETY: the call ends the child at once.
             unsafe { libc::_exit(0) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: our own child, a valid place for its status.
+            // SAFETY: the process is our own child, and `status` is a valid place for its status.
             assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
             assert_eq!(status, 0);
         }

@@ -85,7 +85,7 @@ impl Header {
         // The file is the payload rounded up to pages, so less than one (huge) page may be left over.
         if self.payload_bytes > room || room - self.payload_bytes >= HUGE_PAGE_BYTES as u64 {
             return Err(SegmentError::Foreign(
-                "the size in the header is not the file's",
+                "the header's size is not the file's size",
             ));
         }
         Ok(self.payload_bytes as usize)

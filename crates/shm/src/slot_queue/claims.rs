@@ -253,7 +253,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
 }
 
 /// Panic message for a claim that belongs to another queue.
-const FOREIGN: &str = "a claim of another queue";
+const FOREIGN: &str = "the claim belongs to another queue";
 
 /// The only producer of a queue; see [`SlotQueueRef::single_producer`].
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::{View, WordRef};
 const LEN: usize = 64;
 const VERSION: u32 = 3;
 
-/// Where a holder finds the registry.
+/// Environment variable that tells a holder process the registry's path.
 const REGISTRY_PATH_VARIABLE: &str = "HEADWORKS_TEST_COMMON";
 
 fn new_registry() -> (tempfile::TempDir, Arc<Registry>) {
@@ -36,7 +36,7 @@ fn inode(claim: &CommonSegmentClaim) -> u64 {
     fstat(claim.segment().fd()).expect("open").st_ino
 }
 
-/// The names of the entries, the lock's aside.
+/// Returns the names of the entries, without the lock file.
 fn entries(registry: &Registry) -> Vec<String> {
     let names = fs::read_dir(registry.path()).expect("list");
     let names = names.map(|name| {
@@ -48,7 +48,7 @@ fn entries(registry: &Registry) -> Vec<String> {
     names.filter(|name| name != "lock").collect()
 }
 
-/// Another process, that does what it is told and answers each order with a line.
+/// Another process that executes orders and answers each with a line.
 struct Holder {
     process: Child,
     orders: ChildStdin,
@@ -125,7 +125,7 @@ fn holder_process() {
                 eprintln!("dropped");
             }
             "exec" => panic!("{}", Command::new("sleep").arg("1000").exec()),
-            // Says when it has begun and when it is through.
+            // Answers twice: when it has begun, and when it is through.
             rounds => {
                 eprintln!("begun");
                 for _ in 0..rounds.parse().expect("a number") {
@@ -137,7 +137,7 @@ fn holder_process() {
     }
 }
 
-/// While we hold it nobody else holds another one under its key.
+/// Claims the segment and checks that nobody holds another one under its key meanwhile.
 fn claim_and_drop(registry: &Arc<Registry>) {
     let claim = hold(registry, "nic.0");
     let ours = inode(&claim);
@@ -318,7 +318,7 @@ fn who_is_killed_anywhere_leaves_the_others_together() {
     for holder in &mut holders[4..] {
         assert_eq!(holder.answer(), "through");
     }
-    // Nobody holds it any more, whatever the killed were doing.
+    // Nobody holds it any more, wherever the killed processes were interrupted.
     let claim = hold(&registry, "nic.0");
     assert!(claim.is_first() && word(claim.segment()).load(Relaxed) == 0);
     assert_eq!(entries(&registry).len(), 1);
@@ -382,7 +382,7 @@ fn what_cannot_be_read_of_the_living_is_refused_and_of_nobody_removed() {
     newer[4] = 2;
     fs::write(&file, &newer).expect("write");
     refused(|error| matches!(error, RegistryError::Layout { found: 2, .. }));
-    // One that can be read leads to the memory all the same, in whatever order they are come upon.
+    // One readable entry gives access to the memory, in whatever order the entries are read.
     let beside = |number| registry.path().join(file_name("a", 1, number));
     for number in 0..20 {
         fs::write(beside(number), &newer).expect("write");
@@ -409,12 +409,12 @@ fn a_claim_is_inert_in_a_forked_child() {
     match unsafe { libc::fork() } {
         0 => {
             drop(claim);
-            // SAFETY: ends the child at once.
+            // SAFETY: the call ends the child at once.
             unsafe { libc::_exit(0) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: our own child, a valid place for its status.
+            // SAFETY: the process is our own child, and `status` is a valid place for its status.
             assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
             assert_eq!(status, 0);
         }
