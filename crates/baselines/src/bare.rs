@@ -1,9 +1,9 @@
 //! The bare ring: RB²'s data movement without verbs.
 //!
-//! It does what the ring does to memory and nothing else: the sender copies a message into a slot
-//! of its own array, copies groups of β slots into the receiver's array with plain `memcpy`, and
-//! every α slots stores its tail; the receiver reads the slot where it lies and every γ slots
-//! stores its head. One slot a message, no header, no wrap-around skip, no errors.
+//! It does only what the ring does to memory. The sender copies a message into a slot of its own array,
+//! copies groups of β slots into the receiver's array with plain `memcpy`, and stores its tail every
+//! α slots. The receiver reads the slot in place and stores its head every γ slots. Each message takes
+//! one slot. There are no headers, wrap-around skips or errors.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use headworks_ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks_shm::cursor::{Consumer, Cursor, Producer};
 use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View, open_fd_of};
 
-/// Bytes in front of the arrays: tail and head.
+/// Bytes in front of the array: one cache line each for tail and head.
 const LINES: usize = 128;
 const TAIL: usize = 0;
 const HEAD: usize = 64;
@@ -26,7 +26,7 @@ pub struct BareSegment {
     slot_size: usize,
 }
 
-/// The sending end: owns the sender's array.
+/// The sending end. It owns the sender's array.
 pub struct BareSender {
     shared: BareSegment,
     own: View,
@@ -57,7 +57,7 @@ impl BareSegment {
         LINES + slots * slot_size
     }
 
-    /// A new ring in memory of its own; hand `segment` to the other process.
+    /// Creates a ring in a new segment. The segment is returned too, to be handed to the other process.
     pub fn create(
         slots: usize,
         slot_size: usize,
@@ -66,7 +66,11 @@ impl BareSegment {
         Ok((Self::over(segment.clone(), slots, slot_size), segment))
     }
 
-    /// The ring in a segment that the other process made.
+    /// Returns the ring in a segment that the other process created.
+    ///
+    /// # Panics
+    ///
+    /// If the segment is too small.
     pub fn over(segment: Arc<SharedSegment>, slots: usize, slot_size: usize) -> Self {
         assert!(
             segment.len() >= Self::bytes(slots, slot_size),
@@ -80,13 +84,13 @@ impl BareSegment {
         }
     }
 
-    /// Where another process finds this memory, for [`BareSegment::join`]: our process and the
-    /// number of a descriptor, good as long as this exists.
+    /// Returns this process's id and the segment's descriptor, for [`BareSegment::join`] in another
+    /// process. They are valid as long as this segment exists.
     pub fn offer(&self) -> (u32, i32) {
         (std::process::id(), self.segment.fd().as_raw_fd())
     }
 
-    /// The ring whose memory process `pid` offers as `fd`, made for as many slots of this size.
+    /// Opens the ring that process `pid` offers as `fd`. Both ends must use the same slot count and slot size.
     pub fn join(pid: u32, fd: i32, slots: usize, slot_size: usize) -> Result<Self, SegmentError> {
         let fd = open_fd_of(pid, fd).map_err(|source| SegmentError::Os {
             step: "opening the other process's bare ring",
@@ -120,7 +124,7 @@ fn segment(len: usize) -> Result<SharedSegment, SegmentError> {
 }
 
 impl BareSender {
-    /// The sending end with the paper's α and β. Fails if its own array cannot be had.
+    /// Creates the sending end with the paper's α and β. Fails if its own array cannot be allocated.
     pub fn new(shared: BareSegment, alpha: u64, beta: usize) -> Result<Self, SegmentError> {
         let own = View::from(Arc::new(segment(shared.slots * shared.slot_size)?));
         let producer = Producer::new(shared.slots as u64 - 1, 0);
@@ -137,7 +141,7 @@ impl BareSender {
         })
     }
 
-    /// Sends a copy of `message`, at most a slot; says whether there was room.
+    /// Sends a copy of `message`, which must fit a slot. Returns whether there was room.
     #[inline]
     pub fn try_send(&mut self, message: &[u8]) -> bool {
         let Some(slot) = self.slot(message.len()) else {
@@ -149,13 +153,13 @@ impl BareSender {
         true
     }
 
-    /// Sends a message of `len` bytes that `fill` writes in place; says whether there was room.
+    /// Sends a message of `len` bytes that `fill` writes in place. Returns whether there was room.
     #[inline]
     pub fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         let Some(slot) = self.slot(len) else {
             return false;
         };
-        // SAFETY: in our own array, which nobody else uses.
+        // SAFETY: `slot` is in our own array, which nobody else uses.
         fill(unsafe { std::slice::from_raw_parts_mut(slot, len) });
         self.commit();
         true
@@ -163,7 +167,7 @@ impl BareSender {
 
     #[inline(always)]
     fn slot(&mut self, len: usize) -> Option<*mut u8> {
-        // Room is judged with what is not published yet counted in.
+        // The producer does not count unpublished messages yet, so they are added here.
         let want = self.unpublished + 1;
         let head = self.shared.cursor(HEAD);
         if self.producer.acquire(head, want).ok()? < want {
@@ -179,7 +183,7 @@ impl BareSender {
         self.untransmitted += 1;
         self.unpublished += 1;
         if self.index == self.shared.slots {
-            // A group does not wrap.
+            // One `memcpy` must not cross the end of the array.
             self.transmit();
             self.index = 0;
             self.sent = 0;
@@ -199,7 +203,7 @@ impl BareSender {
             return;
         }
         let from = self.own.ptr_at(offset, len).expect("slots are in the view");
-        // SAFETY: both in bounds; the receiver does not read these slots before the tail says so.
+        // SAFETY: both ranges are in bounds; the receiver does not read these slots before the tail covers them.
         unsafe {
             self.shared
                 .array(offset, len)
@@ -209,7 +213,7 @@ impl BareSender {
         self.untransmitted = 0;
     }
 
-    /// Publishes everything.
+    /// Transmits and publishes all sent messages.
     #[inline]
     pub fn flush(&mut self) {
         self.transmit();
@@ -222,7 +226,7 @@ impl BareSender {
 }
 
 impl BareReceiver {
-    /// The receiving end with the paper's γ.
+    /// Creates the receiving end with the paper's γ.
     pub fn new(shared: BareSegment, gamma: u64) -> Self {
         let consumer = Consumer::new(shared.slots as u64 - 1, 0);
         Self {
@@ -236,13 +240,13 @@ impl BareReceiver {
         }
     }
 
-    /// Messages have `len` bytes, rather than as many as a slot.
+    /// Sets the length of each message, which is the slot size by default.
     #[must_use]
     pub fn of_length(self, len: usize) -> Self {
         Self { len, ..self }
     }
 
-    /// Shows the next message of `len` bytes where it lies, if one is there.
+    /// Passes the next message of `len` bytes to `f` in place, if there is one.
     #[inline]
     pub fn try_recv<R>(&mut self, len: usize, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         if self.available == 0 {
@@ -256,7 +260,7 @@ impl BareReceiver {
             }
         }
         let slot = self.shared.array(self.index * self.shared.slot_size, len);
-        // SAFETY: in bounds; the sender has published the slot and waits for our head.
+        // SAFETY: the slot is in bounds; the sender has published it and does not write it before our head passes it.
         let result = f(unsafe { std::slice::from_raw_parts(slot, len) });
         self.index += 1;
         if self.index == self.shared.slots {
@@ -322,7 +326,7 @@ impl MessageReceiver for BareReceiver {
         Ok(false)
     }
 
-    /// Only every γ slots.
+    /// Does nothing: the head is stored every γ slots only. Returns whether the sender knows it.
     fn push_head(&mut self) -> Result<bool, RingError> {
         Ok(self.unpushed == 0)
     }

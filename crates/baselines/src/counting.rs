@@ -1,7 +1,7 @@
-//! Counting what is posted to a device and what is polled from it, whatever runs on it.
+//! A device wrapper that counts posted requests and polled completions, whatever runs on the device.
 //!
-//! For the counts that the RB² paper's Table I compares designs by. It costs time, so figures of time
-//! are never taken on it.
+//! It produces the counts by which the RB² paper's Table I compares designs. Counting costs time, so
+//! timings are never taken on a counted device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +15,14 @@ const LINE: u64 = 64;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What was posted and polled.
+        /// Numbers of requests posted and completions polled.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counts {
-            /// What was counted since `before`.
+            /// Returns the difference to the earlier counts `before`.
             pub fn since(self, before: Self) -> Self {
                 Self { $($name: self.$name - before.$name,)* }
             }
@@ -35,7 +35,7 @@ macro_rules! counts {
         }
 
         impl Tally {
-            /// What was counted so far.
+            /// Returns the counts so far.
             pub fn counts(&self) -> Counts {
                 Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
@@ -44,17 +44,17 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Chains of send requests: doorbells.
+    /// Chains of send requests, each of which rings one doorbell.
     doorbells,
-    /// WRITEs, those with immediate included.
+    /// WRITEs, including those with immediate.
     writes,
     /// WRITEs with immediate.
     immediates,
     /// READs.
     reads,
-    /// Bytes of all WRITEs.
+    /// Payload bytes of all WRITEs.
     bytes,
-    /// Cache lines that the WRITEs touch at their target, each counted for every WRITE that does.
+    /// Cache lines that the WRITEs touch at the target. A line counts once for every WRITE that touches it.
     lines,
     /// Completions polled.
     completions,
@@ -62,7 +62,7 @@ counts! {
     receives,
 }
 
-/// `device`, counted, and where.
+/// Wraps `device` in a counter. Returns the wrapped device and its counters.
 pub fn counted(device: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Tally>) {
     let tally = Arc::new(Tally::default());
     (
@@ -71,7 +71,7 @@ pub fn counted(device: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Tally>) {
     )
 }
 
-/// Only a sum: nothing is ordered by it.
+/// Adds to a counter. Relaxed suffices: counters order no other memory accesses.
 fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
@@ -107,7 +107,7 @@ impl Interposer for Tally {
     }
 }
 
-/// Lines that `len` bytes at `to` touch.
+/// Returns the number of cache lines that `len` bytes at `to` touch.
 fn lines(to: RemoteAddr, len: u64) -> u64 {
     match len {
         0 => 0,

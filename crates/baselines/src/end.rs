@@ -1,4 +1,4 @@
-//! A device's objects at one end of what is compared: queue pairs, their queues and memory.
+//! One end's device objects: queue pairs, completion queues and memory.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use headworks_verbs::{
 
 use crate::Memory;
 
-/// What an end is made of.
+/// Number and sizes of an end's objects.
 #[derive(Clone, Copy, Debug)]
 pub struct EndSizes {
-    /// How many queue pairs.
+    /// Number of queue pairs.
     pub queue_pairs: usize,
-    /// Their sizes.
+    /// Capacities of each queue pair.
     pub caps: QpCaps,
-    /// Completions that the queue of all their sends, and that of all their receives, holds.
+    /// Depth of each of the two completion queues: one for all sends, one for all receives.
     pub cq_depth: u32,
-    /// Receives of the SRQ that all of them have; 0 for receive queues of their own.
+    /// Receives that the shared receive queue holds; 0 gives each queue pair its own receive queue.
     pub shared_receives: u32,
-    /// Whether receives complete on a channel.
+    /// Whether the receive completion queue has a completion channel.
     pub channel: bool,
 }
 
-/// The device could not give an end one of its objects.
+/// The device failed to create one of an end's objects.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct EndError {
     /// The call or object that failed, as in "opening the device".
     pub what: &'static str,
-    /// What the device answered.
+    /// The device's error.
     pub source: ResourceError,
 }
 
@@ -38,26 +38,26 @@ fn no(what: &'static str) -> impl Fn(ResourceError) -> EndError {
     move |source| EndError { what, source }
 }
 
-/// The objects of one end. Dropped in this order.
+/// The device objects of one end. Fields are dropped in declaration order.
 pub struct End {
     /// The queue pairs.
     pub queue_pairs: Vec<Box<dyn QueuePair>>,
-    /// What they receive from, if they share that.
+    /// Shared receive queue of all queue pairs, if they share one.
     pub srq: Option<Arc<dyn SharedReceiveQueue>>,
-    /// Where all sends complete.
+    /// Completion queue of all sends.
     pub send_cq: Arc<dyn CompletionQueue>,
-    /// Where all receives complete.
+    /// Completion queue of all receives.
     pub recv_cq: Arc<dyn CompletionQueue>,
-    /// Where `recv_cq` raises its events, if asked for.
+    /// Channel on which `recv_cq` raises its events, if requested.
     pub channel: Option<Arc<dyn CompletionChannel>>,
-    /// The domain of all of it.
+    /// Protection domain of all these objects.
     pub pd: Arc<dyn ProtectionDomain>,
     /// The device.
     pub device: Arc<dyn Device>,
 }
 
 impl End {
-    /// Everything but the queue pairs.
+    /// Creates all objects except the queue pairs.
     pub fn open(device: Arc<dyn Device>, shape: &EndSizes) -> Result<Self, EndError> {
         let pd = device.alloc_pd().map_err(no("protection domain"))?;
         let channel = match shape.channel {
@@ -95,7 +95,7 @@ impl End {
         })
     }
 
-    /// Makes the queue pairs.
+    /// Creates the queue pairs.
     pub fn populate(&mut self, shape: &EndSizes) -> Result<(), EndError> {
         let init = QpInit {
             qp_type: QpType::Rc,
@@ -112,12 +112,12 @@ impl End {
         Ok(())
     }
 
-    /// `len` bytes of the device's memory, for everything.
+    /// Allocates `len` bytes of the device's memory and registers them with all access rights.
     pub fn memory(&self, len: usize) -> Result<Memory, EndError> {
         self.memory_as(&AllocRequest::of(len))
     }
 
-    /// The device's memory as asked for, for everything.
+    /// Allocates device memory as `request` says and registers it with all access rights.
     pub fn memory_as(&self, request: &AllocRequest) -> Result<Memory, EndError> {
         let buffer = self.device.alloc(request).map_err(no("memory"))?;
         let region = self.pd.register(&buffer, Access::ALL);

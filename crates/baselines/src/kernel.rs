@@ -1,8 +1,8 @@
-//! The system calls that the software RNIC stands on, bare; what the heap holds.
+//! The system call under the software RNIC, called directly; and the bytes allocated on the heap.
 
 use std::io;
 
-/// Writes `bytes` at `address` of process `pid`, in one system call. Says how many it wrote.
+/// Writes `bytes` at `address` of process `pid` with one system call. Returns the number of bytes written.
 #[inline]
 pub fn write_across(pid: u32, address: u64, bytes: &[u8]) -> io::Result<usize> {
     let here = libc::iovec {
@@ -13,18 +13,18 @@ pub fn write_across(pid: u32, address: u64, bytes: &[u8]) -> io::Result<usize> {
         iov_base: address as *mut libc::c_void,
         iov_len: bytes.len(),
     };
-    // SAFETY: the kernel reads `bytes` through `here`, which it does not write to; what `there`
-    // names is the other process's, and the kernel checks it.
+    // SAFETY: the kernel only reads `bytes` through `here`. `there` names memory of the other process, and
+    // the kernel checks that range.
     let wrote = unsafe { libc::process_vm_writev(pid as libc::pid_t, &here, 1, &there, 1, 0) };
     usize::try_from(wrote).map_err(|_| io::Error::last_os_error())
 }
 
-/// Bytes that this process has from the heap now, with the allocator's own words; `None` where the C
-/// library does not say.
+/// Returns the bytes this process has allocated on the heap, including the allocator's own overhead;
+/// `None` if the C library does not report it.
 pub fn heap_in_use() -> Option<u64> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // SAFETY: it only reads the allocator's counts, under its locks.
+        // SAFETY: `mallinfo2` only reads the allocator's counts, under the allocator's locks.
         let info = unsafe { libc::mallinfo2() };
         Some(info.uordblks as u64 + info.hblkhd as u64)
     }

@@ -1,16 +1,16 @@
-//! What Headworks is compared with.
+//! Baselines that Headworks is compared with.
 //!
 //! # Map
 //!
-//! - [`bare`]: the same two arrays, copies, α, β, γ and N as the ring, over plain shared memory and
-//!   without verbs: the bound for the ring on the software RNIC.
+//! - [`bare`]: a ring over plain shared memory, without verbs. It has the ring's two arrays, copies, α, β, γ
+//!   and N, and is the upper bound for the ring on the software RNIC.
 //! - [`paper_baselines`]: FaRM-, SocksDirect- and L5-style rings and the combinations of RB²'s Figure 3, on the
 //!   same verbs as the ring.
-//! - [`counting`]: what is posted to a device and polled from it, counted.
-//! - [`end`]: a device's objects at one end of what is compared.
-//! - [`memory`]: registered memory, to be polled and filled word by word as programs on verbs do.
-//! - [`writes`]: plain WRITEs at a depth, from one thread that has both ends.
-//! - [`kernel`]: the system calls that the software RNIC stands on, bare; what the heap holds.
+//! - [`counting`]: a device wrapper that counts posted requests and polled completions.
+//! - [`end`]: one end's device objects: queue pairs, completion queues, memory.
+//! - [`memory`]: registered memory that is polled and filled word by word, as verbs programs do.
+//! - [`writes`]: plain WRITEs at a fixed queue depth, from one thread that owns both ends.
+//! - [`kernel`]: the system call under the software RNIC, called directly; and the bytes allocated on the heap.
 //!
 #![doc = include_str!("how_it_works.md")]
 

@@ -1,4 +1,4 @@
-//! Registered memory, to be polled and filled word by word as programs on verbs do.
+//! Registered memory that is polled and filled word by word, as verbs programs do.
 
 use std::sync::atomic::AtomicU64;
 
@@ -8,17 +8,17 @@ use headworks_verbs::{Region, Sge};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Bytes of a message that are asked for ahead, at most: as many as the ring asks for.
+/// Upper limit for prefetching a message, in bytes; the same as the ring's.
 const EXPECTED_MAX: usize = 2048;
 
-/// A region whose words can be read and written while peers write to it.
+/// A registered region whose words can be read and written while peers write to it.
 pub struct Memory {
     region: Region,
     view: View,
 }
 
 impl Memory {
-    /// Over all of `region`.
+    /// Wraps all of `region`.
     pub fn over(region: Region) -> Self {
         let view = view_of(&region, 0);
         Self { region, view }
@@ -33,7 +33,7 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If that is outside, or no multiple of 8.
+    /// If `offset` is out of bounds or not a multiple of 8.
     #[inline(always)]
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         self.view
@@ -45,7 +45,7 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If that is outside, or no multiple of 8.
+    /// If `offset` is out of bounds or not a multiple of 8.
     #[inline(always)]
     pub(crate) fn cursor(&self, offset: usize) -> &Cursor {
         self.view
@@ -53,11 +53,11 @@ impl Memory {
             .expect("a word of the memory that its user asked for")
     }
 
-    /// A copy of `len` bytes at `offset`.
+    /// Returns a copy of `len` bytes at `offset`.
     ///
     /// # Panics
     ///
-    /// If some are outside.
+    /// If the range is out of bounds.
     pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes);
@@ -68,7 +68,7 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If some are outside.
+    /// If the range is out of bounds.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         self.view
@@ -80,14 +80,14 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If some do not fit.
+    /// If the range is out of bounds.
     pub fn fill(&self, offset: usize, bytes: &[u8]) {
         self.view
             .write(offset, bytes)
             .expect("bytes of the memory that its user asked for");
     }
 
-    /// Hints that the bytes at `offset` will be read soon.
+    /// Prefetches the cache line at `offset`.
     #[inline(always)]
     pub(crate) fn expect(&self, offset: usize) {
         if let Some(at) = self.view.ptr_at(offset, 1) {
@@ -95,8 +95,8 @@ impl Memory {
         }
     }
 
-    /// Hints that all of the `len` bytes at `offset` will be read soon, of which the first line is being
-    /// read. No more than 2 KiB of them.
+    /// Prefetches the `len` bytes at `offset`, at most 2 KiB, except the first cache line, which the caller
+    /// is reading already.
     #[inline(always)]
     pub(crate) fn expect_rest(&self, offset: usize, len: usize) {
         let end = offset + len.min(EXPECTED_MAX);
@@ -107,31 +107,31 @@ impl Memory {
         }
     }
 
-    /// `len` bytes at `offset`, where they lie; none if some are outside. For the designs: their
-    /// protocols say whose the bytes are.
+    /// Returns `len` bytes at `offset` in place; empty if the range is out of bounds. Only for the designs,
+    /// whose protocols say who owns the bytes.
     #[inline(always)]
     pub(crate) fn lent(&self, offset: usize, len: usize) -> &[u8] {
         let Some(start) = self.view.ptr_at(offset, len) else {
             return &[];
         };
-        // SAFETY: in bounds and mapped as long as `self`. A peer that keeps to the protocol does not
-        // write here before it is told that the bytes are free, which needs `&mut` of the end that
-        // lends this slice; that it does keep to it is the contract of both ends.
+        // SAFETY: the range is in bounds and mapped as long as `self`. A peer that keeps to the protocol does not
+        // write here before it is told that the bytes are free. Telling it needs `&mut` of the end that lends
+        // this slice. That the peer keeps to the protocol is the contract of both ends.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
-    /// `len` bytes at `offset` to fill or to clear; none if some are outside.
+    /// Returns `len` bytes at `offset` for filling or clearing; empty if the range is out of bounds.
     #[inline(always)]
     pub(crate) fn lent_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         let Some(start) = self.view.ptr_at(offset, len) else {
             return &mut [];
         };
-        // SAFETY: in bounds and mapped as long as `self`, which is borrowed exclusively; nobody else
-        // uses the bytes now, by the same contract.
+        // SAFETY: the range is in bounds and mapped as long as `self`, which is borrowed exclusively. By the same
+        // contract nobody else uses the bytes now.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 
-    /// A scatter/gather entry for `len` bytes at `offset`.
+    /// Returns a scatter/gather entry for `len` bytes at `offset`.
     #[inline(always)]
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         self.region.sge(offset, len as u32)

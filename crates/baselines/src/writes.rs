@@ -1,5 +1,5 @@
-//! Plain WRITEs over so many queue pairs, each of which is kept so deep in requests, whose bytes are looked at
-//! when they have come: how fast a device takes requests from one thread that has both ends.
+//! Plain WRITEs over a number of queue pairs at a fixed queue depth. The receiving side checks the bytes of
+//! every completed request. One thread owns both ends, so this measures how fast a device takes requests.
 
 use std::sync::Arc;
 
@@ -13,69 +13,69 @@ use crate::{End, EndError, EndSizes, Memory};
 
 /// Bytes of a word.
 const WORD: usize = 8;
-/// Completions that are taken at a time.
+/// Completions polled at a time.
 const BATCH: usize = 64;
 
-/// How many requests are under way, and how long they are.
+/// Number of requests in flight, and their length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteWindow {
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub queue_pairs: usize,
-    /// Requests outstanding of each.
+    /// Outstanding requests per queue pair.
     pub depth: usize,
-    /// Bytes of a request: 8 or a multiple.
+    /// Bytes of a request: a positive multiple of 8.
     pub bytes: usize,
 }
 
-/// WRITEs could not be posted, or did not do what they should.
+/// Why WRITEs could not be set up or posted, or did not do what they should.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WritesError {
-    /// There is nothing to write, or no whole words.
+    /// The window is empty, or its requests are not whole words.
     #[error("{0:?}: one queue pair or more, one request or more, 8 B or a multiple")]
     Window(WriteWindow),
-    /// An end lacks one of its objects.
+    /// The device failed to create an object of an end.
     #[error(transparent)]
     End(#[from] EndError),
     /// The ends could not be connected.
     #[error("connecting: {0}")]
     Connect(#[from] BringUpError),
-    /// A request was refused.
+    /// The device refused a request.
     #[error("posting: {0}")]
     Post(#[from] PostError),
-    /// Completions were lost.
+    /// Polling failed: completions were lost.
     #[error("polling: {0}")]
     Poll(#[from] PollError),
     /// A request failed.
     #[error("request {} ended: {}", .0.wr_id, .0.status)]
     Ended(Completion),
-    /// Another request is complete than the next of its queue pair.
+    /// A completion of a queue pair came out of order.
     #[error("of queue pair {queue_pair} request {found} is complete, and {wanted} is the next")]
     Order {
-        /// Which, counted from 0.
+        /// Index of the queue pair, from 0.
         queue_pair: usize,
-        /// The request that is complete.
+        /// The request that completed.
         found: u64,
-        /// The one that was to be.
+        /// The request that should have completed next.
         wanted: u64,
     },
-    /// A request is complete, and what it wrote is not there.
+    /// A request completed, but its bytes are not in the target memory.
     #[error(
         "request {number} is complete and wrote {found:#x} in place of {wanted:#x} at byte {at}"
     )]
     Wrong {
-        /// Which, counted from 0 on its queue pair.
+        /// Number of the request on its queue pair, from 0.
         number: u64,
-        /// Where in the message.
+        /// Byte offset in the message.
         at: usize,
-        /// The word that is there.
+        /// The word found there.
         found: u64,
-        /// The one that was to be.
+        /// The word that was written.
         wanted: u64,
     },
 }
 
-/// A request that is complete, whose bytes were looked at: another may have its place.
+/// A completed request whose bytes were checked. Its place is free for another request.
 #[derive(Debug)]
 pub struct CompletedWrite {
     at: usize,
@@ -83,7 +83,7 @@ pub struct CompletedWrite {
     place: usize,
 }
 
-/// An end with memory of its own for each request under way.
+/// An end with separate memory for each request in flight.
 struct WriteEnd {
     end: End,
     memory: Memory,
@@ -109,23 +109,23 @@ impl WriteEnd {
     }
 }
 
-/// Both ends, connected.
+/// Two connected ends and the WRITEs between them.
 pub struct Writes {
     window: WriteWindow,
     near: WriteEnd,
     far: WriteEnd,
-    /// Bits of a `wr_id` that say which queue pair; those above them number the request.
+    /// Number of low bits of a `wr_id` that hold the queue pair's index; the bits above hold the request's number.
     which: u32,
-    /// Requests complete, of each queue pair.
+    /// Completed requests of each queue pair.
     done: Vec<u64>,
     is_full: bool,
-    /// The bytes of a request as they are to be, and as they are.
+    /// Buffers for the expected and the found bytes of a request.
     message: Vec<u8>,
     found: Vec<u8>,
 }
 
 impl Writes {
-    /// Connects the two: the first will write to the second.
+    /// Connects the two devices. The first will WRITE to the second.
     pub fn connect(
         devices: [Arc<dyn Device>; 2],
         window: WriteWindow,
@@ -168,7 +168,7 @@ impl Writes {
         })
     }
 
-    /// Keeps the window full until `count` more requests are complete, or some beyond that.
+    /// Keeps the window full until at least `count` more requests have completed.
     pub fn run(&mut self, count: u64) -> Result<(), WritesError> {
         self.fill()?;
         let mut done = 0;
@@ -178,7 +178,7 @@ impl Writes {
         Ok(())
     }
 
-    /// Posts as many as the window has room for, the first time; queue pairs in turn.
+    /// Fills the window on the first call, one queue pair after the other in turn; later calls do nothing.
     pub fn fill(&mut self) -> Result<(), WritesError> {
         if std::mem::replace(&mut self.is_full, true) {
             return Ok(());
@@ -191,7 +191,7 @@ impl Writes {
         Ok(())
     }
 
-    /// Takes what is complete, looks at it and posts as many again; says how many.
+    /// Polls completions, checks the bytes of each request and posts one in its place. Returns the number polled.
     fn take(&mut self) -> Result<u64, WritesError> {
         let mut found = [Completion::default(); BATCH];
         let count = self.near.end.send_cq.poll(&mut found)?;
@@ -202,7 +202,7 @@ impl Writes {
         Ok(count as u64)
     }
 
-    /// Takes one that is complete, if one is, and looks at it.
+    /// Polls one completion, if there is one, and checks its request's bytes.
     pub fn take_one(&mut self) -> Result<Option<CompletedWrite>, WritesError> {
         let mut found = [Completion::default()];
         match self.near.end.send_cq.poll(&mut found)? {
@@ -211,7 +211,7 @@ impl Writes {
         }
     }
 
-    /// Posts the request that has the place of one that is complete.
+    /// Posts the next request in the place of a completed one.
     #[inline]
     pub fn post_again(&mut self, ended: CompletedWrite) -> Result<(), WritesError> {
         let CompletedWrite { at, number, place } = ended;
@@ -254,13 +254,13 @@ impl Writes {
         Ok(())
     }
 
-    /// Whether all bytes of a request have come to its place.
+    /// Checks that all bytes of a request are in its place at the target.
     fn look(&mut self, number: u64, place: usize) -> Result<(), WritesError> {
         self.far.memory.read(place, &mut self.found);
         let words = self.found.as_chunks::<WORD>().0.iter();
         let mut words = words.map(|word| u64::from_ne_bytes(*word)).enumerate();
         let differs = |(at, word): (usize, u64)| word ^ content(number, at);
-        // All of them, so that several are compared at a time.
+        // Compares all words without an early exit, so that the compiler can vectorise the loop.
         if words.clone().fold(0, |all, word| all | differs(word)) == 0 {
             return Ok(());
         }
@@ -275,14 +275,15 @@ impl Writes {
         })
     }
 
-    /// Where a request's bytes are, on both sides: the next lap of the window has them again.
+    /// Offset of a request's bytes, the same on both sides. The next lap of the window uses the place again.
     fn place(&self, at: usize, number: u64) -> usize {
         let WriteWindow { depth, bytes, .. } = self.window;
         (at * depth + number as usize % depth) * bytes
     }
 }
 
-/// Word `at` of a request: another one in each request that has its place, and none that memory begins with.
+/// Word `at` of request `number`. It differs between requests that use the same place, and is never 0, the
+/// initial content of memory.
 fn content(number: u64, at: usize) -> u64 {
     ((number + 1) << 24) + at as u64
 }
@@ -319,8 +320,8 @@ mod tests {
                 let more = writes.done.iter().sum::<u64>() - before;
                 assert!((count..count + 12).contains(&more), "{more}");
             }
-            // All of them are used, and each place has the last request that was for it: those of the window
-            // are under way, or have come and are not complete.
+            // Every queue pair was used. Each place holds a request of the current window, if that has arrived, or
+            // else the request before it.
             for (at, done) in writes.done.clone().into_iter().enumerate() {
                 assert!(done > 100);
                 for number in done..done + 4 {
@@ -340,7 +341,7 @@ mod tests {
                 writes.run(100).unwrap();
                 let number = writes.done[1];
                 let place = writes.place(1, number) + at;
-                // As if it had not been written this time.
+                // As if this request had not been written.
                 let last = content(number - 4, at / WORD);
                 writes.far.memory.word(place).store(last, Ordering::Relaxed);
                 let wrong = writes.run(100).unwrap_err();
@@ -364,7 +365,7 @@ mod tests {
         with(WINDOW, |writes| {
             let mut writes = writes.unwrap();
             writes.run(10).unwrap();
-            // Nobody is there any more.
+            // Removes the peer's queue pairs.
             writes.far.end.queue_pairs.clear();
             let ended = writes.run(1000).unwrap_err();
             assert!(matches!(ended, WritesError::Ended(_)), "{ended}");

@@ -21,7 +21,7 @@ enum LeaseState {
     /// A call is using it.
     InUse,
     /// The daemon holds it, for the connection with that [id](Handle::id).
-    LeasePurpose(u64, LeasePurpose),
+    Held(u64, LeasePurpose),
     /// The daemon holds it for a connection that is closed, so that nobody can ask for it any more.
     Lost,
 }
@@ -61,7 +61,7 @@ impl<'h> Lease<'h> {
         is_it: impl FnOnce(&LeasePurpose) -> bool,
     ) -> Result<Self, Error> {
         Self::take(at, handle, |place| match place {
-            LeaseState::LeasePurpose(id, held) if *id == handle.id() && is_it(held) => Ok(()),
+            LeaseState::Held(id, held) if *id == handle.id() && is_it(held) => Ok(()),
             LeaseState::InUse => Err(Error::Busy),
             _ => Err(Error::Invalid("the daemon does not hold it for that")),
         })
@@ -78,7 +78,7 @@ impl<'h> Lease<'h> {
         may(place)?;
         let (memory, held) = match mem::replace(place, LeaseState::InUse) {
             LeaseState::Own(memory) => (Some(memory), None),
-            LeaseState::LeasePurpose(_, held) => (None, Some(held)),
+            LeaseState::Held(_, held) => (None, Some(held)),
             LeaseState::InUse | LeaseState::Lost => (None, None),
         };
         Ok(Self {
@@ -146,7 +146,7 @@ impl Drop for Lease<'_> {
         let held = held.filter(|_| !self.handle.is_closed());
         let place = match (memory, held) {
             (Some(memory), _) => LeaseState::Own(memory),
-            (None, Some(held)) => LeaseState::LeasePurpose(self.handle.id(), held),
+            (None, Some(held)) => LeaseState::Held(self.handle.id(), held),
             (None, None) => LeaseState::Lost,
         };
         places.insert(self.at, place);
@@ -171,7 +171,7 @@ pub(crate) fn free(at: usize) -> Result<(), Error> {
     let mut places = locked(&PLACES);
     let freed = match places.get(&at) {
         None => return Err(Error::Invalid("not memory from hw_alloc")),
-        Some(LeaseState::InUse | LeaseState::LeasePurpose(..)) => return Err(Error::Busy),
+        Some(LeaseState::InUse | LeaseState::Held(..)) => return Err(Error::Busy),
         Some(LeaseState::Own(_) | LeaseState::Lost) => places.remove(&at),
     };
     // Dropping the memory tells the daemon; the lock is not held for that.
@@ -184,7 +184,7 @@ pub(crate) fn free(at: usize) -> Result<(), Error> {
 /// is lost.
 pub(crate) fn abandon(handle: &Handle) {
     let is_its =
-        |place: &LeaseState| matches!(place, LeaseState::LeasePurpose(id, _) if *id == handle.id());
+        |place: &LeaseState| matches!(place, LeaseState::Held(id, _) if *id == handle.id());
     let places = locked(&PLACES);
     let its = places.iter().filter(|(_, place)| is_its(place));
     let its: Vec<usize> = its.map(|(at, _)| *at).collect();

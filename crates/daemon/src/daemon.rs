@@ -185,7 +185,7 @@ struct Peer {
 /// State of the stream to another daemon's address.
 #[derive(Debug)]
 enum PeerRoute {
-    /// The address is being dialed, for the time of this number; these requests wait for the stream.
+    /// The address is being dialed: the number of dials so far, and the requests that wait for the stream.
     Dialing(u32, Vec<PendingConnect>),
     /// The stream is up.
     Up(PeerId),
@@ -195,9 +195,9 @@ enum PeerRoute {
 ///
 /// Applications: [`session_up`](Self::session_up), [`session_packet`](Self::session_packet),
 /// [`session_gone`](Self::session_gone). Other daemons: [`peer_up`](Self::peer_up),
-/// [`peer_message`](Self::peer_message), [`peer_gone`](Self::peer_gone), [`dial_failed`](Self::dial_failed). Ending:
-/// [`drain`](Self::drain), [`stop`](Self::stop). Driving: [`step`](Self::step), and after any of these
-/// [`output`](Self::output) until there is none.
+/// [`peer_message`](Self::peer_message), [`peer_gone`](Self::peer_gone), [`dial_failed`](Self::dial_failed).
+/// Ending: [`drain`](Self::drain), [`stop`](Self::stop). Driving: [`step`](Self::step). After any of these
+/// calls, call [`output`](Self::output) until it returns nothing.
 pub struct Daemon {
     config: DaemonLimits,
     identity: Identity,

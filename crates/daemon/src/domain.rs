@@ -104,7 +104,7 @@ pub enum Output {
     },
 }
 
-/// Error that makes a domain unusable.
+/// Error of creating or driving a domain.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DomainError {
@@ -182,11 +182,12 @@ pub struct Offer {
 
 /// An isolation domain: everything of one user in this daemon.
 ///
-/// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close), [`reply`](Self::reply),
-/// [`new_slabs`](Self::new_slabs). Links: [`link`](Self::link), [`link_wanted`](Self::link_wanted),
-/// [`bring_up`](Self::bring_up), [`link_down`](Self::link_down), [`fail_peer`](Self::fail_peer). Connections: [`open`](Self::open), then
-/// [`connect`](Self::connect) or [`refuse`](Self::refuse). Driving: [`step`](Self::step), then
-/// [`output`](Self::output) until there is none.
+/// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close),
+/// [`reply`](Self::reply), [`new_slabs`](Self::new_slabs). Queue-pair groups: [`link`](Self::link),
+/// [`link_wanted`](Self::link_wanted), [`bring_up`](Self::bring_up), [`link_down`](Self::link_down),
+/// [`fail_peer`](Self::fail_peer). Connections: [`open`](Self::open), then [`connect`](Self::connect) or
+/// [`refuse`](Self::refuse). Driving: [`step`](Self::step), then [`output`](Self::output) until it returns
+/// nothing.
 pub struct Domain {
     id: DomainId,
     config: DaemonLimits,

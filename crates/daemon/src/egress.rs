@@ -1,5 +1,5 @@
-//! The sending half of a connection's end: records of its application become frames, WRITEs, or offers that the
-//! peer READs.
+//! The sending half of a connection's end. It turns its application's records into frames, WRITEs, and offers
+//! that the peer READs.
 
 mod one_sided;
 
@@ -20,46 +20,47 @@ use crate::memory::Memory;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::OnCompletion;
 
-/// How busy this side is at least, of 255, and the peer at most, when a part is left to that one to READ.
+/// Load, of 255, that this side has at least, and the peer at most, when bytes are offered to the peer to
+/// READ.
 const READS_FROM: u8 = 128;
 const READS_TO: u8 = 250;
-/// Offers of a connection that are under way meanwhile, at most: the peer READs as fast as it can, and this side
-/// WRITES the rest.
+/// Most offers of a connection in flight with [`Bulk::ByLoad`]. The peer READs them as fast as it can, and
+/// meanwhile this side WRITEs the rest.
 const OFFERED: usize = 3;
-/// Atomics of a connection that are under way, at most.
+/// Most atomics of a connection in flight.
 const ATOMICS: u32 = 64;
 
-/// A record of which not everything has arrived.
+/// A record that has not arrived completely.
 #[derive(Clone, Debug)]
 struct InFlightRecord {
     end: u64,
-    /// Transfers under way.
+    /// Transfers in flight.
     pending: u32,
-    /// Whether nothing of it is left to be sent.
+    /// Whether all of it was issued.
     is_issued: bool,
-    /// It is a one-sided operation that is not over.
+    /// The one-sided operation of the record, until it is done.
     operation: Option<PendingOperation>,
 }
 
-/// A one-sided operation that is not over.
+/// A one-sided operation that is not done.
 #[derive(Clone, Debug)]
 struct PendingOperation {
-    /// Where it is said what became of it.
+    /// Where its outcome is stored.
     outcomes: Outcomes,
     window: u32,
     is_atomic: bool,
-    /// What becomes of it once nothing of it is under way.
+    /// The outcome that is stored once nothing of it is in flight.
     outcome: Outcome,
 }
 
-/// A one-sided operation of which not everything was asked for.
+/// A one-sided operation that was not issued completely.
 #[derive(Clone, Copy, Debug)]
 struct PartialOperation {
     operation: Operation,
     done: u32,
 }
 
-/// Memory that the peer was offered.
+/// Memory that the peer was offered to READ.
 #[derive(Clone, Copy, Debug)]
 struct OfferedMemory {
     at: u64,
@@ -67,77 +68,78 @@ struct OfferedMemory {
     end: u64,
 }
 
-/// A ring of the peer's, and from which position on it holds the stream.
+/// A ring of the peer, and the position from which it holds the stream.
 #[derive(Clone, Copy, Debug)]
 struct PeerRing {
     ring: Remote,
     from: u64,
 }
 
-/// The sending half.
+/// The sending half of a connection's end.
 pub(crate) struct EgressHalf {
     egress: EgressReader,
-    /// What its application wrote that it must not: no further record is read.
+    /// A contract violation of the application. After it, no further record is read.
     wrong: Option<ContractError>,
-    /// What is left of the record that is being sent.
+    /// Rest of the record that is being sent.
     current: Option<Extent>,
-    /// Or of the operation.
+    /// Rest of the operation that is being issued. It is `None` while `current` is set.
     asking: Option<PartialOperation>,
     flights: VecDeque<InFlightRecord>,
     /// Memory that the peer exports.
     pub(crate) windows: ExportTable,
     /// Atomics that were not answered.
     atomics: u32,
-    /// Operations that are over, ever.
+    /// Total number of operations that are done.
     done: u64,
-    /// Exports of this end's that the peer may not know of yet.
+    /// Exports of this end that the peer may not know of yet.
     exporting: u32,
     offered: VecDeque<OfferedMemory>,
-    /// Bulk transfers under way.
+    /// Bulk transfers and atomics in flight.
     bulk: u32,
-    /// What the application had in its ring when the latest turn began, as far as was seen.
+    /// Bytes in the application's ring when the latest turn began, as last observed.
     crest: u64,
-    /// Bytes sent, and as many as may be.
+    /// Bytes sent, and the position up to which the peer has room.
     sent: u64,
     window: u64,
     target: PeerRing,
     next_target: Option<PeerRing>,
     is_ended: bool,
-    /// Whether anything was heard of the other end, over the link that this one has: before, its memory may be
-    /// somebody else's by now.
+    /// Whether a frame of the other end arrived over the current group. Until then, the ring's memory may
+    /// already be used for something else.
     is_met: bool,
 }
 
-/// What came of a turn.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendStep {
-    /// So many bytes were sent, in a frame that told of the window as well.
+    /// This many bytes were sent in a frame, which also told the peer of the window.
     Framed(u32),
-    /// So many bytes are being transferred.
+    /// A transfer of this many bytes was started.
     Bulk(u32),
-    /// A one-sided operation was asked for, or a piece of one, or cannot be: about as many bytes.
+    /// A one-sided operation, or a piece of one, was issued or has failed. The turn cost about this many
+    /// bytes.
     Asked(u32),
-    /// There is nothing that could be.
+    /// Nothing can be sent now.
     Nothing,
-    /// The link has no room or credit.
+    /// The group has no room or no credit.
     Blocked,
-    /// The link has no room for another transfer, but may have for frames.
+    /// The group has no room for another transfer, but may have room for frames.
     Full,
 }
 
-/// What is said with whatever is sent: of the connection's other direction, and of this host.
+/// Information that is sent along with data: about the connection's other direction, and about this host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PiggybackInfo {
     pub(crate) window: u64,
     pub(crate) load: u8,
 }
 
-/// A record was named that is not under way, or a ring that cannot be.
+/// Error: the peer named a record that is not in flight, or an impossible ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidRecord;
 
 impl EgressHalf {
-    /// Sends what is written to `egress`.
+    /// Creates the half that sends the records written to `egress`.
     pub(crate) fn new(egress: EgressReader) -> Self {
         Self {
             egress,
@@ -167,27 +169,27 @@ impl EgressHalf {
         }
     }
 
-    /// Hints that a turn will be taken soon.
+    /// Prefetches what a turn will touch.
     #[inline]
     pub(crate) fn expect(&self) {
         self.egress.expect();
         prefetch_read(self.flights.as_slices().0.as_ptr().cast());
     }
 
-    /// The other end was heard of.
+    /// Records that a frame of the other end has arrived.
     pub(crate) fn meet(&mut self) {
         self.is_met = true;
     }
 
-    /// The peer is there: its first ring.
+    /// Sets the peer's first ring.
     pub(crate) fn connect(&mut self, ring: Remote) {
         self.target = PeerRing { ring, from: 0 };
         self.window = ring.len.into();
     }
 
-    /// The peer has room up to there; says whether that is more than before.
+    /// Takes the position up to which the peer has room. Returns whether that is more than before.
     pub(crate) fn widen(&mut self, window: u64) -> bool {
-        // Never so far that positions could wrap.
+        // The distance is limited so that positions cannot wrap.
         let is_more = window > self.window && window - self.sent <= 1 << 40;
         if is_more {
             self.window = window;
@@ -195,7 +197,7 @@ impl EgressHalf {
         is_more
     }
 
-    /// The peer's stream goes on in another ring.
+    /// Takes the ring in which the peer's stream continues, and the position from which it does.
     pub(crate) fn retarget(&mut self, ring: Remote, from: u64) -> Result<(), InvalidRecord> {
         self.pass();
         if self.next_target.is_some() || from < self.sent {
@@ -212,7 +214,7 @@ impl EgressHalf {
         }
     }
 
-    /// Where the next bytes go, as many as do without a break.
+    /// Returns where the next bytes go, and how many of `len` can go there without a break.
     fn aim(&self, len: u32) -> (RemoteAddr, u32) {
         let until = self.next_target.map_or(u64::MAX, |next| next.from);
         let offset = (self.sent - self.target.from) & u64::from(self.target.ring.len - 1);
@@ -224,7 +226,8 @@ impl EgressHalf {
         (remote, u64::from(len).min(break_at) as u32)
     }
 
-    /// Goes on to the next record; says whether there is one. Once there was something wrong, that is said each time.
+    /// Advances to the next record. Returns whether there is one. After a contract violation, each call
+    /// returns it.
     fn advance(&mut self, memory: &Memory) -> Result<bool, ContractError> {
         if self.current.is_some() || self.asking.is_some() {
             return Ok(true);
@@ -272,7 +275,7 @@ impl EgressHalf {
         Ok(!self.is_ended)
     }
 
-    /// The peer is to be told of memory; or has been.
+    /// Counts an export that the peer is to be told of, or, if `is_over`, one that it has been told of.
     pub(crate) fn exporting(&mut self, is_over: bool) {
         self.exporting = match is_over {
             false => self.exporting + 1,
@@ -280,7 +283,7 @@ impl EgressHalf {
         };
     }
 
-    /// So much of the record was sent.
+    /// Counts `bytes` of the current record as sent.
     fn issue(&mut self, bytes: u32) {
         self.sent += u64::from(bytes);
         let Some(extent) = self.current else { return };
@@ -293,7 +296,7 @@ impl EgressHalf {
         }
     }
 
-    /// Gives the application back what has been sent, in order.
+    /// Releases to the application the records that were sent, in order.
     fn settle(&mut self) {
         let mut end = None;
         while let Some(first) = self.flights.front() {
@@ -308,7 +311,7 @@ impl EgressHalf {
         }
     }
 
-    /// Takes a turn: one frame, or one transfer.
+    /// Takes a turn: sends one frame, or starts one transfer.
     pub(crate) fn turn(
         &mut self,
         own: Vqpn,
@@ -336,12 +339,12 @@ impl EgressHalf {
             Transfer::Send => true,
             Transfer::Write | Transfer::Read => false,
         };
-        // What the peer is told of memory goes before what is said of that.
+        // A frame that tells of an export must precede data that mentions the export.
         if is_short || !self.is_met || self.exporting > 0 {
             return self.frames(to, memory, link, aside, config);
         }
         if self.bulk >= config.bulk_each {
-            // Whatever comes back calls it again.
+            // The next completion or answer schedules the connection again.
             return Ok(SendStep::Nothing);
         }
         let is_read = match (transfer, config.bulk) {
@@ -360,8 +363,8 @@ impl EgressHalf {
         })
     }
 
-    /// What is sent next, at most as much as one transfer takes, and where it goes; none where there is none, or no
-    /// room for it.
+    /// Returns the next bytes to send, at most as many as one transfer takes, and where they go. Returns
+    /// `None` if there are none, or no room for them.
     fn piece(&mut self, config: &DaemonLimits) -> Option<(Extent, RemoteAddr)> {
         self.pass();
         let (extent, room) = (self.current?, self.window - self.sent);
@@ -373,7 +376,7 @@ impl EgressHalf {
         Some((extent.part(0, len), remote))
     }
 
-    /// Offers the peer as much of a record as one frame is to tell of.
+    /// Offers the peer as much of the current record as one frame may announce.
     fn offer(
         &mut self,
         to: Vqpn,
@@ -415,7 +418,8 @@ impl EgressHalf {
         SendStep::Bulk(len)
     }
 
-    /// WRITEs a piece of a record, and those behind it as far as one frame is to tell of them, and that frame.
+    /// WRITEs pieces of the current record, as many as one frame may announce, and sends that frame behind
+    /// them.
     fn write(
         &mut self,
         (own, to): (Vqpn, Vqpn),
@@ -438,7 +442,7 @@ impl EgressHalf {
         let end = self.begun();
         let mut len = 0;
         for _ in 0..config.bulk_told {
-            // One more is the frame.
+            // One request is reserved for the frame.
             if link.bulk.room() < 2 {
                 break;
             }
@@ -456,7 +460,7 @@ impl EgressHalf {
         SendStep::Bulk(len)
     }
 
-    /// A transfer of the latest record is under way: where that one ends.
+    /// Counts a transfer of the latest record as in flight. Returns the record's end.
     fn begun(&mut self) -> u64 {
         self.bulk += 1;
         let Some(flight) = self.flights.back_mut() else {
@@ -493,7 +497,7 @@ impl EgressHalf {
             if filled == fits {
                 break;
             }
-            // What is wrong with the next record is said in the next turn, behind what was right.
+            // An error in the next record is returned by the next turn, after the valid bytes before it.
             let is_short = |extent: Extent| extent.len < config.bulk_min;
             if !self.advance(memory).unwrap_or(false) || !self.current.is_some_and(is_short) {
                 break;
@@ -517,7 +521,7 @@ impl EgressHalf {
         Ok(SendStep::Framed(filled))
     }
 
-    /// A transfer from the record that ends at `end` was made.
+    /// Handles the completion of a transfer from the record that ends at `end`.
     pub(crate) fn transferred(&mut self, end: u64) {
         self.retired(end, 0);
     }
@@ -532,7 +536,7 @@ impl EgressHalf {
         self.settle();
     }
 
-    /// The peer has READ what it was offered.
+    /// Handles the peer's message that it has READ an offer.
     pub(crate) fn fetched(&mut self, at: u64, len: u32) -> Result<(), InvalidRecord> {
         let found = self
             .offered
@@ -543,12 +547,12 @@ impl EgressHalf {
         Ok(())
     }
 
-    /// The peer READs nothing more, whatever it was offered.
+    /// Withdraws everything that the peer was offered: it READs nothing more.
     pub(crate) fn withdraw(&mut self) {
         while let Some(offered) = self.offered.pop_front() {
             self.transferred(offered.end);
         }
-        // Nor does it answer.
+        // The peer does not answer atomics any more either.
         for at in 0..self.flights.len() {
             let flight = &mut self.flights[at];
             let of = |operating: &&mut PendingOperation| operating.is_atomic;
@@ -565,7 +569,7 @@ impl EgressHalf {
         self.settle();
     }
 
-    /// Nothing is under way any more, nothing more is sent, and all that was written is given back.
+    /// Ends sending: nothing is in flight any more, and all records are released to the application.
     pub(crate) fn abandon(&mut self) {
         self.offered.clear();
         for flight in self.flights.drain(..) {
@@ -582,7 +586,7 @@ impl EgressHalf {
         self.egress.release_all();
     }
 
-    /// Whether no request of this side's is under way. The peer may be READing what it was offered.
+    /// Whether no request of this side is in flight. The peer may still be READing what it was offered.
     pub(crate) fn is_idle(&self) -> bool {
         self.bulk as usize == self.offered.len() + self.atomics as usize
     }
@@ -592,37 +596,37 @@ impl EgressHalf {
         self.bulk == 0
     }
 
-    /// Where the stream ends, once everything before was sent.
+    /// Position at which the stream ends, once everything before it was sent.
     pub(crate) fn end(&self) -> Option<u64> {
         self.is_ended.then_some(self.sent)
     }
 
-    /// Bytes of records that were given back.
+    /// Bytes of records that were released to the application.
     pub(crate) fn released(&self) -> u64 {
         self.egress.released()
     }
 
-    /// Whether its application has room in its ring, as far as was seen.
+    /// Whether the application has room in its ring, as last observed.
     pub(crate) fn has_room(&self) -> bool {
         self.egress.backlog() <= self.egress.ring_len() / 2
     }
 
-    /// Rings that the application was told of.
+    /// Number of rings published to the application.
     pub(crate) fn rings(&self) -> u64 {
         self.egress.rings()
     }
 
-    /// Whether its application has nothing more to be sent, as far as was seen.
+    /// Whether the application has nothing more to send, as last observed.
     pub(crate) fn is_drained(&self) -> bool {
         self.current.is_none() && self.asking.is_none() && self.egress.is_drained()
     }
 
-    /// The application is gone: the stream ends with what it has written.
+    /// Ends the stream after what was written, because the application has closed the connection or exited.
     pub(crate) fn end_here(&mut self) {
         self.is_ended = true;
     }
 
-    /// Offers the application a longer ring, if it fills the one that it has; and takes back what it has left.
+    /// Offers the application a longer ring if it fills the current one, and frees a ring that it has left.
     pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
         if let Some(left) = self.egress.left() {
             memory.give(left);
@@ -631,16 +635,17 @@ impl EgressHalf {
         if self.egress.has_offered() || len >= u64::from(most) {
             return;
         }
-        // While a record waits for the peer it is not looked what there is behind it.
+        // While a record waits for the peer, the records behind it are not read. So read the tail here.
         let backlog = match self.current {
             Some(_) => self.egress.backlog_now(),
             None => self.egress.backlog(),
         };
-        // Whoever fills it at once is slowed down by it, however soon all of that has gone.
+        // The backlog at the turn's beginning counts too: a bursty writer is limited by the ring's size even
+        // if the ring drains fast.
         if backlog < len / 2 && self.crest < len / 8 * 7 {
             return;
         }
-        // Where there is none, the ring stays as it is.
+        // Without memory for a longer ring, the ring stays as it is.
         let Ok(extent) = memory.take((len as u32).saturating_mul(GROWTH).min(most)) else {
             return;
         };
@@ -649,7 +654,7 @@ impl EgressHalf {
         }
     }
 
-    /// All memory that it has.
+    /// Returns all memory of the half.
     pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
         self.egress.memory()
     }

@@ -1,4 +1,5 @@
-//! Memory that one end of a connection exports to the other: which, and what is still to be said of it. Pure.
+//! Memory that one end of a connection exports to the other, and the messages still to be sent about it.
+//! Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,17 +7,17 @@ use headworks_client::{Extent, Operation, Outcome, Rights};
 
 use crate::frame::Remote;
 
-/// ExportTable of a connection, each way, at most.
+/// Most exported ranges of a connection, in each direction.
 pub(crate) const WINDOWS_MAX: usize = 1024;
 
-/// What this end exports.
+/// Ranges that this end exports.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
     last: u32,
     all: BTreeMap<u32, Export>,
-    /// What the other end is to be told of.
+    /// Ranges that the other end is to be told of.
     news: VecDeque<u32>,
-    /// What it is to give back.
+    /// Ranges that the other end is to give back.
     wanted: VecDeque<u32>,
 }
 
@@ -24,12 +25,12 @@ pub(crate) struct Exports {
 struct Export {
     extent: Extent,
     rights: Rights,
-    /// The request to take it back.
+    /// The request to revoke it, if there was one.
     revoked_by: Option<u32>,
 }
 
 impl Exports {
-    /// Exports memory; what it is called. `None`: there are too many.
+    /// Exports memory. Returns the number of the new range, or `None` if there are too many.
     pub(crate) fn add(&mut self, extent: Extent, rights: Rights) -> Option<u32> {
         if self.all.len() >= WINDOWS_MAX {
             return None;
@@ -45,7 +46,7 @@ impl Exports {
         Some(self.last)
     }
 
-    /// It is to be taken back, for a request; `false` where there is none such, or it is being taken back.
+    /// Revokes a range for a request. Returns `false` if the range does not exist or is being revoked already.
     pub(crate) fn revoke(&mut self, window: u32, request: u32) -> bool {
         match self.all.get_mut(&window) {
             Some(export) if export.revoked_by.is_none() => {
@@ -57,7 +58,8 @@ impl Exports {
         }
     }
 
-    /// The other end has given it back: the memory, and the request for that.
+    /// Handles that the other end has given a range back. Returns its memory, and the request that revoked
+    /// it.
     pub(crate) fn revoked(&mut self, window: u32) -> Option<(Extent, u32)> {
         let export = self.all.get(&window)?;
         let request = export.revoked_by?;
@@ -66,7 +68,8 @@ impl Exports {
         Some((extent, request))
     }
 
-    /// The other end uses nothing any more: all memory, and the requests to take it back.
+    /// Ends all exports, once the other end touches no memory any more. Returns their memory, and the
+    /// requests that were revoking them.
     pub(crate) fn end(&mut self) -> Vec<(Extent, Option<u32>)> {
         self.news.clear();
         self.wanted.clear();
@@ -76,24 +79,24 @@ impl Exports {
             .collect()
     }
 
-    /// Whether something is to be said.
+    /// Whether the other end is to be told of something.
     pub(crate) fn has_news(&self) -> bool {
         !self.news.is_empty() || !self.wanted.is_empty()
     }
 
-    /// What the other end is to be told of next.
+    /// Returns the next range that the other end is to be told of.
     pub(crate) fn next_news(&mut self) -> Option<(u32, Extent, Rights)> {
         let window = self.news.pop_front()?;
         let export = self.all.get(&window)?;
         Some((window, export.extent, export.rights))
     }
 
-    /// What it is to give back next.
+    /// Returns the next range that the other end is to give back.
     pub(crate) fn next_wanted(&mut self) -> Option<u32> {
         self.wanted.pop_front()
     }
 
-    /// Where a word lies that the other end wants to change.
+    /// Returns the word that the other end wants to change by an atomic.
     pub(crate) fn word(&self, window: u32, at: u64) -> Result<Extent, Outcome> {
         let export = self.all.get(&window).ok_or(Outcome::NoWindow)?;
         if !export.rights.has(Rights::ATOMIC) {
@@ -107,13 +110,13 @@ impl Exports {
     }
 }
 
-/// What the other end exports.
+/// Ranges that the other end exports.
 #[derive(Debug, Default)]
 pub(crate) struct ExportTable {
     all: BTreeMap<u32, ExportEntry>,
-    /// Those that it wants back.
+    /// Ranges that the other end wants back.
     wanted: VecDeque<u32>,
-    /// The other end is over: its memory may be anybody's next.
+    /// Whether the other end is over. Its memory may then be used for something else.
     is_closed: bool,
 }
 
@@ -125,7 +128,7 @@ struct ExportEntry {
 }
 
 impl ExportTable {
-    /// The other end exports memory; `false` where that cannot be.
+    /// Adds a range that the other end exports. Returns `false` if that is impossible.
     pub(crate) fn add(&mut self, window: u32, memory: Remote, rights: Rights) -> bool {
         let new = ExportEntry {
             memory,
@@ -135,7 +138,8 @@ impl ExportTable {
         self.all.len() < WINDOWS_MAX && self.all.insert(window, new).is_none()
     }
 
-    /// The other end wants it back; `false` where there is none such.
+    /// Handles that the other end wants a range back. Returns `false` if the range does not exist or the other
+    /// end has asked before.
     pub(crate) fn want(&mut self, window: u32) -> bool {
         match self.all.get_mut(&window) {
             Some(known) if !known.is_wanted => {
@@ -147,24 +151,24 @@ impl ExportTable {
         }
     }
 
-    /// One that the other end wants back, and that nothing of this end's uses.
+    /// Returns a range that the other end wants back and that no operation of this end uses.
     pub(crate) fn unused(&self, is_used: impl Fn(u32) -> bool) -> Option<u32> {
         self.wanted.iter().copied().find(|window| !is_used(*window))
     }
 
-    /// It is given back.
+    /// Removes a range that is given back.
     pub(crate) fn give_back(&mut self, window: u32) {
         self.all.remove(&window);
         self.wanted.retain(|other| *other != window);
     }
 
-    /// The other end is over.
+    /// Handles that the other end is over.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
         self.wanted.clear();
     }
 
-    /// Where an operation goes, of `len` bytes.
+    /// Returns the remote memory that an operation of `len` bytes accesses.
     pub(crate) fn target(&self, operation: &Operation, len: u32) -> Result<Remote, Outcome> {
         if self.is_closed {
             return Err(Outcome::Lost);
@@ -238,7 +242,7 @@ mod tests {
             assert_eq!(target(&windows, Op::Read, window, at, len), Err(why));
         }
         assert_eq!(target(&windows, Op::Write, 3, 0, 8), Err(Outcome::Denied));
-        // Wanted back, it is not used any more; and is given back once nothing uses it.
+        // A range that is wanted back takes no new operation. It is given back once no operation uses it.
         assert!(windows.want(3) && !windows.want(3) && !windows.want(4));
         assert_eq!(target(&windows, Op::Read, 3, 0, 8), Err(Outcome::NoWindow));
         assert_eq!(windows.unused(|_| true), None);
@@ -269,7 +273,7 @@ mod tests {
         assert_eq!(exports.next_wanted(), Some(window));
         assert_eq!(exports.revoked(window), Some((extent(64), 5)));
         assert_eq!(exports.revoked(window), None);
-        // What is left at the end is told of as a whole.
+        // Whatever is left at the end is returned at once.
         let window = exports.add(extent(8), Rights::READ).unwrap();
         assert_eq!(exports.word(window, 0), Err(Outcome::Denied));
         assert!(exports.revoke(window, 9));

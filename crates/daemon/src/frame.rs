@@ -1,66 +1,66 @@
-//! What two daemons say to each other over a link's queue pairs: frames, each a SEND with the receiving end's
-//! number as its immediate. A header of 32 bytes, then what the kind says.
+//! Frames: messages between two daemons on the queue pairs of a group. Each frame is a SEND whose immediate
+//! is the number of the receiving end. It has a header of 32 bytes and a body that depends on its kind.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0 | kind |
-//! | 1 | a number of the kind's: why, for a reset |
-//! | 2 | how busy the sending daemon is, of 255 |
+//! | 1 | code: meaning depends on the kind; for a reset, the reason |
+//! | 2 | load of the sending daemon, of 255 |
 //! | 3 | 0 |
-//! | 4–7 | length: of what is behind the header for data, of what is elsewhere otherwise |
-//! | 8–15 | receives promised on this link, ever ([`credit`](crate::credit)) |
-//! | 16–23 | position in the stream |
-//! | 24–31 | position up to which the peer may send the other way; or what the kind says |
+//! | 4–7 | length: of the body for data, otherwise of the bytes that the frame is about |
+//! | 8–15 | total number of receives promised on this group ([`credit`](crate::credit)) |
+//! | 16–23 | position in the stream, or depends on the kind |
+//! | 24–31 | position up to which the peer may send in the other direction, or depends on the kind |
 //!
-//! All numbers little-endian. Whoever reads a frame believes none of it.
+//! All numbers are little-endian. A reader trusts none of them.
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub const HEADER: usize = 32;
-/// The shortest frame that has room for everything but data, and the longest.
+/// Least buffer length for frames, in bytes. It has room for every frame except data frames.
 pub const FRAME_MIN: u32 = 256;
-/// See [`FRAME_MIN`].
+/// Greatest buffer length for frames, in bytes.
 pub const FRAME_MAX: u32 = 65_536;
-/// Bytes behind the header of [`Kind::Offer`].
+/// Length of the body of [`Kind::Offer`] and [`Kind::Export`] in bytes.
 pub const OFFER: usize = 16;
-/// Bytes behind the header of [`Kind::Atomic`].
+/// Length of the body of [`Kind::Atomic`] in bytes.
 pub const ATOMIC: usize = 32;
-/// Bytes behind the header of a [`Kind::Window`] that names a ring.
+/// Length of the body of a [`Kind::Window`] that names a ring, in bytes.
 pub const RING: usize = 24;
 
-/// What a frame says.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nothing but how many receives are promised.
+    /// Nothing but the number of promised receives.
     Tell = 0,
-    /// Bytes of the stream, behind the header.
+    /// Bytes of the stream, in the body.
     Data = 1,
-    /// So many bytes of the stream were WRITTEN to where they belong, by the same queue pair before.
+    /// Bytes of the stream that WRITEs placed before, on the same queue pair.
     Wrote = 2,
-    /// So many bytes of the stream are to be READ: from where, behind the header.
+    /// Bytes of the stream that the receiver is to READ. The body says where from.
     Offer = 3,
-    /// They were.
+    /// The offered bytes were READ.
     Fetched = 4,
-    /// More may be sent; and in which ring the stream goes on, if that is behind the header.
+    /// The peer may send more. The body, if there is one, names the ring in which the stream continues.
     Window = 5,
     /// The stream ends at this position.
     End = 6,
-    /// The connection is no more.
+    /// The connection is reset.
     Reset = 7,
-    /// No data is sent for this connection any more, and no memory of the other side is touched for it. A
+    /// The sender sends no more data for this connection, and touches no memory of the other side for it. A
     /// [`Kind::Reset`] may follow.
     Closed = 8,
-    /// Memory of the sender's may be used by the other end: where, behind the header; the position is what it is
-    /// called, the number what may be done with it.
+    /// The sender exports memory to the other end. The body says where it lies, the position is its number,
+    /// and the code is the rights to it.
     Export = 9,
-    /// It may not any more.
+    /// The sender wants exported memory back.
     Revoke = 10,
-    /// It is not, and will not be.
+    /// The sender does not use the exported memory any more, and will not.
     Revoked = 11,
-    /// An atomic on such memory, which the frame's reader carries out: the rest is behind the header; the position is
-    /// what the answer is to name, the number which operation.
+    /// An atomic on exported memory, which the receiver executes. The position is the identifier that the
+    /// answer repeats, the code is the operation, and the body holds the rest.
     Atomic = 12,
-    /// What became of it; in place of a window, what was there before.
+    /// The outcome of an atomic. The window field holds the previous value.
     Answer = 13,
 }
 
@@ -83,32 +83,32 @@ impl Kind {
     ];
 }
 
-/// A header.
+/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame says.
+    /// Kind of the frame.
     pub kind: Kind,
-    /// A number of the kind's.
+    /// Meaning depends on the kind.
     pub code: u8,
-    /// How busy the sender is.
+    /// Load of the sending daemon, of 255.
     pub load: u8,
-    /// Of what is behind the header, or elsewhere.
+    /// Length in bytes: of the body for data, otherwise of the bytes that the frame is about.
     pub len: u32,
-    /// Receives promised, ever.
+    /// Total number of receives promised.
     pub promised: u64,
-    /// Position in the stream.
+    /// Position in the stream, or depends on the kind.
     pub at: u64,
-    /// Position up to which the peer may send.
+    /// Position up to which the peer may send, or depends on the kind.
     pub window: u64,
 }
 
-/// Not a frame.
+/// Error: the bytes are not a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a frame: {0}")]
 pub struct Malformed(&'static str);
 
 impl Header {
-    /// A header of this kind, with nothing else.
+    /// A header of this kind whose other fields are 0.
     pub const fn of(kind: Kind) -> Self {
         Self {
             kind,
@@ -121,7 +121,7 @@ impl Header {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the header.
     pub fn emit(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0] = self.kind as u8;
@@ -134,11 +134,11 @@ impl Header {
         bytes
     }
 
-    /// The header of a frame of `len` bytes in all.
+    /// Decodes the header of a frame of `len` bytes in total.
     ///
     /// # Errors
     ///
-    /// [`Malformed`].
+    /// [`Malformed`]: the kind is unknown, or the lengths do not match it.
     pub fn parse(bytes: &[u8; HEADER], len: usize) -> Result<Self, Malformed> {
         let behind = len.checked_sub(HEADER).ok_or(Malformed("too short"))?;
         let [kind, code, load, zero, ..] = *bytes;
@@ -171,21 +171,21 @@ impl Header {
     }
 }
 
-/// An atomic on exported memory.
+/// An atomic on exported memory: the body of [`Kind::Atomic`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
-    /// What the memory is called.
+    /// Number of the exported range.
     pub window: u32,
-    /// Which byte of it.
+    /// Offset of the word in the range, in bytes.
     pub at: u64,
-    /// What is added, or put there.
+    /// Value to add, or to store.
     pub operand: u64,
-    /// What is expected there.
+    /// Value that a compare-and-swap expects.
     pub compare: u64,
 }
 
 impl Atomic {
-    /// Behind a header.
+    /// Encodes the body.
     pub fn emit(&self) -> [u8; ATOMIC] {
         let words = [self.window.into(), self.at, self.operand, self.compare];
         let mut bytes = [0; ATOMIC];
@@ -195,7 +195,7 @@ impl Atomic {
         bytes
     }
 
-    /// Reads it.
+    /// Decodes the body.
     pub fn parse(bytes: &[u8; ATOMIC]) -> Self {
         let [window, at, operand, compare] = [0, 8, 16, 24].map(|at| {
             let word = bytes[at..at + 8].try_into();
@@ -210,19 +210,19 @@ impl Atomic {
     }
 }
 
-/// Memory of the other side's: where, by which key, and how much.
+/// Memory of the other side: address, key and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Remote {
-    /// Its address there.
+    /// Address, in the other side's address space.
     pub addr: u64,
-    /// Its key.
+    /// Remote key.
     pub rkey: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 impl Remote {
-    /// Behind the header of an offer, where the length is the header's.
+    /// Encodes the body of an offer. The header holds the length.
     pub fn emit_offer(&self) -> [u8; OFFER] {
         let mut bytes = [0; OFFER];
         bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -230,7 +230,7 @@ impl Remote {
         bytes
     }
 
-    /// Reads an offer of `len` bytes.
+    /// Decodes the body of an offer of `len` bytes.
     pub fn parse_offer(bytes: &[u8; OFFER], len: u32) -> Self {
         let [addr, key] = [0, 8].map(|at| {
             let word = bytes[at..at + 8].try_into();
@@ -243,7 +243,7 @@ impl Remote {
         }
     }
 
-    /// Behind the header of a window: a ring, in which the stream goes on at position `from`.
+    /// Encodes the body of a window frame: a ring in which the stream continues at position `from`.
     pub fn emit_ring(&self, from: u64) -> [u8; RING] {
         let mut bytes = [0; RING];
         bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -253,11 +253,11 @@ impl Remote {
         bytes
     }
 
-    /// Reads a ring, and from which position on it holds the stream.
+    /// Decodes a ring, and the position from which it holds the stream.
     ///
     /// # Errors
     ///
-    /// [`Malformed`]: its length is none for a ring.
+    /// [`Malformed`]: the length is not a power of two.
     pub fn parse_ring(bytes: &[u8; RING]) -> Result<(Self, u64), Malformed> {
         let [addr, shape, from] = [0, 8, 16].map(|at| {
             let word = bytes[at..at + 8].try_into();

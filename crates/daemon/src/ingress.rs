@@ -1,5 +1,5 @@
-//! The receiving half of a connection's end: what has come is put where its application reads it, and the peer is
-//! told how much more may.
+//! The receiving half of a connection's end. It places arriving bytes where its application reads them, and
+//! tells the peer how much more it may send.
 
 use std::collections::BTreeMap;
 
@@ -9,40 +9,40 @@ use headworks_shm::View;
 use crate::memory::Memory;
 use crate::reassembly::{InvalidSegment, Reassembly};
 
-/// Transfers that are READ for one connection at a time, at most: more are never offered.
+/// Most transfers of one connection that wait to be READ or are being READ. A correct peer never offers more.
 pub(crate) const FETCHING_MAX: usize = 32;
 
 /// A transfer that is to be READ, or is being READ.
 #[derive(Clone, Copy, Debug)]
 struct PendingRead {
     len: u32,
-    /// Bytes that have not come and may.
+    /// Bytes that are neither READ nor given up yet.
     left: u32,
-    /// Whether all of it is READ.
+    /// Whether all of it is READ. If not, the bytes that were READ are ignored.
     is_wanted: bool,
 }
 
-/// How many times longer the next ring is.
+/// Factor by which the next ring is longer.
 pub(crate) const GROWTH: u32 = 16;
 
-/// The receiving half.
+/// The receiving half of a connection's end.
 pub(crate) struct IngressHalf {
     ingress: IngressWriter,
     order: Reassembly,
     /// The position up to which the peer was told that it may send.
     told: u64,
-    /// Whether the peer is to be told in which ring the stream goes on.
+    /// Whether the peer is to be told in which ring the stream continues.
     is_ring_news: bool,
     ended: Option<u64>,
-    /// Nobody reads any more: whatever comes is gone, and there is room for as much again.
+    /// Nobody reads any more: arriving bytes are discarded, and their room is free again at once.
     is_discarding: bool,
-    /// Whether the peer is to hear of this end before it WRITES.
+    /// Whether the peer waits for a frame of this end before it WRITEs.
     is_to_greet: bool,
     fetching: BTreeMap<u64, PendingRead>,
 }
 
 impl IngressHalf {
-    /// Puts what comes into `ingress`; the peer knows of its first ring.
+    /// Creates the half that places bytes into `ingress`. The peer knows its first ring.
     pub(crate) fn new(ingress: IngressWriter) -> Self {
         Self {
             told: ingress.limit(),
@@ -56,11 +56,11 @@ impl IngressHalf {
         }
     }
 
-    /// Bytes of the stream are in a frame. Says whether there is more to be read than before.
+    /// Copies bytes of the stream from a frame to their place. Returns whether more can be read than before.
     ///
     /// # Errors
     ///
-    /// [`InvalidSegment`].
+    /// [`InvalidSegment`]: the position is not allowed.
     pub(crate) fn data(
         &mut self,
         at: u64,
@@ -83,11 +83,12 @@ impl IngressHalf {
         Ok(self.add(at, len))
     }
 
-    /// Bytes of the stream were WRITTEN to where they belong.
+    /// Handles bytes of the stream that were WRITTEN to their place. Returns whether more can be read than
+    /// before.
     ///
     /// # Errors
     ///
-    /// [`InvalidSegment`].
+    /// [`InvalidSegment`]: the position is not allowed.
     pub(crate) fn wrote(&mut self, at: u64, len: u32) -> Result<bool, InvalidSegment> {
         self.check(at, len)?;
         Ok(self.add(at, len))
@@ -109,17 +110,17 @@ impl IngressHalf {
         is_more
     }
 
-    /// Nobody reads what has come, nor what will: the peer goes on as if somebody did.
+    /// Discards what has arrived and what will: nobody reads it. The peer goes on as if somebody did.
     pub(crate) fn discard(&mut self) {
         self.is_discarding = true;
         self.ingress.discard();
     }
 
-    /// Bytes are to be READ: where to, one stretch of memory after the other.
+    /// Starts a transfer that is to be READ. Returns the memory that it goes to, in order.
     ///
     /// # Errors
     ///
-    /// [`InvalidSegment`], also where they overlap others that are.
+    /// [`InvalidSegment`]: the position is not allowed, the transfer overlaps another, or there are too many.
     pub(crate) fn fetch(&mut self, at: u64, len: u32) -> Result<Vec<Extent>, InvalidSegment> {
         self.check(at, len)?;
         let before = self.fetching.range(..at + u64::from(len)).next_back();
@@ -147,8 +148,8 @@ impl IngressHalf {
         Ok(pieces)
     }
 
-    /// The last `unread` bytes of a transfer are not READ any more, and the rest of it is of no use, on a connection that
-    /// is no more.
+    /// Handles that the last `unread` bytes of a transfer will not be READ, because the connection is reset.
+    /// The rest of the transfer is ignored.
     pub(crate) fn give_up(&mut self, at: u64, unread: u32) {
         if let Some(one) = self.fetching.get_mut(&at) {
             one.is_wanted = false;
@@ -159,12 +160,12 @@ impl IngressHalf {
         }
     }
 
-    /// A piece of `bytes` of a transfer has come: its length and whether there is more to be read, once it has
-    /// wholly.
+    /// Handles a READ of `bytes` of a transfer. Once the transfer is complete, returns its length, and
+    /// whether more can be read than before.
     ///
     /// # Errors
     ///
-    /// [`InvalidSegment`]: meanwhile something else came there.
+    /// [`InvalidSegment`]: other bytes have arrived at its place meanwhile.
     pub(crate) fn fetched(
         &mut self,
         at: u64,
@@ -186,21 +187,22 @@ impl IngressHalf {
         Ok(Some((len, self.add(at, len))))
     }
 
-    /// The queue pairs are gone: nothing is being READ any more.
+    /// Drops all transfers that are being READ, because the queue pairs are gone.
     pub(crate) fn abandon(&mut self) {
         self.fetching.clear();
     }
 
-    /// Whether nothing is to be READ.
+    /// Whether no transfer waits to be READ or is being READ.
     pub(crate) fn is_idle(&self) -> bool {
         self.fetching.is_empty()
     }
 
-    /// The stream ends at this position.
+    /// Sets the position at which the stream ends.
     ///
     /// # Errors
     ///
-    /// [`InvalidSegment`]: something has come behind it, or it has ended before.
+    /// [`InvalidSegment`]: bytes behind it have arrived, it is beyond the window, or the stream has ended
+    /// before.
     pub(crate) fn end(&mut self, at: u64) -> Result<(), InvalidSegment> {
         let (come, len) = (self.order.come(), 0);
         if at < self.order.highest() || at > self.told || self.ended.is_some() {
@@ -210,31 +212,31 @@ impl IngressHalf {
         Ok(())
     }
 
-    /// Bytes that have come without a gap.
+    /// Bytes that have arrived without a gap.
     pub(crate) fn come(&self) -> u64 {
         self.ingress.come()
     }
 
-    /// Whether everything has come that ever will.
+    /// Whether the whole stream has arrived.
     pub(crate) fn is_complete(&self) -> bool {
         self.ended == Some(self.order.come())
     }
 
-    /// The application was told of something else: looks at what it has consumed.
+    /// Reads how much the application has consumed.
     ///
     /// # Errors
     ///
-    /// [`ContractError`].
+    /// [`ContractError`]: the application broke the contract.
     pub(crate) fn look(&mut self) -> Result<(), ContractError> {
         self.ingress.look().map(drop)
     }
 
-    /// Whether there is something that was not consumed, as far as was seen.
+    /// Whether there are bytes that the application has not consumed, as last observed.
     pub(crate) fn has_unread(&self) -> bool {
         self.ingress.come() > self.ingress.consumed()
     }
 
-    /// Has the stream go on in a longer ring, if the peer uses up what it is told of; and takes back what the
+    /// Continues the stream in a longer ring if the peer uses up its window, and frees a ring that the
     /// application has left.
     pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
         if let Some(left) = self.ingress.left() {
@@ -261,7 +263,8 @@ impl IngressHalf {
         }
     }
 
-    /// The position up to which the peer may be told that it may send: not into a ring of which it does not know.
+    /// Position up to which the peer may be allowed to send. It does not reach into a ring that the peer does
+    /// not know.
     pub(crate) fn window(&self) -> u64 {
         match self.ingress.rings().nth(1) {
             Some(next) if self.is_ring_news => next.from(),
@@ -269,28 +272,29 @@ impl IngressHalf {
         }
     }
 
-    /// The peer is told of it.
+    /// Records that the peer is told of the window, and returns the window.
     pub(crate) fn tell(&mut self) -> u64 {
         self.told = self.window();
         self.is_to_greet = false;
         self.told
     }
 
-    /// Whether the peer is to be told, by a frame of its own.
+    /// Whether the peer is to be told of the window by a frame of its own.
     pub(crate) fn is_to_tell(&self) -> bool {
         let len = self.ingress.rings().last().map_or(1, |ring| ring.len());
         self.ended.is_none()
             && (self.is_to_greet || self.is_ring_news || self.window() - self.told >= len / 2)
     }
 
-    /// The ring that the peer is to be told of, and from which position on it holds the stream: once.
+    /// Returns, once, the ring that the peer is to be told of, and the position from which it holds the
+    /// stream.
     pub(crate) fn ring_news(&mut self) -> Option<(Extent, u64)> {
         let is_news = std::mem::take(&mut self.is_ring_news);
         let ring = self.ingress.rings().last().filter(|_| is_news)?;
         Some((ring.extent(), ring.from()))
     }
 
-    /// All memory that it has.
+    /// Returns all memory of the half.
     pub(crate) fn memory(&self) -> impl Iterator<Item = Extent> {
         self.ingress.rings().map(|ring| ring.extent())
     }

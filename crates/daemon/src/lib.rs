@@ -1,37 +1,43 @@
-//! The daemon of a host (RaaS, sections III to V): carries thousands of connections of many applications over few
-//! queue pairs. Everything except [`server`] is the core. The core does no I/O, reads no clock and starts no thread:
-//! its caller passes in devices, packets of applications and messages of other daemons, and fetches its outputs.
+//! The daemon of a host (RaaS, sections III to V): carries thousands of connections of many applications over
+//! few queue pairs. Everything except [`server`] is the core. The core does no I/O, reads no clock and starts
+//! no thread: its caller passes in devices, packets of applications and messages of other daemons, and
+//! carries out its outputs.
 //!
 //! # Map
 //!
 //! | module | what |
 //! |---|---|
 //! | [`daemon`] | the daemon: applications, ports, other daemons, the handshake that makes a connection |
-//! | [`domain`] | isolation domain: one user's sessions, connections and queue pairs, and the step that drives them |
+//! | [`domain`] | isolation domain: one user's sessions, connections and queue pairs; the step that drives them |
 //! | [`qp_group`], [`send_queue`] | queue pairs that connections share, and the send queue of each |
 //! | [`receives`] | buffers of the shared receive queue |
-//! | `connection`, `egress`, `ingress` | a connection's end: its states, its sending half, its receiving half |
+//! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
 //! | `exports` | memory exported to the peer: pure |
 //! | `session`, [`memory`] | an application: its doorbell and handles, its slabs |
-//! | [`credit`], [`receive_shares`] | credit of a queue-pair group; how receives are divided among groups: pure |
-//! | [`reassembly`], [`allocator`], [`connection_table`] | reassembly of a stream; allocator of slab memory; table of connections: pure |
+//! | [`credit`] | credit of a queue-pair group: pure |
+//! | [`receive_shares`] | how receives are divided among groups: pure |
+//! | [`reassembly`] | reassembly of a stream: pure |
+//! | [`allocator`] | allocator of slab memory: pure |
+//! | [`connection_table`] | table of connections: pure |
 //! | [`auth`] | mutual authentication of daemons by a shared secret: pure |
-//! | [`frame`], [`control`] | wire formats: frames on queue pairs, messages on the TCP stream between daemons |
+//! | [`frame`], [`control`] | wire formats: frames on queue pairs, messages on the stream between daemons |
 //! | [`limits`], [`config`] | limits; the configuration file: pure |
 //! | [`snapshot`], [`metrics`] | state for operators; its text form (Prometheus): pure |
 //! | [`log_ratelimit`] | rate limiter for log lines: pure |
 //! | [`server`] | event loop around the core: sockets, clock, sleep |
 //!
-//! Connections of a queue-pair group are scheduled by deficit round robin ([`headworks_ring::group::drr`]), by bytes.
+//! Connections of a queue-pair group are scheduled by deficit round robin, by bytes
+//! ([`headworks_ring::group::drr`]).
 //!
 //! # How bytes travel
 //!
 //! An application writes records into its egress ring and sets the connection's bit in its session's doorbell
-//! (`headworks-client`). The domain's step finds the bit and adds the connection to the deficit round robin of its
-//! queue-pair group. When the connection's turn comes, the domain copies short records into a frame. It has the RNIC
-//! WRITE long records directly from the application's memory into the receiver's ingress ring, or offers them and the
-//! receiver READs them. A frame arrives through the domain's shared receive queue. The daemon copies its bytes to
-//! their place and posts the receive again at once, so that no receive ever waits for an application.
+//! (`headworks-client`). The domain's step finds the bit and adds the connection to the deficit round robin
+//! of its queue-pair group. When the connection's turn comes, the domain copies short records into a frame.
+//! Long records are not copied: the domain has the RNIC WRITE them directly into the receiver's ingress ring,
+//! or it offers them and the receiver READs them. A frame arrives through the domain's shared receive queue.
+//! The receiving daemon copies its bytes to their place and posts the receive again at once, so that no
+//! receive ever waits for an application.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]

@@ -1,4 +1,4 @@
-//! What a daemon is configured by: sizes and limits.
+//! Sizes and limits that configure a daemon.
 
 use std::fmt;
 
@@ -6,58 +6,58 @@ use serde::{Deserialize, Serialize};
 
 use crate::frame::{FRAME_MAX, FRAME_MIN};
 
-/// Sizes and limits of a daemon's core. Every limit, reached, is an answer to whoever asked, never a stall.
+/// Sizes and limits of a daemon's core. When a limit is reached, the request is refused; nothing stalls.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DaemonLimits {
-    /// Bytes of a receive, and so of a frame: 256 to 65,536. A message that fits one beside its header of 32 bytes
-    /// is SENT in one. Longer frames cost memory for every receive. Default 8,192.
+    /// Bytes of a receive, and so of a frame: 256 to 65,536. A message that fits into one beside its header
+    /// of 32 bytes is SENT in one frame. Longer frames cost memory for every receive. Default 8,192.
     pub frame_bytes: u32,
-    /// Receives of a domain's shared queue at first. Default 256.
+    /// Initial number of receives in a domain's shared queue. Default 256.
     pub receives: u32,
-    /// Receives that it grows to at most, as links need them. Default 8,192.
+    /// Number of receives up to which the queue grows as queue-pair groups need them. Default 8,192.
     pub receives_max: u32,
-    /// Receives that each link is promised at least, 4 or more. Default 8.
+    /// Receives that each queue-pair group is promised at least, 4 or more. Default 8.
     pub link_floor: u32,
-    /// Receives that a link is promised at most, while it sends. Default 64.
+    /// Receives that a queue-pair group is promised at most, while its peer sends. Default 64.
     pub link_share: u32,
-    /// Requests of a link's queue pair for frames, 8 to 1,024. Default 64.
+    /// Requests of a group's queue pair for frames, 8 to 1,024. Default 64.
     pub frame_depth: u32,
-    /// Requests of a link's queue pair for bulk transfers, 8 to 1,024. Default 64.
+    /// Requests of a group's queue pair for bulk transfers, 8 to 1,024. Default 64.
     pub bulk_depth: u32,
-    /// Links of a domain at most. Default 256.
+    /// Most queue-pair groups of a domain. Default 256.
     pub links_max: u32,
-    /// Bytes from which on a stretch of memory is WRITTEN or READ where it belongs, instead of SENT in frames.
-    /// Default 16,384.
+    /// Length in bytes from which memory is WRITTEN or READ to its place, instead of SENT in frames. Default
+    /// 16,384.
     pub bulk_min: u32,
-    /// Bytes of such a transfer at most. Shorter ones let others in sooner. Default 65,536.
+    /// Bytes of a bulk transfer at most. Shorter transfers let others in sooner. Default 65,536.
     pub bulk_max: u32,
-    /// WRITEs, one behind the other, that one frame tells of at most, 1 to 16; what is offered to be READ is no longer
-    /// than as many would be. Default 4.
+    /// Consecutive WRITEs that one frame announces at most, 1 to 16. An offer to READ is no longer than as
+    /// many WRITEs would be. Default 4.
     pub bulk_told: u32,
-    /// Bulk transfers of one connection that are under way at most, 1 to 32. Default 8.
+    /// Bulk transfers of one connection in flight at most, 1 to 32. Default 8.
     pub bulk_each: u32,
     /// How bulk transfers are made. Default [`Bulk::ByLoad`].
     pub bulk: Bulk,
-    /// Bytes that a connection's turn takes, about. Default 16,384.
+    /// Approximate number of bytes that a connection sends in its turn. Default 16,384.
     pub quantum: u32,
-    /// Bytes of a connection's rings at first, a power of two from 512 on, one for each way. Default 4,096.
+    /// Initial length of a connection's two rings in bytes, a power of two from 512 on. Default 4,096.
     pub ring_bytes: u32,
-    /// Bytes that they grow to at most, for streams that fill them; a power of two. Default 4,194,304.
+    /// Length in bytes up to which a ring grows if its stream fills it; a power of two. Default 4,194,304.
     pub ring_max: u32,
-    /// Bytes of a slab, a power of two: sessions' memory grows by so much. Default 4,194,304.
+    /// Bytes of a slab, a power of two. A session's memory grows by one slab at a time. Default 4,194,304.
     pub slab_bytes: u32,
-    /// Applications of a user at the same time at most. Default 1,024.
+    /// Applications that a user may run at the same time. Default 1,024.
     pub applications_each: u32,
-    /// Connections of an application at most. Default 16,384.
+    /// Most connections of an application. Default 16,384.
     pub connections_each: u32,
-    /// Bytes of shared memory of an application at most. Default 1,073,741,824.
+    /// Most bytes of shared memory of an application. Default 1,073,741,824.
     pub memory_each: u64,
-    /// Ports that an application listens at, at most. Default 1,024.
+    /// Most ports that an application may listen at. Default 1,024.
     pub listeners_each: u32,
-    /// Fills shared memory that is free and looks, before it is used again, whether anybody has written to it
-    /// ([`ObjectCounts::overwritten`](crate::ObjectCounts::overwritten)): for who looks for such an error. Costs a pass over the
-    /// memory each time. Default no.
+    /// For debugging: fills free shared memory with a pattern, and checks before it is used again whether the
+    /// pattern was overwritten ([`ObjectCounts::overwritten`](crate::ObjectCounts::overwritten)). Costs a
+    /// pass over the memory each time. Default no.
     pub poison: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct DaemonLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bulk {
-    /// The receiver READs where it has less to do than the sender; else the sender WRITEs.
+    /// The receiver READs if it has less to do than the sender; otherwise the sender WRITEs.
     #[default]
     ByLoad,
     /// The sender WRITEs.
@@ -103,7 +103,7 @@ impl Default for DaemonLimits {
     }
 }
 
-/// A value that is not legal.
+/// Error: a value that is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} is {value}: {allowed}")]
 pub struct LimitsError {
@@ -111,13 +111,13 @@ pub struct LimitsError {
     pub key: &'static str,
     /// Value that was given.
     pub value: u64,
-    /// What it may be.
+    /// Values that are allowed.
     pub allowed: String,
 }
 
 impl LimitsError {
-    /// That one value is above another that it may reach at most. It is that one's fault which is not what it is by
-    /// default, as only that was set by somebody; where both were, the lower one's.
+    /// The error for a value that is above another one that bounds it. It names the value that differs from
+    /// its default, since only that one was configured. If both differ, it names the lower bound.
     fn of_pair((low, least): (&'static str, u64), (high, most): (&'static str, u64)) -> Self {
         let numbers = DaemonLimits::default().numbers();
         let is_default =
@@ -134,11 +134,11 @@ impl LimitsError {
     }
 }
 
-/// What a value may be, whatever the others are.
+/// Range of a value, without regard to the others.
 #[derive(Clone, Copy)]
 enum AllowedRange {
     Between(u64, u64),
-    /// And a power of two.
+    /// A power of two in this range.
     Power(u64, u64),
 }
 
@@ -161,11 +161,11 @@ impl fmt::Display for AllowedRange {
 }
 
 impl DaemonLimits {
-    /// Refuses what cannot work.
+    /// Checks that all values are allowed.
     ///
     /// # Errors
     ///
-    /// [`LimitsError`], of the first value that is not legal.
+    /// [`LimitsError`] for the first value that is not allowed.
     pub fn check(&self) -> Result<(), LimitsError> {
         for (key, value, legal) in self.numbers() {
             if !legal.has(value) {
@@ -192,7 +192,7 @@ impl DaemonLimits {
         pair(slab, ("memory_each", self.memory_each))
     }
 
-    /// What a key may be, whatever the others are.
+    /// Returns the values that a key allows, without regard to the others.
     pub(crate) fn allowed(key: &str) -> Option<String> {
         let numbers = Self::default().numbers();
         let number = numbers.into_iter().find(|(name, ..)| *name == key);

@@ -1,19 +1,20 @@
-//! What others can provoke is said seldom: a few lines of a kind in a while, and how many more there were.
+//! Rate limiter for log lines that others can provoke: a few lines of a kind pass per interval, and the
+//! others are counted.
 //!
-//! An application, or another daemon, that does again and again what a line is due for would fill the operator's disk
-//! otherwise, and hide every other line. A *kind* is whatever tells lines apart; mostly the place that says them.
+//! Otherwise, an application or another daemon that repeats an error would fill the operator's disk and hide
+//! every other line. A *kind* is whatever distinguishes lines, mostly the place in the code that logs them.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use headworks_verbs::{Duration, Instant};
 
-/// Lines of a kind that are said in a [`WHILE`] at most.
+/// Most lines of a kind per [`WHILE`].
 pub const LINES: u32 = 5;
-/// How long that is, from the first of them on.
+/// Length of the interval, which begins with its first line.
 pub const WHILE: Duration = Duration::from_secs(10);
 
-/// What was said of each kind. There are to be few kinds: they are kept.
+/// State of each kind. There must be few kinds, because none is ever removed.
 #[derive(Debug)]
 pub struct LogRateLimit<K> {
     kinds: HashMap<K, LineKind>,
@@ -27,7 +28,8 @@ struct LineKind {
 }
 
 impl<K: Eq + Hash> LogRateLimit<K> {
-    /// A line of this kind is due: `None` where it is not to be said, else how many before it were not.
+    /// Decides about a line of this kind. Returns `None` if it is suppressed, otherwise how many were
+    /// suppressed before it.
     pub fn due(&mut self, kind: K, now: Instant) -> Option<u64> {
         let new = LineKind {
             since: now,
@@ -70,14 +72,14 @@ mod tests {
         for now in [began, began, last] {
             assert_eq!(seldom.due("one", now), None);
         }
-        // Another kind is none the worse.
+        // Another kind is not affected.
         assert_eq!(seldom.due("another", last), Some(0));
         assert_eq!(seldom.due("one", began + WHILE), Some(3));
         for _ in 1..LINES {
             assert_eq!(seldom.due("one", began + WHILE), Some(0));
         }
         assert_eq!(seldom.due("one", began + WHILE), None);
-        // A clock that goes back says no more than one that stands.
+        // A clock that goes back allows no more lines than one that stands still.
         assert_eq!(seldom.due("one", began), None);
     }
 

@@ -1,5 +1,5 @@
-//! The memory that the daemon shares with one application: slabs of the device's liking, registered in the
-//! application's domain, and which parts of them are in use.
+//! The memory that the daemon shares with one application: slabs that the device allocates, registered in the
+//! application's domain, and an allocator for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use headworks_verbs::{Access, AllocRequest, Buffer, Device, Pages, ProtectionDom
 use crate::allocator::{ExtentAllocator, log_of};
 use crate::frame::Remote;
 
-/// The memory of a session.
+/// Memory of a session.
 pub struct Memory {
     device: Arc<dyn Device>,
     pd: Arc<dyn ProtectionDomain>,
-    // Views before what keeps the keys.
+    // The views are dropped before the regions that keep the memory.
     slabs: Slabs,
     regions: Vec<Region>,
     pool: ExtentAllocator,
     slab_log: u32,
     most: u64,
-    /// What the application asked for itself.
+    /// Extents that the application allocated for itself: slab, offset, length.
     asked: BTreeSet<(u32, u64, u32)>,
-    /// Of those, what others may use.
+    /// Those of them that others may use, with the number of uses.
     pinned: BTreeMap<(u32, u64, u32), PinCount>,
     /// Slabs that the application has not been told of.
     new: Vec<u32>,
-    /// Whether free memory is filled, and how often somebody had written to it.
+    /// Whether free memory is filled with a pattern, and how often the pattern was found overwritten.
     poison: bool,
     overwritten: u64,
 }
 
-/// Whether it lies in what was asked for.
+/// Whether an extent lies within memory that the application allocated.
 fn is_in(extent: Extent, (slab, offset, len): (u32, u64, u32)) -> bool {
     let end = extent.offset.checked_add(extent.len.into());
     extent.slab == slab
@@ -42,20 +42,20 @@ fn is_in(extent: Extent, (slab, offset, len): (u32, u64, u32)) -> bool {
         && end.is_some_and(|end| end <= offset + u64::from(len))
 }
 
-/// What others may use.
+/// Uses of an extent by others.
 #[derive(Clone, Copy, Debug, Default)]
 struct PinCount {
     times: u32,
-    /// The application has given it back.
+    /// The application has freed the extent.
     is_returned: bool,
 }
 
-/// What free memory is filled with.
+/// Pattern that free memory is filled with.
 const POISON: [u8; 8] = *b"it rests";
 
 impl Memory {
-    /// None yet; slabs of `slab_bytes` or, for what is longer, as long as that is; `most` bytes in all; see
-    /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
+    /// Creates an empty memory. Slabs have `slab_bytes`, or more if a longer extent is asked for, and `most`
+    /// bytes in total. For `poison` see [`DaemonLimits::poison`](crate::DaemonLimits::poison).
     pub fn new(
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
@@ -79,11 +79,11 @@ impl Memory {
         }
     }
 
-    /// `bytes`, rounded up to a power of two.
+    /// Allocates `bytes`, rounded up to a power of two.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limit`] beyond the session's most, [`Refusal::Memory`] where the machine has no more.
+    /// [`Refusal::Limit`] beyond the session's maximum, [`Refusal::Memory`] if the machine has no more.
     pub fn take(&mut self, bytes: u32) -> Result<Extent, Refusal> {
         if bytes > 1 << 31 {
             return Err(Refusal::Limit);
@@ -122,7 +122,7 @@ impl Memory {
         self.pool.take(log).ok_or(Refusal::Memory)
     }
 
-    /// Gives back what was taken.
+    /// Frees an extent that was allocated by [`Memory::take`].
     pub fn give(&mut self, extent: Extent) {
         if self.poison
             && let Ok(view) = self.slabs.view(extent)
@@ -135,7 +135,7 @@ impl Memory {
         self.pool.give(extent);
     }
 
-    /// Memory that has never been used is all zeros.
+    /// Counts the extent if its pattern was overwritten. Memory that was never used is all zeros.
     fn look_for_poison(&mut self, extent: Extent) {
         if !self.poison {
             return;
@@ -149,12 +149,12 @@ impl Memory {
         }
     }
 
-    /// How often free memory had been written to.
+    /// How often free memory was found overwritten.
     pub fn overwritten(&self) -> u64 {
         self.overwritten
     }
 
-    /// What was not taken is missed.
+    /// Logs that an allocation was refused because of the limit.
     pub fn refuses(&self, why: Refusal) {
         if why == Refusal::Limit {
             let bytes = self.pool.bytes();
@@ -164,7 +164,7 @@ impl Memory {
         }
     }
 
-    /// As [`Memory::take`], for the application itself.
+    /// Like [`Memory::take`], on behalf of the application itself.
     ///
     /// # Errors
     ///
@@ -175,8 +175,8 @@ impl Memory {
         Ok(extent)
     }
 
-    /// The application gives back what it asked for; says whether it had. What somebody else uses still is taken back
-    /// when he does no more.
+    /// Frees an extent that the application allocated for itself. Returns whether it had. If others still use
+    /// the extent, it is freed when they no longer do.
     pub fn returned(&mut self, extent: Extent) -> bool {
         let key = (extent.slab, extent.offset, extent.len);
         let had = self.asked.remove(&key);
@@ -188,7 +188,8 @@ impl Memory {
         had
     }
 
-    /// Somebody else may use some of what the application asked for; `false` where it did not.
+    /// Counts a use by others of memory that the application allocated. Returns `false` if it did not
+    /// allocate it.
     pub fn pin(&mut self, extent: Extent) -> bool {
         let before = self.asked.range(..=(extent.slab, extent.offset, u32::MAX));
         let key = before.copied().next_back();
@@ -199,7 +200,7 @@ impl Memory {
         key.is_some()
     }
 
-    /// Once for each time that it was pinned: he does not use it any more.
+    /// Ends a use: call it once for each [`Memory::pin`].
     pub fn unpin(&mut self, extent: Extent) {
         let mut before = self
             .pinned
@@ -224,29 +225,29 @@ impl Memory {
         !self.new.is_empty()
     }
 
-    /// Slabs since the last time.
+    /// Returns the slabs that were added since the last call.
     pub fn new_slabs(&mut self) -> Vec<(u32, Arc<dyn Buffer>)> {
         let new = self.new.drain(..);
         new.map(|number| (number, self.regions[number as usize].buffer().clone()))
             .collect()
     }
 
-    /// The slabs.
+    /// All slabs.
     pub fn slabs(&self) -> &Slabs {
         &self.slabs
     }
 
-    /// A slab; what is asked for was checked to lie in one.
+    /// Returns a slab. The caller has checked that its extent lies in one.
     pub fn slab(&self, number: u32) -> Option<&View> {
         self.slabs.slab(number)
     }
 
-    /// For a request of this host's: a stretch that was checked.
+    /// Returns the scatter-gather entry of a checked extent, for a request of this host.
     pub fn sge(&self, extent: Extent) -> Sge {
         self.regions[extent.slab as usize].sge(extent.offset as usize, extent.len)
     }
 
-    /// For a request of the other host's: a stretch that was checked.
+    /// Returns the remote address of a checked extent, for a request of the other host.
     pub fn remote(&self, extent: Extent) -> Remote {
         let remote = self.regions[extent.slab as usize].remote(extent.offset as usize);
         Remote {
@@ -256,7 +257,7 @@ impl Memory {
         }
     }
 
-    /// Bytes in use, and of all slabs.
+    /// Bytes in use, and bytes of all slabs.
     pub fn bytes(&self) -> (u64, u64) {
         (self.pool.in_use(), self.pool.bytes())
     }

@@ -1,4 +1,4 @@
-//! What there is, in Prometheus's text (version 0.0.4), and what somebody else's text says: pure.
+//! Formats a [`Snapshot`] in Prometheus's text format (version 0.0.4), and parses that format: pure.
 
 use std::fmt::Write;
 
@@ -6,20 +6,20 @@ use headworks_verbs::Duration;
 
 use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, QpGroupSnapshot, Snapshot};
 
-/// What the core does not know of itself.
+/// Facts about the daemon's process, which the core does not know.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProcessMetrics {
     /// The device's name.
     pub device: String,
-    /// How long it has served.
+    /// How long the daemon has served.
     pub up: Duration,
     /// Processor time that the process has used.
     pub cpu: Duration,
-    /// How often it went to sleep.
+    /// How often the daemon went to sleep.
     pub sleeps: u64,
 }
 
-/// What a daemon says to whoever asks.
+/// Returns the metrics of a daemon in Prometheus's text format.
 pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
     let mut text = MetricsText::default();
     let address = snapshot.address.to_string();
@@ -45,7 +45,7 @@ pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
 const GAUGE: &str = "gauge";
 const COUNTER: &str = "counter";
 
-/// Name, kind, what it is, and how it is read off a row's subject.
+/// Metric of a table: its name, type and help text, and a function that reads its value from a row's subject.
 type Column<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
 
 fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
@@ -210,17 +210,17 @@ fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
-/// What all names begin with.
+/// Prefix of all metric names.
 pub const PREFIX: &str = "headworks_";
 
 #[derive(Default)]
 struct MetricsText(String);
 
-/// A row's labels, and its subject.
+/// Row of a table: its labels and its subject.
 type Row<'s, T> = (Vec<(&'static str, String)>, &'s T);
 
 impl MetricsText {
-    /// Metrics of the same subjects.
+    /// Writes metrics that have the same subjects.
     fn table<T>(&mut self, columns: &[Column<T>], rows: &[Row<'_, T>]) {
         for (name, kind, help, value) in columns {
             let mut metric = self.metric(name, kind, help);
@@ -270,10 +270,10 @@ impl Metric<'_> {
     }
 }
 
-/// A line of such a text.
+/// A line of the text format: one value of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The metric.
+    /// Name of the metric.
     pub name: String,
     /// Its labels, in order.
     pub labels: Vec<(String, String)>,
@@ -282,26 +282,26 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What a label is; empty where there is none such.
+    /// Returns the value of a label, or an empty text if the sample does not have it.
     pub fn label(&self, name: &str) -> &str {
         let found = self.labels.iter().find(|(label, _)| label == name);
         found.map_or("", |(_, is)| is)
     }
 }
 
-/// A text that is none.
+/// Error: the text is not in the format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} is no metric")]
 pub struct MetricsParseError {
-    /// Which, from 1 on.
+    /// Line number, starting at 1.
     pub line: usize,
 }
 
-/// What a text says, as far as [`text`] writes the like.
+/// Parses text in the format, as far as [`text`] uses the format.
 ///
 /// # Errors
 ///
-/// [`MetricsParseError`].
+/// [`MetricsParseError`]: a line is malformed.
 pub fn parse(text: &str) -> Result<Vec<Sample>, MetricsParseError> {
     let lines = text.split('\n').enumerate();
     let samples = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -330,7 +330,8 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// Up to the quote that ends it, and what is behind.
+/// Splits a quoted label value at its closing quote. Returns the unescaped value and the text behind the
+/// quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut is = String::new();
     let mut chars = text.char_indices();
@@ -404,7 +405,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever an application calls itself, its lines say that and nothing else.
+        /// An application may choose any name without affecting other lines or values.
         #[test]
         fn what_is_said_is_understood(name in any::<String>(), sent in 0u64..1 << 50) {
             let text = text(&snapshot(&name, sent), &process());

@@ -1,5 +1,5 @@
-//! A link: the few queue pairs that all connections between a domain here and one on another host share (RaaS,
-//! section IV.B), what may be sent on them, and whose turn it is.
+//! A queue-pair group: the queue pairs that all connections between a domain here and one on another host
+//! share (RaaS, section IV.B), their flow control, and the scheduling of their connections.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,21 +12,21 @@ use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
 use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind, Remote};
 use crate::send_queue::{OnCompletion, SendQueue};
 
-/// The version of frames.
+/// Version of the frame format.
 const VERSION: u32 = 1;
 
-/// Which of a link's queue pairs.
+/// Role of a queue pair in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QpRole {
-    /// Frames: short messages and control.
+    /// Carries frames: short messages and control.
     Frames = 0,
-    /// WRITEs and READs, which nothing short is to wait behind.
+    /// Carries WRITEs and READs, so that nothing short waits behind them.
     Bulk = 1,
 }
 
 impl QpRole {
-    /// The queue pair numbered so.
+    /// Returns the role with this code.
     pub fn from_code(code: u8) -> Option<Self> {
         match code {
             0 => Some(Self::Frames),
@@ -36,26 +36,26 @@ impl QpRole {
     }
 }
 
-/// What is to be READ for a connection, as a peer offered.
+/// A transfer that a peer offered and that is to be READ for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
-    /// For whom.
+    /// Number of the connection.
     pub number: Vqpn,
-    /// Where in the stream.
+    /// Position in the stream.
     pub at: u64,
-    /// From where.
+    /// Memory of the peer to READ from.
     pub from: Remote,
-    /// Where to, one stretch of memory after the other.
+    /// Memory to READ into, in order.
     pub to: Vec<Extent>,
 }
 
 impl Fetch {
-    /// Bytes that are still to be READ.
+    /// Number of bytes still to be READ.
     pub(crate) fn left(&self) -> u32 {
         self.to.iter().map(|extent| extent.len).sum()
     }
 
-    /// What is READ next, `most` bytes at most: where to, and from where.
+    /// Takes the next piece to READ, of `most` bytes at most: where to, and from where.
     pub(crate) fn piece(&mut self, most: u32) -> Option<(Extent, RemoteAddr)> {
         let first = self.to.first_mut()?;
         let len = first.len.min(most);
@@ -64,7 +64,7 @@ impl Fetch {
             addr: self.from.addr,
             rkey: self.from.rkey,
         };
-        // Whatever the peer says: what is not its memory is refused.
+        // The peer's address may be wrong and wrap: its device refuses access to what is not its memory.
         self.from.addr = from.plus(len.into()).addr;
         *first = first.part(len, first.len - len);
         if first.len == 0 {
@@ -74,23 +74,24 @@ impl Fetch {
     }
 }
 
-/// A link.
+/// A queue-pair group.
 pub struct QpGroup {
     pub(crate) frames: SendQueue,
     pub(crate) bulk: SendQueue,
     bringing: [Option<BringUp>; 2],
     pub(crate) credit: Credit,
-    /// Whose turn it is to send data, by place.
+    /// Decides which connection sends data next. It knows connections by their place.
     pub(crate) rota: DeficitRoundRobin,
-    /// Who has control frames to send.
+    /// Connections that have control frames to send.
     pub(crate) control: VecDeque<Vqpn>,
     pub(crate) fetches: VecDeque<Fetch>,
-    /// Who waits for room for a transfer.
+    /// Connections that wait for room for a transfer.
     pub(crate) waiting: BTreeSet<Vqpn>,
-    /// Pieces of streams that were written to the peer's memory, and that it was offered to read, ever.
+    /// Total number of pieces of streams that were WRITTEN to the peer's memory, and that it was offered to
+    /// READ.
     pub(crate) writes: u64,
     pub(crate) offers: u64,
-    /// READs under way, and at most.
+    /// READs in flight, and the limit for them.
     pub(crate) reads: u32,
     reads_max: u32,
     pub(crate) peer_load: u8,
@@ -99,7 +100,7 @@ pub struct QpGroup {
 }
 
 impl QpGroup {
-    /// A link that is being brought up: `promised` receives are the peer's.
+    /// Creates a group that is to be brought up. `promised` receives are promised to the peer.
     pub fn new(frames: SendQueue, bulk: SendQueue, promised: u32, quantum: u32) -> Self {
         Self {
             frames,
@@ -119,11 +120,11 @@ impl QpGroup {
         }
     }
 
-    /// Begins to connect both queue pairs: the peer is told of `promised` receives of `frame_bytes` each.
+    /// Starts to connect both queue pairs. The peer is told of `promised` receives of `frame_bytes` each.
     ///
     /// # Errors
     ///
-    /// [`BringUpError`].
+    /// [`BringUpError`]: the queue pairs cannot be connected.
     pub fn start(
         &mut self,
         device: &DeviceInfo,
@@ -151,7 +152,7 @@ impl QpGroup {
         Ok(())
     }
 
-    /// One of its queue pairs.
+    /// Returns one of the queue pairs.
     pub fn channel(&mut self, which: QpRole) -> &mut SendQueue {
         match which {
             QpRole::Frames => &mut self.frames,
@@ -159,7 +160,7 @@ impl QpGroup {
         }
     }
 
-    /// Which of them has this number.
+    /// Returns the role of the queue pair with this number.
     pub fn which(&self, qpn: Qpn) -> QpRole {
         match self.frames.qpn() == qpn {
             true => QpRole::Frames,
@@ -167,7 +168,7 @@ impl QpGroup {
         }
     }
 
-    /// What the peer is to be told so that they can be connected.
+    /// Takes the bytes of the bring-up that the peer must be sent.
     pub fn output(&mut self) -> Vec<(QpRole, Vec<u8>)> {
         let each = [QpRole::Frames, QpRole::Bulk].into_iter();
         let output = each.filter_map(|which| {
@@ -177,11 +178,11 @@ impl QpGroup {
         output.collect()
     }
 
-    /// What the peer said; whether the link is up now.
+    /// Takes bytes of the bring-up that the peer sent. Returns whether the group is up now.
     ///
     /// # Errors
     ///
-    /// [`BringUpError`]: it never will be.
+    /// [`BringUpError`]: the group can never be brought up.
     pub fn input(&mut self, which: QpRole, bytes: &[u8]) -> Result<bool, BringUpError> {
         let Some(mut bringing) = self.bringing[which as usize].take() else {
             return Ok(false);
@@ -233,18 +234,18 @@ impl QpGroup {
         self.reads < self.reads_max && self.bulk.room() >= 4
     }
 
-    /// Where what is behind the next frame's header goes, and how much fits, here and there.
+    /// Returns where the body of the next frame goes, and how much fits both here and at the peer.
     pub fn body(&self) -> (&View, usize, usize) {
         let (view, at, fits) = self.frames.body();
         (view, at, fits.min(self.body_max))
     }
 
-    /// Whether a frame with something in it can be sent on a queue pair.
+    /// Whether a frame that is not empty may be sent on the queue pair for frames.
     pub fn may_send(&self) -> bool {
         self.credit.may_send() && self.frames.room() > 0
     }
 
-    /// Sends a frame, for which there is room and credit.
+    /// Sends a frame. There must be room and credit.
     pub fn send(
         &mut self,
         which: QpRole,
@@ -260,7 +261,7 @@ impl QpGroup {
         self.channel(which).frame(to, &header, body, then);
     }
 
-    /// Tells of receives, if that is due.
+    /// Announces promised receives in an empty frame, if that is due.
     pub fn tell(&mut self, load: u8) {
         if self.credit.is_to_tell() && self.frames.room() > 0 {
             let header = Header {
@@ -277,16 +278,16 @@ impl QpGroup {
         }
     }
 
-    /// Whether something is staged that a queue pair had no room for.
+    /// Whether requests are staged that a queue pair had no room for.
     pub fn has_staged(&self) -> bool {
         self.frames.has_staged() || self.bulk.has_staged()
     }
 
-    /// Posts what was staged, as far as the queue pairs take it.
+    /// Posts staged requests, as many as the queue pairs accept.
     ///
     /// # Errors
     ///
-    /// [`PostError`]: the link has failed.
+    /// [`PostError`]: the group has failed.
     pub fn flush(&mut self) -> Result<(), PostError> {
         let frames = self.frames.flush();
         frames.and_then(|()| self.bulk.flush())

@@ -1,38 +1,39 @@
-//! What of a stream has come, in whatever order: pure. Several queue pairs lose their mutual order, and what is
-//! READ comes when it comes.
+//! Reassembly of a stream: which positions have arrived, in any order. Pure. Pieces arrive out of order
+//! because queue pairs are not ordered among each other, and because READs complete at any time.
 
 use std::collections::BTreeMap;
 
-/// Pieces that may lie behind gaps: more than that many transfers are never under way at once.
+/// Most pieces behind gaps. No more transfers than that are ever in flight at once.
 pub const AHEAD_MAX: usize = 64;
 
-/// The positions that have come.
+/// The positions of a stream that have arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Reassembly {
-    /// Everything before.
+    /// Everything before this position has arrived.
     come: u64,
-    /// Pieces behind it, by where they begin: where each ends.
+    /// Pieces behind the first gap: start and end of each.
     ahead: BTreeMap<u64, u64>,
 }
 
-/// A piece that came twice, overlaps another, lies too far ahead or behind too many gaps.
+/// Error: a piece arrived twice, overlaps another, lies too far ahead, or lies behind too many gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {at} of a stream of which {come} had come")]
 pub struct InvalidSegment {
-    /// Where it begins.
+    /// Position of the piece.
     pub at: u64,
     /// Length of the piece, in bytes.
     pub len: u64,
-    /// What had come.
+    /// Number of bytes that had arrived without a gap.
     pub come: u64,
 }
 
 impl Reassembly {
-    /// Whether a piece may come here: it does not overlap another, and ends no later than `limit`.
+    /// Checks whether a piece may arrive here: it must not overlap another, and must end at `limit` or
+    /// before.
     ///
     /// # Errors
     ///
-    /// [`InvalidSegment`].
+    /// [`InvalidSegment`]: it must not.
     pub fn check(&self, at: u64, len: u64, limit: u64) -> Result<(), InvalidSegment> {
         let come = self.come;
         let misplaced = InvalidSegment { at, len, come };
@@ -49,14 +50,14 @@ impl Reassembly {
         Ok(())
     }
 
-    /// A piece came that was checked; says whether there is more without a gap than before.
+    /// Adds a piece that was checked. Returns whether more has arrived without a gap than before.
     pub fn add(&mut self, at: u64, len: u64) -> bool {
         let end = at + len;
         if at != self.come {
-            // Joined to the piece that it follows, where there is one.
+            // Join the piece with the one that it follows, if there is one.
             let before = self.ahead.range_mut(..at).next_back();
             let before = before.filter(|(_, ends)| **ends == at).map(|(at, _)| *at);
-            // And to the one behind it, so that there are no more of them than gaps.
+            // Join it with the one behind it too, so that there are no more pieces than gaps.
             let end = self.ahead.remove(&end).unwrap_or(end);
             self.ahead.insert(before.unwrap_or(at), end);
             return false;
@@ -71,19 +72,19 @@ impl Reassembly {
         true
     }
 
-    /// Everything before has come.
+    /// Position before which everything has arrived.
     pub fn come(&self) -> u64 {
         self.come
     }
 
-    /// Where the last piece ends that has come.
+    /// End of the last piece that has arrived.
     pub fn highest(&self) -> u64 {
         self.ahead
             .last_key_value()
             .map_or(self.come, |(_, end)| *end)
     }
 
-    /// Whether something lies behind a gap.
+    /// Whether something has arrived behind a gap.
     pub fn has_gaps(&self) -> bool {
         !self.ahead.is_empty()
     }

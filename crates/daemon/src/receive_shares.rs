@@ -1,10 +1,10 @@
-//! How the receives of a domain's shared queue are shared among its links: pure.
+//! Divides the receives of a domain's shared queue among its queue-pair groups: pure.
 //!
-//! What all links are promised together is never more than what is posted, so a receive is always found. Each link
-//! has a floor, which its peer can count on for ever; beyond that it gets more only as it uses what it has, up to a
-//! share of the whole, and only while there is some to spare.
+//! All promises together never exceed the number of posted receives, so each message finds a receive. Each
+//! group has a floor that its peer can always count on. Beyond the floor, a group gets more only as it uses
+//! what it has, up to a maximum share, and only while receives are left that nobody was promised.
 
-/// The account of a shared receive queue.
+/// Account of a shared receive queue.
 #[derive(Clone, Debug)]
 pub struct ReceiveShares {
     posted: u32,
@@ -14,7 +14,8 @@ pub struct ReceiveShares {
 }
 
 impl ReceiveShares {
-    /// `posted` receives, of which every link has `floor`, and `share` at most.
+    /// Creates the account of `posted` receives. Each group gets at least `floor` of them, and at most
+    /// `share`.
     pub fn new(posted: u32, floor: u32, share: u32) -> Self {
         Self {
             posted,
@@ -24,7 +25,8 @@ impl ReceiveShares {
         }
     }
 
-    /// A new link: what it is promised. `None` where so many receives are not there: there must be more first.
+    /// Admits a new group. Returns how many receives it is promised, or `None` if too few are left: then
+    /// [`grow`](Self::grow) must be called first.
     pub fn admit(&mut self) -> Option<u32> {
         let promised = self.promised.checked_add(self.floor)?;
         if promised > self.posted {
@@ -34,34 +36,35 @@ impl ReceiveShares {
         Some(self.floor)
     }
 
-    /// More receives were posted.
+    /// Adds `more` posted receives.
     pub fn grow(&mut self, more: u32) {
         self.posted += more;
     }
 
-    /// A link used a receive, which is posted again, and has so many left: how many more it is promised.
+    /// Handles that a group used a receive, which is posted again. `outstanding` is how many promises the
+    /// group has left. Returns how many more it is promised.
     pub fn used(&mut self, outstanding: u64) -> u32 {
         self.promised -= 1;
         let outstanding = u32::try_from(outstanding).unwrap_or(u32::MAX);
         let spare = self.posted - self.promised;
-        // One in place of that, and one more while it goes on.
+        // One replaces the used receive. One more lets the share of a busy group grow.
         let more = self.share.saturating_sub(outstanding).min(2).min(spare);
         self.promised += more;
         more
     }
 
-    /// A link is gone, and so many promises with it.
+    /// Removes a group that had `outstanding` promises left.
     pub fn leave(&mut self, outstanding: u64) {
         let outstanding = u32::try_from(outstanding).unwrap_or(u32::MAX);
         self.promised = self.promised.saturating_sub(outstanding);
     }
 
-    /// Receives that are posted.
+    /// Number of receives that are posted.
     pub fn posted(&self) -> u32 {
         self.posted
     }
 
-    /// Receives that are promised.
+    /// Number of receives that are promised.
     pub fn promised(&self) -> u32 {
         self.promised
     }

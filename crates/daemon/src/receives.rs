@@ -1,5 +1,5 @@
-//! The receives of a domain: one shared queue, from which all of its links receive (RaaS, section IV.C), and the
-//! memory that they receive into.
+//! Receives of a domain: one shared receive queue for all of its queue-pair groups (RaaS, section IV.C), and
+//! its buffers.
 
 use std::sync::Arc;
 
@@ -10,46 +10,46 @@ use headworks_verbs::{
     SharedReceiveQueue, SrqInit,
 };
 
-/// Receives whose memory is allocated at once.
+/// Number of receives whose memory is allocated at once.
 const BLOCK: u32 = 256;
-/// Receives that are posted with one call.
+/// Number of receives that are posted with one call.
 const CHAIN: usize = 16;
-/// Tells the numbers of receives from those of send requests, where a completion says nothing else.
+/// Bit of a `wr_id` that distinguishes receives from send requests.
 const MARK: u64 = 1 << 63;
 
-/// The queue, and the memory.
+/// The shared receive queue and its buffers.
 pub struct Receives {
     srq: Arc<dyn SharedReceiveQueue>,
     blocks: Vec<(Region, View)>,
     bytes: usize,
-    /// Receives there are, and may be.
+    /// Number of receives, and the maximum.
     count: u32,
     most: u32,
-    /// Those to be posted.
+    /// Receives that are to be posted.
     idle: Vec<u32>,
 }
 
-/// Why there are no more receives.
+/// Error: there cannot be more receives.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowError {
-    /// There are as many as there may be.
+    /// The maximum is reached.
     #[error("there are {0} receives, as many as there may be")]
     Limit(u32),
-    /// No memory.
+    /// There is no memory.
     #[error(transparent)]
     Resource(#[from] ResourceError),
-    /// They cannot be posted.
+    /// The receives cannot be posted.
     #[error(transparent)]
     Post(#[from] PostError),
 }
 
 impl Receives {
-    /// No receives yet of `bytes` each, and `most` of them one day.
+    /// Creates a queue without receives. Each will have `bytes`, and there may be `most`.
     ///
     /// # Errors
     ///
-    /// [`ResourceError`].
+    /// [`ResourceError`]: the device cannot create the queue.
     pub fn new(pd: &dyn ProtectionDomain, bytes: u32, most: u32) -> Result<Self, ResourceError> {
         let init = SrqInit {
             max_wr: most,
@@ -66,16 +66,16 @@ impl Receives {
         })
     }
 
-    /// The queue.
+    /// The shared receive queue.
     pub fn srq(&self) -> &Arc<dyn SharedReceiveQueue> {
         &self.srq
     }
 
-    /// Posts up to `more` more; says how many.
+    /// Adds and posts up to `more` receives. Returns how many.
     ///
     /// # Errors
     ///
-    /// [`GrowError`].
+    /// [`GrowError`]: no receives were added, or they could not be posted.
     pub fn grow(
         &mut self,
         device: &dyn Device,
@@ -103,24 +103,24 @@ impl Receives {
         Some((block, (number % BLOCK) as usize * self.bytes))
     }
 
-    /// The receive of a completed request of this number, where that was one.
+    /// Returns the receive of a completion's `wr_id`, if that is the number of a receive.
     pub fn of(&self, wr_id: u64) -> Option<u32> {
         let number = u32::try_from(wr_id.checked_sub(MARK)?).ok()?;
         (number < self.count).then_some(number)
     }
 
-    /// The memory of a receive, and where in it that begins.
+    /// Returns the memory that holds a receive's buffer, and the buffer's offset in it.
     pub fn memory(&self, number: u32) -> Option<(View, usize)> {
         let ((_, view), at) = self.place(number)?;
         Some((view.clone(), at))
     }
 
-    /// A receive is to be posted again, with the next [`Receives::flush`].
+    /// Marks a receive to be posted again by the next [`Receives::flush`].
     pub fn again(&mut self, number: u32) {
         self.idle.push(number);
     }
 
-    /// Posts what is to be posted.
+    /// Posts all receives that are to be posted.
     ///
     /// # Errors
     ///
@@ -150,12 +150,12 @@ impl Receives {
         posted
     }
 
-    /// Bytes of a receive.
+    /// Bytes of each receive.
     pub fn frame_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Bytes of memory.
+    /// Bytes of all buffers.
     pub fn bytes(&self) -> u64 {
         (self.blocks.len() * BLOCK as usize * self.bytes) as u64
     }

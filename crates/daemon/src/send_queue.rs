@@ -1,8 +1,8 @@
-//! A queue pair of a link, its requests in order, and the memory that frames are sent from.
+//! Send queue of a queue pair: its requests in order, and the memory that frames are sent from.
 //!
-//! Requests of a queue pair complete in order, so the place of a frame is its number modulo the depth, and one
-//! completion frees everything before it. What is staged is posted by [`SendQueue::flush`] as one chain, of which the
-//! last is signalled, and enough of the others. What a full queue pair refuses stays staged, and in order.
+//! Requests of a queue pair complete in order. So a frame's slot is its number modulo the depth, and one
+//! completion frees everything before it. [`SendQueue::flush`] posts the staged requests in chains, and the
+//! last request of each chain is signalled. Requests that a full queue pair refuses stay staged, in order.
 
 use std::collections::VecDeque;
 
@@ -16,55 +16,56 @@ use headworks_verbs::{
 
 use crate::frame::{HEADER, Header};
 
-/// Requests that are posted with one call.
+/// Number of requests that are posted with one call.
 const CHAIN: usize = 16;
-/// How often in a row a queue pair may be full before it counts as failed: more often than one that works ever is.
+/// Consecutive refusals after which a full queue pair counts as failed. A working one never refuses as often.
 const REFUSALS: u32 = 1 << 20;
 
-/// What is to be done when a request has completed.
+/// Action on the completion of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCompletion {
     /// No further action.
     Nothing,
-    /// A transfer from the memory of a connection was made: of the record that ends there.
+    /// A transfer from a connection's memory was made: number of the connection, end of the record.
     Sent(Vqpn, u64),
-    /// A piece of what was READ for a connection has come, of the transfer at this position: so many bytes.
+    /// A piece of an offered transfer was READ: number of the connection, position of the transfer, length.
     Fetched(Vqpn, u64, u32),
-    /// A piece of what a connection's application READs has come, for the record that ends there.
+    /// A piece of an application's one-sided READ was made: number of the connection, end of the record.
     Got(Vqpn, u64),
-    /// The other end of a connection has been told of memory.
+    /// The other end of this connection has been told of exported memory.
     Exported(Vqpn),
 }
 
-/// What is to be posted.
+/// A request that is to be posted.
 #[derive(Clone, Copy, Debug)]
 struct StagedRequest {
     op: SendOp,
     sge: Sge,
 }
 
-/// A queue pair, and what is under way on it.
+/// A queue pair and its requests in flight.
 pub struct SendQueue {
     qp: Box<dyn QueuePair>,
     frames: Region,
     memory: View,
     frame_bytes: usize,
     depth: u64,
-    /// Requests staged, posted and retired, ever.
+    /// Total number of requests staged, and total number retired.
     staged_to: u64,
     retired: u64,
     thens: VecDeque<OnCompletion>,
     staged: Vec<StagedRequest>,
-    /// How often in a row the queue pair took none of it.
+    /// Consecutive times that the queue pair accepted no request.
     refusals: u32,
 }
 
 impl SendQueue {
-    /// Requests in a channel of this depth, each of which may be a frame of so many bytes.
+    /// Creates the send queue of a queue pair for `depth` requests, each of which may be a frame of
+    /// `frame_bytes`.
     ///
     /// # Errors
     ///
-    /// [`ResourceError`]: no memory for frames.
+    /// [`ResourceError`]: there is no memory for frames.
     pub fn new(
         device: &dyn Device,
         pd: &dyn ProtectionDomain,
@@ -89,22 +90,22 @@ impl SendQueue {
         })
     }
 
-    /// The queue pair, to be connected.
+    /// The queue pair, for the caller to connect.
     pub fn qp(&mut self) -> &mut dyn QueuePair {
         &mut *self.qp
     }
 
-    /// Its number.
+    /// Number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.qp.qpn()
     }
 
-    /// Requests that may be staged.
+    /// Number of requests that may be staged.
     pub fn room(&self) -> u64 {
         self.depth - (self.staged_to - self.retired)
     }
 
-    /// Whether nothing is under way.
+    /// Whether no request is in flight or staged.
     pub fn is_idle(&self) -> bool {
         self.staged_to == self.retired
     }
@@ -113,13 +114,14 @@ impl SendQueue {
         (self.staged_to % self.depth) as usize * self.frame_bytes
     }
 
-    /// Where what is behind the next frame's header goes, and how much fits.
+    /// Returns where the body of the next frame goes, and how much fits.
     pub fn body(&self) -> (&View, usize, usize) {
         let at = self.offset() + HEADER;
         (&self.memory, at, self.frame_bytes - HEADER)
     }
 
-    /// Stages a frame, of which the first `body` bytes behind the header were written to [`SendQueue::body`].
+    /// Stages a frame. The caller has written the first `body` bytes behind the header to
+    /// [`SendQueue::body`].
     pub fn frame(&mut self, to: Vqpn, header: &Header, body: usize, then: OnCompletion) {
         let at = self.offset();
         let written = self.memory.write(at, &header.emit());
@@ -131,13 +133,13 @@ impl SendQueue {
         self.stage(staged, then);
     }
 
-    /// Stages a WRITE of memory of a session.
+    /// Stages a WRITE from a session's memory.
     pub fn write(&mut self, from: Sge, to: RemoteAddr, then: OnCompletion) {
         let op = SendOp::Write(to);
         self.stage(StagedRequest { op, sge: from }, then);
     }
 
-    /// Stages a READ into memory of a session.
+    /// Stages a READ into a session's memory.
     pub fn read(&mut self, to: Sge, from: RemoteAddr, then: OnCompletion) {
         let op = SendOp::Read(from);
         self.stage(StagedRequest { op, sge: to }, then);
@@ -150,17 +152,18 @@ impl SendQueue {
         self.staged_to += 1;
     }
 
-    /// Whether something is staged that is to be posted by another [`SendQueue::flush`].
+    /// Whether requests are staged that another [`SendQueue::flush`] must post.
     pub fn has_staged(&self) -> bool {
         !self.staged.is_empty()
     }
 
-    /// Posts what was staged, as far as the queue pair takes it: one that is full, as a device may say although no more
-    /// is under way than it was made for, is asked again.
+    /// Posts staged requests, as many as the queue pair accepts. A device may report a full queue although no
+    /// more requests are in flight than the queue was made for, so the next call tries again.
     ///
     /// # Errors
     ///
-    /// [`PostError`]: the queue pair has failed, or takes nothing any more, and nothing more is to be had of it.
+    /// [`PostError`]: the queue pair has failed, or has refused requests for too long. It cannot be used any
+    /// more.
     pub fn flush(&mut self) -> Result<(), PostError> {
         let mut number = self.staged_to - self.staged.len() as u64;
         let mut posted = 0;
@@ -204,8 +207,8 @@ impl SendQueue {
         }
     }
 
-    /// The request of this number has completed, and so have all before it: what is to be done then. A number that
-    /// is under way nowhere does nothing.
+    /// Handles the completion of the request with this number and of all before it: passes their actions to
+    /// `each`. A number that is not in flight is ignored.
     pub fn retire(&mut self, number: u64, mut each: impl FnMut(OnCompletion)) {
         while self.retired <= number
             && let Some(then) = self.thens.pop_front()
@@ -225,7 +228,8 @@ mod tests {
     use headworks_softnic::SoftProvider;
     use headworks_verbs::{ModifyError, Provider, QpAttr, QpCaps, QpState, RecvWr};
 
-    /// What a queue pair takes next, and the numbers that it took, with whether they are signalled.
+    /// Number of requests that the queue pair accepts next, and those that it accepted: number, whether
+    /// signalled.
     #[derive(Default)]
     struct ScriptedQp {
         takes: usize,

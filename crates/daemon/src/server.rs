@@ -1,15 +1,15 @@
-//! The daemon as a program: its sockets, its clock, its sleep. Everything that is decided is decided by [`Daemon`].
+//! The daemon as a program: its sockets, its clock, its sleep. [`Daemon`] makes all decisions.
 //!
-//! One thread steps the daemon for as long as there is something to do, yields for a while when there is not
-//! ([`net::waiting`](headworks_net::waiting)), then has everything armed that can wake it, and sleeps. Calls to
-//! other daemons are made by a thread each, as they may take as long as the network likes; whoever asks for
-//! [`metrics`] is answered by another, since he may be slow.
+//! One thread steps the daemon while there is something to do. When there is not, it yields for a while
+//! ([`net::waiting`](headworks_net::waiting)), then arms everything that can wake it, and sleeps. Each dial
+//! to another daemon runs on its own thread, because it may take as long as the network likes. Another thread
+//! serves [`metrics`], because a client may be slow.
 //!
-//! Much of what it says others can provoke: whoever writes it down is to do so [seldom](crate::log_ratelimit), and without
-//! waiting for who reads it.
+//! Others can provoke much of what the daemon logs. The subscriber must limit these lines
+//! ([`log_ratelimit`](crate::log_ratelimit)), and must not wait for the reader of the log.
 //!
-//! Told to terminate it drains: nothing new is taken, and it ends when the last connection has, or when
-//! [`ServerConfig::drain`] is over.
+//! A daemon that is told to terminate drains: it accepts nothing new, and ends when the last connection has
+//! ended or when [`ServerConfig::drain`] is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -44,32 +44,32 @@ pub use metrics_endpoint::MetricsAt;
 use metrics_endpoint::MetricsServer;
 use subscriptions::Subscriptions;
 
-/// Packets and messages that are taken from one socket in a row.
+/// Maximum number of packets or messages taken from one socket in a row.
 const BATCH: usize = 64;
-/// Busy turns after which the sockets are looked at.
+/// Busy turns between two looks at the sockets.
 const SOCKETS_EVERY: u32 = 64;
-/// Of so many turns that leave something to do one is followed by an offer of this core to others, as each is that leaves
-/// nothing: an application that shares it is whom the turn was for, or has something to say, too.
+/// While work is left, the daemon yields the core every this many turns; after a turn that leaves none,
+/// always. An application that shares the core can then read what the turn brought, or send more.
 const OFFERED_EVERY: u32 = 8;
-/// How long nobody is let in once there is no descriptor for whoever calls.
+/// How long the daemon accepts no callers after it ran out of descriptors.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long those who are to hear that the daemon ends are told.
+/// How long the daemon, when it ends, tries to send the last messages.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// Where a daemon is, and what it is.
+/// Configuration of a daemon: its identity, sockets and limits.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Address and name of this daemon.
+    /// Address and identity of this daemon.
     pub identity: Identity,
-    /// The port of the TCP stream between daemons: the same on all hosts.
+    /// TCP port of the streams between daemons: the same on all hosts.
     pub port: u16,
-    /// The path of the socket that applications attach to.
+    /// Path of the socket that applications attach to.
     pub socket: PathBuf,
-    /// Whether every user's applications may attach, or those of the daemon's own user alone.
+    /// Whether applications of every user may attach, or only those of the daemon's own user.
     pub is_for_all: bool,
-    /// Where whoever likes is told what there is, in Prometheus's text.
+    /// Where metrics are served in Prometheus's text format, if anywhere.
     pub metrics: Option<MetricsAt>,
-    /// How long connections may go on when the daemon is told to terminate.
+    /// How long connections may go on after the daemon is told to terminate.
     pub drain: Duration,
     /// Sizes and limits.
     pub daemon: DaemonLimits,
@@ -80,20 +80,20 @@ pub struct ServerConfig {
 pub enum DaemonExit {
     /// It was told to terminate, and every connection had ended.
     Drained,
-    /// It was told to terminate, and as many ends of connections were reset.
+    /// It was told to terminate, and reset this many ends of connections.
     Cut(usize),
     /// It was interrupted.
     Interrupted,
 }
 
-/// Why a daemon does not start, or ends.
+/// Error that keeps a daemon from starting, or ends it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// A size or limit that is not legal.
+    /// A size or limit is illegal.
     #[error(transparent)]
-    DaemonLimits(#[from] LimitsError),
-    /// Applications cannot attach there.
+    Limits(#[from] LimitsError),
+    /// The socket for applications cannot be opened.
     #[error("applications cannot attach at {}: {}", .path.display(), reason(.source, "another daemon serves there"))]
     Socket {
         /// The path.
@@ -101,10 +101,10 @@ pub enum ServerError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Other daemons cannot call there.
+    /// The port for other daemons cannot be opened.
     #[error(transparent)]
     Listen(#[from] NetError),
-    /// Nobody can ask for metrics there.
+    /// The socket for metrics cannot be opened.
     #[error("metrics cannot be had at {at}: {}", reason(.source, "somebody listens there already"))]
     Metrics {
         /// Socket or port of the metrics.
@@ -112,12 +112,12 @@ pub enum ServerError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// What the daemon was doing.
         what: &'static str,
-        /// What it said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -136,7 +136,7 @@ fn system(what: &'static str) -> impl FnOnce(Errno) -> ServerError {
     }
 }
 
-/// What an event of epoll is about.
+/// Source of an epoll event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
     Applications,
@@ -154,7 +154,7 @@ impl Token {
             Self::Daemons => 1,
             Self::Device => 2,
             Self::Threads => 3,
-            // Sessions and peers are numbered from one row, from 1 on.
+            // Sessions and peers share one sequence of numbers, which begins at 1.
             Self::Session(session) => session.0 << 2 | 1 << 63,
             Self::Peer(peer) => peer.0 << 2 | 1 << 62,
         }
@@ -173,21 +173,21 @@ impl Token {
     }
 }
 
-/// What the daemon steps with.
+/// Context that the daemon steps with.
 const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: clock::now,
 };
 
-/// What other threads have for this one.
+/// A message from another thread to the event loop.
 enum ServerMessage {
-    /// A call to another daemon has ended.
+    /// A dial to another daemon has ended.
     Dialed(Dialed),
-    /// Somebody wants to know what there is.
+    /// A client of the metrics endpoint wants the current text.
     Look(mpsc::Sender<String>),
 }
 
-/// Where other threads tell this one, which wakes.
+/// Sends messages from other threads to the event loop, and wakes it.
 #[derive(Clone)]
 struct ServerSender {
     told: mpsc::Sender<ServerMessage>,
@@ -195,10 +195,10 @@ struct ServerSender {
 }
 
 impl ServerSender {
-    /// Says whether there is anybody to be told.
+    /// Sends a message. Returns whether the event loop still exists.
     fn tell(&self, what: ServerMessage) -> bool {
         let is_there = self.told.send(what).is_ok();
-        // A full pipe wakes as well.
+        // If the pipe is full, the event loop is woken already.
         let _ = rustix::io::write(&*self.wake, &[0]);
         is_there
     }
@@ -221,18 +221,18 @@ struct Inner {
     sessions: BTreeMap<SessionId, Attached>,
     watches: Subscriptions,
     peers: BTreeMap<PeerId, Line>,
-    /// Those that something is to be sent to.
+    /// Sessions with packets to send. `unsaid`: peers with messages to send.
     unsent: BTreeSet<SessionId>,
     unsaid: BTreeSet<PeerId>,
-    /// Those that may have said more than was heard.
+    /// Peers whose lines may hold messages that were received and not handled.
     half_heard: BTreeSet<PeerId>,
     told: mpsc::Receiver<ServerMessage>,
     woken: OwnedFd,
     teller: ServerSender,
-    /// Domains whose wake-ups are watched.
+    /// Number of domains whose wake-up descriptors are in epoll.
     watched: u64,
     is_armed: bool,
-    /// Until when nobody is let in.
+    /// Time until which no callers are accepted.
     closed_until: Option<Instant>,
     since: Instant,
     device: String,
@@ -240,7 +240,7 @@ struct Inner {
 }
 
 impl DaemonServer {
-    /// A daemon that listens.
+    /// Creates a daemon and opens its sockets.
     ///
     /// # Errors
     ///
@@ -256,7 +256,7 @@ impl DaemonServer {
         })?;
         let listen = SocketAddr::new(config.identity.address, config.port);
         let daemons = Listener::bind_tcp(&listen.to_string())?;
-        // Where any port was asked for.
+        // The configuration may ask for any port.
         let port = daemons.address().map_or(config.port, |at| at.port());
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         let epoll = Arc::new(made);
@@ -312,21 +312,22 @@ impl DaemonServer {
         })
     }
 
-    /// The port of the stream between daemons.
+    /// Returns the port of the streams between daemons.
     pub fn port(&self) -> u16 {
         self.inner.port
     }
 
-    /// The path of the socket that applications attach to.
+    /// Returns the path of the socket that applications attach to.
     pub fn socket(&self) -> &Path {
         self.inner.applications.path()
     }
 
-    /// Serves until it is interrupted, or told to terminate and drained. `draining` is called when that begins.
+    /// Serves until it is interrupted, or told to terminate and drained. Calls `draining` when draining
+    /// begins.
     ///
     /// # Errors
     ///
-    /// [`ServerError`]: the system does not let it wait.
+    /// [`ServerError`]: a system call that waiting needs has failed.
     pub fn run(
         &mut self,
         interrupt: &Interrupt,
@@ -339,7 +340,7 @@ impl DaemonServer {
             self.inner.obey();
             draining(&self.inner.daemon.snapshot());
             let until = clock::now() + self.drain;
-            // Another signal ends that, and the one after it the program.
+            // A second signal ends the draining, and a third one the process.
             interrupt.rearm();
             self.serve(Some(until), &[interrupt.as_fd()], |inner| {
                 inner.daemon.is_drained() || interrupt.is_raised()
@@ -358,7 +359,8 @@ impl DaemonServer {
         Ok(ended)
     }
 
-    /// Serves until `is_done` says so, or until then. It is asked again when one of `others` is readable.
+    /// Serves until `is_done` returns true, or until the time `until`. A readable descriptor of `others`
+    /// makes it call `is_done` again.
     fn serve(
         &mut self,
         until: Option<Instant>,
@@ -391,7 +393,7 @@ impl DaemonServer {
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
                 self.inner.look_at_sockets()?;
             }
-            // Who is never idle is not told of a deadline.
+            // A waiter that is never idle does not report deadlines.
             let is_over = |at: Option<Instant>| at.is_some_and(|at| clock::now() >= at);
             if is_over(self.inner.closed_until) {
                 self.inner.let_in()?;
@@ -411,25 +413,26 @@ impl Inner {
         added.map_err(system("watching a descriptor"))
     }
 
-    /// Lets in who calls, from now on.
+    /// Accepts callers from now on.
     fn let_in(&mut self) -> Result<(), ServerError> {
         self.closed_until = None;
         self.watch(&self.applications, Token::Applications)?;
         self.watch(&self.daemons, Token::Daemons)
     }
 
-    /// There is no descriptor for whoever calls, who stays: nobody is let in for a while.
+    /// Stops accepting callers for a while, since there is no descriptor for the next one. It stays in the
+    /// backlog, and would keep the listener readable.
     fn let_nobody_in(&mut self, who: &str, error: &dyn std::fmt::Display) {
         tracing::warn!("{who}: {error}; raise the limit of open files");
         let listeners = [self.applications.as_fd(), self.daemons.as_fd()];
         for listener in listeners {
-            // Where it is not watched there is nothing to end.
+            // This fails for a listener that is not watched, which is what is wanted.
             let _ = epoll::delete(&*self.epoll, listener);
         }
         self.closed_until = Some(clock::now() + PAUSE);
     }
 
-    /// Has this thread woken when a socket has room again, or not any more.
+    /// Watches a socket for room if it is full, and stops doing so if it is not.
     fn watch_room(&self, fd: impl AsFd, token: Token, is_full: bool) {
         let data = epoll::EventData::new_u64(token.bits());
         let flags = match is_full {
@@ -441,7 +444,7 @@ impl Inner {
         }
     }
 
-    /// One turn; says whether there was something to do.
+    /// Runs one turn and returns whether there was something to do.
     fn turn(&mut self, phase: WaitPhase) -> bool {
         if phase == WaitPhase::Arm {
             self.sleeps += 1;
@@ -474,9 +477,9 @@ impl Inner {
                 Token::Applications => self.greet_applications(),
                 Token::Daemons => self.greet_daemons(),
                 Token::Threads => self.hear_threads(),
-                // The next step polls it. A completion queue stays armed where something else had woken this thread, so
-                // its event may come while nothing is armed here: left there, it would be seen at every look, and this
-                // thread would look around for ever instead of sleeping.
+                // The next step polls the device. A completion queue stays armed if something else woke this
+                // thread, so its event may arrive while nothing is armed here. Disarming consumes the event.
+                // Otherwise every look would find it again, and this thread would never sleep.
                 Token::Device => self.daemon.disarm(),
                 Token::Session(session) => self.hear_session(session),
                 Token::Peer(peer) => self.hear_peer(peer),
@@ -497,7 +500,7 @@ impl Inner {
         }
     }
 
-    /// What there is, in Prometheus's text.
+    /// Returns the daemon's state in Prometheus's text format.
     fn look(&self) -> String {
         let mut snapshot = self.daemon.snapshot();
         let all = snapshot
@@ -518,7 +521,7 @@ impl Inner {
         metrics::text(&snapshot, &process)
     }
 
-    /// Does what the daemon wants done; says whether there was something.
+    /// Carries out the daemon's outputs and returns whether there were any.
     fn obey(&mut self) -> bool {
         let mut did = false;
         let mut signals = Vec::new();
@@ -529,7 +532,7 @@ impl Inner {
                 Output::ToPeer { peer, message } => self.say(peer, &message),
                 Output::HangUp(peer) => {
                     if let Some(mut line) = self.peers.remove(&peer) {
-                        // What was said before is still sent, if the socket takes it.
+                        // Earlier messages are still sent, if the socket takes them.
                         let _ = line.flush();
                     }
                 }
@@ -543,7 +546,7 @@ impl Inner {
             }
         }
         did |= self.resend();
-        // Behind the packets that say more.
+        // Signals follow the packets that say more.
         for (watch, signal) in signals {
             self.watches.signal(watch, signal);
         }
@@ -551,7 +554,7 @@ impl Inner {
         if self.daemon.domains_made() > self.watched {
             self.watched = self.daemon.domains_made();
             for fd in self.daemon.wake_fds() {
-                // Those that are watched already say so.
+                // This fails for a descriptor that is watched already, which is fine.
                 let _ = self.watch(fd, Token::Device);
             }
         }

@@ -1,4 +1,4 @@
-//! An application's session, as the daemon has it.
+//! The daemon's side of an application's session.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use crate::limits::DaemonLimits;
 use crate::memory::Memory;
 use crate::snapshot::Traffic;
 
-/// A session.
+/// Session of an application.
 pub(crate) struct Session {
-    /// What the application calls itself.
+    /// Name that the application chose.
     pub(crate) name: String,
     pub(crate) memory: Memory,
     pub(crate) board: Doorbell,
     /// Connections by handle.
     pub(crate) handles: Slab<Vqpn>,
     handles_max: usize,
-    /// What the application is to be told.
+    /// Replies that the application is to be sent.
     pub(crate) replies: VecDeque<Reply>,
     pub(crate) traffic: Traffic,
-    /// The application is gone; what is left is to be done without it.
+    /// The application is gone. The daemon finishes what is left without it.
     pub(crate) is_gone: bool,
 }
 
 impl Session {
-    /// A session that was attached as `name`.
+    /// Creates the session of an application that attached as `name`.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Session {
         })
     }
 
-    /// Whether it may have another connection.
+    /// Whether the session may have another connection.
     pub(crate) fn has_room(&self) -> bool {
         !self.is_gone && self.handles.len() < self.handles_max
     }

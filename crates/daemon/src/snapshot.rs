@@ -1,16 +1,16 @@
-//! What there is in a daemon, as it was seen once: for operators.
+//! State of a daemon at one time, for operators.
 
 use std::net::IpAddr;
 
 use crate::daemon::SessionId;
 use crate::domain::ObjectCounts;
 
-/// A daemon.
+/// State of a daemon.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    /// The address it serves.
+    /// The address that it serves.
     pub address: IpAddr,
-    /// Whether it takes nothing new any more.
+    /// Whether it is draining: it refuses everything new.
     pub is_draining: bool,
     /// Other hosts whose daemons it knows.
     pub peers: Vec<IpAddr>,
@@ -18,74 +18,74 @@ pub struct Snapshot {
     pub domains: Vec<DomainSnapshot>,
 }
 
-/// An isolation domain.
+/// State of an isolation domain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DomainSnapshot {
-    /// Whose: a user's number.
+    /// The user's number.
     pub user: u32,
-    /// Sums.
+    /// Totals of the domain.
     pub census: ObjectCounts,
-    /// Its links.
+    /// Its queue-pair groups.
     pub links: Vec<QpGroupSnapshot>,
     /// Its applications.
     pub applications: Vec<ApplicationSnapshot>,
 }
 
-/// A link: two queue pairs that all connections between two domains share.
+/// State of a queue-pair group: two queue pairs that all connections between two domains share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpGroupSnapshot {
-    /// The other host; `None` where its daemon is gone.
+    /// The other host; `None` if its daemon is gone.
     pub host: Option<IpAddr>,
-    /// The user there.
+    /// Number of the user on the other host.
     pub user: u32,
     /// Whether its queue pairs are connected.
     pub is_up: bool,
-    /// Ends of connections on it.
+    /// Number of ends of connections on it.
     pub connections: usize,
-    /// Frames that may be sent before the other side promises more receives.
+    /// Number of frames that may be sent before the other side promises more receives.
     pub credit: u64,
-    /// Receives that the other side was promised and has not used.
+    /// Number of receives that the other side was promised and has not used.
     pub promised: u64,
-    /// Frames sent, ever.
+    /// Total number of frames sent.
     pub sent: u64,
-    /// Frames that came, ever.
+    /// Total number of frames received.
     pub came: u64,
-    /// Pieces of streams that were written to the other host's memory, ever.
+    /// Total number of pieces of streams that were WRITTEN to the other host's memory.
     pub writes: u64,
-    /// Pieces of streams that the other host was offered to read, ever.
+    /// Total number of pieces of streams that the other host was offered to READ.
     pub offers: u64,
 }
 
-/// An application.
+/// State of an application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApplicationSnapshot {
     /// Its session.
     pub session: SessionId,
-    /// What it calls itself.
+    /// Name that it chose.
     pub name: String,
-    /// Its process, where whoever carries its packets knows.
+    /// Its process, if the carrier of its packets knows it.
     pub pid: Option<u32>,
-    /// Ends of connections that it has.
+    /// Number of ends of connections that it has.
     pub connections: usize,
-    /// Ports that it listens at.
+    /// Number of ports that it listens at.
     pub listeners: usize,
-    /// What passed, ever.
+    /// Totals of its traffic.
     pub traffic: Traffic,
     /// Bytes of shared memory that it uses.
     pub in_use: u64,
-    /// Bytes that are there for it.
+    /// Bytes of shared memory that are allocated for it.
     pub allocated: u64,
 }
 
-/// What passed, ever.
+/// Totals of an application's traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Connections made.
+    /// Number of connections opened: made or accepted.
     pub opened: u64,
-    /// Of those, how many were reset: by whom ever.
+    /// How many of those were reset, by either end or a failure.
     pub reset: u64,
     /// Bytes of streams sent: handed to a queue pair, or offered.
     pub sent: u64,
-    /// Bytes of streams that came.
+    /// Bytes of streams received.
     pub received: u64,
 }

@@ -1,5 +1,5 @@
-//! Two daemons that meet, with a secret, with another, or with none, of one version or of two: message by message, each
-//! on a device of its own.
+//! Handshakes between two daemons, message by message: with the same secret, different secrets or none, and
+//! with the same or different versions. Each daemon has its own device.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,29 +20,29 @@ use headworks_shm::{Registry, View};
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Access, Buffer, Device, Instant, Provider};
 
-/// No time passes.
+/// Context of a world in which no time passes.
 const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: || Instant::ZERO,
 };
-/// A daemon and an application of its.
+/// A daemon and one attached application.
 struct Host {
     daemon: Daemon,
     device: Arc<dyn Device>,
     session: SessionId,
     application: Session,
-    /// The stream to the other.
+    /// Stream to the other daemon.
     peer: Option<PeerId>,
     coming: VecDeque<Vec<u8>>,
     events: Vec<Event>,
 }
 
-/// Two of them; who holds the directory keeps their fabric.
+/// Two hosts. The directory of their fabric lives as long as this.
 struct HostPair {
     hosts: [Host; 2],
-    /// The last that was made.
+    /// Last connection that was made.
     connection: Option<Box<Connection>>,
-    /// What was said, by whom.
+    /// Messages sent, each with the number of its sender.
     said: Vec<(usize, Message)>,
     _directory: tempfile::TempDir,
 }
@@ -83,7 +83,7 @@ impl HostPair {
         }
     }
 
-    /// The two ends of the connection that was made, of which the other host was told.
+    /// Returns the two ends of the connection that was made.
     fn ends(&mut self) -> (Box<Connection>, Box<Connection>) {
         let near = self.connection.take().expect("it was made");
         let events = std::mem::take(&mut self.hosts[1].events);
@@ -94,7 +94,7 @@ impl HostPair {
         (near, far.expect("it came"))
     }
 
-    /// Memory of an application's.
+    /// Allocates memory of an application.
     fn alloc(&mut self, host: usize, len: u32) -> Extent {
         self.hosts[host].application.alloc(len);
         self.settle();
@@ -106,7 +106,7 @@ impl HostPair {
         extent.expect("memory")
     }
 
-    /// Does what everybody wants done; says whether there was anything.
+    /// Steps both hosts and carries out their outputs. Returns whether there was anything to do.
     fn step(&mut self) -> bool {
         let mut did = false;
         for own in 0..2 {
@@ -143,11 +143,11 @@ impl HostPair {
                     .push((own, Message::decode(&message).expect("its own")));
                 self.hosts[other].coming.push_back(message);
             }
-            // A caller that is not the other host.
+            // The stream belongs to a caller that is not the other host.
             Output::HangUp(peer) if self.hosts[own].peer != Some(peer) => {}
             Output::HangUp(_) => {
                 self.hosts[own].peer = None;
-                // What was said before is heard first.
+                // The other host handles earlier messages first.
                 while let Some(message) = self.hosts[other].coming.pop_front() {
                     if let Some(peer) = self.hosts[other].peer {
                         self.hosts[other].daemon.peer_message(peer, &message);
@@ -178,7 +178,7 @@ impl HostPair {
         panic!("they never come to rest");
     }
 
-    /// An application of the first host connects to one of the second; what it is refused for.
+    /// Connects an application of the first host to one of the second. Returns the reason if it is refused.
     fn connect(&mut self) -> Result<(), Refusal> {
         self.hosts[1].application.listen(7, 4);
         self.settle();
@@ -246,7 +246,7 @@ fn others_are_refused_whoever_calls_and_nothing_is_made_for_them() {
         (Some(ONE), Some(OTHER)),
         (Some(ONE), None),
         (None, Some(ONE)),
-        // Without any, hosts that are not this one are none of a daemon's.
+        // Without a secret, a daemon accepts loopback addresses only.
         (None, None),
     ] {
         let mut pair = HostPair::new([identity(0, caller), identity(1, called)]);
@@ -267,7 +267,7 @@ fn others_are_refused_whoever_calls_and_nothing_is_made_for_them() {
     }
 }
 
-/// Who is called, and has no secret, has nothing of what he is told at another host.
+/// A host that is dialed and has no secret cannot use what it is told to authenticate itself to another host.
 #[test]
 fn a_proof_cannot_be_passed_on() {
     let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
@@ -277,7 +277,7 @@ fn a_proof_cannot_be_passed_on() {
         caller.daemon.peer_up(Some(between)),
         called.daemon.peer_up(None),
     );
-    // Everything that one says is passed on to the other.
+    // The host in the middle passes every message on to the other side.
     let mut said = Vec::new();
     loop {
         let mut passed = false;
@@ -312,7 +312,7 @@ fn a_proof_cannot_be_passed_on() {
     assert!(caller.daemon.snapshot().peers.is_empty());
 }
 
-/// Who overhears one meeting has nothing for the next.
+/// Somebody who overhears one handshake cannot use it for the next.
 #[test]
 fn a_proof_is_of_use_once() {
     let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
@@ -358,7 +358,7 @@ fn callers_that_do_not_say_who_they_are_give_way() {
             ended.push(peer);
         }
     }
-    // The oldest, and so many that few are left.
+    // The oldest streams were closed, and so many that few are left.
     assert_eq!(ended, callers[..ended.len()]);
     assert!(ended.len() > 700, "{}", ended.len());
     assert_eq!(pair.connect(), Ok(()), "one that says it");
@@ -380,7 +380,7 @@ fn daemons_of_neighbouring_versions_carry_what_both_know() {
             (received, &buffer[..6]),
             (Received::Bytes(6), &b"across"[..])
         );
-        // What the older one does not know is refused at once.
+        // An operation that the older version lacks is refused at once.
         let newer = 1 - older;
         let handle = [connection.handle(), far.handle()][newer];
         let extent = pair.alloc(newer, 4096);
@@ -410,7 +410,7 @@ fn daemons_that_speak_no_common_version_say_so() {
     assert_eq!(pair.connect(), Err(Refusal::Version));
 }
 
-/// What comes until the stream ends, or is reset; it is read a little at a time.
+/// Reads, a little at a time, until the stream ends or is reset.
 fn all_of(pair: &mut HostPair, far: &mut Connection) -> Result<Vec<u8>, Reset> {
     let (mut all, mut buffer) = (Vec::new(), [0; 700]);
     loop {
@@ -432,7 +432,8 @@ fn who_closes_and_goes_has_said_all_it_said() {
         assert_eq!(pair.connect(), Ok(()));
         let (mut near, mut far) = pair.ends();
         let said: Vec<u8> = (0..len).map(|at: usize| (at ^ at >> 8) as u8).collect();
-        // Nobody reads meanwhile: most of it is still on this side when it goes.
+        // The peer reads nothing meanwhile, so most of the data is still on this side when the application
+        // exits.
         let mut sent = 0;
         while sent < len {
             near.refresh(pair.hosts[0].application.slabs());
@@ -456,7 +457,7 @@ fn who_closes_and_goes_has_said_all_it_said() {
             true => assert!(heard.as_deref() == Ok(&said[..sent]), "{len}"),
             false => assert_eq!(heard, Err(Reset::ByPeer)),
         }
-        // Nothing is left of who is gone, although the other has its end still.
+        // Nothing of the application that exited is left, although the other end still exists.
         pair.settle();
         let census = pair.hosts[0].daemon.object_counts();
         let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
@@ -464,8 +465,8 @@ fn who_closes_and_goes_has_said_all_it_said() {
     }
 }
 
-/// Who echoes reads nothing while it cannot send. So what comes for who has closed must not wait for room that nobody
-/// makes any more: neither end would go on.
+/// An echo server reads nothing while it cannot send. Data for an end that has closed must therefore not wait
+/// for room that no application will make: both ends would wait forever.
 #[test]
 fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
     for transfer in [
@@ -526,7 +527,7 @@ fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
                     Ok(did) => assert!(pair.step() || did > 0, "{transfer:?}: both wait"),
                 }
             };
-            // What was sent has come all the same.
+            // What was sent has arrived nevertheless.
             let mut buffer = vec![0; 50_000];
             while let (Received::Bytes(len), _) = far.receiving.recv(&mut buffer).unwrap() {
                 heard += len;
@@ -543,7 +544,7 @@ fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
     }
 }
 
-/// Whichever way it is carried, and however late it was heard that the other end is over.
+/// Holds for every transfer mode, whether or not the sender knew that the other end had closed.
 #[test]
 fn memory_that_is_lent_to_who_has_closed_comes_back() {
     for transfer in [
@@ -575,7 +576,7 @@ fn memory_that_is_lent_to_who_has_closed_comes_back() {
     }
 }
 
-/// However soon all of it has gone each time.
+/// Holds although the ring drains each time.
 #[test]
 fn a_ring_that_is_filled_becomes_a_longer_one() {
     let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
@@ -599,7 +600,7 @@ fn a_ring_that_is_filled_becomes_a_longer_one() {
     assert!(most > 512 << 10, "{most}");
 }
 
-/// Whatever went before, and however soon the daemons look.
+/// Holds whatever was sent before, and however often the daemons step.
 #[test]
 fn as_much_as_a_ring_holds_at_most_is_taken_although_nobody_receives() {
     const LEN: usize = 1 << 20;

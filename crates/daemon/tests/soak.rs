@@ -1,5 +1,5 @@
-//! Several daemons and their applications in virtual time, on devices on which things go wrong: every byte is
-//! checked, everybody gets on, and in the end nothing is left.
+//! Several daemons and their applications in virtual time, with faults injected into their devices. The tests
+//! check that every byte is right, that everything makes progress, and that nothing is left at the end.
 
 #[path = "soak/application.rs"]
 mod application;
@@ -27,8 +27,8 @@ use headworks_verbs::{Duration, Instant, Provider};
 use host::{Host, HostPlan, Ledger, address, role};
 use plan::Plan;
 
-/// Plays hosts on simulated devices to their end, which comes before `limit`: what they tell, and how often a message
-/// found no receive.
+/// Runs hosts on simulated devices until they end, which must be before `limit`. Returns their ledger, and
+/// how many messages found no receive.
 fn play(
     plans: Vec<HostPlan>,
     faults: Rules,
@@ -48,7 +48,7 @@ fn play(
     Ok((ledger, not_ready.sum()))
 }
 
-/// Plays hosts on soft ones, a thread each, to their end.
+/// Runs hosts on soft hosts, a thread each, until they end.
 fn play_on_soft_hosts(
     plans: Vec<HostPlan>,
     device: impl Fn(usize) -> String,
@@ -104,7 +104,7 @@ fn ended(
     Ok(ledger)
 }
 
-/// What daemons say, where somebody looks for what went wrong.
+/// Shows the daemons' log if a single seed is being investigated.
 fn show_logs() {
     if std::env::var_os("HEADWORKS_SEED").is_some() {
         let shown = tracing_subscriber::fmt()
@@ -114,7 +114,7 @@ fn show_logs() {
     }
 }
 
-/// What a seed comes to, on simulated devices.
+/// Runs the plan of a seed on simulated devices.
 fn soak(seed: u64) -> Result<Ledger, String> {
     show_logs();
     let plan = Plan::of(seed);
@@ -129,7 +129,7 @@ fn soak(seed: u64) -> Result<Ledger, String> {
     judge(&plan, ledger)
 }
 
-/// Whether what was told is what is promised.
+/// Checks a ledger against what the daemons promise under its plan.
 fn judge(plan: &Plan, ledger: Ledger) -> Result<Ledger, String> {
     let wrong = |what: String| Err(format!("{}: {what}: {ledger:#?}", plan.words));
     if !ledger.errors.is_empty() {
@@ -155,7 +155,7 @@ fn judge(plan: &Plan, ledger: Ledger) -> Result<Ledger, String> {
     Ok(ledger)
 }
 
-/// `HEADWORKS_SEED` runs one seed alone.
+/// Returns the seeds to run: only `HEADWORKS_SEED`, if it is set.
 fn seeds(range: std::ops::Range<u64>) -> Vec<u64> {
     let one = std::env::var("HEADWORKS_SEED").ok();
     match one.and_then(|seed| seed.parse().ok()) {
@@ -235,7 +235,7 @@ fn daemons_keep_what_they_promise_on_soft_hosts() {
         show_logs();
         let mut plan = Plan::of(seed);
         if seed % 2 == 1 {
-            // What no rule of the simulation does, the hostile devices may.
+            // Hostile devices may break connections even where the plan's faults do not.
             plan.breaks = true;
         }
         let device = |number| match seed % 2 {
@@ -263,7 +263,8 @@ fn who_scribbles_over_shared_memory_harms_nobody_else() {
             lends: seed % 3 == 0,
         };
         let scribbles = Some(at(seed * 7));
-        // On the first host one that scribbles, one of the same user and one of another; on the other their peers.
+        // The first host has an application that scribbles, one of the same user, and one of another user.
+        // The second has their peers.
         let bad = Script {
             user: 1,
             listens: Some(1),
@@ -349,7 +350,7 @@ fn a_thousand_senders_do_not_overrun_one_slow_reader() {
     assert_eq!(ledger.errors, Vec::<String>::new());
     assert_eq!((ledger.whole, ledger.broken, ledger.refused), (2000, 0, 0));
     assert_eq!(not_ready, 0, "messages found no receive");
-    // Four domains of the other hosts', two queue pairs each.
+    // Four domains of the other hosts, with two queue pairs each.
     assert_eq!(ledger.most_queue_pairs, 8);
 }
 
@@ -381,7 +382,7 @@ fn memory_is_not_used_again_while_a_transfer_may_reach_it() {
             config: config.clone(),
             scripts: vec![script(1, host), script(2, host)],
         });
-        // Queue pairs overtake each other by far.
+        // With this jitter, queue pairs overtake each other by far.
         let late = Duration::from_micros(300);
         let faults = Rules::new(seed)
             .with(rules::jitter(3, late))

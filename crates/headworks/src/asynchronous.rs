@@ -1,7 +1,7 @@
 //! A ring's ends for tasks of the tokio runtime. Requires the cargo feature `tokio`.
 //!
-//! This module does for tasks what [`blocking`](crate::blocking) does for threads. Each end first tries. If it
-//! has to wait, it arms its completion channel, polls once more and yields the thread to other tasks until
+//! This module does for tasks what [`blocking`](crate::blocking) does for threads. Each end first tries. If
+//! it has to wait, it arms its completion channel, polls once more and yields the thread to other tasks until
 //! the channel's descriptor is readable, or the [`Line`] to the other end shows that the peer is gone. The
 //! ring must be in [`Mode::Notify`]. The other end may wait in any way or not at all: the two ends do not
 //! have to be of the same kind.
@@ -64,9 +64,9 @@
 //!
 //! # Waiting
 //!
-//! A poll does a bounded amount of work and never sleeps, not even briefly: a waiting task costs nothing until
-//! it is woken. Each message counts against tokio's cooperative budget, so an end that is always busy leaves
-//! time for other tasks. `send` waits while there is no room; the [`Sink`] is not ready then.
+//! A poll does a bounded amount of work and never sleeps, not even briefly: a waiting task costs nothing
+//! until it is woken. Each message counts against tokio's cooperative budget, so an end that is always busy
+//! leaves time for other tasks. `send` waits while there is no room; the [`Sink`] is not ready then.
 //!
 //! As with any ring, messages that α and β hold back are published by [`AsyncSender::flush`] or
 //! [`AsyncSender::close`] (or the sink's flush and close), or when the ring is full. Flush before waiting for
@@ -88,16 +88,17 @@
 //! # The end
 //!
 //! Messages published before the peer left are delivered first. Then every call of `recv` fails with
-//! [`BlockingError::PeerGone`]; the stream returns that error once and ends. A peer that closes and a peer that
-//! dies look alike; a protocol that must tell them apart sends a last message. `BlockingError::Interrupted` and
-//! `Deadline` do not occur here: end waits with `select!` and timeouts.
+//! [`BlockingError::PeerGone`]; the stream returns that error once and ends. A peer that closes and a peer
+//! that dies look alike; a protocol that must tell them apart sends a last message.
+//! `BlockingError::Interrupted` and `Deadline` do not occur here: end waits with `select!` and timeouts.
 //!
 //! # Why tokio
 //!
-//! Sleeping on descriptors needs a reactor, and most programs already have tokio's; its `AsyncFd` takes the two
-//! descriptors as they are. Without the feature, no part of tokio is built. For another reactor, wait as this
-//! module does, with the ring's own calls ([`Sender::fd`], [`Sender::arm`], [`Sender::step`],
-//! [`Sender::drain_events`], and the same of the receiver): arm, poll once more, wait, drain the events, poll.
+//! Sleeping on descriptors needs a reactor, and most programs already have tokio's; its `AsyncFd` takes the
+//! two descriptors as they are. Without the feature, no part of tokio is built. For another reactor, wait as
+//! this module does, with the ring's own calls ([`Sender::fd`], [`Sender::arm`], [`Sender::step`],
+//! [`Sender::drain_events`], and the same of the receiver): arm, poll once more, wait, drain the events,
+//! poll.
 
 mod waiter;
 
@@ -320,8 +321,8 @@ impl AsyncReceiver {
         })
     }
 
-    /// Waits for the next message and lends it in place; dropping it releases it. Messages published before the
-    /// peer left are delivered before [`BlockingError::PeerGone`].
+    /// Waits for the next message and lends it in place; dropping it releases it. Messages published before
+    /// the peer left are delivered before [`BlockingError::PeerGone`].
     pub async fn recv(&mut self) -> Result<Received<'_>, BlockingError> {
         let held = self.take().await?;
         Ok(Received::new(&mut self.receiver, held))
@@ -337,9 +338,9 @@ impl AsyncReceiver {
         (self.receiver, self.waiter.into_line())
     }
 
-    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device may not
-    /// transmit that before the ring is gone. A caller that must let the sender close keeps receiving until
-    /// [`BlockingError::PeerGone`].
+    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device
+    /// may not transmit that before the ring is gone. A caller that must let the sender close keeps receiving
+    /// until [`BlockingError::PeerGone`].
     pub fn close(mut self) -> Line {
         // If the ring is broken, the sender cannot be told.
         let _ = self.receiver.push_head();

@@ -128,8 +128,8 @@ impl BlockingSender {
         self.waiter.deadline = deadline;
     }
 
-    /// Sends a copy of `message` once there is room. [`BlockingError::TooManyMessages`] is returned at once, even
-    /// if earlier messages are not delivered yet.
+    /// Sends a copy of `message` once there is room. [`BlockingError::TooManyMessages`] is returned at once,
+    /// even if earlier messages are not delivered yet.
     pub fn send(&mut self, message: &[u8]) -> Result<(), BlockingError> {
         match self.sender.try_send(message) {
             Ok(()) => return Ok(()),
@@ -195,8 +195,9 @@ impl BlockingSender {
         &mut self.waiter
     }
 
-    /// Waits for a message of the other side over the line. Steps the ring meanwhile, to notice when it breaks: a
-    /// sender that has sent everything makes no other calls on it, and the other side may not notice.
+    /// Waits for a message of the other side over the line. Steps the ring meanwhile, to notice when it
+    /// breaks: a sender that has sent everything makes no other calls on it, and the other side may not
+    /// notice.
     pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
         let sender = &mut self.sender;
         self.waiter.wait(|phase| {
@@ -270,9 +271,9 @@ impl BlockingReceiver {
         self.waiter.deadline = deadline;
     }
 
-    /// Waits for the next message and lends it in place; dropping it releases it. Messages published before the
-    /// peer left are delivered before [`BlockingError::PeerGone`]. [`BlockingError::TooManyMessages`] is returned at
-    /// once, before the messages still in the ring.
+    /// Waits for the next message and lends it in place; dropping it releases it. Messages published before
+    /// the peer left are delivered before [`BlockingError::PeerGone`]. [`BlockingError::TooManyMessages`] is
+    /// returned at once, before the messages still in the ring.
     pub fn recv(&mut self) -> Result<Received<'_>, BlockingError> {
         let held = self.take()?;
         Ok(Received::new(&mut self.receiver, held))
@@ -291,7 +292,8 @@ impl BlockingReceiver {
             self.waiter.wait(|phase| {
                 if phase == WaitPhase::Arm {
                     receiver.arm();
-                    // A waiting receiver returns all free space to the sender. If that fails, the step reports it.
+                    // A waiting receiver returns all free space to the sender. If that fails, the step
+                    // reports it.
                     let _ = receiver.push_head();
                 }
                 !matches!(receiver.step(), Ok(false))
@@ -302,9 +304,9 @@ impl BlockingReceiver {
         }
     }
 
-    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device may not
-    /// transmit that before the ring is gone. A caller that must let the sender close keeps receiving until
-    /// [`BlockingError::PeerGone`].
+    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device
+    /// may not transmit that before the ring is gone. A caller that must let the sender close keeps receiving
+    /// until [`BlockingError::PeerGone`].
     pub fn close(mut self) -> Line {
         // If the ring is broken, the sender cannot be told.
         let _ = self.receiver.push_head();

@@ -35,7 +35,8 @@ fn providers() -> Vec<Box<dyn Provider>> {
     ]
 }
 
-/// Opens the device called `name`: `KIND[:NAME][,key=value…]`. Paces it if the name says so ([`crate::pace`]).
+/// Opens the device called `name`: `KIND[:NAME][,key=value…]`. Paces it if the name says so
+/// ([`crate::pace`]).
 pub fn open(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
     let (plain, pacing) = pace::split(name)?;
     let device = open_plain(&plain)?;
@@ -105,8 +106,8 @@ pub fn missing_libraries() -> Vec<String> {
     ibv.into_iter().collect()
 }
 
-/// Lists the RDMA devices known to libibverbs by its own names, whether or not they can be opened. A device of
-/// the kernel that is absent from the list has no provider library here.
+/// Lists the RDMA devices known to libibverbs by its own names, whether or not they can be opened. A device
+/// of the kernel that is absent from the list has no provider library here.
 ///
 /// # Errors
 ///

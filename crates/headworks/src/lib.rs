@@ -42,7 +42,8 @@ pub use headworks_runtime as runtime;
 pub use headworks_simnic as sim;
 pub use headworks_verbs as verbs;
 
-/// Opens the user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides its location).
+/// Opens the user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides its
+/// location).
 pub fn registry() -> Result<std::sync::Arc<headworks_shm::Registry>, net::NetError> {
     Ok(headworks_shm::Registry::open_default()?)
 }

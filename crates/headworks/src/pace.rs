@@ -15,8 +15,8 @@
 //! # }
 //! ```
 //!
-//! [`observers`] shows what all processes of the user pace. [`calibrate()`] measures the delays of an idle device.
-//! The command `headworks pace` does both. The guide is docs/pacing.md.
+//! [`observers`] shows what all processes of the user pace. [`calibrate()`] measures the delays of an idle
+//! device. The command `headworks pace` does both. The guide is docs/pacing.md.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -269,7 +269,8 @@ fn remember(
     );
 }
 
-/// Returns the pacing status of the RNIC of a device of this process; `None` if this process does not pace it.
+/// Returns the pacing status of the RNIC of a device of this process; `None` if this process does not pace
+/// it.
 pub fn status(info: &DeviceInfo) -> Option<Status> {
     with(info, |share, config, now| share.status(config, now))
 }

@@ -43,8 +43,8 @@ const SLOTS: u32 = 128;
 /// Bytes of the longest message: whole pages, which are read fastest. One slot is left for the header.
 const CHUNK: usize = (CHUNK_SLOTS as usize - 1) * SLOT;
 
-/// Returns the configuration of a pipe's ring. Long messages are announced one by one. Short ones are announced
-/// together, or when the source has no more.
+/// Returns the configuration of a pipe's ring. Long messages are announced one by one. Short ones are
+/// announced together, or when the source has no more.
 fn ring() -> RingConfig {
     RingConfig {
         slots: SLOTS,

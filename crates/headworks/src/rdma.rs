@@ -1,9 +1,9 @@
 //! Connects processes over RDMA: a line whose bytes go over a queue pair that librdmacm connected.
 //!
-//! Two processes that meet at a network address can connect by RDMA alone. No TCP port has to be open, and the
-//! device, its port and address, the MTU and the service level are those that the connection manager found for
-//! the route. The line has a queue pair of its own. A ring that is connected over it has another one, on the
-//! device that [`EstablishedLine::device`] names.
+//! Two processes that meet at a network address can connect by RDMA alone. No TCP port has to be open, and
+//! the device, its port and address, the MTU and the service level are those that the connection manager
+//! found for the route. The line has a queue pair of its own. A ring that is connected over it has another
+//! one, on the device that [`EstablishedLine::device`] names.
 //!
 //! ```text
 //! dial                                      Listening
@@ -141,8 +141,9 @@ impl RdmaError {
     fn manager(address: &str) -> impl Fn(CmError) -> Self {
         move |source| {
             let address = address.to_owned();
-            // A program that refuses sends its greeting. If that is ours, the program had another reason and logged
-            // it on its own host. A refusal without a greeting may be the kernel's, which does not tell what listens.
+            // A program that refuses sends its greeting. If that is ours, the program had another reason and
+            // logged it on its own host. A refusal without a greeting may be the kernel's, which does not
+            // tell what listens.
             let stranger = match &source {
                 CmError::Refused {
                     reason: REASON_PROGRAM,
@@ -168,10 +169,10 @@ pub struct EstablishedLine {
     pub device: DeviceName,
 }
 
-/// Calls the listener at `address`, `HOST:PORT`, over RDMA, through `device`; `ibv` alone selects the device that
-/// leads there. With `waits`, waits for a listener as long as one of the host's addresses answers that nobody
-/// listens yet. Resolving the host takes as long as the system's resolver does. Of several addresses, the first
-/// that answers is used, and one that does not answer leaves time for those after it.
+/// Calls the listener at `address`, `HOST:PORT`, over RDMA, through `device`; `ibv` alone selects the device
+/// that leads there. With `waits`, waits for a listener as long as one of the host's addresses answers that
+/// nobody listens yet. Resolving the host takes as long as the system's resolver does. Of several addresses,
+/// the first that answers is used, and one that does not answer leaves time for those after it.
 pub fn dial<'u>(
     address: &str,
     device: &DeviceName,
@@ -450,7 +451,8 @@ mod tests {
         RdmaError::Line(NetError::Deadline { what: "connecting" })
     }
 
-    /// Calls two addresses, with the results `ends` in turn. Returns the result, and how many calls were made.
+    /// Calls two addresses, with the results `ends` in turn. Returns the result, and how many calls were
+    /// made.
     fn called(waits: bool, ends: Vec<Result<u32, RdmaError>>) -> (Result<u32, RdmaError>, usize) {
         let mut ends = ends.into_iter();
         let mut calls = 0;

@@ -1,5 +1,6 @@
-//! Connections through the daemon of this host: a byte stream to a port of an application on another host, over
-//! few queue pairs that all applications share (RaaS, section V.A). Its users need to know sockets, not RDMA.
+//! Connections through the daemon of this host: a byte stream to a port of an application on another host,
+//! over few queue pairs that all applications share (RaaS, section V.A). Its users need to know sockets, not
+//! RDMA.
 //!
 //! ```no_run
 //! use headworks::service::Service;
@@ -20,16 +21,16 @@
 //!
 //! A process that forks keeps its connections. The child's copies are inert: every call fails with
 //! [`ServiceError::Forked`], and dropping them has no effect. The child may attach itself. While the child
-//! lives, its copy of the socket keeps the daemon from noticing that the parent died, unless the child executes
-//! another program.
+//! lives, its copy of the socket keeps the daemon from noticing that the parent died, unless the child
+//! executes another program.
 //!
 //! # Polling
 //!
-//! [`Stream::fd`], [`Listener::fd`] and [`PendingConnection`] have descriptors for poll(2) and epoll(7). When they
-//! are ready, call [`Stream::set_nonblocking`]'s stream, [`Listener::try_accept`] or [`PendingConnection::finish`].
-//! They are level-triggered, as those of sockets: readable while there is something to receive, writable while
-//! there is room, hung up once the connection is reset. Readiness may be spurious; the call then fails with
-//! [`ServiceError::WouldBlock`].
+//! [`Stream::fd`], [`Listener::fd`] and [`PendingConnection`] have descriptors for poll(2) and epoll(7). The
+//! calls for when they are ready are those of a stream with [`Stream::set_nonblocking`],
+//! [`Listener::try_accept`] and [`PendingConnection::finish`]. The descriptors are level-triggered, as those
+//! of sockets: readable while there is something to receive, writable while there is room, hung up once the
+//! connection is reset. Readiness may be spurious; the call then fails with [`ServiceError::WouldBlock`].
 //!
 //! # Messages
 //!
@@ -43,8 +44,8 @@
 //!
 //! # Without copies
 //!
-//! [`Stream::peek`] lends received bytes in place. [`Stream::lend`] sends the contents of a [`SharedMemory`] from
-//! [`Service::alloc`] in place.
+//! [`Stream::peek`] lends received bytes in place. [`Stream::lend`] sends the contents of a [`SharedMemory`]
+//! from [`Service::alloc`] in place.
 
 use std::fmt;
 use std::io;
@@ -77,7 +78,8 @@ pub use shared_memory::{Loan, SharedMemory};
 use shared_session::{Answer, SharedSession};
 pub use stream::{Peeked, Reader, ReclaimError, Stream};
 
-/// Returns the default path of the socket of the daemon that serves `address` for applications of its own user.
+/// Returns the default path of the socket of the daemon that serves `address` for applications of its own
+/// user.
 pub fn socket_of(address: IpAddr) -> PathBuf {
     let directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let directory = directory.unwrap_or_else(std::env::temp_dir);
@@ -230,8 +232,8 @@ impl Service {
         &self.0.path
     }
 
-    /// Whether no request is possible any more: the daemon is gone or has ended this session, or this is a forked
-    /// child. It stays so if another daemon starts at the same path.
+    /// Whether no request is possible any more: the daemon is gone or has ended this session, or this is a
+    /// forked child. It stays so if another daemon starts at the same path.
     pub fn is_gone(&self) -> bool {
         self.0.is_gone()
     }

@@ -1,5 +1,5 @@
-//! Support for tests of your own RDMA code: a private fabric for each test, and devices on it that misbehave on
-//! purpose. A seed makes each run repeatable.
+//! Support for tests of your own RDMA code: a private fabric for each test, and devices on it that misbehave
+//! on purpose. A seed makes each run repeatable.
 //!
 //! ```
 //! use headworks::testing::{Fabric, Rules, each_seed, rules};
@@ -18,9 +18,9 @@
 //! ```
 //!
 //! [`connect`](crate::connect) connects rings. [`BringUp`](crate::verbs::BringUp) connects queue pairs over a
-//! stream, or by [`connect_both`](crate::verbs::BringUp::connect_both) if one process has both. Datagrams need
-//! no connection, only a [queue pair that is ready](crate::verbs::bringup::bring_up_ud) and the address of
-//! another:
+//! stream, or by [`connect_both`](crate::verbs::BringUp::connect_both) if one process has both. Datagrams
+//! need no connection, only a [queue pair that is ready](crate::verbs::bringup::bring_up_ud) and the address
+//! of another:
 //!
 //! ```
 //! use headworks::testing::Fabric;

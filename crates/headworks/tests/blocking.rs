@@ -1,4 +1,4 @@
-//! The blocking ends of a ring, by themselves: how they end, and what ends a wait.
+//! The blocking ends of a ring: how they end, and what ends a wait.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -19,13 +19,13 @@ use headworks::verbs::{Device, Duration, Provider};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 
-/// How long anything may take: only what hangs fails.
+/// Time limit of a test: only a hang exceeds it.
 const LIMIT: Duration = Duration::from_secs(90);
-/// How long an end may take to notice that the other is dead; the time it took is printed.
+/// How long an end may take to notice that the other is dead; the test prints the time it took.
 const NOTICE: Duration = Duration::from_secs(10);
 /// Bytes of a message, which takes one slot.
 const LEN: usize = 64;
-/// Slots after which the head is pushed without more ado.
+/// Slots after which the receiver pushes its head at the latest.
 const GAMMA: u64 = 32;
 
 fn config() -> RingConfig {
@@ -56,7 +56,7 @@ fn receiver(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> Bl
     BlockingReceiver::new(ring, line).expect("can be slept on")
 }
 
-/// Both ends of a ring between two soft hosts of a fabric of its own.
+/// Both ends of a ring between two soft hosts of a private fabric.
 struct Ends {
     sender: BlockingSender,
     receiver: BlockingReceiver,
@@ -74,7 +74,7 @@ fn ends(config: &RingConfig) -> Ends {
         receiver: other.join().expect("connects"),
         _fabric: fabric,
     };
-    // A wait that hangs is an error.
+    // With deadlines, a wait that hangs is an error.
     ends.sender.set_deadline(Some(clock::now() + LIMIT));
     ends.receiver.set_deadline(Some(clock::now() + LIMIT));
     ends
@@ -100,7 +100,7 @@ fn send(sender: &mut BlockingSender, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// Sends until that fails; why it did.
+/// Sends until a send fails. Returns the error.
 fn send_until_it_fails(sender: &mut BlockingSender) -> BlockingError {
     loop {
         if let Err(error) = sender.send(&message(0)) {
@@ -124,7 +124,7 @@ fn few_messages_are_closed_while_the_receiver_waits_for_more() {
         });
         send(&mut sender, 0..count);
         let line = sender.close().expect("everything was consumed");
-        // The line is the peer's life: it waits on until that goes.
+        // The receiver waits until the peer is gone, which the end of the line shows.
         drop(line);
         let (end, _receiver) = receiving.join().expect("receives");
         assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
@@ -221,7 +221,7 @@ fn interrupts_and_deadlines_end_waits_and_nothing_else() {
     raise.write_all(b"!").expect("raises");
     let error = send_until_it_fails(&mut sender);
     assert!(matches!(error, BlockingError::Interrupted), "{error}");
-    // The ring is as it was: what was sent arrives, and room for more with it.
+    // The ring is unaffected: what was sent arrives, and there is room for more.
     let sent = sender.ring().sent();
     for _ in 0..sent {
         let received = receiver.recv().expect("no need to wait");
@@ -252,7 +252,7 @@ fn ends_that_wait_for_each_other_all_the_time_pass_everything() {
         for number in 0..20_000 {
             sender.send(&message(number)).expect("sends");
             if number % 1000 == 0 {
-                // From a receiver that sleeps, because it has everything.
+                // Flushes and waits until the receiver, which then has everything, sleeps.
                 sender.flush().expect("publishes");
                 until_asleep(receiver_thread);
             }
@@ -262,12 +262,12 @@ fn ends_that_wait_for_each_other_all_the_time_pass_everything() {
     let sender_thread = told.recv().expect("is told");
     for number in 0..20_000 {
         if number % 1000 == 500 {
-            // From a sender that sleeps, because there is no room.
+            // Waits until the sender sleeps, because there is no room.
             until_asleep(sender_thread);
         }
         expect(&mut receiver, number..number + 1);
     }
-    // It closes only once it knows that we have everything.
+    // The sender closes only once it knows that the receiver has everything.
     drop(receiver.close());
     sending.join().expect("sends").expect("closes");
 }
@@ -279,7 +279,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
         let path = fabric.path().join("fabric");
         let (here, mut there) = Line::pair().expect("a line");
         let theirs = path.clone();
-        // The ring is as it should be; the line goes on as it likes.
+        // The ring is as it should be; only the line gets too many messages.
         let other = thread::spawn(move || {
             let device = open(&theirs, "soft:h2");
             let (to, from) = match sends {
@@ -302,7 +302,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
             true => {
                 let mut sender = sender(&device, &config(), here);
                 let (line, _ring, _) = other.join().expect("connects");
-                // Gone: whoever hears all that was said hears this.
+                // An end that read every message would notice that the peer is gone.
                 drop(line);
                 send_until_it_fails(&mut sender)
             }
@@ -316,7 +316,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
         };
         let few = matches!(error, BlockingError::TooManyMessages { limit } if limit < 100);
         assert!(few, "{error}");
-        // It says where: not that messages of the ring are too many.
+        // The error names the line: not the messages of the ring are too many.
         let said = error.to_string();
         assert!(said.contains("over the line"), "{said}");
     }
@@ -398,7 +398,7 @@ fn path_of(part: &ActorInit) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(&part.args[1..]).into_owned())
 }
 
-/// Reads three messages and goes.
+/// Reads three messages and leaves.
 struct ReaderActor(PathBuf);
 
 impl Actor for ReaderActor {
@@ -429,7 +429,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     sender.flush().expect("publishes");
     let endings = running.finish(clock::now() + LIMIT);
     assert_eq!(endings[0].outcome, ActorOutcome::Done);
-    // The ring has broken, and everything was consumed before.
+    // The ring breaks, but everything was consumed before.
     let began = clock::now();
     while sender.ring().step().is_ok() {
         assert!(clock::now().since(began) < LIMIT, "nobody says so");
@@ -438,7 +438,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     sender.close().map(drop).expect("everything was consumed");
 }
 
-/// What `wait` ends with when its peer, another process, is killed while it sleeps.
+/// Kills the peer process while `wait` sleeps, and checks the error that `wait` returns.
 fn killed<T>(
     sends: bool,
     end: impl FnOnce(&Arc<dyn Device>, Line) -> T + Send,

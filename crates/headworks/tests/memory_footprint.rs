@@ -1,4 +1,4 @@
-//! What a ring takes of memory is what the guide says; what a paced request takes is none.
+//! A ring takes as much memory as the guide says; a paced request allocates none.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -18,20 +18,20 @@ use headworks::verbs::{
 use headworks_shm::{HugePages, Registry, SegmentRequest, SharedSegment, View};
 use headworks_softnic::{SoftProvider, inspect};
 
-/// Counts what is allocated and not freed.
+/// Counts bytes that are allocated and not freed.
 struct CountingAllocator;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// One test at a time: what the whole process holds is counted.
+/// Serializes the tests: they count what the whole process holds.
 static ALONE: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// Allocations of this thread.
+    /// Number of allocations by this thread.
     static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: all of it is the system's allocator; what is counted beside it has no part in it.
+// SAFETY: every call is passed to the system's allocator; the counters do not affect it.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size(), Ordering::Relaxed);
@@ -50,14 +50,14 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Shared memory of the soft host `host`, in bytes.
+/// Returns the bytes of shared memory of the soft host `host`.
 fn shared(fabric: &Path, host: &str) -> u64 {
     let fabric = Registry::open_at(fabric).expect("a fabric");
     let census = inspect::look(&fabric, Some(host)).expect("looks");
     census.contexts[0].segments.bytes
 }
 
-/// What one end takes by the guide: of shared memory, and of the process's own.
+/// Returns the bytes that one end takes by the guide: shared memory, and the process's own.
 fn promised(slots: u64, slot: u64, completions: u64) -> (u64, u64) {
     let completions = completions.next_power_of_two();
     let receives = (2 * slots).next_power_of_two();
@@ -69,7 +69,7 @@ fn promised(slots: u64, slot: u64, completions: u64) -> (u64, u64) {
 fn a_ring_takes_what_the_guide_says() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     const RINGS: u64 = 4;
-    // Every piece is long enough for a segment of its own, so that all of it can be seen.
+    // Every buffer is long enough for a segment of its own, so that all memory is visible.
     for (slots, slot) in [(4_096, 256), (8_192, 64)] {
         for mode in [Mode::Poll, Mode::Notify] {
             let dir = tempfile::tempdir().expect("a directory");
@@ -86,7 +86,7 @@ fn a_ring_takes_what_the_guide_says() {
                 ..RingConfig::fixed(slots, slot)
             };
             let pair = || connect::pair(&near, &far, &config).expect("connects");
-            // What is there once is no ring's.
+            // The first ring also allocates what exists only once, which must not be counted.
             let first = pair();
             let now = || {
                 let own = HELD.load(Ordering::Relaxed) as u64;
@@ -119,7 +119,7 @@ fn a_ring_takes_what_the_guide_says() {
     }
 }
 
-/// A soft device, paced with these constants.
+/// Returns a soft device, paced with these constants.
 fn paced(fabric: &Path, config: PacingConfig) -> Arc<dyn Device> {
     let provider = SoftProvider::on(Registry::open_at(fabric).expect("a fabric"));
     let device = provider
@@ -143,12 +143,12 @@ fn paced(fabric: &Path, config: PacingConfig) -> Arc<dyn Device> {
     Arc::new(PacedDevice::new(device, info, pacing))
 }
 
-/// Whether it goes out at once or waits, and whether it is cut or not.
+/// Requests are posted at once or wait, and are cut or not.
 #[test]
 fn paced_requests_allocate_nothing_of_their_own() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     const DEPTH: usize = 64;
-    /// Times that rows of 64 entries become twice as long, all together.
+    /// Limit on how often queues of 64 entries double, all queues together.
     const GROWN: usize = 32;
     let limited = PacingConfig {
         timestamps: 0.0,
@@ -230,7 +230,7 @@ fn paced_requests_allocate_nothing_of_their_own() {
                 seen += cq.poll(&mut found).expect("polls");
             }
         };
-        // Queues grow to what they need, a few times ever, whenever more have to wait than before: that may be late.
+        // A queue grows when more requests wait than ever before. That happens rarely, and may happen late.
         let before = CALLS.get();
         for _ in 0..220 {
             round();

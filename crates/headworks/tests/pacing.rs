@@ -1,5 +1,5 @@
-//! Several processes that pace one RNIC: they keep to one rate, and who is killed leaves the others neither its debt
-//! nor its place. What they share is looked at from outside.
+//! Several processes pace one RNIC. They keep to one rate, and a killed process leaves neither its debt nor
+//! its place to the others. The tests observe the shared memory from outside.
 
 #![allow(unsafe_code, reason = "forks")]
 
@@ -23,12 +23,12 @@ use headworks::verbs::{
 use headworks_shm::{Registry, View};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// The longest request, which is never cut where it is a SEND.
+/// Length of the longest request; a SEND of this length is never cut.
 const LONGEST: usize = 64 << 20;
-/// Set in a process that a test starts: the device that it opens.
+/// Environment variable of a child process: the device that it opens.
 const DEVICE: &str = "HEADWORKS_TEST_PACES";
 
-/// Another process, that does what it is told and answers each order with a line.
+/// A child process that executes orders and answers each with a line.
 struct PacingProcess {
     process: Child,
     orders: Option<ChildStdin>,
@@ -53,7 +53,7 @@ impl PacingProcess {
         }
     }
 
-    /// One that has opened its device.
+    /// Starts one and waits until it has opened its device.
     fn paces(fabric: &Registry, device: &str) -> Self {
         let mut other = Self::begins(fabric, device);
         assert_eq!(other.answer(), "open");
@@ -80,13 +80,13 @@ impl PacingProcess {
         self.process.id()
     }
 
-    /// By SIGKILL.
+    /// Kills it with SIGKILL.
     fn dies(mut self) {
         self.process.kill().expect("kill");
         self.process.wait().expect("wait");
     }
 
-    /// In good order.
+    /// Ends it by closing its input.
     fn leaves(mut self) {
         self.orders = None;
         assert!(self.process.wait().expect("ends").success());
@@ -177,7 +177,8 @@ impl Pair {
         self.post(SendOp::Send, len);
     }
 
-    /// Sleeps on what it then posts, which is put off for longer than it takes until the queue pair fails.
+    /// Sleeps on a request that is delayed beyond the test's limit, until the queue pair fails and flushes
+    /// it.
     fn is_woken(&mut self, len: u32) {
         self.writes(1, len);
         self.cq.arm(false);
@@ -246,21 +247,21 @@ fn another() {
 
 /// Whether `f` is true in a forked child.
 fn run_in_forked_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child only runs `f`, while no other thread of this process holds a lock, and ends at once.
+    // SAFETY: the child only runs `f`, while no other thread of this process holds a lock, and exits at once.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: `_exit` ends the child without running any code of the parent.
         0 => unsafe { libc::_exit(i32::from(!f())) },
         pid => {
             let mut status = 0;
-            // SAFETY: our own child and a valid place for its status.
+            // SAFETY: `pid` is our own child, and `status` is a valid place for its status.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
         }
     }
 }
 
-/// This process opens a paced device, and others see that it does.
+/// Opens a paced device in this process, and checks that others see that it does.
 fn takes_part(name: &str) -> bool {
     let device = headworks::open(&name.parse().expect("a name")).expect("opens");
     let fabric = Registry::open_default().expect("the registry");
@@ -277,7 +278,7 @@ fn new_registry() -> (tempfile::TempDir, Arc<Registry>) {
     (parent, fabric)
 }
 
-/// The RNIC that is paced here: its key, who paces it, and what they share.
+/// The paced RNIC: its key, the processes that pace it, and their shared memory.
 struct SharedRateView {
     key: String,
     pids: Vec<u32>,
@@ -307,7 +308,7 @@ fn read_shared_rate(fabric: &Registry) -> SharedRateView {
 }
 
 impl SharedRateView {
-    /// The shared clock: when the next request is due.
+    /// Returns the shared clock: when the next request is due.
     fn next(&self) -> Instant {
         let word = self.view.atomic_u64(0).expect("within");
         Instant::from_nanos(word.load(Ordering::Relaxed))
@@ -322,7 +323,8 @@ fn is_gone(fabric: &Registry) -> bool {
     !fabric.path().exists()
 }
 
-/// Once its rate is cut so slow that a debt of 64 MiB lasts longer than any test: about nine minutes.
+/// A device that, after a rate cut, is so slow that a debt of 64 MiB lasts about nine minutes, beyond any
+/// test.
 const SLOW: &str = "soft:h1,pace,pace_line_rate_gbps=0.1,pace_min_rate_gbps=0.001,pace_cut_part=0,\
                     pace_inc_mbps=0,pace_idle_ms=1000000";
 
@@ -347,7 +349,7 @@ fn a_killed_processes_debt_is_nobodys_and_its_place_is_taken_over() {
     other.order("writes 4 1000");
     assert_eq!(other.answer(), "done");
     assert!(seen.next() < owed, "what was owed is forgiven");
-    // Its row is there until somebody needs one.
+    // The dead process's row stays until another process needs one.
     let bits = seen.share.bits();
     let mut next = PacingProcess::paces(&fabric, SLOW);
     next.ask("joins");
@@ -383,7 +385,7 @@ fn two_processes_keep_to_one_rate() {
     for other in &mut both {
         assert_eq!(other.answer(), "done");
     }
-    // All that both have posted is on the one clock, but for the burst that it had to give.
+    // All bytes that both have posted are on one clock, except the initial burst.
     let bytes = 2 * COUNT * LEN - 65_536;
     let passed = read_shared_rate(&fabric).next().since(began).nanos();
     assert!(
@@ -414,7 +416,7 @@ fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
     );
     second.dies();
     third.dies();
-    // Whoever comes next begins anew.
+    // The next process starts anew.
     let fourth = PacingProcess::paces(&fabric, device);
     let seen = read_shared_rate(&fabric);
     assert_eq!(seen.pids, [fourth.pid()]);
@@ -426,7 +428,7 @@ fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
 
 #[test]
 fn who_sleeps_is_woken_also_for_what_is_flushed_while_it_waits() {
-    // 84 ms until the next is due.
+    // 84 ms pass until the next request is due.
     let device = "soft:h1,pace_line_rate_gbps=0.1,pace_slice_bytes=1048576";
     let (_parent, fabric) = new_registry();
     let mut other = PacingProcess::paces(&fabric, device);
@@ -463,14 +465,14 @@ fn eight_processes_that_begin_together_share_one_memory() {
     pids.sort_unstable();
     assert_eq!(seen.pids, pids);
     assert_eq!(seen.status().members, 8);
-    // Half of them without a word.
+    // Half of them are killed.
     for (at, other) in all.into_iter().enumerate() {
         match at % 2 {
             0 => other.dies(),
             _ => other.leaves(),
         }
     }
-    // The last to leave cleaned up after those, or whoever comes does.
+    // The last to leave removed the rest of the killed ones, or the next process does.
     PacingProcess::paces(&fabric, "soft:h1,pace").leaves();
     assert!(is_gone(&fabric));
 }
@@ -478,7 +480,7 @@ fn eight_processes_that_begin_together_share_one_memory() {
 #[test]
 fn another_version_or_length_is_refused_in_one_line() {
     let (_parent, fabric) = new_registry();
-    // Keys are of a directory: another one, made anew, has others.
+    // Keys belong to a directory: if it is made anew, its keys differ. This process keeps it.
     let keeper = PacingProcess::paces(&fabric, "soft:h2");
     let first = PacingProcess::paces(&fabric, "soft:h1,pace");
     let key = read_shared_rate(&fabric).key;
@@ -494,7 +496,7 @@ fn another_version_or_length_is_refused_in_one_line() {
             "{line}"
         );
         refused.leaves();
-        // Unpaced it opens.
+        // Without pacing, the device opens.
         PacingProcess::paces(&fabric, "soft:h1").leaves();
         drop(held);
     }

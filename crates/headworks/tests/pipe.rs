@@ -1,4 +1,4 @@
-//! A pipe within one process: what only its sources and sinks can arrange. On the two devices of
+//! A pipe within one process: cases that only its sources and sinks can arrange. Runs on the two devices of
 //! `HEADWORKS_IBV`, if they are named.
 
 use std::io::{self, Read, Write};
@@ -14,17 +14,17 @@ use headworks::pipe::{Direction, Pipe, PipeError, VERSION, WaitOptions};
 use headworks::runtime::testing;
 use headworks::verbs::{DeviceName, Duration, Instant};
 
-/// How long anything may take: only what hangs fails.
+/// Time limit of a test: only a hang exceeds it.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Many more pieces than may pass before an interrupt is seen.
+/// Pieces of a stream: many more than may pass before an interrupt is noticed.
 const PIECES: u64 = 50_000;
-/// The piece at which it comes.
+/// Number of the piece at which the interrupt is raised.
 const INTERRUPTED_AT: u64 = 1000;
-/// Pieces between the two sides: more than the sender holds back to send them together, fewer than the
+/// Pieces between the two sides: more than the sender holds back to send them together, and fewer than the
 /// ring has room for. So neither side ever has to wait for the ring.
 const AHEAD: u64 = 32;
 
-/// Counts what a side has passed on, and raises the interrupt in time.
+/// Counts the pieces that a side has passed on, and raises the interrupt at its piece.
 struct Count<'a> {
     ours: &'a AtomicU64,
     theirs: &'a AtomicU64,
@@ -53,7 +53,7 @@ impl Count<'_> {
     }
 }
 
-/// A source of single bytes; a slow one has the next only when the other side has almost all so far.
+/// A source of single bytes. A slow one yields the next only when the other side has almost all so far.
 struct Source<'a>(Count<'a>, bool);
 
 impl Read for Source<'_> {
@@ -70,7 +70,7 @@ impl Read for Source<'_> {
     }
 }
 
-/// A sink of single bytes; a slow one takes the next only when the other side is ahead.
+/// A sink of single bytes. A slow one takes the next only when the other side is ahead.
 struct Sink<'a>(Count<'a>, bool);
 
 impl Write for Sink<'_> {
@@ -87,14 +87,14 @@ impl Write for Sink<'_> {
     }
 }
 
-/// The devices of both sides.
+/// Returns the devices of both sides.
 fn devices() -> [DeviceName; 2] {
     let names =
         testing::devices().unwrap_or_else(|| [headworks::DEFAULT_DEVICE; 2].map(str::to_owned));
     names.map(|name| name.parse().expect("a name"))
 }
 
-/// What both sides end with when the slow one, the sender or else the receiver, is interrupted.
+/// Interrupts the slow side: the sender, or else the receiver. Returns what both sides end with.
 fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
     let [one, other] = devices();
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -135,7 +135,7 @@ fn interrupted(sends: bool) -> [Result<u64, PipeError>; 2] {
     })
 }
 
-/// Runs the test `part` in a process with a fabric of its own: pipes meet in the one that a process's
+/// Runs the test `part` in a process with a fabric of its own: pipes connect in the fabric that the process's
 /// environment names.
 fn run_child(part: &str) {
     let fabric = tempfile::tempdir().expect("a directory");
@@ -159,7 +159,7 @@ fn a_listener_at_an_address_turns_strangers_away_and_waits_on() {
     run_child("plays_strangers");
 }
 
-/// Set in the process that a test above starts.
+/// Environment variable that a test above sets in its child process.
 const PLAYS: &str = "HEADWORKS_TEST_PLAYS";
 
 #[test]
@@ -195,11 +195,11 @@ fn is_turned_away(line: &mut Line) {
     assert!(matches!(end, NetError::PeerGone), "{end}");
 }
 
-/// Calls of others than pipes of this version, each of which hears that it is turned away.
+/// Makes calls that are no pipes of this version; each is turned away.
 fn strange_calls(address: &str) {
     let nowhere = [b"H", &VERSION.to_le_bytes()[..], &[9]].concat();
     let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
-    // Nothing of ours, no greeting, no direction.
+    // Another protocol, an unknown greeting, an unknown direction.
     for bytes in [
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         frame(b"?"),
@@ -208,7 +208,7 @@ fn strange_calls(address: &str) {
         drop(call(address));
         let mut stranger = TcpStream::connect(address).expect("it listens");
         stranger.write_all(&bytes).expect("sends");
-        // A reset, where not all was read.
+        // The end may be a reset, if not everything was read.
         let _ = stranger.read_to_end(&mut Vec::new());
     }
     let mut other = call(address);
@@ -218,7 +218,7 @@ fn strange_calls(address: &str) {
     let welcome = other.recv_control_wait(until()).expect("a version");
     assert_eq!(welcome, [b"W", &VERSION.to_le_bytes()[..]].concat());
     is_turned_away(&mut other);
-    // Who says nothing is turned away as well, in time; and who greets, and does not go on.
+    // A caller that sends nothing is turned away in time, as is one that greets and does not go on.
     is_turned_away(&mut call(address));
     let hello = [b"H", &VERSION.to_le_bytes()[..], &[0]].concat();
     for noise in [Some(&b"GET / HTTP/1.1"[..]), Some(b"HWbu"), None] {
@@ -259,7 +259,7 @@ fn plays_strangers() {
             receiver.receive_into(&mut sink, |_| {}).map(|_| sink)
         });
         strange_calls(&address);
-        // One after the other they would take longer than the next one waits for an answer.
+        // One after another, they would take longer than the next caller waits for an answer.
         let mut silent: Vec<_> = (0..7).map(|_| call(&address)).collect();
         let pipe = Pipe::connect(&other, &address, Direction::ToListener, patience);
         let Pipe::Sender(sender) = pipe.expect("the next one is met") else {

@@ -1,5 +1,5 @@
-//! Meeting over RDMA on the machine's own devices, by its librdmacm. Skipped, with the reason, where there
-//! is none; `HEADWORKS_REQUIRE=ibv` has that fail.
+//! Connects over RDMA on the machine's own devices, with its librdmacm. Skipped, with the reason, if there
+//! are none; with `HEADWORKS_REQUIRE=ibv` that is a failure.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -18,15 +18,15 @@ use headworks::verbs::{DeviceName, Duration, Instant};
 use headworks_ibverbs::cm::{CmError, CmListener, Connection, Greeting};
 use headworks_net::QpStreamSetup;
 
-/// How long anything may take: only what hangs fails. The devices may be emulated.
+/// Returns the time limit of a test: only a hang exceeds it. The devices may be emulated.
 fn limit() -> Instant {
     clock::now() + Duration::from_secs(120)
 }
 
-/// Bytes of a pipe's test: many laps of its ring.
+/// Bytes that a test sends through a pipe: many laps of its ring.
 const BYTES: u64 = 8 << 20;
 
-/// Devices that meet, and their addresses: those that are named, or the first two there are.
+/// Returns the devices to connect, with their addresses: those that are named, or the first two.
 fn devices() -> Vec<(DeviceName, IpAddr)> {
     let all = headworks::devices().expect("devices can be listed");
     let ibv = all.into_iter().filter(|info| info.name.kind() == "ibv");
@@ -50,12 +50,12 @@ fn devices() -> Vec<(DeviceName, IpAddr)> {
     found
 }
 
-/// Those of `found` that `names` has: all of them, of which one may be there twice.
+/// Returns the entries of `found` that `names` lists. All must be there; a name may be listed twice.
 fn named_among(
     mut found: Vec<(DeviceName, IpAddr)>,
     names: &[String],
 ) -> Result<Vec<(DeviceName, IpAddr)>, String> {
-    // An option of the name is not for the connection manager.
+    // The connection manager does not take the options of a name.
     let wanted = names.iter().filter_map(|name| name.split(',').next());
     let wanted: BTreeSet<_> = wanted.collect();
     found.retain(|(name, _)| wanted.contains(&*name.to_string()));
@@ -83,7 +83,7 @@ fn all_devices_that_are_named_are_there_or_the_tests_fail() {
     assert!(said.contains("ibv:c"), "{said}");
 }
 
-/// An address of `ip` that no other test has.
+/// Returns an address of `ip` that no other test uses.
 fn address(ip: IpAddr) -> String {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let own = (std::process::id() % 1_000) as u16 * 20;
@@ -98,12 +98,12 @@ fn patience() -> WaitOptions<'static> {
     }
 }
 
-/// What a pipe's test sends: byte `at`.
+/// Returns byte `at` of what a test sends.
 fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// A source of so many bytes; for ever if it stalls at its end.
+/// A source of [`BYTES`] bytes; a stalling one never ends.
 struct Source {
     at: u64,
     stalls: bool,
@@ -125,7 +125,7 @@ impl Read for Source {
     }
 }
 
-/// A sink that checks.
+/// A sink that checks every byte.
 #[derive(Default)]
 struct Sink(u64);
 
@@ -143,10 +143,10 @@ impl Write for Sink {
     }
 }
 
-/// Set in a process that a test starts: what it does, where, on which device.
+/// Environment variable of a child process: what it does, at which address, on which device.
 const PLAYS: &str = "HEADWORKS_TEST_PLAYS";
 
-/// A process that is killed and reaped, however the test ends.
+/// A child process that is killed and reaped, however the test ends.
 struct ChildProcess(Child);
 
 impl ChildProcess {
@@ -207,7 +207,7 @@ fn a_pipe_carries_everything_both_ways() {
     for (there, ip) in &devices {
         for what in ["sends", "receives"] {
             let at = address(*ip);
-            // It may be early: it waits for the listener.
+            // The child may call early: it waits for the listener.
             let other = ChildProcess::plays(what, &at, "ibv");
             let pipe = listen(&at, "ibv").expect("somebody calls");
             assert_eq!(run(pipe, false).expect("all"), BYTES, "{what} {there}");
@@ -240,7 +240,7 @@ fn a_peer_that_is_killed_is_noticed() {
     let Pipe::Receiver(receiver) = pipe else {
         panic!("the wrong way");
     };
-    // The last of it may be held back for more.
+    // The sender may hold back the last bytes, to send them with more.
     let kill = |bytes| {
         if bytes >= BYTES / 2 {
             other.0.kill().expect("is not reaped yet");
@@ -287,7 +287,7 @@ fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
                 let Err(CmError::Refused { greeting, .. }) = refused else {
                     panic!("{refused:?}");
                 };
-                // It hears whom it called.
+                // The refusal tells the caller which program it called.
                 assert_eq!(greeting[..ours.len()], ours);
             }
             rdma::dial(&to.to_string(), &any, false, limit()).expect("a listener")
@@ -317,7 +317,7 @@ fn a_caller_by_a_device_of_no_use_does_not_end_a_listener_that_listens_anywhere(
     };
     thread::scope(|scope| {
         let listens = scope.spawn(|| {
-            // As the device of the caller's way it cannot be opened: no port has so many keys.
+            // With these options the caller's device cannot be opened: no port has so many keys.
             let device = "ibv,pkey_index=65535".parse().expect("a name");
             let at = format!("rdma:{anywhere}");
             Pipe::listen(&device, &at, patience_of_listener).map(drop)
@@ -343,7 +343,7 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
     let any: DeviceName = "ibv".parse().expect("a name");
     let other = thread::scope(|scope| {
         let calls = scope.spawn(|| {
-            // One after the other they would take longer than the one behind them waits for an answer.
+            // One after another, they would take longer than the caller behind them waits for an answer.
             let silent: Vec<_> = (0..3)
                 .map(|_| rdma::dial(&at, &any, true, limit()).expect("a listener"))
                 .collect();
@@ -364,7 +364,7 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
     other.ends_well();
 }
 
-/// A call as another program would make it, which says `said`.
+/// Calls as another program would, with the greeting `said`.
 fn strange_call(to: &SocketAddr, said: &[u8]) -> Result<(Connection, QpStreamSetup), CmError> {
     let mut call = Connection::call(to, None)?;
     let route = loop {
@@ -412,7 +412,7 @@ fn a_listener_of_another_kind_is_told_from_ours() {
             let mut setup = QpStreamSetup::new(&device).expect("a queue pair");
             caller.prepare(setup.queue_pair()).expect("INIT");
             setup.post_receives().expect("receives");
-            // As a program answers that says nothing.
+            // Answers as a program that sends no greeting.
             caller.answer(setup.queue_pair(), b"").expect("answers");
             while !caller.is_ended() {
                 wait(&caller);
@@ -460,13 +460,13 @@ fn a_call_by_way_of_another_device_than_was_named_is_refused_and_the_next_is_met
         });
         let met = listening.accept(limit()).expect("the second one");
         assert_eq!(met.device.name(), here.name());
-        // It is one of ours, and not the one whose device is wrong.
+        // The caller is a headworks program; only its device is wrong.
         let (said, _met) = calls.join().expect("ends");
         assert!(said.contains("refuses"), "{said}");
     });
 }
 
-/// Both ends of a line, in this process.
+/// Connects both ends of a line in this process.
 fn lines(ip: IpAddr) -> (Line, Line) {
     let any: DeviceName = "ibv".parse().expect("a name");
     let listening = RdmaListener::at(&address(ip), &any).expect("listens");
@@ -495,14 +495,14 @@ fn a_line_carries_messages_and_its_end_comes_behind_them() {
                     .send_control(&(at as u32).to_le_bytes())
                     .expect("an answer");
             }
-            // Closed with something under way.
+            // Closes while a message is in flight.
             other.send_control(b"last").expect("the last");
             other.flush_wait(limit()).expect("all is sent");
             drop(other);
         });
         let mut answers = 0u32;
         for at in 0..200 {
-            // As many ahead as the line takes.
+            // Sends as many messages ahead as the line takes.
             while let Err(NetError::Full) = one.send_control(&message(at)) {
                 let answer = one.recv_control_wait(limit()).expect("an answer");
                 assert_eq!(answer, answers.to_le_bytes());

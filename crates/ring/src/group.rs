@@ -2,34 +2,34 @@
 //!
 //! # Receiving from many
 //!
-//! A [`Receiver`] by itself polls its own tail's cache line, so that a thread with a thousand of them
-//! reads a thousand lines to find nothing. The rings of a group have a *board* in common: a registered region
-//! in which their tails are packed, eight to a line, and where the greeting tells each sender its
-//! word. Looking for something to do reads an eighth of the lines and no ring. The rings also share one
+//! A [`Receiver`] on its own polls the cache line of its own tail, so that a thread with a thousand of
+//! them reads a thousand lines to find nothing. The rings of a group share a *tail array*: a registered
+//! region in which their tails are packed, eight to a line. The greeting tells each sender the address of
+//! its word. A look for new messages reads an eighth of the lines, and no ring. The rings also share one
 //! completion queue and, in [`Mode::Notify`](crate::Mode::Notify), one completion channel: one descriptor
-//! to sleep on, whatever their number.
+//! to sleep on, however many rings there are.
 //!
-//! Messages are handed out in rounds. A round begins with a look at the board; every ring in which there
-//! is something then has one turn of at most [`GroupConfig::quantum`] messages. So a message that is
-//! there when a round begins is handed out in that round, or, in the order of its ring, after as many
-//! turns of that ring as are in front of it; a ring that is always full makes the others wait for a
-//! quantum of its messages a round, no longer.
+//! The group hands out messages in rounds. A round begins with a look at the tail array. Every ring in
+//! which there is something then has one turn of at most [`GroupConfig::quantum`] messages. A message that
+//! is there when a round begins is handed out in that round or, if its ring has earlier messages, after as
+//! many turns of that ring as those need. A ring that is always full makes the others wait for a quantum
+//! of its messages a round, no longer.
 //!
-//! A ring that breaks does not disturb the others. What was published before is handed out, then
-//! [`Group::try_recv`] says once that it is broken, and which; it stays until it is
+//! A ring that breaks does not disturb the others. The group hands out what was published before; then
+//! [`Group::try_recv`] reports once which ring is broken, and why. The ring stays in the group until it is
 //! [removed](Group::remove).
 //!
-//! There is no isolation between the senders of one group: they trust each other, as they trust the receiver.
-//! Every one of them has the key of the whole board, and can write the tails of all; one that does so breaks
-//! a ring, or makes it hand out what lies in that ring's array. And since the rings of a group share
-//! a protection domain, one that guesses the key of another's array can write messages there too. Senders that
-//! do not trust each other go into groups of their own.
+//! The senders of one group are not isolated from each other: they trust each other, as they trust the
+//! receiver. Every sender has the key of the whole tail array, and can write the tails of all. A sender
+//! that does so breaks a ring, or makes it hand out what lies in that ring's array. The rings of a group
+//! also share a protection domain, so a sender that guesses the key of another's array can write messages
+//! there. Put senders that do not trust each other into groups of their own.
 //!
 //! # Rings that cross each other
 //!
-//! Two rings that cross (requests one way, answers the other) can stop each other: each sender waits
-//! for space that the other thread would announce if it were not itself waiting. Such rings belong to
-//! one group, and whoever finds a ring Full or Empty steps the group.
+//! Two rings that cross (requests one way, answers the other) can stop each other: each sender waits for
+//! space that the other thread would announce if it were not itself waiting. Put such rings into one
+//! group, and step the group whenever a ring is full or empty.
 
 mod config;
 pub mod drr;
@@ -58,24 +58,25 @@ pub use out_of_order::OutOfOrder;
 pub(crate) use tail_array::TailWord;
 use tail_array::{TailArray, TailWordClaim};
 
-/// Completions taken at a time.
+/// Completions taken per poll.
 const BATCH: usize = 64;
-/// Batches that one look takes at most.
+/// Most batches that one look takes.
 const BATCHES: usize = 16;
-/// Queue pairs of the board that one step looks at; a round in which something is received, at one.
+/// Number of rings of the tail array whose queue pair one step checks. A round in which something is
+/// received checks one.
 const LOOKS: usize = 8;
 
 /// The rings of one thread.
 ///
-/// - *Making*: [`Group::receiving`] for a group that receives from many, [`Group::default`] for one
-///   of rings that are made elsewhere.
-/// - *Joining and leaving*: [`Group::seat`] makes a receiving end, which is connected as any other;
-///   [`Group::admit`] then takes it in. [`Group::add_receiver`] and [`Group::add_sender`] take ends
-///   that are connected already. [`Group::remove`] ends with one.
-/// - *Receiving*: [`Group::try_recv`], from all of them in turn.
-/// - *Driving*: [`Group::step`], whenever there was nothing to receive or no room to send.
-/// - *Sleeping*: [`Group::arm`], then [`Group::step`] with `will_wait`, and if that says that there is
-///   nothing, wait on [`Group::fd`]; then [`Group::drain_events`].
+/// - *Making*: [`Group::receiving`] makes a group that receives from many; [`Group::default`] makes one
+///   for rings that are made elsewhere.
+/// - *Joining and leaving*: [`Group::seat`] makes a receiving end, which is connected like any other;
+///   [`Group::admit`] then adds it. [`Group::add_receiver`] and [`Group::add_sender`] add ends that are
+///   connected already. [`Group::remove`] removes a receiving ring.
+/// - *Receiving*: [`Group::try_recv`] receives from all rings in turn.
+/// - *Driving*: call [`Group::step`] whenever there was nothing to receive or no room to send.
+/// - *Sleeping*: call [`Group::arm`], then [`Group::step`] with `will_wait`. If that returns false, wait on
+///   [`Group::fd`], and then call [`Group::drain_events`].
 ///
 /// ```
 /// use headworks_ring::{Group, GroupConfig, RingConfig, SenderSetup};
@@ -117,30 +118,30 @@ const LOOKS: usize = 8;
 /// # }
 /// ```
 pub struct Group {
-    /// Those on the board at the index of their word, others behind.
+    /// Receivers: those with a word of the tail array at its index, the others at higher indices.
     receivers: Members<GroupReceiver>,
     senders: Members<Sender>,
-    /// Receivers that are not on the board, and are looked at one by one.
+    /// Receivers without a word of the tail array. The group looks at each of them.
     apart: Vec<u32>,
     rota: DeficitRoundRobin,
-    /// Rings that gave messages since all heads were pushed.
+    /// Rings that handed out messages since the group last pushed their heads.
     drained: Vec<u32>,
-    /// Messages were handed out since completions were taken.
+    /// Whether messages were handed out since completions were last taken.
     busy: bool,
-    /// The next whose queue pair a step looks at.
+    /// Index of the ring whose queue pair was checked last. The next check is of the one after it.
     next_look: usize,
-    /// Whose completions have this QPN.
+    /// Index of the ring whose completions carry the QPN.
     by_qpn: HashMap<Qpn, u32>,
-    /// The QPN of the latest end at each index of the board.
+    /// QPN of the latest end at each index of the tail array.
     qpns: Vec<Qpn>,
     /// Completions of ends that are connected and not admitted yet.
     early: Vec<Completion>,
-    /// Where completions are put that are polled.
+    /// Buffer for polled completions.
     completions: Vec<Completion>,
     board: Option<TailArray>,
-    /// The completion queue can no longer be polled.
+    /// Error with which the completion queue failed; it can no longer be polled.
     failed: Option<PollError>,
-    /// Which process made it.
+    /// Fork generation of the process that made the group.
     made: ForkGeneration,
 }
 
@@ -167,15 +168,15 @@ impl Default for Group {
 
 /// A receiver of a group.
 struct GroupReceiver {
-    // The queue pair goes before the word may be another's.
+    // Dropped before the claim: the queue pair must be gone before another ring may use the word.
     receiver: Receiver,
     claim: Option<TailWordClaim>,
-    /// It is among those that gave messages.
+    /// Whether the ring is in the group's `drained`.
     drained: bool,
 }
 
 impl Group {
-    /// A group that receives on `device`, without rings so far.
+    /// Makes a group that receives on `device`. It has no rings yet.
     pub fn receiving(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
         let board = TailArray::new(device, config)?;
         Ok(Self {
@@ -186,9 +187,9 @@ impl Group {
         })
     }
 
-    /// A receiving end with a word of the board, to be connected to a [`SenderSetup`](crate::SenderSetup)
-    /// and admitted. [`SetupError::GroupFull`] if all words are taken; [`SetupError::Ring`] where none can be
-    /// served any more.
+    /// Makes a receiving end with a word of the tail array, to be connected to a
+    /// [`SenderSetup`](crate::SenderSetup) and admitted. Returns [`SetupError::GroupFull`] if all words are
+    /// taken, and [`SetupError::Ring`] if the group can serve no new ring any more.
     pub fn seat(&mut self) -> Result<Membership, SetupError> {
         self.usable()?;
         let board = self.board.as_mut().ok_or(SetupError::NoBoard)?;
@@ -199,7 +200,7 @@ impl Group {
         Ok(Membership { end, claim })
     }
 
-    /// Whether rings can still be served that are to come.
+    /// Returns an error if the group can serve no new ring any more.
     fn usable(&self) -> Result<(), RingError> {
         if self.made.is_foreign() {
             return Err(RingError::Forked);
@@ -207,8 +208,9 @@ impl Group {
         self.failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// From now on completions of `qpn`, which is not connected yet, are those of the end at `index`. What
-    /// completed under that number until now is an earlier one's.
+    /// Assigns the completions of `qpn`, which is not connected yet, to the end at `index` from now on.
+    /// Drops earlier completions that carry this number: they are of an earlier queue pair. `everything` is
+    /// the number of batches that empties the completion queue.
     fn expect_completions(&mut self, index: u32, qpn: Qpn, everything: usize) {
         let at = index as usize;
         if at >= self.qpns.len() {
@@ -225,10 +227,9 @@ impl Group {
             .retain(|early| early.qpn != qpn && self.by_qpn.contains_key(&early.qpn));
     }
 
-    /// Takes in an end that was made by [`Group::seat`] and is connected; `payload` is the other end's
-    /// greeting.
+    /// Adds an end that [`Group::seat`] made and that is connected. `payload` is the other end's greeting.
     pub fn admit(&mut self, seat: Membership, payload: &[u8]) -> Result<RingId, SetupError> {
-        // Whatever fails, the queue pair goes before the word: last declared, first dropped.
+        // If a step below fails, the queue pair must go before the word: last declared, first dropped.
         let Membership { claim, end } = seat;
         self.usable()?;
         let board = self.board.as_ref().ok_or(SetupError::NoBoard)?;
@@ -251,13 +252,13 @@ impl Group {
         for completion in &ours {
             self.hand_over(completion);
         }
-        // Its tail may have come before it was admitted, and been looked at.
+        // Its tail may have come, and been looked at, before it was admitted.
         self.rota.call(index);
         Ok(id)
     }
 
-    /// Takes in a receiving end that was made elsewhere and has its own tail's line: for rings in
-    /// latency mode, on other devices, or few. It is looked at in every round, and by every step.
+    /// Adds a receiving end that was made elsewhere and whose tail has its own cache line: for rings in
+    /// latency mode, rings on other devices, or a few rings. Every round and every step looks at it.
     pub fn add_receiver(&mut self, receiver: Receiver) -> RingId {
         let seated = GroupReceiver {
             receiver,
@@ -269,13 +270,13 @@ impl Group {
         id
     }
 
-    /// Takes in a sending end.
+    /// Adds a sending end.
     pub fn add_sender(&mut self, sender: Sender) -> RingId {
         self.senders.push(sender)
     }
 
-    /// Ends with a receiving ring: drops it, and with it what was not handed out. Its sender finds
-    /// it gone. Says whether there was one.
+    /// Removes a receiving ring. Drops it with the messages that were not handed out; its sender finds it
+    /// gone. Returns whether there was one.
     pub fn remove(&mut self, ring: RingId) -> bool {
         let Some(mut seated) = self.receivers.take(ring) else {
             return false;
@@ -290,13 +291,13 @@ impl Group {
         true
     }
 
-    /// Gives back a sending end.
+    /// Removes a sending end, and returns it.
     pub fn remove_sender(&mut self, ring: RingId) -> Option<Sender> {
         self.senders.take(ring)
     }
 
-    /// The next message, from whichever ring's turn it is, where it lies; dropping it releases its slots. An error
-    /// is about one ring; call again for the others.
+    /// Returns the next message, from the ring whose turn it is, where it lies. Dropping it releases its
+    /// slots. An error is about one ring; call again for the others.
     #[inline]
     pub fn try_recv(&mut self) -> Result<Option<(RingId, Message<'_>)>, BrokenRing> {
         let Some((index, found)) = self.find()? else {
@@ -308,7 +309,7 @@ impl Group {
             .map(|(id, seated)| (id, seated.receiver.lend(found))))
     }
 
-    /// Looks for a message: in what is left of this round, then in another one.
+    /// Finds the next message: in the rest of this round, then in another one.
     #[inline]
     fn find(&mut self) -> Result<Option<(u32, FoundMessage)>, BrokenRing> {
         let mut looked = false;
@@ -328,7 +329,7 @@ impl Group {
                         return Ok(Some((index, found)));
                     }
                     Ok(None) => self.rota.exhausted(),
-                    // It is no ring that is broken: see where nothing is found.
+                    // No ring is broken: the group is the parent's, which the check below reports.
                     Err(RingError::Forked) if self.made.is_foreign() => self.rota.exhausted(),
                     Err(error) => {
                         self.rota.exhausted();
@@ -350,7 +351,7 @@ impl Group {
         }
     }
 
-    /// After a fork the group is the parent's: in the child every call says so, of whichever ring.
+    /// Returns an error in a forked child, because the group is the parent's. The error names any ring.
     fn own(&self) -> Result<(), BrokenRing> {
         if !self.made.is_foreign() {
             return Ok(());
@@ -362,7 +363,7 @@ impl Group {
         })
     }
 
-    /// Calls the rings in which there may be something.
+    /// Queues the rings in which there may be something.
     fn look_around(&mut self) {
         let Some(board) = &mut self.board else {
             return self.call_those_apart();
@@ -374,8 +375,8 @@ impl Group {
             let rota = &mut self.rota;
             board.look(|index| rota.call(index));
         }
-        // Heads that were pushed have completed, or have not: a group that is never empty is never
-        // stepped.
+        // Completions of pushed heads are taken here too, and queue pairs checked: a group that is never
+        // empty is never stepped.
         if std::mem::take(&mut self.busy) {
             if !sleeps {
                 self.take_completions(BATCHES);
@@ -393,8 +394,8 @@ impl Group {
         }
     }
 
-    /// Takes completions, so many batches at most, and hands them to the rings that they are of. Says
-    /// whether there may be more.
+    /// Takes completions, at most `batches` batches, and hands each to its ring. Returns whether there may
+    /// be more.
     fn take_completions(&mut self, batches: usize) -> bool {
         let Some(board) = &self.board else {
             return false;
@@ -424,7 +425,7 @@ impl Group {
                     }
                 }
                 Err(error) => {
-                    // Nobody's completions come any more.
+                    // No ring gets completions any more.
                     self.failed = Some(error);
                     for index in self.receivers.indices() {
                         if !self.receivers.is_told(index)
@@ -443,7 +444,7 @@ impl Group {
     }
 
     fn hand_over(&mut self, completion: &Completion) {
-        // One of a ring that was removed is nobody's.
+        // A completion of a ring that was removed is dropped.
         let Some(&index) = self.by_qpn.get(&completion.qpn) else {
             return;
         };
@@ -453,17 +454,18 @@ impl Group {
                     self.rota.call(index);
                 }
             }
-            // Its own has not been admitted.
+            // The ring has not been admitted yet.
             _ => self.early.push(*completion),
         }
     }
 
-    /// What a thread that has nothing to send or receive must call: publishes all tails; takes
-    /// completions; looks at some queue pairs, others each time; and, if a ring it sends on is full or
-    /// the thread will wait now, pushes all heads. Due after every
-    /// [`SendError::Full`](crate::SendError::Full) and every empty receive. Says whether something changed
-    /// or messages may be waiting. An error is about one sender, and is told once; broken receivers are
-    /// told of by [`Group::try_recv`].
+    /// Publishes all tails, takes completions, and checks some queue pairs, different ones each time. Pushes
+    /// all heads if a ring that the group sends on is full, or if `will_wait`: the thread will wait now. A
+    /// thread that has nothing to send or receive must call it, after every
+    /// [`SendError::Full`](crate::SendError::Full) and every empty receive.
+    ///
+    /// Returns whether something changed or messages may be waiting. An error is about one sender, and is
+    /// reported once. [`Group::try_recv`] reports broken receivers.
     pub fn step(&mut self, will_wait: bool) -> Result<bool, BrokenRing> {
         self.own()?;
         let (mut changed, mut full, mut broken) = (false, false, None);
@@ -482,10 +484,10 @@ impl Group {
                 Err(_) => {}
             }
         }
-        // What is left behind is no event of its own: who sleeps now would not be woken for it.
+        // Completions left in the queue raise no further event: a thread that slept now would not wake.
         changed |= self.take_completions(BATCHES);
         self.busy = false;
-        // Behind the completions: they make the room in the send queues that heads need.
+        // After the completions, because they make the room in the send queues that heads need.
         if full || will_wait {
             self.push_heads();
         }
@@ -499,13 +501,13 @@ impl Group {
         }
     }
 
-    /// Tells every sender how far its ring is released.
+    /// Pushes the heads of all rings that handed out messages.
     fn push_heads(&mut self) {
         for index in std::mem::take(&mut self.drained) {
             let Some((_, seated)) = self.receivers.at(index) else {
                 continue;
             };
-            // A ring that breaks says so when it is looked at.
+            // A ring that breaks here is reported when the group next looks at it.
             match seated.receiver.push_head() {
                 Ok(true) => seated.drained = false,
                 Ok(false) => self.drained.push(index),
@@ -517,7 +519,7 @@ impl Group {
         }
     }
 
-    /// Looks at the queue pairs of some rings of the board, in turn.
+    /// Checks the queue pairs of up to `count` rings of the tail array, in turn.
     fn look_at_queue_pairs(&mut self, count: usize) {
         let all = self.receivers.indices().len();
         for _ in 0..count.min(all) {
@@ -539,45 +541,45 @@ impl Group {
         }
     }
 
-    /// A receiving ring, to take messages out of order, or to ask.
+    /// Lends a receiving ring, to take messages out of order or to query it.
     pub fn receiver(&mut self, ring: RingId) -> Option<OutOfOrder<'_>> {
         let seated = self.receivers.get(ring)?;
-        // What is released there has to be told of as well.
+        // The head must be pushed for what the caller releases there, too.
         if !std::mem::replace(&mut seated.drained, true) {
             self.drained.push(ring.index);
         }
         Some(OutOfOrder(&mut seated.receiver))
     }
 
-    /// A ring to send on.
+    /// Lends a ring to send on.
     pub fn sender(&mut self, ring: RingId) -> Option<&mut Sender> {
         self.senders.get(ring)
     }
 
-    /// Rings it receives from, broken ones with them.
+    /// Number of rings that the group receives from, including broken ones.
     pub fn len(&self) -> usize {
         self.receivers.len()
     }
 
-    /// Whether it receives from none.
+    /// Returns whether the group receives from no ring.
     pub fn is_empty(&self) -> bool {
         self.receivers.len() == 0
     }
 
-    /// Whether [`Group::seat`] has a word left.
+    /// Returns whether [`Group::seat`] has a word left.
     pub fn has_room(&self) -> bool {
         self.board.as_ref().is_some_and(TailArray::has_room)
     }
 
-    /// Readable when something may have come to any ring of the board, after [`Group::arm`]. `None`
-    /// unless the group was made to sleep on ([`Mode::Notify`](crate::Mode::Notify)). Rings that were
-    /// made elsewhere have descriptors of their own: [`Group::receiver`] lends them, to arm and to ask.
+    /// Descriptor that is readable when something may have come to any ring of the tail array, after
+    /// [`Group::arm`]. `None` unless the group can sleep ([`Mode::Notify`](crate::Mode::Notify)). Rings that
+    /// were made elsewhere have descriptors of their own: [`Group::receiver`] lends such a ring.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         let channel = self.board.as_ref()?.channel.as_ref();
         channel.map(|channel| channel.fd())
     }
 
-    /// Asks for the descriptor to become readable; [`Group::step`] once more before sleeping.
+    /// Arms the descriptor: the next event makes it readable. Call [`Group::step`] once more before sleeping.
     pub fn arm(&mut self) {
         if let Some(board) = &self.board
             && !self.made.is_foreign()
@@ -588,7 +590,7 @@ impl Group {
 
     /// Takes the events that made the descriptor readable.
     pub fn drain_events(&mut self) {
-        // The events are the parent's as the rest.
+        // In a forked child the events are the parent's, like everything else.
         if self.made.is_foreign() {
             return;
         }

@@ -1,6 +1,6 @@
-//! What the two ends of any one-way channel of messages have in common, as traits: the ring has
-//! them, and so have the designs that it is compared with. Code that is to run over any of them (a
-//! workload, an oracle) is generic over these; who uses a ring calls it directly.
+//! Traits of the two ends of any one-way channel of messages. The ring implements them, and so do the
+//! designs that it is compared with. Code that must run over any of them (a workload, an oracle) is generic
+//! over these traits. An application that uses a ring calls it directly.
 
 use headworks_verbs::bringup::{BringUp, BringUpError, ConnectionParams};
 use headworks_verbs::{DeviceInfo, QueuePair};
@@ -9,29 +9,29 @@ use crate::error::{RingError, SendError};
 use crate::setup::{ReceiverSetup, SenderSetup, SetupError};
 use crate::{Membership, Receiver, Sender};
 
-/// An end whose queue pair is to be brought up.
+/// An end whose queue pair must be brought up.
 pub trait Unconnected {
-    /// What the other end must be handed as the payload of the bring-up.
+    /// Returns the payload that the bring-up must hand to the other end.
     fn greeting(&self) -> Vec<u8>;
 
     /// The queue pair to bring up.
     fn queue_pair(&mut self) -> &mut dyn QueuePair;
 
-    /// How it is to be brought up.
+    /// Connection parameters for the bring-up.
     fn connection_params(&self) -> ConnectionParams;
 }
 
-/// An end that is not connected yet, and can be by itself.
+/// An end that is not connected yet, and that becomes a connected end without a group.
 pub trait EndSetup: Unconnected + Sized {
-    /// What it becomes.
+    /// The connected end.
     type End;
 
-    /// The connected end; `payload` is the other end's greeting.
+    /// Makes the connected end. `payload` is the other end's greeting.
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError>;
 }
 
-/// Brings up both ends where both are in one hand, each made on the device that `from` and `to` are of.
-/// They are then finished with each other's greeting. `seeds` should be random.
+/// Brings up both ends where one caller has both. `from` and `to` describe the devices on which they were
+/// made. The caller then finishes each with the other's greeting. `seeds` should be random.
 pub fn meet(
     (from, sending): (&DeviceInfo, &mut impl Unconnected),
     (to, receiving): (&DeviceInfo, &mut impl Unconnected),
@@ -44,51 +44,51 @@ pub fn meet(
     here.connect_both(sending.queue_pair(), &mut there, receiving.queue_pair())
 }
 
-/// The sending end of a channel. Nothing blocks.
+/// The sending end of a channel. No call blocks.
 pub trait MessageSender {
-    /// Sends a copy of `message`, as far as the design's batching lets it go now.
+    /// Sends a copy of `message`. The design's batching decides when it leaves.
     fn try_send(&mut self, message: &[u8]) -> Result<(), SendError>;
 
-    /// Sends a message of `len` bytes that `fill` writes. Where the design spares a copy `fill`
-    /// writes to the place that is sent from, elsewhere to memory of the application, to be copied.
-    /// Not called if there is no room in the channel. Where the device then has none, nothing is sent
-    /// for all that was written: [`SendError::Full`], and whoever tries again writes it again.
+    /// Sends a message of `len` bytes that `fill` writes. If the design saves a copy, `fill` writes to the
+    /// memory that is sent from; otherwise it writes to memory of the application, which is then copied.
+    /// `fill` is not called if the channel has no room. If only the device has none, the call returns
+    /// [`SendError::Full`] and sends nothing, although `fill` was called; a retry calls it again.
     fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError>;
 
-    /// Puts everything that was sent on its way. Says whether nothing is held back any more.
+    /// Sends everything that is held back. Returns whether nothing is held back any more.
     fn flush(&mut self) -> Result<bool, RingError>;
 
-    /// What a thread with nothing to send must call: flushes, takes completions, looks at errors.
-    /// Says whether something changed.
+    /// Flushes, takes completions and checks for errors. A thread with nothing to send must call it.
+    /// Returns whether something changed.
     fn step(&mut self) -> Result<bool, RingError>;
 
     /// Longest message, in bytes.
     fn max_message(&self) -> usize;
 
-    /// Units of the channel's memory (slots, bytes) that messages and what pads them took, ever.
+    /// Units of the channel's memory (slots, bytes) that messages and their padding took in all.
     fn sent(&self) -> u64;
 
-    /// Those that were announced to the receiver, ever.
+    /// Units that were announced to the receiver in all.
     fn published(&self) -> u64;
 
-    /// Those that the receiver is known to have consumed, ever.
+    /// Units that the receiver is known to have consumed in all.
     fn consumed(&self) -> u64;
 }
 
-/// The receiving end of a channel. Nothing blocks.
+/// The receiving end of a channel. No call blocks.
 pub trait MessageReceiver {
-    /// Shows the next message to `look`, if one is there: where it lies, or in memory of the
-    /// application where the design copies it there. Its space is then free.
+    /// Calls `look` with the next message, if there is one: where it lies or, if the design copies it, in
+    /// memory of the application. Its space is then free.
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError>;
 
-    /// What a thread with nothing to receive must call: takes completions, looks at errors. Says
+    /// Takes completions and checks for errors. A thread with nothing to receive must call it. Returns
     /// whether messages may be waiting.
     fn step(&mut self) -> Result<bool, RingError>;
 
-    /// Lets the sender know of all free space. Says whether it does.
+    /// Tells the sender of all free space. Returns whether the sender has been told of all of it.
     fn push_head(&mut self) -> Result<bool, RingError>;
 
-    /// Units of the channel's memory consumed, ever.
+    /// Units of the channel's memory consumed in all.
     fn consumed(&self) -> u64;
 }
 

@@ -1,9 +1,8 @@
-//! Any channel of messages against a queue: random operations, and what must come of them.
+//! Compares any channel of messages with a queue: runs random operations and checks their results.
 //!
-//! Feature `oracle`, for tests: the ring's own, and those of the designs that it is compared with.
-//! Whatever the operations, every message arrives once, in order and unharmed; no space is used
-//! before it is free; and from any state the longest message gets through, with both ends served by
-//! their own calls alone.
+//! Feature `oracle`, for tests of the ring and of the designs that it is compared with. Whatever the
+//! operations, every message arrives once, in order and intact; no space is used before it is free; and
+//! from any state the longest message gets through, with each end driven by its own calls alone.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -17,34 +16,34 @@ use crate::message_channel::{EndSetup, MessageReceiver, MessageSender, meet};
 use crate::receiver::HeldMessage;
 use crate::{Receiver, Sender, SetupError};
 
-/// One thing that either end does.
+/// An operation of either end.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// Send a copy; the fraction (of 255) of the longest length.
+    /// Send a copy. Its length is this fraction (of 255) of the longest length.
     Send(u8),
-    /// Send in place.
+    /// Send in place, with a length as for [`Op::Send`].
     ReserveOutcome(u8),
-    /// Reserve and let go.
+    /// Reserve a place of such a length, and drop the reservation.
     Abandon(u8),
-    /// Put everything on its way.
+    /// Send everything that is held back.
     Flush,
-    /// The sender's step.
+    /// Call the sender's `step`.
     StepSender,
-    /// The receiver's step.
+    /// Call the receiver's `step`.
     StepReceiver,
     /// Tell the sender of all free space.
     PushHead,
-    /// Receive up to this many.
+    /// Receive up to this many messages.
     Receive(u8),
-    /// Take one without releasing it.
+    /// Take a message without releasing it.
     Take,
-    /// Release one of those taken.
+    /// Release one of the messages taken.
     Release(u8),
 }
 
-/// Any operation, those that move messages more often.
+/// Generates any operation; operations that move messages are more frequent.
 pub fn op() -> impl Strategy<Value = Op> {
-    // Many short ones: a channel may count messages as well as bytes.
+    // Many messages are short, because a channel may limit their number as well as their bytes.
     let part = || prop_oneof![2 => any::<u8>(), 1 => 0u8..3];
     prop_oneof![
         8 => part().prop_map(Op::Send),
@@ -60,7 +59,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What both ends made of each other's greeting.
+/// Both ends after they were finished with each other's greeting.
 pub type Ends<T, R> = (
     Result<<T as EndSetup>::End, SetupError>,
     Result<<R as EndSetup>::End, SetupError>,
@@ -104,7 +103,7 @@ fn pattern(number: u64, at: u64) -> u64 {
         .wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// What some channels can do beyond the traits.
+/// Operations that some channels have beyond the traits.
 pub trait Channel {
     /// The sending end.
     type Sender: MessageSender;
@@ -113,7 +112,7 @@ pub trait Channel {
     /// A message that was taken and not released.
     type Held;
 
-    /// Reserves the place of a message of `len` bytes, spoils it and lets it go.
+    /// Reserves the place of a message of `len` bytes, overwrites it and drops the reservation.
     fn abandon(_: &mut Self::Sender, _len: usize) {}
 
     /// Takes a message without releasing it, if the design can and one is there.
@@ -121,10 +120,10 @@ pub trait Channel {
         Ok(None)
     }
 
-    /// The bytes of a message taken.
+    /// Returns the bytes of a message that was taken.
     fn bytes<'r>(_: &'r Self::Receiver, held: &'r Self::Held) -> &'r [u8];
 
-    /// Releases it.
+    /// Releases a message that was taken.
     fn release(_: &mut Self::Receiver, held: Self::Held) -> Result<(), RingError>;
 }
 
@@ -179,7 +178,7 @@ impl<S: MessageSender, R: MessageReceiver> Channel for Plain<S, R> {
     }
 }
 
-/// A channel and what must come out of it.
+/// A channel, with the messages that it must deliver.
 pub struct Checked<C: Channel> {
     tx: C::Sender,
     rx: C::Receiver,
@@ -188,12 +187,12 @@ pub struct Checked<C: Channel> {
     sent: u64,
     received: u64,
     taken: Vec<(C::Held, u64)>,
-    /// Where the device takes its time: whether to go on waiting.
+    /// For a slow device: returns whether to go on waiting.
     patience: Option<Box<dyn FnMut() -> bool>>,
 }
 
 impl<C: Channel> Checked<C> {
-    /// Of two connected ends whose messages are framed like this.
+    /// Checks two connected ends whose messages have this framing.
     pub fn new(tx: C::Sender, rx: C::Receiver, framing: Framing) -> Self {
         Self {
             tx,
@@ -207,8 +206,8 @@ impl<C: Channel> Checked<C> {
         }
     }
 
-    /// The same on a device that takes its time: `go_on` says, between two tries, whether to try
-    /// once more.
+    /// As [`Checked::new`], on a slow device. Between two tries, `go_on` returns whether to try once
+    /// more.
     pub fn slow(
         tx: C::Sender,
         rx: C::Receiver,
@@ -221,12 +220,12 @@ impl<C: Channel> Checked<C> {
         }
     }
 
-    /// The ends.
+    /// The two ends.
     pub fn ends(&mut self) -> (&mut C::Sender, &mut C::Receiver) {
         (&mut self.tx, &mut self.rx)
     }
 
-    /// Messages received and found right.
+    /// Number of messages received and found right.
     pub fn received(&self) -> u64 {
         self.received
     }
@@ -238,7 +237,7 @@ impl<C: Channel> Checked<C> {
         }
     }
 
-    /// Says whether there was room.
+    /// Sends the next message. Returns whether there was room.
     fn send(&mut self, len: usize, in_place: bool) -> bool {
         let number = self.sent;
         let result = if in_place {
@@ -283,7 +282,7 @@ impl<C: Channel> Checked<C> {
         }
     }
 
-    /// What is held must not have been overwritten.
+    /// Releases a message that was taken, and checks that it was not overwritten.
     fn release(&mut self, which: usize) {
         let (held, number) = self.taken.swap_remove(which);
         assert!(
@@ -293,11 +292,11 @@ impl<C: Channel> Checked<C> {
         C::release(&mut self.rx, held).unwrap();
     }
 
-    /// Does one thing.
+    /// Runs one operation and checks its result.
     ///
     /// # Panics
     ///
-    /// If it does not come to what it must.
+    /// If the result is wrong.
     pub fn run(&mut self, op: Op) {
         match op {
             Op::Send(part) => drop(self.send(self.len(part), false)),
@@ -322,12 +321,12 @@ impl<C: Channel> Checked<C> {
         assert!(self.tx.published() <= self.tx.sent());
     }
 
-    /// The longest message must get through from any state, served by `try_*` alone; then nothing is
-    /// left.
+    /// Checks that the longest message gets through from any state by `try_*` alone, and that nothing is
+    /// left then.
     ///
     /// # Panics
     ///
-    /// If it does not, or something is.
+    /// If the message does not get through, or something is left.
     pub fn finish(&mut self) {
         while !self.taken.is_empty() {
             self.release(self.taken.len() - 1);
@@ -356,7 +355,8 @@ impl<C: Channel> Checked<C> {
         assert_eq!(self.rx.consumed(), self.tx.published());
     }
 
-    /// Once more, where that is not too often. A slow device needs time, and both ends' steps.
+    /// Panics after too many tries. On a slow device it asks `patience` instead, and steps the receiver,
+    /// because such a device needs time and steps.
     fn look_again(&mut self, tries: u32, most: u32, what: &str) {
         match &mut self.patience {
             None => assert!(tries < most, "stuck: {what}"),

@@ -205,7 +205,7 @@ impl Receiver {
     fn assert_own(&self, held: &HeldMessage) {
         assert!(
             held.receiver == self.id,
-            "the message was taken from another receiver: its bytes and its release are that one's"
+            "the message was taken from another receiver: only that one can read or release it"
         );
     }
 

@@ -1,8 +1,8 @@
 //! Making an end of a ring and connecting it.
 //!
-//! Each end makes its memory, completion queue and queue pair, greets the other with what it needs
-//! to know (as the payload of [`headworks_verbs::BringUp`]), and becomes a [`Sender`] or [`Receiver`]
-//! once both queue pairs are up:
+//! Each end makes its memory, completion queue and queue pair. It sends the other end a greeting, as the
+//! payload of [`headworks_verbs::BringUp`]. Once both queue pairs are up, it becomes a [`Sender`] or a
+//! [`Receiver`]:
 //!
 //! ```text
 //! let mut setup = SenderSetup::new(&device, &config)?;
@@ -51,66 +51,67 @@ pub enum SetupError {
     /// Receives could not be posted.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The other end's ring is of another version.
+    /// The other end's ring has another version.
     #[error("the other end's ring has layout version {found}, this is version {VERSION}")]
     Version {
-        /// Its version.
+        /// Version of the other end's ring.
         found: u16,
     },
-    /// The other end was made differently.
+    /// The two ends are configured differently.
     #[error("the other end's {key} is {theirs}, ours is {ours}: they must be the same")]
     Mismatch {
         /// Key of the setting in which the ends differ.
         key: &'static str,
-        /// Over there.
+        /// Value at the other end.
         theirs: u64,
-        /// Here.
+        /// Value at this end.
         ours: u64,
     },
-    /// Both ends were made to do the same.
+    /// Both ends have the same role.
     #[error("both ends {does}: one must send and one must receive")]
     SameRole {
-        /// What both do.
+        /// What both ends do: send or receive.
         does: &'static str,
     },
-    /// The other end needs cursors by WRITE with immediate, and the group that this one belongs to
-    /// polls memory.
+    /// The other end needs cursors by WRITE with immediate, but this end's group polls memory.
     #[error(
-        "the other end sleeps, or its device lets nothing be polled, and this group polls: make the \
+        "the other end sleeps, or memory on its device cannot be polled, but this group polls: make the \
          group with Mode::Notify"
     )]
     GroupPolls,
-    /// All words of the group's board are taken.
+    /// All words of the group's tail array are taken.
     #[error("the group has {capacity} rings, as many as it was made for")]
     GroupFull {
-        /// How many those are.
+        /// Number of rings that the group was made for.
         capacity: usize,
     },
-    /// The device gave the group's board less memory than it asked for, or none that words can be in.
-    #[error("the group's board has no word {index}: its device's memory cannot hold one there")]
+    /// The memory that the device gave for the group's tail array cannot hold the word.
+    #[error(
+        "the group's tail array has no word {index}: the device's memory cannot hold one there"
+    )]
     TailArray {
-        /// Index of the tail that was asked for.
+        /// Index of the word.
         index: u32,
     },
-    /// The rings of a group's board announce a tail.
+    /// The group is configured for latency mode, but the rings of a tail array need a tail.
     #[error(
-        "rings in latency mode have no tail, and none on a board: add their receivers to the group one \
-         by one, with Group::add_receiver"
+        "rings in latency mode have no tail, and none in a tail array: add their receivers to the group \
+         one by one, with Group::add_receiver"
     )]
     NoTail,
-    /// The end was made by another group.
+    /// Another group made the end.
     #[error("this end was made by another group: the one that made it must admit it")]
     OtherGroup,
-    /// The group was made without a board.
-    #[error("this group has no board: make it with Group::receiving")]
+    /// The group was made without a tail array.
+    #[error("this group has no tail array: make it with Group::receiving")]
     NoBoard,
-    /// The other end's greeting makes no sense.
+    /// The other end's greeting is malformed.
     #[error("the other end's greeting is malformed: {0}")]
     Greeting(&'static str),
 }
 
-/// Makes a queue pair and prepares it for bring-up. Its sends complete in the
-/// first queue, its receives in the second; see [`Endpoint::new`] for `repost_at`.
+/// Makes a queue pair and prepares it for bring-up. Its sends complete in the first queue, its receives in
+/// the second. For `repost_at` see [`Endpoint::new`].
 pub fn create_endpoint(
     pd: &dyn ProtectionDomain,
     [send_cq, recv_cq]: [&Arc<dyn CompletionQueue>; 2],
@@ -137,16 +138,18 @@ pub fn create_endpoint(
 struct EndParts {
     ring: CheckedConfig,
     greeting: Greeting,
-    // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
+    // Dropped before the memory: a late WRITE of the peer then finds no queue pair, instead of a key
+    // that is refused.
     endpoint: Endpoint,
     slots: SlotArray,
-    /// `None` where a group polls for all its rings.
+    /// `None` in a group: the group polls for all its rings.
     cq: Option<Arc<dyn CompletionQueue>>,
     channel: Option<Arc<dyn CompletionChannel>>,
     staging: Option<Region>,
 }
 
-/// Groups are not signalled: a send queue that is full of nothing else never empties.
+/// Checks that the WRITEs of groups, which are not signalled, cannot fill the send queue alone: it would
+/// never empty.
 fn check_groups(ring: &CheckedConfig, sends: u64) -> Result<(), ConfigError> {
     let groups = sends.saturating_sub(8).max(1);
     let lowest = ring.slots.div_ceil(groups);
@@ -155,7 +158,7 @@ fn check_groups(ring: &CheckedConfig, sends: u64) -> Result<(), ConfigError> {
             key: "slots",
             value: ring.slots,
             legal: format!(
-                "at most {} with {sends} send requests, of which each takes {}",
+                "at most {} with {sends} send requests of at most {} slots each",
                 groups * ring.write_slots,
                 ring.write_slots
             ),
@@ -174,12 +177,13 @@ fn check_groups(ring: &CheckedConfig, sends: u64) -> Result<(), ConfigError> {
     })
 }
 
-/// Slots that the device's longest message holds. What must go by one WRITE is not longer.
+/// Returns how many slots the device's longest message holds. Refuses a ring if something that must go by
+/// one WRITE is longer.
 fn slots_in_a_write(info: &DeviceInfo, ring: &CheckedConfig) -> Result<u64, ResourceError> {
     let (slot, highest) = (ring.slot_size as u64, info.limits.max_message.into());
     let is_latency = ring.mode == Mode::Latency && !sleeps(info, ring) && keeps_order(info, ring);
     let (what, asked) = match is_latency {
-        // A message of several slots goes by one WRITE, and the word that announces it behind it.
+        // One WRITE carries all of a message of several slots; another announces it.
         true => ("a message in latency mode", ring.max_slots * slot),
         false => ("a slot", slot),
     };
@@ -194,12 +198,13 @@ fn slots_in_a_write(info: &DeviceInfo, ring: &CheckedConfig) -> Result<u64, Reso
     Ok(highest / slot)
 }
 
-/// Whether the bytes of a slot become visible in order.
+/// Returns whether the bytes of a slot become visible in order.
 fn keeps_order(info: &DeviceInfo, ring: &CheckedConfig) -> bool {
     info.promises.in_order_within_write as usize >= ring.slot_size
 }
 
-/// Whether a ring of this device must be able to sleep: asked for, or because memory cannot be polled.
+/// Returns whether a ring on this device must be able to sleep: because the configuration asks for it, or
+/// because memory cannot be polled.
 pub(crate) fn sleeps(info: &DeviceInfo, ring: &CheckedConfig) -> bool {
     ring.mode == Mode::Notify || !can_poll(info)
 }
@@ -208,29 +213,29 @@ fn can_poll(info: &DeviceInfo) -> bool {
     info.promises.ordered_between_writes && info.promises.atomic_aligned_8
 }
 
-/// Send and receive requests that an end needs room for.
+/// Returns the send and receive requests that an end needs room for.
 fn requests(info: &DeviceInfo, ring: &CheckedConfig, role: EndRole) -> (u32, u32) {
     let most = info.limits.max_qp_wr.into();
     let sends = match role {
-        // A message may need its slots, a skip and a tail, until a completion is polled.
+        // Until a completion is polled, a message may need requests for its slots, a skip and a tail.
         EndRole::Sender => 2 * ring.slots + 8,
         EndRole::Receiver if sleeps(info, ring) => ring.slots.max(2 * SIGNAL_EVERY),
         EndRole::Receiver => 2 * SIGNAL_EVERY,
     };
-    // Every cursor of the peer takes one receive, and it has at most N on their way.
+    // Every cursor of the peer takes one receive, and at most N cursors are in flight.
     (sends.min(most) as u32, ring.slots.min(most) as u32)
 }
 
-/// What a receiving end of a group has of it.
+/// What a group provides to one of its receiving ends.
 pub(crate) struct GroupPlacement {
     pub(crate) pd: Arc<dyn ProtectionDomain>,
     pub(crate) cq: Arc<dyn CompletionQueue>,
-    /// Where its sender's tail goes.
+    /// The word that the sender's tail goes to.
     pub(crate) word: TailWord,
 }
 
-/// The room that a receiving end of a group needs: send and receive requests. Where tails are
-/// polled nothing is received.
+/// Returns the send and receive requests that a receiving end of a group needs room for. Where tails are
+/// polled, nothing is received.
 pub(crate) fn requests_in_group(info: &DeviceInfo, ring: &CheckedConfig) -> (u32, u32) {
     let (sends, receives) = requests(info, ring, EndRole::Receiver);
     (sends, if sleeps(info, ring) { receives } else { 1 })
@@ -291,7 +296,7 @@ impl EndParts {
         let staging = if endpoint.qp().caps().max_inline >= 8 {
             None
         } else {
-            // One more than there are requests: see `endpoint::ring::stage`.
+            // One word more than there are requests: see `endpoint::ring::stage`.
             let words = endpoint.depth() as usize + 1;
             let words = device.alloc(&AllocRequest::of(words * 8))?;
             Some(pd.register(&words, Access::NONE)?)
@@ -333,7 +338,7 @@ impl EndParts {
         })
     }
 
-    /// What the two greetings amount to.
+    /// Returns the mode that follows from the two greetings.
     fn agree(&self, peer: &Greeting) -> Result<Mode, SetupError> {
         let ours = &self.greeting;
         let same = |key, theirs: u64, ours: u64| {
@@ -378,7 +383,7 @@ impl EndParts {
         let mode = self.agree(&peer)?;
         let notify = mode == Mode::Notify;
         let in_group = self.cq.is_none();
-        // An end that knew that it sleeps has posted its receives.
+        // An end that knew before that it sleeps has posted its receives.
         let ours = self.greeting.mode == Mode::Notify || !self.greeting.can_poll;
         if notify && !ours {
             if in_group {
@@ -416,7 +421,7 @@ macro_rules! setup {
                 EndParts::new(device, config, $role, None).map(Self)
             }
 
-            /// What the other end must be handed as the payload of the bring-up.
+            /// Returns the payload that the bring-up must hand to the other end.
             pub fn greeting(&self) -> Vec<u8> {
                 self.0.greeting.emit()
             }
@@ -426,12 +431,12 @@ macro_rules! setup {
                 self.0.endpoint.queue_pair()
             }
 
-            /// How it is to be brought up.
+            /// Connection parameters for the bring-up.
             pub fn connection_params(&self) -> ConnectionParams {
                 ConnectionParams::default()
             }
 
-            /// The end of a connected ring; `payload` is the other end's greeting.
+            /// Makes the end of a connected ring. `payload` is the other end's greeting.
             pub fn finish(self, payload: &[u8]) -> Result<$end, SetupError> {
                 let (ring, slots, endpoint) = self.0.finish(payload)?;
                 Ok($end::new(ring, slots, endpoint))
@@ -448,7 +453,7 @@ setup!(
     "A receiving end"
 );
 
-/// A receiving end that has a word of a group's board.
+/// A receiving end that has a word of a group's tail array.
 pub(crate) struct GroupReceiverSetup(EndParts);
 
 impl GroupReceiverSetup {

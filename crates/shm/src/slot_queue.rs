@@ -168,7 +168,7 @@ impl<T: ShmSafe> SlotQueue<T> {
     pub unsafe fn init(start: *mut u8, capacity: usize) -> SlotQueueRef<T> {
         assert!(
             Self::is_capacity(capacity),
-            "capacity {capacity} is not a power of two up to 2^24"
+            "capacity {capacity}: a power of two up to 2^24"
         );
         debug_assert!(start.addr().is_multiple_of(64), "aligned by the contract");
         let header = start.cast::<Header>();
@@ -269,10 +269,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     /// If `capacity` is [not a legal one](SlotQueue::is_capacity).
     pub unsafe fn from_raw(start: *mut u8, capacity: usize) -> Self {
         let legal = SlotQueue::<T>::is_capacity(capacity);
-        assert!(
-            legal,
-            "capacity {capacity} is not a power of two up to 2^24"
-        );
+        assert!(legal, "capacity {capacity}: a power of two up to 2^24");
         debug_assert!(start.addr().is_multiple_of(64), "aligned by the contract");
         Self {
             header: start.cast(),

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks::ring::{
-    Framing, Group, GroupConfig, Held, Membership, Mode, Receiver, ReceiverSetup, RingError,
+    Framing, Group, GroupConfig, HeldMessage, Membership, Mode, Receiver, ReceiverSetup, RingError,
     RingId, SendError, Sender, SenderSetup, Unconnected,
 };
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition, WakeFd};
@@ -74,7 +74,7 @@ struct RingEnd {
     /// The other end has all it wanted.
     done: bool,
     /// Messages that were taken by hand.
-    held: Vec<Held>,
+    held: Vec<HeldMessage>,
     /// The descriptor to sleep on, if there is one and the plan sleeps.
     fd: Option<WakeFd>,
 }

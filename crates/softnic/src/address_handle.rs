@@ -17,8 +17,8 @@ pub(crate) struct AddressHandles {
 #[derive(Default)]
 struct Live {
     handles: HashMap<u32, (u32, AhInit)>,
-    /// The key that was allocated last. Keys are allocated in sequence, so the key of a destroyed handle stays
-    /// unused until the 32-bit counter wraps.
+    /// The key that was allocated last. Keys are allocated in sequence, so the key of a destroyed handle
+    /// stays unused until the 32-bit counter wraps.
     last: u32,
 }
 

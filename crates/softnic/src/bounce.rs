@@ -147,8 +147,8 @@ impl BounceBuffer {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the allocation has `BYTES` bytes, is aligned to cache lines, is zeroed, and lives as long as
-        // `self`. The header consists of atomics.
+        // SAFETY: the allocation has `BYTES` bytes, is aligned to cache lines, is zeroed, and lives as long
+        // as `self`. The header consists of atomics.
         unsafe { &*self.piece.as_ptr().cast::<Header>() }
     }
 

@@ -13,8 +13,8 @@ pub(crate) struct SoftChannel {
     pipe: WakePipe,
     /// Number of the channel within its context; never reused.
     pub(crate) number: u32,
-    /// Incarnation of the context. A CQ of another context must not use this channel: events identify CQs by row
-    /// number only.
+    /// Incarnation of the context. A CQ of another context must not use this channel: events identify CQs by
+    /// row number only.
     pub(crate) of: u64,
 }
 

@@ -60,8 +60,8 @@ impl Span {
         headworks_shm::ordered_copy::prefetch_write(self.start);
     }
 
-    /// Prefetches the memory after the span, which the next WRITE probably targets. Skips spans shorter than a
-    /// cache line: they are single words such as pointers, and no WRITE follows them.
+    /// Prefetches the memory after the span, which the next WRITE probably targets. Skips spans shorter than
+    /// a cache line: they are single words such as pointers, and no WRITE follows them.
     #[inline(always)]
     pub(crate) fn expect_next(&self) {
         const LINE: usize = 64;
@@ -86,8 +86,8 @@ impl Span {
 
     fn word(&self) -> &AtomicU64 {
         assert!(self.is_aligned_word());
-        // SAFETY: the word is mapped (by `new`'s contract), has 8 bytes and is aligned. Here it is only accessed
-        // as an atomic. A thread that writes it otherwise races, as on any RDMA target.
+        // SAFETY: the word is mapped (by `new`'s contract), has 8 bytes and is aligned. Here it is only
+        // accessed as an atomic. A thread that writes it otherwise races, as on any RDMA target.
         unsafe { AtomicU64::from_ptr(self.start.cast()) }
     }
 
@@ -308,8 +308,8 @@ pub(crate) struct MappedAddress {
 impl MappedAddress {
     /// # Safety
     ///
-    /// `start` must point to `len` bytes that stay mapped as long as `keep` lives. Without `keep` they must stay
-    /// mapped as long as the registration whose `key` word the translation re-checks.
+    /// `start` must point to `len` bytes that stay mapped as long as `keep` lives. Without `keep` they must
+    /// stay mapped as long as the registration whose `key` word the translation re-checks.
     pub(crate) unsafe fn new(start: *mut u8, len: usize, keep: Option<Arc<SharedSegment>>) -> Self {
         Self {
             start: start as usize,
@@ -318,7 +318,8 @@ impl MappedAddress {
         }
     }
 
-    /// Describes `len` bytes that are not mapped in this process. [`span`](Self::span) returns `None` for them.
+    /// Describes `len` bytes that are not mapped in this process. [`span`](Self::span) returns `None` for
+    /// them.
     pub(crate) fn elsewhere(len: usize) -> Self {
         Self {
             start: len,
@@ -327,7 +328,8 @@ impl MappedAddress {
         }
     }
 
-    /// Returns whether `len` bytes from `offset` are in range of memory that is [`elsewhere`](Self::elsewhere).
+    /// Returns whether `len` bytes from `offset` are in range of memory that is
+    /// [`elsewhere`](Self::elsewhere).
     pub(crate) fn reaches(&self, offset: u64, len: usize) -> bool {
         len <= self.start && offset <= (self.start - len) as u64
     }

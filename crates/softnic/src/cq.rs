@@ -32,7 +32,8 @@ pub(crate) struct CqPort {
     row: u32,
     queue: Queue<CqSlot>,
     has_channel: bool,
-    /// Sender of the CQ's channel, if the channel is this process's: no descriptor must be opened to reach it.
+    /// Sender of the CQ's channel, if the channel is this process's: no descriptor must be opened to reach
+    /// it.
     channel: Option<WakeSender>,
     timestamps: bool,
 }
@@ -70,8 +71,8 @@ impl CqPort {
         self.peer.table.cq(self.row)
     }
 
-    /// Adds a completion on behalf of producer `who`, and wakes a thread that sleeps on the CQ's channel. If the
-    /// CQ is full, marks it as overrun and notifies its owner.
+    /// Adds a completion on behalf of producer `who`, and wakes a thread that sleeps on the CQ's channel. If
+    /// the CQ is full, marks it as overrun and notifies its owner.
     #[inline]
     pub(crate) fn push(
         &self,
@@ -166,7 +167,8 @@ impl CqPort {
             return;
         };
         let Some(channel) = self.peer.channel(number, fd as i32, (self.row, life)) else {
-            // This process cannot open the pipe, perhaps for lack of descriptors. The owner can raise the event.
+            // This process cannot open the pipe, perhaps for lack of descriptors. The owner can raise the
+            // event.
             self.peer.table.attention().cqs.set(self.row as usize);
             self.peer.kick();
             return;
@@ -269,8 +271,8 @@ impl SoftCq {
         self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that `core`, which completes here, now has pending requests and had none. The caller holds the lock
-    /// on its list, as for [`SoftCq::has_done`].
+    /// Notes that `core`, which completes here, now has pending requests and had none. The caller holds the
+    /// lock on its list, as for [`SoftCq::has_done`].
     pub(crate) fn has_work(&self, core: &Arc<QpCore>) {
         self.stalled().insert(core.slot(), Arc::downgrade(core));
         self.waiting.fetch_add(1, Ordering::AcqRel);
@@ -297,8 +299,8 @@ impl SoftCq {
         self.polling.lock().for_each_full(f);
     }
 
-    /// Frees the places that the producer `who` reserved and did not fill. It was killed, or has been seen not
-    /// executing since its queue pair's connection ended; either way it pushes here no more.
+    /// Frees the places that the producer `who` reserved and did not fill. It was killed, or has been seen
+    /// not executing since its queue pair's connection ended; either way it pushes here no more.
     pub(crate) fn recover(&self, who: u16) {
         let consumer = self.polling.lock();
         // SAFETY: a producer's claim lasts no longer than one execution, and that execution is over.
@@ -319,8 +321,8 @@ impl SoftCq {
         self.lane.release();
     }
 
-    /// Adds a send completion to the lane. Only the posting thread of the queue pair that claimed the lane may
-    /// call this.
+    /// Adds a send completion to the lane. Only the posting thread of the queue pair that claimed the lane
+    /// may call this.
     #[inline(always)]
     pub(crate) fn push_lane(&self, slot: impl Fn() -> CqSlot) -> Result<(), CqOverrun> {
         let stamp = |slot: &mut CqSlot| {

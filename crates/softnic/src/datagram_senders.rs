@@ -61,7 +61,7 @@ impl Registration {
         let table = &target.table;
         let claim = |row: usize| Some((row, table.sender(row).claim(us.pid)?));
         let Some((row, claimed)) = (0..MAX_SENDER).find_map(claim) else {
-            tracing::warn!("a context has no room for another sender of datagrams");
+            tracing::warn!("a peer has no free row for another sender of datagrams");
             return None;
         };
         let held = table.held_sender(row);
@@ -70,7 +70,7 @@ impl Registration {
             .senders_end()
             .fetch_max(row as u64 + 1, Ordering::AcqRel);
         let Some(life) = held.activate(claimed) else {
-            tracing::warn!("somebody else wrote to a row that was claimed");
+            tracing::warn!("another process wrote to the sender row that this one had claimed");
             return None;
         };
         // The target's progress thread then begins to watch this process.
@@ -224,8 +224,8 @@ impl Senders {
                 dead.push((number, row, life));
             }
         }
-        // Queue pairs are listed only after the deaths were found. So the list has every queue pair that a dead
-        // sender could reach.
+        // Queue pairs are listed only after the deaths were found. So the list has every queue pair that a
+        // dead sender could reach.
         let burial = DeadSenderCleanup::new(context);
         for (number, row, life) in dead {
             row.reclaim_dead(life, &burial.of(mark(number)));
@@ -287,7 +287,8 @@ impl<'a> DeadSenderCleanup<'a> {
         })
     }
 
-    /// Wakes the sleepers that a dead sender may not have woken. Does nothing if no dead sender left anything.
+    /// Wakes the sleepers that a dead sender may not have woken. Does nothing if no dead sender left
+    /// anything.
     fn end(self) {
         let Some(LocalObjects { cores, cqs }) = self.places.into_inner() else {
             return;

@@ -257,9 +257,10 @@ impl Context {
         self.attached(host, qpn, PeerGuard::of)
     }
 
-    /// Attaches the context that owns queue pair `qpn` of `host`, and returns the result of `keep` for it. A lock
-    /// is held during `keep`, so that the progress thread cannot release the peer before `keep` has marked it as
-    /// used. The progress thread watches the peers that it finds attached and releases unused ones.
+    /// Attaches the context that owns queue pair `qpn` of `host`, and returns the result of `keep` for it. A
+    /// lock is held during `keep`, so that the progress thread cannot release the peer before `keep` has
+    /// marked it as used. The progress thread watches the peers that it finds attached and releases unused
+    /// ones.
     fn attached<T>(
         &self,
         host: u64,
@@ -305,8 +306,8 @@ impl Context {
         found.map_err(|error| AttachError::new("looking it up", std::io::Error::other(error)))
     }
 
-    /// Releases peers that no queue pair is connected or sends to, and memory that the other peers have freed.
-    /// A released peer is attached again when it is needed again.
+    /// Releases peers that no queue pair is connected or sends to, and memory that the other peers have
+    /// freed. A released peer is attached again when it is needed again.
     pub(crate) fn forget_unused(&self) {
         let dests = locked(&self.dests);
         let mut peers = locked(&self.peers);
@@ -356,8 +357,8 @@ impl Context {
             .or_else(|| locked(&self.peers).get(&peer_key(core)).cloned())
     }
 
-    /// Returns whether no living context is where `core` is connected to. There was one when the QPN was handed
-    /// over.
+    /// Returns whether no living context is where `core` is connected to. There was one when the QPN was
+    /// handed over.
     pub(crate) fn has_left(&self, core: &QpCore) -> bool {
         let (host, index) = peer_key(core);
         match self.fabric.lookup_context(HostKey(host), index) {
@@ -368,7 +369,8 @@ impl Context {
         }
     }
 
-    /// Returns the queue pair that `core` is connected to, as an initiator that executes on our memory.
+    /// Returns the queue pair that `core` is connected to, as an initiator that executes on this process's
+    /// memory.
     pub(crate) fn initiator_of(&self, core: &QpCore) -> Option<Initiator> {
         let dest = core.row().dest_qpn.load(Ordering::Relaxed);
         Some(Initiator::new(self.known_peer_of(core)?, dest))
@@ -468,8 +470,8 @@ impl Context {
         }
     }
 
-    /// Raises the limit events of SRQs, and the errors of CQs that overran: of those that initiators marked, or
-    /// of `all`.
+    /// Raises the limit events of SRQs, and the errors of CQs that overran: of those that initiators marked,
+    /// or of `all`.
     pub(crate) fn service_limits(&self, all: bool) {
         let attention = self.table.attention();
         let srq = |row: u32| locked(&self.srqs).get(&row).and_then(Weak::upgrade);

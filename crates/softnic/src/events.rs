@@ -32,7 +32,10 @@ impl Events {
         tracing::debug!(?event, "asynchronous event");
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.len() >= KEPT {
-            tracing::error!(?event, "nobody reads asynchronous events: dropped");
+            tracing::error!(
+                ?event,
+                "too many unread asynchronous events: this one is dropped"
+            );
             return;
         }
         queue.push_back(event);

@@ -3,9 +3,9 @@
 //!
 //! From a seed, it violates every assumption that a program must not make: the order in which the bytes of a
 //! message are placed, when a request begins, when a completion becomes visible, whether a posted receive is
-//! found at the first try, whether a post finds room at the first try. If asked to, it also kills queue pairs.
-//! A program that relies on such an assumption fails once a month with a NIC. Here it fails within seconds,
-//! and again with the same seed.
+//! found at the first try, whether a post finds room at the first try. If asked to, it also kills queue
+//! pairs. A program that relies on such an assumption fails once a month with a NIC. Here it fails within
+//! seconds, and again with the same seed.
 //!
 //! # Rules
 //!
@@ -78,8 +78,8 @@ pub enum FaultPoint {
     /// A receive is posted to a queue pair's own receive queue; shared receive queues are never asked about.
     /// [`Verdict::Refuse`]: the queue counts as full.
     PostReceive,
-    /// A request is about to begin. [`Verdict::Wait`] and [`Verdict::WaitFor`] delay it, [`Verdict::Kill`] ends
-    /// it.
+    /// A request is about to begin. [`Verdict::Wait`] and [`Verdict::WaitFor`] delay it, [`Verdict::Kill`]
+    /// ends it.
     Begin,
     /// A request needs a receive. [`Verdict::Refuse`]: none counts as posted.
     Receive,
@@ -99,8 +99,8 @@ pub enum FaultPoint {
 pub struct FaultEvent {
     /// The point at which the rules are asked.
     pub point: FaultPoint,
-    /// Identifies the queue pair (or CQ): random bits drawn from the device's soft host and the object's ordinal
-    /// on the device. The same in every run.
+    /// Identifies the queue pair (or CQ): random bits drawn from the device's soft host and the object's
+    /// ordinal on the device. The same in every run.
     pub stream: u64,
     /// Number of the queue pair; 0 at polls. May differ between runs.
     pub qpn: Qpn,
@@ -110,8 +110,8 @@ pub struct FaultEvent {
     pub wr_id: u64,
     /// Bytes of the request; 0 for receives and polls.
     pub len: u64,
-    /// Ordinal, from 1: of the request or receive within the queue pair, or of the poll, among those of the CQ
-    /// that would find completions.
+    /// Ordinal, from 1: of the request or receive within the queue pair, or of the poll, among those of the
+    /// CQ that would find completions.
     pub number: u64,
     /// How often the rules were asked at this point before, for the same request.
     pub turn: u32,
@@ -139,7 +139,8 @@ pub enum Verdict {
 
 /// A fault rule. It is pure.
 pub trait Rule: Send + Sync {
-    /// Decides about `event`; `None` leaves the decision to the next rule. `chance` serves this decision only.
+    /// Decides about `event`; `None` leaves the decision to the next rule. `chance` serves this decision
+    /// only.
     fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict>;
 }
 
@@ -163,8 +164,8 @@ impl Rules {
         Self { seed, list }
     }
 
-    /// Returns the rules that `hostile` in a device's name selects: all legal faults short of killing queue pairs
-    /// and losing datagrams.
+    /// Returns the rules that `hostile` in a device's name selects: all legal faults short of killing queue
+    /// pairs and losing datagrams.
     pub fn all(seed: u64) -> Self {
         Self::new(seed)
             .with(rules::full(16))

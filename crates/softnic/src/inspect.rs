@@ -198,7 +198,7 @@ fn look_at(
         .map_err(|error| format!("opening its table: {error}"))?;
     let table = SharedSegment::attach_read_only(table)
         .map_err(|error| format!("attaching its table: {error}"))?;
-    let table = Table::new(table.into()).ok_or("its table is too small to be one")?;
+    let table = Table::new(table.into()).ok_or("its segment is smaller than a table")?;
     let rows = rows::read(&table, process, names);
     // A process that is dead by now is left out: its rows describe nothing.
     let Some(command) = process.command().map_err(|error| error.to_string())? else {

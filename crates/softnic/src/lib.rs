@@ -24,7 +24,7 @@
 //! | `copy` | gather and scatter; atomics |
 //! | `non_temporal` | which WRITEs use non-temporal stores: pure, but for cache sizes |
 //! | `local_mrs` | trusted table of this process's memory regions, which no peer can change |
-//! | `remote_memory`, `cross_process_copy` | access to a peer's memory, mapped or not; copying between address spaces |
+//! | `remote_memory`, `cross_process_copy` | access to a peer's memory, mapped or not; cross-process copies |
 //! | `bounce` | bounce buffer through which the owner of private memory serves a peer |
 //! | `qp` | queue pairs: posting, accounting |
 //! | `qp::states` | creates, moves through the states, destroys |
@@ -32,7 +32,7 @@
 //! | `qp::engine` | executes one request, or asks the peer to |
 //! | `qp::deliver` | responder's half of SEND and immediates: receives and their completions |
 //! | `qp::datagram` | datagrams: resolved destinations, delivery |
-//! | `address_handle`, `datagram_senders` | address handles; remote senders of datagrams, and recovery after their death |
+//! | `address_handle`, `datagram_senders` | address handles; remote senders of datagrams, their recovery |
 //! | `qp::pending` | pending requests: retries, timeouts, flushing |
 //! | `qp::hostile_qp` | requests of a device with fault injection |
 //! | [`hostile`] | fault injection: rules, pure |

@@ -56,8 +56,8 @@ impl LocalMrs {
         self.lock().0.insert(key, area);
     }
 
-    /// Ends the registration under `key`. Readers that looked it up under the lock, and held the lock while they
-    /// used it, are done when this returns. After a heavy fence no other reader starts to use it.
+    /// Ends the registration under `key`. Readers that looked it up under the lock, and held the lock while
+    /// they used it, are done when this returns. After a heavy fence no other reader starts to use it.
     pub(crate) fn leave(&self, key: u32) {
         if let Some(area) = self.lock().0.remove(&key) {
             area.ended.0.store(true, Ordering::Relaxed);

@@ -58,8 +58,8 @@ enum MrLiveness {
 }
 
 impl MrKeyCheck {
-    /// Returns `len` bytes at `addr` under `key`, if the translation is cached, still valid, and allows `need`.
-    /// Regions of other protection domains are never cached.
+    /// Returns `len` bytes at `addr` under `key`, if the translation is cached, still valid, and allows
+    /// `need`. Regions of other protection domains are never cached.
     #[inline(always)]
     pub(crate) fn cached(&self, key: u32, addr: u64, len: usize, need: Access) -> Option<Span> {
         let entry = self.known(key)?;
@@ -192,8 +192,8 @@ impl MrKeyCheck {
         Ok(())
     }
 
-    /// Writes to `out` the spans of this process's own scatter/gather list, and returns their total length. Empty
-    /// entries are legal under any key.
+    /// Writes to `out` the spans of this process's own scatter/gather list, and returns their total length.
+    /// Empty entries are legal under any key.
     pub(crate) fn list(
         &mut self,
         own: &Peer,
@@ -277,12 +277,13 @@ impl CachedMr {
         })
     }
 
-    /// Looks up a registration of this process. Its row is not trusted: peers can write it, and this process uses
-    /// the memory at its plain address.
+    /// Looks up a registration of this process. Its row is not trusted: peers can write it, and this process
+    /// uses the memory at its plain address.
     fn own(private: &LocalMrs, (key, pd): (u32, u32)) -> Option<Self> {
         let area = private.find(key).filter(|area| area.pd == pd)?;
-        // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are over.
-        // By then `ended` is set, so the entry is not used. Keeping the buffer here would only delay its release.
+        // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are
+        // over. By then `ended` is set, so the entry is not used. Keeping the buffer here would only delay
+        // its release.
         let mapped = unsafe { MappedAddress::new(area.start as *mut u8, area.len, None) };
         Some(Self {
             life: MrLiveness::Ours(area.ended),

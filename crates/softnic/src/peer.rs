@@ -27,7 +27,7 @@ const CAPACITY_MAX: usize = 1 << 22;
 pub(crate) struct AttachError {
     /// The step that failed.
     pub(crate) what: &'static str,
-    /// The cause.
+    /// The error of that step.
     pub(crate) source: io::Error,
 }
 
@@ -127,7 +127,7 @@ impl Peer {
                 AttachError::new("attaching its table", io::Error::other(error))
             })?;
             let table = Table::new(Arc::new(segment)).ok_or_else(|| {
-                let source = io::Error::other("it is too small to be one");
+                let source = io::Error::other("it is smaller than a table");
                 AttachError::new("attaching its table", source)
             })?;
             let wake = WakeSender::open(process, record.wake_fd);
@@ -382,22 +382,22 @@ impl Peer {
             return None;
         }
         let (start, keep) = self.memory(at, SlotQueue::<T>::bytes(capacity))?;
-        // SAFETY: the range is in the segment, is aligned, and stays mapped as long as `keep` lives beside it.
-        // The owner initialised the queue before it published the place.
+        // SAFETY: the range is in the segment, is aligned, and stays mapped as long as `keep` lives beside
+        // it. The owner initialised the queue before it published the place.
         let slots = unsafe { SlotQueueRef::from_raw(start, capacity) };
         Some(Queue { slots, _keep: keep })
     }
 
-    /// Returns the pipe of its channel `number`, for an event of the CQ `cq` (row and `life`). `fd` is the number
-    /// of the pipe's write end in its process.
+    /// Returns the pipe of its channel `number`, for an event of the CQ `cq` (row and `life`). `fd` is the
+    /// number of the pipe's write end in its process.
     pub(crate) fn channel(&self, number: u32, fd: i32, cq: (u32, u32)) -> Option<Arc<WakeSender>> {
         let mut attached = self.lock();
         if let Some(known) = attached.channels.get(&number) {
             return Some(known.sender.clone());
         }
         let sender = Arc::new(WakeSender::open(self.process(), fd).ok()?);
-        // A pipe held here takes a descriptor, so pipes whose CQ is gone are released. If other CQs share such
-        // a channel, the pipe is opened again for one of them.
+        // A pipe held here takes a descriptor, so pipes whose CQ is gone are released. If other CQs share
+        // such a channel, the pipe is opened again for one of them.
         let lives =
             |(row, life): (u32, u32)| self.table.cq(row).life.load(Ordering::Acquire) == life;
         // A CQ has only one channel. This bounds the pipes if a broken row names another channel each time.

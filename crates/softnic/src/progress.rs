@@ -168,8 +168,8 @@ fn run(progress: &Progress, context: &Weak<Context>) {
                 unsettled = true;
                 lost.push(core.slot());
             } else if core.is_connected() && core.peer().is_none() {
-                // The peer could not be attached, though its process is not gone yet: it is dying. No pidfd will
-                // wake this thread when it is dead, so look again soon.
+                // The peer could not be attached, though its process is not gone yet: it is dying. No pidfd
+                // will wake this thread when it is dead, so look again soon.
                 unsettled = true;
                 lost.push(core.slot());
             }
@@ -349,7 +349,7 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
             if look_away(context, slots, &stalled) {
                 return Some(clock());
             }
-            // Everything is done, or waits for more than time. A new pending request wakes the thread.
+            // Sleep until the earliest timer, if there is one. A new pending request wakes the thread.
             return (earliest != Instant::FAR_FUTURE).then_some(earliest);
         }
         if round % 8 == 7 {

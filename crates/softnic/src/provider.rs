@@ -6,8 +6,8 @@
 //! | `seed=N` | selects the faults; 1 by default. Only with `hostile` |
 //! | `losses=N` | loses about one datagram in N; `no`, the default: none. Only with `hostile` |
 //! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none. Only with `hostile` |
-//! | `ordered_between_writes=no` | does not declare that WRITEs keep their order; with `hostile`, they do not |
-//! | `atomic_aligned_8=no` | does not declare that aligned words are placed whole; with `hostile`, they are not |
+//! | `ordered_between_writes=no` | does not declare ordered WRITEs; with `hostile`, they are not ordered |
+//! | `atomic_aligned_8=no` | does not declare that aligned words stay whole; with `hostile`, some do not |
 
 use std::sync::Arc;
 

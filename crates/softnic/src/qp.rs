@@ -147,7 +147,8 @@ impl QpCore {
         posted.wrapping_add(self.rq_reposted.load(Ordering::Relaxed))
     }
 
-    /// Returns whether a request may be executed now: the queue pair is in the life `rts`, and nothing is pending.
+    /// Returns whether a request may be executed now: the queue pair is in the life `rts`, and nothing is
+    /// pending.
     #[inline(always)]
     fn is_ready(&self, row: &QpRow, rts: QpLife) -> bool {
         row.life() == rts && self.waiting.load(Ordering::Acquire) == 0
@@ -160,9 +161,9 @@ impl QpCore {
         posted.saturating_sub(retired) >= u64::from(caps.max_send_wr)
     }
 
-    /// Completes a send request from the posting thread. The completion takes the lane, unless an earlier one that
-    /// bypassed the lane is still unpolled: it would overtake that one. `position` is how many requests the
-    /// completion retires.
+    /// Completes a send request from the posting thread. The completion takes the lane, unless an earlier one
+    /// that bypassed the lane is still unpolled: it would overtake that one. `position` is how many requests
+    /// the completion retires.
     #[inline(always)]
     fn complete_posted(&self, wr_id: u64, position: u64, op: Opcode, status: Status, len: u32) {
         let slot = || self.send_completion(wr_id, position, op, status, len);
@@ -303,8 +304,8 @@ impl PostCall<'_> {
         Ok(())
     }
 
-    /// Posts `wr` if it is a short SEND that can be executed at once. Otherwise returns false and has done nothing,
-    /// except that `progress` may hold a receive for it.
+    /// Posts `wr` if it is a short SEND that can be executed at once. Otherwise returns false and has done
+    /// nothing, except that `progress` may hold a receive for it.
     #[inline(always)]
     fn post_short(&mut self, wr: &SendWr<'_>, progress: &mut RequestProgress) -> bool {
         let imm = match wr.op {

@@ -23,7 +23,8 @@ const PATIENCE: Duration = Duration::from_millis(1000);
 pub(crate) struct Initiator(InitiatorKind);
 
 enum InitiatorKind {
-    /// A queue pair connected to one of ours: its slot in its own context's table, and what it had `underway`.
+    /// A queue pair connected to one of ours: its slot in its own context's table, and what it had
+    /// `underway`.
     Connected {
         peer: Arc<Peer>,
         slot: usize,
@@ -82,8 +83,8 @@ impl Initiator {
     /// Returns whether the execution noted in `self` is over, or its process is dead.
     pub(crate) fn is_idle(&self) -> bool {
         match &self.0 {
-            // A busy initiator is executing most of the time. A changed number is another execution, which has
-            // checked its target since.
+            // A busy initiator is executing most of the time. A changed number is another execution, which
+            // has checked its target since.
             InitiatorKind::Connected {
                 peer,
                 slot,
@@ -106,8 +107,8 @@ impl Initiator {
         wait(Instant::ZERO, || self.is_idle(), || false)
     }
 
-    /// Waits until it is idle, until `until` at the latest. If its process was found stopped before, waits only a
-    /// short spin. Returns whether it is idle, and notes whether the process is stopped.
+    /// Waits until it is idle, until `until` at the latest. If its process was found stopped before, waits
+    /// only a short spin. Returns whether it is idle, and notes whether the process is stopped.
     fn wait_until(&self, until: Instant) -> bool {
         // A process that was found stopped is not waited for again until it has continued.
         let idle = wait(until, || self.is_idle(), || !self.is_stopped());
@@ -160,7 +161,9 @@ impl Quarantine {
         initiators: Vec<Initiator>,
         what: QuarantinedObject,
     ) {
-        tracing::warn!("a peer was stopped in the middle of a request: its memory is kept for it");
+        tracing::warn!(
+            "a process is stopped in the middle of a request: quarantined the memory it uses"
+        );
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.push((initiators, what));
         drop(held);

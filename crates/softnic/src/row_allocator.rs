@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::ResourceError;
 
-/// The free rows of one kind. A row is reused as late as possible, and under another generation. A row that has
-/// used up its generations is retired.
+/// The free rows of one kind. A row is reused as late as possible, and under another generation. A row that
+/// has used up its generations is retired.
 pub(crate) struct Rows {
     state: Mutex<State>,
     limit: usize,

@@ -27,13 +27,14 @@ pub(crate) struct ReceiveQueue {
 
 impl ReceiveQueue {
     pub(crate) fn new(context: &Arc<Context>, max_wr: u32) -> Result<Self, ResourceError> {
-        // A receive is completed before its slot is freed, and a program that has polled the completion may post
-        // the next receive at once. With twice the slots, that receive finds a free one.
+        // A receive is completed before its slot is freed, and a program that has polled the completion may
+        // post the next receive at once. With twice the slots, that receive finds a free one.
         let capacity = (max_wr.max(1) as usize * 2).next_power_of_two();
         let piece = context.queue_memory(SlotQueue::<RecvSlot>::bytes(capacity))?;
         // SAFETY: the allocation is aligned, large enough and not shared yet.
         let slots = unsafe { SlotQueue::<RecvSlot>::init(piece.as_ptr(), capacity) };
-        // SAFETY: peers only pop from this process's receive queues, and nothing else here pushes to this one.
+        // SAFETY: peers only pop from this process's receive queues, and nothing else here pushes to this
+        // one.
         let posting = BiasedLock::new(unsafe { slots.single_producer() });
         Ok(Self {
             slots,
@@ -52,8 +53,8 @@ impl ReceiveQueue {
     }
 
     /// Takes back, oldest first, the receives that the initiator `who` claimed and did not complete. It was
-    /// killed, or has been seen not executing since its queue pair's connection ended. A live initiator drops a
-    /// claim that it still holds when it finds that the connection has ended.
+    /// killed, or has been seen not executing since its queue pair's connection ended. A live initiator drops
+    /// a claim that it still holds when it finds that the connection has ended.
     pub(crate) fn take_back(&self, who: u16) -> Vec<(u64, RecvSlot)> {
         let mut claimed = Vec::new();
         let take = |position, receive| claimed.push((position, receive));
@@ -74,7 +75,8 @@ impl ReceiveQueue {
         push(&mut self.posting.lock(), &checked(wr, max_sge)?)
     }
 
-    /// Posts receives with at most `max_sge` scatter entries, as long as fewer than `most` are posted and not taken.
+    /// Posts receives with at most `max_sge` scatter entries, as long as fewer than `most` are posted and not
+    /// taken.
     fn post_up_to(
         &self,
         (most, max_sge): (u32, u32),
@@ -93,8 +95,8 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Posts a receive. Counts it in `posted` before an initiator can take it. Otherwise that initiator would count
-    /// one receive too few as left, and might find a limit crossed.
+    /// Posts a receive. Counts it in `posted` before an initiator can take it. Otherwise that initiator would
+    /// count one receive too few as left, and might find a limit crossed.
     fn append(
         &self,
         posting: &mut SingleProducer<RecvSlot>,
@@ -179,7 +181,8 @@ impl SoftSrq {
         self.context.table.srq(self.row)
     }
 
-    /// Posts again a receive that a dead sender of datagrams had taken. Returns whether there was a slot for it.
+    /// Posts again a receive that a dead sender of datagrams had taken. Returns whether there was a slot for
+    /// it.
     pub(crate) fn post_again(&self, receive: &RecvSlot) -> bool {
         let posted = &self.entry().posted.0;
         let mut posting = self.receives.posting.lock();

@@ -1,5 +1,5 @@
-//! One end on its device: the ring's endpoint, two completion queues, this end's memory and where the
-//! peer's is.
+//! A connected end on its device: the ring's endpoint, two completion queues, this end's memory and the
+//! address of the peer's.
 
 use headworks_ring::RingError;
 use headworks_ring::endpoint::{ChainPosted, Endpoint, RECEIVE_CHAIN};
@@ -7,17 +7,17 @@ use headworks_verbs::{Promises, RemoteAddr, SendWr};
 
 use crate::{End, Memory};
 
-/// Receives that were used are posted again in chains of this length: a sender has to leave that many
-/// and one unused.
+/// Length of the chains in which used receives are posted again. Up to one fewer may wait for that, so a
+/// sender must leave this many receives unused.
 pub(super) const RECEIVES: u64 = RECEIVE_CHAIN;
 
-/// What an end works with once it is connected.
+/// What an end needs once it is connected: endpoint, device objects, memory and the peer's address.
 pub struct ConnectedEnd {
-    // The queue pair goes before the memory: a peer then finds nobody, not a key that is refused.
+    // Dropped before the memory: the peer must find the queue pair gone, not a key that is refused.
     endpoint: Endpoint,
     end: End,
     pub(super) memory: Memory,
-    /// The peer's memory.
+    /// Start of the peer's memory.
     pub(super) peer: RemoteAddr,
 }
 
@@ -37,30 +37,30 @@ impl ConnectedEnd {
         self.endpoint.post(chain)
     }
 
-    /// Shows the `wr_id` of every send request that completed to `each`.
+    /// Polls send completions and passes the `wr_id` of each to `each`.
     #[inline]
     pub(super) fn poll_sends(&mut self, each: impl FnMut(u64)) -> Result<(), RingError> {
         self.endpoint.poll_sends(&*self.end.send_cq, each)
     }
 
-    /// Shows the immediate of every receive that completed to `each`, and posts those that were used
-    /// again, [`RECEIVES`] at a time.
+    /// Polls receive completions, passes the immediate of each to `each`, and posts used receives again in
+    /// chains of [`RECEIVES`].
     #[inline]
     pub(super) fn poll_receives(&mut self, each: impl FnMut(u32)) -> Result<(), RingError> {
         self.endpoint.poll_receives(&*self.end.recv_cq, each)
     }
 
-    /// An error unless the queue pair still works.
+    /// Returns an error if the queue pair no longer works.
     pub(super) fn check(&self) -> Result<(), RingError> {
         self.endpoint.check()
     }
 
-    /// What the device promises.
+    /// Returns the device's promises.
     pub(super) fn promises(&self) -> &Promises {
         &self.end.device.info().promises
     }
 
-    /// Requests that may be outstanding.
+    /// Returns the number of requests that may be outstanding.
     pub(super) fn depth(&self) -> u64 {
         self.endpoint.depth()
     }

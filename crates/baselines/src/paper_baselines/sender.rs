@@ -1,4 +1,4 @@
-//! The sending end of every paper design: the loop, without what makes a design.
+//! The sending end's loop, which all paper designs share.
 
 use headworks_ring::config::{CheckedConfig, Framing};
 use headworks_ring::endpoint::Usability;
@@ -9,47 +9,46 @@ use headworks_verbs::{RemoteAddr, Sge};
 use super::link::ConnectedEnd;
 use super::setup::ARRAY;
 
-/// What a design's sender does beyond finding a place.
+/// The part of a sender that is specific to a design.
 pub trait SendProtocol {
-    /// Whether the application fills the place that is sent from; otherwise its message is copied
-    /// there.
+    /// Whether the application fills the sent memory in place. Otherwise its message is copied there.
     const IN_PLACE: bool;
 
-    /// Whether a message may be sent now, where the array has room for one.
+    /// Whether the design permits sending a message now, given that the array has room for it.
     #[inline(always)]
     fn may_send(&self, _end: &SendEnd) -> bool {
         true
     }
 
-    /// The message is in its place: frame and send it, or keep it for a batch. `Full` if there is no
-    /// room in the send queue; then nothing has happened.
+    /// Frames and sends the message at `at`, or keeps it for a batch. Returns `Full`, without any effect, if
+    /// the send queue has no room.
     fn commit(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError>;
 
-    /// Nothing is in `at.count` slots up to the end of the array: tell the receiver.
+    /// Tells the receiver that the `at.count` slots up to the end of the array hold no message.
     fn skip(&mut self, end: &mut SendEnd, at: MessageLocation) -> Result<(), SendError>;
 
-    /// Sends what is kept. Says whether nothing is kept any more.
+    /// Sends kept messages. Returns whether none is left.
     fn flush(&mut self, end: &mut SendEnd) -> Result<bool, RingError>;
 
-    /// Learns what has completed and how far the receiver has read.
+    /// Polls completions and reads the receiver's head.
     fn refresh(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
         end.poll()?;
         end.observe_head()
     }
 }
 
-/// Where a message is: slots from `index`.
+/// Location of a message in the array.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageLocation {
-    /// Its first slot.
+    /// First slot.
     pub index: u64,
-    /// Its slots.
+    /// Number of slots.
     pub count: u64,
-    /// Its bytes.
+    /// Length of the message, in bytes.
     pub len: usize,
 }
 
-/// What every design's sender works with.
+/// State that every design's sender has.
 pub struct SendEnd {
     pub(super) ring: CheckedConfig,
     pub(super) policy: SendPolicy,
@@ -57,13 +56,13 @@ pub struct SendEnd {
 }
 
 impl SendEnd {
-    /// Bytes from the start of the memory to slot `index`.
+    /// Returns the byte offset of slot `index` in the memory.
     #[inline(always)]
     pub(super) fn offset_of(&self, index: u64) -> usize {
         ARRAY + index as usize * self.ring.slot_size
     }
 
-    /// Bytes of a message's header.
+    /// Returns the length of a message's header, in bytes.
     #[inline(always)]
     pub(super) fn header(&self) -> usize {
         match self.ring.framing {
@@ -72,28 +71,28 @@ impl SendEnd {
         }
     }
 
-    /// Stores a header in front of a message.
+    /// Stores a message's header at `offset`.
     #[inline(always)]
     pub(super) fn set_word(&self, offset: usize, word: u64) {
         use std::sync::atomic::Ordering::Relaxed;
-        // Only this end's own copy: the device reads it in the order of posting.
+        // Relaxed suffices: only this end's own array changes, and the device reads it in posting order.
         self.link.memory.word(offset).store(word, Relaxed);
     }
 
-    /// `len` bytes at `offset`, and the same place in the receiver's memory.
+    /// Returns `len` bytes at `offset` as a gather entry, and the same place in the receiver's memory.
     #[inline(always)]
     pub(super) fn piece(&self, offset: usize, len: usize) -> (Sge, RemoteAddr) {
         let sge = self.link.memory.sge(offset, len);
         (sge, self.link.peer.plus(offset as u64))
     }
 
-    /// So many slots from `index`, and the same in the receiver's memory.
+    /// Returns `count` slots from `index` as a gather entry, and the same place in the receiver's memory.
     #[inline(always)]
     pub(super) fn slots(&self, (index, count): (u64, u64)) -> (Sge, RemoteAddr) {
         self.piece(self.offset_of(index), count as usize * self.ring.slot_size)
     }
 
-    /// Takes completions of requests whose `wr_id` is a tail.
+    /// Polls completions of requests whose `wr_id` is a tail.
     #[inline]
     pub(super) fn poll(&mut self) -> Result<(), RingError> {
         let mut last = None;
@@ -104,7 +103,7 @@ impl SendEnd {
         }
     }
 
-    /// Looks at the head that the receiver pushed.
+    /// Reads the head that the receiver pushed.
     #[inline]
     pub(super) fn observe_head(&mut self) -> Result<(), RingError> {
         let head = self.link.memory.cursor(0).observe();
@@ -116,7 +115,7 @@ impl SendEnd {
 pub struct BaselineSender<P> {
     protocol: P,
     end: SendEnd,
-    /// The application's memory, for designs that copy from it.
+    /// Stands for the application's memory, in designs that copy from it.
     application: Vec<u8>,
     usability: Usability,
 }
@@ -133,7 +132,7 @@ impl<P: SendProtocol> BaselineSender<P> {
         }
     }
 
-    /// Finds the place of a message.
+    /// Finds the place of a message of `len` bytes.
     #[inline(always)]
     fn admit(&mut self, len: usize) -> Result<MessageLocation, SendError> {
         let ring = &self.end.ring;
@@ -185,8 +184,8 @@ impl<P: SendProtocol> BaselineSender<P> {
                     refreshed = true;
                     self.refresh()?;
                 }
-                // Still full: the receiver must see everything. Not before: a batch that is cut short
-                // shifts all that follow, so that they wrap and take a WRITE more.
+                // Still full: the receiver must see everything. Flushing earlier would cut a batch short and shift
+                // all later ones, so that they wrap and take one more WRITE.
                 ReserveOutcome::At(_) | ReserveOutcome::Full if !flushed => {
                     flushed = true;
                     self.flush()?;

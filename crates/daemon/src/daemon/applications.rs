@@ -47,7 +47,7 @@ impl Daemon {
         self.flush(session);
     }
 
-    /// Ends the session of an application that misbehaved: tells the application why and resets its connections.
+    /// Ends the session of an application that misbehaved: tells it why and resets its connections.
     pub fn session_unwanted(&mut self, session: SessionId, why: Refusal) {
         if !self.clients.contains_key(&session) {
             return;

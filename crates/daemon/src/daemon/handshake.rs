@@ -24,7 +24,7 @@ use slab::Slab;
 const CALLS: u32 = 100;
 /// Maximum number of inbound streams from daemons that have not introduced themselves.
 const STRANGERS: usize = 256;
-/// How long such a stream is kept at least while there are fewer. It is closed when the next stream comes in.
+/// Age from which such a stream is closed when another one comes in.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Daemon {
@@ -194,8 +194,9 @@ impl Daemon {
         self.say(peer, &hello);
     }
 
-    /// Returns the claim that a side of a stream has to prove: the other side if it claims the address and
-    /// life `other`, or this side if that is `None`. Returns `None` if the other side's nonce is not known.
+    /// Returns the claim to be proven on a stream. If `other` is given, it is the claim of the other side,
+    /// which says that it has this address and life. Otherwise it is this side's claim. Returns `None` if the
+    /// other side's nonce is not known.
     fn claim(&self, of: &Peer, other: Option<(IpAddr, u64)>) -> Option<AuthClaim> {
         let is_ours = other.is_none();
         let (address, life) = other.unwrap_or((self.identity.address, self.identity.life));

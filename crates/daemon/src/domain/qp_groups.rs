@@ -194,7 +194,7 @@ impl Domain {
         let keys = self.by_key.iter().filter(|(key, _)| key.peer == peer);
         let all: Vec<usize> = keys.map(|(_, at)| *at).collect();
         all.into_iter().for_each(|at| self.fail(at, why));
-        // Instances start anew when the host comes back, since it gets another number.
+        // If the host comes back it gets another peer number, so these entries are not needed any more.
         self.instances.retain(|key, _| key.peer != peer);
     }
 

@@ -27,7 +27,7 @@ pub struct ObjectCounts {
     /// Bytes of shared memory allocated.
     pub allocated: u64,
     /// Times that free memory was found overwritten. Counted only with
-    /// [`DaemonLimits::poison`](crate::Config::poison).
+    /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
     pub overwritten: u64,
 }
 

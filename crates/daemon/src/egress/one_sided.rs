@@ -1,4 +1,5 @@
-//! One-sided operations that an application asks for: READs and WRITEs are this side's, piece by piece, atomics the peer's.
+//! One-sided operations that an application requests. This side executes READs and WRITEs, piece by piece;
+//! the peer executes atomics.
 
 use headworks_client::{Op, Outcome, Vqpn};
 use headworks_verbs::RemoteAddr;
@@ -40,7 +41,7 @@ impl EgressHalf {
             false => self.bulk - self.atomics >= config.bulk_each,
         };
         if is_full {
-            // Whatever comes back calls it again.
+            // The next completion or answer schedules the connection again.
             return SendStep::Nothing;
         }
         if operation.op.is_atomic() {
@@ -88,7 +89,7 @@ impl EgressHalf {
         SendStep::Asked(piece)
     }
 
-    /// A piece of the latest operation was asked for, and that is left.
+    /// Counts a piece of the latest operation as issued. `left` is the rest of the operation.
     fn asked(&mut self, left: Option<PartialOperation>) {
         self.bulk += 1;
         self.asking = left;
@@ -98,7 +99,7 @@ impl EgressHalf {
         }
     }
 
-    /// The latest operation goes no further; of what was asked for before, something may be under way.
+    /// Ends the latest operation early. Pieces that were issued before may be in flight.
     fn fail(&mut self, outcome: Outcome) {
         self.asking = None;
         if let Some(flight) = self.flights.back_mut() {
@@ -111,7 +112,7 @@ impl EgressHalf {
         self.settle();
     }
 
-    /// Says what became of an operation, if it is over.
+    /// Stores the outcome of an operation if the operation is done.
     pub(super) fn conclude(&mut self, flight: usize, before: u64) {
         let Some(flight) = self.flights.get_mut(flight) else {
             return;
@@ -123,7 +124,7 @@ impl EgressHalf {
         }
     }
 
-    /// The peer has answered an atomic.
+    /// Handles the peer's answer to an atomic.
     pub(crate) fn answered(
         &mut self,
         end: u64,
@@ -145,7 +146,7 @@ impl EgressHalf {
         Ok(())
     }
 
-    /// Whether an operation uses a window.
+    /// Whether an operation that is not done uses an exported range.
     pub(crate) fn uses(&self, window: u32) -> bool {
         let all = self
             .flights
@@ -154,7 +155,7 @@ impl EgressHalf {
         all.into_iter().any(|operating| operating.window == window)
     }
 
-    /// Operations that are over.
+    /// Total number of operations that are done.
     pub(crate) fn operations_done(&self) -> u64 {
         self.done
     }

@@ -1,4 +1,4 @@
-//! The sockets of applications.
+//! Sockets of applications.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,15 +12,16 @@ use super::subscriptions::SubscriptionRefused;
 use super::{BATCH, Inner, Token};
 use crate::daemon::SessionId;
 
-/// Packets for an application that has no room for them: more, and it is turned away.
+/// Maximum number of packets queued for an application that does not receive. Beyond it, the application is
+/// turned away.
 const UNSENT_MAX: usize = 65_536;
-/// Packets that are heard of an application that does not listen any more: more than a socket holds.
+/// Maximum number of packets read from an application that does not receive any more. A socket holds fewer.
 const LAST_MAX: usize = 4096;
 
-/// A packet, and the memory that it names.
+/// A packet, and the slab that it names.
 type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
 
-/// An application's socket, and what it has had no room for.
+/// Socket of an application, with the packets that it had no room for.
 pub(super) struct Attached {
     pub(super) socket: PacketSocket,
     user: u32,
@@ -46,7 +47,7 @@ impl Inner {
             if let Err(why) = self.watches.check(user) {
                 tell_of_unwanted(socket.pid().unwrap_or(0), user, why);
                 let why = why.into();
-                // Whether it hears that is its own affair.
+                // Best effort: the process may not read its socket.
                 let _ = socket.send(&Reply::Over { why }.encode(), None);
                 self.watches.shed(user, socket);
                 continue;
@@ -112,7 +113,7 @@ impl Inner {
         }
     }
 
-    /// Sends what applications have room for; says whether one is gone.
+    /// Sends queued packets, as far as sockets have room. Returns whether an application is gone.
     pub(super) fn resend(&mut self) -> bool {
         let mut is_one_gone = false;
         if self.unsent.is_empty() {
@@ -141,7 +142,7 @@ impl Inner {
         is_one_gone
     }
 
-    /// An application does not listen any more: what it had said before is heard, and then it is gone.
+    /// Handles what an application had sent before it stopped receiving, and then removes it.
     fn hear_last(&mut self, session: SessionId) {
         for _ in 0..LAST_MAX {
             let Some(attached) = self.sessions.get(&session) else {
@@ -169,7 +170,7 @@ impl Inner {
         }
     }
 
-    /// Closes an application's socket, behind what it is still to hear.
+    /// Sends what an application is still to receive, as far as there is room, and closes its socket.
     pub(super) fn end_session(&mut self, session: SessionId) {
         if let Some(attached) = self.sessions.get_mut(&session) {
             attached.flush();
@@ -179,7 +180,7 @@ impl Inner {
 
     fn close_session(&mut self, session: SessionId) {
         if let Some(attached) = self.sessions.remove(&session) {
-            // It is closed later.
+            // Another thread closes the socket later, so epoll must forget it now.
             if let Err(error) = epoll::delete(&*self.epoll, &attached.socket) {
                 tracing::warn!("a socket is watched still: {error}");
             }
@@ -191,7 +192,7 @@ impl Inner {
 
 fn tell_of_unwanted(pid: u32, user: u32, why: SubscriptionRefused) {
     match why {
-        // Said whatever else is: it is about all of the user's.
+        // A log line of its own, since it concerns all of the user's processes: lines are limited separately.
         SubscriptionRefused::Left(_) => tracing::warn!(
             "process {pid} of user {user} is turned away, as others of that user's are: {why}"
         ),
@@ -200,7 +201,7 @@ fn tell_of_unwanted(pid: u32, user: u32, why: SubscriptionRefused) {
 }
 
 impl Attached {
-    /// Sends what there is room for; `false` where the application is gone.
+    /// Sends queued packets as far as there is room. Returns false if the application is gone.
     fn flush(&mut self) -> bool {
         self.is_full = false;
         while let Some((packet, slab)) = self.unsent.front() {

@@ -1,7 +1,9 @@
-//! Closing what applications had a hand in: the last close of a file may block for as long as whoever made it likes (a
-//! TCP socket that lingers, a file system in user space), as may that of a socket in which such a file lies unread. So
-//! threads do it that nobody waits for: a few for each user, so that nobody's files are closed late for the sake of
-//! another's. Who has left so many that are not closed is to hand over no more.
+//! Closes files that applications may have influenced, on threads of their own.
+//!
+//! The last close of a file may block for as long as its creator likes: think of a lingering TCP socket, or a
+//! file system in user space. So may the close of a socket in which such a file lies unread. Therefore a few
+//! threads for each user close files, and nothing waits for them. One user's files never delay the closing of
+//! another's. A user with too many unclosed files may hand over no more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -10,24 +12,26 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Threads of a user at most, and files that wait for each before there is another.
+/// Maximum number of threads of a user. `EACH` is the number of waiting files per thread from which another
+/// thread is started.
 const THREADS: usize = 4;
 const EACH: usize = 16;
-/// How long a thread is kept for the next file.
+/// How long an idle thread waits for the next file before it ends.
 const KEPT: Duration = Duration::from_secs(5);
-/// Files of a user that are not closed: a part of all that the daemon may have, so that others' applications have the
-/// rest. Many may be there for a moment although none of them closes slowly: when one ends that polls connections.
+/// Divisor of the daemon's descriptor limit: a user may have this part of it unclosed, and others keep the
+/// rest. `LEAST` is the lower bound of the result. Many files may be unclosed for a moment though none closes
+/// slowly, for example when an application ends that polls many connections.
 const PART: u64 = 4;
 const LEAST: usize = 64;
 
-/// Where files are left to be closed, each user's apart. They are, by and by; in any case when the process ends.
+/// Files waiting to be closed, kept apart by user. All are closed at the latest when the process ends.
 #[derive(Debug)]
 pub(super) struct CloseQueue {
     users: BTreeMap<u32, Arc<UserCloseQueue>>,
     most: usize,
 }
 
-/// A user's.
+/// Files of one user.
 #[derive(Debug, Default)]
 struct UserCloseQueue {
     work: Mutex<CloseQueueState>,
@@ -37,13 +41,13 @@ struct UserCloseQueue {
 #[derive(Debug, Default)]
 struct CloseQueueState {
     files: VecDeque<OwnedFd>,
-    /// Files that are being closed.
+    /// Files that threads are closing now.
     closing: usize,
     threads: usize,
 }
 
 impl CloseQueueState {
-    /// Files that were left and are not closed.
+    /// Returns the number of files that are not closed yet.
     fn left(&self) -> usize {
         self.files.len() + self.closing
     }
@@ -69,13 +73,13 @@ impl CloseQueue {
         }
     }
 
-    /// Whether a user has left as many files as may be, which are not closed: how many.
+    /// Returns the number of a user's unclosed files if it has reached the maximum.
     pub(super) fn is_full(&self, user: u32) -> Option<usize> {
         let left = self.users.get(&user)?.work().left();
         (left >= self.most).then_some(left)
     }
 
-    /// Has a file of a user's closed.
+    /// Queues a file of a user to be closed.
     pub(super) fn close(&mut self, user: u32, file: OwnedFd) {
         if !self.users.contains_key(&user) {
             self.users.retain(|_, one| one.work().threads > 0);
@@ -101,7 +105,7 @@ impl UserCloseQueue {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes what is left, until there has been nothing for a while.
+    /// Closes queued files until there have been none for [`KEPT`].
     fn close_all(&self) {
         let mut work = self.work();
         loop {
@@ -135,7 +139,7 @@ mod tests {
         set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
     };
 
-    /// A socket whose last close blocks for as long as the other is there.
+    /// Returns a socket whose last close blocks for as long as the other socket exists.
     fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -164,18 +168,18 @@ mod tests {
         assert_eq!(closers.is_full(1), Some(MOST));
         assert_eq!(closers.is_full(2), None);
         let (file, mut far) = UnixStream::pair().unwrap();
-        // So that it fails instead of hanging.
+        // The test fails instead of hanging if the file is not closed.
         far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         closers.close(2, file.into());
         let mut rest = Vec::new();
         assert_eq!(far.read_to_end(&mut rest).unwrap(), 0, "it is closed");
-        // Nor that of the same user for ever.
+        // The same user's later file is closed too, once the slow ones are.
         let (file, mut far) = UnixStream::pair().unwrap();
         far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         closers.close(1, file.into());
         drop(others);
         assert_eq!(far.read_to_end(&mut rest).unwrap(), 0, "it is closed");
-        // It counts until its close has returned, which is a moment after that was seen.
+        // A file counts until its close has returned, which is a moment after the other end saw it.
         while closers.is_full(1).is_some() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The streams to other daemons.
+//! TCP streams to other daemons.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,15 +10,15 @@ use super::{BATCH, Inner, ServerMessage, Token};
 use crate::control;
 use crate::daemon::PeerId;
 
-/// How long another host may take to answer a call.
+/// How long another host may take to answer a dial.
 const DIAL: Duration = Duration::from_secs(5);
 
-/// How a call ended.
+/// Result of a dial, with the address.
 pub(super) type Dialed = (IpAddr, Result<Line, NetError>);
 
 impl Inner {
     pub(super) fn greet_daemons(&mut self) {
-        // Whoever else calls is seen at the next look, so that callers without end keep nobody waiting.
+        // Further callers are accepted at the next look, so that endless callers delay nothing else.
         for _ in 0..BATCH {
             match self.daemons.try_accept() {
                 Ok(Some(line)) => {
@@ -41,7 +41,7 @@ impl Inner {
         self.peers.insert(peer, line);
     }
 
-    /// Has a thread of its own call another daemon.
+    /// Dials another daemon on a thread of its own.
     pub(super) fn dial(&mut self, to: IpAddr) {
         let at = SocketAddr::new(to, self.port).to_string();
         let teller = self.teller.clone();
@@ -87,11 +87,11 @@ impl Inner {
             }
             self.obey();
         }
-        // What else has come may be in this process already, where no descriptor tells of it.
+        // More messages may be in this process already, where no descriptor announces them.
         self.half_heard.insert(peer);
     }
 
-    /// Goes on with those that had more to say; says whether there were any.
+    /// Handles further messages of peers in `half_heard`. Returns whether there were such peers.
     pub(super) fn hear_rest(&mut self) -> bool {
         if self.half_heard.is_empty() {
             return false;
@@ -120,7 +120,7 @@ impl Inner {
         self.daemon.peer_gone(peer);
     }
 
-    /// Says what lines have room for.
+    /// Sends queued messages, as far as the streams have room.
     pub(super) fn resay(&mut self) {
         if self.unsaid.is_empty() {
             return;

@@ -1,5 +1,5 @@
-//! Whoever asks what there is: HTTP on a Unix socket or a TCP port, answered by a thread of its own, one at a time. A
-//! caller that is slow delays other callers for a bounded time. What there is, is counted by the daemon's own thread.
+//! Metrics endpoint: HTTP on a Unix socket or a TCP port. A separate thread answers one client at a time, so
+//! a slow client delays other clients for a bounded time. The event loop's thread produces the text.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -20,24 +20,24 @@ use headworks_net::clock;
 
 use super::{ServerMessage, ServerSender};
 
-/// How long one read or write of a caller's may take.
+/// How long one read or write of a client may take.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long all of it may take, about.
+/// How long a whole request and its answer may take, roughly.
 const WHOLE: headworks_verbs::Duration = headworks_verbs::Duration::from_secs(5);
-/// Callers that may wait.
+/// Maximum number of clients that wait.
 const BACKLOG: i32 = 16;
-/// Bytes that are written at a time.
+/// Bytes written at a time.
 const PIECE: usize = 64 << 10;
-/// Bytes of a request, and headers, at most.
+/// Maximum length of a request in bytes. `HEADERS_MAX` is the maximum number of headers.
 const REQUEST_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
 
-/// Where somebody may ask.
+/// Address of the metrics endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsAt {
-    /// A Unix socket, for the daemon's own user.
+    /// A Unix socket, open to the daemon's own user only.
     Path(PathBuf),
-    /// A TCP port, for whoever can reach it.
+    /// A TCP address, open to everyone who can reach it.
     Address(SocketAddr),
 }
 
@@ -65,7 +65,7 @@ impl Listener {
                 if std::os::unix::net::UnixStream::connect(path).is_ok() {
                     return Err(io::ErrorKind::AddrInUse.into());
                 }
-                // Of one that is dead. Nothing but a socket is removed.
+                // Removes the socket of a dead daemon, but no other kind of file.
                 let left = std::fs::symlink_metadata(path);
                 if left.is_ok_and(|left| is_socket(&left)) {
                     std::fs::remove_file(path)?;
@@ -73,7 +73,7 @@ impl Listener {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
                 rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-                // Nobody can call yet.
+                // Permissions are set before listening, while nobody can connect yet.
                 chmod(path, Mode::from_raw_mode(0o600))?;
                 listen(&socket, BACKLOG)?;
                 Self::Unix(socket.into(), path.clone())
@@ -128,15 +128,15 @@ impl Drop for Listener {
     }
 }
 
-/// The thread that answers, until it is dropped.
+/// The thread that serves metrics. Dropping this ends it.
 pub(super) struct MetricsServer {
     thread: Option<JoinHandle<()>>,
-    /// Closed, it ends the thread.
+    /// Closing this ends the thread.
     end: Option<OwnedFd>,
 }
 
 impl MetricsServer {
-    /// Listens, and answers with what `teller`'s thread says.
+    /// Listens, and answers with the text of the event loop that `teller` reaches.
     pub(super) fn start(at: &MetricsAt, teller: ServerSender) -> io::Result<Self> {
         let listener = Listener::bind(at)?;
         let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -186,7 +186,8 @@ fn serve(listener: &Listener, ended: &OwnedFd, teller: &ServerSender) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 tracing::warn!("who asks for metrics is not answered: {error}");
-                // Mostly too few descriptors: the caller stays, and is not to be looked at in a circle.
+                // Mostly there are too few descriptors. The client stays in the backlog, so wait instead of
+                // spinning.
                 let mut end = [PollFd::new(ended, PollFlags::IN)];
                 let second = rustix::event::Timespec {
                     tv_sec: 1,
@@ -200,7 +201,7 @@ fn serve(listener: &Listener, ended: &OwnedFd, teller: &ServerSender) {
 
 /// Answers one request.
 fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io::Result<()> {
-    // One that says or hears a byte at a time is not waited for, either.
+    // Bounds the whole exchange, for a client that sends or reads one byte at a time.
     let until = clock::now() + WHOLE;
     let in_time = || match clock::now() < until {
         true => Ok(()),
@@ -245,7 +246,7 @@ fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io:
 
 #[derive(Debug, PartialEq, Eq)]
 enum ScrapeRequest {
-    /// It is not all there.
+    /// The request is incomplete.
     More,
     Metrics,
     Other,
@@ -273,7 +274,7 @@ fn asked(request: &[u8]) -> ScrapeRequest {
 mod tests {
     use super::*;
 
-    /// A caller that says `says` a byte at a time.
+    /// A client that sends `says` a byte at a time.
     struct SlowCaller<'a> {
         says: &'a [u8],
         hears: Vec<u8>,
@@ -330,7 +331,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics");
         let at = MetricsAt::Path(path.clone());
-        // A listener that is dropped by the standard library alone leaves its path, as a death does.
+        // Dropping a listener of the standard library leaves its path, as the death of a daemon does.
         drop(UnixListener::bind(&path).unwrap());
         let listener = Listener::bind(&at).unwrap();
         let again = Listener::bind(&at).err().expect("it is taken");

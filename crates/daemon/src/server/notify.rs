@@ -1,4 +1,5 @@
-//! Telling the service manager how far the daemon is: systemd's protocol, a datagram to `$NOTIFY_SOCKET`.
+//! Notifications to the service manager about the daemon's state: systemd's protocol, datagrams to
+//! `$NOTIFY_SOCKET`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,16 +8,16 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Whoever started the daemon and wants to know.
+/// Connection to the service manager that started the daemon.
 #[derive(Debug)]
 pub struct Notify(UnixDatagram);
 
 impl Notify {
-    /// Who is named in the environment; `None` where nobody is.
+    /// Connects to the service manager that the environment names. Returns `None` if it names none.
     ///
     /// # Errors
     ///
-    /// As socket(2) and connect(2) have them: nobody listens there.
+    /// Errors of socket(2) and connect(2): nobody listens there.
     pub fn from_env() -> io::Result<Option<Self>> {
         match env::var_os("NOTIFY_SOCKET") {
             Some(at) if !at.is_empty() => Self::at(&at).map(Some),
@@ -24,7 +25,7 @@ impl Notify {
         }
     }
 
-    /// Who listens at a path, or, after `@`, at a name without one.
+    /// Connects to a path, or, after `@`, to an abstract name.
     fn at(at: &OsStr) -> io::Result<Self> {
         let address = match at.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -35,12 +36,12 @@ impl Notify {
         Ok(Self(socket))
     }
 
-    /// The daemon serves now, and what it serves.
+    /// Reports that the daemon serves now. `status` says what it serves.
     pub fn ready(&self, status: &str) {
         self.say(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// The daemon is about to end, and what it waits for.
+    /// Reports that the daemon is about to end. `status` says what it waits for.
     pub fn stopping(&self, status: &str) {
         self.say(&format!("STOPPING=1\nSTATUS={status}"));
     }

@@ -1,8 +1,10 @@
-//! The descriptors by which applications are told of what they poll for: the daemon's ends of pairs of stream sockets.
+//! Descriptors by which applications are told of what they poll for: the daemon's ends of pairs of stream
+//! sockets.
 //!
-//! A byte that was written and not read makes the other end readable, what was written there and not read makes it
-//! unwritable, and closing hangs it up. Nothing is ever waited for here: what an application handed over that is none
-//! of that, and whatever lies in it, is closed by [others](super::close_queue).
+//! A byte that the daemon writes makes the application's end readable. Bytes that the application has written
+//! make its own end unwritable until the daemon reads them. Closing hangs up. Nothing here ever blocks. Files
+//! that an application handed over, and files inside sockets, are closed by [other
+//! threads](super::close_queue).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -15,12 +17,12 @@ use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown
 use super::close_queue::CloseQueue;
 use crate::daemon::{SessionId, Signal, WatchId};
 
-/// Reads in a row, and bytes of each, of what makes a descriptor unwritable: an honest application fills a small
-/// buffer once.
+/// Maximum number of reads in a row that make a descriptor writable again, of `READ` bytes each. A correct
+/// application fills a small buffer once.
 const READS: usize = 16;
 const READ: usize = 4096;
 
-/// Descriptors, and whose they are.
+/// Descriptors that applications handed over, and their owners.
 #[derive(Default)]
 pub(super) struct Subscriptions {
     all: HashMap<WatchId, Subscription>,
@@ -34,16 +36,16 @@ struct Subscription {
     file: OwnedFd,
 }
 
-/// Why an application is to hand over nothing more.
+/// Reason to accept nothing more from an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SubscriptionRefused {
-    /// There is one descriptor to a connection.
+    /// A packet carried more than one descriptor.
     #[error("it handed over {0} files at once")]
     Many(usize),
-    /// It is nothing that a pair is made of.
+    /// The descriptor is no end of a stream socket pair.
     #[error("what it handed over is no Unix stream socket")]
     Kind,
-    /// They close slowly, or are too many at once.
+    /// Too many of the user's files are not closed: they close slowly, or came all at once.
     #[error("{0} files that this user's applications handed over are not closed yet")]
     Left(usize),
 }
@@ -58,11 +60,11 @@ impl From<SubscriptionRefused> for Refusal {
 }
 
 impl Subscriptions {
-    /// Keeps the descriptor that came with a packet of a user's, if one did.
+    /// Keeps the descriptor that came with a packet, if one did.
     ///
     /// # Errors
     ///
-    /// [`SubscriptionRefused`]: the session is to end.
+    /// [`SubscriptionRefused`]: the session must end.
     pub(super) fn take(
         &mut self,
         session: SessionId,
@@ -94,7 +96,7 @@ impl Subscriptions {
         Ok(watches)
     }
 
-    /// Whether more of a user's may be taken, all of which is to be closed one day.
+    /// Checks whether the daemon may accept more descriptors of a user, all of which it has to close one day.
     ///
     /// # Errors
     ///
@@ -104,17 +106,17 @@ impl Subscriptions {
         left.map_or(Ok(()), |left| Err(SubscriptionRefused::Left(left)))
     }
 
-    /// Hangs up a socket that an application of a user has the other end of.
+    /// Hangs up a socket whose other end a user's application has.
     pub(super) fn close(&mut self, user: u32, socket: OwnedFd) {
-        // Seen at once, whenever it is closed.
+        // The other end sees the shutdown at once, whenever the socket is closed.
         let _ = shutdown(&socket, Shutdown::Both);
         self.closers.close(user, socket);
     }
 
-    /// Closes the socket of a caller of whose user no more is taken: here, unless a file lies in it, so that who calls
-    /// again and again leaves nothing.
+    /// Closes the socket of a caller whose user may hand over no more. If no file lies in it, it is closed
+    /// here, so that repeated calls leave nothing behind.
     pub(super) fn shed(&mut self, user: u32, socket: PacketSocket) {
-        // From now on nothing more comes to lie there.
+        // After the shutdown nothing more can arrive in the socket.
         let _ = shutdown(&socket, Shutdown::Both);
         for _ in 0..READS {
             match socket.recv() {
@@ -131,7 +133,7 @@ impl Subscriptions {
         self.closers.close(user, socket.into());
     }
 
-    /// Has something be seen at the other end.
+    /// Makes a state change visible at the other end.
     pub(super) fn signal(&mut self, watch: WatchId, signal: Signal) {
         let Some(Subscription { user, file, .. }) = self.all.get(&watch) else {
             return;
@@ -139,7 +141,7 @@ impl Subscriptions {
         match signal {
             Signal::Readable => {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                // One that is full is readable; one that is none, or is gone, is the application's own affair.
+                // A full socket is readable already. A failed one concerns only the application.
                 let _ = send(file, &[0], flags);
             }
             Signal::Writable => {
@@ -165,7 +167,7 @@ impl Subscriptions {
         }
     }
 
-    /// An application is gone.
+    /// Hangs up all descriptors of an application that is gone.
     pub(super) fn drop_all(&mut self, session: SessionId) {
         let of = self.all.iter().filter(|(_, one)| one.session == session);
         let of: Vec<WatchId> = of.map(|(watch, _)| *watch).collect();
@@ -173,7 +175,7 @@ impl Subscriptions {
     }
 }
 
-/// Whether it is a socket of the kind that a pair is made of.
+/// Returns whether a file is a Unix stream socket.
 fn is_stream(file: &OwnedFd) -> bool {
     socket_domain(file) == Ok(AddressFamily::UNIX) && socket_type(file) == Ok(SocketType::STREAM)
 }

@@ -11,59 +11,60 @@ use headworks_verbs::{Duration, Instant};
 
 use super::tamper::{MEMORY, SideTraffic};
 
-/// What an application does.
+/// Behaviour of an application.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Script {
-    /// Whose it is.
+    /// User that it runs as.
     pub(crate) user: u32,
-    /// A port that it listens at.
+    /// Port that it listens at.
     pub(crate) listens: Option<u16>,
-    /// Connections that it makes.
+    /// Connections that it makes, with their traffic.
     pub(crate) connects: Vec<(SocketAddr, Flow)>,
-    /// It reads only now and then.
+    /// Pause between two rounds of reading.
     pub(crate) rests: Option<Duration>,
-    /// It dies.
+    /// Time at which it dies.
     pub(crate) dies: Option<Instant>,
-    /// From then on it writes anything into the memory that it shares with its daemon.
+    /// Time from which it writes random words into the memory that it shares with its daemon.
     pub(crate) scribbles: Option<Instant>,
-    /// What it hears is not checked: it talks to one that scribbles.
+    /// Whether received bytes are not checked, since its peer scribbles.
     pub(crate) trusts: bool,
-    /// It gives each of its connections up after so many bytes.
+    /// Number of received bytes after which it aborts each connection.
     pub(crate) gives_up: Option<u64>,
 }
 
-/// What a connection carries, both ways.
+/// Traffic of a connection in both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flow {
-    /// Bytes from who connects.
+    /// Bytes from the end that connects.
     pub(crate) there: u64,
-    /// Bytes back.
+    /// Bytes in the other direction.
     pub(crate) back: u64,
-    /// Bytes that are written at a time.
+    /// Bytes written at a time.
     pub(crate) chunk: usize,
-    /// They lie in memory that is lent.
+    /// Whether the bytes are lent from the application's memory.
     pub(crate) lends: bool,
 }
 
-/// Bytes in front of each stream: how many follow, and how many are to come back, how, and that it is one of ours.
+/// Bytes of the head of each stream: a magic number, the bytes that follow, the bytes to be sent back, and
+/// the chunk size with the flag for lending.
 const HEAD: u64 = 32;
 const MAGIC: u64 = 0x6865_6164_776f_726b;
 
-/// How a stream came out.
+/// Result of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Everything came and went.
+    /// Everything was sent and received.
     Whole,
-    /// It was reset, or given up.
+    /// The stream was reset or aborted.
     Broken,
 }
 
-/// One connection.
+/// One connection and the state of its traffic.
 struct Stream {
     connection: Box<Connection>,
     out_key: u64,
     in_key: u64,
-    /// What is to be sent with the head, once that is known, and was.
+    /// Bytes to send behind the head, once known. `sent` counts the head as well.
     to_send: Option<u64>,
     back: u64,
     sent: u64,
@@ -79,20 +80,20 @@ struct Stream {
 }
 
 impl Stream {
-    /// Whether it waits for room, or for memory that it has lent.
+    /// Returns whether it waits for room, or for memory that it has lent.
     fn has_to_send(&self) -> bool {
         !self.is_ended || self.lent.is_some() || self.meddler.is_busy()
     }
 }
 
-/// An application.
+/// An application that follows a script.
 pub(crate) struct Application {
     pub(crate) script: Script,
     pub(crate) session: Session,
     name: String,
-    /// Connections that have descriptors, by the request that one went with.
+    /// Handles of connections, by the request that their descriptor went with.
     told: BTreeMap<u32, u32>,
-    /// Connections that memory was asked for to meddle with, by request.
+    /// Handles of connections for whose side traffic memory was requested, by request.
     meddles: BTreeMap<u32, u32>,
     asked: BTreeMap<u32, Flow>,
     memory_for: BTreeMap<u32, u32>,
@@ -100,16 +101,16 @@ pub(crate) struct Application {
     listener: Option<u32>,
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) refused: usize,
-    /// One-sided operations that are over.
+    /// One-sided operations that have completed.
     pub(crate) operations: u64,
-    /// Why connections were reset.
+    /// How often connections were reset or refused, by reason.
     pub(crate) resets: BTreeMap<String, usize>,
     pub(crate) errors: Vec<String>,
     /// Bytes received.
     pub(crate) got: u64,
     next_read: Instant,
     is_attached: bool,
-    /// Connections that may have something to do; all others have armed their bells.
+    /// Connections that may have something to do. All others have armed their event counts.
     hot: BTreeSet<u32>,
     noise: u64,
 }
@@ -120,7 +121,7 @@ pub(crate) fn mix(mut word: u64) -> u64 {
     word ^ word >> 29
 }
 
-/// What makes a stream from one address to another unlike every other.
+/// Returns a key that makes the bytes of a stream between two addresses unlike those of any other.
 fn key(from: SocketAddr, to: SocketAddr) -> u64 {
     let of = |address: SocketAddr| match address {
         SocketAddr::V4(v4) => u64::from(u32::from(*v4.ip())) << 16 | u64::from(v4.port()),
@@ -171,7 +172,7 @@ impl Application {
         }
     }
 
-    /// Whether all that it set out to do is done; who listens is never done by itself.
+    /// Returns whether the script is finished. Listening does not count as unfinished.
     pub(crate) fn is_done(&self) -> bool {
         self.is_attached
             && self.streams.is_empty()
@@ -179,17 +180,17 @@ impl Application {
             && self.script.connects.is_empty()
     }
 
-    /// Whether others may connect.
+    /// Returns whether others may connect.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_attached && (self.script.listens.is_none() || self.listener.is_some())
     }
 
-    /// Streams that are open.
+    /// Returns the number of open streams.
     pub(crate) fn open(&self) -> usize {
         self.streams.len()
     }
 
-    /// Does a little of everything; says whether it did something.
+    /// Does a little of everything and returns whether it did something.
     pub(crate) fn step(&mut self, now: Instant, may_connect: bool) -> bool {
         let mut did = false;
         while let Some(event) = self.session.event() {
@@ -199,7 +200,7 @@ impl Application {
         if may_connect && self.is_attached {
             for (to, flow) in std::mem::take(&mut self.script.connects) {
                 did = true;
-                // Half of them are told of by a descriptor, the others by packets.
+                // Half of the connections get events by a descriptor, the others by packets.
                 let request = match flow.there % 2 {
                     0 => self.session.connect_watched(to),
                     _ => self.session.connect(to),
@@ -223,7 +224,7 @@ impl Application {
                 continue;
             };
             if !is_open {
-                // Then once more, for what came meanwhile.
+                // Look once more after arming, for what arrived meanwhile.
                 stream.connection.block().bell().arm(false);
                 if stream.has_to_send() {
                     stream.connection.block().room_bell().arm(false);
@@ -238,19 +239,19 @@ impl Application {
         did
     }
 
-    /// The descriptor that went with a request says that something happened.
+    /// Notes that something happened at the descriptor that went with a request.
     pub(crate) fn signal(&mut self, request: u32) {
         if let Some(handle) = self.told.get(&request) {
             self.hot.insert(*handle);
         }
     }
 
-    /// The daemon says that something happened.
+    /// Notes that the daemon woke this application for a connection.
     pub(crate) fn wake(&mut self, handle: u32) {
         self.hot.insert(handle);
     }
 
-    /// Writes a few words anywhere.
+    /// Writes a few random words into shared memory.
     fn scribble(&mut self) {
         for _ in 0..8 {
             self.noise = mix(self.noise.wrapping_add(0x1234_5678_9abc_def1));
@@ -268,7 +269,7 @@ impl Application {
         }
     }
 
-    /// When it wants to be stepped again although nothing happened.
+    /// Returns when it must be stepped again without an event.
     pub(crate) fn wakes(&self) -> Option<Instant> {
         (self.script.rests.is_some() && !self.hot.is_empty()).then_some(self.next_read)
     }
@@ -321,7 +322,7 @@ impl Application {
                         stream.meddler.memory = Some(extent);
                         self.hot.extend(handle);
                     }
-                    // It is over, and what it was called is perhaps another's by now.
+                    // The connection is gone. Another one may have its handle by now.
                     _ => self.session.free(extent),
                 }
             }
@@ -366,7 +367,7 @@ impl Application {
             has_asked: false,
             connection,
         };
-        // Each way of being carried, beside others.
+        // Every transfer mode is used beside the others.
         let ways = [
             Transfer::Any,
             Transfer::Any,
@@ -423,7 +424,7 @@ impl Application {
         did
     }
 
-    /// Every third connection is meddled with.
+    /// Drives one-sided operations on every third connection.
     fn meddle(&mut self, stream: &mut Stream) -> Result<bool, String> {
         let handle = stream.connection.handle();
         if !stream.out_key.is_multiple_of(3) || (stream.is_ended && !stream.meddler.is_busy()) {
@@ -441,7 +442,7 @@ impl Application {
 
     fn finish(&mut self, stream: Stream, is_whole: bool, gives_up: bool) {
         if let Some(extent) = stream.lend_from {
-            // What is still lent is the daemon's until the connection is gone.
+            // Memory that is still lent belongs to the daemon until the connection is gone.
             if stream.lent.is_none() {
                 self.session.free(extent);
             }
@@ -453,7 +454,7 @@ impl Application {
         };
         self.outcomes.push(outcome);
         self.operations += u64::from(stream.meddler.done);
-        // The daemon takes it back when the other end uses it no more.
+        // The daemon reuses exported memory only after the other end has stopped using it.
         stream
             .meddler
             .memory
@@ -521,7 +522,7 @@ impl Application {
         Ok(sent > 0)
     }
 
-    /// Says whether something came, and whether that was all.
+    /// Receives and checks bytes. Returns whether something arrived, and whether the stream is over.
     fn receive(&mut self, stream: &mut Stream) -> Result<(bool, bool), String> {
         let mut buffer = [0; 16 << 10];
         let received = stream.connection.receiving.recv(&mut buffer);
@@ -587,7 +588,7 @@ impl Application {
         Ok((true, false))
     }
 
-    /// Lines on what it waits for.
+    /// Describes what the application waits for.
     pub(crate) fn state(&self) -> String {
         let streams: Vec<String> = self
             .streams

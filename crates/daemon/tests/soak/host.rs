@@ -1,4 +1,4 @@
-//! A host in virtual time: its daemon, and the applications that are attached to it.
+//! A host in virtual time: its daemon and the attached applications.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,22 +16,22 @@ use headworks_verbs::{Access, Buffer, Device, Duration, Instant};
 
 use super::application::{Application, Outcome, Script};
 
-/// A host as a plan has it.
+/// Configuration of a host in a plan.
 #[derive(Clone, Debug)]
 pub(crate) struct HostPlan {
     pub(crate) config: DaemonLimits,
     pub(crate) scripts: Vec<Script>,
 }
 
-/// What all hosts tell of.
+/// Results that all hosts record.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) hosts: usize,
-    /// Hosts whose applications can be connected to.
+    /// Number of hosts whose applications can be connected to.
     pub(crate) ready: usize,
-    /// Hosts whose applications have done what they set out to do.
+    /// Number of hosts whose applications have finished their scripts.
     pub(crate) done: usize,
-    /// Hosts on which nothing is left.
+    /// Number of hosts on which nothing is left.
     pub(crate) quiet: usize,
     pub(crate) whole: usize,
     pub(crate) broken: usize,
@@ -49,12 +49,12 @@ pub(crate) fn address(host: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
 }
 
-/// Daemons between hosts have a secret.
+/// Returns the identity of a host's daemon. All of them share a secret.
 fn identity(host: usize) -> Identity {
     Identity {
         secret: Some(Secret::new(b"known to all of them").expect("long enough")),
         entropy: [host as u8 + 1; 32],
-        // The last of many has not been upgraded.
+        // The fourth host has not been upgraded.
         version: if host == 3 { VERSION - 1 } else { VERSION },
         ..Identity::open(address(host), 1)
     }
@@ -68,24 +68,24 @@ const CALL: u8 = 0;
 const SAY: u8 = 1;
 const HANG_UP: u8 = 2;
 
-/// A host.
+/// A daemon with its applications, as an actor.
 pub(crate) struct Host {
     number: usize,
     hosts: usize,
     daemon: Daemon,
     device: Arc<dyn Device>,
     applications: BTreeMap<SessionId, Application>,
-    /// Descriptors of applications: whose, and with which request they went.
+    /// Descriptors of applications: the session, and the request that the descriptor went with.
     watches: BTreeMap<WatchId, (SessionId, u32)>,
     last_watch: u64,
     scripts: Vec<Script>,
-    /// Streams to other daemons: to which host, by who called whom, and the how manieth call that was.
+    /// Streams to other daemons, by host, whether this host dialed, and number of the dial.
     peers: BTreeMap<(usize, bool, u8), PeerId>,
     calls: u8,
     outbox: Vec<(usize, Vec<u8>)>,
     ledger: Arc<Mutex<Ledger>>,
     views: Vec<Arc<dyn Buffer>>,
-    /// When it was stepped first: times of a plan count from there.
+    /// Time of the first step. A plan counts its times from there.
     began: Option<Instant>,
     is_ready: bool,
     is_done: bool,
@@ -157,7 +157,7 @@ impl Host {
     }
 
     fn mail(&mut self, (to, by_me, call): (usize, bool, u8), kind: u8, message: &[u8]) {
-        // Whoever hears it sees the call from the other side.
+        // The receiver sees the dial from the other side.
         let mut bytes = vec![kind, u8::from(!by_me), call];
         bytes.extend(message);
         self.outbox.push((to, bytes));
@@ -173,7 +173,7 @@ impl Host {
         self.outbox = waiting;
     }
 
-    /// Does what the daemon wants done.
+    /// Carries out the daemon's outputs.
     fn obey(&mut self) -> bool {
         let mut did = false;
         while let Some(output) = self.daemon.output() {
@@ -242,7 +242,7 @@ impl Host {
                     }
                 }
                 Output::EndSession(session) => {
-                    // It has broken the contract, which some of them do.
+                    // The application has broken the contract, as some scripts do.
                     if let Some(application) = self.applications.get_mut(&session) {
                         application.script.dies = Some(Instant::ZERO);
                     }
@@ -253,7 +253,7 @@ impl Host {
     }
 
     fn view(&mut self, slab: &Arc<dyn Buffer>) -> View {
-        // In one process the application's mapping is the daemon's.
+        // In one process the application uses the daemon's mapping.
         let pd = self.device.alloc_pd().expect("a domain for a look");
         let region = pd.register(slab, Access::NONE).expect("a look");
         self.views.push(slab.clone());
@@ -292,7 +292,7 @@ impl Host {
         did
     }
 
-    /// Memory that was written to while it was free is told of before its session is forgotten.
+    /// Records free memory that was found overwritten, before its session is removed.
     fn look_for_overwritten(&self) {
         let overwritten: u64 = self
             .daemon
@@ -311,7 +311,7 @@ impl Host {
         }
     }
 
-    /// An application is gone.
+    /// Removes an application and records its results.
     fn part(&mut self, session: SessionId) {
         let Some(gone) = self.applications.remove(&session) else {
             return;
@@ -422,7 +422,7 @@ impl Actor for Host {
         let soon = Duration::from_nanos(100);
         let at = |at: Instant| began + at.max(now + soon).since(Instant::ZERO);
         if !all_ready || self.is_done {
-            // What others have done is told by the ledger alone.
+            // Other hosts change the ledger without sending mail, so look at it again soon.
             change = change.until(at(now + Duration::from_millis(1)));
         }
         for one in self.applications.values() {

@@ -1,4 +1,4 @@
-//! What a seed stands for: hosts, applications, what they exchange, and what goes wrong.
+//! The plan that a seed generates: hosts, applications, their traffic, and the faults.
 
 use headworks_daemon::limits::{Bulk, DaemonLimits};
 use headworks_simnic::faults::{Random, Rules, rules};
@@ -7,15 +7,15 @@ use headworks_verbs::{Duration, Instant};
 use super::application::{Flow, Script};
 use super::host::{HostPlan, address, role};
 
-/// A plan.
+/// Hosts and faults of one run.
 pub(crate) struct Plan {
     pub(crate) hosts: Vec<HostPlan>,
     pub(crate) faults: Rules,
     /// Whether connections may break.
     pub(crate) breaks: bool,
-    /// Connections that are made.
+    /// Number of connections that applications try to make.
     pub(crate) connections: usize,
-    /// Whether receives are missing without anybody's fault.
+    /// Whether a fault takes receives away, so that messages may find none.
     pub(crate) storms: bool,
     pub(crate) words: String,
 }

@@ -1,26 +1,27 @@
-//! One-sided operations beside a stream: on memory that the other end may have exported, with any bounds. What they
-//! copy is nobody's business here; that each of them ends, and harms nothing else, is.
+//! One-sided operations beside a stream, on memory that the other end may have exported, and with arbitrary
+//! bounds. What they copy is not checked here. The tests check that each operation ends and harms nothing
+//! else.
 
 use headworks_client::connection::Connection;
 use headworks_client::{Extent, LendTicket, Op, Operation, Outcomes, Rights, Session};
 
 use super::application::mix;
 
-/// Bytes of memory: that which is exported, that which is copied from and to, and where outcomes are said.
+/// Bytes of memory: the exported part, the local part of operations, and the words for outcomes.
 pub(crate) const MEMORY: u32 = 8192;
 const EXPORTED: u32 = 4096;
 const LOCAL: u32 = 2048;
-/// Operations that are asked for in all, and that are under way at a time.
+/// Number of operations in all. `UNDER_WAY` is the maximum at a time.
 const OPERATIONS: u32 = 48;
 const UNDER_WAY: usize = 8;
 
-/// What a connection's application does beside its stream.
+/// One-sided operations of one connection.
 #[derive(Default)]
 pub(crate) struct SideTraffic {
     noise: u64,
     pub(crate) has_asked: bool,
     pub(crate) memory: Option<Extent>,
-    /// The request by which it was exported.
+    /// Request that exports the memory.
     pub(crate) exporting: Option<u32>,
     has_revoked: bool,
     pub(crate) window: Option<u32>,
@@ -37,17 +38,17 @@ impl SideTraffic {
         }
     }
 
-    /// Whether it waits for memory.
+    /// Returns whether it waits for memory.
     pub(crate) fn wants_memory(&self) -> bool {
         self.has_asked && self.memory.is_none()
     }
 
-    /// Whether an operation is under way.
+    /// Returns whether an operation is under way.
     pub(crate) fn is_busy(&self) -> bool {
         !self.under_way.is_empty()
     }
 
-    /// Does a little; says whether it did anything.
+    /// Does a little and returns whether it did anything.
     pub(crate) fn step(
         &mut self,
         session: &mut Session,
@@ -61,7 +62,7 @@ impl SideTraffic {
             let request = session.export(handle, memory.part(0, EXPORTED), Rights::ALL);
             self.exporting = Some(request);
         }
-        // Half-way it takes it back, whatever the other end does with it.
+        // It revokes the export half-way, whatever the other end does with the memory.
         if let Some(window) = self.window.filter(|_| self.asked > OPERATIONS / 2)
             && !self.has_revoked
         {
@@ -70,7 +71,7 @@ impl SideTraffic {
         }
         let before = self.under_way.len();
         self.under_way.retain(|(_, outcomes, lent)| {
-            // In this order: what became of it is said before.
+            // The daemon stores the outcome before it returns the record, hence this order.
             !connection.sending.is_returned(*lent).unwrap_or(false) && outcomes.get().is_none()
         });
         self.done += (before - self.under_way.len()) as u32;

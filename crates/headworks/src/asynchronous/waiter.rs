@@ -51,8 +51,8 @@ impl TaskWaiter {
         self.gone
     }
 
-    /// Ready once the ring's descriptor or the line is readable; the caller then polls the ring again. `drain`
-    /// takes the ring's events. Call it after arming the ring and polling it once more.
+    /// Ready once the ring's descriptor or the line is readable; the caller then polls the ring again.
+    /// `drain` takes the ring's events. Call it after arming the ring and polling it once more.
     pub(super) fn poll_wake_up(
         &mut self,
         cx: &mut Context<'_>,
@@ -61,7 +61,8 @@ impl TaskWaiter {
         let mut rung = Poll::Pending;
         if let Poll::Ready(ready) = self.ring.poll_read_ready(cx) {
             let mut ready = ready.map_err(system("waiting"))?;
-            // The reactor is edge-triggered: an event that arrives after the descriptor was drained is a new edge.
+            // The reactor is edge-triggered: an event that arrives after the descriptor was drained is a new
+            // edge.
             drain();
             ready.clear_ready();
             rung = Poll::Ready(Ok(()));

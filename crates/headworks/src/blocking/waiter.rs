@@ -52,7 +52,8 @@ impl EndWaiter {
         Ok(())
     }
 
-    /// Waits until `look` returns true, the ring's descriptor is readable, or a message arrives over the line.
+    /// Waits until `look` returns true, the ring's descriptor is readable, or a message arrives over the
+    /// line.
     pub(crate) fn wait(
         &mut self,
         look: impl FnMut(WaitPhase) -> bool,
@@ -61,8 +62,8 @@ impl EndWaiter {
             .map(drop)
     }
 
-    /// Waits until `fd` has one of `events`. Returns whether it has, or something else ended the wait. Does not
-    /// watch the ring.
+    /// Waits until `fd` has one of `events`. Returns whether it has, or something else ended the wait. Does
+    /// not watch the ring.
     pub(crate) fn wait_fd(
         &mut self,
         fd: &impl AsFd,
@@ -132,8 +133,8 @@ impl EndWaiter {
         Ok(ready)
     }
 
-    /// Takes the messages that arrived over the line. Fails at the first message beyond the limit, so a peer that
-    /// never stops sending costs bounded memory and time.
+    /// Takes the messages that arrived over the line. Fails at the first message beyond the limit, so a peer
+    /// that never stops sending costs bounded memory and time.
     pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
         while !self.line_ended {
             match self.line.recv_control() {

@@ -1,9 +1,9 @@
 //! Measures the delays of an idle device: the base delays of its pacing, in the way pacing measures them.
 //!
-//! One small request is measured at a time, from its doorbell to its completion, minus the time of its bytes on
-//! the line. The completion time is the device's timestamp if pacing would use that ([`PaceConfig::timestamps`]).
-//! Otherwise it is the time of the poll that finds it; the polls follow each other at once. Nothing else is
-//! subtracted: what a request takes on the idle device is its base delay.
+//! One small request is measured at a time, from its doorbell to its completion, minus the time of its bytes
+//! on the line. The completion time is the device's timestamp if pacing would use that
+//! ([`PaceConfig::timestamps`]). Otherwise it is the time of the poll that finds it; the polls follow each
+//! other at once. Nothing else is subtracted: what a request takes on the idle device is its base delay.
 
 use std::sync::Arc;
 
@@ -25,7 +25,8 @@ use crate::pace::PaceConfig;
 
 /// Number of requests of each class that are measured by default.
 pub const ROUNDS: u32 = 4000;
-/// Limit on the requests of each class. It bounds the memory for samples; more samples would show nothing new.
+/// Limit on the requests of each class. It bounds the memory for samples; more samples would show nothing
+/// new.
 pub const ROUNDS_MAX: u32 = 1_000_000;
 /// Bytes of a request.
 pub const BYTES: u32 = 8;
@@ -169,8 +170,8 @@ impl Calibration {
     }
 }
 
-/// Returns the default peer for a device's requests: another soft host, another simulated host of its network,
-/// or the device itself for libibverbs.
+/// Returns the default peer for a device's requests: another soft host, another simulated host of its
+/// network, or the device itself for libibverbs.
 pub fn default_peer(device: &DeviceName) -> DeviceName {
     let (kind, name) = (device.kind(), device.name());
     let other = |host: &str| if host == "h2" { "h1" } else { "h2" };
@@ -194,9 +195,9 @@ pub fn default_peer(device: &DeviceName) -> DeviceName {
     text.parse().unwrap_or_else(|_| device.clone())
 }
 
-/// Measures the base delays of a device by requests to `peer`, which may be the device itself: `rounds` of each
-/// class, at most [`ROUNDS_MAX`]. Pacing options in its name set constants but pace nothing. Calls `go_on` from
-/// time to time with the number of requests done and of all; stops if it returns false.
+/// Measures the base delays of a device by requests to `peer`, which may be the device itself: `rounds` of
+/// each class, at most [`ROUNDS_MAX`]. Pacing options in its name set constants but pace nothing. Calls
+/// `go_on` from time to time with the number of requests done and of all; stops if it returns false.
 ///
 /// # Errors
 ///
@@ -266,8 +267,8 @@ struct LatencyProbe<'g> {
 }
 
 impl LatencyProbe<'_> {
-    /// Measures the delays of requests of a class over a path; `None` if they do not go that way or the device has
-    /// none.
+    /// Measures the delays of requests of a class over a path; `None` if they do not go that way or the
+    /// device has none.
     fn measure(
         &mut self,
         path: &mut dyn ProbePath,

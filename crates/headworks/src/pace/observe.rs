@@ -29,8 +29,8 @@ impl Observer {
         &self.pids
     }
 
-    /// Returns the constants that observers need: rates and thresholds. If the processes set different ones, those
-    /// of the last to open it are returned.
+    /// Returns the constants that observers need: rates and thresholds. If the processes set different ones,
+    /// those of the last to open it are returned.
     pub fn constants(&self) -> PacingConfig {
         self.share.said().unwrap_or_default()
     }

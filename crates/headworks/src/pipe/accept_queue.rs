@@ -14,8 +14,8 @@ use super::handshake::{
 };
 use crate::rdma::{self, RdmaError};
 
-/// How long a connector may take to greet over TCP, where anybody may connect, and then to connect its ring. A
-/// connector waits twice as long for its answer ([`HELLO_TIMEOUT`]), so it outlasts one silent caller.
+/// How long a connector may take to greet over TCP, where anybody may connect, and then to connect its ring.
+/// A connector waits twice as long for its answer ([`HELLO_TIMEOUT`]), so it outlasts one silent caller.
 pub(super) const HELLO_TIMEOUT_NETWORK: Duration = Duration::from_secs(5);
 /// Limit on callers that are connected to an address and have not greeted.
 const PENDING_CALLERS_MAX: usize = 8;
@@ -157,7 +157,8 @@ impl<'d> AcceptQueue<'d> {
         }
     }
 
-    /// Waits for a connector that greets. `began` is when the whole wait began; a deadline error counts from it.
+    /// Waits for a connector that greets. `began` is when the whole wait began; a deadline error counts from
+    /// it.
     pub(super) fn accept(
         &mut self,
         began: Instant,
@@ -213,8 +214,8 @@ impl<'d> AcceptQueue<'d> {
         Ok(None)
     }
 
-    /// Steps one caller. Breaks with the peer if it greeted; else continues with the caller, or with `None` if it
-    /// was turned away.
+    /// Steps one caller. Breaks with the peer if it greeted; else continues with the caller, or with `None`
+    /// if it was turned away.
     fn step(
         &self,
         caller: PendingCaller<'d>,

@@ -103,7 +103,8 @@ impl PipeSender {
         }
     }
 
-    /// Reads one piece into the ring and sends it. Returns its length, or `None` if there was nothing to read yet.
+    /// Reads one piece into the ring and sends it. Returns its length, or `None` if there was nothing to read
+    /// yet.
     fn piece(
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<Option<usize>>,
@@ -302,8 +303,8 @@ enum WriteError {
     Wait(BlockingError),
 }
 
-/// Writes all of `bytes`. While the sink accepts nothing, watches for interrupts and for the sender. The sender
-/// waits for our confirmation, so a sender that sends a message or leaves before it has given up.
+/// Writes all of `bytes`. While the sink accepts nothing, watches for interrupts and for the sender. The
+/// sender waits for our confirmation, so a sender that sends a message or leaves before it has given up.
 fn write_all(
     sink: &impl AsFd,
     polls: bool,
@@ -365,8 +366,8 @@ fn explain(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeErro
 
 /// If the ring is broken, waits a moment for the other side's reason.
 fn await_failure_reason(waiter: &mut EndWaiter, error: &BlockingError) {
-    // When the peer leaves, its ring breaks in one of many ways; the line tells why it left. If the ring broke
-    // here, the other side waits for our reason.
+    // When the peer leaves, its ring breaks in one of many ways; the line tells why it left. If the ring
+    // broke here, the other side waits for our reason.
     match error {
         BlockingError::Broken(why) => send_failure(waiter, &why.to_string()),
         BlockingError::PeerGone => send_failure(waiter, "the ring is broken"),

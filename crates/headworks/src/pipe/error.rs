@@ -147,8 +147,8 @@ impl PipeError {
         }
     }
 
-    /// Whether the caller is at fault, before its ring was connected, and the next caller may succeed. `is_over`:
-    /// the listener's wait is over. `any_device`: callers choose among several devices.
+    /// Whether the caller is at fault, before its ring was connected, and the next caller may succeed.
+    /// `is_over`: the listener's wait is over. `any_device`: callers choose among several devices.
     pub(super) fn is_callers_fault(&self, is_over: bool, any_device: bool) -> bool {
         match self {
             Self::Version { .. } | Self::Protocol(_) | Self::Ungreeted | Self::PeerGone { .. } => {

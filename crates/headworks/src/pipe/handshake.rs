@@ -44,7 +44,8 @@ pub enum Pipe {
 pub struct WaitOptions<'a> {
     /// Ends the wait when it is readable.
     pub interrupt: Option<BorrowedFd<'a>>,
-    /// When the two sides must be connected. Once the other side is there, its answers have time limits of their own.
+    /// When the two sides must be connected. Once the other side is there, its answers have time limits of
+    /// their own.
     pub deadline: Option<Instant>,
 }
 
@@ -63,8 +64,8 @@ impl<'a> WaitOptions<'a> {
         self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
     }
 
-    /// Returns the limit for an answer that may take `takes` from now, and how long was allowed, for errors. If the
-    /// deadline comes first, it is the limit, and the time allowed counts from `began`.
+    /// Returns the limit for an answer that may take `takes` from now, and how long was allowed, for errors.
+    /// If the deadline comes first, it is the limit, and the time allowed counts from `began`.
     fn answer(&'a self, began: Instant, takes: Duration) -> (WaitLimit<'a>, Duration) {
         let by = clock::now() + takes;
         match self.deadline.filter(|deadline| *deadline < by) {
@@ -73,8 +74,8 @@ impl<'a> WaitOptions<'a> {
         }
     }
 
-    /// Returns how long the other side had to arrive; without a deadline, how long it has to answer once it is
-    /// there.
+    /// Returns how long the other side had to arrive; without a deadline, how long it has to answer once it
+    /// is there.
     pub(super) fn allowed(&self, began: Instant) -> Duration {
         self.deadline
             .map_or(HELLO_TIMEOUT, |deadline| deadline.since(began))
@@ -89,13 +90,15 @@ impl<'a> WaitOptions<'a> {
 impl Pipe {
     /// Waits under `name` for a connector, which says which way the bytes go.
     ///
-    /// A name with a colon is an address, `HOST:PORT`, which connectors reach from other hosts. With the prefix
-    /// `rdma:` they connect over RDMA, and then the device name `ibv` alone selects the device that leads there.
+    /// A name with a colon is an address, `HOST:PORT`, which connectors reach from other hosts. With the
+    /// prefix `rdma:` they connect over RDMA, and then the device name `ibv` alone selects the device that
+    /// leads there.
     ///
-    /// Anybody may connect to an address. A caller that does not greet as a pipe of this version, or does not go
-    /// on to connect its ring, is turned away: at once, or after 5 seconds of silence (10 over RDMA, until it
-    /// has greeted). Then others are waited for. Up to eight callers are held until they greet, and the first to
-    /// greet is accepted. More wait until one is turned away; all wait while the accepted one connects its ring.
+    /// Anybody may connect to an address. A caller that does not greet as a pipe of this version, or does not
+    /// go on to connect its ring, is turned away: at once, or after 5 seconds of silence (10 over RDMA, until
+    /// it has greeted). Then others are waited for. Up to eight callers are held until they greet, and the
+    /// first to greet is accepted. More wait until one is turned away; all wait while the accepted one
+    /// connects its ring.
     pub fn listen(
         device: &DeviceName,
         name: &str,

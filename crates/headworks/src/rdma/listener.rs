@@ -24,9 +24,9 @@ pub struct RdmaListener {
 }
 
 impl RdmaListener {
-    /// Listens at `address`, `HOST:PORT`, for callers that come through `device`; `ibv` alone means any device.
-    /// Refuses an address of another RDMA device, or of no RDMA device: no caller could reach it. Resolving the
-    /// host takes as long as the system's resolver does.
+    /// Listens at `address`, `HOST:PORT`, for callers that come through `device`; `ibv` alone means any
+    /// device. Refuses an address of another RDMA device, or of no RDMA device: no caller could reach it.
+    /// Resolving the host takes as long as the system's resolver does.
     pub fn at(address: &str, device: &DeviceName) -> Result<Self, RdmaError> {
         source_of(device)?;
         let at = resolve(address)?;
@@ -48,10 +48,10 @@ impl RdmaListener {
         self.listener.address()
     }
 
-    /// Waits for a caller. Turns away a caller that is another program or does not complete the connection, and
-    /// waits for the next. Errors are what is wrong on this side: a device that cannot be opened, memory that
-    /// cannot be locked, a device other than the one named for this address. At `0.0.0.0` or `[::]` the caller
-    /// chooses the device, so there a caller whose device is unusable is turned away as well.
+    /// Waits for a caller. Turns away a caller that is another program or does not complete the connection,
+    /// and waits for the next. Errors are what is wrong on this side: a device that cannot be opened, memory
+    /// that cannot be locked, a device other than the one named for this address. At `0.0.0.0` or `[::]` the
+    /// caller chooses the device, so there a caller whose device is unusable is turned away as well.
     pub fn accept<'u>(
         &self,
         until: impl Into<WaitLimit<'u>>,
@@ -109,7 +109,8 @@ impl RdmaListener {
         Ok((setup, device))
     }
 
-    /// Logs a caller's failure, or returns it if the caller is not at fault. `is_over`: the listener's wait is over.
+    /// Logs a caller's failure, or returns it if the caller is not at fault. `is_over`: the listener's wait
+    /// is over.
     pub(crate) fn turn_away(
         &self,
         error: RdmaError,
@@ -163,7 +164,8 @@ impl<'l> IncomingConnection<'l> {
         self.by
     }
 
-    /// Takes the next step. Breaks with the line once it is established, else continues with the caller. Never blocks.
+    /// Takes the next step. Breaks with the line once it is established, else continues with the caller.
+    /// Never blocks.
     pub(crate) fn step(
         mut self,
         now: Instant,

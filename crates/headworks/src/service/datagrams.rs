@@ -1,13 +1,15 @@
-//! Messages to and from many, over connections that are made where they are needed.
+//! Messages to and from many peers, over connections that are made as needed.
 //!
-//! RaaS maps these to the UD transport (section V.A), which loses messages, keeps no order and carries no more than an
-//! MTU, over queue pairs that every application would need for itself. Here a message goes over a connection of the
-//! daemon's, which costs little more than the memory of its rings: so none is lost while both sides live, those from
-//! one socket to another keep their order, and a receiver that is slow slows its senders down.
+//! RaaS maps messages to the UD transport (section V.A), which loses them, reorders them and carries at most
+//! one MTU, over queue pairs that every application would need for itself. Here a message travels over a
+//! connection of the daemon, which costs little more than the memory of its rings. So no message is lost
+//! while both sides live, messages from one socket to another stay in order, and a slow receiver slows its
+//! senders down (back-pressure).
 //!
-//! A stream begins, from who made it, with eight bytes that no other protocol begins with and the port that it
-//! receives at, in two; then come messages, each behind its length in four. Nothing goes back over it: the port is
-//! what the other end says, and what is sent there must reach whoever really receives there.
+//! The side that made a connection sends a stream: eight bytes of magic, two bytes with the port at which it
+//! receives, then messages, each after its length in four bytes. Nothing goes back over that connection. The
+//! port is only the sender's claim; an answer must reach the process that really receives there, so it goes
+//! over a connection of its own.
 
 mod peer;
 
@@ -29,35 +31,35 @@ use super::{Listener, Peeked, Service, ServiceError, system};
 pub use peer::MESSAGE_MAX;
 use peer::{LENGTH, Peer, PeerConnection, PeerStatus};
 
-/// Who may wait to be taken.
+/// Limit on connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// Addresses of which it is kept why they could not be reached.
+/// Limit on addresses whose connect error is kept for the next send.
 const UNREACHABLE_KEPT_MAX: usize = 1024;
-/// Messages from those that are known to have some, after which it is looked who else has.
+/// Messages taken from peers known to be ready before all peers are polled again.
 const POLL_PEERS_EVERY: u32 = 32;
-/// The number by which the listener is told apart from peers.
+/// Event number of the listener.
 const LISTENER: u64 = u64::MAX;
-/// The number of the descriptor for room, likewise.
+/// Event number of the descriptor for room.
 const ROOM: u64 = u64::MAX - 1;
 const EVENTS: usize = 64;
 
-/// A port that messages are sent from and come to: each arrives whole, once, and in the order that its sender sent, or
-/// not at all where either end, or the way between them, fails.
+/// A port that messages are sent from and come to. Each message arrives whole, once, and in the order of its
+/// sender; or not at all, if either end or the network between them fails.
 pub struct Datagrams {
     service: Service,
     listener: Listener,
     epoll: OwnedFd,
-    /// Of those that are waited for until there is room.
+    /// Watches the peers that wait for room.
     room: OwnedFd,
     peers: Slab<Peer>,
-    /// Those that messages are sent to.
+    /// Keys of the peers that this side sends to.
     addresses: HashMap<SocketAddr, usize>,
-    /// Why those could not be reached that were asked for by calls that did not wait.
+    /// Why addresses could not be reached, for calls that did not wait; the next send there reports it.
     unreached: HashMap<SocketAddr, ServiceError>,
-    /// Those that may have something.
+    /// Keys of the peers that may have a message.
     ready: VecDeque<usize>,
     since_look: u32,
-    /// What was shown, and of whom, until it is taken.
+    /// The peer and message that were lent last and not consumed yet.
     shown: Option<(usize, PeerStatus)>,
     deadline: Option<Instant>,
     is_nonblocking: bool,
@@ -86,42 +88,43 @@ impl Datagrams {
         })
     }
 
-    /// The port that messages come to.
+    /// Returns the port that messages come to.
     pub fn port(&self) -> u16 {
         self.listener.port()
     }
 
-    /// Calls wait no longer than until then.
+    /// Sets the instant until which calls may wait; `None` for no limit.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
     }
 
-    /// Whether calls that would wait say [`ServiceError::WouldBlock`] instead.
+    /// Sets whether calls that would wait fail with [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
         self.is_nonblocking = nonblocking;
     }
 
-    /// A descriptor to poll: readable while a message may have come, or what was [refused](ServiceError::WouldBlock)
-    /// for want of room may be tried again. It may be ready in vain, and becomes unready when
-    /// [`recv_from`](Self::recv_from) finds nothing.
+    /// Returns a descriptor to poll: readable while a message may have arrived, or while a send that was
+    /// [refused](ServiceError::WouldBlock) for lack of room may be retried. Readiness may be spurious; it
+    /// ends when [`recv_from`](Self::recv_from) finds nothing.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// A descriptor to poll by who only sends: readable while what was refused for want of room may be tried again,
-    /// whatever has come. It becomes unready when that is done.
+    /// Returns a descriptor for callers that only send: readable while a send that was refused for lack of
+    /// room may be retried, whatever has arrived. It becomes unready when that is done.
     pub fn room_fd(&self) -> BorrowedFd<'_> {
         self.room.as_fd()
     }
 
-    /// Sends a message, of [`MESSAGE_MAX`] bytes at most, to whoever receives there. Where that one has gone away and
-    /// come back since the last, it is looked for again; what it had not received is lost.
+    /// Sends a message of at most [`MESSAGE_MAX`] bytes to the process that receives at `to`. If that has
+    /// left and come back since the last message, this connects again; what it had not received is lost.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::TooLong`]; [`ServiceError::Refused`]: nobody receives there, the host cannot be reached, too many
-    /// connections; of a call that did not wait, that is said by the next one to there. [`ServiceError::Reset`],
-    /// [`ServiceError::DaemonGone`], [`ServiceError::Deadline`]. Nothing was sent, or, where the time was up, perhaps.
+    /// [`ServiceError::TooLong`]. [`ServiceError::Refused`]: nobody receives there, the host cannot be
+    /// reached, or there are too many connections. If the call did not wait, the next call to the same
+    /// address reports that. [`ServiceError::Reset`], [`ServiceError::DaemonGone`],
+    /// [`ServiceError::Deadline`]. Nothing was sent, except perhaps after a deadline.
     pub fn send_to(&mut self, bytes: &[u8], to: SocketAddr) -> Result<(), ServiceError> {
         if bytes.len() > MESSAGE_MAX {
             return Err(ServiceError::TooLong(bytes.len()));
@@ -129,13 +132,13 @@ impl Datagrams {
         self.wait(WaitTarget::Room, |own| own.try_send(bytes, to))?;
         match self.is_nonblocking {
             true => Ok(()),
-            // Nobody else sends the rest of it.
+            // A blocking caller need not flush, so the rest of the message must go now.
             false => self.flush_to(to),
         }
     }
 
-    /// Receives a message, as much of it as fits; how long it was, and where from: the host for certain, the port as the
-    /// sender says.
+    /// Receives a message, as much of it as fits. Returns its full length and its sender: the host is
+    /// certain, the port is the sender's claim.
     ///
     /// # Errors
     ///
@@ -148,7 +151,7 @@ impl Datagrams {
         })
     }
 
-    /// Has a message seen where it lies, mostly without a copy.
+    /// Passes a message to `see` in place, mostly without a copy, and consumes it.
     ///
     /// # Errors
     ///
@@ -164,7 +167,7 @@ impl Datagrams {
         Ok(seen)
     }
 
-    /// Shows a message where it lies, mostly without a copy; the same one until it is [consumed](Self::consume).
+    /// Lends a message in place, mostly without a copy; the same one until it is [consumed](Self::consume).
     ///
     /// # Errors
     ///
@@ -180,7 +183,7 @@ impl Datagrams {
         Ok((peer.show(found)?, from))
     }
 
-    /// The message that was shown is not needed any more.
+    /// Consumes the message that was lent.
     ///
     /// # Errors
     ///
@@ -197,8 +200,7 @@ impl Datagrams {
         consumed
     }
 
-    /// Waits until everything that was accepted of a message is on its way; only where calls do not wait there is
-    /// anything left.
+    /// Waits until every accepted message is on its way. Only nonblocking calls leave anything to flush.
     ///
     /// # Errors
     ///
@@ -208,8 +210,7 @@ impl Datagrams {
         to.into_iter().try_for_each(|to| self.flush_to(to))
     }
 
-    /// The same of messages to one address alone: others that there is no room for, or that have failed, are no reason
-    /// to wait, or to fail.
+    /// Flushes the messages to one address. Does not wait for other addresses, nor fail because of them.
     ///
     /// # Errors
     ///
@@ -218,16 +219,16 @@ impl Datagrams {
         self.wait(WaitTarget::Room, |own| own.try_flush(to))
     }
 
-    /// Tries until it is done.
+    /// Retries `attempt` until it returns something.
     fn wait<T>(
         &mut self,
         on: WaitTarget,
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
-        // Before the descriptors: a forked child has those of its parent.
+        // Checked before the descriptors are used: a forked child shares its parent's.
         self.service.0.check()?;
         let mut attempt = |own: &mut Self| match attempt(own)? {
-            // The descriptor for room is to be ready for what is new.
+            // Room events are served first, so that the descriptor becomes ready again for new ones.
             None if on == WaitTarget::Room && own.serve_room()? => attempt(own),
             tried => Ok(tried),
         };
@@ -247,7 +248,7 @@ impl Datagrams {
             let mut found = Ok(None);
             let mut fds = [PollFd::new(&fd, PollFlags::IN)];
             let mut look = |phase: WaitPhase| {
-                // What has come in the meantime is told by the descriptor; to be sure it is looked before a sleep.
+                // The descriptor shows what arrived meanwhile; one more attempt before a sleep makes sure.
                 if phase == WaitPhase::Arm {
                     found = attempt(self);
                 }
@@ -268,7 +269,7 @@ impl Datagrams {
         }
     }
 
-    /// Looks who has something.
+    /// Polls for peers that have something, and accepts new ones.
     fn poll_peers(&mut self) -> Result<(), ServiceError> {
         self.since_look = 0;
         let (mut has_callers, mut has_room) = (false, false);
@@ -292,7 +293,7 @@ impl Datagrams {
         while has_callers && let Some(mut stream) = self.listener.try_accept()? {
             stream.set_nonblocking(true);
             let at = self.peers.vacant_key();
-            // One that cannot be polled is not kept.
+            // A connection that cannot be polled is dropped.
             if let Ok(fd) = stream.fd() {
                 watch(&self.epoll, fd, at as u64, EventFlags::IN)?;
                 self.peers
@@ -302,8 +303,8 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Goes on with those that were waited for and that there is room for by now: connections are there, or are refused,
-    /// and what was accepted is sent. Says whether there were any.
+    /// Continues with the peers that have room by now: completes connections or removes refused ones, and
+    /// sends the rest of accepted messages. Returns whether there were any.
     fn serve_room(&mut self) -> Result<bool, ServiceError> {
         let all = events(&self.room)?;
         for at in &all {
@@ -312,7 +313,7 @@ impl Datagrams {
                 true => self.flush_peer(at).map(|_| ()),
                 false => Ok(()),
             });
-            // Of others, who sends there next is told, or looks for it again.
+            // Other errors concern one peer: the next send there reports them, or connects again.
             if let Err(error @ (ServiceError::DaemonGone | ServiceError::System { .. })) = served {
                 return Err(error);
             }
@@ -320,7 +321,7 @@ impl Datagrams {
         Ok(!all.is_empty())
     }
 
-    /// Has the descriptor for room be ready when there is some for it, or not any more.
+    /// Sets whether the descriptor for room watches this peer.
     fn want_room(&mut self, at: usize, wants_room: bool) -> Result<(), ServiceError> {
         let peer = &mut self.peers[at];
         let PeerConnection::Up(stream) = &mut peer.connection else {
@@ -343,13 +344,13 @@ impl Datagrams {
         }
         self.ready.retain(|other| *other != at);
         match self.shown {
-            // Somebody may be looking at its memory still, whom no lifetime keeps from that: C.
+            // A C caller may still read the lent message, since no lifetime prevents it.
             Some((shown, _)) if shown == at => self.peers[at].is_over = true,
             _ => drop(self.peers.remove(at)),
         }
     }
 
-    /// Goes on with a connection that is being made, if it is there by now; says whether it is.
+    /// Completes a pending connection, if it is established by now. Returns whether it is.
     fn connected(&mut self, at: usize) -> Result<bool, ServiceError> {
         let port = self.port();
         let Some(peer) = self.peers.get_mut(at) else {
@@ -362,7 +363,7 @@ impl Datagrams {
             Ok(None) => Ok(false),
             Ok(Some(mut stream)) => {
                 let watched = stream.fd().and_then(|fd| {
-                    // What comes from there is its end.
+                    // The only event that such a stream can deliver is its end.
                     watch(&self.epoll, fd, at as u64, EventFlags::IN)
                 });
                 peer.connection = PeerConnection::Up(Box::new(stream));
@@ -373,7 +374,7 @@ impl Datagrams {
             Err(error) => {
                 let address = peer.address;
                 self.remove(at);
-                // By whomever it was found: it is told whoever sends there.
+                // Whichever call found the refusal, the next send to the address reports it.
                 if let (Some(address), ServiceError::Refused(why)) = (address, &error) {
                     if self.unreached.len() >= UNREACHABLE_KEPT_MAX {
                         self.unreached.clear();
@@ -385,21 +386,21 @@ impl Datagrams {
         }
     }
 
-    /// Sends a message, if there is room for the beginning of it.
+    /// Sends a message, if there is room for its beginning.
     fn try_send(&mut self, bytes: &[u8], to: SocketAddr) -> Result<Option<()>, ServiceError> {
         if let Some(why) = self.unreached.remove(&to) {
             return Err(why);
         }
         let was_known = self.addresses.contains_key(&to);
         let sent = match self.try_send_once(bytes, to) {
-            // It has gone; somebody else may be there by now.
+            // The peer has gone; another process may receive there by now.
             Err(ServiceError::Reset(_) | ServiceError::Ended) if was_known => {
                 self.try_send_once(bytes, to)
             }
             sent => sent,
         };
         if sent.is_err() {
-            // This call has told it.
+            // This call reports the error itself.
             self.unreached.remove(&to);
         }
         sent
@@ -418,7 +419,7 @@ impl Datagrams {
         Ok(sent.then_some(()))
     }
 
-    /// Begins a connection to there.
+    /// Starts a connection to `to`.
     fn find_or_connect(&mut self, to: SocketAddr) -> Result<usize, ServiceError> {
         let connecting = self.service.connect_start(to)?;
         let at = self.peers.vacant_key();
@@ -430,8 +431,8 @@ impl Datagrams {
         Ok(at)
     }
 
-    /// What came of an attempt to send: one who failed is removed, others are waited for where there was no room for it,
-    /// or for all of it.
+    /// Handles the result of a send: removes a peer that failed; watches one for room if not everything was
+    /// sent.
     fn then_wants_room(
         &mut self,
         at: usize,
@@ -450,13 +451,13 @@ impl Datagrams {
         }
     }
 
-    /// Sends the rest of what was accepted for a peer that there is a connection to; says whether all of it went.
+    /// Sends the rest of the accepted messages to a connected peer. Returns whether all of it was sent.
     fn flush_peer(&mut self, at: usize) -> Result<bool, ServiceError> {
         let flushed = self.peers[at].flush();
         self.then_wants_room(at, flushed)
     }
 
-    /// Sends the rest of what was accepted for there.
+    /// Sends the rest of the accepted messages to `to`.
     fn try_flush(&mut self, to: SocketAddr) -> Result<Option<()>, ServiceError> {
         let Some(at) = self.addresses.get(&to).copied() else {
             return Ok(Some(()));
@@ -470,7 +471,7 @@ impl Datagrams {
         Ok(flushed?.then_some(()))
     }
 
-    /// Looks for a message of any peer's.
+    /// Looks for a message of any peer.
     fn try_find(&mut self) -> Result<Option<(usize, PeerStatus)>, ServiceError> {
         self.since_look += 1;
         if self.ready.is_empty() || self.since_look >= POLL_PEERS_EVERY {
@@ -492,12 +493,12 @@ impl Datagrams {
     }
 }
 
-/// What is waited on.
+/// Which events a call waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WaitTarget {
-    /// Messages, and room.
+    /// Messages and room.
     Any,
-    /// Room alone: messages that nobody has received are no reason to look again.
+    /// Room alone: messages that were not received yet must not wake the call.
     Room,
 }
 
@@ -514,7 +515,7 @@ fn watch(
     epoll::add(epoll, fd, EventData::new_u64(number), flags).map_err(failed)
 }
 
-/// The numbers of those that are ready now.
+/// Returns the numbers of the descriptors that are ready now.
 fn events(epoll: &OwnedFd) -> Result<Vec<u64>, ServiceError> {
     let mut events = [const { MaybeUninit::uninit() }; EVENTS];
     match epoll::wait(epoll, &mut events, Some(&Timespec::default())) {
@@ -524,12 +525,12 @@ fn events(epoll: &OwnedFd) -> Result<Vec<u64>, ServiceError> {
     }
 }
 
-/// A message that has come.
+/// A received message.
 pub enum Message<'d> {
-    /// It lies where it came, so many bytes of what is there behind its length.
+    /// The message in place, after its length prefix; the number is its length in bytes.
     #[doc(hidden)]
     InPlace(Peeked<'d>, usize),
-    /// It came in pieces, and was put together.
+    /// The message arrived in pieces and was copied together.
     #[doc(hidden)]
     Copied(&'d [u8]),
 }

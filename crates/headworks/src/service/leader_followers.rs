@@ -1,11 +1,11 @@
-//! Who of a session's threads sleeps, and which of them listens to the daemon for all.
+//! Leader/followers: of a session's sleeping threads, one, the leader, listens to the daemon for all.
 
-/// Threads that sleep or are about to, each with what wakes it.
+/// The threads that sleep or are about to, each with what wakes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LeaderFollowers<W> {
     asleep: Vec<WaitingThread<W>>,
     leader: Option<u64>,
-    /// Of the last that came.
+    /// Number of the thread that entered last.
     number: u64,
 }
 
@@ -25,8 +25,8 @@ impl<W> LeaderFollowers<W> {
         }
     }
 
-    /// One that is going to sleep: on a connection, or on an answer or a listener (`None`). It is called so until it
-    /// [leaves](Self::leave).
+    /// Adds a thread that is about to sleep on a connection, or on an answer or a listener (`None`). Returns
+    /// its number until it [leaves](Self::leave).
     pub(super) fn enter(&mut self, on: Option<u32>, wake: W) -> u64 {
         self.number += 1;
         let number = self.number;
@@ -34,13 +34,15 @@ impl<W> LeaderFollowers<W> {
         number
     }
 
-    /// Before each sleep: whether it is this one that listens, since nobody else does.
+    /// Whether this thread listens to the daemon; it becomes the leader if there is none. Call it before each
+    /// sleep.
     pub(super) fn is_leader(&mut self, number: u64) -> bool {
         *self.leader.get_or_insert(number) == number
     }
 
-    /// One does not sleep any more. Where nobody listens now, the one that is said is to be woken: it takes over, or leaves
-    /// too. Also who did not listen says one, since it may be the one that was woken for that, and had given up by then.
+    /// Removes a thread that sleeps no more. If there is no leader now, returns the thread to wake: it takes
+    /// over, or leaves too. That holds even if the leaving thread was not the leader: it may have been woken
+    /// to take over, and have given up.
     #[must_use]
     pub(super) fn leave(&mut self, number: u64) -> Option<&W> {
         self.asleep.retain(|sleeper| sleeper.number != number);
@@ -49,7 +51,7 @@ impl<W> LeaderFollowers<W> {
         next.map(|sleeper| &sleeper.wake)
     }
 
-    /// All of them: what each sleeps on, and what wakes it.
+    /// Iterates over all threads: what each sleeps on, and what wakes it.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Option<u32>, &W)> {
         self.asleep
             .iter()
@@ -63,7 +65,7 @@ mod tests {
 
     use super::LeaderFollowers;
 
-    /// What a thread does next. Each of these is done with the lock, but for the waking up, which takes none.
+    /// The next action of a thread. Each is done under the lock, except the wake-up, which takes none.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     enum At {
         Outside,
@@ -81,7 +83,8 @@ mod tests {
     }
 
     impl Threads {
-        /// All that may be after one more step of thread `own`, but for giving up, which no thread has to.
+        /// Returns the state after one more step of thread `own`, other than giving up, which no thread has
+        /// to do.
         fn steps(&self, own: usize) -> Option<Self> {
             let mut next = self.clone();
             next.at[own] = match self.at[own] {
@@ -105,7 +108,7 @@ mod tests {
             Some(next)
         }
 
-        /// It has what it waited for, or does not wait any longer; that is found without the lock.
+        /// The thread has what it waited for, or waits no longer; it finds that without the lock.
         fn gives_up(&self, own: usize) -> Option<Self> {
             let (At::Looks(number) | At::Sleeps(number)) = self.at[own] else {
                 return None;

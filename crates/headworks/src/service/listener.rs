@@ -93,8 +93,8 @@ impl Listener {
         Ok(None)
     }
 
-    /// Returns a descriptor that is readable while a connection waits to be accepted, and hung up once the daemon
-    /// is gone. Call [`Listener::try_accept`] until it returns `None`.
+    /// Returns a descriptor that is readable while a connection waits to be accepted, and hung up once the
+    /// daemon is gone. Call [`Listener::try_accept`] until it returns `None`.
     ///
     /// # Errors
     ///
@@ -107,7 +107,8 @@ impl Listener {
             let listener = self.listener;
             self.shared
                 .request_with_fd(other, |session| session.watch_listener(listener))?;
-            // Connections that were read from the session's socket before wait here: the daemon must announce them.
+            // Connections that were read from the session's socket before wait here: the daemon must announce
+            // them.
             let mut state = self.shared.lock()?;
             state.session.arm(listener);
             self.shared.exchange(&mut state)?;

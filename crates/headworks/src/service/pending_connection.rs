@@ -9,9 +9,9 @@ use super::shared_session::{Answer, SharedSession};
 use super::stream::Stream;
 use super::{ServiceError, UNEXPECTED_ANSWER, system};
 
-/// A connection that is not established yet. Its descriptor is writable once it is established, and hung up if
-/// it failed; it stays so until this is dropped. [`finish`](Self::finish) tells which. Dropping this before
-/// abandons the connection.
+/// A connection that is not established yet. Its descriptor is writable once it is established, and hung up
+/// if it failed; it stays so until this is dropped. [`finish`](Self::finish) tells which. Dropping this
+/// before abandons the connection.
 #[derive(Debug)]
 pub struct PendingConnection {
     shared: Arc<SharedSession>,

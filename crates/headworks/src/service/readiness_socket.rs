@@ -1,9 +1,12 @@
-//! A descriptor for who polls: this end of a pair of stream sockets, of which the daemon has the other.
+//! A descriptor for callers that poll: one end of a pair of stream sockets; the daemon has the other.
 //!
-//! It is readable while a byte lies in it. The daemon writes one for each time that it rings the connection's bell,
-//! which this side armed; this side reads, once there is nothing to be had, as many as the bell has rung before it
-//! was armed again, so that none is read that was written for what came since. It is unwritable while this side has
-//! filled it; the daemon empties it when it rings the bell for room.
+//! *Readable* while a byte lies in it. Each time the daemon notifies the connection's event count, which this
+//! side armed, it writes one byte. When there is nothing to receive, this side reads one byte for each
+//! notification before it armed the event count again. So it never reads a byte that was written for later
+//! data.
+//!
+//! *Unwritable* while this side has filled it. The daemon empties it when it notifies the event count for
+//! room.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,26 +19,26 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
-/// Bytes that are written at a time where it is to be full.
+/// Bytes that one call writes to fill the socket.
 const FILL: [u8; 4096] = [0; 4096];
 
-/// The application's end.
+/// The application's end of the pair.
 #[derive(Debug)]
 pub(super) struct ReadinessSocket {
     own: Arc<OwnedFd>,
-    /// Bytes that the bell has rung for and that were not read: they are there, or on their way.
+    /// Bytes of past notifications that were not read: they lie in the socket or are on their way.
     bytes: usize,
-    /// Whether the bell was armed; if it is not any more, it has rung.
+    /// Whether the event count was armed. If it is armed no more, the daemon has notified it.
     was_armed: bool,
     is_hung_up: bool,
 }
 
 impl ReadinessSocket {
-    /// Both ends. The daemon makes this one readable when it gets the other.
+    /// Makes both ends. The daemon makes this one readable when it gets the other.
     pub(super) fn new_pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, other) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // As small as the system has it: it is only ever filled to be full.
+        // As small as the system allows: the buffer is only ever filled to make the socket unwritable.
         set_socket_send_buffer_size(&own, 1)?;
         let watch = Self {
             own: Arc::new(own),
@@ -46,7 +49,7 @@ impl ReadinessSocket {
         Ok((watch, other))
     }
 
-    /// The same descriptor, for who asks for the other direction: each keeps its own count.
+    /// Returns the same descriptor for the other direction; each direction keeps its own count.
     pub(super) fn another(&self) -> Self {
         Self {
             own: self.own.clone(),
@@ -56,22 +59,22 @@ impl ReadinessSocket {
         }
     }
 
-    /// The daemon has closed its end, and says nothing here any more.
+    /// Records that the daemon has closed its end and signals no more here.
     pub(super) fn hang_up(&mut self) {
         self.is_hung_up = true;
     }
 
-    /// Whether it has.
+    /// Whether the daemon has closed its end.
     pub(super) fn is_hung_up(&self) -> bool {
         self.is_hung_up
     }
 
-    /// The descriptor, for as long as somebody sleeps on it.
+    /// Returns the descriptor, kept open while a thread sleeps on it.
     pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
         self.own.clone()
     }
 
-    /// Makes it unwritable, until the daemon empties it. Says whether the daemon has it still.
+    /// Makes it unwritable until the daemon empties it. Returns whether the daemon still has its end.
     pub(super) fn fill(&self) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
@@ -82,7 +85,8 @@ impl ReadinessSocket {
         }
     }
 
-    /// Nothing was found to be read: arms the bell, if it is not armed. `true`: it is to be looked once more.
+    /// Arms the event count if it is not armed. Call it when there is nothing to read. `true`: look once
+    /// more.
     pub(super) fn arm(&mut self, connection: &ConnectionShared) -> bool {
         let bell = connection.block().bell();
         if self.was_armed && bell.is_armed() {
@@ -94,8 +98,8 @@ impl ReadinessSocket {
         true
     }
 
-    /// Nothing was found although the bell is armed: makes it unreadable, but for what comes from now on. Says whether
-    /// the daemon has it still.
+    /// Makes it unreadable, until more arrives. Call it when there is nothing to read although the event
+    /// count is armed. Returns whether the daemon still has its end.
     pub(super) fn empty(&mut self) -> bool {
         let mut bytes = [0; 64];
         while self.bytes > 0 {
@@ -104,7 +108,7 @@ impl ReadinessSocket {
                 Ok((0, _)) => return false,
                 Ok((read, _)) => self.bytes -= read,
                 Err(Errno::INTR) => {}
-                // They are on their way.
+                // The bytes are on their way.
                 Err(errno) => return errno == Errno::AGAIN,
             }
         }
@@ -112,7 +116,8 @@ impl ReadinessSocket {
         !matches!(recv(&self.own, &mut bytes[..1], flags), Ok((0, _)))
     }
 
-    /// Reads all that lies in it, where the daemon writes nothing before it is told to. Says whether it has it still.
+    /// Reads all bytes; for a daemon that writes none until it is told to. Returns whether it still has its
+    /// end.
     pub(super) fn drain_all(&self) -> bool {
         let mut bytes = [0; 64];
         loop {
@@ -124,8 +129,9 @@ impl ReadinessSocket {
         }
     }
 
-    /// Nothing fits: arms the bell for room, if it is not armed. `true`: it is to be looked once more. Only when it is
-    /// [full](Self::fill), so that what the daemon reads when it rings is all that was written.
+    /// Arms the event count for room if it is not armed. Call it when nothing fits. `true`: look once more.
+    /// The socket must be [full](Self::fill), so that the daemon, which empties it when it notifies, reads
+    /// every byte.
     pub(super) fn arm_room(connection: &ConnectionShared) -> bool {
         let bell = connection.block().room_bell();
         let was_armed = bell.is_armed();

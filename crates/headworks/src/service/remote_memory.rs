@@ -1,4 +1,4 @@
-//! Memory of the other end's: exporting it, and operations on it that its application has no part in.
+//! One-sided operations: exports memory to the other end, and accesses memory that the other end exported.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -13,62 +13,63 @@ use super::stream::Stream;
 use super::stream_half::WeakConnection;
 use super::{ContractError, Outcome, Refusal, Rights, ServiceError, UNEXPECTED_ANSWER};
 
-/// Operations of a connection that may be under way.
+/// Limit on a connection's operations in flight.
 const SLOTS: usize = 256;
-/// Bytes of what each says.
+/// Bytes of an operation's result.
 const SLOT: u32 = headworks_client::one_sided::RESULT_BYTES;
 
-/// Memory that the other end of a connection may use: see [`Stream::export`]. It may change at any time, so that it is
-/// copied from and to. Dropped, it is lost to the application for as long as that is attached.
+/// Memory that the other end of a connection may use: see [`Stream::export`]. It may change at any time, so
+/// it is only copied from and to. If it is dropped, the application loses the memory for as long as it is
+/// attached.
 pub struct Export {
     memory: ManuallyDrop<SharedMemory>,
     window: u32,
     of: WeakConnection,
-    /// The request to take it back.
+    /// The request to revoke it, once that was sent.
     revoking: Option<u32>,
 }
 
 impl Export {
-    /// What both ends call it: the other one names it in its operations, once it was told.
+    /// Returns its number, which the other end names in operations. The application must tell the other end.
     pub fn window(&self) -> u32 {
         self.window
     }
 
-    /// Bytes of it.
+    /// Returns its length in bytes.
     pub fn len(&self) -> usize {
         self.memory.view().len()
     }
 
-    /// Whether there are none.
+    /// Whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies bytes from it, from `at` on.
+    /// Copies bytes from it, starting at `at`.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Operation`]: beyond it.
+    /// [`ServiceError::Operation`] if the bytes are out of bounds.
     pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), ServiceError> {
         let read = self.memory.view().read(at, into);
         read.map_err(|_| ServiceError::Operation(Outcome::OutOfBounds))
     }
 
-    /// Copies bytes to it, from `at` on.
+    /// Copies bytes to it, starting at `at`.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Operation`]: beyond it.
+    /// [`ServiceError::Operation`] if the bytes are out of bounds.
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), ServiceError> {
         let written = self.memory.view().write(at, bytes);
         written.map_err(|_| ServiceError::Operation(Outcome::OutOfBounds))
     }
 
-    /// The aligned word at `at`.
+    /// Returns the aligned word at `at`.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Operation`]: beyond it, or not aligned.
+    /// [`ServiceError::Operation`] if the word is out of bounds or not aligned.
     pub fn word(&self, at: usize) -> Result<u64, ServiceError> {
         match self.memory.view().atomic_u64(at) {
             Ok(word) => Ok(word.load(Ordering::Acquire)),
@@ -83,7 +84,7 @@ impl fmt::Debug for Export {
     }
 }
 
-/// Memory that the other end may use still, for all that is known.
+/// A revocation that is not complete: the other end may still use the memory.
 #[derive(Debug, thiserror::Error)]
 #[error("memory is not taken back yet: {error}")]
 pub struct RevokeError {
@@ -94,25 +95,25 @@ pub struct RevokeError {
     pub error: ServiceError,
 }
 
-/// An operation that is under way: see [`Stream::finish`]. Dropped, its memory is lost to the application for as long
-/// as that is attached.
+/// An operation in flight: see [`Stream::finish`]. If it is dropped, the application loses its memory for as
+/// long as it is attached.
 pub struct RemoteOperation {
     memory: Option<ManuallyDrop<SharedMemory>>,
     outcomes: Outcomes,
     lent: LendTicket,
     of: WeakConnection,
-    /// Until it is finished.
+    /// Number of its result slot, until it is finished.
     slot: Option<u32>,
 }
 
 impl RemoteOperation {
-    /// Whether it is over; [`Stream::finish`] does not wait then.
+    /// Whether it is over; then [`Stream::finish`] does not wait.
     pub fn is_over(&self) -> bool {
         self.slot.is_none() || self.outcomes.get().is_some()
     }
 
-    /// The memory that it used, once it was [finished](Stream::finish): nobody touches it any more. `None` before, and
-    /// after it was taken.
+    /// Takes the memory that it used, once it was [finished](Stream::finish) and nobody accesses it any more.
+    /// `None` before, and after it was taken.
     pub fn take_memory(&mut self) -> Option<SharedMemory> {
         let memory = self.memory.take_if(|_| self.slot.is_none());
         memory.map(ManuallyDrop::into_inner)
@@ -125,18 +126,18 @@ impl fmt::Debug for RemoteOperation {
     }
 }
 
-/// Where it is said what becomes of a connection's operations.
+/// Memory for the results of a connection's operations.
 pub(super) struct ResultSlots {
     memory: ManuallyDrop<SharedMemory>,
     extent: Extent,
     free: Vec<u32>,
-    /// Operations that nobody waits for any more, until they are over.
+    /// Operations that no caller waits for any more, kept until they are over.
     orphans: Vec<RemoteOperation>,
 }
 
 impl Drop for ResultSlots {
     fn drop(&mut self) {
-        // The daemon writes there until all of them are over.
+        // The daemon writes to the slots until all operations are over.
         if self.free.len() == SLOTS {
             self.memory.give_back();
         }
@@ -144,21 +145,22 @@ impl Drop for ResultSlots {
 }
 
 impl Stream {
-    /// Lets the other end read, write or change memory, until it is [revoked](Self::revoke) or the connection is over.
-    /// What is sent from now on can tell it of the [window](Export::window).
+    /// Lets the other end read, write or change memory, until it is [revoked](Self::revoke) or the connection
+    /// is over. Bytes sent from now on can tell the other end of the [window](Export::window).
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`]: too many, memory of another service, or none. [`ServiceError::DaemonGone`].
+    /// [`ServiceError::Refused`]: too many exports, memory of another service, or empty memory.
+    /// [`ServiceError::DaemonGone`].
     pub fn export(&mut self, memory: SharedMemory, rights: Rights) -> Result<Export, ServiceError> {
         self.export_from(&mut Some(memory), rights)
     }
 
-    /// [`export`](Self::export), of memory that stays where it is if it cannot be exported.
+    /// Like [`export`](Self::export), but leaves the memory in `place` if it cannot be exported.
     ///
     /// # Errors
     ///
-    /// As [`Stream::export`], also where there is no memory.
+    /// As [`Stream::export`], also if `place` is empty.
     pub fn export_from(
         &mut self,
         place: &mut Option<SharedMemory>,
@@ -183,14 +185,15 @@ impl Stream {
         }
     }
 
-    /// Takes memory back, once nothing touches it for the other end: that is for the other host's daemon to say, or for the
-    /// connection's end. The other end's operations fail from now on, also where this is not waited for.
+    /// Takes memory back once nothing accesses it for the other end. The other host's daemon confirms that,
+    /// or the connection's end does. The other end's operations fail from this call on, even if the call does
+    /// not wait.
     ///
     /// # Errors
     ///
-    /// [`RevokeError`] has the export, to go on waiting for, and why that is not over: [`ServiceError::WouldBlock`],
-    /// [`ServiceError::Deadline`], [`ServiceError::DaemonGone`]; [`ServiceError::Refused`]: another connection's end has
-    /// it.
+    /// [`RevokeError`] returns the export, to wait for it again, and tells why the revocation is not
+    /// complete: [`ServiceError::WouldBlock`], [`ServiceError::Deadline`], [`ServiceError::DaemonGone`], or
+    /// [`ServiceError::Refused`] if another connection exported it.
     pub fn revoke(&mut self, mut export: Export) -> Result<SharedMemory, Box<RevokeError>> {
         match self.revoked(&mut export) {
             Ok(()) => Ok(ManuallyDrop::into_inner(export.memory)),
@@ -219,11 +222,12 @@ impl Stream {
         }
     }
 
-    /// Begins to copy bytes of the other end's memory, from `at` in `window` on, to all of `memory`.
+    /// Starts to copy bytes of the other end's memory, from offset `at` in `window`, to all of `memory`.
     ///
     /// # Errors
     ///
-    /// As [`Stream::send`]; and [`ServiceError::Refused`] where too many are under way. The memory is given back.
+    /// As [`Stream::send`]; and [`ServiceError::Refused`] if too many operations are in flight. The memory is
+    /// then freed.
     pub fn read_start(
         &mut self,
         window: u32,
@@ -233,11 +237,11 @@ impl Stream {
         self.read_start_from(window, at, &mut Some(memory))
     }
 
-    /// [`read_start`](Self::read_start), to memory that stays where it is if that cannot begin.
+    /// Like [`read_start`](Self::read_start), but leaves the memory in `place` if the operation cannot start.
     ///
     /// # Errors
     ///
-    /// As [`Stream::read_start`], also where there is no memory.
+    /// As [`Stream::read_start`], also if `place` is empty.
     pub fn read_start_from(
         &mut self,
         window: u32,
@@ -247,7 +251,7 @@ impl Stream {
         self.start(Op::Read, window, at, Some(place), [0; 2])
     }
 
-    /// Begins to copy all of `memory` to the other end's memory, from `at` in `window` on.
+    /// Starts to copy all of `memory` to the other end's memory, at offset `at` in `window`.
     ///
     /// # Errors
     ///
@@ -261,11 +265,12 @@ impl Stream {
         self.write_start_from(window, at, &mut Some(memory))
     }
 
-    /// [`write_start`](Self::write_start), of memory that stays where it is if that cannot begin.
+    /// Like [`write_start`](Self::write_start), but leaves the memory in `place` if the operation cannot
+    /// start.
     ///
     /// # Errors
     ///
-    /// As [`Stream::read_start`], also where there is no memory.
+    /// As [`Stream::read_start`], also if `place` is empty.
     pub fn write_start_from(
         &mut self,
         window: u32,
@@ -275,7 +280,7 @@ impl Stream {
         self.start(Op::Write, window, at, Some(place), [0; 2])
     }
 
-    /// Begins to add to the aligned word at `at` in `window`, modulo 2⁶⁴. The other end's daemon does that.
+    /// Starts to add to the aligned word at `at` in `window`, modulo 2⁶⁴. The other end's daemon executes it.
     ///
     /// # Errors
     ///
@@ -289,7 +294,7 @@ impl Stream {
         self.start(Op::FetchAdd, window, at, None, [operand, 0])
     }
 
-    /// Begins to replace the aligned word at `at` in `window` by `new`, if it is `expected`.
+    /// Starts to replace the aligned word at `at` in `window` by `new`, if it is `expected`.
     ///
     /// # Errors
     ///
@@ -304,19 +309,19 @@ impl Stream {
         self.start(Op::CompareSwap, window, at, None, [new, expected])
     }
 
-    /// Waits until an operation is over; of an atomic, the word as it was before. Its memory is
-    /// [there](RemoteOperation::take_memory) then.
+    /// Waits until an operation is over. For an atomic, returns the word's previous value. Its memory can be
+    /// [taken](RemoteOperation::take_memory) then.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Operation`] says what became of it, where it is over and was not carried out. Else it is not over:
+    /// [`ServiceError::Operation`] if it is over and was not executed. For all other errors it is not over:
     /// [`ServiceError::WouldBlock`], [`ServiceError::Deadline`], [`ServiceError::Reset`],
-    /// [`ServiceError::DaemonGone`]; [`ServiceError::Refused`]: another connection began it.
+    /// [`ServiceError::DaemonGone`], or [`ServiceError::Refused`] if another connection started it.
     pub fn finish(&mut self, operating: &mut RemoteOperation) -> Result<u64, ServiceError> {
         operating.of.check(&self.half.connection)?;
         let (outcomes, lent) = (operating.outcomes.clone(), operating.lent);
         let (outcome, before) = self.half.wait(|sending| {
-            // In this order: what became of it is said before it is returned.
+            // The order matters: the daemon writes the outcome before it returns the record.
             let is_returned = sending.is_returned(lent)?;
             match (outcomes.get(), sending.status().reset) {
                 (Some(over), _) => Ok((Some(over), false)),
@@ -334,11 +339,12 @@ impl Stream {
         }
     }
 
-    /// [`read_start`](Self::read_start), and waits until it is over, also on a stream that blocks nobody.
+    /// Calls [`read_start`](Self::read_start) and waits until the operation is over, even on a nonblocking
+    /// stream.
     ///
     /// # Errors
     ///
-    /// As those.
+    /// As [`Stream::read_start`] and [`Stream::finish`].
     pub fn read_from(
         &mut self,
         window: u32,
@@ -349,11 +355,12 @@ impl Stream {
         self.wait_with_memory(operating)
     }
 
-    /// [`write_start`](Self::write_start), and waits until it is over, also on a stream that blocks nobody.
+    /// Calls [`write_start`](Self::write_start) and waits until the operation is over, even on a nonblocking
+    /// stream.
     ///
     /// # Errors
     ///
-    /// As those.
+    /// As [`Stream::write_start`] and [`Stream::finish`].
     pub fn write_to(
         &mut self,
         window: u32,
@@ -364,23 +371,23 @@ impl Stream {
         self.wait_with_memory(operating)
     }
 
-    /// [`fetch_add_start`](Self::fetch_add_start), and waits until it is over, also on a stream
-    /// that blocks nobody. The word as it was before.
+    /// Calls [`fetch_add_start`](Self::fetch_add_start) and waits until the operation is over, even on a
+    /// nonblocking stream. Returns the word's previous value.
     ///
     /// # Errors
     ///
-    /// As those.
+    /// As [`Stream::fetch_add_start`] and [`Stream::finish`].
     pub fn fetch_add(&mut self, window: u32, at: u64, operand: u64) -> Result<u64, ServiceError> {
         let operating = self.fetch_add_start(window, at, operand)?;
         self.wait_finished(operating).map(|(_, before)| before)
     }
 
-    /// [`compare_swap_start`](Self::compare_swap_start), and waits until it is over, also on a stream
-    /// that blocks nobody. The word as it was before.
+    /// Calls [`compare_swap_start`](Self::compare_swap_start) and waits until the operation is over, even on
+    /// a nonblocking stream. Returns the word's previous value.
     ///
     /// # Errors
     ///
-    /// As those.
+    /// As [`Stream::compare_swap_start`] and [`Stream::finish`].
     pub fn compare_swap(
         &mut self,
         window: u32,
@@ -400,7 +407,7 @@ impl Stream {
         memory.ok_or_else(|| UNEXPECTED_ANSWER.into())
     }
 
-    /// Waits until an operation is over. One that is not, is looked after until it is.
+    /// Waits until an operation is over. If the wait fails before that, keeps the operation as an orphan.
     fn wait_finished(
         &mut self,
         mut operating: RemoteOperation,
@@ -418,14 +425,14 @@ impl Stream {
         Ok((memory, finished?))
     }
 
-    /// Has what belonged to operations that nobody waits for, and that are over by now.
+    /// Frees the slots and memory of orphans that are over by now.
     fn reap(&mut self) -> Result<(), ServiceError> {
         let Some(slots) = &mut self.slots else {
             return Ok(());
         };
         let sending = &mut self.half.half;
         for mut orphan in std::mem::take(&mut slots.orphans) {
-            // In this order: what became of it is said before it is returned.
+            // The order matters: the daemon writes the outcome before it returns the record.
             let is_over = sending.is_returned(orphan.lent)? || orphan.outcomes.get().is_some();
             match orphan.slot.take_if(|_| is_over) {
                 Some(slot) => {
@@ -506,7 +513,7 @@ impl Stream {
         }
     }
 
-    /// Where it is said what becomes of the next operation.
+    /// Takes a result slot for the next operation.
     fn slot(&mut self) -> Result<(Extent, u32), ServiceError> {
         self.shared().check()?;
         self.reap()?;

@@ -1,5 +1,5 @@
-//! Memory that an application shares with its daemon and uses in place. The only unsafe code of the service is
-//! here: plain slices of that memory.
+//! Memory that an application shares with its daemon and uses in place. The only unsafe code of the service
+//! is here: plain slices of that memory.
 //!
 //! Two processes write there: the application to memory it allocated, and the daemon to the rings of received
 //! bytes. Both keep to that by contract, as the two ends of a ring do. A daemon that broke the contract could
@@ -18,8 +18,8 @@ use super::ServiceError;
 use super::shared_session::SharedSession;
 use super::stream_half::WeakConnection;
 
-/// Memory from [`Service::alloc`](super::Service::alloc), which can be lent. Dropping it returns it to the daemon.
-/// Its initial contents are arbitrary data that the application had in such memory before.
+/// Memory from [`Service::alloc`](super::Service::alloc), which can be lent. Dropping it returns it to the
+/// daemon. Its initial contents are arbitrary data that the application had in such memory before.
 pub struct SharedMemory {
     shared: Arc<SharedSession>,
     /// The part that was asked for; the daemon may have allocated more.
@@ -82,10 +82,10 @@ impl SharedMemory {
 /// Returns the bytes of a view in place.
 pub(super) fn bytes(view: &View) -> &[u8] {
     match view.ptr_at(0, view.len()) {
-        // SAFETY: `ptr_at` returns bytes of the view, which keeps them mapped while it is borrowed. Nobody writes to
-        // them meanwhile. Allocated memory belongs to the application and is written only through `&mut`, which only
-        // this module gives out. Received bytes are not overwritten before they are consumed (see the module's
-        // contract).
+        // SAFETY: `ptr_at` returns bytes of the view, which keeps them mapped while it is borrowed. Nobody
+        // writes to them meanwhile. Allocated memory belongs to the application and is written only through
+        // `&mut`, which only this module gives out. Received bytes are not overwritten before they are
+        // consumed (see the module's contract).
         Some(start) => unsafe { std::slice::from_raw_parts(start, view.len()) },
         None => &[],
     }
@@ -102,8 +102,8 @@ impl Deref for SharedMemory {
 impl DerefMut for SharedMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self.view.ptr_at(0, self.view.len()) {
-            // SAFETY: as in `bytes`. The daemon gave this memory to nobody else. While it is lent, and others read it,
-            // its `SharedMemory` exists only inside a `Loan`.
+            // SAFETY: as in `bytes`. The daemon gave this memory to nobody else. While it is lent, and others
+            // read it, its `SharedMemory` exists only inside a `Loan`.
             Some(start) => unsafe { std::slice::from_raw_parts_mut(start, self.view.len()) },
             None => &mut [],
         }
@@ -122,8 +122,8 @@ impl fmt::Debug for SharedMemory {
     }
 }
 
-/// Memory that is being sent: see [`Stream::lend`](super::Stream::lend). If it is dropped, the application loses
-/// the memory for as long as it is attached, because nobody may write to it.
+/// Memory that is being sent: see [`Stream::lend`](super::Stream::lend). If it is dropped, the application
+/// loses the memory for as long as it is attached, because nobody may write to it.
 #[derive(Debug)]
 pub struct Loan {
     memory: ManuallyDrop<SharedMemory>,

@@ -1,4 +1,5 @@
-//! State that an application's threads share in a session: packets to and from the daemon, and sleeping threads.
+//! State that an application's threads share in a session: packets to and from the daemon, and sleeping
+//! threads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -140,7 +141,8 @@ impl SharedSession {
         }
     }
 
-    /// Locks the state. Refuses a forked child, in which the lock may be held by a thread that does not exist there.
+    /// Locks the state. Refuses a forked child, in which the lock may be held by a thread that does not exist
+    /// there.
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, SessionState>, ServiceError> {
         self.check()?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
@@ -150,8 +152,8 @@ impl SharedSession {
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`] if the daemon hung up and gave a reason; [`ServiceError::DaemonGone`] if it gave
-    /// none.
+    /// [`ServiceError::Refused`] if the daemon hung up and gave a reason; [`ServiceError::DaemonGone`] if it
+    /// gave none.
     pub(super) fn exchange(&self, state: &mut SessionState) -> Result<(), ServiceError> {
         let said = self.send_packets(state);
         // Packets that the daemon sent before it hung up can still be read.
@@ -272,12 +274,12 @@ impl SharedSession {
         sent.map(drop).map_err(|_| ServiceError::DaemonGone)
     }
 
-    /// Waits until `look` returns something. While it polls, `look` is called with `None`; before each sleep it is
-    /// called with the session.
+    /// Waits until `look` returns something. While it polls, `look` is called with `None`; before each sleep
+    /// it is called with the session.
     ///
-    /// One of the sleeping threads, the leader, listens to the daemon and wakes the others. Each has an eventfd of
-    /// its own, so a packet wakes only the threads that it concerns. When the leader has what it waited for,
-    /// another thread becomes the leader.
+    /// One of the sleeping threads, the leader, listens to the daemon and wakes the others. Each has an
+    /// eventfd of its own, so a packet wakes only the threads that it concerns. When the leader has what it
+    /// waited for, another thread becomes the leader.
     pub(super) fn wait<T>(
         &self,
         sleeps_on: Option<u32>,

@@ -1,4 +1,4 @@
-//! Connections.
+//! Streams over connections.
 
 use std::fmt;
 use std::io;
@@ -17,17 +17,18 @@ use super::shared_session::SharedSession;
 use super::stream_half::{ServiceConnection, StreamHalf, WeakConnection};
 use super::{Refusal, ServiceError, Transfer, system};
 
-/// A connection: a stream of bytes each way. Dropping it closes it; what was sent still arrives.
+/// A connection: a byte stream in each direction. Dropping it closes it; what was sent still arrives.
 ///
-/// One thread may receive while another sends, once the [`Reader`] was [taken](Stream::take_reader) off it.
+/// One thread may receive while another sends, once the [`Reader`] was [taken](Stream::take_reader) from it.
 pub struct Stream {
     pub(super) half: StreamHalf<SendHalf>,
     reader: Option<Reader>,
-    /// Where it is said what becomes of its operations.
+    /// Memory for the results of one-sided operations; allocated by the first one.
     pub(super) slots: Option<ResultSlots>,
 }
 
-/// What comes over a connection: see [`Stream::take_reader`]. The connection is closed once neither is there any more.
+/// The receiving half of a connection: see [`Stream::take_reader`]. The connection is closed once both the
+/// stream and the reader are dropped.
 pub struct Reader {
     half: StreamHalf<ReceiveHalf>,
 }
@@ -57,18 +58,18 @@ impl Stream {
         self.half.connection.handle
     }
 
-    /// This end's address and port.
+    /// Returns this end's address and port.
     pub fn local(&self) -> SocketAddr {
         self.half.connection.local
     }
 
-    /// Address and port of the other end.
+    /// Returns the other end's address and port.
     pub fn peer(&self) -> SocketAddr {
         self.half.connection.peer
     }
 
-    /// Takes what comes over it, for another thread to receive while this one sends; `None` where that was done before.
-    /// From then on [`recv`](Self::recv) and [`peek`](Self::peek) are the reader's alone.
+    /// Takes the receiving half, so that another thread can receive while this one sends; `None` if it was
+    /// taken before. From then on, only the reader has [`recv`](Self::recv) and [`peek`](Self::peek).
     pub fn take_reader(&mut self) -> Option<Reader> {
         self.reader.take()
     }
@@ -77,7 +78,7 @@ impl Stream {
         self.reader.as_mut().ok_or(ServiceError::Taken)
     }
 
-    /// Calls wait no longer than until then.
+    /// Sets the instant until which calls may wait; `None` for no limit.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.half.deadline = deadline;
         if let Some(reader) = &mut self.reader {
@@ -85,7 +86,7 @@ impl Stream {
         }
     }
 
-    /// Whether calls that would wait say [`ServiceError::WouldBlock`] instead.
+    /// Sets whether calls that would wait fail with [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
         self.half.is_nonblocking = nonblocking;
         if let Some(reader) = &mut self.reader {
@@ -100,24 +101,26 @@ impl Stream {
         self.half.watch = Some(watch);
     }
 
-    /// A descriptor to poll: readable while there is something to be received, or the end of the stream; writable
-    /// while there is room; hung up once the connection is reset or the daemon is gone. It may be ready in vain.
+    /// Returns a descriptor to poll: readable while there is something to receive, or the end of the stream;
+    /// writable while there is room; hung up once the connection is reset or the daemon is gone. Readiness
+    /// may be spurious.
     ///
-    /// It is the same one each time. It becomes unready when [`recv`](Self::recv) or [`send`](Self::send) find
-    /// that there is nothing more, so call them until they say [`ServiceError::WouldBlock`], or poll again.
+    /// Each call returns the same descriptor. It becomes unready when [`recv`](Self::recv) or
+    /// [`send`](Self::send) finds that there is nothing more. Call them until they fail with
+    /// [`ServiceError::WouldBlock`], or poll again.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`]: the daemon has too few descriptors. [`ServiceError::Taken`]: the reader was taken before
-    /// there was one. [`ServiceError::DaemonGone`], [`ServiceError::System`].
+    /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::Taken`] if the reader
+    /// was taken before the first call. [`ServiceError::DaemonGone`], [`ServiceError::System`].
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
         if self.half.watch.is_none() {
             self.shared().check()?;
-            // It may be asleep, and be told by packets.
+            // A reader that was taken may be asleep, and relies on packets to wake it.
             self.reader()?;
             let (watch, other) =
                 ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
-            // What was armed for packets: the daemon tells of it otherwise from now on.
+            // They were armed for wake-ups by packet; from now on the daemon signals by the descriptor.
             let block = self.half.half.block();
             block.bell().disarm();
             block.room_bell().disarm();
@@ -129,11 +132,12 @@ impl Stream {
         Ok(self.half.watch.as_ref().expect("made above").as_fd())
     }
 
-    /// Sends as many of the bytes as there is room for, at least one; says how many.
+    /// Sends as many of the bytes as there is room for, at least one. Returns the number.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Reset`], [`ServiceError::Ended`], [`ServiceError::DaemonGone`], [`ServiceError::Deadline`].
+    /// [`ServiceError::Reset`], [`ServiceError::Ended`], [`ServiceError::DaemonGone`],
+    /// [`ServiceError::Deadline`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
         self.half.wait(|sending| {
             if let Some(why) = sending.status().reset {
@@ -147,10 +151,10 @@ impl Stream {
         })
     }
 
-    /// How what is sent is to be carried to the other host, from now on and where it is not yet on its way. Who does not
-    /// know better leaves it to the daemons (RaaS's FLAGS, section V.A).
+    /// Sets how bytes are carried to the other host: those not yet on their way, and all later ones. Callers
+    /// that do not know better leave the choice to the daemons (RaaS's FLAGS, section V.A).
     pub fn set_transfer(&mut self, transfer: Transfer) {
-        // A forked child's word is not its parent's.
+        // A forked child must not change its parent's connection.
         if self.shared().check().is_ok() {
             self.half.half.set_transfer(transfer);
         }
@@ -160,7 +164,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::send`]; some may have been sent.
+    /// As [`Stream::send`]; some of the bytes may have been sent.
     pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), ServiceError> {
         while !bytes.is_empty() {
             let sent = self.send(bytes)?;
@@ -169,7 +173,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Receives as many bytes as have come and fit, at least one; 0 where the stream has ended.
+    /// Receives as many bytes as have arrived and fit, at least one; 0 if the stream has ended.
     ///
     /// # Errors
     ///
@@ -178,7 +182,7 @@ impl Stream {
         self.reader()?.recv(into)
     }
 
-    /// Shows what has come where it lies; see [`Reader::peek`].
+    /// Lends received bytes in place; see [`Reader::peek`].
     ///
     /// # Errors
     ///
@@ -187,22 +191,22 @@ impl Stream {
         self.reader()?.peek()
     }
 
-    /// Sends the first `len` bytes of memory from where they are, without a copy. The memory is the daemon's until it
-    /// is [returned](Self::reclaim).
+    /// Sends the first `len` bytes of memory in place, without a copy. The memory belongs to the daemon until
+    /// it is [returned](Self::reclaim).
     ///
     /// # Errors
     ///
-    /// As [`Stream::send`]; and [`ServiceError::Refused`] where the memory has not as many bytes, or is of another
-    /// [`Service`](super::Service). The memory is given back.
+    /// As [`Stream::send`]; and [`ServiceError::Refused`] if the memory is shorter, or is of another
+    /// [`Service`](super::Service). The memory is then freed.
     pub fn lend(&mut self, memory: SharedMemory, len: usize) -> Result<Loan, ServiceError> {
         self.lend_from(&mut Some(memory), len)
     }
 
-    /// [`lend`](Self::lend), of memory that stays where it is if it cannot be lent.
+    /// Like [`lend`](Self::lend), but leaves the memory in `place` if it cannot be lent.
     ///
     /// # Errors
     ///
-    /// As [`Stream::lend`], also where there is no memory.
+    /// As [`Stream::lend`], also if `place` is empty.
     pub fn lend_from(
         &mut self,
         place: &mut Option<SharedMemory>,
@@ -230,12 +234,13 @@ impl Stream {
         ))
     }
 
-    /// Memory that was lent, once it was sent: then it can be written to again.
+    /// Takes back memory that was lent, once it was sent: then it can be written to again.
     ///
     /// # Errors
     ///
-    /// [`ReclaimError`] has the loan, and why it is one still: [`ServiceError::WouldBlock`], [`ServiceError::Deadline`],
-    /// [`ServiceError::DaemonGone`]; [`ServiceError::Refused`]: it was lent by another connection.
+    /// [`ReclaimError`] returns the loan, and tells why it is still out: [`ServiceError::WouldBlock`],
+    /// [`ServiceError::Deadline`], [`ServiceError::DaemonGone`], or [`ServiceError::Refused`] if another
+    /// connection lent it.
     pub fn reclaim(&mut self, loan: Loan) -> Result<SharedMemory, ReclaimError> {
         if let Err(error) = loan.of().check(&self.half.connection) {
             return Err(ReclaimError { loan, error });
@@ -251,7 +256,7 @@ impl Stream {
         }
     }
 
-    /// Ends the stream to the peer, who has all that was sent first. It can still be received.
+    /// Ends the stream towards the peer, after everything that was sent. This side can still receive.
     ///
     /// # Errors
     ///
@@ -268,24 +273,24 @@ impl Stream {
 }
 
 impl Reader {
-    /// Calls wait no longer than until then.
+    /// Sets the instant until which calls may wait; `None` for no limit.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.half.deadline = deadline;
     }
 
-    /// Whether calls that would wait say [`ServiceError::WouldBlock`] instead.
+    /// Sets whether calls that would wait fail with [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
         self.half.is_nonblocking = nonblocking;
     }
 
-    /// Receives as many bytes as have come and fit, at least one; 0 where the stream has ended.
+    /// Receives as many bytes as have arrived and fit, at least one; 0 if the stream has ended.
     ///
     /// # Errors
     ///
     /// [`ServiceError::Reset`], [`ServiceError::DaemonGone`], [`ServiceError::Deadline`].
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
         self.half.wait(|receiving| {
-            // Before it is looked for bytes: what came before a reset can still be received.
+            // Read before receiving: bytes that arrived before a reset can still be received.
             let reset = receiving.status().reset;
             let (received, wakes) = receiving.recv(into)?;
             match (received, reset) {
@@ -299,15 +304,15 @@ impl Reader {
         })
     }
 
-    /// Shows what has come where it lies, as much as does without a break: at least a byte, or nothing where the stream
-    /// has ended. What is not [consumed](Peeked::consume) is there the next time.
+    /// Lends received bytes in place, as many as lie there without a break: at least one, or none if the
+    /// stream has ended. Bytes that are not [consumed](Peeked::consume) are lent again the next time.
     ///
     /// # Errors
     ///
     /// As [`Reader::recv`].
     pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
         let view = self.half.wait(|receiving| {
-            // Before it is looked: what came before a reset, or an end, can still be received.
+            // Read before the peek: bytes that arrived before a reset or an end can still be received.
             let status = receiving.status();
             let extent = receiving.peek()?;
             if extent.len > 0 || (status.is_ended && !receiving.awaits_slab()) {
@@ -323,14 +328,14 @@ impl Reader {
     }
 }
 
-/// What has come, where it lies.
+/// Received bytes, lent in place.
 pub struct Peeked<'s> {
     side: &'s mut StreamHalf<ReceiveHalf>,
     view: View,
 }
 
 impl Peeked<'_> {
-    /// The first `bytes` of it are not needed any more; all of it, where there are fewer.
+    /// Consumes the first `bytes` of them; all of them, if there are fewer.
     ///
     /// # Errors
     ///
@@ -353,7 +358,7 @@ impl std::ops::Deref for Peeked<'_> {
     }
 }
 
-/// Memory that was not returned yet.
+/// Lent memory that was not returned yet.
 #[derive(Debug, thiserror::Error)]
 #[error("memory that was lent is not returned: {error}")]
 pub struct ReclaimError {
@@ -375,7 +380,7 @@ impl io::Write for Stream {
         Ok(self.send(bytes)?)
     }
 
-    /// What was written is on its way already.
+    /// Does nothing: written bytes are on their way already.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

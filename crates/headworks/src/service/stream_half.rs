@@ -1,4 +1,4 @@
-//! A direction of a connection, and waiting for it: until something has come, or there is room.
+//! One direction of a connection, and waits for data or for room.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -14,27 +14,27 @@ use super::readiness_socket::ReadinessSocket;
 use super::shared_session::SharedSession;
 use super::{Refusal, ServiceError, system};
 
-/// How long a daemon may take to say why it hung up, at most: it says so before it does, or is dying.
+/// Limit on the wait for the reason of a hang-up. The daemon gives it before it hangs up, unless it is dying.
 const RESET_REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is waited for.
+/// Which direction a half is, and so what it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HalfKind {
-    /// Something that comes.
+    /// The receiving half; waits for data.
     ReceiveHalf,
-    /// Room, or memory that was lent.
+    /// The sending half; waits for room, or for the return of lent memory.
     SendHalf,
 }
 
-/// A direction of a connection.
+/// One direction of a connection.
 pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
-    /// Direction of this half.
+    /// Which direction this is.
     const KIND: HalfKind;
 
-    /// Learns of the memory that the session has got since.
+    /// Adds the slabs that the session has received since the last call.
     fn refresh(&mut self, slabs: &Slabs);
 
-    /// Whether what has come lies in memory that is still to be taken off the socket.
+    /// Whether the next bytes lie in a slab that was not read from the session's socket yet.
     fn awaits_slab(&self) -> bool;
 }
 
@@ -62,7 +62,7 @@ impl ConnectionHalf for ReceiveHalf {
     }
 }
 
-/// A connection, for as long as either direction is there: then it is closed.
+/// A connection, shared by its two halves. It is closed when both are dropped.
 pub(super) struct ServiceConnection {
     pub(super) shared: Arc<SharedSession>,
     pub(super) handle: u32,
@@ -80,14 +80,14 @@ impl Drop for ServiceConnection {
     }
 }
 
-/// Which connection something was given to. It keeps none open.
+/// Identifies the connection that something was lent to. Does not keep the connection open.
 #[derive(Clone, Debug)]
 pub(super) struct WeakConnection(Weak<ServiceConnection>);
 
 impl WeakConnection {
-    /// Refuses whoever takes another's for its own: what it knows says nothing of that.
+    /// Refuses what was lent to another connection: the state of `connection` tells nothing of it.
     pub(super) fn check(&self, connection: &Arc<ServiceConnection>) -> Result<(), ServiceError> {
-        // The place of one that is gone is no other's while it is known here.
+        // The weak reference keeps the allocation of a dropped connection, so its address is not reused.
         match std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(connection)) {
             true => Ok(()),
             false => Err(ServiceError::Refused(Refusal::Misuse)),
@@ -101,13 +101,13 @@ impl From<&Arc<ServiceConnection>> for WeakConnection {
     }
 }
 
-/// A direction, and how it is waited for.
+/// One direction, and how its calls wait.
 pub(super) struct StreamHalf<H> {
     pub(super) half: H,
     pub(super) connection: Arc<ServiceConnection>,
     pub(super) deadline: Option<Instant>,
     pub(super) is_nonblocking: bool,
-    /// By which the daemon tells of it, where it is polled.
+    /// The socket by which the daemon signals readiness, if the stream is polled.
     pub(super) watch: Option<ReadinessSocket>,
 }
 
@@ -122,14 +122,15 @@ impl<H: ConnectionHalf> StreamHalf<H> {
         }
     }
 
-    /// Learns of memory that has come.
+    /// Adds the slabs that the session has received.
     pub(super) fn refresh(&mut self) -> Result<(), ServiceError> {
         self.half
             .refresh(self.connection.shared.lock()?.session.slabs());
         Ok(())
     }
 
-    /// Does something with the connection once it can be done.
+    /// Calls `act` until it returns something. The flag that `act` returns says that the daemon must be
+    /// woken.
     pub(super) fn wait<T>(
         &mut self,
         mut act: impl FnMut(&mut H) -> Result<(Option<T>, bool), ServiceError>,
@@ -160,7 +161,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             match done {
                 Some(done) => return Ok(done),
                 None if !watch.is_hung_up() => return Err(ServiceError::WouldBlock),
-                // From here on the daemon tells of it by packets, if it is there.
+                // From here on the daemon signals by packets, if it is still there.
                 None => {}
             }
         }
@@ -178,7 +179,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
                 None => Err(ServiceError::WouldBlock),
             };
         }
-        // Why it is hung up is on its way, and would never be asked for again by who waits for an edge.
+        // The reason of the hang-up is on its way. An edge-triggered caller would not call again to get it.
         let deadline = match self.is_nonblocking {
             true => Some(clock::now() + RESET_REASON_TIMEOUT),
             false => self.deadline,
@@ -200,7 +201,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
     }
 }
 
-/// A direction that the daemon tells of by a descriptor.
+/// A direction for which the daemon signals readiness by a descriptor.
 struct FdWait<'s, H> {
     shared: &'s SharedSession,
     watch: &'s mut ReadinessSocket,
@@ -208,14 +209,15 @@ struct FdWait<'s, H> {
 }
 
 impl<H: ConnectionHalf> FdWait<'_, H> {
-    /// Does what can be done, or has the descriptor become ready when it can.
+    /// Calls `act`; if that returns nothing, arms the descriptor to become ready when it can.
     fn look<T>(
         &mut self,
         act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
         loop {
             if H::KIND == HalfKind::SendHalf || self.half.awaits_slab() {
-                // What is to be read or written may lie in memory that is still to be taken off the socket.
+                // The bytes to read, or the ring to write, may lie in a slab that is still in the session's
+                // socket.
                 let mut state = self.shared.lock()?;
                 self.shared.exchange(&mut state)?;
                 self.half.refresh(state.session.slabs());
@@ -225,7 +227,8 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
                 HalfKind::SendHalf => (self.watch.fill(), ReadinessSocket::arm_room(self.half)),
             };
             if let Some(done) = act(self.half)? {
-                // It was filled although there is room: the daemon empties it, now or when it has looked.
+                // The socket was filled although there is room: the daemon empties it, now or at its next
+                // look.
                 if H::KIND == HalfKind::SendHalf && self.half.nudge() {
                     self.shared.wake()?;
                 }
@@ -235,7 +238,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
                 continue;
             }
             let is_there = match H::KIND {
-                // It stays readable until that has come.
+                // The descriptor stays readable until the slab has arrived.
                 HalfKind::ReceiveHalf if self.half.awaits_slab() => true,
                 HalfKind::ReceiveHalf => self.watch.empty(),
                 HalfKind::SendHalf => is_there,
@@ -243,13 +246,13 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             if is_there {
                 return Ok(None);
             }
-            // Before that it was said why.
+            // The daemon gave the reason before it hung up.
             self.watch.hang_up();
             return act(self.half);
         }
     }
 
-    /// Waits until it can be done; `None` where the descriptor is hung up before.
+    /// Waits until `act` returns something; `None` if the descriptor is hung up before.
     fn wait<T>(
         &mut self,
         deadline: Option<Instant>,
@@ -269,7 +272,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
                     WaitPhase::Poll => act(self.half),
                     WaitPhase::Arm => self.look(act),
                 };
-                // One that is hung up has nothing to sleep on.
+                // A descriptor that is hung up cannot be slept on.
                 !matches!(found, Ok(None)) || self.watch.is_hung_up()
             };
             let woken = waiter.wait_polling(&mut fds, deadline, &mut at);
@@ -278,7 +281,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             }
             match woken.map_err(system("waiting"))? {
                 WakeReason::Deadline => return Err(ServiceError::Deadline),
-                // Mostly in vain, for what was seen before: then it is made unready.
+                // Mostly spurious, for something already seen: `look` makes the descriptor unready.
                 WakeReason::Fd | WakeReason::Ready => {
                     if let Some(found) = self.look(act)? {
                         return Ok(Some(found));

@@ -41,7 +41,7 @@ fn a_receive_that_loses_a_race_each_time_loses_no_message() {
             assert_eq!(ring.bytes(&received), message(number));
             ring.release(received).expect("releases");
         }
-        // Who waits no more keeps nothing back either.
+        // No receive waits any more, so `close` must return the space.
         receiver.close();
         sending.await.expect("sends").expect("closes");
     });
@@ -63,13 +63,13 @@ fn a_dropped_send_sent_nothing_and_one_that_was_ready_everything() {
                 None => cancelled += 1,
             }
             assert!(poll_once(sender.reserve(LEN)).is_none());
-            // Full: it has published everything.
+            // When the ring is full, the sender has published everything.
             while received < sent {
                 expect(&mut receiver, received..received + 1).await;
                 received += 1;
             }
             assert!(poll_once(receiver.recv()).is_none(), "sent twice");
-            // Where its budget is spent, everything that a task polls is pending.
+            // Once a task's budget is spent, everything it polls is pending until it yields.
             tokio::task::yield_now().await;
         }
         assert!(cancelled > 100, "{cancelled} were cancelled");

@@ -1,4 +1,4 @@
-//! The ends of a ring for tasks: in one runtime, between processes, cancelled, with peers killed.
+//! A ring's ends for tasks: in one runtime, between processes, cancelled, and with killed peers.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ mod cancelled;
 mod one_process;
 mod two_processes;
 
-/// How long anything may take: only what hangs fails.
+/// Time limit of a test: only a hang exceeds it.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Bytes of a message of [`fixed`].
 const LEN: usize = 64;
 
-/// A ring of `slots` messages less one.
+/// Returns the configuration of a ring that holds `slots - 1` messages.
 fn fixed(slots: u32) -> RingConfig {
     RingConfig {
         mode: Mode::Notify,
@@ -45,7 +45,7 @@ fn soon() -> WaitLimit<'static> {
     WaitLimit::deadline(clock::now() + LIMIT)
 }
 
-/// A ring between two soft hosts of a fabric of its own, and its line.
+/// A ring between two soft hosts of a private fabric, and its line.
 struct Ring {
     sender: (Sender, Line),
     receiver: (Receiver, Line),
@@ -56,7 +56,7 @@ fn ring(config: &RingConfig) -> Ring {
     ring_on(config, "")
 }
 
-/// One between devices with these options.
+/// Makes a ring between devices with these options.
 fn ring_on(config: &RingConfig, options: &str) -> Ring {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
@@ -78,7 +78,7 @@ fn ring_on(config: &RingConfig, options: &str) -> Ring {
 }
 
 impl Ring {
-    /// Both ends for tasks. Within a runtime.
+    /// Converts both ends for tasks. Call it within a runtime.
     fn ends(self) -> (AsyncSender, AsyncReceiver, tempfile::TempDir) {
         let (sender, line) = self.sender;
         let sender = AsyncSender::new(sender, line).expect("can be slept on");
@@ -93,7 +93,7 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_io().build().expect("a runtime")
 }
 
-/// Runs a task, and what it spawns, on one thread. One that hangs fails.
+/// Runs a task, and what it spawns, on one thread. Panics if it hangs.
 fn run<F: Future<Output = T>, T: Send + 'static>(task: impl FnOnce() -> F + Send + 'static) -> T {
     let (tell, told) = channel();
     let running = thread::spawn(move || {
@@ -110,7 +110,7 @@ fn run<F: Future<Output = T>, T: Send + 'static>(task: impl FnOnce() -> F + Send
     }
 }
 
-/// Counts how often it is woken.
+/// Counts wake-ups.
 #[derive(Default)]
 struct Woken(AtomicU32);
 
@@ -120,7 +120,7 @@ impl Wake for Woken {
     }
 }
 
-/// Polls once, and drops what is not ready.
+/// Polls a future once; drops it if it is not ready.
 fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
@@ -134,7 +134,7 @@ fn message(number: u64) -> [u8; LEN] {
     bytes
 }
 
-/// Message `number` of a ring that takes up to `longest` bytes: none and all of them, too.
+/// Returns message `number` of a ring that takes up to `longest` bytes. Lengths include 0 and `longest`.
 fn varied(number: u64, longest: usize) -> Vec<u8> {
     let len = match number % 16 {
         0 => 0,

@@ -33,7 +33,7 @@ fn few_messages_are_closed_while_the_receiver_waits_for_more() {
             });
             send(&mut sender, 0..count).await;
             sender.close().await.expect("everything was consumed");
-            // The line is the peer's life: it waits on until that goes.
+            // The receiver waits until the peer is gone, which the end of the line shows.
             drop(sender);
             let (end, _receiver) = receiving.await.expect("receives");
             assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
@@ -41,7 +41,7 @@ fn few_messages_are_closed_while_the_receiver_waits_for_more() {
     }
 }
 
-/// A ring of 8 slots of 64 bytes, in which a message takes up to all 7 that can be filled.
+/// A ring of 8 slots of 64 bytes; a message may take all 7 that can be filled.
 fn crowded() -> RingConfig {
     RingConfig {
         mode: Mode::Notify,
@@ -60,7 +60,7 @@ fn rings_of_hostile_devices_wake_whom_they_should() {
     each_seed(1..=4, |seed| cross(500, &format!(",hostile,seed={seed}")));
 }
 
-/// Questions one way and answers the other, each on its ring.
+/// Sends messages over one ring and echoes them over the other.
 fn cross(count: u64, options: &str) {
     let (there, back) = (ring_on(&crowded(), options), ring_on(&crowded(), options));
     run(async move || {
@@ -96,7 +96,7 @@ fn cross(count: u64, options: &str) {
             let received = answered.recv().await.expect("an answer");
             assert_eq!(*received, varied(number, longest)[..], "answer {number}");
         }
-        // Who waits tells what it has consumed, for as long as anybody wants to know.
+        // A waiting receiver returns its space, so the echo can close its ring.
         let end = answered.recv().await.map(|message| message.to_vec());
         assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
         asking.await.expect("asks");
@@ -171,14 +171,14 @@ fn a_sink_is_not_ready_while_the_ring_is_full_and_is_woken_when_there_is_room() 
             sent += 1;
         }
         assert_eq!(sent, 7, "of 8 slots one is empty");
-        // Nothing of what the sender did itself counts.
+        // Lets the reactor deliver the sender's own events, so that they are not counted.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         assert!(!ready(&mut sender, &mut cx));
         let before = woken.0.load(Ordering::Relaxed);
         expect(&mut receiver, 0..7).await;
-        // Who waits keeps no space back.
+        // A waiting receiver returns all free space to the sender.
         assert!(poll_once(receiver.recv()).is_none());
         while woken.0.load(Ordering::Relaxed) == before {
             tokio::task::yield_now().await;
@@ -203,14 +203,14 @@ fn a_sink_keeps_what_it_accepted_and_there_was_no_room_for() {
         let mut cx = Context::from_waker(Waker::noop());
         assert!(ready(&mut sender, &mut cx));
         Pin::new(&mut sender).start_send(b"first").expect("sends");
-        // There is room for a slot, and this needs them all.
+        // There is room for one slot, but this message needs all of them.
         assert!(ready(&mut sender, &mut cx));
         Pin::new(&mut sender).start_send(&longest).expect("keeps");
         assert!(!ready(&mut sender, &mut cx));
         let refused = Pin::new(&mut sender).start_send(b"too early");
         assert!(matches!(refused, Err(BlockingError::System { .. })));
         let sending = tokio::spawn(async move {
-            // What was kept goes first.
+            // The kept message is sent first.
             sender.send(b"last").await.expect("sends");
             poll_fn(|cx| Sink::<&[u8]>::poll_close(Pin::new(&mut sender), cx)).await
         });
@@ -293,7 +293,7 @@ fn who_waits_is_polled_only_when_something_came() {
                 polls += 1;
                 let polled = receiving.as_mut().poll(cx);
                 if polls % 2 == 1 {
-                    // Nothing is sent before it was found that nothing is there.
+                    // The sender sends only after a poll found nothing.
                     assert!(polled.is_pending());
                     tell.send(()).expect("goes on");
                 }
@@ -304,7 +304,7 @@ fn who_waits_is_polled_only_when_something_came() {
         }
         polls
     });
-    // Once in vain and once for the message, and now and then for a completion of its own.
+    // One poll finds nothing and one finds the message; an own completion causes an extra one now and then.
     assert!(polls <= 60, "{polls} polls for 20 messages");
     drop(sending.join().expect("sends"));
 }
@@ -316,7 +316,7 @@ fn what_comes_while_a_receiver_arms_is_not_missed() {
     let (mut sender, _line) = ring.sender;
     let (mut receiver, mut line) = ring.receiver;
     let (tell, told) = channel::<u64>();
-    // At any time one message is on its way, and nothing repairs a wait that missed it.
+    // One message at a time is in flight, so nothing else would end a wait that missed it.
     let sending = thread::spawn(move || {
         for number in 0..ROUNDS {
             let next = loop {
@@ -331,16 +331,16 @@ fn what_comes_while_a_receiver_arms_is_not_missed() {
             while !sender.flush().expect("whole") {}
             let _ = sender.step();
         }
-        // Until the last one was received.
+        // The ring must stay until the last message was received.
         let _ = told.recv();
     });
     run(async move || {
         for number in 0..ROUNDS {
-            // Nothing of an earlier wait is left that would have it look again.
+            // Removes events of earlier waits, which would make the receiver look again.
             receiver.drain_events();
             let mut ends = AsyncReceiver::new(receiver, line).expect("can be slept on");
             tell.send(number).expect("goes on");
-            // The message comes at another moment of the wait each time.
+            // Varies the moment of the wait at which the message arrives.
             for _ in 0..number % 128 {
                 std::hint::spin_loop();
             }
@@ -366,7 +366,7 @@ fn messages_on_the_line_are_left_for_who_gets_it_back() {
                 let polled = receiving.as_mut().poll(cx);
                 match polls {
                     1 => line.send_control(b"aside").expect("sends"),
-                    // Woken by that, it waits on.
+                    // The line's message wakes the task, which then waits again.
                     2 => {
                         assert!(polled.is_pending());
                         sender.try_send(&message(0)).expect("room");
@@ -409,7 +409,7 @@ fn what_was_consumed_is_known_after_the_receiver_went() {
     });
 }
 
-/// That the line ended is known before what was consumed is: of the two the latter decides.
+/// The sender sees the end of the line before it sees the last head; the head decides.
 #[test]
 fn closing_succeeds_though_the_line_ended_before_the_last_head_was_seen() {
     let ring = ring(&fixed(8));

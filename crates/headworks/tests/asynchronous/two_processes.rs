@@ -1,4 +1,4 @@
-//! The other end in a process of its own.
+//! The other end is in another process.
 
 use headworks::blocking::BlockingError;
 use headworks::net::{Listener, dial};
@@ -10,11 +10,11 @@ use headworks::runtime::{
 
 use super::*;
 
-/// How long an end may take to notice that the other is dead; the time it took is printed.
+/// How long an end may take to notice that the other is dead; the test prints the time it took.
 const NOTICE: Duration = Duration::from_secs(10);
 const COUNT: u64 = 3_000;
 
-/// A ring of 16 slots of 64 bytes, in which a message takes up to all 15 that can be filled.
+/// A ring of 16 slots of 64 bytes; a message may take all 15 that can be filled.
 fn narrow() -> RingConfig {
     RingConfig {
         mode: Mode::Notify,
@@ -82,7 +82,7 @@ impl Actor for IdleEndActor {
     }
 }
 
-/// Answers every message with itself, in a runtime of its own.
+/// Sends every message back, in a runtime of its own.
 struct EchoActor(Option<PathBuf>);
 
 impl Actor for EchoActor {
@@ -110,7 +110,7 @@ impl Actor for EchoActor {
     }
 }
 
-/// Reads three messages and goes.
+/// Reads three messages and leaves.
 struct ReaderActor(Option<PathBuf>);
 
 impl Actor for ReaderActor {
@@ -128,7 +128,7 @@ impl Actor for ReaderActor {
     }
 }
 
-/// Starts a part in a process of its own, on a fabric of its own.
+/// A running actor in another process, with a private fabric.
 struct KillSetup {
     running: Box<dyn RunningScenario>,
     listener: Listener,
@@ -191,7 +191,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     while !ring.flush().expect("whole") {}
     let endings = stage.running.finish(clock::now() + LIMIT);
     assert_eq!(endings[0].outcome, ActorOutcome::Done);
-    // The ring has broken, and everything was consumed before.
+    // The ring breaks, but everything was consumed before.
     let began = clock::now();
     while ring.step().is_ok() {
         assert!(
@@ -208,7 +208,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     });
 }
 
-/// What `wait` ends with when the other process is killed once it waits.
+/// Kills the other process once `wait` waits, and checks the error that `wait` returns.
 fn killed<F, T>(
     sends: bool,
     wait: impl FnOnce(PathBuf, Line, ThreadSleepProbe) -> F + Send + 'static,
@@ -221,7 +221,7 @@ fn killed<F, T>(
     let waits = ThreadSleepProbe::default();
     let asleep = waits.clone();
     let waiting = thread::spawn(move || run(async || wait(path, line, waits).await.err()));
-    // The runtime's thread has nothing else to do than to sleep then.
+    // Once its only task waits, the runtime's thread sleeps.
     let began = clock::now();
     while !asleep.is_asleep() {
         assert!(clock::now().since(began) < LIMIT, "never asleep");
@@ -262,7 +262,7 @@ fn a_wait_for_a_message_ends_with_a_killed_sender() {
         let mut receiver = AsyncReceiver::new(ring, line)?;
         waits.here();
         let outcome = receiver.recv().await.map(|message| message.to_vec());
-        // And again.
+        // A second call fails too.
         assert!(receiver.recv().await.is_err());
         outcome
     });

@@ -1,27 +1,27 @@
-//! Whose turn it is among many rings. Pure.
+//! Deficit round robin: decides whose turn it is among many rings. Pure.
 //!
-//! Turns go in rounds. A round is made of the rings in which something was seen before it began, and
-//! of those that had more than their share in the round before; each has one turn of at most `quantum`
-//! messages. So whatever one ring brings, no other waits for more than one turn of each.
+//! Turns go in rounds. A round consists of the rings in which something was seen before it began, and of
+//! those that used up their share in the round before. Each has one turn of at most `quantum` messages.
+//! So no ring waits for more than one turn of every other, whatever the others receive.
 //!
-//! Where what is served is not all of one size a quantum is one of cost ([`DeficitRoundRobin::spent`]; deficit round robin):
-//! what costs more than is left of a turn ends it, and what it costs too much is taken off the next ones.
+//! Where messages differ in size, the quantum is one of cost ([`DeficitRoundRobin::spent`]). A message
+//! that costs more than is left of a turn ends it, and the excess is taken off the ring's next turns.
 
 use std::collections::VecDeque;
 
-/// The order of turns.
+/// The order of turns among rings.
 #[derive(Clone, Debug)]
 pub struct DeficitRoundRobin {
     quantum: u32,
-    /// What is left of the turn: messages, or cost.
+    /// What is left of the current turn: messages, or cost.
     left: u32,
-    /// The rings of this round that have not had their turn, the one whose turn it is first.
+    /// Rings that still have a turn in this round. The first has the current turn.
     now: VecDeque<u32>,
-    /// Those of the next.
+    /// Rings that have a turn in the next round.
     next: VecDeque<u32>,
-    /// Whether a ring is in either.
+    /// Whether each ring is in `now` or `next`.
     queued: Vec<bool>,
-    /// What a ring's turns have cost too much.
+    /// Cost of each ring's turns in excess of their quantum.
     owed: Vec<u32>,
 }
 
@@ -32,7 +32,7 @@ impl Default for DeficitRoundRobin {
 }
 
 impl DeficitRoundRobin {
-    /// Nobody; each turn is `quantum` messages, at least 1.
+    /// An order without rings. Each turn is `quantum` messages, at least 1.
     pub fn new(quantum: u32) -> Self {
         let quantum = quantum.max(1);
         Self {
@@ -45,8 +45,8 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// Something was seen in this ring: it has a turn in the next round, unless it is still to have
-    /// one in this.
+    /// Queues a ring in which something was seen: it has a turn in the next round, unless it still has
+    /// one in this round.
     pub fn call(&mut self, ring: u32) {
         let at = ring as usize;
         if at >= self.queued.len() {
@@ -58,13 +58,13 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// Whose turn it is; `None` once the round is over.
+    /// Returns the ring whose turn it is; `None` once the round is over.
     #[inline(always)]
     pub fn current(&self) -> Option<u32> {
         self.now.front().copied()
     }
 
-    /// It has given a message.
+    /// Takes one message off the current turn.
     #[inline(always)]
     pub fn served(&mut self) {
         self.left -= 1;
@@ -73,7 +73,7 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// It has taken so much of its turn.
+    /// Takes `cost` off the current turn.
     #[inline]
     pub fn spent(&mut self, cost: u32) {
         match self.left.checked_sub(cost) {
@@ -87,7 +87,7 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// Its share is used up: it goes on in the next round.
+    /// Ends the turn of a ring that used up its share. The ring goes on in the next round.
     fn pause(&mut self) {
         if let Some(ring) = self.now.pop_front() {
             self.next.push_back(ring);
@@ -95,7 +95,8 @@ impl DeficitRoundRobin {
         self.settle();
     }
 
-    /// A turn begins: of the first that does not owe all of it.
+    /// Begins the turn of the first ring that owes less than a quantum. A ring that owes more pays with
+    /// its turn in this round.
     fn settle(&mut self) {
         self.left = self.quantum;
         while let Some(ring) = self.now.front() {
@@ -109,7 +110,7 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// It has no more.
+    /// Ends the turn of a ring that has nothing more.
     #[inline]
     pub fn exhausted(&mut self) {
         if let Some(ring) = self.now.pop_front() {
@@ -118,9 +119,9 @@ impl DeficitRoundRobin {
         self.settle();
     }
 
-    /// The round is over and the next one begins; says whether anybody is in it.
+    /// Begins the next round if this one is over. Returns whether a ring has a turn in it.
     pub fn begin(&mut self) -> bool {
-        // Where all owe a whole turn, the next round may be over as it begins.
+        // Where all rings owe a whole turn, a round may be over as it begins.
         while self.now.is_empty() && !self.next.is_empty() {
             std::mem::swap(&mut self.now, &mut self.next);
             self.settle();
@@ -128,12 +129,12 @@ impl DeficitRoundRobin {
         !self.now.is_empty()
     }
 
-    /// Whether anybody waits for a turn.
+    /// Returns whether any ring waits for a turn.
     pub fn is_waited_for(&self) -> bool {
         !(self.now.is_empty() && self.next.is_empty())
     }
 
-    /// The ring is gone.
+    /// Removes a ring that is gone.
     pub fn forget(&mut self, ring: u32) {
         let was_first = self.now.front() == Some(&ring);
         self.now.retain(|other| *other != ring);
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Serves everything there is in `waiting`; the order in which it was.
+    /// Serves what is in `waiting`, up to `most` messages. Returns the rings in the order served.
     fn serve(rota: &mut DeficitRoundRobin, waiting: &mut [u32], most: usize) -> Vec<u32> {
         let mut order = Vec::new();
         while order.len() < most {
@@ -204,7 +205,7 @@ mod tests {
         let mut rota = DeficitRoundRobin::new(10);
         rota.call(0);
         rota.call(1);
-        // One takes 35 at a time, the other 5: over time both have the same.
+        // Ring 0 costs 35 a turn, ring 1 costs 5: over time both spend the same.
         let mut spent = [0, 0];
         for _ in 0..1000 {
             while rota.current().is_none() {
@@ -216,14 +217,14 @@ mod tests {
             spent[ring as usize] += cost;
             assert!(spent[0].abs_diff(spent[1]) <= 45, "{spent:?}");
         }
-        // Alone, it has all its turns.
+        // Alone, a ring has every turn.
         rota.forget(1);
         rota.spent(35);
         assert!(rota.begin() && rota.current() == Some(0));
     }
 
     proptest! {
-        /// Whatever is waiting, between two turns of a ring every other that waits has one.
+        /// Whatever is waiting, between two turns of a ring every other waiting ring has one.
         #[test]
         fn nobody_has_a_second_turn_before_all_had_one(
             quantum in 1u32..5,

@@ -1,11 +1,11 @@
-//! The ends of a group, each at an index, with ids that are not given twice.
+//! The ends of a group: each has an index, and an id that is not reused.
 
 use std::fmt;
 
 use crate::error::RingError;
 
-/// Names a ring of a group. One that was removed names none, also when its place is used again; and that of
-/// a ring it receives from is never that of one it sends on.
+/// Identifies a ring of a group. The id of a removed ring identifies no other ring, even when its index is
+/// reused. A ring that the group receives from never has the id of one that it sends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RingId {
     pub(super) index: u32,
@@ -13,14 +13,14 @@ pub struct RingId {
 }
 
 impl RingId {
-    /// No ring: what is the whole group's is said of it where there is none.
+    /// No ring: named in an error of the whole group, if the group has no ring.
     pub(super) const NONE: Self = Self {
         index: u32::MAX,
         generation: u32::MAX,
     };
 
-    /// A small number that no two rings of the same kind have at the same time: to index tables by.
-    /// A ring that comes later may have it again.
+    /// Small number that no two rings of the same kind have at the same time: an index for tables. A later
+    /// ring may have it again.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -35,28 +35,28 @@ impl fmt::Display for RingId {
     }
 }
 
-/// A ring of a group is broken. It is told once, after everything was handed out that can be; but
-/// that the group is the parent's, after a fork, every time, of whichever ring.
+/// A ring of a group is broken. The group reports it once, after it handed out every message that can be
+/// handed out. In a forked child every call reports [`RingError::Forked`], of any ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{ring}: {error}")]
 pub struct BrokenRing {
-    /// Which. A group that is the parent's and has no ring names one that is none.
+    /// The broken ring. In a forked child any ring of the group, or no ring if it has none.
     pub ring: RingId,
     /// Error that broke the ring.
     pub error: RingError,
 }
 
-/// Ends by index.
+/// Table of ends by index.
 pub(super) struct Members<T> {
     all: Vec<Option<Member<T>>>,
-    /// Indices before this one are given by whoever puts.
+    /// Indices before this one are chosen by the caller of [`Members::put`].
     behind: u32,
     free: Vec<u32>,
     next_generation: u32,
     len: usize,
 }
 
-/// What the ends are. One kind's generations are even, the other's odd, so that they have no id in common.
+/// Kind of the ends. Receivers have even generations and senders odd ones, so that they share no id.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EndKind {
     Receivers = 0,
@@ -65,13 +65,13 @@ pub(super) enum EndKind {
 
 struct Member<T> {
     id: RingId,
-    /// That it is broken was told.
+    /// Whether it was reported that the end is broken.
     told: bool,
     end: T,
 }
 
 impl<T> Members<T> {
-    /// None; [`Members::push`] gives indices from `first` on.
+    /// An empty table. [`Members::push`] assigns indices from `first` on.
     pub(super) fn behind(first: u32, kind: EndKind) -> Self {
         Self {
             all: Vec::new(),
@@ -82,7 +82,7 @@ impl<T> Members<T> {
         }
     }
 
-    /// Takes in an end at `index`, where none is.
+    /// Adds an end at `index`, which must be free.
     pub(super) fn put(&mut self, index: u32, end: T) -> RingId {
         let generation = self.next_generation;
         self.next_generation = self.next_generation.wrapping_add(2);
@@ -97,7 +97,7 @@ impl<T> Members<T> {
         id
     }
 
-    /// Takes in an end at the first index that is free.
+    /// Adds an end at a free index.
     pub(super) fn push(&mut self, end: T) -> RingId {
         let last = (self.all.len() as u32).max(self.behind);
         let index = self.free.pop().unwrap_or(last);
@@ -126,7 +126,7 @@ impl<T> Members<T> {
         (found == id).then_some(end)
     }
 
-    /// That the one at `index` is broken is told now: its id, unless it was told before.
+    /// Marks the end at `index` as reported broken. Returns its id, unless it was reported before.
     pub(super) fn told(&mut self, index: u32) -> Option<RingId> {
         let member = self.all.get_mut(index as usize)?.as_mut()?;
         (!std::mem::replace(&mut member.told, true)).then_some(member.id)
@@ -141,12 +141,12 @@ impl<T> Members<T> {
         self.len
     }
 
-    /// Any of them.
+    /// Id of any end.
     pub(super) fn any(&self) -> Option<RingId> {
         self.all.iter().flatten().map(|member| member.id).next()
     }
 
-    /// Every index that is or was in use: there may be none at some of them.
+    /// All indices that are or were in use. Some of them may have no end.
     pub(super) fn indices(&self) -> std::ops::Range<u32> {
         0..self.all.len() as u32
     }

@@ -6,16 +6,15 @@ use headworks_verbs::bringup::ConnectionParams;
 use super::tail_array::TailWordClaim;
 use crate::setup::GroupReceiverSetup;
 
-/// A receiving end of a group that is not connected yet. Its word of the board is free again when it is
-/// dropped.
+/// A receiving end of a group that is not connected yet. Dropping it frees its word of the tail array.
 pub struct Membership {
-    // The queue pair goes before the word may be another's.
+    // Dropped before the claim: the queue pair must be gone before another ring may use the word.
     pub(super) end: GroupReceiverSetup,
     pub(super) claim: TailWordClaim,
 }
 
 impl Membership {
-    /// What the other end must be handed as the payload of the bring-up.
+    /// Returns the payload that the bring-up must hand to the other end.
     pub fn greeting(&self) -> Vec<u8> {
         self.end.greeting()
     }
@@ -25,7 +24,7 @@ impl Membership {
         self.end.queue_pair()
     }
 
-    /// How it is to be brought up.
+    /// Connection parameters for the bring-up.
     pub fn connection_params(&self) -> ConnectionParams {
         ConnectionParams::default()
     }

@@ -1,13 +1,13 @@
-//! A ring of a group in the hand of who takes messages out of order.
+//! Access to a ring of a group for taking messages out of order.
 
 use std::ops::Deref;
 
 use crate::error::RingError;
 use crate::receiver::{HeldMessage, Receiver};
 
-/// A receiving ring of a group, lent by [`Group::receiver`](super::Group::receiver). All of a
-/// [`Receiver`] can be asked, and messages taken of it; but it stays where it is: the group's other words
-/// for it (its place on the board, its queue pair) name this one and no other.
+/// A receiving ring of a group, lent by [`Group::receiver`](super::Group::receiver). It can be queried like
+/// a [`Receiver`], and messages can be taken from it. The receiver cannot be moved out: the group's other
+/// records of it (its word of the tail array, its queue pair) refer to this receiver and to no other.
 pub struct OutOfOrder<'g>(pub(super) &'g mut Receiver);
 
 impl OutOfOrder<'_> {
@@ -24,13 +24,13 @@ impl OutOfOrder<'_> {
         self.0.release(held)
     }
 
-    /// [`Receiver::arm`]: for a ring that was made elsewhere and has a descriptor ([`Receiver::fd`]) of its own.
-    /// One of the board has none, and is armed with the group ([`Group::arm`](super::Group::arm)).
+    /// [`Receiver::arm`], for a ring that was made elsewhere and has a descriptor ([`Receiver::fd`]) of its
+    /// own. A ring of the tail array has none: [`Group::arm`](super::Group::arm) arms it with the group.
     pub fn arm(&mut self) {
         self.0.arm();
     }
 
-    /// [`Receiver::drain_events`], of a ring that was armed here.
+    /// [`Receiver::drain_events`], for a ring that was armed here.
     pub fn drain_events(&mut self) {
         self.0.drain_events();
     }

@@ -1,23 +1,26 @@
-//! The board of a group: the words that its senders' tails go to, eight to a cache line, and what
-//! else its rings share.
+//! The tail array of a group: the words that its senders WRITE their tails to, eight to a cache line, and
+//! the other resources that its rings share.
 //!
-//! # When a word is used again
+//! # When a word is reused
 //!
-//! A word belongs to one ring until that ring's queue pair is destroyed: from then on its sender, if
-//! there still is one, reaches nobody. What it had begun to place is placed before the device says
-//! that the queue pair is gone, with one exception that `soft` declares: a process that is stopped in
-//! the middle of a request goes on with it when it is let go on. Such a late tail would land in the
-//! word of another ring. So the words are used in turn, the one that was freed last after all others;
-//! and a ring counts on where no sender before it can have come: its word starts N beyond everything
-//! that was consumed, which is more than a sender may publish. A tail that comes late is then below all that
-//! the ring can have, and breaks it with [`RingError::Cursor`](crate::RingError::Cursor), as any
-//! other impossible word does; it is never taken for one of its own. It cannot be passed over: it may lie
-//! where a tail of the ring was that nobody had looked at, and nobody would place that one again.
+//! A word belongs to one ring until that ring's queue pair is destroyed. From then on its sender, if it
+//! still exists, reaches nothing. The device places a WRITE that had begun before it reports the queue
+//! pair destroyed, with one exception that `soft` declares: a process that is stopped in the middle of a
+//! request goes on with it when it is resumed. Such a late tail would land in the word of another ring.
+//! Two rules keep it from being taken for a tail of that ring:
 //!
-//! The board is one region. Every sender of a group can reach all its words, as it can reach its whole
-//! array: senders of one group trust each other with their tails as they trust the receiver. The
-//! arrays have a region each, of one protection domain: a key keeps another sender out of them that does
-//! not guess it, and no other.
+//! - Words are reused in the order in which they were freed.
+//! - The next ring counts from where no earlier sender can have come: its word starts N beyond everything
+//!   that was consumed, which is more than a sender may publish.
+//!
+//! A late tail is therefore below every tail of the ring. It breaks the ring with
+//! [`RingError::Cursor`](crate::RingError::Cursor), like any other impossible word. The group cannot ignore
+//! it: it may have overwritten a tail that nobody had looked at, and the sender would not WRITE that tail
+//! again.
+//!
+//! The tail array is one region. Every sender of a group can write all its words: senders of one group
+//! trust each other with their tails as they trust the receiver. The slot arrays have a region each, in one
+//! protection domain: the key keeps another sender out of them unless that sender guesses the key.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -33,7 +36,7 @@ use super::GroupConfig;
 use crate::config::{CheckedConfig, ConfigError, LINE, Mode};
 use crate::setup::{GroupPlacement, GroupReceiverSetup, SetupError, requests_in_group, sleeps};
 
-/// Words in a line.
+/// Words per cache line.
 const WORDS: usize = LINE / 8;
 
 /// What the receiving ends of a group share.
@@ -44,18 +47,18 @@ pub(super) struct TailArray {
     pub(super) cq: Arc<dyn CompletionQueue>,
     pub(super) channel: Option<Arc<dyn CompletionChannel>>,
     pd: Arc<dyn ProtectionDomain>,
-    /// Tails come by immediate: nobody writes to the words.
+    /// Whether tails come by immediate: nobody writes to the words then.
     pub(super) sleeps: bool,
     view: View,
-    /// What each word held when it was looked at last.
+    /// Last value seen in each word.
     seen: Vec<[u64; WORDS]>,
-    /// Lines that were ever in use.
+    /// Number of lines that were ever in use.
     lines: usize,
     free: Arc<FreeWords>,
     region: Region,
 }
 
-/// Words that belong to no ring: which, and where the next one of each starts to count.
+/// Words that belong to no ring: the index of each, and the value from which its next ring counts.
 struct FreeWords(Mutex<VecDeque<(u32, u64)>>);
 
 impl FreeWords {
@@ -64,21 +67,21 @@ impl FreeWords {
     }
 }
 
-/// A word of the board.
+/// A word of the tail array.
 #[derive(Clone)]
 pub(crate) struct TailWord {
     pub(crate) at: CursorRef,
-    /// Where a sender finds it.
+    /// Address of the word for the sender's WRITEs.
     pub(crate) remote: RemoteAddr,
-    /// What it holds for a tail of 0.
+    /// Value that the word holds for a tail of 0.
     pub(crate) start: u64,
 }
 
-/// A word that belongs to a ring: free again when dropped, which must not be before the ring's queue pair
-/// is destroyed.
+/// A ring's claim to a word. Dropping it frees the word, and must not happen before the ring's queue pair is
+/// destroyed.
 pub(super) struct TailWordClaim {
     pub(super) index: u32,
-    /// Where the next ring begins to count.
+    /// Value from which the next ring counts.
     next_start: u64,
     start: u64,
     slots: u64,
@@ -86,7 +89,7 @@ pub(super) struct TailWordClaim {
 }
 
 impl TailWordClaim {
-    /// So many slots were consumed.
+    /// Records that the ring consumed `slots` slots in all.
     pub(super) fn consumed(&mut self, slots: u64) {
         let published = slots.wrapping_add(self.slots);
         self.next_start = self.start.wrapping_add(published);
@@ -164,7 +167,7 @@ impl TailArray {
         })
     }
 
-    /// A receiving end with a word of its own.
+    /// Makes a receiving end with a word of its own.
     pub(super) fn place(&mut self) -> Result<(TailWordClaim, GroupReceiverSetup), SetupError> {
         let capacity = self.config.capacity;
         let (index, start) = self
@@ -175,7 +178,7 @@ impl TailArray {
         let claim = TailWordClaim {
             index,
             start,
-            // Once it is told where its word is, the other end may publish this much.
+            // Once the other end has the address of its word, it may publish up to this value.
             next_start: start.wrapping_add(self.ring.slots),
             slots: self.ring.slots,
             free: self.free.clone(),
@@ -202,8 +205,8 @@ impl TailArray {
         Ok((claim, placed))
     }
 
-    /// Calls `changed` with every word that holds something else than when it was looked at last. What
-    /// was placed before a word is there when it is seen (Acquire).
+    /// Calls `changed` with the index of every word that changed since the last look. The load is an Acquire:
+    /// what the sender placed before the word is visible once the word is seen.
     #[inline]
     pub(super) fn look(&mut self, mut changed: impl FnMut(u32)) {
         for (at, seen) in self.seen[..self.lines].iter_mut().enumerate() {

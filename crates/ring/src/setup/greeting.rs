@@ -1,34 +1,34 @@
-//! What one end of a ring tells the other, as bytes.
+//! The greeting of one end of a ring to the other, and its encoding.
 
 use headworks_verbs::RemoteAddr;
 
 use super::{SetupError, VERSION};
 use crate::config::{Framing, Mode};
 
-/// Which end.
+/// Role of an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EndRole {
     Sender = 1,
     Receiver = 2,
 }
 
-/// What one end tells the other.
+/// What one end tells the other during bring-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Greeting {
     pub(crate) role: EndRole,
     pub(crate) mode: Mode,
-    /// Whether its device lets cursors be polled in memory.
+    /// Whether the end's device lets cursors be polled in memory.
     pub(crate) can_poll: bool,
-    /// Whether its device lets a message's last word be polled.
+    /// Whether the end's device lets a message's last word be polled.
     pub(crate) in_order: bool,
     pub(crate) slots: u64,
     pub(crate) slot_size: u64,
     pub(crate) framing: Framing,
-    /// Where the end's array is, behind one line.
+    /// Address of the end's memory: one cache line, then its array.
     pub(crate) memory: RemoteAddr,
-    /// Where the other end's cursor goes by WRITE: in front of the array, or on a group's board.
+    /// Address that the other end's cursor is written to: in front of the array, or in a group's tail array.
     pub(crate) cursor: RemoteAddr,
-    /// What that word holds for a cursor of 0.
+    /// Value that the word holds for a cursor of 0.
     pub(crate) cursor_start: u64,
 }
 
@@ -94,7 +94,7 @@ impl Greeting {
         };
         let remote = |at: usize| RemoteAddr {
             addr: word(at),
-            // The four bytes behind the address.
+            // The rkey is the four bytes behind the address.
             rkey: (word(at + 4) >> 32) as u32,
         };
         Ok(Self {

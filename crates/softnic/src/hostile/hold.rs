@@ -1,24 +1,24 @@
-//! When a CQ shows what is in it. Pure: it is told of polls and of what the rules say.
+//! Delay of a CQ's completions. Pure: its input is polls and the verdicts of the rules.
 
 use super::Verdict;
 
-/// Polls that completions are held back for at most, whatever the rules say.
+/// Most polls for which completions are delayed, whatever the rules say.
 const MOST: u32 = 64;
 
-/// The state of a CQ that holds completions back.
+/// The state of a CQ that delays completions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DelayState {
-    /// Polls that still find nothing.
+    /// Number of further polls that find nothing.
     left: u32,
-    /// It held back already: what is there is shown before it does so again.
+    /// Set after a delay: the next poll is shown completions, before another delay can begin.
     served: bool,
-    /// Times that the rules were asked, ever.
+    /// Number of times that the rules were asked, ever.
     pub(crate) asked: u32,
 }
 
 impl DelayState {
-    /// A poll that would find something and has room for `room` completions: how many it is shown.
-    /// `judge` asks the rules.
+    /// Returns how many completions a poll is shown that would find some and has room for `room`. `judge`
+    /// asks the rules.
     pub(crate) fn poll(&mut self, room: usize, judge: impl FnOnce(u32) -> Verdict) -> usize {
         if self.left > 0 {
             self.left -= 1;
@@ -42,7 +42,7 @@ impl DelayState {
         }
     }
 
-    /// Nobody polls any more: what is held back is shown at once.
+    /// Ends the delay: nobody polls any more, so completions are shown at once.
     pub(crate) fn end(&mut self) {
         self.left = 0;
     }

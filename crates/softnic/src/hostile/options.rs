@@ -4,18 +4,18 @@ use headworks_verbs::{DeviceName, OpenError};
 
 use super::{Rules, rules};
 
-/// What the name of a soft device asks for.
+/// The options that the name of a soft device selects.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) ordered_between_writes: bool,
     pub(crate) atomic_aligned_8: bool,
-    /// What misbehaves, if it does.
+    /// The fault rules, if the device is hostile.
     pub(crate) rules: Option<Rules>,
 }
 
-const LEGAL: &str = "hostile, seed=N, kills=N and losses=N behind it, ordered_between_writes=yes|no, \
+const LEGAL: &str = "hostile, seed=N, kills=N and losses=N with it, ordered_between_writes=yes|no, \
                      atomic_aligned_8=yes|no, as in soft:h2,hostile,seed=7";
-const BARE: &str = "hostile takes no value; seed=N chooses among its deeds";
+const BARE: &str = "hostile takes no value; seed=N selects the faults";
 const SEED: &str = "seed=N, a number from 0 to 18446744073709551615, with hostile";
 const KILLS: &str = "kills=N, one request in N from 1 to 4294967295 kills its queue pair, or kills=no, with hostile";
 const LOSSES: &str =
@@ -24,7 +24,7 @@ const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
 const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
 
 impl Options {
-    /// Reads them; what is not legal is named with what is.
+    /// Reads the options of a name. An error names the illegal option and what is legal.
     pub(crate) fn of(name: &DeviceName) -> Result<Self, OpenError> {
         let refused = |key: &str, value: Option<&str>, legal| OpenError::BadOption {
             option: value.map_or_else(|| key.to_owned(), |value| format!("{key}={value}")),
@@ -40,7 +40,7 @@ impl Options {
             let digits = value.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
             digits.and_then(|text| text.parse::<u64>().ok())
         };
-        // One in so many; 0 is none.
+        // A fault occurs once in this many; 0 means never.
         let mean = |key: &str, value: Option<&str>, legal| match (value, number(value)) {
             (Some("no"), _) => Ok(Some(0)),
             (_, Some(mean @ 1..=0xffff_ffff)) => Ok(Some(mean)),

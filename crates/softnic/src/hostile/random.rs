@@ -9,7 +9,7 @@ use rand_xoshiro::rand_core::{Rng, SeedableRng};
 #[derive(Clone, Debug)]
 pub struct Chance(SplitMix64);
 
-/// What SplitMix64 adds to its state before each output.
+/// Increment that SplitMix64 adds to its state before each output.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The output function of SplitMix64.
@@ -18,34 +18,34 @@ fn mix(word: u64) -> u64 {
 }
 
 impl Chance {
-    /// The stream of `seed`.
+    /// Makes the stream of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::seed_from_u64(seed))
     }
 
-    /// The stream of the decision that `key` identifies.
+    /// Makes the stream of the decision that `key` identifies.
     pub fn of(seed: u64, key: &[u64]) -> Self {
         let fold = |state: u64, word: &u64| mix(state.wrapping_add(GOLDEN) ^ mix(*word));
         Self::new(key.iter().fold(mix(seed), fold))
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `bound`; 0 if `bound` is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from `lowest` to `highest`, both included.
+    /// Returns a number from `lowest` to `highest`, both included.
     pub fn within(&mut self, lowest: u32, highest: u32) -> u32 {
         let span = u64::from(highest.saturating_sub(lowest)) + 1;
         lowest + self.below(span) as u32
     }
 
-    /// True with probability 1/`times`; false if `times` is 0.
+    /// Returns true with probability 1/`times`; false if `times` is 0.
     pub fn once_in(&mut self, times: u64) -> bool {
         times > 0 && self.below(times) == 0
     }

@@ -1,4 +1,4 @@
-//! Rules ready-made. Each is a pure function of an event and of chance.
+//! Ready-made rules. Each is a pure function of an event and of chance.
 
 use headworks_verbs::{Duration, Opcode, Status};
 
@@ -16,7 +16,7 @@ where
     }
 }
 
-/// A rule made from a function.
+/// Makes a rule from a function.
 pub fn by<F>(judge: F) -> impl Rule
 where
     F: Fn(&FaultEvent, &mut Chance) -> Option<Verdict> + Send + Sync + 'static,
@@ -24,7 +24,7 @@ where
     FnRule(judge)
 }
 
-/// The bytes of every message are placed in any order, over 1 to `steps` steps.
+/// Places the bytes of every message in any order, over 1 to `steps` steps.
 pub fn scatter(steps: u32) -> impl Rule {
     by(move |event, chance| {
         let first = event.point == FaultPoint::Place && event.turn == 0;
@@ -32,7 +32,7 @@ pub fn scatter(steps: u32) -> impl Rule {
     })
 }
 
-/// Once in `times` posts, of sends and of receives, there is no room.
+/// Refuses one in `times` posts, of sends and of receives, as if the queue were full.
 pub fn full(times: u64) -> impl Rule {
     by(move |event, chance| {
         let posts = matches!(event.point, FaultPoint::Post | FaultPoint::PostReceive);
@@ -40,15 +40,15 @@ pub fn full(times: u64) -> impl Rule {
     })
 }
 
-/// Once in `times` a request that needs a receive is told that none is posted.
+/// Once in `times`, a request that needs a receive finds none posted.
 pub fn not_ready(times: u64) -> impl Rule {
     by(move |event, chance| {
         (event.point == FaultPoint::Receive && chance.once_in(times)).then_some(Verdict::Refuse)
     })
 }
 
-/// Once in `times` completions are held back for up to `polls` polls, and as often only the first
-/// one or two are shown.
+/// Once in `times`, delays completions for up to `polls` polls. Equally often, shows only the first one or
+/// two.
 pub fn late(times: u64, polls: u32) -> impl Rule {
     by(move |event, chance| {
         if event.point != FaultPoint::Poll {
@@ -62,8 +62,9 @@ pub fn late(times: u64, polls: u32) -> impl Rule {
     })
 }
 
-/// Once in `times` a request rests for up to `steps` steps before it begins, and sometimes for up to
-/// 200 µs. Every other queue pair, by the seed, is four times slower.
+/// Once in `times`, delays the beginning of a request for up to `steps` steps. About half of the queue pairs,
+/// by their stream, are slow: four times as often, for up to four times as many steps, and sometimes for 20
+/// to 200 µs instead.
 pub fn slow(times: u64, steps: u32) -> impl Rule {
     by(move |event, chance| {
         if event.point != FaultPoint::Begin {
@@ -85,8 +86,8 @@ pub fn slow(times: u64, steps: u32) -> impl Rule {
     })
 }
 
-/// About one request in `mean` kills its queue pair: before anything of it is placed, or in the
-/// middle.
+/// About one request in `mean` kills its queue pair: half of them before anything is placed, half at their
+/// second step. A request that takes one step is killed half as often.
 pub fn kills(mean: u64) -> impl Rule {
     by(move |event, chance| {
         let here = event.point == FaultPoint::Begin
@@ -104,7 +105,7 @@ pub fn kills(mean: u64) -> impl Rule {
     })
 }
 
-/// About one datagram in `mean` is lost.
+/// Loses about one datagram in `mean`.
 pub fn losses(mean: u64) -> impl Rule {
     by(move |event, chance| {
         let here = event.point == FaultPoint::Datagram && chance.once_in(mean.max(1));
@@ -112,7 +113,7 @@ pub fn losses(mean: u64) -> impl Rule {
     })
 }
 
-/// Request number `number` of every queue pair kills it.
+/// Kills every queue pair with its request number `number`.
 pub fn kill_after(number: u64) -> impl Rule {
     by(move |event, _| {
         let now = event.point == FaultPoint::Begin && event.number == number;
@@ -120,7 +121,7 @@ pub fn kill_after(number: u64) -> impl Rule {
     })
 }
 
-/// Every request that completes as `op` rests for `steps` steps before it begins.
+/// Delays every request that completes as `op` for `steps` steps before it begins.
 pub fn rest(op: Opcode, steps: u32) -> impl Rule {
     by(move |event, _| {
         (event.point == FaultPoint::Begin && event.op == op).then_some(Verdict::Wait(steps))

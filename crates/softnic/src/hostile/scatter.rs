@@ -1,38 +1,38 @@
-//! Any order of placing a message's bytes, in pieces and over several steps. Pure: it is told how
-//! the target lies and answers which bytes come now.
+//! Places a message's bytes in any order, in pieces and over several steps. Pure: its input is how the target
+//! lies in memory, its output which bytes are placed in this step.
 
 use std::ops::Range;
 
 use super::Chance;
 
-/// Most pieces of a message: of a long one they are longer.
+/// About the most pieces of a message. A longer message has longer pieces.
 const PIECES: usize = 192;
-/// Bytes that are never torn where words are placed whole.
+/// Bytes of a word that is never torn, if the device places words whole.
 const WORD: usize = 8;
 
-/// The bytes of one message on their way.
+/// The plan by which the bytes of one message are placed.
 #[derive(Clone, Debug)]
 pub struct Scatter {
     chance: Chance,
     whole_words: bool,
     steps: usize,
     planned: bool,
-    /// What is still to be placed, the next at the end.
+    /// Pieces still to be placed. The next is at the end.
     pieces: Vec<Range<usize>>,
 }
 
-/// A piece of a target: where it lies, modulo 8, and its length.
+/// A contiguous part of a target: its address and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its address, of which only the lowest bits count.
+    /// Its address. Only its value modulo 8 matters.
     pub addr: usize,
     /// Its length in bytes.
     pub len: usize,
 }
 
 impl Scatter {
-    /// A message that is placed in about `steps` steps. With `whole_words` no aligned word of 8
-    /// bytes is ever placed in parts, except those at the ends of what the message covers.
+    /// Plans a message that is placed in at most `steps` steps. With `whole_words`, no aligned word of 8
+    /// bytes is placed in parts, except a word that an extent of the target covers only partly.
     pub fn new(chance: Chance, whole_words: bool, steps: u32) -> Self {
         Self {
             chance,
@@ -43,13 +43,13 @@ impl Scatter {
         }
     }
 
-    /// Whether aligned words of the target are placed whole.
+    /// Returns whether aligned words of the target are placed whole.
     pub fn keeps_words(&self) -> bool {
         self.whole_words
     }
 
-    /// The bytes of the message that are placed in this step, in this order, each as a range of
-    /// offsets. `target` is where the message goes, the same at every step; `len` is its length.
+    /// Returns the bytes of the message that are placed in this step, in the order in which they are placed,
+    /// as ranges of offsets. `target` is where the message goes, the same at every step; `len` is its length.
     pub fn step(&mut self, target: &[Extent], len: usize) -> Vec<Range<usize>> {
         if !self.planned {
             self.planned = true;
@@ -73,7 +73,7 @@ impl Scatter {
             while at < end {
                 let addr = extent.addr.wrapping_add(at - base);
                 let size = match self.whole_words {
-                    // Up to a boundary of words.
+                    // Up to the next word boundary after about `mean` bytes.
                     true => mean.next_multiple_of(WORD) - addr % WORD,
                     false if mean == 1 => 1,
                     false => 1 + self.chance.below(2 * mean as u64) as usize,
@@ -118,7 +118,7 @@ mod tests {
                         *byte += 1;
                     }
                     if whole {
-                        // A boundary within an extent lies between words.
+                        // A cut within an extent must lie between words.
                         let mut base = 0;
                         for extent in &target {
                             let inside = base + 1..(base + extent.len).min(len);

@@ -1,5 +1,4 @@
-//! Reading another process's table, row by row. Nothing here stores to it: the mapping is
-//! read-only.
+//! Reads another process's table, row by row. Nothing here writes to it: the mapping is read-only.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -19,10 +18,10 @@ use crate::table::{
     QueueLocation, RecvSlot, SrqRow, Table,
 };
 
-/// Segments held while a table is read: a broken table may name thousands.
+/// Most segments kept mapped while a table is read: a broken table may name thousands.
 const SEGMENTS_HELD: usize = 32;
 
-/// What a table holds.
+/// The content of a table.
 #[derive(Default)]
 pub(super) struct Rows {
     pub(super) queue_pairs: Vec<QueuePairSnapshot>,
@@ -72,7 +71,7 @@ pub(super) fn read(table: &Table, process: ProcessId, names: &HostNames) -> Rows
     rows
 }
 
-/// The queue pair in a row, unless there is none, or another one before it was read.
+/// Reads the queue pair in a row. Returns `None` if there is none, or if another took the row meanwhile.
 fn queue_pair(row: &QpRow, names: &HostNames) -> Option<QueuePairSnapshot> {
     let life = row.life();
     if life.generation() == 0 {
@@ -102,12 +101,13 @@ fn queue_pair(row: &QpRow, names: &HostNames) -> Option<QueuePairSnapshot> {
         srq: (srq != NO_ROW).then_some(srq),
         counters: row.counters(),
     };
-    // What was read was read before this.
+    // Orders the reads above before the check of the generation below.
     fence(Acquire);
     (row.life().generation() == life.generation()).then_some(read)
 }
 
-/// Likewise. `lane` is how much the queue pairs that are there have put into its lane.
+/// Reads the CQ in a row. Returns `None` if there is none, or if another took the row meanwhile. `lane` is
+/// how many completions the existing queue pairs have put into its lane.
 fn completion_queue(
     id: u32,
     row: &CqRow,
@@ -122,7 +122,7 @@ fn completion_queue(
     let queued = segments.len_of::<CqSlot>(&row.queue);
     let gone = row.counts.lane_of_gone.load(Relaxed);
     let polled = row.counts.lane_polled.load(Relaxed);
-    // Read at different moments: what is polled may be ahead.
+    // The counters were read at different moments, so the polled one may be ahead.
     let in_lane = gone.wrapping_add(lane).wrapping_sub(polled);
     let in_lane = if in_lane <= capacity as u64 {
         in_lane
@@ -140,7 +140,7 @@ fn completion_queue(
     (row.life.load(Relaxed) == life).then_some(read)
 }
 
-/// Likewise.
+/// Reads the SRQ in a row. Returns `None` if there is none, or if another took the row meanwhile.
 fn shared_receive_queue(
     id: u32,
     row: &SrqRow,
@@ -155,14 +155,14 @@ fn shared_receive_queue(
         id,
         posted: row.posted.0.load(Relaxed),
         waiting: segments.len_of::<RecvSlot>(&row.queue),
-        // One that is reached is not armed any more.
+        // A limit that was reached is not armed any more.
         limit: if limit & LIMIT_REACHED == 0 { limit } else { 0 },
     };
     fence(Acquire);
     (row.life.load(Relaxed) == life).then_some(read)
 }
 
-/// The segments of a process, opened when needed.
+/// The segments of a process, mapped when needed.
 struct Segments<'a> {
     table: &'a Table,
     process: ProcessId,
@@ -170,7 +170,7 @@ struct Segments<'a> {
 }
 
 impl Segments<'_> {
-    /// About how many values are in a queue; 0 where it makes no sense.
+    /// Returns about how many values are in a queue; 0 if the queue is invalid.
     fn len_of<T: ShmSafe>(&mut self, place: &QueueLocation) -> u64 {
         let (at, capacity) = place.get();
         let (row, generation) = (at.segment, at.generation);
@@ -187,7 +187,7 @@ impl Segments<'_> {
             }
             let fd = process.open_fd_read_only(fd).ok()?;
             let segment = SharedSegment::attach_read_only(fd).ok()?;
-            // The descriptor's number may have come to name something else meanwhile.
+            // The descriptor's number may name something else by now.
             current().then_some(segment)
         });
         let len = segment

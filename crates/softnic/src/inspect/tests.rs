@@ -67,7 +67,8 @@ fn the_dead_are_left_out_and_others_versions_named() {
         start_time: us.start_time + 1,
         ..us
     };
-    // Taken over by another process since; of another version; not a table.
+    // The first process has since been replaced by another, the second record has another layout version, the
+    // third names no table.
     let claims = [
         record(other_start, LAYOUT_VERSION, 0, 1),
         record(us, LAYOUT_VERSION + 1, 0, 2),
@@ -92,7 +93,7 @@ fn a_table_of_garbage_is_only_strange() {
         scribble(table, pattern);
         let census = look(&dir, None).unwrap();
         let context = &census.contexts[0];
-        // Rows are counted, never believed.
+        // The values in the rows may be anything, but their number is bounded.
         assert!(context.queue_pairs.len() <= MAX_QP);
         assert!(context.completion_queues.len() <= MAX_CQ);
         for queue in &context.completion_queues {
@@ -102,7 +103,7 @@ fn a_table_of_garbage_is_only_strange() {
     scribble(table, 0);
 }
 
-/// Every word of a table, as somebody who has run wild would write it.
+/// Fills every word of a table with `word`, as a broken process might.
 pub(crate) fn scribble(table: &Table, word: u64) {
     use std::sync::atomic::Ordering::Relaxed;
     for slot in 0..MAX_QP {
@@ -141,7 +142,7 @@ pub(crate) fn scribble(table: &Table, word: u64) {
         table.region(row).key.store(word, Relaxed);
         table.region(row).len.store(word, Relaxed);
     }
-    // Not their descriptors: those are of this process, and its own to close.
+    // Descriptors are left alone: they belong to this process, which must close them itself.
     for row in 0..crate::table::MAX_SEGMENT as u32 {
         table.segment(row).len.store(word, Relaxed);
     }

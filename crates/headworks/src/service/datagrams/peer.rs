@@ -1,37 +1,38 @@
-//! One of those that messages are sent to, or come from: the messages of one stream.
+//! A peer that messages are sent to or come from, with the messages of one stream.
 
 use std::net::SocketAddr;
 
 use super::super::{PendingConnection, ServiceError, Stream};
 use super::Message;
 
-/// Bytes of a message at most.
+/// Limit on a message, in bytes.
 pub const MESSAGE_MAX: usize = 1 << 20;
 
 const MAGIC: [u8; 8] = *b"hwdgram1";
-/// Bytes that a stream begins with.
+/// Bytes of the magic and the port at the beginning of a stream.
 const HELLO_BYTES: usize = MAGIC.len() + 2;
-/// Bytes in front of a message.
+/// Bytes of the length prefix of a message.
 pub(super) const LENGTH: usize = 4;
-/// Messages up to this length go together with their length.
+/// Messages up to this length are sent together with their length prefix.
 const SHORT: usize = 4096;
 
-/// Somebody that messages are sent to, or come from.
+/// A peer that messages are sent to or come from.
 pub(super) struct Peer {
     pub(super) connection: PeerConnection,
-    /// Where it receives, as it says; `None` until it has said so.
+    /// Address at which it receives, by its own claim; `None` until its hello has arrived.
     pub(super) address: Option<SocketAddr>,
-    /// This side has called it, for what is sent: nothing comes from there but the end.
+    /// Whether this side connected to it, in order to send: then nothing comes back but the end of the
+    /// stream.
     is_called: bool,
-    /// It is gone, but for what was shown of it.
+    /// Whether it is gone, and is kept only for the message that was lent.
     pub(super) is_over: bool,
-    /// It is among the ready ones.
+    /// Whether it is in the queue of ready peers.
     pub(super) is_ready: bool,
-    /// It is waited for until there is room.
+    /// Whether the descriptor for room watches it.
     pub(super) wants_room: bool,
-    /// What there was no room for.
+    /// Accepted bytes for which there was no room yet.
     pub(super) rest: Vec<u8>,
-    /// What has come of a message that lay in pieces.
+    /// Bytes of a message that arrives in pieces, so far.
     got: Vec<u8>,
 }
 
@@ -40,19 +41,21 @@ pub(super) enum PeerConnection {
     Up(Box<Stream>),
 }
 
-/// What was found of a peer.
+/// Result of polling a peer.
 #[derive(Clone, Copy)]
 pub(super) enum PeerStatus {
-    /// A message: so many bytes, where they came, or put together.
+    /// A message of this many bytes, in place.
     MessageInPlace(usize),
+    /// A message that was copied together.
     MessageCopied,
     Nothing,
-    /// It is gone, or is none of ours.
+    /// The peer is gone, or does not speak this protocol.
     Gone,
 }
 
 impl Peer {
-    /// One that is called there; of one that has called it is not known where it receives.
+    /// Makes a peer. `address` is where this side connected to it; `None` if the peer connected, and has not
+    /// said where it receives.
     pub(super) fn new(connection: PeerConnection, address: Option<SocketAddr>) -> Self {
         Self {
             connection,
@@ -66,12 +69,12 @@ impl Peer {
         }
     }
 
-    /// The stream begins with where this end receives.
+    /// Queues the hello of the stream, which says where this end receives.
     pub(super) fn send_hello(&mut self, port: u16) {
         self.rest = [&MAGIC[..], &port.to_le_bytes()].concat();
     }
 
-    /// Sends what there was no room for; says whether all of it went.
+    /// Sends the accepted bytes for which there was no room. Returns whether all of them were sent.
     pub(super) fn flush(&mut self) -> Result<bool, ServiceError> {
         let PeerConnection::Up(stream) = &mut self.connection else {
             return Ok(false);
@@ -81,12 +84,13 @@ impl Peer {
         Ok(self.rest.is_empty())
     }
 
-    /// Sends a message, or as much of it as there is room for, and keeps the rest. `false`: something before it is still to be sent.
+    /// Sends a message, as much of it as there is room for, and keeps the rest. `false`: nothing was
+    /// accepted, because earlier bytes must be sent first or there is no room at all.
     pub(super) fn send(&mut self, bytes: &[u8]) -> Result<bool, ServiceError> {
         let length = (bytes.len() as u32).to_le_bytes();
         let is_greeting = self.rest.len() == HELLO_BYTES && bytes.len() <= SHORT;
         if is_greeting {
-            // The first message goes with it.
+            // The first message is sent together with the hello.
             self.rest.extend_from_slice(&length);
             self.rest.extend_from_slice(bytes);
             self.flush()?;
@@ -120,14 +124,14 @@ impl Peer {
         Ok(true)
     }
 
-    /// Looks for a message. What it needs that has come so far is put together.
+    /// Looks for a message. Copies together what has arrived of a message in pieces.
     pub(super) fn poll(&mut self) -> Result<PeerStatus, ServiceError> {
         let PeerConnection::Up(stream) = &mut self.connection else {
             return Ok(PeerStatus::Nothing);
         };
         loop {
             let peeked = match stream.peek() {
-                // Who answers where it was called may say that it is anybody: it is none of ours.
+                // A peer that this side connected to must not send: it could claim to be any port.
                 Ok(peeked) if peeked.is_empty() || self.is_called => return Ok(PeerStatus::Gone),
                 Ok(peeked) => peeked,
                 Err(ServiceError::WouldBlock) => return Ok(PeerStatus::Nothing),
@@ -144,7 +148,7 @@ impl Peer {
                     _ => {}
                 }
             }
-            // Piece by piece, no further than what is looked for.
+            // Takes one piece at a time, and no more than the hello or message needs.
             let want = match (is_greeted, length(&self.got)) {
                 (false, _) => HELLO_BYTES,
                 (true, None) => LENGTH,
@@ -175,7 +179,7 @@ impl Peer {
         }
     }
 
-    /// Shows the message that was found.
+    /// Lends the message that was found.
     pub(super) fn show(&mut self, found: PeerStatus) -> Result<Message<'_>, ServiceError> {
         Ok(match (found, &mut self.connection) {
             (PeerStatus::MessageInPlace(len), PeerConnection::Up(stream)) => {
@@ -185,7 +189,7 @@ impl Peer {
         })
     }
 
-    /// The message that was found is not needed any more.
+    /// Consumes the message that was found.
     pub(super) fn consume(&mut self, found: PeerStatus) -> Result<(), ServiceError> {
         match (found, &mut self.connection) {
             (PeerStatus::MessageInPlace(len), PeerConnection::Up(stream)) => {
@@ -193,7 +197,7 @@ impl Peer {
             }
             _ => {
                 self.got.clear();
-                // One long message is no reason to keep as much for ever.
+                // One long message must not keep its memory for ever.
                 self.got.shrink_to(SHORT);
                 Ok(())
             }
@@ -201,7 +205,7 @@ impl Peer {
     }
 }
 
-/// How long the message is that begins there, where that is known; one that is too long is none.
+/// Returns the length of the message that begins there, once it is known; an error if it is above the limit.
 fn length(bytes: &[u8]) -> Option<Result<usize, ()>> {
     let length = bytes.first_chunk::<LENGTH>()?;
     let len = u32::from_le_bytes(*length) as usize;

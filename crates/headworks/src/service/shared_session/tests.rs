@@ -24,8 +24,8 @@ impl Daemon {
         Self { folder, listener }
     }
 
-    /// Runs `says` on a connection that `application` makes. The value that `says` returns is dropped after the
-    /// daemon has hung up.
+    /// Runs `says` on a connection that `application` makes. The value that `says` returns is dropped after
+    /// the daemon has hung up.
     fn serve<T>(
         &self,
         says: impl FnOnce(&PacketSocket) -> T + Send,
