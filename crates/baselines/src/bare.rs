@@ -90,7 +90,7 @@ impl BareSegment {
         (std::process::id(), self.segment.fd().as_raw_fd())
     }
 
-    /// Opens the ring that process `pid` offers as `fd`. Both ends must use the same slot count and slot size.
+    /// Opens the ring that process `pid` offers as `fd`. Both ends must use the same slots.
     pub fn join(pid: u32, fd: i32, slots: usize, slot_size: usize) -> Result<Self, SegmentError> {
         let fd = open_fd_of(pid, fd).map_err(|source| SegmentError::Os {
             step: "opening the other process's bare ring",
@@ -203,7 +203,8 @@ impl BareSender {
             return;
         }
         let from = self.own.ptr_at(offset, len).expect("slots are in the view");
-        // SAFETY: both ranges are in bounds; the receiver does not read these slots before the tail covers them.
+        // SAFETY: both ranges are in bounds. The receiver does not read these slots before the tail
+        // covers them.
         unsafe {
             self.shared
                 .array(offset, len)
@@ -260,7 +261,8 @@ impl BareReceiver {
             }
         }
         let slot = self.shared.array(self.index * self.shared.slot_size, len);
-        // SAFETY: the slot is in bounds; the sender has published it and does not write it before our head passes it.
+        // SAFETY: the slot is in bounds. The sender has published it and does not write it before our
+        // head passes it.
         let result = f(unsafe { std::slice::from_raw_parts(slot, len) });
         self.index += 1;
         if self.index == self.shared.slots {

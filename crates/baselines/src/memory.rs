@@ -38,7 +38,7 @@ impl Memory {
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         self.view
             .atomic_u64(offset)
-            .expect("a word of the memory that its user asked for")
+            .expect("offset must be in bounds and a multiple of 8")
     }
 
     /// The cursor at `offset`.
@@ -50,7 +50,7 @@ impl Memory {
     pub(crate) fn cursor(&self, offset: usize) -> &Cursor {
         self.view
             .cursor(offset)
-            .expect("a word of the memory that its user asked for")
+            .expect("offset must be in bounds and a multiple of 8")
     }
 
     /// Returns a copy of `len` bytes at `offset`.
@@ -73,7 +73,7 @@ impl Memory {
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         self.view
             .read(offset, into)
-            .expect("bytes of the memory that its user asked for");
+            .expect("range must be in bounds");
     }
 
     /// Stores `bytes` at `offset`.
@@ -84,7 +84,7 @@ impl Memory {
     pub fn fill(&self, offset: usize, bytes: &[u8]) {
         self.view
             .write(offset, bytes)
-            .expect("bytes of the memory that its user asked for");
+            .expect("range must be in bounds");
     }
 
     /// Prefetches the cache line at `offset`.
@@ -114,9 +114,9 @@ impl Memory {
         let Some(start) = self.view.ptr_at(offset, len) else {
             return &[];
         };
-        // SAFETY: the range is in bounds and mapped as long as `self`. A peer that keeps to the protocol does not
-        // write here before it is told that the bytes are free. Telling it needs `&mut` of the end that lends
-        // this slice. That the peer keeps to the protocol is the contract of both ends.
+        // SAFETY: the range is in bounds and mapped as long as `self`. A peer that keeps to the protocol
+        // does not write here before it is told that the bytes are free. Telling it needs `&mut` of the
+        // end that lends this slice. That the peer keeps to the protocol is the contract of both ends.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
@@ -126,8 +126,8 @@ impl Memory {
         let Some(start) = self.view.ptr_at(offset, len) else {
             return &mut [];
         };
-        // SAFETY: the range is in bounds and mapped as long as `self`, which is borrowed exclusively. By the same
-        // contract nobody else uses the bytes now.
+        // SAFETY: the range is in bounds and mapped as long as `self`, which is borrowed exclusively. By
+        // the same contract nobody else uses the bytes now.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 

@@ -32,7 +32,7 @@ pub struct WriteWindow {
 #[non_exhaustive]
 pub enum WritesError {
     /// The window is empty, or its requests are not whole words.
-    #[error("{0:?}: one queue pair or more, one request or more, 8 B or a multiple")]
+    #[error("{0:?}: queue_pairs and depth must be at least 1, bytes a multiple of 8 and not 0")]
     Window(WriteWindow),
     /// The device failed to create an object of an end.
     #[error(transparent)]
@@ -50,7 +50,7 @@ pub enum WritesError {
     #[error("request {} ended: {}", .0.wr_id, .0.status)]
     Ended(Completion),
     /// A completion of a queue pair came out of order.
-    #[error("of queue pair {queue_pair} request {found} is complete, and {wanted} is the next")]
+    #[error("queue pair {queue_pair}: request {found} completed, but {wanted} is the next")]
     Order {
         /// Index of the queue pair, from 0.
         queue_pair: usize,
@@ -60,9 +60,7 @@ pub enum WritesError {
         wanted: u64,
     },
     /// A request completed, but its bytes are not in the target memory.
-    #[error(
-        "request {number} is complete and wrote {found:#x} in place of {wanted:#x} at byte {at}"
-    )]
+    #[error("request {number} completed, but byte {at} holds {found:#x} instead of {wanted:#x}")]
     Wrong {
         /// Number of the request on its queue pair, from 0.
         number: u64,
@@ -114,7 +112,8 @@ pub struct Writes {
     window: WriteWindow,
     near: WriteEnd,
     far: WriteEnd,
-    /// Number of low bits of a `wr_id` that hold the queue pair's index; the bits above hold the request's number.
+    /// Number of low bits of a `wr_id` that hold the queue pair's index. The bits above hold the request's
+    /// number.
     which: u32,
     /// Completed requests of each queue pair.
     done: Vec<u64>,
@@ -191,7 +190,7 @@ impl Writes {
         Ok(())
     }
 
-    /// Polls completions, checks the bytes of each request and posts one in its place. Returns the number polled.
+    /// Polls completions, checks the bytes of each request and posts one in its place. Returns their number.
     fn take(&mut self) -> Result<u64, WritesError> {
         let mut found = [Completion::default(); BATCH];
         let count = self.near.end.send_cq.poll(&mut found)?;
@@ -320,8 +319,8 @@ mod tests {
                 let more = writes.done.iter().sum::<u64>() - before;
                 assert!((count..count + 12).contains(&more), "{more}");
             }
-            // Every queue pair was used. Each place holds a request of the current window, if that has arrived, or
-            // else the request before it.
+            // Every queue pair was used. Each place holds a request of the current window, if that has
+            // arrived, or else the request before it.
             for (at, done) in writes.done.clone().into_iter().enumerate() {
                 assert!(done > 100);
                 for number in done..done + 4 {

@@ -216,7 +216,7 @@ impl Handle {
         let connection = self.made(WaitMode::AsSet)?;
         if receiving {
             connection.is_deaf.store(true, Ordering::SeqCst);
-            self.rouse();
+            self.wake_waiters();
         }
         if sending {
             self.wait(WaitFor::Out, WaitMode::AsSet, || {

@@ -108,7 +108,7 @@ impl Handle {
         let handle = locked(&TABLE).remove(&number);
         let handle = handle.ok_or(Error::BadDescriptor)?;
         handle.is_closed.store(true, Ordering::SeqCst);
-        handle.rouse();
+        handle.wake_waiters();
         Ok(handle)
     }
 
@@ -150,7 +150,7 @@ impl Handle {
     }
 
     /// Wakes every thread that waits for this handle, so that it tries again.
-    pub(crate) fn rouse(&self) {
+    pub(crate) fn wake_waiters(&self) {
         for wake in &*locked(&self.asleep) {
             // The write fails only if the counter is full; then the thread is woken anyway.
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());

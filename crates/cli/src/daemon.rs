@@ -145,7 +145,11 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         notify.ready(&serves);
     }
     let ended = shell.run(&interrupt, |left| {
-        let ends: usize = left.domains.iter().map(|of| of.census.connections).sum();
+        let ends: usize = left
+            .domains
+            .iter()
+            .map(|of| of.object_counts.connections)
+            .sum();
         let seconds = chosen.shell.drain.as_secs_f64();
         let waits = match ends {
             0 => "ending: there are no connections".to_owned(),

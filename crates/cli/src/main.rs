@@ -26,13 +26,13 @@ use args::{Args, Command};
 
 fn main() -> ExitCode {
     // This program is also the processes of its own experiments.
-    let mut cast = ActorRegistry::new();
-    headworks_experiments::register(&mut cast, None);
+    let mut actors = ActorRegistry::new();
+    headworks_experiments::register(&mut actors, None);
     let opener = headworks::opener();
     if let Some(code) = headworks_experiments::child_main(&opener) {
         return code;
     }
-    if let Some(code) = child_entry(&cast, opener) {
+    if let Some(code) = child_entry(&actors, opener) {
         return code;
     }
     let args = match Args::try_parse() {

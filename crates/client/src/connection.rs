@@ -33,7 +33,7 @@ impl Connection {
     pub(crate) fn new(
         end: End,
         slabs: Slabs,
-        board: Doorbell,
+        doorbell: Doorbell,
         block: &ControlBlock,
     ) -> Result<Self, ContractError> {
         let egress = EgressWriter::new(&slabs, block)?;
@@ -43,7 +43,7 @@ impl Connection {
             local: end.local,
             peer: end.peer,
             slabs,
-            board,
+            doorbell,
             block: block.clone(),
         };
         Ok(Self {
@@ -77,7 +77,7 @@ pub struct ConnectionShared {
     local: SocketAddr,
     peer: SocketAddr,
     slabs: Slabs,
-    board: Doorbell,
+    doorbell: Doorbell,
     block: ControlBlock,
 }
 
@@ -114,7 +114,7 @@ impl ConnectionShared {
 
     /// Makes the daemon look at the connection again. A thread that polls for room uses it.
     pub fn nudge(&self) -> Wake {
-        self.board.touch(self.handle)
+        self.doorbell.touch(self.handle)
     }
 }
 

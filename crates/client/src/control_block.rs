@@ -36,8 +36,8 @@ const STATUS: usize = 136;
 const INGRESS_RINGS: usize = 144;
 const EGRESS_RINGS: usize = 152;
 const INGRESS_HEAD: usize = 192;
-const BELL: usize = 256;
-const ROOM_BELL: usize = 264;
+const EVENT_COUNT: usize = 256;
+const ROOM_EVENT_COUNT: usize = 264;
 const INGRESS_PLACES: usize = 320;
 const EGRESS_PLACES: usize = 384;
 
@@ -133,13 +133,17 @@ impl ControlBlock {
 
     /// Event count that wakes the application when data arrives or the status changes. The application arms
     /// it before it sleeps; the daemon notifies it after the change.
-    pub fn bell(&self) -> &EventCount {
-        self.view.event_count(BELL).expect("within the block")
+    pub fn event_count(&self) -> &EventCount {
+        self.view
+            .event_count(EVENT_COUNT)
+            .expect("within the block")
     }
 
     /// Event count that wakes the application when there is room, in the egress ring or in the next one.
-    pub fn room_bell(&self) -> &EventCount {
-        self.view.event_count(ROOM_BELL).expect("within the block")
+    pub fn room_event_count(&self) -> &EventCount {
+        self.view
+            .event_count(ROOM_EVENT_COUNT)
+            .expect("within the block")
     }
 
     /// The status that the daemon last wrote.

@@ -44,7 +44,7 @@ impl Doorbell {
     }
 
     /// Event count that wakes the daemon.
-    pub fn bell(&self) -> &EventCount {
+    pub fn event_count(&self) -> &EventCount {
         self.view.event_count(0).expect("checked by `at`")
     }
 
@@ -54,7 +54,7 @@ impl Doorbell {
     #[must_use = "a daemon that sleeps must be woken"]
     pub fn touch(&self, handle: u32) -> bool {
         self.marks().insert(handle as usize);
-        self.bell().notify(false)
+        self.event_count().notify(false)
     }
 
     /// For the daemon: takes the handles that were touched. The application may have written any numbers.

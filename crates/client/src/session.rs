@@ -31,7 +31,7 @@ use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDES
 #[derive(Debug)]
 pub struct Session {
     slabs: Slabs,
-    board: Option<Doorbell>,
+    doorbell: Option<Doorbell>,
     over: Option<Refusal>,
     requests: u32,
     out: VecDeque<Request>,
@@ -126,7 +126,7 @@ impl Session {
         };
         Self {
             slabs: Slabs::default(),
-            board: None,
+            doorbell: None,
             over: None,
             requests: 0,
             out: VecDeque::from([attach]),
@@ -140,8 +140,8 @@ impl Session {
     }
 
     /// The session's doorbell, once it is attached.
-    pub fn board(&self) -> Option<&Doorbell> {
-        self.board.as_ref()
+    pub fn doorbell(&self) -> Option<&Doorbell> {
+        self.doorbell.as_ref()
     }
 
     /// Why the session is over; `None` while it is not.
@@ -286,8 +286,10 @@ impl Session {
                 let view = slab.ok_or(ContractError::Slab(number))?;
                 return self.slabs.add(number, view);
             }
-            Reply::Attached { board, handles, .. } => {
-                self.board = Some(Doorbell::at(&self.slabs, board, handles as usize)?);
+            Reply::Attached {
+                doorbell, handles, ..
+            } => {
+                self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, handles as usize)?);
                 Event::Attached
             }
             Reply::Connected { request, end } => Event::Connected {
@@ -327,9 +329,9 @@ impl Session {
 
     fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
         let block = ControlBlock::at(&self.slabs, end.block)?;
-        let board = self.board.clone();
-        let board = board.ok_or(ContractError::Message("a connection before attaching"))?;
-        let connection = Connection::new(end, self.slabs.clone(), board, &block)?;
+        let doorbell = self.doorbell.clone();
+        let doorbell = doorbell.ok_or(ContractError::Message("a connection before attaching"))?;
+        let connection = Connection::new(end, self.slabs.clone(), doorbell, &block)?;
         Ok(Box::new(connection))
     }
 }

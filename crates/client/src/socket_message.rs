@@ -140,7 +140,7 @@ pub enum Reply {
         /// Version of the contract from here on.
         version: u16,
         /// Memory of the session's doorbell.
-        board: Extent,
+        doorbell: Extent,
         /// Upper bound of handles, exclusive.
         handles: u32,
     },
@@ -435,9 +435,9 @@ impl Reply {
         match self {
             Self::Attached {
                 version,
-                board,
+                doorbell,
                 handles,
-            } => Encoder::of(1).u16(*version).extent(*board).u32(*handles),
+            } => Encoder::of(1).u16(*version).extent(*doorbell).u32(*handles),
             Self::Slab { number } => Encoder::of(2).u32(*number),
             Self::Connected { request, end: of } => end(Encoder::of(3).u32(*request), of),
             Self::Listening {
@@ -475,7 +475,7 @@ impl Reply {
         let reply = match kind {
             1 => Self::Attached {
                 version: of.u16()?,
-                board: of.extent()?,
+                doorbell: of.extent()?,
                 handles: of.u32()?,
             },
             2 => Self::Slab { number: of.u32()? },

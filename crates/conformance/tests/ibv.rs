@@ -15,9 +15,9 @@ use rdma_devices::{RDMA_NIC_BEHAVIOUR, devices, known_deviations, opener};
 /// Runs only in the processes that the tests below start.
 #[test]
 fn child_process_entry() {
-    let mut cast = ActorRegistry::new();
-    processes::register(&mut cast, |_| opener());
-    child_entry_in_test(&cast, no_device_opener());
+    let mut actors = ActorRegistry::new();
+    processes::register(&mut actors, |_| opener());
+    child_entry_in_test(&actors, no_device_opener());
 }
 
 fn run_in<W: World>(name: &str, world: impl Fn() -> W) {

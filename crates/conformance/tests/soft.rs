@@ -19,9 +19,9 @@ use soft_registry::soft_opener as opener;
 /// Runs only in the processes that the tests below start.
 #[test]
 fn child_process_entry() {
-    let mut cast = ActorRegistry::new();
-    processes::register(&mut cast, |fabric| opener(Path::new(fabric)));
-    child_entry_in_test(&cast, no_device_opener());
+    let mut actors = ActorRegistry::new();
+    processes::register(&mut actors, |fabric| opener(Path::new(fabric)));
+    child_entry_in_test(&actors, no_device_opener());
 }
 
 /// Runs the cases in worlds of a fabric of their own, which must be gone after each.

@@ -77,7 +77,7 @@ impl ExtentAllocator {
             .entry(log)
             .or_default()
             .insert((extent.slab, offset));
-        debug_assert!(is_new, "given back twice");
+        debug_assert!(is_new, "freed twice");
     }
 
     /// Bytes that are allocated.

@@ -1,10 +1,10 @@
 //! Mutual authentication of daemons by a shared secret, without sending the secret: pure.
 //!
-//! The caller sends a nonce, and the callee sends another. Each side then proves by HMAC-SHA256 under the secret
-//! that it knows both nonces, its own address and the address that it speaks to. The two sides' proofs differ,
-//! and so do proofs for different hosts, so a proof cannot be reflected to its sender or relayed to another host.
-//! A daemon that has the secret can claim to be any host. What travels afterwards, on the stream between daemons
-//! and by RDMA, is neither encrypted nor authenticated.
+//! The caller sends a nonce, and the callee sends another. Each side then proves by HMAC-SHA256 under the
+//! secret that it knows both nonces, its own address and the address that it speaks to. The two sides' proofs
+//! differ, and so do proofs for different hosts. So a proof cannot be sent back to its maker or relayed to
+//! another host. A daemon that has the secret can claim to be any host. Nothing that travels afterwards is
+//! encrypted or authenticated: neither the stream between daemons nor the data sent by RDMA.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ pub struct Secret(Hmac<Sha256>);
 
 /// Error: the secret is too short or too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a secret of {0} bytes: it has 16 to 4096")]
+#[error("the secret has {0} bytes: 16 to 4096 are allowed")]
 pub struct InvalidSecret(usize);
 
 /// Side of a call.
@@ -192,7 +192,7 @@ mod tests {
         let long = Secret::new(&[b'a'; 5000]).unwrap_err();
         assert_eq!(
             long.to_string(),
-            "a secret of 5000 bytes: it has 16 to 4096"
+            "the secret has 5000 bytes: 16 to 4096 are allowed"
         );
         let secret = Secret::new(&[b'a'; 16]).unwrap();
         assert_eq!(format!("{secret:?}"), "Secret");

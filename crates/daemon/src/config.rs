@@ -85,7 +85,7 @@ impl FromStr for AllowedUsers {
 
 /// Error: an unknown word. It holds the allowed words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it may be {0}")]
+#[error("it must be {0}")]
 pub struct UnknownWord(&'static str);
 
 /// Where metrics are served, if at all.

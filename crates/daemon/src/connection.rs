@@ -74,7 +74,7 @@ pub(crate) struct Connection {
     /// The descriptor that notifies the application. If there is none, packets do.
     pub(crate) watch: Option<WatchId>,
     life: EndState,
-    rung: NotifiedState,
+    notified: NotifiedState,
 }
 
 /// State of the connection when its application was last notified.
@@ -107,7 +107,7 @@ impl Connection {
             answers: VecDeque::new(),
             watch: None,
             life: EndState::default(),
-            rung: NotifiedState::default(),
+            notified: NotifiedState::default(),
         }
     }
 
@@ -149,7 +149,7 @@ impl Connection {
 
     /// Notifies the event counts for data and for room if there is news for them since the last call. Returns
     /// for each whether a waiter must be woken.
-    pub(crate) fn ring_bells(&mut self) -> (bool, bool) {
+    pub(crate) fn ring_doorbells(&mut self) -> (bool, bool) {
         if self.life.is_left {
             return (false, false);
         }
@@ -160,7 +160,7 @@ impl Connection {
             rings: self.outlet.rings(),
             operations: self.outlet.operations_done(),
         };
-        let before = std::mem::replace(&mut self.rung, now);
+        let before = std::mem::replace(&mut self.notified, now);
         let has_ended = now.status != before.status;
         let has_more = now.come != before.come || has_ended;
         let has_room = now.released != before.released
@@ -168,8 +168,8 @@ impl Connection {
             || now.operations != before.operations
             || has_ended;
         (
-            has_more && self.block.bell().notify(false),
-            has_room && self.block.room_bell().notify(false),
+            has_more && self.block.event_count().notify(false),
+            has_room && self.block.room_event_count().notify(false),
         )
     }
 
@@ -177,7 +177,7 @@ impl Connection {
     /// count for room after the last one.
     pub(crate) fn offer_room(&mut self) {
         if self.outlet.has_room() {
-            self.rung.released = u64::MAX;
+            self.notified.released = u64::MAX;
         }
     }
 
@@ -243,7 +243,7 @@ impl Connection {
         self.life.is_refused && self.outlet.is_idle() && self.inlet.is_idle()
     }
 
-    /// Handles that the other end is gone, and never was on this queue-pair group.
+    /// Records that the other end is gone, and never was on this queue-pair group.
     pub(crate) fn miss(&mut self) {
         self.reset(Reset::Unreachable, true);
         self.closed();

@@ -12,15 +12,14 @@ use crate::domain::{DomainId, Offer};
 use crate::frame::Remote;
 use crate::qp_group::QpRole;
 
-/// Newest protocol version that this daemon speaks, and the oldest that it still understands. Each version
-/// works with the one before it and the one after it.
+/// Newest protocol version that this daemon speaks. Each version works with the one before and the one after.
 ///
 /// | version | what it added |
 /// |---|---|
 /// | 1 | streams |
 /// | 2 | memory that is exported, and one-sided operations on it |
 pub const VERSION: u16 = 2;
-/// See [`VERSION`].
+/// Oldest protocol version that this daemon still understands: see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
 /// The first version that has exported memory.
 pub const EXPORTS_SINCE: u16 = 2;
@@ -153,7 +152,7 @@ pub enum Message {
 /// Reads an array of `N` bytes.
 fn exactly<const N: usize>(of: &mut Decoder<'_>) -> Result<[u8; N], ContractError> {
     let bytes = of.bytes(N)?.try_into();
-    bytes.map_err(|_| ContractError::Message("a nonce or proof of another length"))
+    bytes.map_err(|_| ContractError::Message("a nonce or proof has the wrong length"))
 }
 
 impl Message {
@@ -246,7 +245,7 @@ impl Message {
             };
             match ring.len.is_power_of_two() {
                 true => Ok(Offer { number, ring }),
-                false => Err(ContractError::Message("a ring of that length")),
+                false => Err(ContractError::Message("ring length is not a power of two")),
             }
         };
         let (kind, mut of) = Decoder::of(message)?;
@@ -256,7 +255,7 @@ impl Message {
                 oldest: of.u16()?,
                 address: match of.address()? {
                     address if address.port() == 0 => address.ip(),
-                    _ => return Err(ContractError::Message("an address with a port")),
+                    _ => return Err(ContractError::Message("the address of a hello has a port")),
                 },
                 life: of.u64()?,
                 nonce: exactly(&mut of)?,
@@ -276,7 +275,7 @@ impl Message {
                 between: between(&mut of)?,
                 instance: of.u32()?,
                 which: QpRole::from_code(of.u8()?)
-                    .ok_or(ContractError::Message("no such queue pair"))?,
+                    .ok_or(ContractError::Message("unknown queue pair"))?,
                 bytes: of.bytes(BRING_UP_MAX)?.to_vec(),
             },
             4 => Self::LinkDown {
@@ -314,7 +313,7 @@ impl Message {
             10 => Self::Goodbye {
                 why: Refusal::from_code(of.u8()?)?,
             },
-            _ => return Err(ContractError::Message("no such message")),
+            _ => return Err(ContractError::Message("unknown kind")),
         };
         of.end()?;
         Ok(message)

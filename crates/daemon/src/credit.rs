@@ -27,7 +27,7 @@ pub struct Credit {
 
 /// Error: the other side announced an impossible number, or sent more frames than it was promised receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the other daemon keeps no account of its credit")]
+#[error("the other daemon violated its credit")]
 pub struct CreditViolation;
 
 /// Fewest receives that a group is promised. With fewer, one empty frame would already make the next one due.
@@ -206,7 +206,7 @@ mod tests {
             let mut rounds = 0;
             while (0..8).fold(false, |acted, each| act(&mut sides, each) | acted) {
                 rounds += 1;
-                prop_assert!(rounds < 10_000, "they talk for ever");
+                prop_assert!(rounds < 10_000, "the sides never fall silent");
             }
             prop_assert_eq!((sides[1].got, sides[0].got), sends);
         }
@@ -225,6 +225,6 @@ mod tests {
             "more than was promised"
         );
         credit.promise(1);
-        assert_eq!(credit.come(0), Err(CreditViolation), "it was not told");
+        assert_eq!(credit.come(0), Err(CreditViolation), "it was not announced");
     }
 }

@@ -345,7 +345,7 @@ impl Daemon {
                 // Nothing to do: the domain discards the remaining completions of a failed queue pair without
                 // this event.
                 AsyncEvent::QpLastWqe(_) => {}
-                event => tracing::warn!("the device says: {event:?}"),
+                event => tracing::warn!("asynchronous event of the device: {event:?}"),
             }
         }
         had_some

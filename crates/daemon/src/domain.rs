@@ -283,7 +283,7 @@ impl Domain {
         self.load.arm();
         self.cq.arm(false);
         for (_, session) in &self.sessions {
-            session.board.bell().arm(false);
+            session.doorbell.event_count().arm(false);
         }
     }
 
@@ -295,7 +295,7 @@ impl Domain {
             links.for_each(|(_, linked)| linked.link.peer_load = 0);
         }
         for (_, session) in &self.sessions {
-            session.board.bell().disarm();
+            session.doorbell.event_count().disarm();
         }
         while let Ok(Some(_)) = self.channel.next_event() {}
     }
@@ -374,11 +374,11 @@ impl Domain {
             }
             self.attend(number);
         }
-        self.bury(session);
+        self.clean_up(session);
     }
 
     /// Removes the session of a gone application once it has no connection left.
-    fn bury(&mut self, session: usize) {
+    fn clean_up(&mut self, session: usize) {
         let is_over = |one: &Session| one.is_gone && one.handles.is_empty();
         if self.sessions.get(session).is_some_and(is_over) {
             self.sessions.remove(session);
@@ -564,7 +564,7 @@ impl Domain {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
-        let (has_more, has_room) = connection.ring_bells();
+        let (has_more, has_room) = connection.ring_doorbells();
         let signals = [(has_more, Signal::Readable), (has_room, Signal::Writable)];
         match connection.watch {
             None if has_more || has_room => {
@@ -709,7 +709,7 @@ impl Domain {
             memory.into_iter().for_each(|extent| of.memory.give(extent));
             of.handles.try_remove(handle as usize);
         }
-        self.bury(session);
+        self.clean_up(session);
     }
 }
 

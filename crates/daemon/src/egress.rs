@@ -391,7 +391,7 @@ impl EgressHalf {
         if !link.may_send() {
             return SendStep::Blocked;
         }
-        let most = u64::from(config.bulk_max) * u64::from(config.bulk_told);
+        let most = u64::from(config.bulk_max) * u64::from(config.bulk_announced);
         let len = u64::from(extent.len).min(room).min(most) as u32;
         let (view, at, _) = link.body();
         let offer = memory.remote(extent.part(0, len)).emit_offer();
@@ -441,7 +441,7 @@ impl EgressHalf {
         };
         let end = self.begun();
         let mut len = 0;
-        for _ in 0..config.bulk_told {
+        for _ in 0..config.bulk_announced {
             // One request is reserved for the frame.
             if link.bulk.room() < 2 {
                 break;

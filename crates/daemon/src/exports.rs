@@ -46,7 +46,8 @@ impl Exports {
         Some(self.last)
     }
 
-    /// Revokes a range for a request. Returns `false` if the range does not exist or is being revoked already.
+    /// Revokes a range for a request. Returns `false` if the range does not exist or is already being
+    /// revoked.
     pub(crate) fn revoke(&mut self, window: u32, request: u32) -> bool {
         match self.all.get_mut(&window) {
             Some(export) if export.revoked_by.is_none() => {
@@ -58,7 +59,7 @@ impl Exports {
         }
     }
 
-    /// Handles that the other end has given a range back. Returns its memory, and the request that revoked
+    /// Records that the other end has given a range back. Returns its memory, and the request that revoked
     /// it.
     pub(crate) fn revoked(&mut self, window: u32) -> Option<(Extent, u32)> {
         let export = self.all.get(&window)?;
@@ -138,8 +139,8 @@ impl ExportTable {
         self.all.len() < WINDOWS_MAX && self.all.insert(window, new).is_none()
     }
 
-    /// Handles that the other end wants a range back. Returns `false` if the range does not exist or the other
-    /// end has asked before.
+    /// Records that the other end wants a range back. Returns `false` if the range does not exist or
+    /// the other end has asked before.
     pub(crate) fn want(&mut self, window: u32) -> bool {
         match self.all.get_mut(&window) {
             Some(known) if !known.is_wanted => {
@@ -162,7 +163,7 @@ impl ExportTable {
         self.wanted.retain(|other| *other != window);
     }
 
-    /// Handles that the other end is over.
+    /// Records that the other end is over.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
         self.wanted.clear();
@@ -227,7 +228,7 @@ mod tests {
             len: 100,
         };
         assert!(windows.add(3, memory, Rights::READ));
-        assert!(!windows.add(3, memory, Rights::READ), "it is there");
+        assert!(!windows.add(3, memory, Rights::READ), "the range exists");
         let target = |windows: &ExportTable, op, window, at, len| {
             windows
                 .target(&operation(op, window, at), len)
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(exports.word(window, 60), Err(Outcome::OutOfBounds));
         assert_eq!(exports.word(window, u64::MAX), Err(Outcome::OutOfBounds));
         assert_eq!(exports.word(window + 1, 0), Err(Outcome::NoWindow));
-        assert_eq!(exports.revoked(window), None, "nobody wanted it back");
+        assert_eq!(exports.revoked(window), None, "it was not revoked");
         assert!(exports.revoke(window, 5) && !exports.revoke(window, 6));
         assert_eq!(exports.next_wanted(), Some(window));
         assert_eq!(exports.revoked(window), Some((extent(64), 5)));

@@ -148,7 +148,7 @@ impl Header {
             u64::from_le_bytes(word.expect("eight bytes"))
         };
         let header = Self {
-            kind: known.ok_or(Malformed("no such kind"))?,
+            kind: known.ok_or(Malformed("unknown kind"))?,
             code,
             load,
             len: (word(0) >> 32) as u32,
@@ -166,7 +166,7 @@ impl Header {
         };
         match fits && zero == 0 {
             true => Ok(header),
-            false => Err(Malformed("its lengths do not fit")),
+            false => Err(Malformed("its lengths do not match its kind")),
         }
     }
 }
@@ -265,7 +265,7 @@ impl Remote {
         });
         let (rkey, len) = (shape as u32, (shape >> 32) as u32);
         if !len.is_power_of_two() {
-            return Err(Malformed("a ring of that length"));
+            return Err(Malformed("ring length is not a power of two"));
         }
         Ok((Self { addr, rkey, len }, from))
     }

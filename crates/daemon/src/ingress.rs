@@ -148,7 +148,7 @@ impl IngressHalf {
         Ok(pieces)
     }
 
-    /// Handles that the last `unread` bytes of a transfer will not be READ, because the connection is reset.
+    /// Records that the last `unread` bytes of a transfer will not be READ, because the connection is reset.
     /// The rest of the transfer is ignored.
     pub(crate) fn give_up(&mut self, at: u64, unread: u32) {
         if let Some(one) = self.fetching.get_mut(&at) {

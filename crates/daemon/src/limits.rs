@@ -34,7 +34,7 @@ pub struct DaemonLimits {
     pub bulk_max: u32,
     /// Consecutive WRITEs that one frame announces at most, 1 to 16. An offer to READ is no longer than as
     /// many WRITEs would be. Default 4.
-    pub bulk_told: u32,
+    pub bulk_announced: u32,
     /// Bulk transfers of one connection in flight at most, 1 to 32. Default 8.
     pub bulk_each: u32,
     /// How bulk transfers are made. Default [`Bulk::ByLoad`].
@@ -87,7 +87,7 @@ impl Default for DaemonLimits {
             links_max: 256,
             bulk_min: 16 << 10,
             bulk_max: 64 << 10,
-            bulk_told: 4,
+            bulk_announced: 4,
             bulk_each: 8,
             bulk: Bulk::ByLoad,
             quantum: 16 << 10,
@@ -220,7 +220,7 @@ impl DaemonLimits {
             of("links_max", self.links_max, Between(1, 4096)),
             of("bulk_min", self.bulk_min, Between(1, 1 << 30)),
             of("bulk_max", self.bulk_max, Between(512, 1 << 30)),
-            of("bulk_told", self.bulk_told, Between(1, 16)),
+            of("bulk_told", self.bulk_announced, Between(1, 16)),
             of("bulk_each", self.bulk_each, Between(1, 32)),
             of("quantum", self.quantum, Between(512, 1 << 30)),
             of("ring_bytes", self.ring_bytes, ring),

@@ -108,7 +108,7 @@ impl Memory {
         let region = buffer.and_then(|buffer| self.pd.register(&buffer, access));
         let region = region.map_err(|error| {
             tracing::warn!(
-                "no slab of {} bytes for an application: {error}",
+                "cannot allocate a slab of {} bytes for an application: {error}",
                 request.len
             );
             Refusal::Memory
@@ -159,7 +159,7 @@ impl Memory {
         if why == Refusal::Limit {
             let bytes = self.pool.bytes();
             tracing::warn!(
-                "an application that has {bytes} bytes of shared memory wants more: raise memory_each for more"
+                "an application with {bytes} bytes of shared memory reached its limit: raise memory_each for more"
             );
         }
     }

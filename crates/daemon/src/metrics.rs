@@ -25,7 +25,7 @@ pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
     let address = snapshot.address.to_string();
     text.metric("info", GAUGE, "The address served, and the device.")
         .row(&[("address", &address), ("device", &process.device)], 1.0);
-    text.metric("draining", GAUGE, "1 once nothing new is taken any more.")
+    text.metric("draining", GAUGE, "1 while the daemon is draining.")
         .row(&[], f64::from(u8::from(snapshot.is_draining)));
     text.metric("uptime_seconds", GAUGE, "How long the daemon has served.")
         .row(&[], process.up.as_secs_f64());
@@ -62,7 +62,7 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
         (
             "receives_promised",
             GAUGE,
-            "Of those, receives that links were promised.",
+            "Posted receives that are promised to links.",
             |of| of.promised.into(),
         ),
         (
@@ -79,7 +79,7 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
         ),
     ];
     let rows = snapshot.domains.iter();
-    let rows = rows.map(|of| (vec![("user", of.user.to_string())], &of.census));
+    let rows = rows.map(|of| (vec![("user", of.user.to_string())], &of.object_counts));
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
@@ -88,7 +88,7 @@ fn of_links<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
         (
             "link_up",
             GAUGE,
-            "1 where a link's queue pairs are connected.",
+            "1 if a link's queue pairs are connected.",
             |of| of.is_up.into(),
         ),
         (
@@ -118,7 +118,7 @@ fn of_links<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
         (
             "link_received_frames_total",
             COUNTER,
-            "Frames that came over a link.",
+            "Frames received on a link.",
             |of| of.came as f64,
         ),
         (
@@ -161,37 +161,37 @@ fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
         (
             "application_listeners",
             GAUGE,
-            "Ports that it listens at.",
+            "Ports that an application listens at.",
             |of| of.listeners as f64,
         ),
         (
             "application_opened_connections_total",
             COUNTER,
-            "Connections that it made and accepted.",
+            "Connections that an application made or accepted.",
             |of| of.traffic.opened as f64,
         ),
         (
             "application_reset_connections_total",
             COUNTER,
-            "Of those, connections that were reset.",
+            "Connections of an application that were reset.",
             |of| of.traffic.reset as f64,
         ),
         (
             "application_sent_bytes_total",
             COUNTER,
-            "Bytes of streams that it sent.",
+            "Bytes of streams that an application sent.",
             |of| of.traffic.sent as f64,
         ),
         (
             "application_received_bytes_total",
             COUNTER,
-            "Bytes of streams that came for it.",
+            "Bytes of streams received for an application.",
             |of| of.traffic.received as f64,
         ),
         (
             "application_memory_bytes",
             GAUGE,
-            "Shared memory that it uses.",
+            "Shared memory that an application uses.",
             |of| of.in_use as f64,
         ),
     ];
@@ -291,7 +291,7 @@ impl Sample {
 
 /// Error: the text is not in the format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} is no metric")]
+#[error("line {line} is not a metric in text format")]
 pub struct MetricsParseError {
     /// Line number, starting at 1.
     pub line: usize,
@@ -362,7 +362,7 @@ mod tests {
             peers: vec!["127.0.0.2".parse().unwrap()],
             domains: vec![DomainSnapshot {
                 user: 1000,
-                census: ObjectCounts {
+                object_counts: ObjectCounts {
                     queue_pairs: 2,
                     ..ObjectCounts::default()
                 },
@@ -442,6 +442,6 @@ mod tests {
         let mut once = names.clone();
         once.sort_unstable();
         once.dedup();
-        assert_eq!(once.len(), names.len(), "a metric is said twice");
+        assert_eq!(once.len(), names.len(), "a metric appears twice");
     }
 }

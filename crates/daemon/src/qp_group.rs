@@ -81,7 +81,7 @@ pub struct QpGroup {
     bringing: [Option<BringUp>; 2],
     pub(crate) credit: Credit,
     /// Decides which connection sends data next. It knows connections by their place.
-    pub(crate) rota: DeficitRoundRobin,
+    pub(crate) drr: DeficitRoundRobin,
     /// Connections that have control frames to send.
     pub(crate) control: VecDeque<Vqpn>,
     pub(crate) fetches: VecDeque<Fetch>,
@@ -107,7 +107,7 @@ impl QpGroup {
             bulk,
             bringing: [None, None],
             credit: Credit::new(promised),
-            rota: DeficitRoundRobin::new(quantum),
+            drr: DeficitRoundRobin::new(quantum),
             control: VecDeque::new(),
             fetches: VecDeque::new(),
             waiting: BTreeSet::new(),

@@ -17,7 +17,7 @@ pub struct Reassembly {
 
 /// Error: a piece arrived twice, overlaps another, lies too far ahead, or lies behind too many gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at {at} of a stream of which {come} had come")]
+#[error("{len} bytes cannot arrive at position {at} of a stream of which {come} bytes had arrived")]
 pub struct InvalidSegment {
     /// Position of the piece.
     pub at: u64,

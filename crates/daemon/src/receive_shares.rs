@@ -41,7 +41,7 @@ impl ReceiveShares {
         self.posted += more;
     }
 
-    /// Handles that a group used a receive, which is posted again. `outstanding` is how many promises the
+    /// Records that a group used a receive, which is posted again. `outstanding` is how many promises the
     /// group has left. Returns how many more it is promised.
     pub fn used(&mut self, outstanding: u64) -> u32 {
         self.promised -= 1;

@@ -34,7 +34,7 @@ pub struct Receives {
 #[non_exhaustive]
 pub enum GrowError {
     /// The maximum is reached.
-    #[error("there are {0} receives, as many as there may be")]
+    #[error("the limit of {0} receives is reached")]
     Limit(u32),
     /// There is no memory.
     #[error(transparent)]

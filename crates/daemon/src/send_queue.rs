@@ -299,7 +299,7 @@ mod tests {
                 channel.frame(Vqpn::default(), &header, 0, OnCompletion::Nothing);
             }
             assert_eq!(channel.flush(), Ok(()));
-            assert!(channel.has_staged(), "it took none");
+            assert!(channel.has_staged(), "the queue pair accepts nothing");
             let mut flushed = 0;
             while channel.has_staged() {
                 says.lock().unwrap().takes = takes;

@@ -105,7 +105,7 @@ pub enum ServerError {
     #[error(transparent)]
     Listen(#[from] NetError),
     /// The socket for metrics cannot be opened.
-    #[error("metrics cannot be had at {at}: {}", reason(.source, "somebody listens there already"))]
+    #[error("metrics cannot be served at {at}: {}", reason(.source, "another process listens there"))]
     Metrics {
         /// Socket or port of the metrics.
         at: MetricsAt,

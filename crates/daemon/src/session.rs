@@ -17,7 +17,7 @@ pub(crate) struct Session {
     /// Name that the application chose.
     pub(crate) name: String,
     pub(crate) memory: Memory,
-    pub(crate) board: Doorbell,
+    pub(crate) doorbell: Doorbell,
     /// Connections by handle.
     pub(crate) handles: Slab<Vqpn>,
     handles_max: usize,
@@ -45,17 +45,17 @@ impl Session {
         let mut memory = Memory::new(device, pd, slab, most, config.poison);
         let handles = config.connections_each as usize;
         let extent = memory.take(Doorbell::bytes(handles) as u32)?;
-        let board = Doorbell::at(memory.slabs(), extent, handles);
-        let board = board.map_err(|_| Refusal::Memory)?;
+        let doorbell = Doorbell::at(memory.slabs(), extent, handles);
+        let doorbell = doorbell.map_err(|_| Refusal::Memory)?;
         let attached = Reply::Attached {
             version,
-            board: extent,
+            doorbell: extent,
             handles: config.connections_each,
         };
         Ok(Self {
             name,
             memory,
-            board,
+            doorbell,
             handles: Slab::new(),
             handles_max: handles,
             replies: VecDeque::from([attached]),

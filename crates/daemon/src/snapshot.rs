@@ -24,7 +24,7 @@ pub struct DomainSnapshot {
     /// The user's number.
     pub user: u32,
     /// Totals of the domain.
-    pub census: ObjectCounts,
+    pub object_counts: ObjectCounts,
     /// Its queue-pair groups.
     pub links: Vec<QpGroupSnapshot>,
     /// Its applications.

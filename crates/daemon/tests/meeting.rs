@@ -175,7 +175,7 @@ impl HostPair {
                 return;
             }
         }
-        panic!("they never come to rest");
+        panic!("the hosts never become idle");
     }
 
     /// Connects an application of the first host to one of the second. Returns the reason if it is refused.
@@ -333,7 +333,7 @@ fn a_proof_is_of_use_once() {
             Output::ToPeer { peer, message } if peer == stranger => {
                 answers.push(Message::decode(&message).expect("its own"));
             }
-            Output::HangUp(peer) => assert_eq!(peer, stranger, "the other one is harmed"),
+            Output::HangUp(peer) => assert_eq!(peer, stranger, "only the stranger is hung up"),
             _ => {}
         }
     }
@@ -358,10 +358,10 @@ fn callers_that_do_not_say_who_they_are_give_way() {
             ended.push(peer);
         }
     }
-    // The oldest streams were closed, and so many that few are left.
+    // The oldest streams were closed, and few are left.
     assert_eq!(ended, callers[..ended.len()]);
     assert!(ended.len() > 700, "{}", ended.len());
-    assert_eq!(pair.connect(), Ok(()), "one that says it");
+    assert_eq!(pair.connect(), Ok(()), "a daemon that introduces itself");
 }
 
 #[test]
@@ -459,8 +459,10 @@ fn who_closes_and_goes_has_said_all_it_said() {
         }
         // Nothing of the application that exited is left, although the other end still exists.
         pair.settle();
-        let census = pair.hosts[0].daemon.object_counts();
-        let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
+        let object_counts = pair.hosts[0].daemon.object_counts();
+        let left: Vec<_> = object_counts
+            .map(|(_, one)| (one.sessions, one.in_use))
+            .collect();
         assert!(left.iter().all(|left| *left == (0, 0)), "{left:?}");
     }
 }
@@ -536,8 +538,10 @@ fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
             pair.hosts[1].application.close(far.handle());
             pair.settle();
             if is_gone {
-                let census = pair.hosts[0].daemon.object_counts();
-                let left: Vec<_> = census.map(|(_, one)| (one.sessions, one.in_use)).collect();
+                let object_counts = pair.hosts[0].daemon.object_counts();
+                let left: Vec<_> = object_counts
+                    .map(|(_, one)| (one.sessions, one.in_use))
+                    .collect();
                 assert!(left.iter().all(|left| *left == (0, 0)), "{left:?}");
             }
         }

@@ -29,43 +29,43 @@ use plan::Plan;
 
 /// Runs hosts on simulated devices until they end, which must be before `limit`. Returns their ledger, and
 /// how many messages found no receive.
-fn play(
+fn scenario(
     plans: Vec<HostPlan>,
     faults: Rules,
     seed: u64,
     limit: Duration,
 ) -> Result<(Ledger, u64), String> {
-    let (cast, play, ledger) = cast(plans, |_| "sim:cx5-100g".to_owned());
+    let (actors, scenario, ledger) = scenario_of(plans, |_| "sim:cx5-100g".to_owned());
     let preset = Preset::named("cx5-100g").expect("a preset");
-    let world = SimWorld::new(cast, preset, seed).with_rules(faults);
-    let ledger = ended(world.start(&play).expect("starts"), limit, &ledger)?;
+    let world = SimWorld::new(actors, preset, seed).with_rules(faults);
+    let ledger = ended(world.start(&scenario).expect("starts"), limit, &ledger)?;
     let left = world.object_counts();
     if !(headworks_simnic::ObjectCounts { packets: 0, ..left }).is_empty() {
         return Err(format!("left behind: {left:?}"));
     }
-    let usage = world.usage_monitor().last().expect("a play");
+    let usage = world.usage_monitor().last().expect("a run");
     let not_ready = usage.hosts.iter().map(|host| host.counters.not_ready);
     Ok((ledger, not_ready.sum()))
 }
 
 /// Runs hosts on soft hosts, a thread each, until they end.
-fn play_on_soft_hosts(
+fn run_on_soft_hosts(
     plans: Vec<HostPlan>,
     device: impl Fn(usize) -> String,
 ) -> Result<Ledger, String> {
     let directory = tempfile::tempdir().expect("a directory");
     let fabric = Registry::open_at(directory.path().join("fabric")).expect("a fabric");
     let provider = Arc::new(SoftProvider::on(fabric));
-    let (cast, play, ledger) = cast(plans, device);
+    let (actors, scenario, ledger) = scenario_of(plans, device);
     let opener: DeviceOpener = Arc::new(move |name| provider.open(name));
-    let world = InProcess::new(cast, opener);
-    let running = world.start(&play).expect("starts");
+    let world = InProcess::new(actors, opener);
+    let running = world.start(&scenario).expect("starts");
     ended(running, testing::limit(), &ledger)
 }
 
 type SharedLedger = Arc<Mutex<Ledger>>;
 
-fn cast(
+fn scenario_of(
     plans: Vec<HostPlan>,
     device: impl Fn(usize) -> String,
 ) -> (ActorRegistry, Scenario, SharedLedger) {
@@ -74,18 +74,18 @@ fn cast(
         hosts,
         ..Ledger::default()
     }));
-    let mut cast = ActorRegistry::new();
+    let mut actors = ActorRegistry::new();
     let mut parts = Vec::new();
     for (number, plan) in plans.into_iter().enumerate() {
         let ledger = ledger.clone();
-        cast.register(&format!("host{number}"), move |part| {
+        actors.register(&format!("host{number}"), move |part| {
             let host = Host::new(part, number, hosts, plan.clone(), ledger.clone())?;
             Ok(Box::new(host) as Box<dyn Actor>)
         });
         let device = device(number).parse().expect("a name");
         parts.push(ActorSpec::new(role(number), format!("host{number}")).on(device));
     }
-    (cast, Scenario::of(parts), ledger)
+    (actors, Scenario::of(parts), ledger)
 }
 
 fn ended(
@@ -119,7 +119,7 @@ fn soak(seed: u64) -> Result<Ledger, String> {
     show_logs();
     let plan = Plan::of(seed);
     let (hosts, faults) = (plan.hosts.clone(), plan.faults.clone());
-    let played = play(hosts, faults, seed, Duration::from_secs(20));
+    let played = scenario(hosts, faults, seed, Duration::from_secs(20));
     let (ledger, not_ready) = played.map_err(|what| format!("{}: {what}", plan.words))?;
     if !plan.storms && not_ready > 0 {
         return Err(format!(
@@ -140,10 +140,12 @@ fn judge(plan: &Plan, ledger: Ledger) -> Result<Ledger, String> {
     if !plan.breaks && (ledger.whole, came, ledger.refused) != (ends, ends, 0) {
         return wrong(format!("not all of {ends} ends were whole"));
     }
-    let boards: usize = plan.hosts.iter().map(|host| host.scripts.len()).sum();
+    let doorbells: usize = plan.hosts.iter().map(|host| host.scripts.len()).sum();
     let in_use: u64 = ledger.censuses.iter().map(|one| one.in_use).sum();
-    if !plan.breaks && in_use != 4096 * boards as u64 {
-        return wrong(format!("{in_use} bytes in use beside {boards} boards"));
+    if !plan.breaks && in_use != 4096 * doorbells as u64 {
+        return wrong(format!(
+            "{in_use} bytes in use with {doorbells} applications"
+        ));
     }
     if ledger
         .censuses
@@ -222,7 +224,7 @@ fn two_hosts_exchange_streams() {
         scripts: vec![script],
     });
     let (ledger, not_ready) =
-        play(plans.into(), Rules::new(1), 1, Duration::from_secs(10)).unwrap();
+        scenario(plans.into(), Rules::new(1), 1, Duration::from_secs(10)).unwrap();
     assert_eq!(not_ready, 0);
     assert_eq!(ledger.errors, Vec::<String>::new());
     assert_eq!((ledger.whole, ledger.broken, ledger.refused), (10, 0, 0));
@@ -242,7 +244,7 @@ fn daemons_keep_what_they_promise_on_soft_hosts() {
             0 => format!("soft:h{number}"),
             _ => format!("soft:h{number},hostile,seed={seed}"),
         };
-        let played = play_on_soft_hosts(plan.hosts.clone(), device);
+        let played = run_on_soft_hosts(plan.hosts.clone(), device);
         if let Err(what) = played.and_then(|ledger| judge(&plan, ledger)) {
             panic!(
                 "seed {seed}: {}",
@@ -303,7 +305,7 @@ fn who_scribbles_over_shared_memory_harms_nobody_else() {
             scripts,
         });
         let limit = Duration::from_secs(10);
-        let (ledger, _) = play(plans.into(), Rules::new(seed), seed, limit)
+        let (ledger, _) = scenario(plans.into(), Rules::new(seed), seed, limit)
             .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
         assert_eq!(ledger.errors, Vec::<String>::new(), "seed {seed}");
         assert!(ledger.whole >= 20, "seed {seed}: {ledger:#?}");
@@ -346,7 +348,7 @@ fn a_thousand_senders_do_not_overrun_one_slow_reader() {
         scripts,
     });
     let limit = Duration::from_secs(60);
-    let (ledger, not_ready) = play(plans.into(), Rules::new(1), 1, limit).unwrap();
+    let (ledger, not_ready) = scenario(plans.into(), Rules::new(1), 1, limit).unwrap();
     assert_eq!(ledger.errors, Vec::<String>::new());
     assert_eq!((ledger.whole, ledger.broken, ledger.refused), (2000, 0, 0));
     assert_eq!(not_ready, 0, "messages found no receive");
@@ -388,7 +390,7 @@ fn memory_is_not_used_again_while_a_transfer_may_reach_it() {
             .with(rules::jitter(3, late))
             .with(rules::loss(200));
         let limit = Duration::from_secs(20);
-        let (ledger, _) = play(plans.into(), faults, seed, limit)
+        let (ledger, _) = scenario(plans.into(), faults, seed, limit)
             .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
         assert_eq!(ledger.errors, Vec::<String>::new(), "seed {seed}");
     }

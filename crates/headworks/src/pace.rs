@@ -166,7 +166,7 @@ pub(crate) fn paced(
     Ok(Arc::new(PacedDevice::new(inner, info, pacing)))
 }
 
-/// The rate shared by all who pace an RNIC; kept while this process paces it.
+/// The rate shared by all processes that pace an RNIC; kept while this process paces it.
 struct SharedRate {
     share: SharedPacing,
     /// Registry entry by which other processes find the shared memory.

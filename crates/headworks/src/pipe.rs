@@ -15,7 +15,7 @@
 //!                            <-  welcome: version
 //!         the ring is brought up
 //! messages over the ring; the empty one is the end
-//!                            <-> delivered: bytes, from whoever receives
+//!                            <-> delivered: bytes, from the receiving side
 //! ```
 
 mod accept_queue;

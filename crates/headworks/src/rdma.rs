@@ -44,7 +44,7 @@ pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum RdmaError {
     /// The named device is of another kind.
     #[error(
-        "{0} cannot meet anybody over RDMA: name a device of libibverbs, as in ibv:mlx5_0, or ibv alone for the one that leads there"
+        "{0} cannot connect over RDMA: name a device of libibverbs, as in ibv:mlx5_0, or ibv alone for the one that leads there"
     )]
     Kind(DeviceName),
     /// The device could not be opened.
@@ -291,7 +291,7 @@ fn devices_of(
     let failed = |error: RouteError| RdmaError::manager(address)(error.into());
     let own = route.own_device().map_err(failed)?;
     let device = route.device(asked).map_err(failed)?;
-    tracing::info!(%device, "the way of the connection");
+    tracing::info!(%device, "the route of the connection");
     Ok((own, device))
 }
 

@@ -126,22 +126,22 @@ pub enum ServiceError {
     )]
     Forked,
     /// The deadline passed.
-    #[error("the time is up")]
+    #[error("the deadline passed")]
     Deadline,
     /// A one-sided operation was not executed.
     #[error("{0}")]
     Operation(Outcome),
     /// The message has this many bytes, more than [`MESSAGE_MAX`].
-    #[error("a message of {0} bytes: at most {MESSAGE_MAX}")]
+    #[error("a message of {0} bytes: at most {MESSAGE_MAX} are allowed")]
     TooLong(usize),
     /// The stream's reader was taken, so only the reader receives.
-    #[error("the stream's reader was taken off it")]
+    #[error("the stream's reader was taken: receive with the reader")]
     Taken,
     /// The call would have to wait, and the object is nonblocking.
-    #[error("nothing there yet, or no room")]
+    #[error("the call would have to wait: nothing has arrived, or there is no room")]
     WouldBlock,
     /// The daemon wrote something illegal into shared memory or to the socket.
-    #[error("the daemon does not keep to the contract: {0}")]
+    #[error("the daemon broke the contract: {0}")]
     Contract(#[from] ContractError),
     /// Memory that the daemon shares could not be mapped.
     #[error(transparent)]

@@ -359,10 +359,10 @@ fn until_asleep(thread: i32) {
 /// Runs only in the processes that the test below starts.
 #[test]
 fn child_process_entry() {
-    let mut cast = ActorRegistry::new();
-    cast.register("peer", |part| Ok(Box::new(Peer::new(part)?)));
-    cast.register("reads", |part| Ok(Box::new(ReaderActor(path_of(part)))));
-    child_entry_in_test(&cast, no_device_opener());
+    let mut actors = ActorRegistry::new();
+    actors.register("peer", |part| Ok(Box::new(Peer::new(part)?)));
+    actors.register("reads", |part| Ok(Box::new(ReaderActor(path_of(part)))));
+    child_entry_in_test(&actors, no_device_opener());
 }
 
 /// One end of a ring, which does nothing until it is killed.
@@ -419,9 +419,9 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     let listener = Listener::bind(&Registry::open_at(&path).expect("a fabric"), "meet");
     let mut args = vec![0];
     args.extend(path.to_string_lossy().as_bytes());
-    let play = Scenario::of([ActorSpec::new("reader", "reads").with_args(args)]);
+    let scenario = Scenario::of([ActorSpec::new("reader", "reads").with_args(args)]);
     let world = Processes::of_this_test("child_process_entry");
-    let running = world.start(&play).expect("starts");
+    let running = world.start(&scenario).expect("starts");
     let line = listener.expect("listens").accept(soon());
     let device = open(&path, "soft:h1");
     let mut sender = sender(&device, &config(), line.expect("a caller"));
@@ -432,7 +432,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     // The ring breaks, but everything was consumed before.
     let began = clock::now();
     while sender.ring().step().is_ok() {
-        assert!(clock::now().since(began) < LIMIT, "nobody says so");
+        assert!(clock::now().since(began) < LIMIT, "the ring never broke");
         thread::yield_now();
     }
     sender.close().map(drop).expect("everything was consumed");
@@ -450,9 +450,9 @@ fn killed<T>(
     let listener = listener.expect("listens");
     let mut args = vec![sends.into()];
     args.extend(path.to_string_lossy().as_bytes());
-    let play = Scenario::of([ActorSpec::new("peer", "peer").with_args(args)]);
+    let scenario = Scenario::of([ActorSpec::new("peer", "peer").with_args(args)]);
     let world = Processes::of_this_test("child_process_entry");
-    let mut running = world.start(&play).expect("starts");
+    let mut running = world.start(&scenario).expect("starts");
     let line = listener.accept(soon()).expect("a caller");
     let (asleep, told) = channel();
     let error = thread::scope(|scope| {

@@ -47,7 +47,7 @@ impl Count<'_> {
     fn wait_for_theirs(&self, least: u64) {
         let began = clock::now();
         while self.theirs.load(Ordering::Acquire) < least {
-            assert!(clock::now().since(began) < LIMIT, "the other side stands");
+            assert!(clock::now().since(began) < LIMIT, "no progress there");
             thread::yield_now();
         }
     }

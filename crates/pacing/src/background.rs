@@ -1,8 +1,9 @@
-//! A thread for what waits while its program makes no call: one that posts a long WRITE and looks at memory for the
-//! answer, say.
+//! The background thread: posts waiting requests while their program makes no call, for example a program
+//! that posts a long WRITE and then polls memory for the answer.
 //!
-//! It sleeps as long as nothing waits, and leaves queues alone whose program calls: then it only looks at a number now
-//! and then, and takes no lock. A thin shell: what is done is [`PacedSq::progress`](crate::paced_sq)'s.
+//! The thread sleeps while nothing waits. It leaves queues alone whose program makes calls: for those it only
+//! reads a counter now and then, and takes no lock. It is a thin shell;
+//! [`PacedSq::progress`](crate::paced_sq) does the work.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -10,39 +11,42 @@ use std::time::Duration;
 
 use headworks_shm::fork::ForkGeneration;
 
-/// A program that makes no call for so long is attended to.
+/// The background thread serves a program that makes no call for this long.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// And so often from then on, if nothing is due later.
+/// Shortest time between two services of such a program.
 const AGAIN: Duration = Duration::from_micros(50);
 
-/// What somebody can be attended to about.
+/// A queue that the background thread serves.
 pub(crate) trait BackgroundWork: Send + Sync {
-    /// What its program calls, counted.
+    /// The counter of its program's calls.
     fn calls(&self) -> &CallCounter;
 
-    /// Goes on with what is due. Says after how long to come again, or `None` where nothing waits any more.
+    /// Posts what is due. Returns after how long to come again, or `None` if nothing waits any more.
     fn attend(&self) -> Option<Duration>;
 }
 
-/// Who is there to be attended to now.
+/// Returns the queues that exist now.
 pub(crate) type WorkList = Box<dyn Fn() -> Vec<Arc<dyn BackgroundWork>> + Send>;
 
-/// Calls of a program, and whether something waits after the last.
+/// Counts a program's calls that left something waiting, and tells whether something waits after the last
+/// call.
 #[derive(Debug, Default)]
 pub(crate) struct CallCounter {
     count: AtomicU64,
     waits: AtomicBool,
-    /// What the attendant saw when it last looked.
+    /// The count that the background thread found at its last look.
     seen: AtomicU64,
 }
 
 impl CallCounter {
-    /// What the attendant itself left. Under the lock of what it is about.
+    /// Records whether something still waits after a service by the background thread. The caller holds the
+    /// queue's lock.
     pub(crate) fn attended(&self, waits: bool) {
         self.waits.store(waits, Ordering::Relaxed);
     }
 
-    /// A call left something waiting, or nothing. Under the lock of what it is about.
+    /// Records a call of the program and whether something waits after it; wakes the background thread if
+    /// nothing waited before. The caller holds the queue's lock.
     #[inline]
     pub(crate) fn left(&self, waits: bool, attendant: Option<&BackgroundThread>) {
         if !waits {
@@ -62,10 +66,10 @@ impl CallCounter {
     }
 }
 
-/// The thread, started by the first that waits; it ends when this is dropped.
+/// Handle of the background thread. The first request that waits starts the thread; dropping this ends it.
 pub(crate) struct BackgroundThread {
-    bell: Arc<Wakeup>,
-    everybody: Mutex<Option<WorkList>>,
+    wakeup: Arc<Wakeup>,
+    work_list: Mutex<Option<WorkList>>,
     started: Once,
     made_by: ForkGeneration,
 }
@@ -74,12 +78,12 @@ pub(crate) struct BackgroundThread {
 struct Wakeup {
     asleep: AtomicBool,
     state: Mutex<State>,
-    rung: Condvar,
+    woken: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    is_rung: bool,
+    is_woken: bool,
     is_over: bool,
 }
 
@@ -90,88 +94,90 @@ impl Wakeup {
 
     fn ring(&self, is_over: bool) {
         let mut state = self.state();
-        state.is_rung = true;
+        state.is_woken = true;
         state.is_over |= is_over;
-        self.rung.notify_one();
+        self.woken.notify_one();
     }
 }
 
 impl BackgroundThread {
-    /// Of these, whoever they are when it looks.
-    pub(crate) fn new(everybody: WorkList) -> Self {
+    /// Serves the queues that `everybody` returns at each look.
+    pub(crate) fn new(work_list: WorkList) -> Self {
         Self {
-            bell: Arc::default(),
-            everybody: Mutex::new(Some(everybody)),
+            wakeup: Arc::default(),
+            work_list: Mutex::new(Some(work_list)),
             started: Once::new(),
             made_by: ForkGeneration::current(),
         }
     }
 
-    /// Something waits.
+    /// Tells the thread that something waits; starts it if it does not run yet.
     fn wake(&self) {
         self.started.call_once(|| {
-            let mut everybody = self
-                .everybody
+            let mut work_list = self
+                .work_list
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let (bell, everybody) = (self.bell.clone(), everybody.take());
-            if let Some(everybody) = everybody {
-                // Without it what waits goes on with the program's calls, as on a simulated device.
+            let (wakeup, work_list) = (self.wakeup.clone(), work_list.take());
+            if let Some(work_list) = work_list {
+                // If the thread cannot be started, the program's calls post what waits, as on a simulated
+                // device.
                 let _ = std::thread::Builder::new()
                     .name("hw-pacing".into())
-                    .spawn(move || run(&bell, &everybody));
+                    .spawn(move || run(&wakeup, &work_list));
             }
         });
-        // Dekker with `run`: it sees that something waits, or this sees it asleep.
+        // Dekker's pattern with `run`: either `run` sees that something waits, or this sees it asleep.
         fence(Ordering::SeqCst);
-        if self.bell.asleep.load(Ordering::Relaxed) {
-            self.bell.ring(false);
+        if self.wakeup.asleep.load(Ordering::Relaxed) {
+            self.wakeup.ring(false);
         }
     }
 }
 
 impl Drop for BackgroundThread {
     fn drop(&mut self) {
-        // A forked child has no such thread, which may have held the lock.
+        // A forked child has no such thread, and the thread may have held the lock when the process forked.
         if !self.made_by.is_foreign() {
-            self.bell.ring(true);
+            self.wakeup.ring(true);
         }
     }
 }
 
-fn run(bell: &Wakeup, everybody: &WorkList) {
+fn run(wakeup: &Wakeup, work_list: &WorkList) {
     loop {
-        bell.asleep.store(true, Ordering::Relaxed);
+        wakeup.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let next = round(&everybody());
-        let mut state = bell.state();
+        let next = round(&work_list());
+        let mut state = wakeup.state();
         if state.is_over {
             return;
         }
         state = match next {
             Some(next) => {
-                bell.asleep.store(false, Ordering::Relaxed);
-                let waited = bell
-                    .rung
+                wakeup.asleep.store(false, Ordering::Relaxed);
+                let waited = wakeup
+                    .woken
                     .wait_timeout_while(state, next, |state| !state.is_over);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
             None => {
-                let waited = bell.rung.wait_while(state, |state| !state.is_rung);
+                let waited = wakeup.woken.wait_while(state, |state| !state.is_woken);
                 waited.unwrap_or_else(PoisonError::into_inner)
             }
         };
-        state.is_rung = false;
+        state.is_woken = false;
         if state.is_over {
             return;
         }
     }
 }
 
-/// Attends to whoever waits and made no call since the last time. Says when to come again.
-fn round(everybody: &[Arc<dyn BackgroundWork>]) -> Option<Duration> {
+/// Serves every queue in which something waits and whose program made no call since the last look. Returns
+/// after how long to come again, or `None` if nothing waits.
+fn round(work_list: &[Arc<dyn BackgroundWork>]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
-    for one in everybody {
+    for one in work_list {
         let calls = one.calls();
         if !calls.waits.load(Ordering::Relaxed) {
             continue;

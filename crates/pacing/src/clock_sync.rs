@@ -1,20 +1,22 @@
-//! The device's clock against the host's (section IV-B), pure.
+//! Synchronisation of the device's clock with the host's (section IV-B), pure.
 //!
-//! Reading the device's clock is slow, so it is read rarely, between two readings of the host's: the less those are
-//! apart, the better the comparison. Between comparisons the clocks are taken to drift as they did before.
+//! Reading the device's clock is slow, so it is read rarely. Each reading lies between two readings of the
+//! host's clock; the closer those two are, the better the comparison. Between comparisons the drift is
+//! assumed constant.
 
 use headworks_verbs::{Duration, Instant};
 
 use crate::config::PacingConfig;
 
-/// Clocks drift apart by less than this part: crystals are good to a ten-thousandth, and a bad comparison is not a drift.
+/// Upper bound of the relative drift of two clocks. Crystals are accurate to 1e-4; a larger measured drift
+/// comes from a bad comparison.
 const DRIFT_MAX: f64 = 1e-3;
 
-/// How the device's clock is to the host's.
+/// Offset and drift of the device's clock relative to the host's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClockSync {
     last: Option<ClockPair>,
-    /// Of the device's clock, in parts, beyond the host's.
+    /// Relative drift: how much faster the device's clock runs than the host's, as a fraction.
     drift: f64,
     requests: u64,
 }
@@ -26,7 +28,7 @@ struct ClockPair {
 }
 
 impl ClockSync {
-    /// So many requests were posted. Says whether to compare the clocks.
+    /// Counts `requests` more posted requests. Returns whether a comparison of the clocks is due.
     #[inline]
     pub fn is_due(&mut self, requests: u64, now: Instant, config: &PacingConfig) -> bool {
         self.requests += requests;
@@ -37,7 +39,7 @@ impl ClockSync {
         self.requests as f64 >= config.sync_every || since as f64 >= config.sync_ms * 1e6
     }
 
-    /// The device's clock was read between these two readings of the host's.
+    /// Records a reading of the device's clock that was taken between two readings of the host's clock.
     pub fn compare(&mut self, before: Instant, device: Instant, after: Instant) {
         let host = (i128::from(before.nanos()) + i128::from(after.nanos())) / 2;
         let device = device.nanos().into();
@@ -46,7 +48,7 @@ impl ClockSync {
         {
             let span = (host - last.host) as f64;
             let drift = (device - last.device) as f64 / span - 1.0;
-            // Over a short span the readings' own time is more than any drift.
+            // Over a short span the time that the readings take outweighs any drift.
             let is_long = span > 100.0 * after.since(before).nanos() as f64;
             if is_long && drift.abs() < DRIFT_MAX {
                 self.drift = drift;
@@ -56,7 +58,7 @@ impl ClockSync {
         self.requests = 0;
     }
 
-    /// An instant of the device's clock on the host's. `None` before the first comparison.
+    /// Converts an instant of the device's clock to the host's clock. `None` before the first comparison.
     #[inline]
     pub fn on_host(&self, device: Instant) -> Option<Instant> {
         let last = self.last.as_ref()?;
@@ -66,7 +68,7 @@ impl ClockSync {
     }
 }
 
-/// From a doorbell to a completion; none if the clocks are too far off to say.
+/// Time from a doorbell to a completion. `None` if the completion seems to precede the doorbell.
 pub fn between(doorbell: u64, completed: Instant) -> Option<Duration> {
     (completed.nanos() >= doorbell).then(|| Duration::from_nanos(completed.nanos() - doorbell))
 }
@@ -96,7 +98,7 @@ mod tests {
                 if round > 0 {
                     let later = host + 5_000_000;
                     let found = sync.on_host(Instant::from_nanos(device(later))).unwrap().nanos();
-                    // Half a microsecond at worst, for five milliseconds.
+                    // The error is below half a microsecond five milliseconds after a comparison.
                     prop_assert!(found.abs_diff(later) < 500, "{found} for {later}");
                 }
             }

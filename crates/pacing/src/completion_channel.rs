@@ -1,4 +1,5 @@
-//! Completion channels of a paced device: the device's own, and a timer for what is due while everybody sleeps.
+//! Completion channels of a paced device: the device's own channel, and a timer for requests that become due
+//! while the program sleeps.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +11,10 @@ use rustix::time::{
     timerfd_gettime, timerfd_settime,
 };
 
-/// A completion channel.
+/// A completion channel of a paced device.
 pub(crate) struct PacedChannel {
     pub(crate) inner: Arc<dyn CompletionChannel>,
-    /// Where real time passes.
+    /// Present where real time passes.
     alarm: Option<DeadlineTimer>,
     queues: Mutex<ChannelQueues>,
 }
@@ -25,14 +26,15 @@ struct DeadlineTimer {
 
 #[derive(Default)]
 struct ChannelQueues {
-    /// Numbers of the device's completion queues for requests, and what the program calls them.
+    /// For each of the device's completion queues for requests: its own id, and the id that the program
+    /// knows.
     names: Vec<(CqId, CqId)>,
-    /// Whose requests are due when the timer has run out.
+    /// Completion queues to report when the timer expires: their requests are due then.
     asleep: Vec<CqId>,
 }
 
 impl PacedChannel {
-    /// Around one of the device's.
+    /// Wraps one of the device's channels, with a timer if `has_timer`.
     pub(crate) fn new(
         inner: Arc<dyn CompletionChannel>,
         has_timer: bool,
@@ -55,24 +57,24 @@ impl PacedChannel {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device's completion queue `inner` is the program's `outer`.
+    /// Reports events of the device's completion queue `inner` to the program as events of `outer`.
     pub(crate) fn name(&self, inner: CqId, outer: CqId) {
         self.queues().names.push((inner, outer));
     }
 
-    /// A completion queue is gone.
+    /// Forgets a completion queue that was destroyed.
     pub(crate) fn forget(&self, outer: CqId) {
         let mut queues = self.queues();
         queues.names.retain(|(_, other)| *other != outer);
         queues.asleep.retain(|other| *other != outer);
     }
 
-    /// Whether it can wake somebody at a time.
+    /// Whether the channel can wake a waiter at a given time.
     pub(crate) fn has_timer(&self) -> bool {
         self.alarm.is_some()
     }
 
-    /// Wakes who waits for `outer`, after this.
+    /// Wakes the thread that waits for `outer` after `wait`.
     pub(crate) fn wake_after(&self, outer: CqId, wait: Duration) {
         let Some(alarm) = &self.alarm else {
             return;
@@ -81,7 +83,7 @@ impl PacedChannel {
         if !queues.asleep.contains(&outer) {
             queues.asleep.push(outer);
         }
-        // Who is woken early looks again.
+        // An early wake-up is harmless: the woken thread polls and arms again.
         if alarm.left().is_none_or(|left| wait < left) {
             alarm.set(wait);
         }
@@ -114,11 +116,11 @@ impl DeadlineTimer {
                 tv_nsec: (nanos % 1_000_000_000) as _,
             },
         };
-        // A time within its range is all that it asks for.
+        // The call can only fail for a time out of range, and this one is within it.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
     }
 
-    /// How long until it rings, if it will.
+    /// Time until the timer expires, if it is set.
     fn left(&self) -> Option<Duration> {
         let left = timerfd_gettime(&self.timer).ok()?.it_value;
         let nanos = left.tv_sec as u64 * 1_000_000_000 + left.tv_nsec as u64;
@@ -152,7 +154,7 @@ impl CompletionChannel for PacedChannel {
         if alarm.has_rung() {
             let next = queues.asleep.pop();
             if !queues.asleep.is_empty() {
-                // For the others.
+                // The timer fires again at once for the others.
                 alarm.set(Duration::ZERO);
             }
             return Ok(next);

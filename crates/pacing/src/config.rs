@@ -8,40 +8,40 @@ use headworks_verbs::Duration;
 
 use crate::monitor::Class;
 
-/// A constant: its key, its unit, what it is.
+/// A constant of the pacing: its key, unit, meaning, range and default.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Constant {
-    /// What it is named by.
+    /// The name by which it is set.
     pub key: &'static str,
     /// Its unit.
     pub unit: &'static str,
-    /// What it means, and what follows from it.
+    /// Its meaning and effect.
     pub what: &'static str,
-    /// The smallest value that makes sense.
+    /// Smallest allowed value.
     pub lowest: f64,
-    /// The largest.
+    /// Largest allowed value.
     pub highest: f64,
-    /// What it is if not said.
+    /// Value if none is set.
     pub default: f64,
 }
 
-/// A constant cannot be set like this.
+/// Error of setting a constant.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetError {
-    /// There is none of that key.
+    /// No constant has this key.
     #[error("pacing has no constant {key:?}: it has {}", keys())]
     Unknown {
-        /// What was asked for.
+        /// The key that was given.
         key: String,
     },
-    /// The value is none, or outside what makes sense.
+    /// The value is not a number, or it is out of range.
     #[error("{}={value:?}: {} from {} to {}{}{}", .constant.key, kind(.constant), .constant.lowest, .constant.highest, if .constant.unit.is_empty() { "" } else { ", in " }, .constant.unit)]
     Range {
         /// The constant that was to be set.
         constant: &'static Constant,
-        /// What was given.
+        /// The value that was given.
         value: String,
     },
     /// Two constants contradict each other.
@@ -62,12 +62,12 @@ fn kind(constant: &Constant) -> &'static str {
 }
 
 impl Constant {
-    /// The constant of that key.
+    /// Returns the constant with this key.
     pub fn of(key: &str) -> Option<&'static Self> {
         CONSTANTS.iter().find(|constant| constant.key == key)
     }
 
-    /// Whether a fraction makes no sense.
+    /// Whether the value must be a whole number.
     pub fn is_whole(&self) -> bool {
         !matches!(self.unit, "Gbit/s" | "Mbit/s" | "base delays" | "part")
     }
@@ -107,7 +107,7 @@ macro_rules! constants {
                 }
             }
 
-            /// The value of the constant of that key.
+            /// Value of the constant with this key.
             pub fn value(&self, key: &str) -> Option<f64> {
                 match key {
                     $(stringify!($field) => Some(self.$field),)*
@@ -120,71 +120,71 @@ macro_rules! constants {
 
 constants! {
     line_rate_gbps "Gbit/s" 0.1..10000 = 100
-        "The RNIC's line rate: what pacing starts from, starts from again after idleness, and never exceeds (section IV-D).";
+        "Line rate of the RNIC. Pacing starts at this rate, returns to it after idleness, and never exceeds it (section IV-D).";
     min_rate_gbps "Gbit/s" 0.001..10000 = 5
-        "What the rate never falls below, so that completions, and with them samples, keep coming; where a device's name does not say it, no more than the line rate.";
+        "Lowest rate. It keeps completions, and with them samples, coming. If the device's name does not set it, it is at most the line rate.";
     base_delay_ns "ns" 0..1e9 = 0
-        "From doorbell to completion of a SEND or WRITE on the idle device, without the time its bytes take on the line; 0: the shortest seen.";
+        "Delay from doorbell to completion of a SEND or WRITE on the idle device, without the time its bytes take on the line. 0: the shortest delay seen.";
     base_delay_read_ns "ns" 0..1e9 = 0
-        "The same of a READ.";
+        "Base delay of a READ, as `base_delay_ns`.";
     base_delay_atomic_ns "ns" 0..1e9 = 0
-        "The same of an atomic.";
+        "Base delay of an atomic, as `base_delay_ns`.";
     base_delay_ud_ns "ns" 0..1e9 = 0
-        "The same of a datagram, which waits for no answer.";
+        "Base delay of a datagram, which waits for no answer, as `base_delay_ns`.";
     init_alpha "base delays" 0..1e6 = 2
         "The rate rises while the delay exceeds the base delay by no more than this, for up to `qps_per_step` active queue pairs (Eq. 3).";
     init_beta "base delays" 0..1e6 = 4
         "The rate falls when the delay exceeds the base delay by this or more, for up to `qps_per_step` active queue pairs (Eq. 4).";
     qps_per_step "queue pairs" 1..1e6 = 1024
-        "Both thresholds rise by `init_alpha` with every so many active queue pairs (N of Eq. 3).";
+        "Both thresholds rise by `init_alpha` each time the active queue pairs grow by this number (N of Eq. 3).";
     inc_mbps "Mbit/s" 0..1e6 = 6
-        "What a completion below the lower threshold adds to the rate.";
+        "How much a completion at or below the lower threshold raises the rate.";
     dec_mbps "Mbit/s" 0..1e6 = 12
-        "What a completion above the upper threshold takes from the rate.";
+        "How much a completion at or above the upper threshold lowers the rate.";
     ewma_weight "part" 0..0.999 = 0.875
-        "How much of the delay's average a sample leaves as it was (W of Eq. 2).";
+        "Weight of the old average when a sample is added to the average delay (W of Eq. 2).";
     outlier_factor "times" 2..1e6 = 16
-        "A sample so many times the average is taken for a retransmission or a missing receive, and left out.";
+        "A sample that exceeds this multiple of the average is taken for a retransmission or a missing receive, and left out.";
     outliers_in_row "samples" 1..1e6 = 8
-        "So many of those in a row are believed.";
+        "After this many outliers in a row the last one counts as a sample.";
     fresh_ns "ns" 0..1e9 = 2000
-        "Without timestamps, a completion counts as a sample if the queue was seen empty no longer ago than this: else it measures how rarely the program polls.";
+        "Without timestamps, a completion counts as a sample only if the queue was seen empty, or the doorbell rung, no longer ago than this; otherwise it would measure how rarely the program polls.";
     slice_bytes "bytes" 256..1e9 = 16384
-        "A longer WRITE or READ is posted in slices of at most this many bytes, which end at multiples of 64 there (section IV-D).";
+        "A longer WRITE or READ is posted in slices of at most this many bytes, which end at remote addresses that are multiples of 64 (section IV-D).";
     slice_imm "0 or 1" 0..1 = 0
         "Whether a WRITE with immediate is sliced too: the receiver's completion then counts only the bytes of the last slice.";
     overhead_bytes "bytes" 0..4096 = 64
-        "What a request costs beside its payload: headers, and the request itself.";
+        "Cost of a request in addition to its payload: headers, and the request itself.";
     burst_bytes "bytes" 0..1e9 = 65536
-        "What an idle RNIC may be given at once.";
+        "Bytes that may be posted at once to an idle RNIC.";
     quantum_bytes "bytes" 0..1e9 = 4096
-        "What a thread takes from the shared clock at once, so as to touch it rarely.";
+        "Credit that a thread takes from the shared clock at once, so that it touches the clock rarely.";
     max_in_flight "requests" 16..65536 = 4096
-        "Requests that one completion queue's queue pairs have in flight at most.";
+        "Most requests that the queue pairs of one completion queue have in flight.";
     sample_every "requests" 1..1e6 = 8
-        "One request in so many is measured, of a chain the last; every one while requests wait, or the rate is below the line rate. 1: every one always, as in the paper (section IV-B). A look at the clock costs more than a short request.";
+        "One request in this many is measured, the last of its chain. Every request is measured while requests wait or the rate is below the line rate. 1: every request always, as in the paper (section IV-B). Reading the clock costs more than a short request.";
     timestamps "0 or 1" 0..1 = 1
-        "Whether completions are taken at the device's timestamps rather than when they are polled.";
+        "Whether the time of a completion is the device's timestamp rather than the time at which it is polled.";
     sync_every "requests" 1..1e9 = 1000
-        "The device's clock is compared with the host's after so many requests (section IV-B).";
+        "The device's clock is compared with the host's after this many requests (section IV-B).";
     sync_ms "ms" 1..1e6 = 10
-        "And after so long.";
+        "The device's clock is compared with the host's after this time at the latest.";
     idle_ms "ms" 1..1e6 = 10
-        "After so long without a request the rate is the line rate again.";
+        "After this time without a request the rate is the line rate again.";
     cut_part "part" 0..0.99 = 0.5
-        "What a congestion signal leaves of the rate.";
+        "Factor by which a congestion signal multiplies the rate.";
     hold_us "us" 0..1e6 = 100
-        "For so long after a congestion signal the rate does not rise, and no other signal cuts it.";
+        "For this time after a congestion signal the rate does not rise, and no further signal cuts it.";
     window "0 or 1" 0..1 = 0
-        "Instead of the rate, limit what is in flight: `line_rate x base_delay x (1 + alpha)`, shared by active queue pairs. Not of the paper.";
+        "Limit the bytes in flight instead of the rate: `line_rate x base_delay x (1 + alpha)`, shared by active queue pairs. Not in the paper.";
 }
 
 impl PacingConfig {
-    /// Sets the constant of that key.
+    /// Sets the constant with this key.
     ///
     /// # Errors
     ///
-    /// [`SetError`], and nothing is changed.
+    /// [`SetError`]; nothing is changed then.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), SetError> {
         let unknown = || SetError::Unknown {
             key: key.to_owned(),
@@ -207,7 +207,7 @@ impl PacingConfig {
     ///
     /// # Errors
     ///
-    /// [`SetError::Order`], of the first that do.
+    /// [`SetError::Order`] for the first contradiction.
     pub fn check(&self) -> Result<(), SetError> {
         if self.min_rate_gbps > self.line_rate_gbps {
             return Err(SetError::Order(
@@ -230,17 +230,17 @@ impl PacingConfig {
         bytes_per_s(self.min_rate_gbps).max(1)
     }
 
-    /// What the rate rises by, in bytes a second.
+    /// By how much the rate rises at once, in bytes a second.
     pub fn inc(&self) -> u64 {
         bytes_per_s(self.inc_mbps / 1e3)
     }
 
-    /// What the rate falls by, in bytes a second.
+    /// By how much the rate falls at once, in bytes a second.
     pub fn dec(&self) -> u64 {
         bytes_per_s(self.dec_mbps / 1e3)
     }
 
-    /// The base delay of requests of this class, if it is given.
+    /// The configured base delay of requests of this class; `None` if it is to be learnt.
     pub fn base_delay(&self, class: Class) -> Option<Duration> {
         let given = match class {
             Class::Datagram => self.base_delay_ud_ns,
@@ -257,7 +257,7 @@ fn bytes_per_s(gbps: f64) -> u64 {
 }
 
 impl fmt::Display for PacingConfig {
-    /// The constants that are not at their defaults, as options of a device's name.
+    /// Writes the constants that are not at their defaults, as options of a device's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for constant in CONSTANTS {
             let value = self.value(constant.key).unwrap_or(constant.default);

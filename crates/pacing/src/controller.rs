@@ -4,20 +4,22 @@ use headworks_verbs::Duration;
 
 use crate::config::PacingConfig;
 
-/// Between which delays, in base delays beyond the first, the rate stays.
+/// Between these delays the rate stays as it is. Each is a multiple of the base delay, beyond the base delay
+/// itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Thresholds {
-    /// α: the rate rises up to here.
+    /// α: the rate rises for delays up to this.
     pub raise_below: f64,
-    /// β: the rate falls from here on.
+    /// β: the rate falls for delays of this or more.
     pub lower_above: f64,
 }
 
 impl Thresholds {
-    /// The thresholds for so many active queue pairs (Eq. 3 and 4).
+    /// The thresholds for `active` active queue pairs (Eq. 3 and 4).
     ///
-    /// β keeps the distance `init_beta − init_alpha` from α. The paper prints β = α + init_α − init_β, which is above α only
-    /// if init_α > init_β, and states neither value. The turned sign is our reading: with it β is `init_beta` at first.
+    /// β keeps the distance `init_beta − init_alpha` from α. The paper prints β = α + init_α − init_β and
+    /// states neither value. That β is above α only if init_α > init_β. The reversed sign is our reading;
+    /// with it β starts at `init_beta`.
     pub fn of(config: &PacingConfig, active: u32) -> Self {
         let steps = (f64::from(active) / config.qps_per_step).ceil().max(1.0);
         let raise_below = steps * config.init_alpha;
@@ -27,7 +29,7 @@ impl Thresholds {
         }
     }
 
-    /// What the rate changes by, for a delay of so many base delays beyond the first: in bytes a second.
+    /// Change of the rate, in bytes a second, for a delay that exceeds the base delay by `ratio` base delays.
     pub fn change(&self, config: &PacingConfig, ratio: f64) -> i64 {
         if ratio <= self.raise_below {
             config.inc() as i64
@@ -39,7 +41,8 @@ impl Thresholds {
     }
 }
 
-/// How many base delays beyond the first a delay is. A base delay of zero is none: the ratio is 0.
+/// By how many base delays a delay exceeds the base delay. The ratio is 0 if the base delay is zero, which
+/// means unknown.
 pub fn ratio(delay: Duration, base: Duration) -> f64 {
     match base.nanos() {
         0 => 0.0,
@@ -47,23 +50,24 @@ pub fn ratio(delay: Duration, base: Duration) -> f64 {
     }
 }
 
-/// A rate changed by so much, within its bounds: bytes a second.
+/// The rate changed by `by` and clamped to its bounds, in bytes a second.
 pub fn changed(config: &PacingConfig, rate: u64, by: i64) -> u64 {
     bounded(config, rate.saturating_add_signed(by))
 }
 
-/// A rate within its bounds, whatever shared memory said it was.
+/// The rate clamped to its bounds. A rate that was read from shared memory may have any value.
 pub fn bounded(config: &PacingConfig, rate: u64) -> u64 {
     rate.clamp(config.min_rate(), config.line_rate().max(config.min_rate()))
 }
 
-/// What a congestion signal leaves of a rate.
+/// The rate after a congestion signal.
 pub fn cut(config: &PacingConfig, rate: u64) -> u64 {
     bounded(config, (rate as f64 * config.cut_part) as u64)
 }
 
-/// Bytes that so many of all active queue pairs may have in flight together, where that is what is limited: their
-/// part of what is under way at the line rate within the delay up to which the rate would rise.
+/// Bytes that `active` of `all` active queue pairs may have in flight together if pacing limits the bytes in
+/// flight. This is their share of the bytes that are in flight at the line rate with the longest delay for
+/// which the rate would rise.
 pub fn window(
     config: &PacingConfig,
     base: Duration,
@@ -107,7 +111,8 @@ mod tests {
         assert_eq!(ratio(us(6), Duration::ZERO), 0.0);
     }
 
-    /// A delay that rises with the rate: what is asked for beyond `capacity` queues.
+    /// Simulates a delay that grows linearly with the rate, and returns the lowest and the highest rate after
+    /// it settled.
     fn settle(config: &PacingConfig, base_us: u64, slope: f64, start: u64) -> (u64, u64) {
         let t = Thresholds::of(config, 1);
         let base = Duration::from_micros(base_us);
@@ -150,7 +155,8 @@ mod tests {
         #[test]
         fn it_settles_when_delay_rises_with_rate(
             base_us in 1..50_u64,
-            // From never reaching the thresholds to being above them at the lowest rate.
+            // The range covers delays that never reach the thresholds and delays that exceed them at the
+            // lowest rate.
             slope in 1e-11..1e-7_f64,
             start in 0..12_500_000_000_u64,
         ) {

@@ -1,12 +1,12 @@
-//! First in, first out: what a [`VecDeque`](std::collections::VecDeque) does, whose growing is kept out of the way of
-//! those who push one and pop one for every request.
+//! First-in-first-out queue, like [`VecDeque`](std::collections::VecDeque). Its growth is out of line, which
+//! keeps the push and pop of every request short.
 
-/// A row of things that are copied in and out.
+/// A queue of elements that are copied in and out.
 #[derive(Debug)]
 pub(crate) struct Fifo<T> {
-    /// As many places as a power of two, or none.
+    /// Ring of places; their number is a power of two, or zero.
     places: Vec<T>,
-    /// Where the first is, counted on and on.
+    /// Index of the first element. It counts on without being reduced modulo the number of places.
     first: usize,
     len: usize,
 }
@@ -47,7 +47,8 @@ impl<T: Copy> Fifo<T> {
         self.len += 1;
     }
 
-    /// Twice as many places, and some from the beginning; `one` is pushed, and fills those that nothing is in yet.
+    /// Doubles the number of places, moves the elements to the beginning, and pushes `one`. Copies of `one`
+    /// fill the unused places.
     #[cold]
     fn grow(&mut self, one: T) {
         let mut places: Vec<T> = self.iter().copied().collect();
@@ -93,7 +94,7 @@ mod tests {
         #[test]
         fn it_is_a_vec_deque(steps in proptest::collection::vec((0..4_u8, any::<u32>()), 0..400), begin in any::<usize>()) {
             let (mut fifo, mut oracle) = (Fifo::default(), VecDeque::new());
-            // It also counts past the largest number.
+            // The index of the first element may also wrap around.
             fifo.first = begin;
             for (step, value) in steps {
                 match step {

@@ -1,10 +1,11 @@
 //! Doorbell pacing, after Weir ("Weir: Delay-based RNIC Cache Control Software Middleware for Scalable RDMA
-//! Networks"): an RNIC's cache of work requests is kept from overflowing by posting them no faster than it is
-//! done with them.
+//! Networks"): keeps an RNIC's cache of work requests from overflowing by posting requests no faster than the
+//! RNIC completes them.
 //!
-//! Of each request it is measured how long it takes from the doorbell to the completion. When that grows, requests
-//! wait in the RNIC, and the rate of doorbells falls; when not, it rises. The rate is per RNIC, shared by all
-//! processes that use it. What is not due waits here, in the order in which it was posted.
+//! Pacing measures the delay of requests from the doorbell to the completion. A growing delay means that
+//! requests queue in the RNIC, so the rate of doorbells falls; otherwise it rises. The rate is per RNIC and
+//! shared by all processes that use it. Requests that are not due yet wait here, in the order in which they
+//! were posted.
 //!
 //! # Map
 //!
@@ -27,17 +28,23 @@
 //!
 //! # Differences from the paper
 //!
-//! The paper sits in the RNIC's driver; this is outside of any, so pacing a doorbell means putting off the post.
-//! Requests are refused when they are posted, as verbs have it, not later. β is printed so that it falls below
-//! α; see [`controller::Thresholds::of`]. A WRITE with immediate is cut only if asked to be
-//! ([`config::PacingConfig::slice_imm`]): its receiver is told a length.
-//!
-//! Also: what a request's own bytes take on the line is taken off its delay (Eq. 1 does not); where nothing waits one
-//! request in [`sample_every`](config::PacingConfig::sample_every) is measured, and of a chain the last, every one if that is 1;
-//! outliers are left out;
-//! a queue pair counts as active until somebody looks, not until its completion; an idle clock gives a burst; what one
-//! completion queue has in flight is bounded, and queue pairs with nothing under way go first. Of its constants the paper
-//! states the first rate, the line's, and a synchronisation every 1,000 requests: all others are ours.
+//! - The paper's pacing sits in the RNIC's driver. This crate is outside of any driver, so pacing a doorbell
+//!   means deferring the post.
+//! - Illegal requests are refused when they are posted, as verbs require, not later.
+//! - As printed, β falls below α; see [`controller::Thresholds::of`].
+//! - A WRITE with immediate is cut only on request ([`config::PacingConfig::slice_imm`]), because its
+//!   receiver is told a length.
+//! - The time that a request's own bytes take on the line is subtracted from its delay (Eq. 1 does not do
+//!   this).
+//! - While nothing waits, one request in [`sample_every`](config::PacingConfig::sample_every) is measured,
+//!   and only the last request of a chain. If `sample_every` is 1, every request is measured.
+//! - Outliers are left out.
+//! - A queue pair counts as active until the next scan for idle queue pairs, not until its completion.
+//! - An idle clock allows a burst.
+//! - The requests that one completion queue has in flight are bounded.
+//! - Queue pairs with nothing in flight are served first.
+//! - The paper states three constants: the first rate, the line rate, and a synchronisation every 1,000
+//!   requests. All others are ours.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]

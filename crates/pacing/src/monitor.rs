@@ -1,24 +1,24 @@
-//! The life-cycle monitor (section IV-B): from the doorbell to the completion, averaged, pure.
+//! The life-cycle monitor (section IV-B): averages the delay from the doorbell to the completion, pure.
 //!
-//! A request's delay is its completion's time less its doorbell's and less what its own bytes take on the line, so
-//! that long and short requests can be compared. It is averaged for each [`Class`] and for peers of the same
-//! host apart, as their delays without any load differ.
+//! A request's delay is the time of its completion less that of its doorbell, less the time that its own
+//! bytes take on the line. Long and short requests are thus comparable. The average is kept separately for
+//! each [`Class`], and for peers on the same host and on others, because their delays without load differ.
 
 use headworks_verbs::{Duration, SendOp};
 
 use crate::config::PacingConfig;
 
-/// What requests have comparable delays.
+/// Class of requests with comparable delays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Class {
-    /// SEND and WRITE: there and back.
+    /// SEND and WRITE: a round trip.
     Write = 0,
     /// READ.
     Read = 1,
     /// Compare-and-swap, fetch-and-add.
     Atomic = 2,
-    /// A datagram: only to the wire.
+    /// A datagram: complete once it is on the wire.
     Datagram = 3,
 }
 
@@ -26,7 +26,7 @@ impl Class {
     /// All classes of requests.
     pub const ALL: [Self; 4] = [Self::Write, Self::Read, Self::Atomic, Self::Datagram];
 
-    /// That of a request.
+    /// The class of a request.
     pub fn of(op: &SendOp) -> Self {
         match op {
             SendOp::SendTo(_) | SendOp::SendToImm(..) => Self::Datagram,
@@ -37,7 +37,7 @@ impl Class {
     }
 }
 
-/// Averages kept: of each class, for peers elsewhere and here.
+/// Number of averages: one of each class for remote peers, and one for peers on this host.
 pub const KINDS: usize = 2 * Class::ALL.len();
 
 /// Which average a request belongs to.
@@ -45,17 +45,17 @@ pub const KINDS: usize = 2 * Class::ALL.len();
 pub struct Kind(u8);
 
 impl Kind {
-    /// Requests of a class, to a peer of the same host or of another.
+    /// The kind of requests of a class to a peer on the same host (`is_local`) or on another.
     pub fn new(class: Class, is_local: bool) -> Self {
         Self(class as u8 + if is_local { Class::ALL.len() as u8 } else { 0 })
     }
 
-    /// That of an index below [`KINDS`].
+    /// The kind with an index below [`KINDS`].
     pub fn at(index: usize) -> Self {
         Self((index % KINDS) as u8)
     }
 
-    /// From 0 to [`KINDS`].
+    /// Index of the kind, less than [`KINDS`].
     pub fn index(self) -> usize {
         self.0.into()
     }
@@ -74,7 +74,7 @@ pub struct DelayAverage {
 }
 
 impl DelayAverage {
-    /// What a sample makes of the average, or `None` where it is left out.
+    /// Adds a sample and returns the new average, or `None` if the sample is left out as an outlier.
     pub fn sample(&mut self, delay: Duration, config: &PacingConfig) -> Option<Duration> {
         let nanos = delay.nanos() as f64;
         let is_outlier = self.nanos > 0.0 && nanos > self.nanos * config.outlier_factor;
@@ -90,13 +90,13 @@ impl DelayAverage {
         Some(self.delay())
     }
 
-    /// The average; zero before the first sample.
+    /// The average delay; zero before the first sample.
     pub fn delay(&self) -> Duration {
         Duration::from_nanos(self.nanos as u64)
     }
 }
 
-/// What `bytes` take on a line of `rate` bytes a second.
+/// Time that `bytes` take on a line of `rate` bytes a second.
 pub fn serialisation(bytes: u64, rate: u64) -> Duration {
     Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1))) as u64)
 }

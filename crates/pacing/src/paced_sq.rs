@@ -133,7 +133,7 @@ pub(crate) struct PacedSq {
     is_plain: bool,
     gauge: RateFeedback,
     stamps: bool,
-    purse: TokenBucket,
+    bucket: TokenBucket,
     member: ShareMember,
     /// Requests that the device has.
     flying: usize,
@@ -195,7 +195,7 @@ impl PacedSq {
             is_plain: false,
             gauge,
             stamps,
-            purse: TokenBucket::default(),
+            bucket: TokenBucket::default(),
             member,
             flying: 0,
             told: VecDeque::new(),
@@ -392,7 +392,7 @@ impl PacedSq {
     /// Whether anything waits that no completion of the device would tell of, and when it is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         let by_time = !self.limits_flight;
-        (by_time && !self.row.is_empty()).then(|| self.purse.due())
+        (by_time && !self.row.is_empty()).then(|| self.bucket.due())
     }
 
     /// Whether requests wait that nothing but calls or time lets go.

@@ -1,20 +1,20 @@
-//! What verbs refuse when a request is posted, for requests whose posting is put off: errors come when verbs give
-//! them. Pure.
+//! Checks of requests whose posting is deferred, pure. A request that verbs refuse is refused when it is
+//! posted, not when it reaches the device.
 
 use headworks_verbs::{Payload, PostErrorKind, QpCaps, QpState, QpType, SendOp, SendWr};
 
-/// What a queue pair allows.
+/// Limits and state of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpLimits<'a> {
     /// Its transport.
     pub qp_type: QpType,
-    /// Its sizes.
+    /// Its capacities.
     pub caps: &'a QpCaps,
     /// Its state.
     pub state: QpState,
-    /// READs and atomics that it may have outstanding.
+    /// Limit of outstanding READs and atomics; 0 allows none.
     pub max_rd_atomic: u8,
-    /// Bytes of a message on this device.
+    /// Longest message of the device, in bytes.
     pub max_message: u32,
 }
 
@@ -23,7 +23,7 @@ impl QpLimits<'_> {
     ///
     /// # Errors
     ///
-    /// As [`QueuePair::post_send`](headworks_verbs::QueuePair::post_send) has them.
+    /// The errors of [`QueuePair::post_send`](headworks_verbs::QueuePair::post_send).
     pub fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         use QpState::{Error, Rts, Sqd, Sqe};
         if !matches!(self.state, Rts | Sqd | Sqe | Error) {

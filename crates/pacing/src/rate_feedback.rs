@@ -1,4 +1,5 @@
-//! From completions to the rate: clocks, delays, their averages, and what they say.
+//! Feedback from completions to the rate: clocks, delays, their averages, and the changes that follow from
+//! them.
 
 use std::sync::Arc;
 
@@ -12,15 +13,16 @@ use crate::paced_sq::Clock;
 use crate::request_queue::InFlight;
 use crate::shared_state::ShareMember;
 
-/// Active queue pairs of others are counted anew after so many samples, or so long.
+/// The active queue pairs of all processes are counted again after this many samples, or after
+/// `COUNTS_AFTER`.
 const COUNTS_EVERY: u32 = 256;
 const COUNTS_AFTER: Duration = Duration::from_micros(50);
-/// A base delay is learnt as no less than this part of what a request took, its own bytes included.
+/// A base delay is learnt as no less than the request's whole time, its own bytes included, divided by this.
 const LEAST_PART: u64 = 4;
-/// An empty poll's time is read once in so many.
+/// The clock is read at one in this many empty polls.
 const EMPTY_EVERY: u32 = 4;
 
-/// The time, looked at when somebody asks: a look at the clock costs more than a short request.
+/// The current time, read on first use. Reading the clock costs more than a short request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LazyClock(Option<Instant>);
 
@@ -33,13 +35,13 @@ impl LazyClock {
         *self.0.get_or_insert_with(|| gauge.now())
     }
 
-    /// If somebody asked.
+    /// The time if it was read already.
     pub(crate) fn known(self) -> Option<Instant> {
         self.0
     }
 }
 
-/// The instruments of one completion queue.
+/// Delay measurement of one completion queue.
 pub(crate) struct RateFeedback {
     config: Arc<PacingConfig>,
     clock: Clock,
@@ -52,25 +54,26 @@ pub(crate) struct RateFeedback {
     counted: Instant,
     all_active: u32,
     since_count: u32,
-    /// The completion queue was seen empty then.
+    /// When the completion queue was last seen empty.
     empty: Instant,
     empty_polls: u32,
-    /// Found, and not yet learnt: by how much the rate is to change.
+    /// Change of the rate that follows from samples and is not yet applied to the shared rate.
     change: i64,
     samples: (u64, u64),
     latest: (Duration, f64),
-    /// Bytes that the device has.
+    /// Bytes that the device has, overhead included.
     in_flight: u64,
-    /// Requests since the clocks were last looked at.
+    /// Requests posted since the last check whether a comparison of the clocks is due.
     unsynced: u64,
-    /// Requests until the next that is measured.
+    /// Requests to skip before the next that is measured.
     until_sample: u32,
-    /// Between two that are.
+    /// Requests to skip between two that are measured.
     skips: u32,
 }
 
 impl RateFeedback {
-    /// With the device whose clock completions are stamped by, if that is what counts.
+    /// `device` is the device whose clock stamps completions; `None` if completions count from when they are
+    /// polled.
     pub(crate) fn new(
         config: Arc<PacingConfig>,
         clock: Clock,
@@ -105,7 +108,8 @@ impl RateFeedback {
         (self.clock)()
     }
 
-    /// So many requests were posted, of which some are measured if it is known when.
+    /// Counts `count` posted requests. If the time of their doorbell is known, compares the clocks if that is
+    /// due.
     #[inline]
     pub(crate) fn posted(&mut self, count: u64, now: LazyClock) {
         self.unsynced += count;
@@ -125,7 +129,7 @@ impl RateFeedback {
         }
     }
 
-    /// Whether one of the next so many requests is measured: one in `sample_every`, all where it matters.
+    /// Whether one of the next `count` requests is measured: one in `sample_every`, or all of them if `all`.
     #[inline]
     pub(crate) fn measures(&mut self, count: usize, all: bool) -> bool {
         let count = count as u32;
@@ -137,13 +141,13 @@ impl RateFeedback {
         measures
     }
 
-    /// Whether every request is measured, those of a chain among them: `sample_every` is 1.
+    /// Whether every request is measured, all requests of a chain included: `sample_every` is 1.
     #[inline]
     pub(crate) fn measures_all(&self) -> bool {
         self.skips == 0
     }
 
-    /// Whether the next request is measured, where not all are.
+    /// Whether the next request is measured, for the case that not all are.
     #[inline]
     pub(crate) fn measures_next(&mut self) -> bool {
         let measures = self.until_sample == 0;
@@ -154,7 +158,7 @@ impl RateFeedback {
         measures
     }
 
-    /// The completion queue is empty.
+    /// Notes that a poll found the completion queue empty.
     pub(crate) fn saw_empty(&mut self) {
         if self.device.is_some() {
             return;
@@ -165,7 +169,8 @@ impl RateFeedback {
         }
     }
 
-    /// A request completed: at `stamp` of the device's clock, polled now. It is measured if its doorbell was.
+    /// Records the completion of a request at `stamp` of the device's clock, polled at `now`. The request is
+    /// measured if the time of its doorbell is known.
     #[inline]
     pub(crate) fn landed(
         &mut self,
@@ -185,7 +190,8 @@ impl RateFeedback {
             Some(_) => self.sync.on_host(stamp),
             None => {
                 let now = now.get(self);
-                // Since its doorbell, or since the queue was seen empty, it has not lain there for longer than this.
+                // The completion has not lain in the queue for longer than the time since its doorbell, or
+                // since the queue was seen empty.
                 let since = self.empty.nanos().max(flying.doorbell);
                 let is_fresh = now.nanos().saturating_sub(since) as f64 <= self.config.fresh_ns;
                 is_fresh.then_some(now)
@@ -197,8 +203,9 @@ impl RateFeedback {
             return;
         };
         let own = monitor::serialisation(cost, self.line_rate);
-        // Of one that took no longer than its bytes on the line nothing is left: it crossed a faster one, or none. Nor
-        // is one sample believed to be what an idle device takes: clocks are a little off.
+        // If the request took no longer than its bytes on the line, no delay is left: it crossed a faster
+        // line, or none. A single sample is not believed to be the idle device's delay either, because clocks
+        // are a little off.
         let least = Duration::from_nanos(delay.nanos() / LEAST_PART);
         let delay = Duration::from_nanos(delay.nanos().saturating_sub(own.nanos()).max(1));
         let kind = flying.kind;
@@ -213,14 +220,14 @@ impl RateFeedback {
         self.samples.0 += 1;
     }
 
-    /// The base delay of a kind, as far as it is known here.
+    /// The base delay of a kind, as known to this completion queue: the configured one, or the shortest seen.
     fn base(&mut self, kind: Kind, found: Duration) -> Duration {
         let known = &mut self.bases[kind.index()];
         if known.nanos() == 0 {
             if let Some(given) = self.config.base_delay(kind.class()) {
                 *known = given;
             } else {
-                // Others' are looked up when it is learnt.
+                // `recount` later takes the shortest delay that other processes have seen.
                 *known = found;
             }
         } else if found < *known && self.config.base_delay(kind.class()).is_none() {
@@ -229,20 +236,20 @@ impl RateFeedback {
         *known
     }
 
-    /// So much was admitted, and says nothing of the RNIC's load: it was not posted after all, or failed, or its queue
-    /// pair is gone.
+    /// Releases `cost` bytes that were admitted but say nothing of the RNIC's load: their request was not
+    /// posted after all, or failed, or its queue pair is gone.
     pub(crate) fn gone(&mut self, cost: u64) {
         self.in_flight = self.in_flight.saturating_sub(cost);
     }
 
-    /// Whether anything was found since.
+    /// Whether there are samples, counted or not, since the last call of `learn`.
     #[inline]
     pub(crate) fn has_samples(&self) -> bool {
         self.samples != (0, 0)
     }
 
-    /// What was found since is said to everybody. `drained`: the completion queue is empty now. How many samples
-    /// counted, and how many did not.
+    /// Applies the change of the rate since the last call to the shared rate. `drained`: the completion queue
+    /// is empty now. Returns how many samples counted and how many did not.
     #[inline]
     pub(crate) fn learn(
         &mut self,
@@ -267,12 +274,12 @@ impl RateFeedback {
         samples
     }
 
-    /// Whether it is time to see who is active.
+    /// Whether the active queue pairs are to be counted again.
     pub(crate) fn is_count_due(&self, now: Instant) -> bool {
         self.since_count >= COUNTS_EVERY || now.since(self.counted) >= COUNTS_AFTER
     }
 
-    /// Sees who is active, and says that we are here.
+    /// Publishes that this member is alive, and counts the active queue pairs of all.
     pub(crate) fn recount(&mut self, member: &ShareMember, now: Instant) {
         member.seen(now, self.latest.0, self.latest.1);
         let (active, _) = member.share().active(now);
@@ -287,7 +294,8 @@ impl RateFeedback {
         }
     }
 
-    /// Whether what is in flight is little enough for a request of this cost; counts it.
+    /// Admits a request of this cost if the bytes in flight leave room for it, and counts it. Returns whether
+    /// it did.
     pub(crate) fn admits(&mut self, cost: u64, member: &ShareMember) -> bool {
         let known = self.bases.iter().filter(|base| base.nanos() > 0);
         let fits = match known.min() {
@@ -310,7 +318,7 @@ impl RateFeedback {
         admitted
     }
 
-    /// Counts what is in flight from now on.
+    /// Counts `cost` bytes as in flight.
     pub(crate) fn admit(&mut self, cost: u64) {
         self.in_flight += cost;
     }

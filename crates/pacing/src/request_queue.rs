@@ -1,8 +1,10 @@
-//! What one queue pair has waiting and in flight, and what its program is told of it: pure.
+//! The requests of one queue pair that wait or are in flight, and the completions that its program gets:
+//! pure.
 //!
-//! Requests wait encoded, in a row of words: copied with their gather lists and inline bytes, so that posting them
-//! later needs nothing of the program. Those that are posted leave a short record, in the order in which they complete. A
-//! request that was cut completes once, with its last slice or with the first that failed.
+//! Waiting requests are encoded in a queue of words, with copies of their gather lists and inline bytes, so
+//! that posting them later needs nothing of the program. Posted requests leave a short record, in the order
+//! in which they complete. A request that was cut completes once, with its last slice or with the first slice
+//! that failed.
 
 use std::collections::VecDeque;
 
@@ -19,47 +21,49 @@ use crate::slices::{self, SliceRule};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
     pub(crate) wr_id: u64,
-    /// When its doorbell was rung, in nanoseconds.
+    /// Time of its doorbell in nanoseconds; 0 if it is not measured.
     pub(crate) doorbell: u64,
     /// Its bytes.
     pub(crate) bytes: u32,
-    /// Those of the whole request.
+    /// Bytes of the whole request.
     pub(crate) total: u32,
     pub(crate) opcode: Opcode,
     pub(crate) kind: Kind,
-    /// No slice of the same request follows.
+    /// Whether no slice of the same request follows.
     pub(crate) is_last: bool,
-    /// The program asked for its completion.
+    /// Whether the program asked for its completion.
     pub(crate) is_signaled: bool,
 }
 
-/// A completion for the program, and how many of its requests are over with it.
+/// A completion for the program, and how many of the program's requests it retires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramCompletion {
     pub(crate) completion: Completion,
     pub(crate) retires: u32,
 }
 
-/// Requests of a queue pair that is not idle.
+/// The requests of one queue pair. An idle queue pair has no such queue.
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
-    /// Requests as [`encode`] has them, oldest first.
+    /// Requests that wait, encoded by [`encode`], oldest first.
     waiting: VecDeque<u64>,
     waiting_requests: u32,
-    /// Bytes of the first of them that are posted as slices.
+    /// Bytes of the first waiting request that are posted as slices.
     cut: u64,
     flying: Fifo<InFlight>,
-    /// READs among them.
+    /// READs in `flying`.
     reads: u32,
-    /// Posted by the program, and not yet over with a completion that it took.
+    /// Requests that the program posted and that no completion it took has retired.
     outstanding: u32,
-    /// Over without a completion, since the last that had one.
+    /// Unsignaled requests that are over since the last signaled one. The next completion retires them.
     quiet: u32,
-    /// A slice failed, and the program was told: the request's others say nothing.
+    /// Whether a slice failed and the program got its completion. The remaining slices of that request yield
+    /// none.
     has_told: bool,
 }
 
-/// A slice of the request that waits first: where its gather entries or bytes are in the scratch it was read into.
+/// A slice of the first waiting request. `sges` or `bytes` is where its gather entries or its inline bytes
+/// lie in the scratch buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedSlice {
     pub(crate) op: SendOp,
@@ -70,12 +74,12 @@ pub(crate) struct PlannedSlice {
 }
 
 impl RequestQueue {
-    /// Requests that the device has.
+    /// Number of requests and slices that the device has.
     pub(crate) fn flying(&self) -> usize {
         self.flying.len()
     }
 
-    /// What the device has counts as so many bytes.
+    /// Cost in bytes of what the device has.
     pub(crate) fn cost(&self, overhead: u64) -> u64 {
         let costs = self.flying.iter();
         costs.map(|flying| u64::from(flying.bytes) + overhead).sum()
@@ -93,12 +97,12 @@ impl RequestQueue {
         self.waiting_requests > 0
     }
 
-    /// Nothing is under way.
+    /// Whether nothing waits and nothing is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.flying.is_empty() && self.waiting_requests == 0
     }
 
-    /// For the next queue pair that needs one.
+    /// Empties the queue for the next queue pair that needs one.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.flying.clear();
@@ -106,14 +110,14 @@ impl RequestQueue {
         (self.outstanding, self.quiet, self.has_told) = (0, 0, false);
     }
 
-    /// A request is posted at once, whole.
+    /// Records that a request was posted at once and whole.
     #[inline]
     pub(crate) fn fly(&mut self, flying: InFlight) {
         self.outstanding += 1;
         self.take_off(flying);
     }
 
-    /// A slice of the first that waits, as planned, is posted.
+    /// Records that a planned slice of the first waiting request was posted.
     pub(crate) fn fly_first(&mut self, flying: InFlight) {
         match flying.is_last {
             true => self.pop_first(),
@@ -128,19 +132,20 @@ impl RequestQueue {
         self.flying.push(flying);
     }
 
-    /// A request waits behind the others.
+    /// Queues a request behind those that wait.
     pub(crate) fn wait(&mut self, wr: &SendWr<'_>, is_signaled: bool) {
         self.outstanding += 1;
         self.waiting_requests += 1;
         let len = encoded_words(wr);
         if self.waiting.capacity() - self.waiting.len() < len {
-            // Once, and not again whenever a few more have to wait than ever before.
+            // Reserves for many requests at once; otherwise a few more waiting requests than ever before
+            // would reallocate again.
             self.waiting.reserve(AHEAD * len);
         }
         encode(&mut self.waiting, wr, is_signaled);
     }
 
-    /// Bytes of the next slice of the request that waits first. `None` where none waits.
+    /// Bytes of the next slice of the first waiting request. `None` if none waits.
     pub(crate) fn next_len(&self, cut: SliceRule) -> Option<u64> {
         if self.waiting.is_empty() {
             return None;
@@ -150,8 +155,8 @@ impl RequestQueue {
         Some(slice.len)
     }
 
-    /// The next slice, not longer than `slice`, of the request that waits first: behind what of that was planned but
-    /// not posted, `ahead` requests and bytes of the next. `None` where there is no more.
+    /// Plans the next slice of a waiting request, no longer than `cut` allows, and advances `from` behind it.
+    /// `from` is behind what is planned but not posted. `None` if there is no more.
     pub(crate) fn plan(
         &self,
         from: &mut PlanPosition,
@@ -218,8 +223,9 @@ impl RequestQueue {
         self.cut = 0;
     }
 
-    /// The oldest that the device has is over, and was good: the usual case, where it is a whole request. Says whether the
-    /// program is told, which it is now. `None`, and nothing is done, in others.
+    /// Records the completion of the oldest request that the device has, for the usual case: a success, of a
+    /// whole request. Returns the request and whether it completes for the program, which then counts as
+    /// retired. In other cases it returns `None` and does nothing.
     #[inline]
     pub(crate) fn land_plainly(&mut self) -> Option<(InFlight, bool)> {
         let flying = *self.flying.first()?;
@@ -235,7 +241,8 @@ impl RequestQueue {
         Some((flying, flying.is_signaled))
     }
 
-    /// The oldest that the device has is over: what it was, and what the program is told.
+    /// Records the completion of the oldest request or slice that the device has. Returns it, and the
+    /// completion for the program if there is one.
     #[inline]
     pub(crate) fn land(
         &mut self,
@@ -268,7 +275,8 @@ impl RequestQueue {
         Some((flying, Some(self.tell(completion))))
     }
 
-    /// After a failure, when the device has nothing more: the first that waits is flushed. `None` when none waits.
+    /// Flushes the first waiting request after a failure, once the device has nothing left. `None` if none
+    /// waits.
     pub(crate) fn flush(&mut self, qpn: Qpn) -> Option<ProgramCompletion> {
         loop {
             if self.waiting_requests == 0 || !self.flying.is_empty() {
@@ -299,27 +307,27 @@ impl RequestQueue {
         }
     }
 
-    /// The program took a completion that says that so many are over.
+    /// Records that the program took a completion that retires `count` requests.
     #[inline]
     pub(crate) fn retire(&mut self, count: u32) {
         self.outstanding = self.outstanding.saturating_sub(count);
     }
 
-    /// Whether all that is outstanding is over, but for the program's having taken its completions.
+    /// Requests outstanding, waiting and in flight.
     #[cfg(test)]
     pub(crate) fn counts(&self) -> (u32, u32, usize) {
         (self.outstanding, self.waiting_requests, self.flying.len())
     }
 }
 
-/// How far ahead of what is posted planning is.
+/// Where planning stands: it runs ahead of what is posted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PlanPosition {
     word: usize,
     cut: u64,
 }
 
-/// What its completion says that a request was.
+/// Opcode of a request's completion.
 pub(crate) fn opcode(op: &SendOp) -> Opcode {
     match op {
         SendOp::Write(_) | SendOp::WriteImm(..) => Opcode::Write,
@@ -330,7 +338,7 @@ pub(crate) fn opcode(op: &SendOp) -> Opcode {
     }
 }
 
-/// A request that waits, but for its payload.
+/// A waiting request without its payload.
 struct WaitingRequest {
     wr_id: u64,
     op: SendOp,
@@ -338,7 +346,7 @@ struct WaitingRequest {
     is_signaled: bool,
     is_inline: bool,
     len: u64,
-    /// Words of all of it, and the first of its payload.
+    /// Words of the whole encoded request; `payload` is the index of the first word of its payload.
     words: usize,
     payload: usize,
 }
@@ -365,16 +373,16 @@ impl WaitingRequest {
     }
 }
 
-/// Words before the payload: the program's number, a word of small things, length, and three of the operation.
+/// Words before the payload: the `wr_id`, flags and code, length, and three words of the operation.
 const HEAD: usize = 6;
 
 const SIGNALED: u64 = 1 << 16;
 const INLINE: u64 = 1 << 17;
 
-/// Requests that there is room for when there is to be more.
+/// Number of requests to reserve room for when the queue must grow.
 const AHEAD: usize = 128;
 
-/// Words that a request takes.
+/// Number of words that a request takes.
 fn encoded_words(wr: &SendWr<'_>) -> usize {
     let payload = match wr.payload {
         Payload::Gather(sges) => 2 * sges.len(),
@@ -399,7 +407,7 @@ fn encode(words: &mut VecDeque<u64>, wr: &SendWr<'_>, is_signaled: bool) {
             expect,
             swap,
         } => {
-            // Its key is beside the length, which is eight.
+            // The rkey is in the upper half of the word of flags and code.
             (
                 7 | u64::from(remote.rkey) << 32,
                 [remote.addr, expect, swap],
@@ -408,7 +416,7 @@ fn encode(words: &mut VecDeque<u64>, wr: &SendWr<'_>, is_signaled: bool) {
         SendOp::FetchAdd { remote, add } => {
             (8 | u64::from(remote.rkey) << 32, [remote.addr, add, 0])
         }
-        // What is not known is refused before it comes here.
+        // Unknown operations are refused before this.
         _ => (0, [0; 3]),
     };
     let mut small = code | u64::from(wr.flags.bits()) << 8;

@@ -1,18 +1,19 @@
-//! What all processes of an RNIC share: the clock, the rate, shortest delays, and who is active, in one segment.
+//! State that all processes of an RNIC share in one segment: the clock, the rate, shortest delays, and the
+//! active queue pairs.
 //!
 //! | at | what | written by |
 //! |---|---|---|
-//! | 0 | the clock ([`crate::virtual_clock`]) | everybody |
-//! | 64 | the rate in bytes a second; until when it is held down | everybody |
-//! | 128 | the shortest delay seen of each [`Kind`] | everybody |
-//! | 192 | constants that observers need | whoever began to pace last |
-//! | 256 | what the RNIC is called | whoever paces it; all say the same |
-//! | 320 | rows, 64 bytes each: who, when last seen, active queue pairs, moves of the clock | their owner |
+//! | 0 | the clock ([`crate::virtual_clock`]) | every member |
+//! | 64 | the rate in bytes a second; the time until which it is held down | every member |
+//! | 128 | the shortest delay seen of each [`Kind`] | every member |
+//! | 192 | constants that observers need | the process that began to pace last |
+//! | 256 | name of the RNIC | every process that paces it; all write the same |
+//! | 320 | rows, 64 bytes each: owner, time last seen, active queue pairs, moves of the clock | their owner |
 //! | then | owners of the bitmap's blocks | by compare-and-swap |
 //! | then | the bitmap: a bit for each queue pair, set while it is active | the block's owner |
 //!
-//! Nobody believes what is read here: rates are bounded, times compared, rows counted up to their number. Everything
-//! is zero at first, and zero is what everything begins with.
+//! No reader trusts what it finds here: rates are clamped, times compared, rows counted up to their number.
+//! Everything starts as zero, and zero is a valid initial value of every word.
 
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::primitive::{AtomicU64, Ordering};
@@ -29,13 +30,13 @@ mod reclaim;
 
 /// Version of the layout above.
 pub const LAYOUT_VERSION: u32 = 2;
-/// Rows: completion queues with paced queue pairs, of all processes.
+/// Number of rows: one for each completion queue with paced queue pairs, of all processes.
 pub const ROWS: usize = 1024;
-/// Queue pairs of a block of the bitmap.
+/// Queue pairs in one block of the bitmap.
 pub const BLOCK: usize = 1024;
-/// Blocks of the bitmap.
+/// Number of blocks of the bitmap.
 pub const BLOCKS: usize = 1024;
-/// A row that was not seen for so long is of nobody who is active.
+/// The queue pairs of a row that was not updated for this long do not count as active.
 const STALE: Duration = Duration::from_millis(100);
 
 const CLOCK: usize = 0;
@@ -48,7 +49,7 @@ const FIRST_ROW: usize = 320;
 const ROW: usize = 64;
 const OWNERS: usize = FIRST_ROW + ROWS * ROW;
 const BITS: usize = OWNERS + BLOCKS * 8;
-/// Bytes of all of it.
+/// Length of the shared state, in bytes.
 pub const BYTES: usize = BITS + BLOCKS * BLOCK / 8;
 
 /// Words of a row.
@@ -61,43 +62,43 @@ const MOVED_FROM: usize = 40;
 const DELAY: usize = 48;
 const RATIO: usize = 56;
 
-/// There is no room to take part.
+/// Error of joining the shared state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
     /// All rows are taken by living processes.
     #[error("{ROWS} completion queues are paced on this RNIC already, which is all there can be")]
     Rows,
-    /// All blocks of the bitmap are taken.
+    /// All blocks of the bitmap are taken by living processes.
     #[error("{} queue pairs are paced on this RNIC already, which is all there can be", BLOCKS * BLOCK)]
     Blocks,
-    /// The segment is none of these.
+    /// The segment is shorter than the layout.
     #[error("the shared pacing state is too short: {0}")]
     Layout(#[from] OutOfBounds),
 }
 
-/// What the pacing of an RNIC says now.
+/// Current state of an RNIC's pacing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Status {
     /// The rate, in bytes a second.
     pub rate_bytes_per_s: u64,
-    /// The average delay, as whoever had a completion last has it.
+    /// The average delay, as published by the member that was last seen.
     pub delay: Duration,
-    /// How many base delays beyond the first that is.
+    /// By how many base delays `delay` exceeds the base delay.
     pub ratio: f64,
-    /// α: the rate rises up to here.
+    /// α: the rate rises for delays up to this.
     pub raise_below: f64,
-    /// β: the rate falls from here on.
+    /// β: the rate falls for delays of this or more.
     pub lower_above: f64,
     /// Active queue pairs, of all processes.
     pub active: u32,
-    /// Completion queues of living processes that take part.
+    /// Completion queues of living processes that are paced.
     pub members: u32,
-    /// How far ahead of time the clock is: what is posted next waits so long.
+    /// How far the clock is ahead of time: how long the next posted request waits.
     pub ahead: Duration,
 }
 
-/// The shared words, wherever they are. Cloning is cheap.
+/// The shared words, in a segment or in memory of the process. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct SharedPacing {
     view: View,
@@ -107,11 +108,11 @@ pub struct SharedPacing {
 }
 
 impl SharedPacing {
-    /// Over memory of [`BYTES`] bytes, all zero at first.
+    /// Uses memory of [`BYTES`] bytes, all zero at first.
     ///
     /// # Errors
     ///
-    /// [`ShareError::Layout`] where it is shorter.
+    /// [`ShareError::Layout`] if the memory is shorter.
     pub fn over(view: View) -> Result<Self, ShareError> {
         view.part(0, BYTES)?;
         Ok(Self {
@@ -123,7 +124,7 @@ impl SharedPacing {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        // All offsets are below BYTES, which `over` looked at.
+        // All offsets are below BYTES, and `over` checked that length.
         self.view.atomic_u64(at).expect("within the layout")
     }
 
@@ -131,7 +132,7 @@ impl SharedPacing {
         self.word(FIRST_ROW + row * ROW + word)
     }
 
-    /// The rate, within its bounds; the line rate where nobody set one: bytes a second.
+    /// The rate in bytes a second, clamped to its bounds; the line rate if none is set.
     pub fn rate(&self, config: &PacingConfig) -> u64 {
         match self.rate.load(Ordering::Relaxed) {
             0 => config.line_rate(),
@@ -139,7 +140,7 @@ impl SharedPacing {
         }
     }
 
-    /// Changes the rate by so much, within its bounds, unless it is held down and would rise.
+    /// Changes the rate by `by`, within its bounds. While the rate is held down, it does not rise.
     pub fn change_rate(&self, config: &PacingConfig, by: i64, now: Instant) {
         if by > 0 && self.is_held(config, now) {
             return;
@@ -149,7 +150,8 @@ impl SharedPacing {
 
     fn set_rate(&self, config: &PacingConfig, to: impl Fn(u64) -> u64) {
         let mut seen = self.rate.load(Ordering::Relaxed);
-        // Others change it too; whoever loses a few times in a row leaves it to them.
+        // Other threads change the rate too. After losing a few times in a row, this one leaves the change to
+        // them.
         for _ in 0..4 {
             let rate = match seen {
                 0 => config.line_rate(),
@@ -172,12 +174,12 @@ impl SharedPacing {
     fn is_held(&self, config: &PacingConfig, now: Instant) -> bool {
         let held = self.held.load(Ordering::Relaxed);
         let longest = now.nanos().saturating_add(hold(config).nanos());
-        // Later than anybody could have asked for is nonsense.
+        // A time later than any process could have set is garbage.
         held > now.nanos() && held <= longest
     }
 
-    /// Congestion, signalled by a receiver: cuts the rate to a part of it, and holds it there for a while. Says whether
-    /// it did: not if it was cut a moment ago.
+    /// Handles a receiver's congestion signal: cuts the rate to a part of it, and holds it there for a while.
+    /// Returns whether it did; while the rate is held, it does nothing.
     pub fn cut(&self, config: &PacingConfig, now: Instant) -> bool {
         if self.is_held(config, now) {
             return false;
@@ -188,24 +190,24 @@ impl SharedPacing {
         true
     }
 
-    /// The shortest delay of its kind that anybody has seen; `sample` may be it.
+    /// Shortest delay of this kind that any process has seen, `sample` included.
     pub fn shortest(&self, kind: Kind, sample: Duration) -> Duration {
         let word = self.word(SHORTEST + 8 * kind.index());
         let (seen, new) = (word.load(Ordering::Relaxed), sample.nanos().max(1));
         if seen != 0 && seen <= new {
             return Duration::from_nanos(seen);
         }
-        // Whoever comes in between has a sample of the same time.
+        // If another thread stores in between, its sample is as recent as this one.
         let _ = word.compare_exchange(seen, new, Ordering::Relaxed, Ordering::Relaxed);
         Duration::from_nanos(new)
     }
 
-    /// Active queue pairs of everybody who was seen lately, and their rows.
+    /// Active queue pairs of all members that were seen lately, and the number of members.
     pub fn active(&self, now: Instant) -> (u32, u32) {
         let (mut active, mut members) = (0_u64, 0);
         for row in 0..ROWS {
             if self.row(row, CLAIM).load(Ordering::Relaxed) == 0 {
-                // Rows are taken from the first on; those behind the last are never used.
+                // Rows are taken from the first on; a row that was never used ends the search.
                 if self.row(row, STARTED).load(Ordering::Relaxed) == 0 {
                     break;
                 }
@@ -221,7 +223,7 @@ impl SharedPacing {
         (active.min((BLOCKS * BLOCK) as u64) as u32, members)
     }
 
-    /// Bits that are set in the bitmap.
+    /// Number of bits that are set in the bitmap.
     pub fn bits(&self) -> u32 {
         let words = (BITS..BYTES).step_by(8);
         words
@@ -229,7 +231,7 @@ impl SharedPacing {
             .sum()
     }
 
-    /// What there is to see, for observers too.
+    /// Current state of the pacing, for members and observers.
     pub fn status(&self, config: &PacingConfig, now: Instant) -> Status {
         let (active, _) = self.active(now);
         let thresholds = controller::Thresholds::of(config, active);
@@ -244,7 +246,7 @@ impl SharedPacing {
         Status {
             rate_bytes_per_s: self.rate(config),
             delay: Duration::from_nanos(of_latest(DELAY)),
-            // A delay in nanoseconds over a base delay of one, at most.
+            // The ratio is at most the largest delay in nanoseconds over a base delay of one.
             ratio: if ratio.is_finite() {
                 ratio.clamp(-1.0, 1e19)
             } else {
@@ -258,7 +260,7 @@ impl SharedPacing {
         }
     }
 
-    /// Rows that are not of the dead.
+    /// Rows whose owner is not known to be dead.
     fn living(&self) -> Vec<usize> {
         let mut asked = LivenessCache::default();
         let is_living = |row: &usize| {
@@ -271,18 +273,18 @@ impl SharedPacing {
         (0..ROWS).filter(is_living).collect()
     }
 
-    /// Takes part: with a row of one's own until it is dropped.
+    /// Joins the shared state: takes a row, which is held until the result is dropped.
     ///
     /// # Errors
     ///
-    /// [`ShareError::Rows`] where all are taken.
+    /// [`ShareError::Rows`] if all rows are taken.
     pub fn join(&self, us: ProcessId, now: Instant) -> Result<ShareMember, ShareError> {
         let mut asked = LivenessCache::default();
         let joined = (0..ROWS).find_map(|row| self.join_at(row, us, now, true, &mut asked));
         joined.ok_or(ShareError::Rows)
     }
 
-    /// Takes a row if it is a dead member's, or nobody's and that will do.
+    /// Takes a row if its owner is dead, or, if `or_free`, if it has no owner.
     fn join_at(
         &self,
         row: usize,
@@ -302,14 +304,14 @@ impl SharedPacing {
         if !is_free {
             return None;
         }
-        // A number that no earlier owner of the row had: its blocks are told from ours.
+        // No earlier owner of the row had this number, so its blocks can be told from ours.
         let number = self.row(row, STARTED).load(Ordering::Relaxed) >> 48;
         let number = (number + 1) & 0xffff;
         let ours = u64::from(us.pid) | number << 32 | 1 << 63;
         claim
             .compare_exchange(seen, ours, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
-        // What a dead one owes is forgiven while its row still says it.
+        // A dead owner's debt is forgiven while its row still records it.
         if seen != 0 {
             virtual_clock::forgive(&self.clock, self.moves(row), now.nanos());
         }
@@ -321,7 +323,7 @@ impl SharedPacing {
         self.free_blocks(row, |claim| claim != ours & START_MASK);
         let word = |at| self.view.word_ref(FIRST_ROW + row * ROW + at);
         Some(ShareMember {
-            // Within the layout, as all of them.
+            // These offsets are within the layout, as all are.
             moved_to: word(MOVED_TO).ok()?,
             moved_from: word(MOVED_FROM).ok()?,
             share: self.clone(),
@@ -334,7 +336,7 @@ impl SharedPacing {
         })
     }
 
-    /// The process of a row, or `None` where it has not said yet who it is, and lives.
+    /// The owner of a row; `None` if it lives and has not written its start time yet.
     fn owner(&self, row: usize, claim: u64) -> Option<ProcessId> {
         let pid = claim as u32;
         let started = self.row(row, STARTED).load(Ordering::Acquire);
@@ -343,7 +345,7 @@ impl SharedPacing {
             let start_time = started & START_MASK;
             return Some(ProcessId { pid, start_time });
         }
-        // Killed between its two words, perhaps.
+        // The owner may have been killed between writing its two words.
         ProcessId::is_pid_unused(pid).then_some(ProcessId { pid, start_time: 0 })
     }
 
@@ -372,7 +374,7 @@ impl SharedPacing {
     }
 }
 
-/// Which processes live: each is asked for once, as one may have all rows.
+/// Remembers which processes live, so that each is asked for once: one process may own all rows.
 #[derive(Default)]
 struct LivenessCache(Vec<(ProcessId, bool)>);
 
@@ -387,14 +389,14 @@ impl LivenessCache {
     }
 }
 
-/// Start times are clock ticks since boot: 48 bits last for ever.
+/// Mask of a start time. Start times are clock ticks since boot, and 48 bits of those never overflow.
 const START_MASK: u64 = (1 << 48) - 1;
 
 fn hold(config: &PacingConfig) -> Duration {
     Duration::from_nanos((config.hold_us * 1e3) as u64)
 }
 
-/// What says that a block is of a row, by this claim.
+/// Word that marks a block as owned by a row under this claim.
 fn block_word(row: usize, claim: u64) -> u64 {
     1 << 63 | (row as u64) << 48 | claim & START_MASK
 }
@@ -404,8 +406,8 @@ fn block_owner(word: u64) -> Option<(usize, u64)> {
     (word >> 63 == 1).then_some((row, word & START_MASK))
 }
 
-/// A part in the share: one completion queue's paced queue pairs. Ends when it is dropped, and for a process that
-/// dies when another takes its row, or looks at it and finds it stale.
+/// Membership of one completion queue in the shared state. It ends when this is dropped. If the process dies,
+/// it ends when another process takes its row.
 #[derive(Debug)]
 pub struct ShareMember {
     share: SharedPacing,
@@ -420,26 +422,27 @@ pub struct ShareMember {
 }
 
 impl ShareMember {
-    /// The share.
+    /// The shared state.
     pub fn share(&self) -> &SharedPacing {
         &self.share
     }
 
-    /// Takes `bytes` at `rate` bytes a second.
+    /// Reserves the time of `bytes` at `rate` bytes a second on the shared clock, if that is due now.
     ///
     /// # Errors
     ///
-    /// When something is due next.
+    /// Returns when the next free time is due.
     #[inline]
     pub fn take(&self, bytes: u64, rate: u64, burst: u64, now: Instant) -> Result<(), Instant> {
         self.book(bytes, rate, burst, now, Duration::ZERO).map(drop)
     }
 
-    /// The same also of what is due so much later; answers when that is.
+    /// Like [`take`](Self::take), but also reserves time that is due up to `ahead` from now. Returns when the
+    /// reserved time is due.
     ///
     /// # Errors
     ///
-    /// When something is due next, where that is later still.
+    /// Returns when the next free time is due if that is later than `ahead` from now.
     #[inline]
     pub fn book(
         &self,
@@ -451,7 +454,7 @@ impl ShareMember {
     ) -> Result<Instant, Instant> {
         let rate = rate.max(1);
         let nanos = |bytes: u64| match bytes {
-            // The usual case, without a division of 128 bits. Rounded up: nothing is free.
+            // The usual case needs no 128-bit division. Rounding up means that nothing is free.
             0..=0x3_ffff_ffff => (bytes * 1_000_000_000).div_ceil(rate),
             _ => {
                 let nanos = (u128::from(bytes) * 1_000_000_000).div_ceil(rate.into());
@@ -470,29 +473,29 @@ impl ShareMember {
         booked.map(Instant::from_nanos).map_err(Instant::from_nanos)
     }
 
-    /// When the clock was moved last: how long ago the RNIC had to do.
+    /// How long ago the time reserved on the clock ended: how long the RNIC has been idle.
     pub fn idle_for(&self, now: Instant) -> Duration {
         now.since(Instant::from_nanos(
             self.share.clock.load(Ordering::Relaxed),
         ))
     }
 
-    /// After idleness the rate is the line rate again: not while a congestion signal holds it.
+    /// Resets the rate to the line rate after idleness, unless a congestion signal holds it.
     pub fn start_again(&self, config: &PacingConfig, now: Instant) {
         if !self.share.is_held(config, now) {
             self.share.set_rate(config, |_| config.line_rate());
         }
     }
 
-    /// Room in the bitmap for a queue pair in slot `slot`.
+    /// Reserves room in the bitmap for a queue pair in slot `slot`.
     ///
     /// # Errors
     ///
-    /// [`ShareError::Blocks`] where there is none.
+    /// [`ShareError::Blocks`] if there is none.
     pub fn reserve(&mut self, slot: usize, now: Instant) -> Result<(), ShareError> {
         while self.blocks.len() <= slot / BLOCK {
             let free = self.free_block().or_else(|| {
-                // The dead have what is left, perhaps.
+                // Dead members may own the blocks that are missing.
                 let mut asked = LivenessCache::default();
                 for row in 0..ROWS {
                     drop(self.share.join_at(row, self.us, now, false, &mut asked));
@@ -504,7 +507,7 @@ impl ShareMember {
         Ok(())
     }
 
-    /// Takes a block that nobody has.
+    /// Takes a block that no member owns.
     fn free_block(&self) -> Option<usize> {
         let ours = block_word(self.row, self.claim);
         (0..BLOCKS).find(|block| {
@@ -514,7 +517,7 @@ impl ShareMember {
         })
     }
 
-    /// A queue pair became active, or ceased to be.
+    /// Records that a queue pair became active or ceased to be.
     #[inline]
     pub fn set_active(&mut self, slot: usize, is_active: bool) {
         self.active = match is_active {
@@ -534,7 +537,7 @@ impl ShareMember {
         count.store(self.active.into(), Ordering::Relaxed);
     }
 
-    /// The first active queue pair from slot `from` on.
+    /// First slot from `from` on whose queue pair is active.
     pub fn next_active(&self, from: usize) -> Option<usize> {
         let mut at = from;
         while let Some(block) = self.blocks.get(at / BLOCK) {
@@ -548,12 +551,12 @@ impl ShareMember {
         None
     }
 
-    /// Its own active queue pairs.
+    /// Number of this member's active queue pairs.
     pub fn active(&self) -> u32 {
         self.active
     }
 
-    /// It is there, now, and this is what it has seen.
+    /// Publishes that this member is alive at `now`, and its latest average delay and ratio.
     pub fn seen(&self, now: Instant, delay: Duration, ratio: f64) {
         let set = |word, value| {
             self.share

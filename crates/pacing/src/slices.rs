@@ -1,29 +1,29 @@
-//! Cutting long requests (section IV-D): only WRITE and READ, along their gather lists, pure.
+//! Cuts long requests along their gather lists (section IV-D), WRITE and READ only, pure.
 
 use headworks_verbs::{SendOp, Sge};
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// How requests are cut.
+/// Which requests are cut, and into what.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceRule {
-    /// Bytes of a slice, at least 1.
+    /// Longest slice, in bytes; at least 1.
     pub slice: u64,
-    /// WRITE with immediate too: the immediate rides the last slice.
+    /// Whether a WRITE with immediate is cut too. Its last slice carries the immediate.
     pub with_imm: bool,
 }
 
-/// A slice.
+/// A slice of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slice {
-    /// What to do.
+    /// Its operation.
     pub op: SendOp,
     /// Its bytes.
     pub len: u64,
-    /// None follows.
+    /// Whether no slice of the request follows.
     pub is_last: bool,
-    /// It is all of the request.
+    /// Whether it is the whole request.
     pub is_whole: bool,
 }
 
@@ -38,8 +38,8 @@ pub fn is_cut(op: &SendOp, len: u64, cut: SliceRule) -> bool {
         }
 }
 
-/// The slice of a request of `len` bytes that follows the first `done` of them. One with a gather list may be cut;
-/// inline bytes are few.
+/// Returns the slice that follows the first `done` bytes of a request of `len` bytes. Only a request with a
+/// gather list is cut; inline data is short.
 pub fn next(op: &SendOp, len: u64, has_list: bool, done: u64, cut: SliceRule) -> Slice {
     if !has_list || !is_cut(op, len, cut) {
         return Slice {
@@ -72,8 +72,9 @@ pub fn next(op: &SendOp, len: u64, has_list: bool, done: u64, cut: SliceRule) ->
     }
 }
 
-/// At most `slice` bytes from a remote address on that end with a line of the cache there, if they reach the end of one:
-/// what a device places at once, as aligned words, it does so still.
+/// Length of a slice that starts at remote address `addr`: the most of `slice` bytes that end at a multiple
+/// of the cache line there, or all of them if they reach no such end. The device can thus still place aligned
+/// words that it places at once.
 fn aligned(addr: u64, slice: u64) -> u64 {
     let beyond = addr.wrapping_add(slice) % LINE;
     match slice > beyond {
@@ -82,7 +83,8 @@ fn aligned(addr: u64, slice: u64) -> u64 {
     }
 }
 
-/// The entries of a gather list that hold `len` bytes from the `from`th on; all of it as it is where it is not cut.
+/// Appends the gather entries for the `len` bytes from offset `from` on; the whole list, unchanged, if
+/// `is_whole`.
 pub fn gather(
     all: impl Iterator<Item = Sge>,
     from: u64,
@@ -126,7 +128,7 @@ mod tests {
     }
 
     proptest! {
-        /// Byte by byte, slices are what the request was.
+        /// Byte by byte, the slices cover the request.
         #[test]
         fn slices_are_the_request(
             lens in proptest::collection::vec(0..400_u32, 0..6),
@@ -147,7 +149,8 @@ mod tests {
                 let slice = next(&op, len, true, done, cut);
                 prop_assert!(slice.len <= most && (slice.len > 0 || len == 0));
                 if !slice.is_last {
-                    // Nothing that fits is cut within a line there, and slices are not needlessly short.
+                    // No slice ends within a remote cache line unless it is too short to reach an end, and
+                    // none is needlessly short.
                     let end = first + done + slice.len;
                     prop_assert!(end.is_multiple_of(LINE) || most < LINE, "{end}");
                     prop_assert!(slice.len + LINE > most, "{slice:?}");

@@ -1,33 +1,35 @@
-//! What a completion queue's queue pairs may post now: credit from the shared clock, in small change.
+//! Token bucket of one completion queue: what its queue pairs may post now. Credit comes from the shared
+//! clock, several kilobytes at a time.
 
 use headworks_verbs::{Duration, Instant};
 
 use crate::config::PacingConfig;
 use crate::shared_state::ShareMember;
 
-/// What is due later than this is looked into: a dead process may owe it.
+/// If the next credit is due later than this, a dead process may owe it, and the token bucket checks for
+/// that.
 const SUSPECT: Duration = Duration::from_millis(2);
-/// What is due no later than this is booked: who books has a turn, and need not look at the right moment. It is what the
-/// dead may take along.
+/// Credit that is due within this time is booked in advance. A thread that has booked gets its turn without
+/// having to look at the right moment. A process that dies takes no more than this with it.
 const AHEAD: Duration = Duration::from_millis(1);
-/// And so rarely.
+/// Shortest time between two checks for a dead debtor.
 const LOOKS_EVERY: Duration = Duration::from_millis(20);
 
-/// Credit in bytes.
+/// Credit of one completion queue, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TokenBucket {
     bytes: u64,
-    /// Booked, and there from `due` on.
+    /// Credit that is booked and usable from `due` on.
     booked: u64,
     due: Instant,
-    /// Spent without being due: paid back first.
+    /// Credit that was spent before it was due. The next booking pays it back first.
     owed: u64,
     looked: Instant,
     rate: u64,
 }
 
 impl TokenBucket {
-    /// Pays for a request from what is left of the last credit.
+    /// Pays for a request from the credit that is left. Returns whether it sufficed.
     #[inline]
     pub(crate) fn pay(&mut self, cost: u64) -> bool {
         let has = cost <= self.bytes;
@@ -37,7 +39,7 @@ impl TokenBucket {
         has
     }
 
-    /// Pays for a request with new credit, if it is due.
+    /// Pays for a request with new credit if that is due. Returns whether it did.
     pub(crate) fn pay_anew(
         &mut self,
         cost: u64,
@@ -80,23 +82,23 @@ impl TokenBucket {
         }
     }
 
-    /// A request was not posted after all.
+    /// Returns the credit of a request that was not posted after all.
     pub(crate) fn give_back(&mut self, cost: u64) {
         self.bytes += cost;
     }
 
-    /// So much may be spent now, and is owed.
+    /// Grants `cost` bytes of credit now, to be paid back later.
     pub(crate) fn borrow(&mut self, cost: u64) {
         self.bytes += cost;
         self.owed += cost;
     }
 
-    /// Whether the RNIC is slower than its line.
+    /// Whether the rate, as of the last booking, is below the line rate.
     pub(crate) fn is_limited(&self, line_rate: u64) -> bool {
         self.rate < line_rate
     }
 
-    /// When to try again.
+    /// Earliest time at which new credit may be available.
     pub(crate) fn due(&self) -> Instant {
         self.due
     }

@@ -1,22 +1,24 @@
-//! The virtual clock that all processes of an RNIC share: `due = max(next, now − burst); next = due + size / rate`.
+//! The virtual clock that all processes of an RNIC share: `due = max(next, now − burst); next = due + size /
+//! rate`.
 //!
-//! A request is posted when it is due. So processes share one rate without knowing each other, and an RNIC that was
-//! idle gives a burst at once. Who moves the clock ahead and dies leaves a debt that nobody pays: a process
-//! writes down what it moves the clock from and to *before* it does, so that others can take exactly that back.
+//! A request is posted when it is due. Processes thus share one rate without knowing each other, and an RNIC
+//! that was idle allows a burst at once. A process that moves the clock ahead and dies leaves a debt that
+//! nobody pays. Therefore a process records what it moves the clock from and to *before* it moves it, so that
+//! others can take back exactly that move.
 //!
-//! Atomics only, no time, no memory layout: model-checked as it is.
+//! The module uses only atomics. It reads no time and knows no memory layout, so loom checks this very code.
 
 use headworks_shm::primitive::{AtomicU64, Ordering};
 
-/// What one thread writes down of the clock, in places that only it writes: what it moved it to last, or was about
-/// to, and from.
+/// One thread's record of its last move of the clock, or of the move that it is about to make: moved to,
+/// moved from. Only that thread writes these words.
 pub type ClockMoves<'a> = (&'a AtomicU64, &'a AtomicU64);
 
-/// Takes time on the clock, if some is due: from then on until `cost` later, in nanoseconds.
+/// Reserves `cost` nanoseconds on the clock if the next free time is due now.
 ///
 /// # Errors
 ///
-/// When something is due next, and nothing is taken.
+/// Returns when the next free time is due; nothing is reserved.
 pub fn take(
     next: &AtomicU64,
     moves: ClockMoves<'_>,
@@ -27,12 +29,13 @@ pub fn take(
     book(next, moves, now, burst, cost, 0).map(drop)
 }
 
-/// The same also of time that is due so much later: whoever comes has a turn, in the order of coming, however
-/// rarely it looks. Answers when that time is due: before that nothing of it may be used.
+/// Like [`take`], but also reserves time that is due up to `ahead` nanoseconds from now. Callers thus get
+/// their turns in the order in which they call, however rarely each of them calls. Returns when the reserved
+/// time is due; the caller must not use it earlier.
 ///
 /// # Errors
 ///
-/// As of [`take`], where that is later still.
+/// Returns when the next free time is due if that is later than `ahead` from now; nothing is reserved.
 pub fn book(
     next: &AtomicU64,
     moves: ClockMoves<'_>,
@@ -49,7 +52,7 @@ pub fn book(
         }
         let to = due.saturating_add(cost);
         let (moved_to, moved_from) = moves;
-        // Whoever sees the clock moved sees these: see `forgive`.
+        // A process that sees the moved clock also sees this record; `forgive` relies on it.
         moved_from.store(due, Ordering::Relaxed);
         moved_to.store(to, Ordering::Relaxed);
         match next.compare_exchange_weak(seen, to, Ordering::Release, Ordering::Relaxed) {
@@ -59,10 +62,10 @@ pub fn book(
     }
 }
 
-/// Takes back what a dead thread moved the clock ahead, if it was the last to move it: only what is still in the
-/// future was not used. Says whether it was.
+/// Takes back a dead thread's move of the clock if that was the last move. Only the part that is still in the
+/// future is taken back, because the rest may have been used. Returns whether the clock was moved back.
 pub fn forgive(next: &AtomicU64, moves: ClockMoves<'_>, now: u64) -> bool {
-    // Pairs with the Release in `take`: the dead one's places are at least as new as the clock.
+    // Pairs with the Release in `book`: the dead thread's record is at least as new as the clock.
     let seen = next.load(Ordering::Acquire);
     let (to, from) = moves;
     if seen <= now || to.load(Ordering::Relaxed) != seen {
@@ -84,7 +87,7 @@ mod tests {
     #[test]
     fn an_idle_clock_gives_a_burst_and_then_the_rate() {
         let [next, to, from] = words();
-        // Ten units each, a burst of 25: three at once, then one every ten.
+        // Each take costs ten units and the burst is 25: three succeed at once, then one every ten units.
         let mut given = Vec::new();
         for now in 1000..1100 {
             while take(&next, (&to, &from), now, 25, 10).is_ok() {
@@ -105,7 +108,7 @@ mod tests {
         let [eager, rare] = [(); 2].map(|()| [0, 0].map(AtomicU64::new));
         assert_eq!(of(&eager, 1000), Ok(1000));
         assert_eq!(of(&rare, 1001), Ok(1010));
-        // From then on the one asks whenever it may again, and the other a while after.
+        // From here on one asks again as soon as it may, and the other seven units later.
         let (mut due, mut turns) = ([1000, 1010], [1, 1]);
         for now in 1002..3000 {
             for (who, words) in [&eager, &rare].into_iter().enumerate() {
@@ -118,7 +121,7 @@ mod tests {
         }
         assert!(turns[0] + turns[1] >= 190, "{turns:?}");
         assert!(turns[1] * 10 >= turns[0] * 8, "{turns:?}");
-        // As far ahead as is allowed, and no further.
+        // Booking works up to `ahead` from now, and no further.
         let now = next.load(Ordering::Relaxed) - 101;
         assert_eq!(of(&rare, now), Err(now + 101));
     }
@@ -174,7 +177,7 @@ mod models {
         u64::from(take(&shared.next, (to, from), now, 0, 10).is_ok())
     }
 
-    /// Two threads never get more together than the clock was moved by.
+    /// Two threads together never get more credit than the clock was moved by.
     #[test]
     fn loom_no_credit_comes_from_nothing() {
         loom::model(|| {
@@ -186,19 +189,19 @@ mod models {
             let ours = taken(&shared, 0, 110) + taken(&shared, 0, 112);
             let all = ours + other.join().unwrap();
             let next = shared.next.load(Ordering::Relaxed);
-            // An idle clock is pulled up to now first, so it may have moved further than that.
+            // An idle clock is first pulled up to now, so it may have moved further than that.
             assert!(next >= 100 + 10 * all, "{next} after {all}");
             assert!(all >= 1);
         });
     }
 
-    /// One dies at any point of moving the clock (here: after it, before it looks again); whoever forgives takes back
-    /// no more than that, also while a third moves on.
+    /// A thread dies while it moves the clock (here: after the move, before its next look). Forgiving takes
+    /// back no more than that move, also while a third thread moves the clock on.
     #[test]
     fn loom_what_is_forgiven_was_the_deads() {
         loom::model(|| {
             let shared = shared();
-            // Owes until 200.
+            // The dead thread's debt lasts until 200.
             let [to, from] = &shared.moves[1];
             take(&shared.next, (to, from), 100, 0, 100).unwrap();
             let forgiver = {
@@ -208,14 +211,14 @@ mod models {
                     forgive(&shared.next, (to, from), 150)
                 })
             };
-            // At 200 the clock is due again without forgiveness.
+            // At 200 the clock is due again even if nothing is forgiven.
             let first = taken(&shared, 0, 200);
             let second = taken(&shared, 0, 200);
             let forgiven = forgiver.join().unwrap();
             let next = shared.next.load(Ordering::Relaxed);
             assert_eq!(first, 1);
             match forgiven {
-                // From 150 on, two fit before 200 passed.
+                // If forgiven at 150, two takes fit at 200.
                 true => assert!(next >= 200 && next <= 220, "{next}"),
                 false => assert!(next >= 210, "{next}"),
             }
@@ -223,8 +226,8 @@ mod models {
         });
     }
 
-    /// Who sees the clock moved by the dead one sees what it wrote down of that move, and not of the one before: what
-    /// was due before the last was used.
+    /// A thread that sees the clock as the dead thread moved it also sees the record of that move, and not of
+    /// the one before. The time that was due before the last move was used.
     #[test]
     fn loom_what_is_forgiven_is_the_last_move() {
         loom::model(|| {
@@ -237,12 +240,12 @@ mod models {
             forgive(&shared.next, (to, from), 105);
             assert_eq!(dies.join().unwrap(), 2);
             let next = shared.next.load(Ordering::Relaxed);
-            // Forgiven after the last move, or before.
+            // The debt is forgiven either after the last move or before it.
             assert!(next == 110 || next == 120, "{next}");
         });
     }
 
-    /// Two forgive at once: once only.
+    /// Of two threads that forgive the same debt at once, one succeeds.
     #[test]
     fn loom_a_debt_is_forgiven_once() {
         loom::model(|| {

@@ -123,7 +123,7 @@ pub struct Group {
     senders: Members<Sender>,
     /// Receivers without a word of the tail array. The group looks at each of them.
     apart: Vec<u32>,
-    rota: DeficitRoundRobin,
+    drr: DeficitRoundRobin,
     /// Rings that handed out messages since the group last pushed their heads.
     drained: Vec<u32>,
     /// Whether messages were handed out since completions were last taken.
@@ -138,7 +138,7 @@ pub struct Group {
     early: Vec<Completion>,
     /// Buffer for polled completions.
     completions: Vec<Completion>,
-    board: Option<TailArray>,
+    tail_array: Option<TailArray>,
     /// Error with which the completion queue failed; it can no longer be polled.
     failed: Option<PollError>,
     /// Fork generation of the process that made the group.
@@ -151,7 +151,7 @@ impl Default for Group {
             receivers: Members::behind(0, EndKind::Receivers),
             senders: Members::behind(0, EndKind::Senders),
             apart: Vec::new(),
-            rota: DeficitRoundRobin::default(),
+            drr: DeficitRoundRobin::default(),
             drained: Vec::new(),
             busy: false,
             next_look: 0,
@@ -159,7 +159,7 @@ impl Default for Group {
             qpns: Vec::new(),
             early: Vec::new(),
             completions: Vec::new(),
-            board: None,
+            tail_array: None,
             failed: None,
             made: ForkGeneration::current(),
         }
@@ -178,11 +178,11 @@ struct GroupReceiver {
 impl Group {
     /// Makes a group that receives on `device`. It has no rings yet.
     pub fn receiving(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
-        let board = TailArray::new(device, config)?;
+        let tail_array = TailArray::new(device, config)?;
         Ok(Self {
             receivers: Members::behind(config.capacity as u32, EndKind::Receivers),
-            rota: DeficitRoundRobin::new(config.quantum),
-            board: Some(board),
+            drr: DeficitRoundRobin::new(config.quantum),
+            tail_array: Some(tail_array),
             ..Self::default()
         })
     }
@@ -192,10 +192,10 @@ impl Group {
     /// taken, and [`SetupError::Ring`] if the group can serve no new ring any more.
     pub fn seat(&mut self) -> Result<Membership, SetupError> {
         self.usable()?;
-        let board = self.board.as_mut().ok_or(SetupError::NoBoard)?;
-        let (claim, mut end) = board.place()?;
+        let tail_array = self.tail_array.as_mut().ok_or(SetupError::NoTailArray)?;
+        let (claim, mut end) = tail_array.place()?;
         let qpn = end.queue_pair().qpn();
-        let everything = board.cq.depth() as usize / BATCH + 1;
+        let everything = tail_array.cq.depth() as usize / BATCH + 1;
         self.expect_completions(claim.index, qpn, everything);
         Ok(Membership { end, claim })
     }
@@ -232,8 +232,8 @@ impl Group {
         // If a step below fails, the queue pair must go before the word: last declared, first dropped.
         let Membership { claim, end } = seat;
         self.usable()?;
-        let board = self.board.as_ref().ok_or(SetupError::NoBoard)?;
-        if !claim.is_of(board) {
+        let tail_array = self.tail_array.as_ref().ok_or(SetupError::NoTailArray)?;
+        if !claim.is_of(tail_array) {
             return Err(SetupError::OtherGroup);
         }
         let index = claim.index;
@@ -253,7 +253,7 @@ impl Group {
             self.hand_over(completion);
         }
         // Its tail may have come, and been looked at, before it was admitted.
-        self.rota.call(index);
+        self.drr.call(index);
         Ok(id)
     }
 
@@ -281,7 +281,7 @@ impl Group {
         let Some(mut seated) = self.receivers.take(ring) else {
             return false;
         };
-        self.rota.forget(ring.index);
+        self.drr.forget(ring.index);
         self.apart.retain(|index| *index != ring.index);
         self.drained.retain(|index| *index != ring.index);
         self.by_qpn.remove(&seated.receiver.qpn());
@@ -314,9 +314,9 @@ impl Group {
     fn find(&mut self) -> Result<Option<(u32, FoundMessage)>, BrokenRing> {
         let mut looked = false;
         loop {
-            while let Some(index) = self.rota.current() {
+            while let Some(index) = self.drr.current() {
                 let Some((_, seated)) = self.receivers.at(index) else {
-                    self.rota.exhausted();
+                    self.drr.exhausted();
                     continue;
                 };
                 match seated.receiver.look() {
@@ -325,14 +325,14 @@ impl Group {
                             self.drained.push(index);
                         }
                         self.busy = true;
-                        self.rota.served();
+                        self.drr.served();
                         return Ok(Some((index, found)));
                     }
-                    Ok(None) => self.rota.exhausted(),
+                    Ok(None) => self.drr.exhausted(),
                     // No ring is broken: the group is the parent's, which the check below reports.
-                    Err(RingError::Forked) if self.made.is_foreign() => self.rota.exhausted(),
+                    Err(RingError::Forked) if self.made.is_foreign() => self.drr.exhausted(),
                     Err(error) => {
-                        self.rota.exhausted();
+                        self.drr.exhausted();
                         if let Some(ring) = self.receivers.told(index) {
                             return Err(BrokenRing { ring, error });
                         }
@@ -345,7 +345,7 @@ impl Group {
             looked = true;
             self.own()?;
             self.look_around();
-            if !self.rota.begin() {
+            if !self.drr.begin() {
                 return Ok(None);
             }
         }
@@ -365,15 +365,15 @@ impl Group {
 
     /// Queues the rings in which there may be something.
     fn look_around(&mut self) {
-        let Some(board) = &mut self.board else {
+        let Some(tail_array) = &mut self.tail_array else {
             return self.call_those_apart();
         };
-        let sleeps = board.sleeps;
+        let sleeps = tail_array.sleeps;
         if sleeps {
             self.take_completions(BATCHES);
         } else {
-            let rota = &mut self.rota;
-            board.look(|index| rota.call(index));
+            let drr = &mut self.drr;
+            tail_array.look(|index| drr.call(index));
         }
         // Completions of pushed heads are taken here too, and queue pairs checked: a group that is never
         // empty is never stepped.
@@ -389,7 +389,7 @@ impl Group {
     fn call_those_apart(&mut self) {
         for &index in &self.apart {
             if !self.receivers.is_told(index) {
-                self.rota.call(index);
+                self.drr.call(index);
             }
         }
     }
@@ -397,10 +397,10 @@ impl Group {
     /// Takes completions, at most `batches` batches, and hands each to its ring. Returns whether there may
     /// be more.
     fn take_completions(&mut self, batches: usize) -> bool {
-        let Some(board) = &self.board else {
+        let Some(tail_array) = &self.tail_array else {
             return false;
         };
-        let cq = board.cq.clone();
+        let cq = tail_array.cq.clone();
         let mut completions = std::mem::take(&mut self.completions);
         completions.resize(BATCH, Completion::default());
         let more = self.take_into(&mut completions, &*cq, batches);
@@ -433,7 +433,7 @@ impl Group {
                             && seated.claim.is_some()
                         {
                             seated.receiver.fail(error.into());
-                            self.rota.call(index);
+                            self.drr.call(index);
                         }
                     }
                     return false;
@@ -451,7 +451,7 @@ impl Group {
         match self.receivers.at(index) {
             Some((_, seated)) if seated.receiver.qpn() == completion.qpn => {
                 if seated.receiver.hand_over(completion) {
-                    self.rota.call(index);
+                    self.drr.call(index);
                 }
             }
             // The ring has not been admitted yet.
@@ -497,7 +497,7 @@ impl Group {
         }
         match broken {
             Some(broken) => Err(broken),
-            None => Ok(changed || self.rota.is_waited_for()),
+            None => Ok(changed || self.drr.is_waited_for()),
         }
     }
 
@@ -513,7 +513,7 @@ impl Group {
                 Ok(false) => self.drained.push(index),
                 Err(_) => {
                     seated.drained = false;
-                    self.rota.call(index);
+                    self.drr.call(index);
                 }
             }
         }
@@ -537,7 +537,7 @@ impl Group {
             && seated.claim.is_none() == apart
             && !matches!(seated.receiver.step(), Ok(false))
         {
-            self.rota.call(index);
+            self.drr.call(index);
         }
     }
 
@@ -568,23 +568,23 @@ impl Group {
 
     /// Returns whether [`Group::seat`] has a word left.
     pub fn has_room(&self) -> bool {
-        self.board.as_ref().is_some_and(TailArray::has_room)
+        self.tail_array.as_ref().is_some_and(TailArray::has_room)
     }
 
     /// Descriptor that is readable when something may have come to any ring of the tail array, after
     /// [`Group::arm`]. `None` unless the group can sleep ([`Mode::Notify`](crate::Mode::Notify)). Rings that
     /// were made elsewhere have descriptors of their own: [`Group::receiver`] lends such a ring.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        let channel = self.board.as_ref()?.channel.as_ref();
+        let channel = self.tail_array.as_ref()?.channel.as_ref();
         channel.map(|channel| channel.fd())
     }
 
     /// Arms the descriptor: the next event makes it readable. Call [`Group::step`] once more before sleeping.
     pub fn arm(&mut self) {
-        if let Some(board) = &self.board
+        if let Some(tail_array) = &self.tail_array
             && !self.made.is_foreign()
         {
-            board.cq.arm(false);
+            tail_array.cq.arm(false);
         }
     }
 
@@ -594,7 +594,11 @@ impl Group {
         if self.made.is_foreign() {
             return;
         }
-        if let Some(channel) = self.board.as_ref().and_then(|board| board.channel.as_ref()) {
+        if let Some(channel) = self
+            .tail_array
+            .as_ref()
+            .and_then(|tail_array| tail_array.channel.as_ref())
+        {
             while let Ok(Some(_)) = channel.next_event() {}
         }
     }

@@ -22,7 +22,7 @@ pub enum Op {
     /// Send a copy. Its length is this fraction (of 255) of the longest length.
     Send(u8),
     /// Send in place, with a length as for [`Op::Send`].
-    ReserveOutcome(u8),
+    Reserve(u8),
     /// Reserve a place of such a length, and drop the reservation.
     Abandon(u8),
     /// Send everything that is held back.
@@ -47,7 +47,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     let part = || prop_oneof![2 => any::<u8>(), 1 => 0u8..3];
     prop_oneof![
         8 => part().prop_map(Op::Send),
-        3 => part().prop_map(Op::ReserveOutcome),
+        3 => part().prop_map(Op::Reserve),
         1 => any::<u8>().prop_map(Op::Abandon),
         1 => Just(Op::Flush),
         1 => Just(Op::StepSender),
@@ -300,7 +300,7 @@ impl<C: Channel> Checked<C> {
     pub fn run(&mut self, op: Op) {
         match op {
             Op::Send(part) => drop(self.send(self.len(part), false)),
-            Op::ReserveOutcome(part) => drop(self.send(self.len(part), true)),
+            Op::Reserve(part) => drop(self.send(self.len(part), true)),
             Op::Abandon(part) => {
                 let len = self.len(part);
                 C::abandon(&mut self.tx, len);

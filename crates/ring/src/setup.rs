@@ -104,7 +104,7 @@ pub enum SetupError {
     OtherGroup,
     /// The group was made without a tail array.
     #[error("this group has no tail array: make it with Group::receiving")]
-    NoBoard,
+    NoTailArray,
     /// The other end's greeting is malformed.
     #[error("the other end's greeting is malformed: {0}")]
     Greeting(&'static str),
@@ -304,7 +304,7 @@ impl EndParts {
         if sleeps {
             endpoint.owe(receives.into())?;
         }
-        let (slots, board) = match place {
+        let (slots, tail_word) = match place {
             None => (
                 SlotArray::new(region, ring.slot_size, config.misaligned_by),
                 None,
@@ -324,8 +324,8 @@ impl EndParts {
             slot_size: ring.slot_size as u64,
             framing: ring.framing,
             memory: slots.remote(),
-            cursor: board.map_or_else(|| slots.remote(), |word| word.remote),
-            cursor_start: board.map_or(0, |word| word.start),
+            cursor: tail_word.map_or_else(|| slots.remote(), |word| word.remote),
+            cursor_start: tail_word.map_or(0, |word| word.start),
         };
         Ok(Self {
             ring,

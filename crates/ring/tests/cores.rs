@@ -1,4 +1,4 @@
-//! The pure halves of a ring, [`SendPolicy`] and [`ReceivePolicy`], against a model of slots.
+//! The pure halves of a ring, [`SendPolicy`] and [`ReceivePolicy`], checked against a model of slots.
 #![cfg(not(loom))]
 
 use std::collections::VecDeque;
@@ -9,10 +9,10 @@ use headworks_ring::send_policy::{PostAction, ReserveOutcome, SendPolicy};
 use headworks_ring::{Framing, RingConfig};
 use proptest::prelude::*;
 
-/// What a slot of the model holds: the number of the message (`None` for a skip) and its slots.
+/// A message in the model: its number (`None` for a skip) and its slot count.
 type Message = (Option<u64>, u64);
 
-/// Both ends, what lies between them, and what must hold.
+/// Both ends, the messages and requests between them, and the invariants.
 struct World {
     n: u64,
     /// Whether both ends use their quiet paths.
@@ -21,22 +21,22 @@ struct World {
     uniform: bool,
     policy: SendPolicy,
     drain: ReceivePolicy,
-    /// The sender's slots: whether somebody may still need what is in them.
+    /// For each of the sender's slots, whether its content may still be needed.
     busy: Vec<bool>,
-    /// What was sent and not handed out; published as far as `tail_line` says.
+    /// Messages sent and not handed out. They are published as far as `tail_line` says.
     wire: VecDeque<Message>,
-    /// Published tails, in order: the receiver sees the last, the sender completions later.
+    /// The last published tail. The receiver sees it at once; the sender's completions come later.
     tail_line: u64,
-    /// The send queue, of bounded depth: requests that are not known complete; the signalled ones
-    /// with the tail that their completion tells of. Only these ever complete.
+    /// The send queue, of bounded depth: requests not known to be complete. A signalled request has the tail
+    /// that its completion reports, and only signalled requests ever complete.
     queue: VecDeque<Option<u64>>,
     depth: usize,
-    /// Pushed heads, in order; the sender sees one later.
+    /// Pushed heads in order. The sender sees them later.
     heads: VecDeque<u64>,
     transmitted: u64,
     completed: u64,
     head_seen: u64,
-    /// Taken: ticket, and the number it must still hold.
+    /// Tickets of messages taken and not released.
     held: Vec<u64>,
     sent: u64,
     received: u64,
@@ -73,7 +73,7 @@ impl World {
         }
     }
 
-    /// The slot of a position: positions wrap with u64, slots are counted from the start.
+    /// Returns the slot of a position. Positions wrap at 2⁶⁴; slots are counted from `start`.
     fn slot(&self, position: u64) -> usize {
         (position.wrapping_sub(self.start) % self.n) as usize
     }
@@ -88,7 +88,7 @@ impl World {
         self.wire.push_back((message, count));
     }
 
-    /// A slot is free once the head seen passed it and a delivered completion covers it.
+    /// Frees slots that both the last seen head and the last delivered completion have passed.
     fn free_slots(&mut self, old: u64) {
         let new = self.reusable();
         for ahead in 0..new.wrapping_sub(old) {
@@ -107,8 +107,8 @@ impl World {
         }
     }
 
-    /// Transmits everything filled, and publishes behind it if asked to, unless the send queue has
-    /// no room: then the rest is posted later.
+    /// Transmits all filled slots, and publishes behind them if `publish`. What the send queue has no room
+    /// for is posted later.
     fn transmit(&mut self, publish: bool) {
         let pieces = self.policy.untransmitted();
         let tail = self.policy.tail();
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// Says whether there was room.
+    /// Sends a message of `count` slots. Returns whether there was room.
     fn send(&mut self, count: u64) -> bool {
         if self.quiet
             && count == 1
@@ -193,12 +193,12 @@ impl World {
         }
     }
 
-    /// Something signalled is still to complete.
+    /// Returns whether a signalled request has yet to complete.
     fn is_in_flight(&self) -> bool {
         self.queue.iter().any(Option::is_some)
     }
 
-    /// The oldest signalled request completes, and says so for those before it.
+    /// Completes the oldest signalled request, which implies completion of those before it.
     fn complete(&mut self) {
         if let Some(at) = self.queue.iter().position(Option::is_some) {
             let tail = self.queue.drain(..=at).next_back().flatten().unwrap();
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    /// Hands out the next message: takes or passes it. Says whether there was one.
+    /// Hands out the next message: takes it or passes it. Returns whether there was one.
     fn receive(&mut self, take: bool) -> bool {
         if self.quiet && self.uniform && !take && self.drain.quiet_index().is_some() {
             let (number, count) = self.wire.pop_front().unwrap();
@@ -291,7 +291,7 @@ impl World {
         }
     }
 
-    /// Nobody pushes or publishes but as the rules say; the longest message gets through.
+    /// Checks that the longest message gets through and everything arrives. Only the rules push and publish.
     fn comes_free(&mut self, ring: &CheckedConfig) {
         while !self.held.is_empty() {
             self.release(0);
@@ -301,7 +301,7 @@ impl World {
                 break;
             }
             assert!(round < 4 * self.n, "stuck");
-            // Full publishes; completions and heads come in the end; the receiver drains.
+            // A full ring publishes; completions and heads arrive eventually; the receiver drains.
             self.flush();
             while self.receive(false) {}
             while self.is_in_flight() {
@@ -320,8 +320,8 @@ impl World {
     }
 }
 
-/// Any ring, whose longest message may take N−1 slots; where its cursors start; requests that its
-/// send queue holds: from the fewest that [`headworks_ring::SenderSetup`] takes to what it asks for.
+/// Generates any ring, whose longest message may take N−1 slots; where its cursors start; and its send
+/// queue's depth, from the minimum that [`headworks_ring::SenderSetup`] accepts to what it asks for.
 fn rings() -> impl Strategy<Value = (CheckedConfig, (u64, u64))> {
     let depth = prop_oneof![Just(0), Just(u64::MAX), any::<u64>()];
     (
@@ -351,7 +351,7 @@ fn rings() -> impl Strategy<Value = (CheckedConfig, (u64, u64))> {
                     ..RingConfig::default()
                 };
                 let n = u64::from(slots);
-                // Half the starts at most three laps before the counters wrap.
+                // Half the starts are at most three laps before the counters wrap.
                 let start = if start % 2 == 0 {
                     start / n * n
                 } else {
@@ -457,6 +457,6 @@ fn without_the_gate_few_publications_are_signalled() {
         world.complete();
         world.see_head();
     }
-    // Four a lap: each frees a quarter of the slots.
+    // Four signals per lap: each frees a quarter of the slots.
     assert_eq!(signaled, 40);
 }

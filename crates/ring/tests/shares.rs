@@ -1,5 +1,5 @@
-//! What the rings of a large group take, and give back: descriptors, registrations, memory. A program of its
-//! own, because descriptors are counted of the whole process.
+//! Descriptors, registrations and memory that the rings of a large group take and give back. This is a test
+//! program of its own, because it counts the descriptors of the whole process.
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Hosts {
         }
     }
 
-    /// What the group's device holds.
+    /// Returns what the group's device holds.
     fn held(&self) -> ContextSnapshot {
         let mut seen = inspect::look(&self.fabric, Some("right")).expect("looks");
         seen.contexts.pop().expect("the group's device")
@@ -57,7 +57,7 @@ impl Hosts {
     }
 }
 
-/// A thousand rings that sleep on one descriptor, of the default size. Their senders do not sleep.
+/// A thousand rings of the default size sleep on one descriptor. Their senders do not sleep.
 #[test]
 fn a_thousand_rings_that_sleep_share_what_they_can_and_give_back_the_rest() {
     let hosts = Hosts::new();
@@ -91,9 +91,10 @@ fn a_thousand_rings_that_sleep_share_what_they_can_and_give_back_the_rest() {
             taken.0 - idle.0,
             (taken.1 - idle.1) >> 10
         );
-        // Segments, and what the peer has mapped of them, and none for each ring.
+        // Counts segments and the peer's mappings of them. No ring has a descriptor of its own.
         assert!(taken.0 - idle.0 < RINGS / 2, "{taken:?}");
-        // Array, cursor's line and receives of 128 bytes; the queues' heads and what segments leave over.
+        // An array, the cursor's line, and receives of 128 bytes. The limit below allows 25 % more, for the
+        // queues' heads and unused parts of segments.
         let each = SLOTS * SLOT + 64 + 128 * 2 * SLOTS;
         let rings_take = taken.1 - shared.segments.bytes;
         assert!(

@@ -61,13 +61,13 @@ mod tests {
 
     #[test]
     fn an_unknown_actor_is_answered_with_those_there_are() {
-        let mut cast = ActorRegistry::new();
-        cast.register("ping", |_| Err("unused".into()));
+        let mut actors = ActorRegistry::new();
+        actors.register("ping", |_| Err("unused".into()));
         let part = ActorInit {
             spec: ActorSpec::new("a", "pong"),
             opener: no_device_opener(),
         };
-        let error = cast.construct(&part).err().expect("unknown").to_string();
+        let error = actors.construct(&part).err().expect("unknown").to_string();
         assert_eq!(error, "no actor \"pong\": ping are registered");
         assert!(part.open_device().is_err());
     }

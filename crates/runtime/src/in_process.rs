@@ -20,20 +20,20 @@ use headworks_net::clock;
 /// Runs plays on threads of this process. Nothing can be killed here.
 #[derive(Clone)]
 pub struct InProcess {
-    cast: ActorRegistry,
+    actors: ActorRegistry,
     opener: DeviceOpener,
 }
 
 impl InProcess {
     /// A world of these actors and devices.
-    pub fn new(cast: ActorRegistry, opener: DeviceOpener) -> Self {
-        Self { cast, opener }
+    pub fn new(actors: ActorRegistry, opener: DeviceOpener) -> Self {
+        Self { actors, opener }
     }
 }
 
 impl World for InProcess {
-    fn start(&self, play: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError> {
-        let roles = play.check()?;
+    fn start(&self, scenario: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError> {
+        let roles = scenario.check()?;
         let mailbox = |role: &String| Ok((role.clone(), Arc::new(Mailbox::new(role)?)));
         let mailboxes: io::Result<BTreeMap<_, _>> = roles.iter().map(mailbox).collect();
         let mailboxes = mailboxes.map_err(|error| ScenarioError::system("mailbox", error))?;
@@ -46,13 +46,13 @@ impl World for InProcess {
             mailboxes,
             threads: Vec::new(),
         };
-        for spec in &play.actors {
+        for spec in &scenario.actors {
             let part = ActorInit {
                 spec: spec.clone(),
                 opener: Arc::clone(&self.opener),
             };
             let thread = running
-                .start(part, self.cast.clone(), play.actors.len())
+                .start(part, self.actors.clone(), scenario.actors.len())
                 .map_err(|error| ScenarioError::system("starting a thread", error))?;
             running.threads.push(thread);
         }
@@ -76,7 +76,7 @@ impl RunningThreads {
     fn start(
         &self,
         part: ActorInit,
-        cast: ActorRegistry,
+        actors: ActorRegistry,
         parts: usize,
     ) -> io::Result<JoinHandle<()>> {
         let role = part.role.clone();
@@ -86,7 +86,7 @@ impl RunningThreads {
             mailboxes: Arc::clone(&self.mailboxes),
             events,
         };
-        let mut desk = RealTimeContext {
+        let mut context = RealTimeContext {
             role,
             mailbox,
             post,
@@ -94,9 +94,9 @@ impl RunningThreads {
         std::thread::Builder::new()
             .name(part.role.clone())
             .spawn(move || {
-                let outcome = run_actor(&cast, &part, parts, &mut desk);
-                desk.mailbox.close();
-                desk.post.events.ended(&desk.role, outcome);
+                let outcome = run_actor(&actors, &part, parts, &mut context);
+                context.mailbox.close();
+                context.post.events.ended(&context.role, outcome);
             })
     }
 

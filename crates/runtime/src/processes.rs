@@ -71,12 +71,12 @@ impl Processes {
 }
 
 impl World for Processes {
-    fn start(&self, play: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError> {
-        let roles = play.check()?;
+    fn start(&self, scenario: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError> {
+        let roles = scenario.check()?;
         let alarm = EventFd::new().map_err(|error| ScenarioError::system("eventfd", error))?;
         let alarm = Arc::new(alarm);
         let events = Arc::new(ScenarioEvents::new(roles.len(), Some(Arc::clone(&alarm))));
-        let (program, args, play) = (self.program.clone(), self.args.clone(), play.clone());
+        let (program, args, scenario) = (self.program.clone(), self.args.clone(), scenario.clone());
         let (started, outcome) = mpsc::channel();
         let heard = Arc::clone(&events);
         // The kernel kills the processes when the *thread* that started them ends, so one thread
@@ -84,7 +84,7 @@ impl World for Processes {
         let thread = std::thread::Builder::new()
             .name("coordinator".into())
             .spawn(
-                move || match Coordinator::start(&program, &args, &play, heard, alarm) {
+                move || match Coordinator::start(&program, &args, &scenario, heard, alarm) {
                     Ok((coordinator, shared)) => {
                         if started.send(Ok(shared)).is_ok() {
                             coordinator.run();

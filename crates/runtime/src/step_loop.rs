@@ -17,10 +17,10 @@ use headworks_net::waiting::{SPIN_BUDGET, SpinMode, WaitPhase, Waiter, WakeReaso
 
 /// Makes and runs the actor of `part` on this thread. `parts` is how many run at the same time.
 pub(crate) fn run_actor<P: MailTransport>(
-    cast: &ActorRegistry,
+    actors: &ActorRegistry,
     part: &ActorInit,
     parts: usize,
-    desk: &mut RealTimeContext<P>,
+    context: &mut RealTimeContext<P>,
 ) -> ActorOutcome {
     // Counted before pinning, after which this thread has one core.
     let waiter = Waiter::new(SPIN_BUDGET, SpinMode::for_waiters(parts));
@@ -28,8 +28,8 @@ pub(crate) fn run_actor<P: MailTransport>(
         if let Some(cpu) = part.cpu {
             cpu_affinity::pin_to_cpu(cpu)?;
         }
-        let mut actor = cast.construct(part)?;
-        step_until_done(actor.as_mut(), waiter, desk)
+        let mut actor = actors.construct(part)?;
+        step_until_done(actor.as_mut(), waiter, context)
     });
     match ended {
         Ok(()) => ActorOutcome::Done,
@@ -53,18 +53,18 @@ pub fn catch_failure<T>(act: impl FnOnce() -> Result<T, ActorError>) -> Result<T
 fn step_until_done<P: MailTransport>(
     actor: &mut dyn Actor,
     mut waiter: Waiter,
-    desk: &mut RealTimeContext<P>,
+    context: &mut RealTimeContext<P>,
 ) -> Result<(), ActorError> {
     loop {
-        if desk.mailbox.cancelled() {
+        if context.mailbox.cancelled() {
             return Err(ActorError::new("was ended by the coordinator"));
         }
-        let step = actor.step(&mut ActorContext::new(desk))?;
-        desk.post.flush()?;
+        let step = actor.step(&mut ActorContext::new(context))?;
+        context.post.flush()?;
         match step {
             Step::Again => {}
-            Step::At(at) => wait_until(at, &mut waiter, desk)?,
-            Step::Wait(change) => wait_for(&change, &mut waiter, desk)?,
+            Step::At(at) => wait_until(at, &mut waiter, context)?,
+            Step::Wait(change) => wait_for(&change, &mut waiter, context)?,
             Step::Done => return Ok(()),
         }
     }
@@ -73,18 +73,18 @@ fn step_until_done<P: MailTransport>(
 fn wait_until<P: MailTransport>(
     at: Instant,
     waiter: &mut Waiter,
-    desk: &RealTimeContext<P>,
+    context: &RealTimeContext<P>,
 ) -> Result<(), ActorError> {
     // Being woken takes about as long as the budget: sleep for less, and look for the rest.
     let left = at.since(clock::now());
     if left > SPIN_BUDGET.times(2) {
         let nearly = clock::now() + (left - SPIN_BUDGET);
-        wait_for(&WakeCondition::default().until(nearly), waiter, desk)?;
+        wait_for(&WakeCondition::default().until(nearly), waiter, context)?;
         if clock::now() < nearly {
             return Ok(());
         }
     }
-    while clock::now() < at && !desk.mailbox.take_poke() {
+    while clock::now() < at && !context.mailbox.take_poke() {
         waiter.spin_once();
     }
     Ok(())
@@ -93,15 +93,15 @@ fn wait_until<P: MailTransport>(
 fn wait_for<P: MailTransport>(
     change: &WakeCondition,
     waiter: &mut Waiter,
-    desk: &RealTimeContext<P>,
+    context: &RealTimeContext<P>,
 ) -> Result<(), ActorError> {
     if change.on_memory() {
         // Nothing tells of it, so the actor looks itself.
         waiter.spin_once();
         return Ok(());
     }
-    let mailbox = &desk.mailbox;
-    let unwritten = desk.post.unwritten();
+    let mailbox = &context.mailbox;
+    let unwritten = context.post.unwritten();
     let alarm = mailbox.as_fd();
     let readable = std::iter::once(&alarm).map(|fd| PollFd::new(fd, PollFlags::IN));
     let mut fds: Vec<_> = readable

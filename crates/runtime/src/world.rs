@@ -12,7 +12,7 @@ use crate::scenario::{ACTORS_MAX, Scenario};
 /// A place where plays run.
 pub trait World: Send + Sync {
     /// Starts every part.
-    fn start(&self, play: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError>;
+    fn start(&self, scenario: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError>;
 
     /// Whether [`RunningScenario::kill`], [`RunningScenario::stop`] and [`RunningScenario::cont`] work here.
     fn can_kill(&self) -> bool;

@@ -19,17 +19,17 @@ fn child_process_entry() {
 }
 
 fn cast() -> ActorRegistry {
-    let mut cast = world_scenarios::actors();
-    cast.register("nested_scenario", nested_scenario);
-    cast
+    let mut actors = world_scenarios::actors();
+    actors.register("nested_scenario", nested_scenario);
+    actors
 }
 
 /// A play of a part that runs in a process of its own.
 fn nested_scenario(part: &ActorInit) -> Result<Box<dyn Actor>, ActorError> {
     let world = Processes::of_this_test("child_process_entry");
-    let play = Scenario::of([ActorSpec::new("x", "idle"), ActorSpec::new("y", "busy")]);
+    let scenario = Scenario::of([ActorSpec::new("x", "idle"), ActorSpec::new("y", "busy")]);
     let running = world
-        .start(&play)
+        .start(&scenario)
         .map_err(|error| ActorError::context(&*part.role, error))?;
     Ok(Box::new(NestedScenario(running, false)))
 }
@@ -87,8 +87,8 @@ fn await_end(pidfd: &OwnedFd) {
 
 #[test]
 fn no_process_survives_the_scenario() {
-    let play = Scenario::of([part("i", "idle"), part("b", "busy"), part("s", "idle")]);
-    let mut running = processes().start(&play).expect("starts");
+    let scenario = Scenario::of([part("i", "idle"), part("b", "busy"), part("s", "idle")]);
+    let mut running = processes().start(&scenario).expect("starts");
     running.stop("s").expect("stops");
     let pidfds = ["i", "b", "s"].map(|role| pidfd(running.pid(role).expect("has a process")));
     drop(running);

@@ -1,13 +1,13 @@
-//! A simulated RNIC, its hosts and their network, in virtual time: the same code runs on it as on any device,
-//! and as often as it is asked to, to the byte.
+//! A simulated RNIC, its hosts and their network, in virtual time. Code runs on it unchanged, as on any other
+//! device, and every run repeats to the byte.
 //!
-//! It is a discrete-event model of mechanisms (doorbells, fetches, caches, units, links), not of curves.
-//! Its constants are those of a [`preset`]; docs/simulation.md has the source of each. Whatever it prints is
-//! simulated.
+//! The model is a discrete-event simulation of mechanisms (doorbells, fetches, caches, units, links), not a fit
+//! to measured curves. Its constants come from a [`preset`]; docs/simulation.md gives the source of each. Every
+//! figure it prints is simulated.
 //!
 //! # Map
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`provider`] | opens devices `sim:PRESET[,host=NAME][,seed=N]`: names, options, limits, promises |
 //! | [`world`] | the world of virtual time: actors on the cores of simulated hosts |

@@ -134,7 +134,7 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// The bytes that travel with it; others are at the sender until it comes.
-    pub(crate) fn cargo(&self) -> &[u8] {
+    pub(crate) fn payload_bytes(&self) -> &[u8] {
         match &self.kind {
             PieceKind::Bytes | PieceKind::ReadRequest => &[],
             PieceKind::Response(bytes) => bytes,

@@ -26,7 +26,7 @@ struct Trace {
     left_out: u64,
     /// Processes: the hosts of all plays.
     hosts: Vec<String>,
-    plays: u32,
+    runs: u32,
     roles: Vec<String>,
     by_role: BTreeMap<String, u32>,
 }
@@ -84,7 +84,7 @@ impl Tracer {
             full: None,
             left_out: 0,
             hosts: Vec::new(),
-            plays: 0,
+            runs: 0,
             roles: Vec::new(),
             by_role: BTreeMap::new(),
         })))
@@ -114,15 +114,15 @@ impl Tracer {
     /// A play begins: its number.
     pub(crate) fn begin(&self) -> u32 {
         let mut trace = self.lock();
-        trace.plays += 1;
-        trace.plays
+        trace.runs += 1;
+        trace.runs
     }
 
     /// Another host of a play: its process.
-    pub(crate) fn host(&self, play: u32, name: &str) -> u32 {
-        let name = match play {
+    pub(crate) fn host(&self, run: u32, name: &str) -> u32 {
+        let name = match run {
             0 | 1 => format!("simulated host {name}"),
-            play => format!("simulated host {name} (play {play})"),
+            run => format!("simulated host {name} (play {run})"),
         };
         let mut trace = self.lock();
         trace.hosts.push(name);

@@ -1,9 +1,10 @@
-//! The world of virtual time: actors on the cores of simulated hosts, stepped one after the other.
+//! A world in virtual time: steps actors on the cores of simulated hosts, one at a time.
 //!
-//! Each part has a host of its own, called by its role, unless its device says `host=NAME`. Its steps run
-//! on a core, where they take the time that the device's calls and [`ActorContext::charge`](headworks_runtime::ActorContext::charge)
-//! cost; what happens in the network meanwhile is worked out whenever somebody looks. The same play and seed
-//! come out the same, to the byte: there is one thread, and no clock but the model's.
+//! Each actor has its own host, named after its role, unless its device's name says `host=NAME`. A step
+//! occupies a core for as long as its device calls and
+//! [`ActorContext::charge`](headworks_runtime::ActorContext::charge) cost. The model computes what happens in the
+//! network meanwhile when an actor looks. The same scenario and seed give the same result to the byte: there is
+//! one thread, and no clock but the model's.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
@@ -35,32 +36,32 @@ mod running_scenario;
 
 use context::SimContext;
 
-/// What a step takes at least: nobody does anything in no time.
+/// Minimum duration of a step; no step takes zero time.
 const STEP_COST_MIN: Ps = NS;
-/// A step that took no longer, only looked, and wants another, found nothing.
+/// Longest step that counts as an idle spin: it did no work and returned [`Step::Again`].
 const SPIN: Ps = 30 * NS;
-/// How often one that spins reads the clock, as far as it can tell.
+/// Assumed interval at which a spinning actor reads the clock, on that clock.
 const SPIN_CLOCK_INTERVAL: Duration = Duration::from_nanos(500);
-/// Steps and events that one poll of the coordinator's may take.
+/// Most steps and events that one call of `poll` processes.
 const POLL_BUDGET: u64 = 1 << 16;
 
-/// Runs plays in virtual time.
+/// Runs scenarios in virtual time.
 pub struct SimWorld {
-    cast: ActorRegistry,
+    actors: ActorRegistry,
     preset: Preset,
     seed: u64,
     usage_monitor: Arc<UsageMonitor>,
     tracer: Option<Tracer>,
     rules: Option<Rules>,
-    /// The network of the play that was started last.
+    /// The model of the scenario that was started last.
     latest: Mutex<Option<SharedModel>>,
 }
 
 impl SimWorld {
-    /// A world of these actors, with machines of this preset. The seed decides what chance does.
-    pub fn new(cast: ActorRegistry, preset: Preset, seed: u64) -> Self {
+    /// Creates a world of these actors, on machines of this preset. The seed determines every random choice.
+    pub fn new(actors: ActorRegistry, preset: Preset, seed: u64) -> Self {
         Self {
-            cast,
+            actors,
             preset,
             seed,
             usage_monitor: Arc::default(),
@@ -70,7 +71,7 @@ impl SimWorld {
         }
     }
 
-    /// The same world, whose plays from now on tell the tracer what happens in them, one after the other.
+    /// Returns this world with a tracer, which records all scenarios started from now on, one after the other.
     #[must_use]
     pub fn traced(self, tracer: Tracer) -> Self {
         Self {
@@ -79,26 +80,28 @@ impl SimWorld {
         }
     }
 
-    /// What plays of this world count. Plays that run at the same time are told apart only by who is last.
+    /// Returns the counts of this world's scenarios. Of scenarios that run concurrently, it shows the one
+    /// that started last.
     pub fn usage_monitor(&self) -> Arc<UsageMonitor> {
         self.usage_monitor.clone()
     }
 
-    /// This one, in which things go wrong by these rules. What happens is noted then ([`SimWorld::run_digest`]).
+    /// Returns this world with faults injected by `rules`. It then also keeps a digest of each run
+    /// ([`SimWorld::run_digest`]).
     #[must_use]
     pub fn with_rules(self, rules: Rules) -> Self {
         let rules = Some(rules);
         Self { rules, ..self }
     }
 
-    /// The objects that there are now of the play that was started last.
+    /// Counts the objects that the scenario started last has now.
     pub fn object_counts(&self) -> ObjectCounts {
         self.ask_latest(|model| model.object_counts())
             .unwrap_or_default()
     }
 
-    /// A digest of all that happened in the play that was started last, and how much that was: the same for
-    /// the same play, preset, seed and rules. `None` in a world without rules.
+    /// Returns a digest of every event of the scenario started last, and the number of entries in it. Both are equal
+    /// for equal scenario, preset, seed and rules. `None` in a world without rules.
     pub fn run_digest(&self) -> Option<(u64, u64)> {
         self.ask_latest(|model| model.run_digest()).flatten()
     }
@@ -151,7 +154,7 @@ impl World for SimWorld {
                 spec: spec.clone(),
                 opener: opener(&scenario.model, &spec.role),
             };
-            scenario.add_actor(&self.cast, part, host);
+            scenario.add_actor(&self.actors, part, host);
         }
         Ok(Box::new(scenario))
     }
@@ -161,39 +164,39 @@ impl World for SimWorld {
     }
 }
 
-/// Which host a part is on.
+/// Returns the name of the host that an actor runs on.
 fn host_of(device: Option<&DeviceName>, role: &str) -> String {
     let named = device.and_then(|device| device.option("host")).flatten();
     named.unwrap_or(role).to_owned()
 }
 
-/// Opens devices of the host of a part.
+/// Returns the function that opens devices on an actor's host.
 fn opener(model: &SharedModel, role: &str) -> DeviceOpener {
     let (model, role) = (model.clone(), role.to_owned());
     Arc::new(move |name| {
         let host = host_of(Some(name), &role);
-        // What the name says of machines is the world's to say.
+        // A device's name may not set a preset or a seed: the world decides them.
         SimDeviceOptions::of(name)?;
         provider::open(&model, name, &host)
     })
 }
 
-/// The parts of a play, and what they wait for.
+/// A running scenario: its actors, and what each waits for.
 struct SimScenario {
     model: SharedModel,
     usage_monitor: Arc<UsageMonitor>,
     roles: Vec<String>,
     actors: Vec<ScheduledActor>,
-    /// Who is to be stepped when; one whose turn it is no more has another number.
+    /// Actor indices and turns by wake-up time. An entry is stale if the actor's turn number differs.
     wakes: EventQueue<(usize, u64)>,
-    /// When the cores that actors have are free.
+    /// Time from which each core is free, by host and core.
     cores: BTreeMap<(u32, usize), Ps>,
-    /// Who waits for something on a host.
+    /// Actors that wait for memory or a descriptor, by host.
     parked: BTreeMap<u32, BTreeSet<usize>>,
     unread_events: VecDeque<ScenarioEvent>,
     outcomes: BTreeMap<String, ActorOutcome>,
     interrupted: bool,
-    /// When rules are asked who dies.
+    /// Times at which the rules are asked which actors they kill, in order.
     moments: VecDeque<Ps>,
     now: Ps,
 }
@@ -202,15 +205,15 @@ struct ScheduledActor {
     role: String,
     host: u32,
     core: usize,
-    /// `None` once it has ended.
+    /// `None` once the actor has ended.
     actor: Option<Box<dyn Actor>>,
-    /// How it ends, and when its last step is over: until then it is there, and all that it has.
+    /// End of the last step and the outcome. Until then the actor and its objects exist.
     ending: Option<(Ps, ActorOutcome)>,
     turn: u64,
     stopped: bool,
-    /// What it waits for, while it waits.
+    /// Condition that it waits for; `None` while it does not wait.
     waits: Option<WakeCondition>,
-    /// When its turn is at the latest; never if it waits for something without end.
+    /// Latest time of its next step; `Ps::MAX` if it waits without a deadline.
     wakes_at: Ps,
     mail: VecDeque<(Ps, Mail)>,
     waiting: usize,
@@ -221,15 +224,15 @@ impl ScheduledActor {
         self.actor.is_none()
     }
 
-    /// It has ended, or is in its last step.
+    /// Whether it has ended or is in its last step.
     fn is_leaving(&self) -> bool {
         self.has_ended() || self.ending.is_some()
     }
 }
 
 impl SimScenario {
-    /// Makes the actor of a part, at the beginning of time.
-    fn add_actor(&mut self, cast: &ActorRegistry, part: ActorInit, host: u32) {
+    /// Constructs an actor, at time zero.
+    fn add_actor(&mut self, actors: &ActorRegistry, part: ActorInit, host: u32) {
         let index = self.actors.len();
         let cores = self.model.lock().preset.cores as usize;
         let before = self
@@ -245,7 +248,7 @@ impl SimScenario {
             until: 0,
         });
         self.begin_acting(host, 0);
-        let made = catch_failure(|| cast.construct(&part));
+        let made = catch_failure(|| actors.construct(&part));
         let (end, _) = self.end_acting();
         let (actor, ended) = match made {
             Ok(actor) => (Some(actor), None),
@@ -270,7 +273,7 @@ impl SimScenario {
         }
     }
 
-    /// Somebody on a host acts from now on.
+    /// Marks an actor on this host as acting from `now` on.
     fn begin_acting(&mut self, host: u32, now: Ps) {
         let limit = self.wakes.next_at().unwrap_or(Ps::MAX);
         let mut model = self.model.lock();
@@ -282,19 +285,19 @@ impl SimScenario {
         });
     }
 
-    /// Nobody acts any more; when that was, and whether anything was done.
+    /// Ends the acting. Returns its time, and whether the actor did any work.
     fn end_acting(&self) -> (Ps, bool) {
         let acting = self.model.lock().acting.take();
         acting.map_or((0, false), |acting| (acting.now, acting.has_worked))
     }
 
-    /// Has an actor be stepped at that time, whatever it waits for.
+    /// Schedules a step at that time and cancels any wait.
     fn wake(&mut self, index: usize, at: Ps) {
         self.actors[index].waits = None;
         self.wake_by(index, at);
     }
 
-    /// Has an actor be stepped at that time, unless what it waits for comes before.
+    /// Schedules a step at that time; the actor keeps waiting and may be woken earlier.
     fn wake_by(&mut self, index: usize, at: Ps) {
         let scheduled = &mut self.actors[index];
         scheduled.turn += 1;
@@ -303,14 +306,14 @@ impl SimScenario {
         self.wakes.put(at, (index, turn));
     }
 
-    /// An actor's step was its last: it ends when that does, after all that happens meanwhile.
+    /// Ends an actor at the end of its last step, after every event that happens before.
     fn schedule_end(&mut self, index: usize, at: Ps, outcome: ActorOutcome) {
         self.actors[index].ending = Some((at, outcome));
         self.wake(index, at);
     }
 
     fn end_actor(&mut self, index: usize, outcome: ActorOutcome) {
-        // What its objects do when they go they do now.
+        // Dropping the actor drops its objects, whose calls take place at the current time.
         let (host, now) = (self.actors[index].host, self.current_time());
         self.begin_acting(host, now);
         self.actors[index].actor = None;
@@ -325,7 +328,7 @@ impl SimScenario {
             .push_back(ScenarioEvent::Ended { role, outcome });
     }
 
-    /// The time that nothing happens before any more.
+    /// Returns the earliest time at which anything can still happen.
     fn current_time(&self) -> Ps {
         self.now.max(self.model.lock().now)
     }
@@ -334,7 +337,7 @@ impl SimScenario {
         self.actors.iter().all(ScheduledActor::has_ended)
     }
 
-    /// The next thing that happens, if that is before `limit`; whether there was any.
+    /// Processes the next event or step, if it is due by `limit`. Returns whether there was one.
     fn run_next(&mut self, limit: Ps) -> bool {
         let next = self.wakes.next_at().unwrap_or(Ps::MAX).min(limit);
         let moment = self.moments.front().copied();
@@ -372,7 +375,7 @@ impl SimScenario {
         true
     }
 
-    /// Rules say who dies now.
+    /// Kills the actors that the rules choose at the current time.
     fn kill_by_rules(&mut self) {
         for index in 0..self.actors.len() {
             let scheduled = &self.actors[index];
@@ -389,7 +392,7 @@ impl SimScenario {
         }
     }
 
-    /// Something can be seen on a host: those who wait for it look.
+    /// Wakes the actors that wait for a visible change on this host.
     fn wake_parked(&mut self, host: u32, at: Ps) {
         let wake = ns(self.model.lock().preset.wake_ns);
         for index in self.parked.remove(&host).unwrap_or_default() {
@@ -397,7 +400,7 @@ impl SimScenario {
             let (Some(change), latest) = (&scheduled.waits, scheduled.wakes_at) else {
                 continue;
             };
-            // What it waits for besides may come before it is awake.
+            // Waking takes time; the actor's deadline or mail may wake it earlier.
             if change.on_memory() {
                 self.wake(index, at.min(latest));
             } else if is_readable(change.fds()) {
@@ -413,7 +416,7 @@ impl SimScenario {
         self.model.lock().watch_for_changes(host);
     }
 
-    /// Steps an actor, as soon as its core is free.
+    /// Steps an actor, once its core is free.
     fn step(&mut self, index: usize, at: Ps) {
         let (host, core) = (self.actors[index].host, self.actors[index].core);
         let free = self.cores.get(&(host, core)).copied().unwrap_or(0);
@@ -464,7 +467,7 @@ impl SimScenario {
         }
         match step {
             Ok(Step::Again) if !has_worked && end - at <= SPIN => {
-                // It found nothing to do, and looks again and again: at what it looks for, or at the clock.
+                // The step found nothing to do, so the actor polls memory or the clock. Wait for either instead.
                 let now = self.model.lock().clock_of(host, end.next_multiple_of(NS));
                 let until = now + SPIN_CLOCK_INTERVAL;
                 let change = WakeCondition::memory().or_mail().until(until);
@@ -481,7 +484,7 @@ impl SimScenario {
         }
     }
 
-    /// An actor waits, unless what it waits for is there.
+    /// Has an actor wait, or steps it again at once if what it waits for is there.
     fn wait(&mut self, index: usize, (began, end): (Ps, Ps), change: WakeCondition) {
         let host = self.actors[index].host;
         let changed = self.model.lock().hosts[host as usize]
@@ -490,7 +493,7 @@ impl SimScenario {
         let mail = self.actors[index].mail.front().map(|(at, _)| *at);
         let deadline = change.deadline();
         let until = deadline.map(|at| self.model.lock().time_of_clock(host, at));
-        // What came while it was stepped it may not have seen.
+        // The actor may not have seen what arrived during its step.
         let memory = changed.filter(|_| change.on_memory());
         let mail = mail.filter(|_| change.on_mail());
         let readable = is_readable(change.fds()).then_some(end);
@@ -549,7 +552,7 @@ impl Drop for SimScenario {
     }
 }
 
-/// Whether one of these descriptors is.
+/// Whether one of these descriptors is readable.
 fn is_readable(fds: &[WakeFd]) -> bool {
     if fds.is_empty() {
         return false;

@@ -194,11 +194,11 @@ fn world(job: Job, settings: &[&str]) -> SimWorld {
     for setting in settings {
         machine.apply(&setting.parse().expect("a setting"));
     }
-    let mut cast = ActorRegistry::new();
-    cast.register("both", move |part| {
+    let mut actors = ActorRegistry::new();
+    actors.register("both", move |part| {
         Ok(Box::new(WriterPair::new(part, job)?))
     });
-    SimWorld::new(cast, machine, 5)
+    SimWorld::new(actors, machine, 5)
 }
 
 /// Plays it; when it ended.

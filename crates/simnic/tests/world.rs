@@ -27,10 +27,10 @@ impl Actor for MailPoller {
 
 /// How much of a microsecond and more the core of one that looks was busy, in nanoseconds.
 fn polling_steps(cost: Duration) -> u64 {
-    let mut cast = ActorRegistry::new();
-    cast.register("looks", move |_| Ok(Box::new(MailPoller(cost))));
+    let mut actors = ActorRegistry::new();
+    actors.register("looks", move |_| Ok(Box::new(MailPoller(cost))));
     let preset = Preset::named("cx5-100g").expect("a preset");
-    let world = SimWorld::new(cast, preset, 1);
+    let world = SimWorld::new(actors, preset, 1);
     let play = Scenario::of(vec![ActorSpec::new("looks", "looks")]);
     let mut running = world.start(&play).expect("starts");
     while running.now() < Instant::ZERO + Duration::from_micros(100) {
@@ -74,11 +74,11 @@ impl Actor for Sleeper {
 fn sleep_times(ppm: i32) -> (Vec<Instant>, Duration) {
     let read = Arc::new(Mutex::default());
     let own = read.clone();
-    let mut cast = ActorRegistry::new();
-    cast.register("rests", move |_| Ok(Box::new(Sleeper(own.clone()))));
+    let mut actors = ActorRegistry::new();
+    actors.register("rests", move |_| Ok(Box::new(Sleeper(own.clone()))));
     let preset = Preset::named("cx5-100g").expect("a preset");
     let rules = Rules::new(1).with(rules::clock_drift("rests", ppm));
-    let world = SimWorld::new(cast, preset, 1).with_rules(rules);
+    let world = SimWorld::new(actors, preset, 1).with_rules(rules);
     let play = Scenario::of(vec![ActorSpec::new("rests", "rests")]);
     let mut running = world.start(&play).expect("starts");
     while running.poll(Duration::from_millis(1)).is_none() {}
@@ -134,18 +134,18 @@ impl Actor for BusyActor {
 }
 
 /// A world of one cast, and what to play there: an actor of each name, on a host of its own.
-fn world(cast: ActorRegistry, rules: Rules, names: &[&str]) -> (SimWorld, Scenario) {
+fn world(actors: ActorRegistry, rules: Rules, names: &[&str]) -> (SimWorld, Scenario) {
     let preset = Preset::named("cx5-100g").expect("a preset");
     let device = || "sim:cx5-100g".parse().expect("a name");
     let parts = names
         .iter()
         .map(|name| ActorSpec::new(*name, *name).on(device()));
     let play = Scenario::of(parts);
-    (SimWorld::new(cast, preset, 1).with_rules(rules), play)
+    (SimWorld::new(actors, preset, 1).with_rules(rules), play)
 }
 
-fn add_busy_actor(cast: &mut ActorRegistry, name: &'static str, span: Duration, fails: bool) {
-    cast.register(name, move |part| {
+fn add_busy_actor(actors: &mut ActorRegistry, name: &'static str, span: Duration, fails: bool) {
+    actors.register(name, move |part| {
         Ok(Box::new(BusyActor::new(part, span, fails)?))
     });
 }
@@ -154,11 +154,11 @@ fn add_busy_actor(cast: &mut ActorRegistry, name: &'static str, span: Duration, 
 fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
     let micros = Duration::from_micros;
     for fails in [false, true] {
-        let mut cast = ActorRegistry::new();
-        add_busy_actor(&mut cast, "long", micros(1_000), fails);
-        add_busy_actor(&mut cast, "short", micros(600), false);
+        let mut actors = ActorRegistry::new();
+        add_busy_actor(&mut actors, "long", micros(1_000), fails);
+        add_busy_actor(&mut actors, "short", micros(600), false);
         // The first of them to be stepped is the last to end.
-        let (world, play) = world(cast, Rules::new(1), &["long", "short"]);
+        let (world, play) = world(actors, Rules::new(1), &["long", "short"]);
         let mut running = world.start(&play).expect("starts");
         assert_eq!(running.poll(micros(500)), None);
         assert_eq!(world.object_counts().regions, 2);
@@ -180,11 +180,11 @@ fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
 
 #[test]
 fn whoever_is_killed_in_its_last_step_was_killed() {
-    let mut cast = ActorRegistry::new();
-    add_busy_actor(&mut cast, "long", Duration::from_micros(1_000), false);
+    let mut actors = ActorRegistry::new();
+    add_busy_actor(&mut actors, "long", Duration::from_micros(1_000), false);
     let at = Instant::ZERO + Duration::from_micros(400);
     let (world, play) = world(
-        cast,
+        actors,
         Rules::new(1).with(rules::kill_actor("long", at)),
         &["long"],
     );
@@ -210,11 +210,11 @@ fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
             own.then_some(Verdict::WaitFor(Duration::from_nanos(u64::MAX)))
         })),
     ] {
-        let mut cast = ActorRegistry::new();
-        add_busy_actor(&mut cast, "stalled", Duration::from_nanos(1), false);
-        add_busy_actor(&mut cast, "busy", ever, false);
-        add_busy_actor(&mut cast, "well", Duration::from_millis(3), false);
-        let (world, play) = world(cast, rules, &["stalled", "busy", "well"]);
+        let mut actors = ActorRegistry::new();
+        add_busy_actor(&mut actors, "stalled", Duration::from_nanos(1), false);
+        add_busy_actor(&mut actors, "busy", ever, false);
+        add_busy_actor(&mut actors, "well", Duration::from_millis(3), false);
+        let (world, play) = world(actors, rules, &["stalled", "busy", "well"]);
         let mut running = world.start(&play).expect("starts");
         let told = running.poll(Duration::from_millis(4));
         assert!(

@@ -115,10 +115,10 @@ fn guarded(seed: u64, plan: impl FnOnce() -> Plan) -> Result<SeedResult, Box<Vio
 fn run_plan(plan: Plan) -> Result<SeedResult, Vec<String>> {
     let run = Arc::new(SoakRun::new(plan));
     let plan = &run.plan;
-    let (cast, play) = scenario_of(&run);
-    let world = SimWorld::new(cast, machine(plan), plan.seed).with_rules(plan.rules.clone());
+    let (actors, scenario) = scenario_of(&run);
+    let world = SimWorld::new(actors, machine(plan), plan.seed).with_rules(plan.rules.clone());
     let mut wrong = Vec::new();
-    coordinate(&world, &play, &run, &mut wrong).map_err(|error| vec![error.to_string()])?;
+    coordinate(&world, &scenario, &run, &mut wrong).map_err(|error| vec![error.to_string()])?;
     let observations = run.observations();
     wrong.extend(observations.judge(plan));
     let mut left = world.object_counts();
@@ -163,7 +163,7 @@ fn machine(plan: &Plan) -> Preset {
 }
 
 fn scenario_of(run: &Arc<SoakRun>) -> (ActorRegistry, Scenario) {
-    let (mut cast, mut parts, plan) = (ActorRegistry::new(), Vec::new(), &run.plan);
+    let (mut actors, mut parts, plan) = (ActorRegistry::new(), Vec::new(), &run.plan);
     let device = format!("sim:{}{}", plan.preset, plan.pacing);
     let sending = match plan.senders_host {
         Some(host) => format!("{device},host={host}"),
@@ -177,19 +177,19 @@ fn scenario_of(run: &Arc<SoakRun>) -> (ActorRegistry, Scenario) {
         let on = on.unwrap_or_else(|error| unreachable!("{error}"));
         parts.push(ActorSpec::new(&role, &role).on(on));
         let run = run.clone();
-        cast.register(&role, move |part| ring_actor::new(part, sends, run.clone()));
+        actors.register(&role, move |part| ring_actor::new(part, sends, run.clone()));
     }
-    (cast, Scenario::of(parts))
+    (actors, Scenario::of(parts))
 }
 
 /// Runs the play: tells those that go on who died, and ends it if nothing moves any more.
 fn coordinate(
     world: &SimWorld,
-    play: &Scenario,
+    scenario: &Scenario,
     run: &SoakRun,
     wrong: &mut Vec<String>,
 ) -> Result<(), ScenarioError> {
-    let mut running = world.start(play)?;
+    let mut running = world.start(scenario)?;
     let (mut moved, mut since) = (0, Instant::ZERO);
     let (mut looks, mut is_looked_at) = (0, false);
     let roles = running.roles().to_vec();

@@ -146,7 +146,7 @@ impl CqPort {
 
     /// Puts an event into the channel whether the CQ is armed or not. A producer that was killed may have
     /// disarmed the CQ without raising the event.
-    pub(crate) fn rouse(&self) {
+    pub(crate) fn wake_waiters(&self) {
         if self.has_channel {
             self.row().armed.disarm();
             self.raise();

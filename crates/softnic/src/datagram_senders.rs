@@ -114,7 +114,7 @@ impl Drop for Registration {
 pub(crate) struct Senders {
     watches: Mutex<HashMap<ProcessId, Arc<PeerProcess>>>,
     /// Held while what dead senders left is undone.
-    burial: Mutex<()>,
+    cleanup: Mutex<()>,
     late: Mutex<Vec<DeferredRepost>>,
 }
 
@@ -174,7 +174,7 @@ impl Senders {
         };
         let died = self.watches().iter().any(died);
         if look || died {
-            self.bury(context);
+            self.clean_up(context);
         }
         self.post_late();
         died
@@ -200,8 +200,8 @@ impl Senders {
     }
 
     /// Watches new senders. Undoes what dead senders left half-done, and frees their rows.
-    pub(crate) fn bury(&self, context: &Context) {
-        let _alone = self.burial.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn clean_up(&self, context: &Context) {
+        let _alone = self.cleanup.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = HashMap::new();
         let mut dead = Vec::new();
         for (number, row) in context.table.senders().iter().enumerate() {
@@ -226,11 +226,11 @@ impl Senders {
         }
         // Queue pairs are listed only after the deaths were found. So the list has every queue pair that a
         // dead sender could reach.
-        let burial = DeadSenderCleanup::new(context);
+        let cleanup = DeadSenderCleanup::new(context);
         for (number, row, life) in dead {
-            row.reclaim_dead(life, &burial.of(mark(number)));
+            row.reclaim_dead(life, &cleanup.of(mark(number)));
         }
-        burial.end();
+        cleanup.end();
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.retain(|process, _| known.get(process) == Some(&false));
     }
@@ -262,7 +262,7 @@ struct LocalObjects {
 
 /// What the dead sender `who` left.
 struct DeadSenderState<'a> {
-    burial: &'a DeadSenderCleanup<'a>,
+    cleanup: &'a DeadSenderCleanup<'a>,
     who: u16,
 }
 
@@ -273,7 +273,7 @@ impl<'a> DeadSenderCleanup<'a> {
     }
 
     fn of(&'a self, who: u16) -> DeadSenderState<'a> {
-        DeadSenderState { burial: self, who }
+        DeadSenderState { cleanup: self, who }
     }
 
     fn places(&self) -> &LocalObjects {
@@ -295,7 +295,7 @@ impl<'a> DeadSenderCleanup<'a> {
         };
         // A sender may have been killed after it completed a receive and before it raised the event.
         for cq in &cqs {
-            cq.port().rouse();
+            cq.port().wake_waiters();
         }
         // Or after it failed a queue pair and before it marked that for the progress thread.
         for core in &cores {
@@ -308,16 +308,16 @@ impl<'a> DeadSenderCleanup<'a> {
 
 impl UnfinishedDelivery for DeadSenderState<'_> {
     fn has_reserved_completion(&self) -> bool {
-        let mut cqs = self.burial.places().cqs.iter();
+        let mut cqs = self.cleanup.places().cqs.iter();
         cqs.any(|cq| cq.port().is_reserved_by(self.who))
     }
 
     fn roll_back(&self, completed: bool) {
-        let LocalObjects { cores, cqs } = self.burial.places();
+        let LocalObjects { cores, cqs } = self.cleanup.places();
         for core in cores {
             for (position, receive) in core.take_back_from(self.who) {
                 if !completed && !core.post_again(position, &receive) {
-                    self.burial.context.senders.late().push(DeferredRepost {
+                    self.cleanup.context.senders.late().push(DeferredRepost {
                         core: Arc::downgrade(core),
                         generation: core.generation(),
                         position,

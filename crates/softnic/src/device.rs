@@ -500,7 +500,7 @@ impl Context {
                 .compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
             if overran == Err(0) && !all {
                 // An initiator marked the CQ because it could not put an event into its channel.
-                cq.port().rouse();
+                cq.port().wake_waiters();
             }
             if overran.is_err() {
                 continue;

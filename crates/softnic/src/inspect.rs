@@ -149,18 +149,18 @@ pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, R
             ((key.0, *index), at)
         })
         .collect();
-    let mut census = RegistrySnapshot::default();
+    let mut snapshot = RegistrySnapshot::default();
     for (key, index, record) in &all {
         if host.is_some_and(|host| host != record.host_name) {
             continue;
         }
         match look_at(*index, record, &names) {
-            Ok(Some(context)) => census.contexts.push(context),
+            Ok(Some(context)) => snapshot.contexts.push(context),
             Ok(None) => {}
             Err(_) if record.process.is_ending() => {}
             // The context may have been leaving: its process removes the record before it closes anything.
             Err(_) if !is_still_there(fabric, *key, *index, record) => {}
-            Err(why) => census.unreadable.push(UnreadableContext {
+            Err(why) => snapshot.unreadable.push(UnreadableContext {
                 host: record.host_name.clone(),
                 pid: record.process.pid,
                 why,
@@ -168,8 +168,8 @@ pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, R
         }
     }
     let key = |context: &ContextSnapshot| (context.host.clone(), context.index);
-    census.contexts.sort_by_key(key);
-    Ok(census)
+    snapshot.contexts.sort_by_key(key);
+    Ok(snapshot)
 }
 
 fn is_still_there(fabric: &Registry, host: HostKey, index: u16, record: &ContextRecord) -> bool {

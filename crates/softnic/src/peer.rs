@@ -50,7 +50,7 @@ pub(crate) struct Peer {
     pub(crate) incarnation: u64,
     pub(crate) table: Table,
     /// Set once the queue pairs that were connected to it have been ended after its death.
-    buried: AtomicBool,
+    cleaned_up: AtomicBool,
     /// Set when a descriptor that its table names as open was found closed: its process is dying.
     going: AtomicBool,
     /// Set once the kernel has refused access to its private memory for good.
@@ -153,7 +153,7 @@ impl Peer {
             watched,
             incarnation,
             table,
-            buried: AtomicBool::new(false),
+            cleaned_up: AtomicBool::new(false),
             going: AtomicBool::new(false),
             no_crossing: AtomicBool::new(false),
             wake: None,
@@ -211,13 +211,13 @@ impl Peer {
     }
 
     /// Returns whether its process died and its queue pairs are still to be ended.
-    pub(crate) fn is_unburied(&self) -> bool {
-        self.is_dead() && !self.buried.load(Ordering::Relaxed)
+    pub(crate) fn needs_cleanup(&self) -> bool {
+        self.is_dead() && !self.cleaned_up.load(Ordering::Relaxed)
     }
 
     /// Notes that its queue pairs are being ended. Called by the progress thread.
-    pub(crate) fn set_buried(&self) {
-        self.buried.store(true, Ordering::Relaxed);
+    pub(crate) fn set_cleaned_up(&self) {
+        self.cleaned_up.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether it was seen dying, which may be why an access failed.

@@ -156,14 +156,14 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         };
         crate::bounce::serve(&context);
         take_marks(&context, &mut slots);
-        let died = bury(&context, &peers) | context.senders.attend(&context);
+        let died = clean_up(&context, &peers) | context.senders.attend(&context);
         context.service_limits(died);
         context.show_held();
         context.forget_unused();
         let mut unsettled = context.quarantine.look(&context) | context.senders.has_late();
         let mut lost = Vec::new();
         for core in cores_of(&context, &slots) {
-            core.end_if_bereft();
+            core.end_if_peer_left();
             if core.state() == QpState::Error && !core.settle_failed() {
                 unsettled = true;
                 lost.push(core.slot());
@@ -225,7 +225,7 @@ fn sleep(
         .filter_map(|peer| Some((peer, peer.pidfd()?)))
         .collect();
     let mut wait = until.map(|at| at.since(clock()));
-    if peers.iter().any(|peer| peer.is_unburied()) {
+    if peers.iter().any(|peer| peer.needs_cleanup()) {
         // Another thread noticed the death, so this peer's pidfd is not polled any more.
         wait = Some(Duration::ZERO);
     }
@@ -286,22 +286,22 @@ fn timespec(wait: Duration) -> Timespec {
 }
 
 /// Ends the queue pairs of peers that died. Returns whether a peer died.
-fn bury(context: &Context, peers: &[Arc<Peer>]) -> bool {
+fn clean_up(context: &Context, peers: &[Arc<Peer>]) -> bool {
     let mut died = false;
     for peer in peers {
         // Peers with a pidfd were asked in `sleep`.
         if peer.pidfd().is_none() {
             peer.check_dead();
         }
-        if peer.is_unburied() {
-            peer.set_buried();
+        if peer.needs_cleanup() {
+            peer.set_cleaned_up();
             died = true;
         }
     }
     if died {
         context.progress.deaths.fetch_add(1, Ordering::AcqRel);
         for core in context.queue_pairs() {
-            core.end_if_bereft();
+            core.end_if_peer_left();
         }
     }
     died

@@ -74,7 +74,7 @@ pub(crate) struct QpCore {
     lane_bypass: LaneBypass,
     pending: Mutex<Pending>,
     /// Fault injection, if the device is hostile.
-    unruly: Option<Box<HostileQp>>,
+    hostile: Option<Box<HostileQp>>,
     /// Set by each look of the progress thread, and cleared when pending requests are executed.
     pub(crate) rests: AtomicBool,
     /// Receives posted again, ever, after a dead sender of datagrams had claimed them.
@@ -297,7 +297,7 @@ impl PostCall<'_> {
                 self.post_any(wr, progress).map_err(|kind| kind.at(index))?;
             }
         }
-        if self.core.unruly.is_some() {
+        if self.core.hostile.is_some() {
             // Some of the chain may be executed within the call.
             self.core.try_carry_on(crate::device::clock());
         }
@@ -359,10 +359,10 @@ impl PostCall<'_> {
             return Err(PostErrorKind::QueueFull);
         }
         let request = Request::check(wr, self.caps, self.core.is_datagrams(), self.may_read)?;
-        if let Some(unruly) = &self.core.unruly {
+        if let Some(hostile) = &self.core.hostile {
             let signaled = self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED);
             let number = (*self.posted + 1, wr.wr_id);
-            if unruly.refuses_send(self.core, number, &request, signaled) {
+            if hostile.refuses_send(self.core, number, &request, signaled) {
                 return Err(PostErrorKind::QueueFull);
             }
             *self.posted += 1;
@@ -518,8 +518,8 @@ fn post_receives(
         if outstanding >= u64::from(caps.max_recv_wr) {
             return Err(PostErrorKind::QueueFull.at(index));
         }
-        if let Some(unruly) = &core.unruly
-            && unruly.refuses_receive(core, (posted.wrapping_add(1), wr.wr_id), outstanding)
+        if let Some(hostile) = &core.hostile
+            && hostile.refuses_receive(core, (posted.wrapping_add(1), wr.wr_id), outstanding)
         {
             return Err(PostErrorKind::QueueFull.at(index));
         }

@@ -202,13 +202,13 @@ pub(crate) mod testing {
     where
         F: Fn(&PairContext) -> Result<Box<dyn Actor>> + Send + Sync + 'static,
     {
-        let mut cast = ActorRegistry::new();
-        cast.register("pair", move |part| Ok(make(&PairContext::new(part, None))?));
+        let mut actors = ActorRegistry::new();
+        actors.register("pair", move |part| Ok(make(&PairContext::new(part, None))?));
         let specs = Role::BOTH.iter().zip(["h1", "h2"]).map(|(role, host)| {
             let device = format!("soft:{host}{options}").parse().unwrap();
             ActorSpec::new(role.name(), "pair").on(device)
         });
-        let world = InProcess::new(cast, headworks::opener());
+        let world = InProcess::new(actors, headworks::opener());
         let running = world.start(&Scenario::of(specs)).unwrap();
         let deadline = running.now() + LIMIT;
         let endings = running.finish(deadline);

@@ -194,7 +194,7 @@ mod tests {
         rings.into_iter().chain(baselines.map(Channel::Baseline))
     }
 
-    fn played(study: &CaseStudy, channel: Channel) -> [Report; 2] {
+    fn reports_of(study: &CaseStudy, channel: Channel) -> [Report; 2] {
         let task = StudyTask {
             study: study.clone(),
             channel,
@@ -218,7 +218,7 @@ mod tests {
         // The monitor counts flows; the client counts answers.
         for (study, role, all) in [(flows, 1, 5_000), (keys, 0, 3_000)] {
             for channel in designs() {
-                let report = &played(&study, channel)[role];
+                let report = &reports_of(&study, channel)[role];
                 let is_all = matches!(report, Report::Rate { messages, .. } if *messages == all);
                 assert!(is_all, "{channel} {report:?}");
             }
@@ -231,7 +231,7 @@ mod tests {
             let requests = 500;
             let study = CaseStudy::Http { requests, warm };
             for channel in designs() {
-                let [asked, _] = played(&study, channel);
+                let [asked, _] = reports_of(&study, channel);
                 let Report::Served {
                     messages,
                     nanos,

@@ -12,7 +12,7 @@ use crate::testbed::{Testbed, private_dir};
 pub type Times = (Duration, Duration);
 
 /// Has so many pairs do that, for a time after a warm-up. What `of` finds in the reports of the sending ends.
-fn play<T>(
+fn run<T>(
     testbed: &Testbed<'_>,
     what: NicWorkload,
     pairs: usize,
@@ -45,7 +45,7 @@ impl VerbLoad {
     /// or went earlier.
     pub fn rate(&self, testbed: &Testbed<'_>, pairs: usize, times: Times) -> Result<Option<f64>> {
         let rate = |report: Report| report.per_second();
-        let sum: f64 = play(testbed, NicWorkload::Loaded(*self), pairs, times, rate)?
+        let sum: f64 = run(testbed, NicWorkload::Loaded(*self), pairs, times, rate)?
             .iter()
             .sum();
         Ok((sum > 0.0).then_some(sum))
@@ -56,7 +56,7 @@ impl Batches {
     /// From the doorbell to the completion, of each request in a batch, over the second time after the first; none if
     /// no batch ended.
     pub fn batch_delays(&self, testbed: &Testbed<'_>, times: Times) -> Result<Vec<Quantiles>> {
-        let delays = play(
+        let delays = run(
             testbed,
             NicWorkload::Batches(*self),
             1,
@@ -83,7 +83,7 @@ impl Flows {
         pairs: usize,
         times: Times,
     ) -> Result<Vec<Quantiles>> {
-        play(testbed, NicWorkload::Flows(*self), pairs, times, latency)
+        run(testbed, NicWorkload::Flows(*self), pairs, times, latency)
     }
 }
 
@@ -95,7 +95,7 @@ impl SampledLoad {
         pairs: usize,
         times: Times,
     ) -> Result<Vec<Vec<PacingSample>>> {
-        play(
+        run(
             testbed,
             NicWorkload::Sampled(*self),
             pairs,
@@ -118,13 +118,13 @@ pub fn half_round_trip(
     testbed: &Testbed<'_>,
     times: Times,
 ) -> Result<Option<Quantiles>> {
-    Ok(play(testbed, NicWorkload::PingPong(*load), 1, times, latency)?.pop())
+    Ok(run(testbed, NicWorkload::PingPong(*load), 1, times, latency)?.pop())
 }
 
 /// What a call that posts `chain` short WRITEs (1 or 16) takes with all that is polled of it, over the second
 /// time after the first; `None` if there was none.
 pub fn call_times(testbed: &Testbed<'_>, chain: usize, times: Times) -> Result<Option<Quantiles>> {
-    Ok(play(testbed, NicWorkload::Posts { chain }, 1, times, latency)?.pop())
+    Ok(run(testbed, NicWorkload::Posts { chain }, 1, times, latency)?.pop())
 }
 
 #[cfg(test)]
@@ -145,7 +145,7 @@ mod tests {
         };
         let times = (Duration::from_micros(20), Duration::from_micros(100));
         let place = machines.testbed(&stop);
-        let sent = play(&place, NicWorkload::Loaded(load), 8, times, Some).unwrap();
+        let sent = run(&place, NicWorkload::Loaded(load), 8, times, Some).unwrap();
         // But for the time from a completion to the next.
         let measured = |report: &Report| match report {
             Report::Rate {

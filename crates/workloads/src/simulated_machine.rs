@@ -40,9 +40,9 @@ impl SimulatedMachine {
         tracer: Option<Tracer>,
     ) -> Option<Result<Self, OpenError>> {
         let on = |(preset, seed): (Preset, u64)| {
-            let mut cast = ActorRegistry::new();
-            register(&mut cast, Some(CpuPrices::of(&preset)));
-            let mut world = SimWorld::new(cast, preset.clone(), seed);
+            let mut actors = ActorRegistry::new();
+            register(&mut actors, Some(CpuPrices::of(&preset)));
+            let mut world = SimWorld::new(actors, preset.clone(), seed);
             if let Some(tracer) = tracer {
                 world = world.traced(tracer);
             }

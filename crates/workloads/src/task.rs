@@ -89,8 +89,8 @@ impl Task {
 }
 
 /// Adds the actor of every task to `cast`. In a world of virtual time processors pay `prices`.
-pub fn register(cast: &mut ActorRegistry, prices: Option<CpuPrices>) {
-    cast.register(ACTOR, move |part| {
+pub fn register(actors: &mut ActorRegistry, prices: Option<CpuPrices>) {
+    actors.register(ACTOR, move |part| {
         let task = Task::from_bytes(&part.args)?;
         Ok(task.actor(&PairContext::new(part, prices))?)
     });

@@ -48,9 +48,9 @@ impl Testbed<'_> {
     /// The same with all actors of a play in threads of this process. Not where time is virtual.
     #[must_use]
     pub fn in_threads(&self) -> Self {
-        let mut cast = ActorRegistry::new();
-        crate::task::register(&mut cast, None);
-        let world = Arc::new(InProcess::new(cast, headworks::opener()));
+        let mut actors = ActorRegistry::new();
+        crate::task::register(&mut actors, None);
+        let world = Arc::new(InProcess::new(actors, headworks::opener()));
         Self {
             world,
             ..self.clone()

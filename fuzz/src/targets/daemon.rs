@@ -232,13 +232,16 @@ impl DaemonHarness {
         }
         self.applications.clear();
         self.settle();
-        for (domain, census) in self.daemon.object_counts() {
+        for (domain, object_counts) in self.daemon.object_counts() {
             assert_eq!(
-                (census.sessions, census.connections),
+                (object_counts.sessions, object_counts.connections),
                 (0, 0),
-                "{domain:?}: {census:?}"
+                "{domain:?}: {object_counts:?}"
             );
-            assert!(census.promised <= census.receives, "{census:?}");
+            assert!(
+                object_counts.promised <= object_counts.receives,
+                "{object_counts:?}"
+            );
         }
     }
 }

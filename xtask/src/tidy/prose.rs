@@ -11,7 +11,7 @@ const BANNED: &[(&str, &str)] = &[
     ("attendant", "background"),
     ("bell", "event_count"),
     ("casualties", "kills"),
-    ("cast", "actors"),
+    ("actors", "actors"),
     ("census", "inspect, or object_counts"),
     ("desk", "context"),
     ("director", "coordinator"),

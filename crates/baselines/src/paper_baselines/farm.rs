@@ -1,18 +1,19 @@
 //! FaRM's message buffers ("FaRM: Fast Remote Memory", NSDI 2014, section 4.2), as the RB² paper
-//! changed them for RNICs that place the bytes of a WRITE in any order (section V-A): the message is
-//! one WRITE, its length another one behind it.
+//! changed them for RNICs that place the bytes of a WRITE in any order (section V-A): one WRITE carries the
+//! message, and a second WRITE behind it carries the length.
 //!
-//! There is an array at the receiver only, so nothing can be gathered into one WRITE. The receiver polls
-//! the word where the next message's length will be. Behind a message that word must be zero until
-//! the next one comes, wherever that ends, so the receiver clears every message that it has read.
+//! Only the receiver has an array, so messages cannot be gathered into one WRITE. The receiver polls the
+//! word where the next message's length will be. That word must be zero until the message arrives. As a
+//! message may end at any word, the receiver clears every message that it has read.
 //!
-//! There are two senders. Both have an array as large as the receiver's, in place of the application's
-//! registered memory.
+//! There are two senders. In place of the application's registered memory, each has an array as large as
+//! the receiver's.
 //!
-//! - [`Farm`]'s is the faster: the application fills the memory that is sent, and the next message need
-//!   not wait.
-//! - [`FarmAsPublished`]'s is as the RB² paper's Table I and section III-A (C4) have it: without zero copy, so that it
-//!   copies the message; a WRITE blocks it until it is complete; and on huge pages where there are some.
+//! - [`Farm`] is faster: the application fills the memory that is sent, and the sender does not wait for
+//!   completions.
+//! - [`FarmAsPublished`] is the design of the RB² paper's Table I and section III-A (C4). It has no zero
+//!   copy, so the sender copies the message. Each WRITE blocks the sender until it completes. It prefers
+//!   huge pages.
 
 use headworks_ring::config::{CheckedConfig, LINE};
 use headworks_ring::endpoint::{ChainPosted, write, write_word};
@@ -25,22 +26,22 @@ use super::receiver::{BaselineReceiver, Found, PUSHES, ReceiveEnd, ReceiveProtoc
 use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
-/// The design, with a sender that never waits for a completion.
+/// FaRM's design, with a sender that never waits for a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Farm(pub Plan);
 
-/// The design as the RB² paper describes it.
+/// FaRM's design as the RB² paper describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FarmAsPublished(pub Plan);
 
-/// What the sender does. `BLOCKS`: it copies the message, and waits for each to complete.
+/// FaRM's sender. With `BLOCKS` it copies each message and waits for it to complete.
 #[derive(Debug, Default)]
 pub struct FarmSend<const BLOCKS: bool> {
-    /// The length of the last message, if there was no room to post it behind the bytes.
+    /// Length word of the last message, if the send queue had no room for it behind the message's bytes.
     owed: Option<LengthWord>,
 }
 
-/// The word that says that a message is there.
+/// The word that tells the receiver that a message is there.
 #[derive(Clone, Copy, Debug)]
 struct LengthWord {
     offset: usize,
@@ -48,14 +49,14 @@ struct LengthWord {
     signaled: bool,
 }
 
-/// What the receiver does.
+/// FaRM's receiver.
 #[derive(Debug, Default)]
 pub struct FarmReceive {
-    /// What the header said by which the next message was found.
+    /// Header by which the next message was found.
     found: Option<Found>,
 }
 
-/// A header that is never zero.
+/// Returns a header word that is never zero.
 fn word(kind: Kind, len: u32) -> u64 {
     Header { lap: 1, kind, len }.word()
 }
@@ -119,7 +120,7 @@ impl Design for FarmAsPublished {
 }
 
 impl<const BLOCKS: bool> FarmSend<BLOCKS> {
-    /// The message's bytes, if it has any, and behind them the word that says that they are there.
+    /// Posts the message's bytes, if it has any, and behind them the length word that announces them.
     #[inline(always)]
     fn send(
         &mut self,
@@ -149,7 +150,7 @@ impl<const BLOCKS: bool> FarmSend<BLOCKS> {
         end.policy.transmitted();
         match posted {
             ChainPosted::All => self.announced(end, length.signaled),
-            // The bytes lie where the next length may be: this message cannot be taken back.
+            // The posted bytes may cover the next length word, so the message cannot be withdrawn.
             ChainPosted::Part(_) => self.owed = Some(length),
         }
         Ok(())
@@ -172,7 +173,7 @@ impl<const BLOCKS: bool> FarmSend<BLOCKS> {
         end.link.post(&[write(&sge, remote), last])
     }
 
-    /// Posts the length that is owed. Says whether there was room.
+    /// Posts the owed length word. Returns whether the send queue had room.
     #[cold]
     fn pay(&mut self, end: &mut SendEnd) -> Result<bool, RingError> {
         let Some(length) = self.owed else {
@@ -228,7 +229,7 @@ impl ReceiveProtocol for FarmReceive {
         let offset = end.offset_of(end.drain.index());
         let word = end.word(offset);
         if word == 0 {
-            // The line that was looked at is here with the length; the next one may be asked for.
+            // This line arrives with the length, as it was just read. Only the next line is prefetched.
             end.link.memory.expect(offset + LINE);
             return Ok(false);
         }
@@ -238,7 +239,7 @@ impl ReceiveProtocol for FarmReceive {
         Ok(true)
     }
 
-    /// The look has read it.
+    /// Returns the header that `look` has read and checked.
     #[inline(always)]
     fn header(&mut self, _: &ReceiveEnd) -> Result<Found, RingError> {
         self.found.ok_or(RingError::Header(0))

@@ -1,9 +1,9 @@
-//! L5's ring ("Low-Latency Communication for Fast DBMS Using RDMA and Shared Memory", ICDE 2020):
-//! every message is written twice, its bytes and then the tail, at once and for itself.
+//! L5's ring ("Low-Latency Communication for Fast DBMS Using RDMA and Shared Memory", ICDE 2020). Every
+//! message is sent at once with two WRITEs of its own: its bytes, then the tail.
 //!
 //! The sender copies the message behind its length into its own array, which mirrors the receiver's,
 //! and posts both WRITEs as one chain. The receiver polls the tail, copies the message out, and WRITEs
-//! its head back now and then.
+//! its head back lazily.
 
 use headworks_ring::config::CheckedConfig;
 use headworks_ring::endpoint::{ChainPosted, write, write_word};
@@ -15,15 +15,15 @@ use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
 use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
-/// The design.
+/// L5's design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct L5(pub Plan);
 
-/// What the sender does.
+/// L5's sender.
 #[derive(Debug, Default)]
 pub struct L5Send(());
 
-/// What the receiver does.
+/// L5's receiver.
 #[derive(Debug, Default)]
 pub struct L5Receive(());
 
@@ -76,7 +76,7 @@ impl L5Send {
         ];
         if end.link.post(&chain)? != ChainPosted::All {
             end.poll()?;
-            // Bytes without a tail are not announced: whatever comes next may lie over them.
+            // Bytes without a tail are not announced, so the next message may overwrite them.
             if end.link.post(&chain)? != ChainPosted::All {
                 return Err(SendError::Full);
             }

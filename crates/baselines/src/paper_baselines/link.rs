@@ -7,8 +7,8 @@ use headworks_verbs::{Promises, RemoteAddr, SendWr};
 
 use crate::{End, Memory};
 
-/// Length of the chains in which used receives are posted again. Up to one fewer may wait for that, so a
-/// sender must leave this many receives unused.
+/// Length of the chains in which used receives are posted again. Fewer than this many may be waiting for
+/// that, so a receiving end has this many receives beyond those its sender may use.
 pub(super) const RECEIVES: u64 = RECEIVE_CHAIN;
 
 /// What an end needs once it is connected: endpoint, device objects, memory and the peer's address.

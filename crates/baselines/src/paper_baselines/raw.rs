@@ -1,12 +1,14 @@
-//! WRITEs without any protocol, as the usual measuring programs do them: what the verbs themselves
-//! cost (RB² paper, section V-A, "raw WRITE").
+//! WRITEs without any protocol, as the usual benchmarks post them, to show what the verbs themselves cost
+//! (RB² paper, section V-A, "raw WRITE").
 //!
-//! The sender WRITEs one message after the other round the receiver's array, one request and one
-//! doorbell each, and waits for nothing but room in its send queue, so it overwrites what nobody has
-//! read. There is no head. A receiver that answers every message before the next one comes (a
-//! ping-pong) finds it by the number in its last word; then nothing is overwritten. Between others this
-//! is no channel. Where the device does not place bytes in order that word says nothing of the bytes
-//! before it, and all that is shown of a message is its number: the measuring programs look at no more.
+//! The sender WRITEs one message after the other into the receiver's array, round and round, with one
+//! request and one doorbell each. It waits only for room in its send queue, so it overwrites unread
+//! messages. There is no head.
+//!
+//! In a ping-pong the receiver answers each message before the next one arrives. It finds a message by the
+//! number in the message's last word, and nothing is overwritten. For other traffic this is not a channel.
+//! If the device does not place bytes in order, the last word says nothing about the bytes before it. The
+//! receiver then shows only the message's number; the usual benchmarks do not check more.
 
 use headworks_ring::config::{CheckedConfig, Framing, RingConfig};
 use headworks_ring::endpoint::{ChainPosted, flags};
@@ -21,28 +23,28 @@ use super::setup::{ARRAY, Depths, Design, Plan};
 /// WRITEs of messages of [`Plan::longest`] bytes, at least 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raw {
-    /// How many messages of which length.
+    /// Number and length of the messages.
     pub plan: Plan,
 }
 
-/// Where the next message goes.
+/// State that both ends have: the connection and where the next message goes.
 struct RawRing {
     link: ConnectedEnd,
     slots: u64,
     slot_size: usize,
     len: usize,
-    /// Messages, ever.
+    /// Messages so far; never reset.
     count: u64,
     index: u64,
 }
 
-/// The end that WRITEs.
+/// The end that posts the WRITEs.
 pub struct RawSender(RawRing);
 
-/// The end that is written to.
+/// The end whose memory is written to.
 pub struct RawReceiver {
     round: RawRing,
-    /// Whether all of a message is there when its last word is.
+    /// Whether all bytes of a message have arrived when its last word has.
     whole: bool,
 }
 
@@ -99,7 +101,7 @@ impl RawRing {
         ARRAY + self.index as usize * self.slot_size
     }
 
-    /// Offset of the last whole word of the next message.
+    /// Returns the offset of the last whole word of the next message.
     #[inline(always)]
     fn last(&self) -> usize {
         self.offset() + self.len / 8 * 8 - 8
@@ -120,7 +122,7 @@ impl MessageSender for RawSender {
         self.try_send_with(message.len(), |place| place.copy_from_slice(message))
     }
 
-    /// The message's last whole word becomes its number.
+    /// Replaces the message's last whole word with the message's number.
     #[inline]
     fn try_send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), SendError> {
         let round = &mut self.0;
@@ -135,7 +137,7 @@ impl MessageSender for RawSender {
         fill(round.link.memory.lent_mut(offset, len));
         let number = round.count + 1;
         round.link.memory.cursor(last).publish(number);
-        // One in a quarter of the queue: the fewest that never let it run full unnoticed.
+        // One signalled request per quarter of the queue frees room before the queue is full.
         let signaled = round.count.is_multiple_of((round.slots / 4).max(1));
         let sge = round.link.memory.sge(offset, len);
         let request = SendWr {
@@ -187,7 +189,7 @@ impl MessageReceiver for RawReceiver {
         let round = &mut self.round;
         let number = round.link.memory.cursor(round.last()).observe();
         if number != round.count + 1 {
-            // Its first line can come along with its last.
+            // Prefetches the message's first line, so that it arrives together with the last.
             round.link.memory.expect(round.offset());
             return Ok(None);
         }

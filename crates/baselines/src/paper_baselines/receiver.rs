@@ -1,4 +1,4 @@
-//! The receiving end of every paper design: the loop, without what makes a design.
+//! The receiving end's loop, which all paper designs share.
 
 use headworks_ring::config::{CheckedConfig, Framing};
 use headworks_ring::endpoint::{ChainPosted, Usability, write_word};
@@ -9,44 +9,43 @@ use headworks_ring::{MessageReceiver, RingError};
 use super::link::ConnectedEnd;
 use super::setup::ARRAY;
 
-/// Requests that a receiving end must be able to post.
+/// Send requests that a receiving end must be able to post, for pushing heads.
 pub(super) const PUSHES: u64 = 2 * SIGNAL_EVERY;
 
-/// What a design's receiver does beyond handing out messages.
+/// The part of a receiver that is specific to a design.
 pub trait ReceiveProtocol {
-    /// Whether messages are copied out before their space is freed; otherwise they are read where
-    /// they lie.
+    /// Whether messages are copied out before their space is freed. Otherwise they are read in place.
     const COPIES_OUT: bool;
 
-    /// Looks for messages when none is known of. Says whether there is one now.
+    /// Looks for messages when no message is available. Returns whether one is now.
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError>;
 
-    /// Whether a message that has one slot and calls for no WRITE of the head needs no more than
+    /// Whether a one-slot message that calls for no WRITE of the head needs no more than
     /// [`passed_quietly`](Self::passed_quietly).
     fn is_quiet(&self) -> bool {
         false
     }
 
-    /// A message was passed for which nothing else is to be done.
+    /// Called after a message was passed that needs nothing else done.
     #[inline(always)]
     fn passed_quietly(&mut self, _end: &mut ReceiveEnd) {}
 
-    /// What the header of the next message says; see [`Found`].
+    /// Reads and checks the header of the next message.
     #[inline(always)]
     fn header(&mut self, end: &ReceiveEnd) -> Result<Found, RingError> {
         let word = end.word(end.offset_of(end.drain.index()));
         checked(&end.ring, &end.drain, word, end.drain.available())
     }
 
-    /// The message at the next slot was read, or skipped: `len` bytes from its header on.
+    /// Called after the message at slot `index` was read or skipped. `len` counts bytes from its header on.
     fn clear(&mut self, _end: &mut ReceiveEnd, _index: u64, _len: usize) {}
 
-    /// Tells the sender how far messages are read. Says whether it knows now.
+    /// Tells the sender how far messages are read. Returns whether the sender knows now.
     fn push(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
         end.push_head()
     }
 
-    /// Slots were freed: lazy by default.
+    /// Called after slots were freed. By default pushes the head lazily, when the receive policy demands it.
     #[inline(always)]
     fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
         if end.drain.must_push() {
@@ -56,10 +55,10 @@ pub trait ReceiveProtocol {
     }
 }
 
-/// The slots that a header says follow, and the length of the message, if it is one and no skip.
+/// A checked header: the number of its slots, and the message's length, or `None` for a skip.
 pub type Found = (u64, Option<usize>);
 
-/// What every design's receiver works with.
+/// State that every design's receiver has.
 pub struct ReceiveEnd {
     pub(super) ring: CheckedConfig,
     pub(super) drain: ReceivePolicy,
@@ -72,13 +71,13 @@ impl ReceiveEnd {
         ARRAY + index as usize * self.ring.slot_size
     }
 
-    /// The word at `offset`, which the peer writes.
+    /// Reads the word at `offset`, which the peer writes.
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> u64 {
         self.link.memory.cursor(offset).observe()
     }
 
-    /// Looks at the tail that the sender wrote.
+    /// Reads the tail that the sender wrote. Returns whether a message is available.
     #[inline(always)]
     pub(super) fn observe_tail(&mut self) -> Result<bool, RingError> {
         let tail = self.word(0);
@@ -86,8 +85,8 @@ impl ReceiveEnd {
         Ok(self.is_something())
     }
 
-    /// Whether a message is known of. Where there is none, the next one's line can come along with what
-    /// announces it: as the ring does, its receiver asks for it after a look in vain.
+    /// Returns whether a message is available. If none is, prefetches the next message's cache line, as the
+    /// ring does, so that it arrives together with what announces the message.
     #[inline(always)]
     fn is_something(&self) -> bool {
         if self.drain.available() > 0 {
@@ -97,12 +96,12 @@ impl ReceiveEnd {
         false
     }
 
-    /// Takes completions of WRITEs with immediate, each of which says how many slots it brought, and
-    /// posts a receive for each.
+    /// Polls completions of WRITEs with immediate, each of which carries the number of its slots, and posts
+    /// a receive for each. Returns whether a message is available.
     #[inline]
     pub(super) fn take_announced(&mut self) -> Result<bool, RingError> {
         let mut slots = 0;
-        // Messages that came before a failure are handed out first.
+        // Messages that arrived before a failure are handed out first.
         self.link.poll_receives(|imm| slots += u64::from(imm))?;
         if slots > 0 {
             let known = self.drain.next().wrapping_add(self.drain.available());
@@ -111,7 +110,7 @@ impl ReceiveEnd {
         Ok(self.is_something())
     }
 
-    /// WRITEs the head to the sender.
+    /// WRITEs the head to the sender. Returns whether it was posted, or had been before.
     pub(super) fn push_head(&mut self) -> Result<bool, RingError> {
         if self.drain.unsynced() == 0 {
             return Ok(true);
@@ -135,11 +134,11 @@ impl ReceiveEnd {
 pub struct BaselineReceiver<P> {
     protocol: P,
     end: ReceiveEnd,
-    /// The application's memory, for designs that copy into it.
+    /// Stands for the application's memory, in designs that copy into it.
     application: Vec<u8>,
     usability: Usability,
-    /// Length of the messages that may take the short way, as the ring's do: those of fixed framing of a
-    /// design that is quiet.
+    /// Length of messages that take the short path, as the ring's do. Set for fixed framing in a quiet
+    /// design that reads in place.
     quiet_len: Option<usize>,
 }
 
@@ -162,7 +161,7 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
         }
     }
 
-    /// The next message: its slots, where it is and its length.
+    /// Finds the next message. Returns its slot count, offset and length.
     #[inline(always)]
     fn find(&mut self) -> Result<Option<(u64, usize, usize)>, RingError> {
         loop {
@@ -183,7 +182,7 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
         }
     }
 
-    /// Frees the next `count` slots, of which `used` bytes were in use.
+    /// Frees the next `count` slots, in which `used` bytes were in use.
     #[inline(always)]
     fn pass(&mut self, count: u64, used: usize) -> Result<(), RingError> {
         let index = self.end.drain.index();
@@ -217,7 +216,7 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
         } else {
             look(message)
         };
-        // The message was received: that its space cannot be given back is said by the next call.
+        // The message was received. The next call reports that its space could not be freed.
         if let Err(error) = self.pass(count, header + len) {
             self.usability.fail(error);
         }
@@ -244,8 +243,8 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
     }
 }
 
-/// Slots that a header says follow, at most `most`, and the length of the message if it is one. Refused
-/// if they are not possible here.
+/// Checks a header word: its slots must be at most `most` and end before the array does, and a message
+/// must not be longer than the longest allowed. Anything else is an error.
 #[inline(always)]
 pub(super) fn checked(
     ring: &CheckedConfig,
@@ -258,7 +257,7 @@ pub(super) fn checked(
     let header = Header::parse(word).ok_or_else(wrong)?;
     let len = header.len as usize;
     let (count, message) = match header.kind {
-        // The array may have more units than a header can count: the skip ends where it does.
+        // A skip ends where the array does: the array may have more units than a header can count.
         Kind::Skip if before_wrap < ring.slots => (before_wrap, None),
         Kind::Message if len <= ring.max_message => (ring.slots_of(len), Some(len)),
         _ => return Err(wrong()),
@@ -274,11 +273,11 @@ impl<P: ReceiveProtocol> MessageReceiver for BaselineReceiver<P> {
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
         match self.usability.broken() {
             None => self.unless_broken(|receiver| receiver.receive(look)),
-            // What came before the peer went is still there to be received.
+            // Messages that arrived before the peer was gone can still be received.
             Some(error) if error.is_peer_gone() && !self.usability.is_foreign() => {
                 match self.receive(look) {
                     Ok(Some(shown)) => Ok(Some(shown)),
-                    // The first reason stays, whatever else the death left to be found.
+                    // The first error stays, whatever other errors the peer's death causes.
                     Ok(None) | Err(_) => Err(error),
                 }
             }

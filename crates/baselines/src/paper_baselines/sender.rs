@@ -184,8 +184,8 @@ impl<P: SendProtocol> BaselineSender<P> {
                     refreshed = true;
                     self.refresh()?;
                 }
-                // Still full: the receiver must see everything. Flushing earlier would cut a batch short and shift
-                // all later ones, so that they wrap and take one more WRITE.
+                // Still full: the receiver must see everything. Flushing earlier would cut a batch short
+                // and shift all later ones, so that they wrap and take one more WRITE.
                 ReserveOutcome::At(_) | ReserveOutcome::Full if !flushed => {
                     flushed = true;
                     self.flush()?;

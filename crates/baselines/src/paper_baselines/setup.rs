@@ -1,4 +1,4 @@
-//! Making an end of a paper design and connecting it, as an end of the ring is.
+//! Creates and connects the ends of a paper design, in the same way as ring ends.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use headworks_verbs::{
 use super::link::{ConnectedEnd, RECEIVES};
 use crate::{End, EndError, EndSizes, Memory};
 
-/// Bytes in front of an end's array: a line for the cursor that the peer writes, and one for a
-/// cursor that the peer reads.
+/// Bytes in front of an end's array: one cache line for the cursor that the peer writes, and one for the
+/// cursor that the peer READs.
 pub const ARRAY: usize = 2 * LINE;
 
-/// Bytes of a unit in which designs that pack messages count.
+/// Slot size of designs that pack messages, in bytes.
 const UNIT: usize = 8;
 
-/// How many messages of which length a channel is made for.
+/// Number and maximum length of the messages that a channel is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Messages of the longest length that the array has room for, N.
+    /// N: messages of the longest length for which the array has room.
     pub messages: u32,
     /// Longest message, in bytes.
     pub longest: usize,
 }
 
 impl Plan {
-    /// The array's accounts for a design that packs messages behind a header of 8 bytes. The head is
-    /// pushed when a quarter of it is free: γ = N/4, as the ring's.
+    /// Returns the array's configuration for a design that packs messages behind a header of 8 bytes. The
+    /// head is pushed when a quarter of the array is free: γ = N/4, as in the ring.
     pub fn packed(&self) -> Result<CheckedConfig, ConfigError> {
         for (key, value, lowest, highest) in [
             ("messages", u64::from(self.messages), 2, SLOTS_MAX.into()),
@@ -71,33 +71,33 @@ pub trait Design: Sized + Clone + Send + 'static {
     /// The receiving end.
     type Receiver: MessageReceiver + Send;
 
-    /// Which design it is: both ends must be of the same one.
+    /// Identifies the design. Both ends must have the same tag.
     fn tag(&self) -> u8;
 
-    /// What it needs of a device beyond the specification.
+    /// Whether a device with these promises has all that the design needs beyond the specification.
     fn needs(&self, promises: &Promises) -> bool {
         needs(promises)
     }
 
-    /// Which pages its arrays are to have.
+    /// Page size that the design's arrays prefer.
     fn pages(&self) -> Pages {
         Pages::Ordinary
     }
 
-    /// The array's accounts.
+    /// Returns the array's configuration.
     fn settle(&self) -> Result<CheckedConfig, SetupError>;
 
-    /// How much either end posts.
+    /// Returns the queue sizes of both ends.
     fn depths(&self, ring: &CheckedConfig) -> Depths;
 
-    /// The sending end over its connection.
+    /// Creates the sending end over its connection.
     fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender;
 
-    /// The receiving end over its connection.
+    /// Creates the receiving end over its connection.
     fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver;
 }
 
-/// Sizes of the queues.
+/// Queue sizes of both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depths {
     /// Send requests of the sending end.
@@ -108,33 +108,33 @@ pub struct Depths {
     pub receives: u64,
 }
 
-/// What a device must declare for these designs: a head or a tail in memory must not be overtaken by an
-/// older one, nor come in parts.
+/// Whether a device with these promises can run the designs. A newer head or tail in memory must not be
+/// overwritten by an older one, and must not be seen torn.
 pub fn needs(promises: &Promises) -> bool {
     promises.ordered_between_writes && promises.atomic_aligned_8
 }
 
-/// Which end.
+/// Which end a setup creates. Sent to the peer as this number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     Sender = 1,
     Receiver = 2,
 }
 
-/// Says of a setup that its end will send.
+/// Marks a setup whose end will send.
 #[derive(Debug)]
 pub enum Sends {}
 
-/// Says of a setup that its end will receive.
+/// Marks a setup whose end will receive.
 #[derive(Debug)]
 pub enum Receives {}
 
-/// An end that is not connected yet. `E` says which: [`Sends`] or [`Receives`].
+/// An end that is not connected yet. `E` is [`Sends`] or [`Receives`].
 pub struct BaselineSetup<D: Design, E> {
     design: D,
     ring: CheckedConfig,
     role: Role,
-    // The queue pair goes before the memory.
+    // Dropped before the memory; see `ConnectedEnd`.
     endpoint: Endpoint,
     end: End,
     memory: Memory,
@@ -146,14 +146,14 @@ fn resource(error: EndError) -> SetupError {
 }
 
 impl<D: Design> BaselineSetup<D, Sends> {
-    /// The sending end on `device`.
+    /// Creates the sending end on `device`.
     pub fn sender(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
         Self::new(device, design, Role::Sender)
     }
 }
 
 impl<D: Design> BaselineSetup<D, Receives> {
-    /// The receiving end on `device`.
+    /// Creates the receiving end on `device`.
     pub fn receiver(device: &Arc<dyn Device>, design: D) -> Result<Self, SetupError> {
         Self::new(device, design, Role::Receiver)
     }
@@ -210,7 +210,7 @@ impl<D: Design, E> BaselineSetup<D, E> {
         })
     }
 
-    /// What both ends must have in common.
+    /// Names and values of the settings that both ends must have in common.
     fn common(&self) -> [(&'static str, u64); 4] {
         [
             ("design", self.design.tag().into()),

@@ -1,14 +1,14 @@
 //! SocksDirect's ring between hosts ("SocksDirect: Datacenter Sockets can be Fast and Compatible",
 //! SIGCOMM 2019, section 4.2), as the RB² paper describes and rebuilds it (Table I, sections IV-A,
-//! IV-B and V-A): data travels by WRITE with immediate, every one of which completes at both ends.
+//! IV-B and V-A). Data is sent by WRITE with immediate, which completes at both ends.
 //!
 //! The sender copies messages into its own array. While fewer than [`IN_FLIGHT_MAX`] requests are in
-//! flight it sends what is there at once; otherwise messages gather until a completion comes, and then
-//! go together. The receiver learns from its CQ how much arrived, posts a receive for every one that
-//! it used, copies messages out and WRITEs its head back now and then.
+//! flight, it sends them at once. Otherwise messages gather until a completion arrives, and are then sent
+//! together. The receiver learns from its CQ how much arrived, posts a receive for every one used, copies
+//! messages out, and WRITEs its head back lazily.
 //!
-//! The batch is what the network makes it: a device that completes a WRITE while it is posted never
-//! has ten in flight, and messages travel one by one.
+//! The batch size depends on the network. A device that completes a WRITE while it is posted never has
+//! ten requests in flight, so it sends messages one by one.
 
 use std::collections::VecDeque;
 
@@ -23,35 +23,35 @@ use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
 use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
 
-/// Requests in flight at most (RB² paper, section V-A).
+/// Maximum number of requests in flight (RB² paper, section V-A).
 pub const IN_FLIGHT_MAX: u64 = 10;
 
-/// The design.
+/// SocksDirect's design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocksDirect(pub Plan);
 
-/// What the sender does.
+/// SocksDirect's sender.
 #[derive(Debug)]
 pub struct SocksDirectSend {
     in_flight: u64,
-    /// Requests that it has not read behind, at most: it has a receive for each.
+    /// Maximum number of requests that the receiver has not passed: it has a receive for each.
     unread_max: usize,
-    /// The tail behind each request that the receiver has not passed yet.
+    /// Tail after each request that the receiver has not passed yet.
     unread: VecDeque<u64>,
 }
 
-/// What the receiver does.
+/// SocksDirect's receiver.
 #[derive(Debug)]
 pub struct SocksDirectReceive {
-    /// Messages after which the head is pushed however few units they take: the sender counts its
-    /// requests as well.
+    /// Number of messages after which the head is pushed, however few units they take. The sender limits
+    /// its unread requests, not only the units.
     push_every: u64,
-    /// Messages since.
+    /// Messages passed since the last push.
     passed: u64,
 }
 
 impl SocksDirect {
-    /// Requests that the receiver has not read behind, at most.
+    /// Returns the maximum number of requests that the receiver has not passed.
     fn unread(self) -> u64 {
         2 * u64::from(self.0.messages)
     }
@@ -73,7 +73,7 @@ impl Design for SocksDirect {
         Depths {
             sends: IN_FLIGHT_MAX + 2,
             pushes: PUSHES,
-            // Of those that it has read behind some are not posted again yet.
+            // Some receives of requests that the receiver has passed are not posted again yet.
             receives: self.unread() + RECEIVES,
         }
     }
@@ -101,7 +101,7 @@ impl Design for SocksDirect {
 }
 
 impl SocksDirectSend {
-    /// Sends everything that is there, if fewer than ten requests are in flight.
+    /// Sends all gathered messages, if fewer than ten requests are in flight.
     #[inline(always)]
     fn pump(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
         if self.in_flight >= IN_FLIGHT_MAX {
@@ -153,7 +153,7 @@ impl SocksDirectSend {
         }
     }
 
-    /// Requests that the receiver has read behind have given their receive back.
+    /// Drops the requests that the receiver has passed: their receives can be used again.
     fn forget(&mut self, end: &SendEnd) {
         let (published, head) = (end.policy.published(), end.policy.head());
         let unread = published.wrapping_sub(head);

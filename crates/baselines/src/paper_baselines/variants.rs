@@ -1,14 +1,13 @@
-//! The combinations of RB²'s Figure 3 (section IV-A): the head pushed or pulled, the tail told by a
-//! completion or by a second WRITE, on the ring's own slots and with a fixed number of slots to a
-//! batch.
+//! The combinations of RB²'s Figure 3 (section IV-A): the head pushed or pulled, the tail announced by a
+//! completion or by a second WRITE. They use the ring's slots and batches of a fixed number of slots.
 //!
-//! Push with write twice is what the ring was made from: the ring adds early transmission and the
-//! elastic threshold. The others differ in this:
+//! The ring is built on push with write twice, and adds early transmission and the elastic threshold.
+//! The others differ as follows:
 //!
 //! - *Poll CQ*: the last WRITE of a batch carries the number of its slots as immediate. The receiver
-//!   polls its CQ and posts a receive for each that it used.
-//! - *Pull*: the receiver keeps its head in its own memory, and the sender READs it after every so
-//!   many slots, and when it has no room; one READ at a time.
+//!   polls its CQ and posts a receive for each one used.
+//! - *Pull*: the receiver keeps its head in its own memory. The sender READs the head after every γ slots
+//!   and when it has no room, one READ at a time.
 
 use headworks_ring::config::{CheckedConfig, Framing, LINE, Mode, RingConfig};
 use headworks_ring::endpoint::{ChainPosted, flags, write, write_word};
@@ -40,30 +39,30 @@ pub enum Tail {
     WriteTwice,
 }
 
-/// A combination.
+/// One of the four combinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncVariant {
-    /// The head.
+    /// How the sender learns of the head.
     pub head: Head,
-    /// The tail.
+    /// How the receiver learns of the tail.
     pub tail: Tail,
-    /// N and how messages lie, as for the ring; α is the batch, γ the laziness of the head. β and the
-    /// mode mean nothing here.
+    /// N and the message layout, as for the ring. α is the batch size, and γ how far the head may lag.
+    /// β and the mode are ignored.
     pub ring: RingConfig,
 }
 
-/// What the sender does.
+/// A combination's sender.
 #[derive(Debug)]
 pub struct VariantSend {
     head: Head,
     tail: Tail,
-    /// Whether a READ of the head is under way.
+    /// Whether a READ of the head is in flight.
     pulling: bool,
-    /// Where the tail stood when the last one was posted.
+    /// The tail when the last READ of the head was posted.
     pulled_at: u64,
 }
 
-/// What the receiver does.
+/// A combination's receiver.
 #[derive(Debug)]
 pub struct VariantReceive {
     head: Head,
@@ -72,7 +71,7 @@ pub struct VariantReceive {
 
 /// Offset of the word that the peer READs.
 const PULLED: usize = LINE;
-/// The `wr_id` of a READ: no tail, whatever N, comes there in the life of a machine.
+/// `wr_id` of a READ of the head. No tail reaches this value in a machine's lifetime, whatever N is.
 const PULL: u64 = u64::MAX;
 
 impl Design for SyncVariant {
@@ -143,7 +142,7 @@ impl VariantSend {
             Tail::PollCq => with_immediate(end, first, second, tail, signaled)?,
         };
         if let ChainPosted::Part(posted) = posted {
-            // What was posted of it is not posted again; completions make room for the rest.
+            // Posted requests of the batch are not posted again. Completions make room for the rest.
             end.policy.transmitted_pieces(posted);
             if self.tail == Tail::PollCq {
                 end.policy.publish_sent();
@@ -161,7 +160,7 @@ impl VariantSend {
         Ok(())
     }
 
-    /// READs the head, unless that is under way.
+    /// READs the head, unless a READ is already in flight.
     fn pull(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
         if self.pulling {
             self.poll(end)?;
@@ -214,7 +213,7 @@ impl VariantSend {
     }
 }
 
-/// The WRITEs of a batch and of the tail behind it.
+/// Posts the WRITEs of a batch and the WRITE of the tail behind them.
 #[inline(always)]
 fn write_twice(
     end: &mut SendEnd,
@@ -236,7 +235,7 @@ fn write_twice(
     }
 }
 
-/// The WRITEs of a batch, each with the number of its slots.
+/// Posts the WRITEs of a batch, each with the number of its slots as immediate.
 #[inline(always)]
 fn with_immediate(
     end: &mut SendEnd,
@@ -297,7 +296,7 @@ impl ReceiveProtocol for VariantReceive {
         true
     }
 
-    /// A head to be pulled is always the latest: laziness is the sender's.
+    /// Publishes a head to be pulled after every message: the sender decides how lazily to READ it.
     #[inline(always)]
     fn passed_quietly(&mut self, end: &mut ReceiveEnd) {
         if self.head == Head::Pull {

@@ -1,4 +1,4 @@
-//! After a fork the ends are the parent's: a child's calls are refused, and touch nothing.
+//! After a fork the ends belong to the parent. A child's calls are refused and change nothing.
 
 #![allow(unsafe_code, reason = "forks")]
 
@@ -8,16 +8,16 @@ use headworks_runtime::poll_expr;
 
 use crate::{DesignTest, Hosts, every_design, fill, holds};
 
-/// Runs `f` in a forked child; what it says.
+/// Runs `f` in a forked child and returns its result.
 fn in_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child only runs `f`, which calls the design's ends, and ends at once.
+    // SAFETY: the child only runs `f`, which calls the design's ends, and then exits at once.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: `_exit` ends the child without running any of the parent's exit handlers.
         0 => unsafe { libc::_exit(i32::from(f())) },
         pid => {
             let mut status = 0;
-            // SAFETY: our own child and a valid place for its status.
+            // SAFETY: `pid` is our own child and `status` is a valid place for its status.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             assert!(libc::WIFEXITED(status), "the child was killed");
             libc::WEXITSTATUS(status) == 1
@@ -34,7 +34,7 @@ impl DesignTest for Forks<'_> {
         let (mut tx, mut rx) = self.0.connect(design).unwrap();
         let tag = design.tag();
         for number in 0..12 {
-            // In the child every call is refused; what it filled would be where the parent's message goes.
+            // In the child every call is refused. A fill there would write where the parent's message goes.
             let refused = in_child(|| {
                 let scribble = |place: &mut [u8]| place.fill(0xee);
                 let forked = SendError::Broken(RingError::Forked);
@@ -51,7 +51,7 @@ impl DesignTest for Forks<'_> {
         }
         while !tx.flush().unwrap() {}
         for number in 0..12 {
-            // It is there: a child may not take it, nor free its place.
+            // The message has arrived. A child may not take it, nor free its place.
             let refused = in_child(|| rx.try_recv_with(|_| ()) == Err(RingError::Forked));
             assert!(refused, "design {tag}: message {number} was taken");
             let good = poll_expr!(rx.try_recv_with(|bytes| holds(number, bytes)).unwrap());

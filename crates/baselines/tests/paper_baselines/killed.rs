@@ -1,4 +1,4 @@
-//! The other end's process is killed: this one shows what came, then says so, and never hangs.
+//! The other end's process is killed. This end hands out what arrived, then reports the death. It never hangs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const PLAN: Plan = Plan {
     longest: LEN,
 };
 
-/// The design of that number.
+/// Passes design `number` to `act`.
 fn design(number: u8, act: &mut impl DesignTest) {
     let ring = RingConfig {
         publish_every: Some(1),
@@ -47,7 +47,7 @@ fn design(number: u8, act: &mut impl DesignTest) {
     }
 }
 
-/// Of those the ones whose receivers post something, and so learn of a death.
+/// The designs below this number have receivers that post requests, and so learn of the peer's death.
 const PUSHING: u8 = 5;
 const ALL: u8 = 7;
 
@@ -56,7 +56,7 @@ fn open(fabric: &Path, name: &str) -> Arc<dyn Device> {
     provider.open(&name.parse().unwrap()).unwrap()
 }
 
-/// Makes the other process's part, of whichever design.
+/// Creates the other process's end for any design.
 struct Make<'a> {
     part: &'a ActorInit,
     made: Option<Result<Box<dyn Actor>, ActorError>>,
@@ -81,7 +81,7 @@ impl DesignTest for Make<'_> {
     }
 }
 
-/// Sends what is left of `count`; whether nothing is.
+/// Sends what is left of `count` messages. Returns whether all are sent and flushed.
 fn send_all<D: Design>(tx: &mut D::Sender, done: &mut u64, count: u64) -> Result<bool, ActorError> {
     while *done < count {
         match tx.try_send_with(LEN, |place| fill(*done, place)) {
@@ -93,7 +93,7 @@ fn send_all<D: Design>(tx: &mut D::Sender, done: &mut u64, count: u64) -> Result
     Ok(tx.flush()?)
 }
 
-/// Reads what is left of `count`; whether nothing is.
+/// Reads what is left of `count` messages. Returns whether all are read and the head is pushed.
 fn read_all<D: Design>(
     rx: &mut D::Receiver,
     done: &mut u64,
@@ -110,7 +110,7 @@ fn read_all<D: Design>(
 
 type Work<E> = fn(&mut E, &mut u64, u64) -> Result<bool, ActorError>;
 
-/// The other end: sends or receives as many messages as it is told, then waits for its death.
+/// The other process's end. It sends or receives `count` messages, then waits to be killed.
 struct Peer<S: EndSetup> {
     rising: Option<(S, BringUp)>,
     end: Option<S::End>,
@@ -167,7 +167,7 @@ impl<S: EndSetup<End: Send> + Send + 'static> Actor for Peer<S> {
     }
 }
 
-/// Makes the part for the test that runs it.
+/// Creates the actor that the test's arguments describe.
 pub(crate) fn peer(part: &ActorInit) -> Result<Box<dyn Actor>, ActorError> {
     let number = *part.args.get(1).ok_or("no design")?;
     let mut make = Make { part, made: None };
@@ -182,15 +182,15 @@ fn report(running: &mut dyn RunningScenario) -> Vec<u8> {
     }
 }
 
-/// Starts the other process, which does `count` messages, and connects our end.
+/// Starts the other process, which sends or receives `count` messages, and connects our end.
 fn meet<S: EndSetup + Unconnected>(
     args: Vec<u8>,
     device: &Arc<dyn Device>,
     mut setup: S,
 ) -> (Box<dyn RunningScenario>, S::End) {
-    let play = Scenario::of([ActorSpec::new(PEER, "rival-peer").with_args(args)]);
+    let scenario = Scenario::of([ActorSpec::new(PEER, "rival-peer").with_args(args)]);
     let world = Processes::of_this_test("killed::child_process_entry");
-    let mut running = world.start(&play).unwrap();
+    let mut running = world.start(&scenario).unwrap();
     let (tuning, greeting) = (setup.connection_params(), setup.greeting());
     let mut up = BringUp::start(device.info(), setup.queue_pair(), tuning, 1, greeting).unwrap();
     running.send(PEER, &up.output()).unwrap();
@@ -214,7 +214,7 @@ fn args(sends: bool, number: u8, count: u8, fabric: &Path) -> Vec<u8> {
     args
 }
 
-/// We receive; the sender is killed when it has sent so many.
+/// Receives in design `.0`. The sender is killed after it has sent `.1` messages.
 struct OurReceiver(u8, u8);
 
 impl DesignTest for OurReceiver {
@@ -241,7 +241,7 @@ impl DesignTest for OurReceiver {
                 Err(error) => break error,
             }
             if let Err(error) = rx.step().and_then(|_| rx.push_head()) {
-                // What came is shown though the end is broken.
+                // Messages that arrived are handed out although the end is broken.
                 while let Ok(Some(good)) = rx.try_recv_with(|bytes| holds(read, bytes)) {
                     assert!(good);
                     read += 1;
@@ -265,7 +265,7 @@ fn a_receiver_reads_the_rest_and_learns_that_the_sender_was_killed() {
     }
 }
 
-/// We send; the receiver is killed when it has read so many, in the middle of what we send.
+/// Sends in design `.0`. The receiver is killed after it has read `.1` messages, while more are sent.
 struct OurSender(u8, u8);
 
 impl DesignTest for OurSender {
@@ -310,10 +310,10 @@ fn a_sender_learns_that_the_receiver_was_killed() {
     }
 }
 
-/// Runs only in the processes that the tests above start.
+/// Entry point of the processes that the tests above start; does nothing elsewhere.
 #[test]
 fn child_process_entry() {
-    let mut cast = headworks_runtime::ActorRegistry::new();
-    cast.register("rival-peer", peer);
-    headworks_runtime::child_entry_in_test(&cast, headworks_runtime::no_device_opener());
+    let mut actors = headworks_runtime::ActorRegistry::new();
+    actors.register("rival-peer", peer);
+    headworks_runtime::child_entry_in_test(&actors, headworks_runtime::no_device_opener());
 }

@@ -1,5 +1,5 @@
-//! The paper designs against the ring's own oracle, on the software RNIC and on one that does whatever
-//! it does not declare.
+//! The paper designs against the ring's own oracle, on the software RNIC and on a hostile one, which breaks
+//! whatever it does not declare.
 #![cfg(not(loom))]
 
 mod forked;
@@ -29,7 +29,7 @@ use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, Provider};
 use proptest::prelude::*;
 
-/// Nothing takes so long but what never ends.
+/// Time limit: whatever takes longer has hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Two hosts.
@@ -41,7 +41,8 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Two soft hosts, or the two devices of `HEADWORKS_IBV`. None, aloud, if no design can be had on those.
+    /// Opens two soft hosts, or the two devices of `HEADWORKS_IBV`. Returns `None` and reports a skip if those
+    /// cannot run the designs.
     fn new() -> Option<Self> {
         let Some(names) = testing::devices() else {
             return Some(Self::soft(""));
@@ -64,7 +65,7 @@ impl Hosts {
         None
     }
 
-    /// Two soft hosts on a private fabric, with these options in the devices' names.
+    /// Opens two soft hosts on a private fabric, with these options in the devices' names.
     fn soft(options: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let provider = SoftProvider::on(Registry::open_at(dir.path().join("fabric")).unwrap());
@@ -89,13 +90,13 @@ impl Hosts {
 
 type Pair<D> = (<D as Design>::Sender, <D as Design>::Receiver);
 
-/// What is done with a design, whichever it is.
+/// A test step that is generic over the design.
 trait DesignTest {
     fn act<D: Design>(&mut self, design: &D);
 }
 
-/// Every design for messages of up to `longest` bytes, N of them; the combinations with batches of
-/// `alpha` slots and heads that are `gamma` behind, in slots of a line.
+/// Runs `act` on every design for messages of up to `plan.longest` bytes. The combinations have batches of
+/// about `alpha` slots, heads that lag by about `gamma` (both modulo N−1), and slots of a cache line.
 fn every_design(
     plan: Plan,
     framing: Framing,
@@ -131,7 +132,7 @@ fn every_combination(
     }
 }
 
-/// A channel and what must come out of it, with as much patience as the devices need.
+/// Wraps a channel in the oracle's check, with the patience that the devices need.
 fn checked<S: MessageSender, R: MessageReceiver>(
     tx: S,
     rx: R,
@@ -143,7 +144,7 @@ fn checked<S: MessageSender, R: MessageReceiver>(
     }
 }
 
-/// The same with patience.
+/// Wraps a channel in the oracle's check, with patience.
 fn slow<S: MessageSender, R: MessageReceiver>(
     tx: S,
     rx: R,
@@ -156,7 +157,7 @@ fn slow<S: MessageSender, R: MessageReceiver>(
     })
 }
 
-/// Plays operations on a channel, then has everything arrive.
+/// Runs operations on a channel, then waits until everything has arrived.
 struct ReplayOps<'a> {
     hosts: &'a Hosts,
     ops: &'a [Op],
@@ -197,8 +198,8 @@ proptest! {
     ) {
         let Some(hosts) = Hosts::new() else { return Ok(()) };
         let plan = Plan { messages: slots, longest: len as usize % 700 };
-        let mut play = ReplayOps { hosts: &hosts, ops: &ops, slow: false };
-        every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
+        let mut scenario = ReplayOps { hosts: &hosts, ops: &ops, slow: false };
+        every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut scenario);
     }
 
     #[test]
@@ -210,12 +211,12 @@ proptest! {
     ) {
         let hosts = Hosts::soft(&format!(",hostile,seed={seed}"));
         let plan = Plan { messages: slots, longest: len as usize % 700 };
-        let mut play = ReplayOps { hosts: &hosts, ops: &ops, slow: true };
-        every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut play);
+        let mut scenario = ReplayOps { hosts: &hosts, ops: &ops, slow: true };
+        every_design(plan, framing(slots, fixed, len), (alpha, gamma), &mut scenario);
     }
 }
 
-/// What the device does not declare.
+/// Checks that the error names the missing promise.
 struct Refused<'a>(&'a Hosts);
 
 impl DesignTest for Refused<'_> {
@@ -238,7 +239,7 @@ fn a_device_that_orders_nothing_is_refused() {
     }
 }
 
-/// A design at full speed between two threads, the reader slower than the writer at times.
+/// Runs a design at full speed between two threads. The reader is sometimes slower than the writer.
 struct Race<'a>(&'a Hosts, u32);
 
 impl DesignTest for Race<'_> {
@@ -323,7 +324,7 @@ fn at_full_speed_every_message_arrives() {
     }
 }
 
-/// Many short messages in an array for long ones, with both ends served by their own calls alone.
+/// Sends many short messages through an array for long ones. Only the ends' own calls drive them.
 struct Short<'a>(&'a Hosts);
 
 impl DesignTest for Short<'_> {
@@ -360,8 +361,8 @@ fn many_short_messages_never_wait_for_long_ones() {
     every_design(plan, Framing::Variable(200), (2, 2), &mut Short(&hosts));
 }
 
-/// The sender sends all that there is room for and goes: whatever the receiver's head pushes come to,
-/// every message is shown, then the error.
+/// The sender fills the ring and is dropped. Every message is received, and then an error, even if the
+/// receiver's head pushes fail in between.
 struct Last;
 
 impl DesignTest for Last {
@@ -379,7 +380,7 @@ impl DesignTest for Last {
             let got = rx.try_recv_with(|bytes| holds(number, bytes));
             assert_eq!(got, Ok(Some(true)), "message {number} of {sent}");
             if number == 40 {
-                // By now a head was pushed, to nobody: from here on every push fails.
+                // A head was pushed to the dropped peer by now. From here on every push fails.
                 let since = Instant::now();
                 while hosts.right.next_async_event().is_none() {
                     assert!(since.elapsed() < LIMIT, "nobody notices");
@@ -402,7 +403,7 @@ fn what_was_sent_is_received_though_its_sender_is_gone() {
     Last.act(&L5(plan));
     Last.act(&SocksDirect(plan));
     for tail in [Tail::WriteTwice, Tail::PollCq] {
-        // Every message has its push, so failures of pushes are found on the way.
+        // With a push per message, pushes fail while messages are being read.
         let ring = RingConfig {
             push_every: Some(1),
             ..RingConfig::fixed(128, 64)
@@ -412,7 +413,7 @@ fn what_was_sent_is_received_though_its_sender_is_gone() {
     }
 }
 
-/// One end goes: the other finds out; the receiver, if it pushes heads.
+/// Drops one end and checks that the other notices. With `.1`, the receiver pushes heads and must notice too.
 struct Leave<'a>(&'a Hosts, bool);
 
 impl DesignTest for Leave<'_> {
@@ -421,7 +422,7 @@ impl DesignTest for Leave<'_> {
         drop(rx);
         let since = Instant::now();
         let error = loop {
-            // Either a request fails or the queue pair is found in error.
+            // Either a request fails or the queue pair is found in the error state.
             let _ = tx.try_send_with(64, |place| place.fill(1));
             match tx.step() {
                 Ok(_) => assert!(since.elapsed() < LIMIT, "nobody notices"),
@@ -436,7 +437,7 @@ impl DesignTest for Leave<'_> {
         tx.flush().unwrap();
         drop(tx);
         if !self.1 {
-            // A receiver that posts nothing learns nothing of a queue pair that is gone.
+            // A receiver that posts nothing cannot learn that the peer's queue pair is gone.
             return;
         }
         let since = Instant::now();
@@ -498,7 +499,7 @@ fn ends_made_differently_do_not_connect() {
         rx.err(),
         Some(SetupError::Mismatch { key: "slots", .. })
     ));
-    // As many slots, another length; as long, another design.
+    // First the same slots with another length, then the same length with another design.
     let shorter = Plan {
         messages: 9,
         longest: 56,
@@ -527,7 +528,7 @@ fn ends_made_differently_do_not_connect() {
     }
 }
 
-/// Counts what a design posts and polls for messages that are read as they come.
+/// Counts what each end posts and polls when every message is read as soon as it is sent.
 fn counted<D: Design>(design: &D, messages: u64) -> [Counts; 2] {
     let hosts = Hosts::soft("");
     let [(left, sent), (right, got)] = [&hosts.left, &hosts.right].map(|d| counting(d.clone()));
@@ -553,26 +554,26 @@ fn designs_post_what_table_1_says() {
         longest: 64,
     };
     const N: u64 = 128 * 32;
-    // One WRITE of the bytes and one of the length or the tail for every message, in one chain.
+    // For every message, one WRITE of the bytes and one of the length or the tail, in one chain.
     for [sent, got] in [counted(&Farm(plan), N), counted(&L5(plan), N)] {
         assert_eq!((sent.writes, sent.doorbells), (2 * N, N));
         assert_eq!((sent.immediates, got.receives), (0, 0));
         // γ is a quarter of the ring.
         assert_eq!(got.writes, N / 32);
     }
-    // FaRM's sender WRITEs the message beside its length, L5's both at once and the tail.
+    // FaRM WRITEs the message and its length apart. L5 WRITEs both together, and then the tail.
     assert_eq!(counted(&Farm(plan), N)[0].bytes, N * (64 + 8));
     assert_eq!(counted(&L5(plan), N)[0].bytes, N * (72 + 8));
-    // FaRM as published has each message complete before the next.
+    // FaRM as published waits for each message to complete.
     let [sent, _] = counted(&FarmAsPublished(plan), N);
     assert_eq!((sent.writes, sent.bytes), (2 * N, N * (64 + 8)));
     assert!(sent.completions >= N - 1);
-    // A WRITE with immediate, which completes at both ends: one a message where it completes at once.
+    // A WRITE with immediate completes at both ends. A device that completes at once gets one per message.
     let [sent, got] = counted(&SocksDirect(plan), N);
     assert_eq!((sent.writes, sent.immediates), (N, N));
     assert!(sent.completions > N - 16);
     assert_eq!((got.receives, got.writes), (N, N / 32));
-    // A batch of 16 slots: one WRITE and one of the tail, or one with immediate.
+    // A batch of 16 slots takes one WRITE and one WRITE of the tail, or one WRITE with immediate.
     let ring = RingConfig {
         publish_every: Some(16),
         push_every: Some(16),
@@ -597,7 +598,7 @@ fn designs_post_what_table_1_says() {
     }
 }
 
-/// Raw WRITEs are no channel, but carry a ping-pong.
+/// Raw WRITEs are not a channel, but carry a ping-pong.
 #[test]
 fn raw_writes_carry_a_ping_pong() {
     let Some(hosts) = Hosts::new() else { return };
@@ -612,7 +613,7 @@ fn raw_writes_carry_a_ping_pong() {
             assert!(rx.try_recv_with(|_| ()).unwrap().is_none());
             tx.try_send_with(100, |place| place.fill(number)).unwrap();
             let got = poll_expr!(rx.try_recv_with(<[u8]>::to_vec).unwrap());
-            // But for the word that says that it is there.
+            // All bytes arrive except the word that holds the message's number.
             assert_eq!(got[..88], [number; 88]);
             assert_eq!(got[96..], [number; 4]);
         }

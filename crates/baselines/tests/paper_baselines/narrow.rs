@@ -1,5 +1,5 @@
-//! A device with short send queues, whose completions come late: no room there is `Full`, for as long as
-//! it lasts, and what was sent is neither lost nor out of order.
+//! A device with short send queues and late completions. Senders return `Full` as long as the send queue has
+//! no room; no message is lost or reordered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 use crate::{DesignTest, Hosts, Pair, every_design, fill, holds};
 
-/// While it is set no completion comes.
+/// Holds completions back while set.
 #[derive(Default)]
 struct CompletionGate(AtomicBool);
 
@@ -23,7 +23,7 @@ impl Interposer for CompletionGate {
     }
 }
 
-/// As `inner`, with send queues of `depth` requests.
+/// Wraps `inner` so that its send queues hold `depth` requests.
 fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<CompletionGate>) -> Arc<dyn Device> {
     let mut info = inner.info().clone();
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
@@ -34,7 +34,7 @@ fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<CompletionGate>) -> Arc<
     ))
 }
 
-/// A channel whose sender's queue holds `depth` requests, and what makes its completions late.
+/// Connects a channel whose sender's queue holds `depth` requests. Returns it with the gate of its completions.
 fn narrow<D: Design>(hosts: &Hosts, design: &D, depth: u32) -> (Pair<D>, Arc<CompletionGate>) {
     let late = Arc::new(CompletionGate::default());
     let left = over(&hosts.left, depth, &late);
@@ -44,7 +44,7 @@ fn narrow<D: Design>(hosts: &Hosts, design: &D, depth: u32) -> (Pair<D>, Arc<Com
     ((tx.unwrap(), rx.unwrap()), late)
 }
 
-/// Sends until there is no room, reads, lets completions come, and so on.
+/// Sends until there is no room, reads, lets completions through, and repeats. Holds the queue's depth.
 struct Fills<'a>(&'a Hosts, u32);
 
 const LEN: usize = 64;
@@ -65,7 +65,7 @@ impl DesignTest for Fills<'_> {
                 }
             }
             assert!(sent > before, "design {tag}: stuck in round {round}");
-            // A second look breaks nothing.
+            // Stepping and flushing again does no harm.
             assert!(tx.step().is_ok() && tx.flush().is_ok());
             while let Some(good) = rx.try_recv_with(|bytes| holds(read, bytes)).unwrap() {
                 assert!(good, "design {tag}, {depth} requests: message {read}");
@@ -105,10 +105,10 @@ fn no_room_in_the_send_queue_is_full_until_completions_come() {
     }
 }
 
-/// Requests of a sender's queue: fewer than any design asks for.
+/// Depths of a sender's queue: fewer requests than any design asks for.
 const DEPTHS: [u32; 3] = [4, 5, 11];
 
-/// Plays operations while completions come and go.
+/// Runs operations while completions are held back and released.
 struct ReplayOps<'a> {
     hosts: &'a Hosts,
     depth: u32,
@@ -141,7 +141,7 @@ proptest! {
     ) {
         let hosts = Hosts::soft("");
         let plan = Plan { messages: slots, longest: len as usize % 700 };
-        let mut play = ReplayOps { hosts: &hosts, depth, ops: &ops };
-        every_design(plan, crate::framing(slots, fixed, len), (alpha, gamma), &mut play);
+        let mut scenario = ReplayOps { hosts: &hosts, depth, ops: &ops };
+        every_design(plan, crate::framing(slots, fixed, len), (alpha, gamma), &mut scenario);
     }
 }

@@ -5,9 +5,13 @@ use serde_json::{Value, json};
 
 use super::counter_rates::{Rate, Rates};
 
-pub(super) fn line(census: &RegistrySnapshot, rates: Option<&Rates>) -> Value {
-    let contexts: Vec<_> = census.contexts.iter().map(|c| context(c, rates)).collect();
-    let unreadable: Vec<_> = census
+pub(super) fn line(object_counts: &RegistrySnapshot, rates: Option<&Rates>) -> Value {
+    let contexts: Vec<_> = object_counts
+        .contexts
+        .iter()
+        .map(|c| context(c, rates))
+        .collect();
+    let unreadable: Vec<_> = object_counts
         .unreadable
         .iter()
         .map(|one| json!({"host": one.host, "pid": one.pid, "why": one.why}))

@@ -156,10 +156,10 @@ fn nobody_has_to_read_what_a_daemon_says() {
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
     let misused = || {
-        let guest = PacketSocket::dial(&socket).unwrap();
-        guest.send(b"nonsense", None).unwrap();
+        let client = PacketSocket::dial(&socket).unwrap();
+        client.send(b"nonsense", None).unwrap();
         until("its end", || {
-            matches!(guest.recv(), Ok(RecvOutcome::Closed) | Err(_))
+            matches!(client.recv(), Ok(RecvOutcome::Closed) | Err(_))
         });
     };
     misused();
@@ -408,7 +408,7 @@ fn hosts_of_another_secret_are_refused() {
     let short = secret("short", "short", 0o600);
     for (path, says) in [
         (&*open, "chmod 600"),
-        (&short, "a secret of 5 bytes: it has 16 to 4096"),
+        (&short, "the secret has 5 bytes: 16 to 4096 are allowed"),
         ("/no/such/file", "/no/such/file"),
     ] {
         let words = ["daemon", "--check", "--secret", path];

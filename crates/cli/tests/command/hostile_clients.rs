@@ -57,7 +57,7 @@ fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
     let socket = daemons.socket(0);
     let mut others = Vec::new();
     for way in 0..3 {
-        let guest = PacketSocket::dial(&socket).unwrap();
+        let client = PacketSocket::dial(&socket).unwrap();
         let (slow, other) = lingering();
         others.push(other);
         let flags = SocketFlags::CLOEXEC;
@@ -77,12 +77,12 @@ fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
                     pair.as_fd()
                 }
                 _ => {
-                    guest.send(b"nonsense", None).unwrap();
+                    client.send(b"nonsense", None).unwrap();
                     slow.as_fd()
                 }
             };
-            guest.send(b"nonsense", Some(handed)).unwrap();
-            drop((slow, guest));
+            client.send(b"nonsense", Some(handed)).unwrap();
+            drop((slow, client));
         });
     }
     let (done, is_done) = mpsc::channel();
@@ -121,18 +121,18 @@ fn with_descriptors(most: u32) -> (Daemons, PathBuf, PathBuf) {
 }
 
 /// A packet with files.
-fn send_with(guest: &PacketSocket, files: &[BorrowedFd<'_>]) {
+fn send_with(client: &PacketSocket, files: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut with = SendAncillaryBuffer::new(&mut space);
     assert!(with.push(SendAncillaryMessage::ScmRights(files)));
     let bytes = [io::IoSlice::new(b"nonsense")];
-    sendmsg(guest, &bytes, &mut with, SendFlags::NOSIGNAL).unwrap();
+    sendmsg(client, &bytes, &mut with, SendFlags::NOSIGNAL).unwrap();
 }
 
 /// What a guest is told when its session ends.
-fn last_word(guest: &PacketSocket) -> Refusal {
+fn last_word(client: &PacketSocket) -> Refusal {
     let mut last = None;
-    until("a last word", || match guest.recv() {
+    until("a last word", || match client.recv() {
         Ok(RecvOutcome::Packet(packet)) => {
             last = Some(Reply::decode(&packet.bytes).unwrap());
             false
@@ -155,30 +155,30 @@ fn who_hands_over_more_than_is_closed_is_turned_away() {
     serve(&server, 7000);
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
     // Once for all: a signal ends a close that waits.
-    let (guests, others): (Vec<_>, Vec<_>) = while_stopped(&daemons.sides[0], || {
-        let guest = |at| {
-            let guest = PacketSocket::dial(&socket).unwrap();
+    let (clients, others): (Vec<_>, Vec<_>) = while_stopped(&daemons.sides[0], || {
+        let client = |at| {
+            let client = PacketSocket::dial(&socket).unwrap();
             let (slow, other) = lingering();
             // No stream of a pair's, and two at once.
             match at % 2 {
-                0 => send_with(&guest, &[slow.as_fd()]),
-                _ => send_with(&guest, &[slow.as_fd(), slow.as_fd()]),
+                0 => send_with(&client, &[slow.as_fd()]),
+                _ => send_with(&client, &[slow.as_fd(), slow.as_fd()]),
             }
-            (guest, other)
+            (client, other)
         };
-        (0..40).map(guest).unzip()
+        (0..40).map(client).unzip()
     });
     // All of them were let in before any file was left.
-    for guest in guests {
-        assert_eq!(last_word(&guest), Refusal::Misuse);
+    for client in clients {
+        assert_eq!(last_word(&client), Refusal::Misuse);
     }
     // Who comes then is not, whatever he hands over.
     for _ in 0..50 {
-        let guest = PacketSocket::dial(&socket).unwrap();
+        let client = PacketSocket::dial(&socket).unwrap();
         let (file, _far) = UnixStream::pair().unwrap();
         // He may be turned away already.
-        let _ = guest.send(b"nonsense", Some(file.as_fd()));
-        assert_eq!(last_word(&guest), Refusal::Limit);
+        let _ = client.send(b"nonsense", Some(file.as_fd()));
+        assert_eq!(last_word(&client), Refusal::Limit);
     }
     let refused = Service::attach(&socket, "another").unwrap_err();
     assert!(

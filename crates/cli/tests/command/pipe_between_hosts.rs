@@ -176,7 +176,7 @@ fn a_program_that_is_no_pipe_is_told_from_one() {
         assert!(said.contains("is no headworks pipe"), "{said}");
     }
     let said = answered(&fabric, b"", 1);
-    assert!(said.contains("closed without a word"), "{said}");
+    assert!(said.contains("closed without a reply"), "{said}");
     fabric.is_clean();
 }
 

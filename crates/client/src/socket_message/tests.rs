@@ -84,10 +84,12 @@ fn reply() -> impl Strategy<Value = Reply> {
         number().prop_map(|request| Reply::Watched { request }),
         (number(), number()).prop_map(|(request, window)| Reply::Exported { request, window }),
         number().prop_map(|request| Reply::Revoked { request }),
-        (any::<u16>(), extent(), number()).prop_map(|(version, board, handles)| Reply::Attached {
-            version,
-            board,
-            handles
+        (any::<u16>(), extent(), number()).prop_map(|(version, doorbell, handles)| {
+            Reply::Attached {
+                version,
+                doorbell,
+                handles,
+            }
         }),
         number().prop_map(|number| Reply::Slab { number }),
         (number(), end()).prop_map(|(request, end)| Reply::Connected { request, end }),

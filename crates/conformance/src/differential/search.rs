@@ -125,12 +125,12 @@ mod tests {
             step: 0,
             lines: Vec::new(),
         };
-        let is_deed =
+        let is_action =
             |step: &ProgramStep| matches!(step, ProgramStep::Send { chain, .. } if chain.len() > 1);
         let first = (1..)
             .map(generate::program_of_seed)
-            .find(|program| program.steps.iter().any(is_deed));
-        let disagrees = |program: &Program| program.steps.iter().any(is_deed).then(none);
+            .find(|program| program.steps.iter().any(is_action));
+        let disagrees = |program: &Program| program.steps.iter().any(is_action).then(none);
         let (program, _) = minimise(first.unwrap(), none(), disagrees);
         let [ProgramStep::Send { chain, .. }] = &program.steps[..] else {
             panic!("{program}")

@@ -55,10 +55,10 @@ struct HostSetup {
 /// Adds the actor of a host to `cast`. `opener` makes one for the place that [`ProcessWorld::new`] was
 /// told.
 pub fn register(
-    cast: &mut ActorRegistry,
+    actors: &mut ActorRegistry,
     opener: impl Fn(&str) -> DeviceOpener + Send + Sync + 'static,
 ) {
-    cast.register(ACTOR, move |part: &ActorInit| {
+    actors.register(ACTOR, move |part: &ActorInit| {
         let setting: HostSetup = serde_json::from_slice(&part.args)?;
         let mut names = DeviceNames::new();
         for (end, name) in setting.names {
@@ -189,8 +189,8 @@ impl World for ProcessWorld {
             place: self.place.clone(),
         };
         let args = serde_json::to_vec(&setting).map_err(|error| error.to_string())?;
-        let play = Scenario::of([ActorSpec::new(ROLE, ACTOR).with_args(args)]);
-        let running = self.processes.start(&play);
+        let scenario = Scenario::of([ActorSpec::new(ROLE, ACTOR).with_args(args)]);
+        let running = self.processes.start(&scenario);
         let running = running.map_err(|error| format!("host at {end:?}: {error}"))?;
         self.hosts.push(Host {
             running,

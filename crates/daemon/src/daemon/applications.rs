@@ -64,7 +64,7 @@ impl Daemon {
         let name = self.name_of(session).unwrap_or("");
         let helps = match why {
             Refusal::Misuse | Refusal::Version => {
-                ": install the library and the daemon of one version; if they are, look for stray writes in it"
+                "; install library and daemon of one version; if they are, look for stray writes in the application"
             }
             _ => "",
         };
@@ -133,7 +133,7 @@ impl Daemon {
                 if watch.is_none() =>
             {
                 tracing::warn!(
-                    "an application's descriptor did not come: raise the limit of open files of the daemon"
+                    "a request came without its descriptor; raise the limit of open files of the daemon"
                 );
                 let why = Refusal::Limit;
                 self.tell(session, Reply::Refused { request, why });

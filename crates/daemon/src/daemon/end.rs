@@ -16,7 +16,7 @@ impl Daemon {
     /// Returns the number of ends of connections.
     pub fn ends(&self) -> usize {
         self.object_counts()
-            .map(|(_, census)| census.connections)
+            .map(|(_, object_counts)| object_counts.connections)
             .sum()
     }
 

@@ -167,7 +167,7 @@ impl Daemon {
         }
         if !dropped.is_empty() {
             let count = dropped.len();
-            tracing::warn!("calls that did not say whose they are were ended: {count}");
+            tracing::warn!("closed {count} streams of daemons that did not introduce themselves");
         }
         dropped.into_iter().for_each(|peer| self.drop_call(peer));
     }
@@ -235,7 +235,7 @@ impl Daemon {
                 let own = self.identity.address;
                 if !(address.is_loopback() && own.is_loopback()) {
                     return Err(format!(
-                        "without a secret daemons serve loopback addresses only, not {address}: name one with --secret"
+                        "without a secret, daemons serve loopback addresses only, not {address}; name one with --secret"
                     ));
                 }
                 self.greeted(peer, address, life);
@@ -250,10 +250,10 @@ impl Daemon {
                 Some(_),
             ) if of.called.is_none() => {
                 if of.claimed.is_some() {
-                    return Err("it says twice who it is".to_owned());
+                    return Err("it sent two hellos".to_owned());
                 }
                 if address == self.identity.address && life != self.identity.life {
-                    return Err("it says that it is this daemon".to_owned());
+                    return Err("it claims the address of this daemon".to_owned());
                 }
                 of.claimed = Some((address, life));
                 of.other = Some(nonce);
@@ -263,7 +263,7 @@ impl Daemon {
             (Message::Prove { proof }, Some(secret)) => {
                 let of = &*of;
                 let (Some(claimed), None) = (of.claimed, of.called) else {
-                    return Err("it proves what it was not asked for".to_owned());
+                    return Err("it sent a proof that was not asked for".to_owned());
                 };
                 let claim = self.claim(&self.peers[&peer], Some(claimed));
                 if !claim.is_some_and(|claim| secret.is_proven(&claim, &proof)) {
@@ -273,7 +273,7 @@ impl Daemon {
             }
             (Message::Challenge { nonce }, Some(secret)) if of.called.is_some() => {
                 if of.other.replace(nonce).is_some() {
-                    return Err("it asks twice for a proof".to_owned());
+                    return Err("it sent two challenges".to_owned());
                 }
                 let claim = self.claim(&self.peers[&peer], None);
                 if let Some(claim) = claim {
@@ -283,7 +283,7 @@ impl Daemon {
             }
             (Message::Challenge { .. }, None) => {
                 return Err(
-                    "it asks for a secret, of which this daemon has none: name it with --secret"
+                    "it requires a secret, and this daemon has none; name it with --secret"
                         .to_owned(),
                 );
             }
@@ -302,7 +302,7 @@ impl Daemon {
                 }
                 self.greeted(peer, address, life);
             }
-            _ => return Err("it does not say who it is".to_owned()),
+            _ => return Err("it did not introduce itself first".to_owned()),
         }
         Ok(())
     }
@@ -414,13 +414,13 @@ impl Daemon {
             ) if agreed(self.identity.version, version, oldest).is_none() => {
                 let own = self.identity.version;
                 let why = format!(
-                    "it speaks versions {oldest} to {version}, this one {VERSION_OLDEST} to {own}"
+                    "it speaks versions {oldest} to {version}, this daemon {VERSION_OLDEST} to {own}"
                 );
                 self.turn_away(peer, Refusal::Version, &why);
             }
             (Ok(message), true) => {
                 if self.heard(peer, message).is_none() {
-                    let why = "it answers what it was not asked";
+                    let why = "it sent an unexpected message";
                     self.turn_away(peer, Refusal::Misuse, why);
                 }
             }
@@ -448,7 +448,7 @@ impl Daemon {
         let is_own = address == self.identity.address;
         match (called, self.routes.get(&address)) {
             (Some(target), _) if target != address => {
-                let why = format!("at {target} there is the daemon of {address}");
+                let why = format!("the daemon at {target} says that its address is {address}");
                 return self.turn_away(peer, Refusal::Unreachable, &why);
             }
             (Some(_), Some(PeerRoute::Dialing(..))) => {}

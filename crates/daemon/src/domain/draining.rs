@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(
             Rc::strong_count(&one),
             10,
-            "none before all of its was polled"
+            "none goes before all its completions were polled"
         );
         dying.polled(0);
         assert_eq!(Rc::strong_count(&one), 1);

@@ -116,7 +116,7 @@ impl Domain {
             self.fail(at, Reset::Unreachable);
         }
         if let Err(why) = self.link(key, true) {
-            tracing::warn!("no link to another host that wants one: {why}");
+            tracing::warn!("another host asked for a link, which cannot be opened: {why}");
             let (link, instance) = (key, 0);
             self.outputs.push_back(Output::LinkDown { link, instance });
         }
@@ -143,7 +143,7 @@ impl Domain {
                 match self.add_link(key, instance) {
                     Ok(at) => at,
                     Err(why) => {
-                        tracing::warn!("no link to another host that opens one: {why}");
+                        tracing::warn!("another host opened a link, which cannot be set up: {why}");
                         let link = key;
                         self.outputs.push_back(Output::LinkDown { link, instance });
                         return;
@@ -155,7 +155,7 @@ impl Domain {
         self.tell_link(at);
         match brought {
             // Checked after `tell_link`: the group is up only once its own bytes are handed out.
-            Ok(_) if self.links[at].link.is_up() => self.rouse(at),
+            Ok(_) if self.links[at].link.is_up() => self.resume(at),
             Ok(_) => {}
             Err(error) => {
                 tracing::warn!("no link to another host: {error}");
@@ -201,7 +201,7 @@ impl Domain {
     /// Fails the group of a queue pair for which the device reported a fatal error.
     pub(crate) fn lost(&mut self, qpn: Qpn) {
         if let Some(at) = self.by_qpn.get(&qpn).copied() {
-            tracing::warn!("a link has failed: the device says so");
+            tracing::warn!("a link has failed: the device reported a fatal error");
             self.fail(at, Reset::Unreachable);
         }
     }
@@ -222,7 +222,7 @@ impl Domain {
         for which in [QpRole::Frames, QpRole::Bulk] {
             let error = QpAttr::to_state(QpState::Error);
             if let Err(error) = failed.channel(which).qp().modify(&error) {
-                tracing::warn!("a queue pair of a link that failed: {error}");
+                tracing::warn!("a queue pair of a failed link cannot be disabled: {error}");
             }
         }
         // Completions of receives that its queue pairs have taken are still to be polled.
@@ -239,7 +239,7 @@ impl Domain {
     /// Removes a connection from all queues of a group.
     pub(super) fn unlink(&mut self, at: usize, number: Vqpn) {
         if let Some(linked) = self.links.get_mut(at) {
-            linked.link.rota.forget(number.place() as u32);
+            linked.link.drr.forget(number.place() as u32);
             linked.link.control.retain(|other| *other != number);
             linked.link.fetches.retain(|fetch| fetch.number != number);
             linked.link.waiting.remove(&number);
@@ -263,7 +263,7 @@ impl Domain {
     /// Schedules a connection that may have data to send.
     pub(super) fn call(&mut self, link: usize, number: Vqpn) {
         if let Some(linked) = self.links.get_mut(link) {
-            linked.link.rota.call(number.place() as u32);
+            linked.link.drr.call(number.place() as u32);
             self.activate(link);
         }
     }
@@ -275,7 +275,7 @@ impl Domain {
     }
 
     /// Schedules everything that waited for a group to come up.
-    pub(super) fn rouse(&mut self, at: usize) {
+    pub(super) fn resume(&mut self, at: usize) {
         let numbers = self.connections_of(at);
         for number in numbers {
             self.call(at, number);

@@ -35,7 +35,7 @@ impl Domain {
         let link = &mut linked.link;
         let counted = header.map(|header| link.credit.come(header.promised));
         let (Some(header), Some(Ok(()))) = (header, counted) else {
-            tracing::warn!("a link has failed: another daemon said what cannot be");
+            tracing::warn!("a link has failed: another daemon sent an illegal frame");
             self.fail(at, Reset::Protocol);
             return;
         };
@@ -171,7 +171,7 @@ impl Domain {
         if !is_legal {
             let peer = connection.place.peer;
             tracing::warn!(
-                "the daemon of {peer} said what cannot be of a connection, which is reset"
+                "the daemon of {peer} sent an illegal frame for a connection, which is reset"
             );
             connection.reset(Reset::Protocol, false);
         }

@@ -94,7 +94,7 @@ impl Domain {
         });
         DomainSnapshot {
             user: self.id.0,
-            census: self.object_counts(),
+            object_counts: self.object_counts(),
             links: links.collect(),
             applications: applications.collect(),
         }

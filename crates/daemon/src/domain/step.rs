@@ -33,7 +33,7 @@ impl Domain {
         self.receives
             .flush()
             .map_err(crate::receives::GrowError::from)?;
-        was_busy |= self.look_at_boards();
+        was_busy |= self.check_doorbells();
         was_busy |= self.serve_links();
         if self.copied > 0 {
             cx.copied(std::mem::take(&mut self.copied));
@@ -48,7 +48,7 @@ impl Domain {
             && self
                 .sessions
                 .iter()
-                .all(|(_, session)| session.is_gone || session.board.is_quiet())
+                .all(|(_, session)| session.is_gone || session.doorbell.is_quiet())
     }
 
     fn poll(&mut self) -> Result<bool, DomainError> {
@@ -131,11 +131,13 @@ impl Domain {
     }
 
     /// Handles the connections that applications marked in their doorbells. Returns whether there were any.
-    fn look_at_boards(&mut self) -> bool {
+    fn check_doorbells(&mut self) -> bool {
         let mut touched = Vec::new();
         for (at, session) in &self.sessions {
             if !session.is_gone {
-                session.board.touched(|handle| touched.push((at, handle)));
+                session
+                    .doorbell
+                    .touched(|handle| touched.push((at, handle)));
             }
         }
         let numbers = touched
@@ -232,9 +234,9 @@ impl Domain {
             let Some(linked) = self.links.get_mut(at) else {
                 break;
             };
-            let rota = &mut linked.link.rota;
-            let Some(place) = rota.current() else {
-                if !rota.begin() {
+            let drr = &mut linked.link.drr;
+            let Some(place) = drr.current() else {
+                if !drr.begin() {
                     break;
                 }
                 continue;
@@ -245,12 +247,12 @@ impl Domain {
             // A connection of another group may have taken the place meanwhile.
             let own = connection.filter(|one| one.place.link == Some(at));
             let Some(connection) = own else {
-                rota.exhausted();
+                drr.exhausted();
                 continue;
             };
             let number = connection.number;
             let Some(session) = self.sessions.get_mut(connection.place.session) else {
-                rota.exhausted();
+                drr.exhausted();
                 continue;
             };
             let link = &mut linked.link;
@@ -259,30 +261,30 @@ impl Domain {
                 Ok(SendStep::Framed(bytes)) => {
                     self.copied += u64::from(bytes);
                     session.traffic.sent += u64::from(bytes);
-                    link.rota.spent(bytes);
+                    link.drr.spent(bytes);
                     changed.push(number);
                 }
                 Ok(SendStep::Bulk(bytes)) => {
                     moved += bytes;
                     session.traffic.sent += u64::from(bytes);
-                    link.rota.spent(bytes);
+                    link.drr.spent(bytes);
                 }
                 Ok(SendStep::Asked(bytes)) => {
-                    link.rota.spent(bytes);
+                    link.drr.spent(bytes);
                     changed.push(number);
                 }
                 Ok(SendStep::Nothing) => {
-                    link.rota.exhausted();
+                    link.drr.exhausted();
                     changed.push(number);
                 }
                 Ok(SendStep::Full) => {
-                    link.rota.exhausted();
+                    link.drr.exhausted();
                     // A set, so that a connection waits once, however often it is called meanwhile.
                     link.waiting.insert(number);
                 }
                 Ok(SendStep::Blocked) => is_blocked = true,
                 Err(_) => {
-                    link.rota.exhausted();
+                    link.drr.exhausted();
                     self.misused(number);
                 }
             }
@@ -303,7 +305,7 @@ impl Domain {
         link.has_staged()
             || may_fetch
             || !is_blocked
-                && (link.rota.is_waited_for() || (link.may_send() && !link.control.is_empty()))
+                && (link.drr.is_waited_for() || (link.may_send() && !link.control.is_empty()))
     }
 
     /// Posts READs of what peers offered.

@@ -106,8 +106,8 @@ impl Inner {
         if attached.unsent.len() > UNSENT_MAX {
             let pid = attached.socket.pid().unwrap_or(0);
             tracing::warn!(
-                "process {pid} is turned away: it has not taken {UNSENT_MAX} packets: it is stopped, or hangs, or \
-                 does not call what receives"
+                "process {pid} is turned away: it has not received {UNSENT_MAX} packets; it is stopped, or hangs, or \
+                 does not drive its session"
             );
             self.part(session);
         }
@@ -182,7 +182,7 @@ impl Inner {
         if let Some(attached) = self.sessions.remove(&session) {
             // Another thread closes the socket later, so epoll must forget it now.
             if let Err(error) = epoll::delete(&*self.epoll, &attached.socket) {
-                tracing::warn!("a socket is watched still: {error}");
+                tracing::warn!("a socket cannot be removed from epoll: {error}");
             }
             self.watches.close(attached.user, attached.socket.into());
         }
@@ -194,7 +194,7 @@ fn tell_of_unwanted(pid: u32, user: u32, why: SubscriptionRefused) {
     match why {
         // A log line of its own, since it concerns all of the user's processes: lines are limited separately.
         SubscriptionRefused::Left(_) => tracing::warn!(
-            "process {pid} of user {user} is turned away, as others of that user's are: {why}"
+            "process {pid} of user {user} is turned away, like others of this user: {why}"
         ),
         why => tracing::warn!("process {pid} of user {user} is turned away: {why}"),
     }

@@ -27,7 +27,7 @@ impl Inner {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    return self.let_nobody_in("another daemon cannot be answered", &error);
+                    return self.let_nobody_in("another daemon cannot be accepted", &error);
                 }
             }
         }
@@ -51,7 +51,7 @@ impl Inner {
         };
         let name = "headworks-dial".to_owned();
         if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
-            tracing::warn!("no thread to call another daemon: {error}");
+            tracing::warn!("no thread to dial another daemon: {error}");
             self.daemon.dial_failed(to, Refusal::Unreachable);
         }
     }
@@ -108,7 +108,7 @@ impl Inner {
         match line.send_control(message) {
             Ok(()) => drop(self.unsaid.insert(peer)),
             Err(error) => {
-                tracing::warn!("another daemon cannot be told: {error}");
+                tracing::warn!("a message to another daemon cannot be sent: {error}");
                 self.lose(peer);
             }
         }

@@ -167,7 +167,7 @@ fn serve(listener: &Listener, ended: &OwnedFd, teller: &ServerSender) {
         ];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return tracing::warn!("metrics cannot be had any more: {error}"),
+            Err(error) => return tracing::warn!("metrics are not served any more: {error}"),
         }
         if !fds[1].revents().is_empty() {
             return;
@@ -180,12 +180,12 @@ fn serve(listener: &Listener, ended: &OwnedFd, teller: &ServerSender) {
         match listener.accept() {
             Ok(mut caller) => {
                 if let Err(error) = answer(&mut *caller, look) {
-                    tracing::debug!("who asked for metrics was not answered: {error}");
+                    tracing::debug!("a metrics client was not answered: {error}");
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::warn!("who asks for metrics is not answered: {error}");
+                tracing::warn!("a metrics client cannot be accepted: {error}");
                 // Mostly there are too few descriptors. The client stays in the backlog, so wait instead of
                 // spinning.
                 let mut end = [PollFd::new(ended, PollFlags::IN)];
@@ -225,9 +225,9 @@ fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io:
                     );
                 }
             },
-            ScrapeRequest::Other => break ("404 Not Found", "there is GET /metrics\n".to_owned()),
+            ScrapeRequest::Other => break ("404 Not Found", "use GET /metrics\n".to_owned()),
             ScrapeRequest::Nonsense => {
-                break ("400 Bad Request", "there is GET /metrics\n".to_owned());
+                break ("400 Bad Request", "use GET /metrics\n".to_owned());
             }
         }
     };

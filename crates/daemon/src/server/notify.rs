@@ -48,7 +48,7 @@ impl Notify {
 
     fn say(&self, what: &str) {
         if let Err(error) = self.0.send(what.as_bytes()) {
-            tracing::warn!("the service manager cannot be told: {error}");
+            tracing::warn!("the service manager cannot be notified: {error}");
         }
     }
 }

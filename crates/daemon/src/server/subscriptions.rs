@@ -40,10 +40,10 @@ struct Subscription {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SubscriptionRefused {
     /// A packet carried more than one descriptor.
-    #[error("it handed over {0} files at once")]
+    #[error("it handed over {0} files at once, and one is allowed")]
     Many(usize),
     /// The descriptor is no end of a stream socket pair.
-    #[error("what it handed over is no Unix stream socket")]
+    #[error("the file that it handed over is no Unix stream socket")]
     Kind,
     /// Too many of the user's files are not closed: they close slowly, or came all at once.
     #[error("{0} files that this user's applications handed over are not closed yet")]

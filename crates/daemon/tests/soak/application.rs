@@ -225,9 +225,9 @@ impl Application {
             };
             if !is_open {
                 // Look once more after arming, for what arrived meanwhile.
-                stream.connection.block().bell().arm(false);
+                stream.connection.block().event_count().arm(false);
                 if stream.has_to_send() {
-                    stream.connection.block().room_bell().arm(false);
+                    stream.connection.block().room_event_count().arm(false);
                 }
                 if !self.drive(handle) {
                     continue;

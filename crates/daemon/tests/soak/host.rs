@@ -254,8 +254,8 @@ impl Host {
 
     fn view(&mut self, slab: &Arc<dyn Buffer>) -> View {
         // In one process the application uses the daemon's mapping.
-        let pd = self.device.alloc_pd().expect("a domain for a look");
-        let region = pd.register(slab, Access::NONE).expect("a look");
+        let pd = self.device.alloc_pd().expect("a protection domain");
+        let region = pd.register(slab, Access::NONE).expect("a region");
         self.views.push(slab.clone());
         headworks_ring::view_of(&region, 0)
     }
@@ -373,10 +373,10 @@ impl Actor for Host {
         }
         let states: Vec<String> = applications().map(Application::state).collect();
         if !did {
-            let census: Vec<_> = self.daemon.object_counts().collect();
+            let object_counts: Vec<_> = self.daemon.object_counts().collect();
             ledger
                 .states
-                .insert(self.number, format!("{states:?} {census:?}"));
+                .insert(self.number, format!("{states:?} {object_counts:?}"));
         }
         drop(ledger);
         if all_done && applications().all(Application::is_done) && !self.has_parted {
@@ -386,11 +386,11 @@ impl Actor for Host {
                 .map(|(_, one)| one.connections)
                 .sum();
             if connections == 0 {
-                let census: Vec<ObjectCounts> =
+                let object_counts: Vec<ObjectCounts> =
                     self.daemon.object_counts().map(|(_, one)| one).collect();
                 self.has_parted = true;
                 let mut ledger = self.ledger.lock().expect("nobody panicked");
-                ledger.censuses.extend(census);
+                ledger.censuses.extend(object_counts);
                 if !self.watches.is_empty() {
                     let line = format!("h{}: descriptors left: {:?}", self.number, self.watches);
                     ledger.errors.push(line);

@@ -37,7 +37,7 @@ fn config(random: &mut Random) -> DaemonLimits {
         bulk_depth: of(&[8, 64]),
         bulk_min: of(&[64, 200, 4096, 16 << 10]),
         bulk_max: of(&[512, 5000, 64 << 10]),
-        bulk_told: of(&[1, 2, 4, 16]),
+        bulk_announced: of(&[1, 2, 4, 16]),
         bulk_each: of(&[1, 3, 8]),
         bulk: [Bulk::ByLoad, Bulk::Write, Bulk::Read][of(&[0, 1, 2]) as usize],
         quantum: of(&[512, 16 << 10]),

@@ -58,14 +58,14 @@ impl TaskWaiter {
         cx: &mut Context<'_>,
         drain: impl FnOnce(),
     ) -> Poll<Result<(), BlockingError>> {
-        let mut rung = Poll::Pending;
+        let mut woken = Poll::Pending;
         if let Poll::Ready(ready) = self.ring.poll_read_ready(cx) {
             let mut ready = ready.map_err(system("waiting"))?;
             // The reactor is edge-triggered: an event that arrives after the descriptor was drained is a new
             // edge.
             drain();
             ready.clear_ready();
-            rung = Poll::Ready(Ok(()));
+            woken = Poll::Ready(Ok(()));
         }
         if !self.gone
             && let Poll::Ready(ready) = self.line_fd.poll_read_ready(cx)
@@ -74,9 +74,9 @@ impl TaskWaiter {
             self.gone = self.line.peer_gone();
             // Messages stay in the line for the caller that takes it back.
             ready.clear_ready();
-            rung = Poll::Ready(Ok(()));
+            woken = Poll::Ready(Ok(()));
         }
-        rung
+        woken
     }
 
     pub(super) fn into_line(self) -> Line {

@@ -48,7 +48,7 @@ const MEMORY: usize = 4096;
 #[non_exhaustive]
 pub enum CalibrateError {
     /// The number of requests is 0 or above [`ROUNDS_MAX`].
-    #[error("{0} requests of each class: 1 to {ROUNDS_MAX} are measured")]
+    #[error("{0} requests of each class: 1 to {ROUNDS_MAX} are allowed")]
     Rounds(
         /// Number of requests of each class.
         u32,

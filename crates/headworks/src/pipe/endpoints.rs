@@ -179,7 +179,7 @@ impl PipeSender {
                         Ok(self.bytes)
                     }
                     Some((&DELIVERED, _)) => {
-                        Err(PipeError::Protocol("it counted other bytes than were sent"))
+                        Err(PipeError::Protocol("its count of bytes is wrong"))
                     }
                     _ => Err(reason(&message)),
                 };

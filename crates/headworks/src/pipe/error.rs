@@ -39,20 +39,20 @@ pub enum PipeError {
     #[error("the other side does not speak the pipe's protocol: {0}")]
     Protocol(&'static str),
     /// The port of the address is 0.
-    #[error("{0}: port 0 is none to meet at: a port from 1 to 65535")]
+    #[error("{0}: port 0 cannot be used: give a port from 1 to 65535")]
     NoPort(
         /// The address.
         String,
     ),
     /// The process that answered is another program.
-    #[error("{name}: who answers there is no headworks pipe")]
+    #[error("{name}: the process that answers is no headworks pipe")]
     NoPipe {
         /// The name or address that was called.
         name: String,
     },
     /// The process that answered sent nothing.
     #[error(
-        "{name}: who answers there said nothing for {seconds} s: it is busy with others, or no headworks pipe"
+        "{name}: the process that answers said nothing for {seconds} s: it is busy with others, or is no headworks pipe"
     )]
     Silent {
         /// The name or address that was called.
@@ -61,11 +61,11 @@ pub enum PipeError {
         seconds: u64,
     },
     /// A caller left before it greeted.
-    #[error("it went before it had greeted")]
+    #[error("the caller left before it sent a greeting")]
     Ungreeted,
     /// The process that answered closed the connection and sent nothing.
     #[error(
-        "{name}: who answered there closed without a word: it met somebody else, died, or is no headworks pipe"
+        "{name}: the process that answered closed without a reply: it accepted another caller, died, or is no headworks pipe"
     )]
     Wordless {
         /// The name or address that was called.
@@ -98,7 +98,7 @@ pub enum PipeError {
     #[error("interrupted")]
     Interrupted,
     /// The time limit was reached.
-    #[error("{what} under the name {name}: the time allowed for it ({seconds} s) is over")]
+    #[error("{what} under the name {name}: the time limit ({seconds} s) has passed")]
     Deadline {
         /// What was waited for.
         what: &'static str,
@@ -191,7 +191,7 @@ impl PipeError {
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
             BlockingError::Length(_) => Self::Protocol("a message is too long"),
             BlockingError::Line(error) => error.into(),
-            BlockingError::TooManyMessages { .. } => Self::Protocol("it says too much"),
+            BlockingError::TooManyMessages { .. } => Self::Protocol("it sends too many messages"),
             BlockingError::System { what, source } => Self::Io { what, source },
         }
     }

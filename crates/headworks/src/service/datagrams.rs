@@ -179,7 +179,7 @@ impl Datagrams {
         };
         self.shown = Some((at, found));
         let peer = &mut self.peers[at];
-        let from = peer.address.expect("it has said so");
+        let from = peer.address.expect("its hello has arrived");
         Ok((peer.show(found)?, from))
     }
 

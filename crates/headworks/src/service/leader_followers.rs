@@ -152,6 +152,6 @@ mod tests {
                 }
             }
         }
-        assert!(rests > 1, "there was nothing to see");
+        assert!(rests > 1, "no state with only sleeping threads was reached");
     }
 }

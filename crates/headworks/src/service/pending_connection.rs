@@ -68,7 +68,7 @@ impl AsFd for PendingConnection {
     ///
     /// After [`PendingConnection::finish`] has returned the connection, which then owns the descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.watch.as_ref().expect("it gave no connection").as_fd()
+        self.watch.as_ref().expect("not finished yet").as_fd()
     }
 }
 

@@ -88,13 +88,13 @@ impl ReadinessSocket {
     /// Arms the event count if it is not armed. Call it when there is nothing to read. `true`: look once
     /// more.
     pub(super) fn arm(&mut self, connection: &ConnectionShared) -> bool {
-        let bell = connection.block().bell();
-        if self.was_armed && bell.is_armed() {
+        let event_count = connection.block().event_count();
+        if self.was_armed && event_count.is_armed() {
             return false;
         }
         self.bytes += usize::from(self.was_armed);
         self.was_armed = true;
-        bell.arm(false);
+        event_count.arm(false);
         true
     }
 
@@ -133,10 +133,10 @@ impl ReadinessSocket {
     /// The socket must be [full](Self::fill), so that the daemon, which empties it when it notifies, reads
     /// every byte.
     pub(super) fn arm_room(connection: &ConnectionShared) -> bool {
-        let bell = connection.block().room_bell();
-        let was_armed = bell.is_armed();
+        let event_count = connection.block().room_event_count();
+        let was_armed = event_count.is_armed();
         if !was_armed {
-            bell.arm(false);
+            event_count.arm(false);
         }
         !was_armed
     }

@@ -86,7 +86,7 @@ impl fmt::Debug for Export {
 
 /// A revocation that is not complete: the other end may still use the memory.
 #[derive(Debug, thiserror::Error)]
-#[error("memory is not taken back yet: {error}")]
+#[error("the memory is not revoked yet: {error}")]
 pub struct RevokeError {
     /// The export, which is still in force.
     pub export: Export,

@@ -127,7 +127,7 @@ impl SharedSession {
             let Some(state) = state else { return Ok(None) };
             match state.session.over() {
                 Some(why) => Err(ServiceError::Refused(why)),
-                None => Ok(state.session.board().map(drop)),
+                None => Ok(state.session.doorbell().map(drop)),
             }
         })?;
         Ok(Arc::new(shared))
@@ -220,8 +220,8 @@ impl SharedSession {
             others = true;
         }
         for (handle, wake) in state.waiters.iter() {
-            let is_rung = handle.is_some_and(|handle| rang.contains(&handle));
-            if is_rung || others {
+            let has_rung = handle.is_some_and(|handle| rang.contains(&handle));
+            if has_rung || others {
                 wake_thread(wake)?;
             }
         }

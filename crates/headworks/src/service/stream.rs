@@ -122,8 +122,8 @@ impl Stream {
                 ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
             // They were armed for wake-ups by packet; from now on the daemon signals by the descriptor.
             let block = self.half.half.block();
-            block.bell().disarm();
-            block.room_bell().disarm();
+            block.event_count().disarm();
+            block.room_event_count().disarm();
             let handle = self.handle();
             self.shared()
                 .request_with_fd(other, |session| session.watch(handle))?;
@@ -360,7 +360,7 @@ impl std::ops::Deref for Peeked<'_> {
 
 /// Lent memory that was not returned yet.
 #[derive(Debug, thiserror::Error)]
-#[error("memory that was lent is not returned: {error}")]
+#[error("the lent memory is not returned yet: {error}")]
 pub struct ReclaimError {
     /// The loan, which is still out.
     pub loan: Loan,

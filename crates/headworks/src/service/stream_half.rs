@@ -21,9 +21,9 @@ const RESET_REASON_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HalfKind {
     /// The receiving half; waits for data.
-    ReceiveHalf,
+    Receive,
     /// The sending half; waits for room, or for the return of lent memory.
-    SendHalf,
+    Send,
 }
 
 /// One direction of a connection.
@@ -39,7 +39,7 @@ pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
 }
 
 impl ConnectionHalf for SendHalf {
-    const KIND: HalfKind = HalfKind::SendHalf;
+    const KIND: HalfKind = HalfKind::Send;
 
     fn refresh(&mut self, slabs: &Slabs) {
         Self::refresh(self, slabs);
@@ -51,7 +51,7 @@ impl ConnectionHalf for SendHalf {
 }
 
 impl ConnectionHalf for ReceiveHalf {
-    const KIND: HalfKind = HalfKind::ReceiveHalf;
+    const KIND: HalfKind = HalfKind::Receive;
 
     fn refresh(&mut self, slabs: &Slabs) {
         Self::refresh(self, slabs);
@@ -188,8 +188,8 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             if let Some(state) = state {
                 half.refresh(state.session.slabs());
                 match H::KIND {
-                    HalfKind::ReceiveHalf => half.block().bell().arm(false),
-                    HalfKind::SendHalf => half.block().room_bell().arm(false),
+                    HalfKind::Receive => half.block().event_count().arm(false),
+                    HalfKind::Send => half.block().room_event_count().arm(false),
                 }
             }
             act(half)
@@ -215,7 +215,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
         act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
         loop {
-            if H::KIND == HalfKind::SendHalf || self.half.awaits_slab() {
+            if H::KIND == HalfKind::Send || self.half.awaits_slab() {
                 // The bytes to read, or the ring to write, may lie in a slab that is still in the session's
                 // socket.
                 let mut state = self.shared.lock()?;
@@ -223,13 +223,13 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
                 self.half.refresh(state.session.slabs());
             }
             let (is_there, is_armed_now) = match H::KIND {
-                HalfKind::ReceiveHalf => (true, self.watch.arm(self.half)),
-                HalfKind::SendHalf => (self.watch.fill(), ReadinessSocket::arm_room(self.half)),
+                HalfKind::Receive => (true, self.watch.arm(self.half)),
+                HalfKind::Send => (self.watch.fill(), ReadinessSocket::arm_room(self.half)),
             };
             if let Some(done) = act(self.half)? {
                 // The socket was filled although there is room: the daemon empties it, now or at its next
                 // look.
-                if H::KIND == HalfKind::SendHalf && self.half.nudge() {
+                if H::KIND == HalfKind::Send && self.half.nudge() {
                     self.shared.wake()?;
                 }
                 return Ok(Some(done));
@@ -239,9 +239,9 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             }
             let is_there = match H::KIND {
                 // The descriptor stays readable until the slab has arrived.
-                HalfKind::ReceiveHalf if self.half.awaits_slab() => true,
-                HalfKind::ReceiveHalf => self.watch.empty(),
-                HalfKind::SendHalf => is_there,
+                HalfKind::Receive if self.half.awaits_slab() => true,
+                HalfKind::Receive => self.watch.empty(),
+                HalfKind::Send => is_there,
             };
             if is_there {
                 return Ok(None);
@@ -263,8 +263,8 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             let mut found = Ok(None);
             let fd = self.watch.descriptor();
             let flags = match H::KIND {
-                HalfKind::ReceiveHalf => PollFlags::IN,
-                HalfKind::SendHalf => PollFlags::OUT,
+                HalfKind::Receive => PollFlags::IN,
+                HalfKind::Send => PollFlags::OUT,
             };
             let mut fds = [PollFd::new(&fd, flags)];
             let mut at = |phase| {

@@ -26,15 +26,15 @@ fn narrow() -> RingConfig {
 /// Runs only in the processes that the tests below start.
 #[test]
 fn child_process_entry() {
-    let mut cast = ActorRegistry::new();
-    cast.register("idle", |part| Ok(Box::new(IdleEndActor::new(part)?)));
-    cast.register("reads", |part| {
+    let mut actors = ActorRegistry::new();
+    actors.register("idle", |part| Ok(Box::new(IdleEndActor::new(part)?)));
+    actors.register("reads", |part| {
         Ok(Box::new(ReaderActor(Some(fabric_of(part)))))
     });
-    cast.register("echo", |part| {
+    actors.register("echo", |part| {
         Ok(Box::new(EchoActor(Some(fabric_of(part)))))
     });
-    child_entry_in_test(&cast, no_device_opener());
+    child_entry_in_test(&actors, no_device_opener());
 }
 
 fn fabric_of(part: &ActorInit) -> PathBuf {
@@ -142,10 +142,10 @@ fn start_other_process(part: &str, sends: bool) -> KillSetup {
     let listener = Listener::bind(&Registry::open_at(&path).expect("a fabric"), "meet");
     let mut args = vec![sends.into()];
     args.extend(path.to_string_lossy().as_bytes());
-    let play = Scenario::of([ActorSpec::new("peer", part).with_args(args)]);
+    let scenario = Scenario::of([ActorSpec::new("peer", part).with_args(args)]);
     let world = Processes::of_this_test("two_processes::child_process_entry");
     KillSetup {
-        running: world.start(&play).expect("starts"),
+        running: world.start(&scenario).expect("starts"),
         listener: listener.expect("listens"),
         path,
         _fabric: fabric,

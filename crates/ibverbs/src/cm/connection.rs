@@ -286,11 +286,11 @@ impl Connection {
     }
 
     fn take(&mut self, heard: &CmEventInfo) -> Result<NextAction, CmError> {
-        let (phase, deed) = phase::next(self.phase, heard.event, heard.status, &heard.said)?;
+        let (phase, next_action) = phase::next(self.phase, heard.event, heard.status, &heard.said)?;
         tracing::debug!(event = heard.event, status = heard.status, ?phase, "heard");
         self.phase = phase;
         self.stands |= phase == Phase::Up;
-        Ok(deed)
+        Ok(next_action)
     }
 
     /// Moves a queue pair from INIT to RTS as the connection manager says.

@@ -177,9 +177,9 @@ mod tests {
         ) {
             let mut phase = Phase::Address;
             for (event, status) in small.into_iter().chain(events) {
-                let Ok((to, deed)) = next(phase, event, status, b"") else { break };
+                let Ok((to, next_action)) = next(phase, event, status, b"") else { break };
                 prop_assert_ne!(to, Phase::Up);
-                prop_assert_ne!(deed, NextAction::StepUp);
+                prop_assert_ne!(next_action, NextAction::StepUp);
                 phase = to;
             }
         }

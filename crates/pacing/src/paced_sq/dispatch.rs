@@ -45,7 +45,7 @@ impl PacedSq {
         }
         if !self.row.is_empty() {
             let now = self.gauge.now();
-            if self.limits_flight || now >= self.purse.due() {
+            if self.limits_flight || now >= self.bucket.due() {
                 self.pump(now);
             }
         }
@@ -521,7 +521,7 @@ impl PacedSq {
         let first = first.and_then(|pair| pair.as_ref()?.queue.as_ref());
         if let Some(len) = first.and_then(|queue| queue.next_len(self.cut)) {
             let now = self.gauge.now();
-            self.purse.borrow(self.cost(len));
+            self.bucket.borrow(self.cost(len));
             self.pump(now);
         }
     }

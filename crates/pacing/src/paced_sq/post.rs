@@ -37,19 +37,19 @@ impl PacedSq {
             now.get(&self.gauge);
         }
         let cost = len + self.overhead;
-        if !self.purse.pay(cost) {
+        if !self.bucket.pay(cost) {
             let at = now.get(&self.gauge);
-            if !self.purse.pay_anew(cost, &self.member, &self.config, at) {
+            if !self.bucket.pay_anew(cost, &self.member, &self.config, at) {
                 return None;
             }
-            self.is_plain = !self.purse.is_limited(self.line_rate);
+            self.is_plain = !self.bucket.is_limited(self.line_rate);
         }
         let number = u64::from(sending.generation) << 32 | u64::from(slot);
         let posted = sending
             .inner
             .post_send_with_wr_id(number, std::slice::from_ref(wr));
         if posted.is_err() {
-            self.purse.give_back(cost);
+            self.bucket.give_back(cost);
             return Some(posted);
         }
         let doorbell = now.known().map_or(0, Instant::nanos);
@@ -92,7 +92,7 @@ impl PacedSq {
         if is_full || !self.broken.is_empty() || self.posts_unpolled >= UNPOLLED_MAX {
             self.posts_unpolled = 0;
             self.progress(now);
-        } else if self.limits_flight || now >= self.purse.due() {
+        } else if self.limits_flight || now >= self.bucket.due() {
             self.pump(now);
         }
     }
@@ -257,7 +257,7 @@ impl PacedSq {
         let cost = self.cost(len);
         match self.limits_flight {
             true => self.gauge.gone(cost),
-            false => self.purse.give_back(cost),
+            false => self.bucket.give_back(cost),
         }
     }
 
@@ -276,16 +276,16 @@ impl PacedSq {
         if self.limits_flight {
             return self.gauge.admits(cost, &self.member);
         }
-        if self.purse.pay(cost) {
+        if self.bucket.pay(cost) {
             return true;
         }
         let now = now.get(&self.gauge);
-        self.purse.pay_anew(cost, &self.member, &self.config, now)
+        self.bucket.pay_anew(cost, &self.member, &self.config, now)
     }
 
     /// Whether requests wait, or would if there were more.
     fn is_limited(&self) -> bool {
-        self.waits() || self.purse.is_limited(self.line_rate)
+        self.waits() || self.bucket.is_limited(self.line_rate)
     }
 }
 

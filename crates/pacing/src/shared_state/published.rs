@@ -1,11 +1,11 @@
-//! What those who pace an RNIC say of it to observers: its name, and the constants that its thresholds are made from.
+//! What processes that pace an RNIC publish for observers: its name, and the constants of its thresholds.
 
 use headworks_shm::primitive::Ordering;
 
 use super::{FIRST_ROW, NAME, SAID, SharedPacing};
 use crate::config::PacingConfig;
 
-/// The constants that are said, in the order of their words: the first is never zero.
+/// The published constants, in the order of their words. The first is never zero.
 const KEYS: [&str; 6] = [
     "line_rate_gbps",
     "min_rate_gbps",
@@ -16,17 +16,17 @@ const KEYS: [&str; 6] = [
 ];
 const _: () = assert!(SAID + 8 * KEYS.len() <= NAME);
 
-/// Longest name of an RNIC, in bytes; more is cut off.
+/// Longest name of an RNIC, in bytes; a longer name is truncated.
 const NAME_BYTES_MAX: usize = FIRST_ROW - NAME;
 
 impl SharedPacing {
-    /// Says what the RNIC is called and what it is paced by. Of several who pace it by other constants, observers see
-    /// those of the last.
+    /// Publishes the RNIC's name and constants. If processes pace it with different constants, observers see
+    /// those of the last one.
     pub fn say(&self, rnic: &str, config: &PacingConfig) {
         for (index, key) in KEYS.iter().enumerate().rev() {
             let value = config.value(key).unwrap_or_default();
             let word = self.word(SAID + 8 * index);
-            // The first comes last: whoever finds it finds the others.
+            // The first constant is stored last: a reader that finds it finds the others.
             word.store(value.to_bits(), Ordering::Release);
         }
         let mut bytes = [0; NAME_BYTES_MAX];
@@ -40,19 +40,20 @@ impl SharedPacing {
         }
     }
 
-    /// The constants that were said last, the others at their defaults; `None` where none were, or none that can be.
+    /// Reads the published constants, with the others at their defaults. `None` if none are published, or if
+    /// they are not legal.
     pub fn said(&self) -> Option<PacingConfig> {
         let mut config = PacingConfig::default();
         for (index, key) in KEYS.iter().enumerate() {
-            // Pairs with the Release in `say`, as every load here.
+            // Pairs with the Release in `say`; so does every load here.
             let word = self.word(SAID + 8 * index).load(Ordering::Acquire);
-            // The shortest digits that mean this number: `set` looks at its range.
+            // Display gives the shortest digits that mean this number, and `set` checks its range.
             config.set(key, &f64::from_bits(word).to_string()).ok()?;
         }
         config.check().is_ok().then_some(config)
     }
 
-    /// What the RNIC is called; `None` where nobody said it, or what is there is no name.
+    /// Reads the RNIC's name. `None` if none is published, or if the bytes are no name.
     pub fn rnic(&self) -> Option<String> {
         let mut bytes = Vec::with_capacity(NAME_BYTES_MAX);
         for at in (NAME..FIRST_ROW).step_by(8) {
@@ -101,7 +102,7 @@ mod tests {
         share.say("soft:h1", &config);
         assert_eq!(share.said(), Some(config.clone()));
         assert_eq!(share.rnic().as_deref(), Some("soft:h1"));
-        // Another's words leave nothing of a longer name.
+        // A shorter name leaves no bytes of a longer one.
         share.say("ibv", &config);
         assert_eq!(share.rnic().as_deref(), Some("ibv"));
         share.say(&"x".repeat(100), &config);

@@ -1,15 +1,16 @@
-//! What is owed to the shared clock and will not be paid.
+//! Takes back time on the shared clock that dead processes reserved.
 
 use super::*;
 
-/// What is booked ahead of time beside a message, with a good deal to spare.
+/// Covers what is booked ahead of time in addition to a message, with a wide margin.
 const SLACK: Duration = Duration::from_millis(1_000);
 
 impl SharedPacing {
-    /// Takes back what processes that are dead by now moved the clock ahead, or what nobody can have moved it: further
-    /// than the longest message takes at the lowest rate. Slow: it asks the system.
+    /// Takes back the last move of the clock if a process that is dead by now made it, or if no process can
+    /// have made it: the clock is further ahead than the longest message takes at the lowest rate. Returns
+    /// whether the clock was moved back. Slow, because it makes system calls.
     pub fn forgive(&self, config: &PacingConfig, now: Instant) -> bool {
-        // First: a row of garbage may say the same as the clock.
+        // This check goes first, because a row of garbage may match a garbage clock.
         self.forgive_nonsense(config, now) || self.forgive_dead(now)
     }
 
@@ -32,7 +33,7 @@ impl SharedPacing {
             if to == 0 || to != self.clock.load(Ordering::Relaxed) {
                 continue;
             }
-            // One that left keeps what it owed: it has posted it.
+            // A member that left without dying keeps what it reserved: it has posted its requests.
             if claim != 0
                 && self
                     .owner(row, claim)

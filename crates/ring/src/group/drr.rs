@@ -155,20 +155,20 @@ mod tests {
     use proptest::prelude::*;
 
     /// Serves what is in `waiting`, up to `most` messages. Returns the rings in the order served.
-    fn serve(rota: &mut DeficitRoundRobin, waiting: &mut [u32], most: usize) -> Vec<u32> {
+    fn serve(drr: &mut DeficitRoundRobin, waiting: &mut [u32], most: usize) -> Vec<u32> {
         let mut order = Vec::new();
         while order.len() < most {
-            let Some(ring) = rota.current() else {
-                if !rota.begin() {
+            let Some(ring) = drr.current() else {
+                if !drr.begin() {
                     break;
                 }
                 continue;
             };
             match &mut waiting[ring as usize] {
-                0 => rota.exhausted(),
+                0 => drr.exhausted(),
                 left => {
                     *left -= 1;
-                    rota.served();
+                    drr.served();
                     order.push(ring);
                 }
             }
@@ -178,49 +178,49 @@ mod tests {
 
     #[test]
     fn turns_are_of_a_quantum_and_go_round() {
-        let mut rota = DeficitRoundRobin::new(2);
+        let mut drr = DeficitRoundRobin::new(2);
         for ring in [5, 1, 5] {
-            rota.call(ring);
+            drr.call(ring);
         }
         let mut waiting = [0, 3, 0, 0, 0, 5];
-        let order = serve(&mut rota, &mut waiting, 100);
+        let order = serve(&mut drr, &mut waiting, 100);
         assert_eq!(order, [5, 5, 1, 1, 5, 5, 1, 5]);
-        assert!(!rota.is_waited_for());
+        assert!(!drr.is_waited_for());
     }
 
     #[test]
     fn who_is_forgotten_has_no_turn_and_may_come_back() {
-        let mut rota = DeficitRoundRobin::new(2);
-        rota.call(0);
-        rota.call(1);
-        assert_eq!(serve(&mut rota, &mut [9, 9], 1), [0]);
-        rota.forget(0);
-        assert_eq!(serve(&mut rota, &mut [9, 3], 100), [1, 1, 1]);
-        rota.call(0);
-        assert_eq!(serve(&mut rota, &mut [1, 0], 100), [0]);
+        let mut drr = DeficitRoundRobin::new(2);
+        drr.call(0);
+        drr.call(1);
+        assert_eq!(serve(&mut drr, &mut [9, 9], 1), [0]);
+        drr.forget(0);
+        assert_eq!(serve(&mut drr, &mut [9, 3], 100), [1, 1, 1]);
+        drr.call(0);
+        assert_eq!(serve(&mut drr, &mut [1, 0], 100), [0]);
     }
 
     #[test]
     fn what_cost_too_much_is_taken_off_the_next_turns() {
-        let mut rota = DeficitRoundRobin::new(10);
-        rota.call(0);
-        rota.call(1);
+        let mut drr = DeficitRoundRobin::new(10);
+        drr.call(0);
+        drr.call(1);
         // Ring 0 costs 35 a turn, ring 1 costs 5: over time both spend the same.
         let mut spent = [0, 0];
         for _ in 0..1000 {
-            while rota.current().is_none() {
-                assert!(rota.begin());
+            while drr.current().is_none() {
+                assert!(drr.begin());
             }
-            let ring = rota.current().unwrap();
+            let ring = drr.current().unwrap();
             let cost = [35, 5][ring as usize];
-            rota.spent(cost);
+            drr.spent(cost);
             spent[ring as usize] += cost;
             assert!(spent[0].abs_diff(spent[1]) <= 45, "{spent:?}");
         }
         // Alone, a ring has every turn.
-        rota.forget(1);
-        rota.spent(35);
-        assert!(rota.begin() && rota.current() == Some(0));
+        drr.forget(1);
+        drr.spent(35);
+        assert!(drr.begin() && drr.current() == Some(0));
     }
 
     proptest! {
@@ -230,11 +230,11 @@ mod tests {
             quantum in 1u32..5,
             waiting in proptest::collection::vec(0u32..40, 1..12),
         ) {
-            let mut rota = DeficitRoundRobin::new(quantum);
+            let mut drr = DeficitRoundRobin::new(quantum);
             for ring in 0..waiting.len() {
-                rota.call(ring as u32);
+                drr.call(ring as u32);
             }
-            let order = serve(&mut rota, &mut waiting.clone(), usize::MAX);
+            let order = serve(&mut drr, &mut waiting.clone(), usize::MAX);
             let total: u32 = waiting.iter().sum();
             prop_assert_eq!(order.len(), total as usize);
             for (ring, all) in waiting.iter().enumerate() {

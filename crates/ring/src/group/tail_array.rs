@@ -95,8 +95,8 @@ impl TailWordClaim {
         self.next_start = self.start.wrapping_add(published);
     }
 
-    pub(super) fn is_of(&self, board: &TailArray) -> bool {
-        Arc::ptr_eq(&self.free, &board.free)
+    pub(super) fn is_of(&self, tail_array: &TailArray) -> bool {
+        Arc::ptr_eq(&self.free, &tail_array.free)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A ring whose other end is in a process of its own: how the two meet.
+//! Connects a ring whose other end is in a process of its own.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use headworks_softnic::SoftProvider;
 use headworks_verbs::bringup::{ConnectionParams, Hello};
 use headworks_verbs::{BringUp, Device, Provider, QueuePair};
 
-/// The role of the other process, and the test that it runs.
+/// Name of the other process's actor, and the test that its process runs.
 pub(crate) const PEER: &str = "peer";
 pub(crate) const ENTRY: &str = "child_process_entry";
 
@@ -67,7 +67,7 @@ impl Setup {
     }
 }
 
-/// The other process's end while it comes up, by mail.
+/// The other process's end while it is being connected, by mail.
 pub(crate) struct ConnectingEnd {
     up: BringUp,
     setup: Setup,
@@ -82,7 +82,7 @@ impl ConnectingEnd {
         Ok(Self { up, setup, greeted })
     }
 
-    /// Whether it is up.
+    /// Exchanges bring-up messages. Returns whether the end is connected.
     pub(crate) fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         if !std::mem::replace(&mut self.greeted, true) {
             cx.report(&self.up.output())?;
@@ -97,7 +97,7 @@ impl ConnectingEnd {
         Ok(self.up.is_connected())
     }
 
-    /// What came of it, once it is up.
+    /// Completes the setup and reports it. The end must be connected.
     pub(crate) fn finish(self, cx: &mut ActorContext<'_>) -> Result<End, ActorError> {
         let hello = self.up.peer().ok_or("no peer")?;
         let end = self.setup.finish(hello)?;
@@ -106,7 +106,7 @@ impl ConnectingEnd {
     }
 }
 
-/// Starts the other process with a part called `part`, and brings up our end.
+/// Starts the other process with the actor `part`, and connects our end.
 pub(crate) fn meet(
     part: &str,
     args: impl Into<Vec<u8>>,
@@ -119,15 +119,15 @@ pub(crate) fn meet(
     (running, setup.finish(&peer).unwrap())
 }
 
-/// Starts the other process with a part called `part`, and brings up our queue pair. What the other said.
+/// Starts the other process with the actor `part`, and connects our queue pair. Returns the peer's hello.
 pub(crate) fn introduce(
     part: &str,
     args: impl Into<Vec<u8>>,
     device: &Arc<dyn Device>,
     (qp, tuning, greeting): (&mut dyn QueuePair, ConnectionParams, Vec<u8>),
 ) -> (Box<dyn RunningScenario>, Hello) {
-    let play = Scenario::of([ActorSpec::new(PEER, part).with_args(args.into())]);
-    let mut running = Processes::of_this_test(ENTRY).start(&play).unwrap();
+    let scenario = Scenario::of([ActorSpec::new(PEER, part).with_args(args.into())]);
+    let mut running = Processes::of_this_test(ENTRY).start(&scenario).unwrap();
     let mut up = BringUp::start(device.info(), qp, tuning, 1, greeting).unwrap();
     running.send(PEER, &up.output()).unwrap();
     loop {
@@ -143,7 +143,7 @@ pub(crate) fn introduce(
     }
 }
 
-/// What the other process says next.
+/// Waits for the other process's next report.
 pub(crate) fn report(running: &mut dyn RunningScenario) -> Vec<u8> {
     match running.poll(headworks_verbs::Duration::from_millis(60_000)) {
         Some(ScenarioEvent::Report { bytes, .. }) => bytes,

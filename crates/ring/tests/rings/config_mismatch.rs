@@ -1,11 +1,11 @@
-//! Ends that do not fit each other are refused with one clear line.
+//! Ends with different configurations are refused with one clear line.
 
 use headworks_ring::{Framing, Mode, RingConfig, SenderSetup, SetupError};
 use proptest::prelude::*;
 
 use crate::pair::{Hosts, case_count, config, flush, poll_expr};
 
-/// What each end says of the other.
+/// Returns the error that each end reports about the other.
 fn refusals(sending: &RingConfig, receiving: &RingConfig) -> [String; 2] {
     let hosts = Hosts::new();
     let (tx, rx) = crate::pair::connect(&hosts.left, sending, &hosts.right, receiving).unwrap();
@@ -40,7 +40,7 @@ fn the_key_and_both_values_are_named() {
     let longer = config(8, Framing::Fixed(33), Mode::Poll);
     check(&longer, "message length", 32, 33);
     let latency = config(8, Framing::Fixed(32), Mode::Latency);
-    // Where nothing can be polled neither end polls for a lap.
+    // On devices where cursors cannot be polled, neither end uses latency mode.
     if Hosts::new().can_poll() {
         check(&latency, "latency mode", 0, 1);
     }
@@ -105,7 +105,7 @@ proptest! {
         let greeting = noise.unwrap_or(greeting);
         let setup = SenderSetup::new(&hosts.left, &config).unwrap();
         if let Ok(mut tx) = setup.finish(&greeting) {
-            // Never brought up: whatever happens is an error or waiting, not a panic.
+            // Never connected: calls return an error or `Full`, but do not panic.
             for _ in 0..20 {
                 let _ = tx.try_send(&[0; 32]);
                 let _ = tx.step();

@@ -1,4 +1,4 @@
-//! The other end goes: the one that stays says so soon, and loses nothing that was published.
+//! One end is dropped. The other reports that soon, and loses nothing that was published.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::pair::{
     poll_until, quiet, stepped,
 };
 
-/// Those of whose end [`quiet`] can tell.
+/// The modes in which [`quiet`] can tell when all messages have arrived.
 fn modes() -> &'static [Mode] {
     match is_slow_device() {
         true => &[Mode::Poll, Mode::Notify],
@@ -19,7 +19,7 @@ fn modes() -> &'static [Mode] {
     }
 }
 
-/// A ring between two devices of which either can be dropped, and the completions of its sender.
+/// Connects a ring between two devices, either of which can be dropped. Also counts the sender's completions.
 fn ring(hosts: &mut Hosts, mode: Mode, framing: Framing) -> (Sender, Receiver, Arc<Counting>) {
     let config = config(16, framing, mode);
     let (left, counting) = Counting::around(&hosts.left);
@@ -67,7 +67,7 @@ fn the_sender_learns_that_the_receiver_went() {
     }
 }
 
-/// The receiver reads everything that was published, then learns that the sender went.
+/// The receiver reads everything that was published, and then learns that the sender is gone.
 fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
     let mut hosts = Hosts::new();
     let (mut tx, mut rx, counting) = ring(&mut hosts, mode, framing);
@@ -94,7 +94,7 @@ fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
     let published = before + after;
     drop(tx);
     hosts.left = hosts.right.clone();
-    // Once the head that is pushed meanwhile has failed, what is left comes all the same.
+    // The head pushed meanwhile fails; the remaining messages must arrive all the same.
     let pushed = rx.stats().head_writes;
     for _ in 0..after.min(6) {
         assert!(holds(read, &poll_expr!(rx.try_recv().unwrap())));
@@ -103,11 +103,11 @@ fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
     if rx.stats().head_writes == pushed {
         assert!(after < 6, "γ is 4");
     } else if !is_slow_device() {
-        // Not every device tells of a request that failed otherwise than by its completion.
+        // On slow devices only the completion may report a failed request.
         until(|| hosts.right.next_async_event());
     }
-    // A head pushed to nobody fails, as γ slots are read (an idle queue pair learns nothing of a
-    // destroyed peer on any device: the exchange stream's end tells); what was published stays readable.
+    // The head pushed after γ slots fails, as the peer is gone. On any device, an idle queue pair learns nothing
+    // of a destroyed peer; there the end of the exchange stream reports it. Published messages stay readable.
     let error = until(|| {
         if let Err(error) = rx.step() {
             return Some(error);

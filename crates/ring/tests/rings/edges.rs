@@ -1,4 +1,4 @@
-//! The edges of every limit, one by one.
+//! The boundary cases of every limit, one by one.
 
 use headworks_ring::{Framing, Group, LengthError, Mode, Receiver, RingConfig, SendError, Sender};
 
@@ -10,21 +10,21 @@ use crate::pair::{
 
 const MODES: [Mode; 3] = [Mode::Poll, Mode::Latency, Mode::Notify];
 
-/// A ring that says in every assertion which one it is.
+/// A ring whose assertions name its configuration.
 struct Ring {
     case: String,
     tx: Sender,
     rx: Receiver,
 }
 
-/// Compares; the ring names its case.
+/// Asserts equality, with the ring's configuration in the message.
 macro_rules! same {
     ($ring:expr, $found:expr, $expected:expr) => {
         assert_eq!($found, $expected, "{}", $ring.case)
     };
 }
 
-/// Sends a message. With an error behind it: the message is refused with that.
+/// Sends a message. If an error is given, asserts that the message is refused with it.
 macro_rules! send {
     ($ring:expr, $message:expr) => {
         same!($ring, $ring.tx.try_send(&$message), Ok(()))
@@ -34,7 +34,7 @@ macro_rules! send {
     };
 }
 
-/// Waits for a message and compares it. Without one: there is nothing to receive.
+/// Waits for a message and compares it. If none is given, asserts that none is available.
 macro_rules! recv {
     ($ring:expr) => {
         same!($ring, $ring.rx.try_recv().unwrap().as_deref(), None)
@@ -51,7 +51,7 @@ impl Ring {
         Self { case, tx, rx }
     }
 
-    /// Sends a message of each length and receives it before the next, by `try_*` alone.
+    /// Sends a message of each length and receives it before the next, with `try_*` calls only.
     fn pass(&mut self, lengths: impl IntoIterator<Item = usize>) {
         for len in lengths {
             let mut message = vec![0; len];
@@ -176,7 +176,7 @@ fn full_means_the_message_refused_only_until_another_is_sent() {
             send!(ring, [5; 16]);
         }
         same!(ring, ring.tx.is_full(), false);
-        // The message that is refused has no room; a shorter one takes a slot that is free.
+        // The long message has no room; a shorter one takes a slot that is still free.
         send!(ring, vec![6; longest], SendError::Full);
         same!(ring, ring.tx.is_full(), true);
         send!(ring, [7; 16]);
@@ -212,7 +212,7 @@ fn a_message_is_released_by_its_own_receiver_only() {
 
 #[test]
 fn latency_mode_passes_the_longest_after_the_shortest() {
-    // One short message leaves a completion open; the long one after it needs all the room.
+    // A short message leaves a completion outstanding. The long one after it needs all the room.
     let hosts = Hosts::new();
     let mode = Mode::Latency;
     for slots in [4u32, 8, 16, 33] {
@@ -222,7 +222,7 @@ fn latency_mode_passes_the_longest_after_the_shortest() {
     }
 }
 
-/// Slots of a ring that is four times as large as the send queue.
+/// Returns a slot count of four times the send queue's depth, which is limited on slow devices.
 fn larger(hosts: &mut Hosts) -> u32 {
     let depth = match is_slow_device() {
         true => 256,
@@ -254,7 +254,7 @@ fn rings_larger_than_the_send_queue() {
         let mut ring = Ring::new(&hosts, &config);
         for _ in 0..2 {
             while ring.tx.try_send(&[3; 8]).is_ok() {}
-            // All but what the receiver has not told of yet.
+            // All messages except those whose release the receiver has yet to announce.
             for _ in 0..slots / 4 * 3 - 1 {
                 recv!(ring, [3; 8]);
             }
@@ -263,7 +263,7 @@ fn rings_larger_than_the_send_queue() {
     }
 }
 
-/// Publications one by one, then groups up to the end: of all these requests some must be signalled.
+/// Publishes one by one, then transmits groups up to the end: some of these requests must be signalled.
 #[test]
 fn a_send_queue_smaller_than_the_ring_is_never_stuck() {
     let mut hosts = Hosts::new();
@@ -282,7 +282,7 @@ fn a_send_queue_smaller_than_the_ring_is_never_stuck() {
         }
         while ring.tx.try_send(&[1; 8]).is_ok() {}
         let Ring { tx, rx, .. } = &mut ring;
-        // Held back for ever, or not.
+        // A stuck sender would never publish the rest.
         poll_until(|| {
             tx.step().unwrap();
             (tx.published() == tx.sent()).then_some(())
@@ -296,7 +296,7 @@ fn a_send_queue_smaller_than_the_ring_is_never_stuck() {
 
 #[test]
 fn rings_that_cross_do_not_stop_each_other() {
-    // Both sides fill their ring, read half, and wait for room while releasing nothing more.
+    // Both sides fill their ring, read most of the other's, and then wait for room without receiving.
     for mode in MODES {
         let hosts = Hosts::new();
         let config = RingConfig {
@@ -328,7 +328,7 @@ fn rings_that_cross_do_not_stop_each_other() {
         println!("{mode:?}");
         poll_until_within(10, || {
             for ((group, tx, _), waiting) in sides.iter_mut().zip(&mut waiting) {
-                // Whoever waits for room receives nothing meanwhile.
+                // A side that waits for room receives nothing meanwhile.
                 let sender = group.sender(*tx).unwrap();
                 *waiting = *waiting && sender.try_send(&[2; 600]).is_err();
                 while !*waiting && group.try_recv().unwrap().is_some() {}

@@ -1,16 +1,16 @@
-//! The worked example of RB² (section IV-B, Figure 4): N 8, α 4, β 2, γ 2. One message is written, two
-//! are read, two are written, and after each call all seven pointers are what the paper says.
+//! The worked example of RB² (section IV-B, Figure 4) with N = 8, α = 4, β = 2, γ = 2. One message is written,
+//! two are read, two are written. After each call all seven pointers must be as the paper says.
 //!
-//! The paper's text gives no absolute positions. From an empty ring its thresholds leave one state in
-//! which the example can begin, up to whole groups of α: five slots written and one read.
+//! The paper's text gives no absolute positions. From an empty ring, its thresholds leave only one state in
+//! which the example can begin, apart from whole groups of α: five slots written and one read.
 //!
 //! Where the paper's Algorithm 1 and its text differ, the example decides:
 //!
-//! - Line 2 prints `(tail + 1) % N = local_tail` for a full ring. The sender has no local_tail; section
-//!   III-B defines full by the head, so it is `local_head`.
-//! - Line 13 prints `tail − esc_tail > β`, behind line 5, which has advanced the tail. The text counts
+//! - Line 2 prints `(tail + 1) % N = local_tail` for a full ring. The sender has no local_tail, and section
+//!   III-B defines full by the head, so it must be `local_head`.
+//! - Line 13 prints `tail − esc_tail > β`, after line 5 has advanced the tail. The text counts
 //!   `(tail − esc_tail + 1)` before that and transmits when it reaches β. Step (a) → (b) transmits two
-//!   slots with β 2, so it is `>= β`.
+//!   slots with β = 2, so it must be `>= β`.
 //! - The text on pointer advancement prints `tail − synced_tail ≥ β`; line 6 has α.
 
 use std::sync::Arc;
@@ -39,9 +39,9 @@ struct Pointers {
 
 /// Both ends of a ring.
 trait Ends {
-    /// WRITEMSG. Says whether there was room.
+    /// Runs WRITEMSG. Returns whether there was room.
     fn write(&mut self) -> bool;
-    /// READMSG. Says whether there was a message.
+    /// Runs READMSG. Returns whether there was a message.
     fn read(&mut self) -> bool;
     fn pointers(&self) -> Pointers;
 }
@@ -55,13 +55,13 @@ fn ring() -> RingConfig {
     }
 }
 
-/// The decisions alone. A WRITE is done, and completes, when it is posted.
+/// The policies alone. A WRITE is executed, and completes, when it is posted.
 struct Decisions {
     ring: CheckedConfig,
     start: u64,
     policy: SendPolicy,
     drain: ReceivePolicy,
-    /// The word that the receiver writes, and the one that the sender writes.
+    /// The word that the receiver writes, and below it the one that the sender writes.
     local_head: u64,
     local_tail: u64,
 }
@@ -136,8 +136,8 @@ impl Ends for Decisions {
     }
 }
 
-/// What an end has written: slots, ever, and the cursor of the last WRITE of a word. The software RNIC
-/// has placed both when the call that posts them returns.
+/// Slots that an end has written so far, and the cursor in its last WRITE of a word. The software RNIC has
+/// placed both when the call that posts them returns.
 #[derive(Default)]
 struct Written {
     slots: AtomicU64,
@@ -161,7 +161,7 @@ impl Interposer for Written {
     }
 }
 
-/// A ring on two soft hosts, and what either end wrote.
+/// A ring on two soft hosts, and the WRITEs of both ends.
 struct Pair {
     tx: Sender,
     rx: Receiver,
@@ -229,8 +229,8 @@ impl Ends for Pair {
     }
 }
 
-/// Passes `groups` groups of four messages, then plays the example.
-fn play(ends: &mut impl Ends, groups: u64) {
+/// Passes `groups` groups of four messages, then runs the example.
+fn scenario(ends: &mut impl Ends, groups: u64) {
     let before = 4 * groups;
     for _ in 0..groups {
         assert!((0..4).all(|_| ends.write()), "{groups} groups");
@@ -261,23 +261,23 @@ fn play(ends: &mut impl Ends, groups: u64) {
     //                  tail, synced, esc, local_head   head, synced, local_tail
     pointers!("(a)", [5, 4, 4, 0], [1, 0, 4]);
 
-    // Slot transmission: two slots go ahead of the tail.
+    // Slot transmission: two slots are transmitted ahead of the tail.
     assert!(ends.write());
     pointers!("(b)", [6, 4, 6, 0], [1, 0, 4]);
 
-    // Lazy push: the first read pushes the head, the second one only advances it.
+    // Lazy push: the first read pushes the head, the second only advances it.
     assert!(ends.read());
     pointers!("(b) to (c)", [6, 4, 6, 2], [2, 2, 4]);
     assert!(ends.read());
     pointers!("(c)", [6, 4, 6, 2], [3, 2, 4]);
 
-    // Pointer advancement: two more slots and the tail, which moves by four for the receiver.
+    // Pointer advancement: two more slots, and the tail, which advances by four for the receiver.
     assert!(ends.write());
     pointers!("(c) to (d)", [7, 4, 6, 2], [3, 2, 4]);
     assert!(ends.write());
     pointers!("(d)", [8, 8, 8, 2], [3, 2, 8]);
 
-    // Full by local_head, though the receiver has read a slot more.
+    // Full according to local_head, although the receiver has read one more slot.
     assert!(ends.write());
     pointers!("after (d)", [9, 8, 8, 2], [3, 2, 8]);
     assert!(
@@ -288,10 +288,10 @@ fn play(ends: &mut impl Ends, groups: u64) {
 
 #[test]
 fn the_decisions_keep_the_pointers_of_figure_4() {
-    // The last start has all pointers wrap with u64 within the example.
+    // From the last start, all pointers wrap at 2⁶⁴ within the example.
     for start in [0, 8, 8 * 1000, u64::MAX - 7] {
         for groups in 0..4 {
-            play(&mut Decisions::at(start), groups);
+            scenario(&mut Decisions::at(start), groups);
         }
     }
 }
@@ -299,6 +299,6 @@ fn the_decisions_keep_the_pointers_of_figure_4() {
 #[test]
 fn a_pair_on_soft_hosts_keeps_the_pointers_of_figure_4() {
     for groups in 0..4 {
-        play(&mut Pair::new(), groups);
+        scenario(&mut Pair::new(), groups);
     }
 }

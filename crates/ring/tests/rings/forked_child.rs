@@ -1,4 +1,4 @@
-//! After a fork the ends are the parent's: a child's calls are refused, and touch nothing.
+//! After a fork the ends belong to the parent. A child's calls are refused and change nothing.
 
 #![allow(unsafe_code, reason = "forks")]
 
@@ -7,16 +7,16 @@ use headworks_ring::{Framing, Group, Mode, RingConfig, RingError, SendError, Sen
 use crate::group::{group, join};
 use crate::pair::{Hosts, config, fill, flush, holds, poll_expr, stepped};
 
-/// Runs `f` in a forked child; what it says, from 0 to 255.
+/// Runs `f` in a forked child and returns its result, from 0 to 255.
 fn in_child(f: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child only runs `f`, which calls the ring, and ends at once.
+    // SAFETY: the child only runs `f`, which calls the ring, and then exits at once.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: `_exit` ends the child without running any of the parent's exit handlers.
         0 => unsafe { libc::_exit(f()) },
         pid => {
             let mut status = 0;
-            // SAFETY: our own child and a valid place for its status.
+            // SAFETY: `pid` is our own child and `status` is a valid place for its status.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             assert!(libc::WIFEXITED(status), "the child was killed");
             libc::WEXITSTATUS(status)
@@ -31,7 +31,7 @@ fn a_childs_messages_are_refused_and_the_parents_are_unharmed() {
             let hosts = Hosts::new();
             let (mut tx, mut rx) = hosts.ring(&config(16, framing, mode));
             let mut message = [0; 56];
-            // The first of a batch takes the long way, those behind it the short one: both are tried.
+            // The first message of a batch takes the long path, those after it the short one. Both are tested.
             for number in 0..6 {
                 let refused = in_child(|| {
                     let sent =
@@ -52,7 +52,7 @@ fn a_childs_messages_are_refused_and_the_parents_are_unharmed() {
                 let got = poll_expr!(rx.try_recv().unwrap());
                 assert!(holds(number, &got), "{mode:?} {framing:?} message {number}");
                 drop(got);
-                // The next one is there: a child may not take it either.
+                // The next message has arrived. A child may not take it either.
                 assert_eq!(in_child(|| i32::from(rx.try_recv().is_err())), 1);
             }
         }
@@ -73,10 +73,10 @@ fn a_childs_group_says_that_it_is_the_parents() {
             tx.try_send(&message).unwrap();
         }
         flush(&mut tx);
-        // Before the group has looked, in the middle of a turn, and when all is read.
+        // Before the group has polled, in the middle of a turn, and when everything is read.
         for number in 0..4 {
             let refused = in_child(|| {
-                // Every time, not once for each ring.
+                // Refused at every call, not once per ring.
                 let received = (0..5).all(|_| {
                     group.try_recv().map(drop).map_err(|broken| broken.error)
                         == Err(RingError::Forked)
@@ -98,7 +98,7 @@ fn a_childs_group_says_that_it_is_the_parents() {
         idle.try_send(&message).unwrap();
         flush(&mut idle);
         poll_expr!(group.try_recv().unwrap());
-        // Where it only sends it is the same.
+        // A group that only sends refuses too.
         let mut group = Group::default();
         group.add_sender(tx);
         let stepped = in_child(|| {
@@ -131,7 +131,7 @@ fn a_childs_group_without_rings_is_the_parents_too() {
     }
 }
 
-/// Rings whose every message is sent at once, and its head told of at once.
+/// Returns a ring that sends every message at once and pushes every head at once.
 fn prompt(framing: Framing, mode: Mode) -> RingConfig {
     RingConfig {
         publish_every: Some(1),
@@ -158,7 +158,7 @@ fn what_a_child_releases_stays_the_parents() {
             fill(number, &mut message);
             tx.try_send(&message).unwrap();
         }
-        // Lent: dropped in the child, it is the parent's all the same.
+        // A lent message that the child drops still belongs to the parent.
         let mut lent = Some(poll_expr!(rx.try_recv().unwrap()));
         in_child(|| {
             drop(lent.take());
@@ -171,7 +171,7 @@ fn what_a_child_releases_stays_the_parents() {
         println!("{framing:?} {mode:?}");
         let freed = |tx: &Sender| Some(tx.consumed()).filter(|&consumed| consumed > 0);
         let first = stepped(&mut tx, freed);
-        // Taken: its release is refused.
+        // A child's release of a taken message is refused.
         let mut held = Some(poll_expr!(rx.try_take().unwrap()));
         let refused = in_child(|| {
             let held = held.take().expect("taken by the parent");

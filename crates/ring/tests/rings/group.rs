@@ -15,11 +15,11 @@ use crate::pair::{
 };
 use crate::sleeping_ends::{is_readable, sleep};
 
-/// Nothing takes so long but what never comes.
+/// Time limit: whatever takes longer has hung.
 const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const MODES: [Mode; 2] = [Mode::Poll, Mode::Notify];
 
-/// A sender of a ring that the group receives from, and what its greeting was.
+/// Joins a ring to the group. Returns its sender, its id and the group's greeting.
 pub(crate) fn join_told(
     from: &Arc<dyn Device>,
     sending: &RingConfig,
@@ -43,12 +43,12 @@ pub(crate) fn group(hosts: &Hosts, config: &RingConfig, capacity: usize) -> Grou
     Group::receiving(&hosts.right, &GroupConfig::new(config.clone(), capacity)).unwrap()
 }
 
-/// Where on the board a greeting says that the ring's word is.
+/// Reads from a group's greeting the address of the ring's word in the tail array.
 pub(crate) fn word(greeting: &[u8]) -> u64 {
     u64::from_le_bytes(greeting[43..51].try_into().unwrap())
 }
 
-/// A copy of the next message.
+/// Receives the next message and copies it.
 pub(crate) fn take(group: &mut Group) -> Result<Option<(RingId, Vec<u8>)>, BrokenRing> {
     let came = group.try_recv()?;
     Ok(came.map(|(ring, message)| (ring, message.to_vec())))
@@ -60,7 +60,7 @@ fn send(tx: &mut Sender, number: u64) {
     tx.try_send(&message).unwrap();
 }
 
-/// The same, once there is room: on soft hosts there is.
+/// Sends a message as soon as there is room. On soft hosts there always is.
 fn send_soon(tx: &mut Sender, number: u64) {
     let mut message = [0; 48];
     fill(number, &mut message);
@@ -96,7 +96,7 @@ fn a_thousand_rings_are_told_apart_and_share_lines() {
             format!("the group has {count} rings, as many as it was made for")
         );
         assert!(!group.has_room());
-        // More laps than one, every ring at another pace.
+        // Every ring wraps, each at another pace.
         let mut sent = vec![0u64; count];
         let mut read = vec![0u64; count];
         for round in 0..rounds {
@@ -121,8 +121,8 @@ fn a_thousand_rings_are_told_apart_and_share_lines() {
     }
 }
 
-/// A ring that is always full, and others with a message now and then: each of those is handed out within
-/// the round that begins after it was there.
+/// One ring is always full; the others have a message now and then. Each of those messages must be handed
+/// out within the round that begins after it arrived.
 #[test]
 fn a_flood_does_not_starve_a_trickle() {
     for mode in MODES {
@@ -145,10 +145,10 @@ fn a_flood_does_not_starve_a_trickle() {
                 send_soon(tx, round);
                 flush(tx);
             }
-            // What is left of the flood's turn and its turn in the round that begins then, and all others
-            // once.
+            // The rest of the flood's current turn, its turn in the round that begins then, and one message of
+            // each other ring.
             let mut come = vec![0_u32; count];
-            // Where it takes its time to be there, more.
+            // On slow devices messages take longer to arrive, so more rounds are needed.
             let is_over = |come: &[u32]| !is_slow_device() || !come[1..].contains(&0);
             while come.iter().sum::<u32>() < count as u32 - 1 + 2 * 4 || !is_over(&come) {
                 fill_up(&mut flood);
@@ -186,7 +186,7 @@ fn what_a_group_cannot_be_is_said() {
     let latency = config(8, Framing::Fixed(48), Mode::Latency);
     assert!(refused(&latency, 1, 1).starts_with("rings in latency mode have no tail"));
     let error = Group::default().seat().map(drop).unwrap_err();
-    assert!(matches!(error, SetupError::NoBoard), "{error}");
+    assert!(matches!(error, SetupError::NoTailArray), "{error}");
     let mut polls = group(&hosts, &base, 3);
     let sleeper = config(8, Framing::Fixed(48), Mode::Notify);
     if hosts.can_poll() {
@@ -196,7 +196,7 @@ fn what_a_group_cannot_be_is_said() {
     let seat = group(&hosts, &base, 1).seat().unwrap();
     let error = polls.admit(seat, &[]).unwrap_err();
     assert!(matches!(error, SetupError::OtherGroup), "{error}");
-    // What failed has given its word back.
+    // A failed admission has freed its word.
     let seats: Vec<_> = (0..3).map(|_| polls.seat().unwrap()).collect();
     assert!(polls.seat().is_err());
     drop(seats);
@@ -207,10 +207,10 @@ fn what_a_group_cannot_be_is_said() {
 fn rings_of_every_mode_are_received_from_in_one_group() {
     let hosts = Hosts::new();
     for mode in MODES {
-        let on_board = config(8, Framing::Variable(100), mode);
-        let mut group = group(&hosts, &on_board, 4);
+        let with_tail_array = config(8, Framing::Variable(100), mode);
+        let mut group = group(&hosts, &with_tail_array, 4);
         let mut all: Vec<(Sender, RingId)> = (0..3)
-            .map(|_| join(&hosts, &on_board, &mut group))
+            .map(|_| join(&hosts, &with_tail_array, &mut group))
             .collect();
         for mode in [Mode::Latency, Mode::Poll, Mode::Notify] {
             let (tx, rx) = hosts.ring(&config(8, Framing::Variable(100), mode));
@@ -242,7 +242,7 @@ fn rings_of_every_mode_are_received_from_in_one_group() {
     }
 }
 
-/// Sends `rounds` messages, asleep while there is no room.
+/// Sends `rounds` messages and sleeps while there is no room. Yields `pace` times after each.
 fn send_asleep(tx: &mut Sender, serial: u64, rounds: u64, pace: u64) {
     let mut message = [0; 48];
     for number in 0..rounds {
@@ -268,7 +268,7 @@ fn send_asleep(tx: &mut Sender, serial: u64, rounds: u64, pace: u64) {
     }
 }
 
-/// One thread asleep on one descriptor for all its rings: no message and no sender is forgotten.
+/// One thread sleeps on one descriptor for all its rings. No message and no sender is forgotten.
 #[test]
 fn a_sleeping_group_wakes_for_any_of_its_rings() {
     let hosts = Hosts::new();
@@ -309,7 +309,7 @@ fn a_sleeping_group_wakes_for_any_of_its_rings() {
     }
 }
 
-/// A ring that was made elsewhere is slept on by its own descriptor.
+/// A receiver created outside the group is slept on by its own descriptor.
 #[test]
 fn a_ring_made_elsewhere_wakes_who_armed_it_by_hand() {
     const ROUNDS: u64 = 1000;
@@ -338,7 +338,7 @@ fn a_ring_made_elsewhere_wakes_who_armed_it_by_hand() {
         assert!(slept > 0, "it never slept");
     });
     assert!(group.try_recv().unwrap().is_none());
-    // All is drained: nothing is readable until something comes again.
+    // Everything is drained: the descriptor is not readable until something else arrives.
     let mut receiver = group.receiver(ring).unwrap();
     receiver.arm();
     receiver.drain_events();
@@ -352,7 +352,7 @@ fn a_ring_made_elsewhere_wakes_who_armed_it_by_hand() {
     sleep(group.receiver(ring).unwrap().fd().unwrap());
 }
 
-/// What comes between the bring-up and the admission is not lost.
+/// Messages that arrive between the bring-up and the admission are not lost.
 #[test]
 fn messages_that_come_before_the_ring_is_admitted_wait() {
     for mode in MODES {
@@ -378,7 +378,7 @@ fn messages_that_come_before_the_ring_is_admitted_wait() {
         flush(&mut other);
         assert_eq!(poll_expr!(group.try_recv().unwrap()).0, other_ring);
         assert!(group.try_recv().unwrap().is_none());
-        // Another end is made meanwhile.
+        // Another seat is taken and given back meanwhile.
         drop(group.seat().unwrap());
         let ring = group.admit(seat, &greeting).unwrap();
         for number in 0..3 {
@@ -389,7 +389,7 @@ fn messages_that_come_before_the_ring_is_admitted_wait() {
     }
 }
 
-/// Both ends of one of the rings go away in turn; the others do not notice.
+/// A sender is dropped, and later a ring is removed from the group. The other ring is not affected.
 #[test]
 fn who_goes_is_told_once_and_leaves_the_others_alone() {
     for mode in MODES {
@@ -400,7 +400,7 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
         let (counted, counting) = Counting::around(&hosts.left);
         let (mut goes, goes_ring, _) =
             join_told(&counted, &config, &hosts.right, &mut group).unwrap();
-        // Enough for a head to be pushed to nobody.
+        // Enough messages that a head is pushed to the dropped sender.
         for number in 0..15 {
             send(&mut goes, number);
         }
@@ -441,7 +441,7 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
         }
         assert!(group.remove(goes_ring) && !group.remove(goes_ring));
         assert!(group.receiver(goes_ring).is_none());
-        // A ring that is removed is gone for its sender.
+        // The sender of a removed ring finds its peer gone.
         group.remove(stays_ring);
         let error: RingError = loop {
             if let Err(error) = stays.step() {
@@ -457,8 +457,8 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
     }
 }
 
-/// Messages of a group's ring that are taken by hand, and released in another order: a step before waiting
-/// tells the sender of their space as of any other.
+/// Messages of a group's ring are taken by hand and released in another order. The step before waiting
+/// announces their space to the sender, as for any ring.
 #[test]
 fn space_that_is_released_by_hand_is_told_of() {
     let hosts = Hosts::new();
@@ -481,7 +481,7 @@ fn space_that_is_released_by_hand_is_told_of() {
         for held in held.into_iter().rev() {
             receiver.release(held).unwrap();
         }
-        // Three of 64: neither γ nor an empty ring has the head pushed.
+        // Three of 64 slots: neither γ nor an empty ring calls for a push.
         tx.step().unwrap();
         assert!(!tx.is_drained(), "{mode:?}: pushed too early to tell");
         group.step(true).unwrap();

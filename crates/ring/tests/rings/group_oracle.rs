@@ -1,4 +1,4 @@
-//! Random rings of one group, which come, go and die, and random schedules, against queues.
+//! Random rings of one group, which are added, removed and killed in random schedules, checked against queues.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use crate::pair::{Hosts, case_count, fill, holds, is_slow_device, poll_until, po
 enum Op {
     Add,
     Remove(u8),
-    /// The sender goes; what it sent is published.
+    /// Drops the sender after publishing all it sent.
     Kill(u8),
-    /// One ring sends a message; the fraction (of 255) of the longest length.
+    /// Sends a message on one ring; the second value is the fraction (of 255) of the longest length.
     Send(u8, u8),
     Flush(u8),
     StepSender(u8),
@@ -36,10 +36,10 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// One ring and what must come out of it.
+/// A ring and the messages that must still come out of it.
 struct Ring {
     id: RingId,
-    /// Numbers its messages apart from those of all others.
+    /// Distinguishes this ring's messages from those of all others.
     serial: u64,
     tx: Option<Sender>,
     lengths: VecDeque<usize>,
@@ -133,7 +133,7 @@ impl<'h> Checked<'h> {
                     while !tx.flush().unwrap() {
                         tx.step().unwrap();
                     }
-                    // Elsewhere what is under way goes with it.
+                    // On a slow device messages in flight would be lost with the sender.
                     if is_slow_device() {
                         self.see_the_end_of(tx);
                     }
@@ -168,7 +168,7 @@ impl<'h> Checked<'h> {
         assert_eq!(self.group.has_room(), self.rings.len() < self.capacity);
     }
 
-    /// Receives until all that this sender sent is there.
+    /// Receives until all messages of this sender have been consumed.
     fn see_the_end_of(&mut self, mut tx: Sender) {
         poll_until(|| {
             while self.receive() {}
@@ -178,13 +178,13 @@ impl<'h> Checked<'h> {
         });
     }
 
-    /// The longest message of every ring gets through, and everything that was sent before.
+    /// Checks that every ring's longest message gets through, and all messages sent before.
     fn finish(&mut self) {
         for at in 0..self.rings.len() {
             let Some(longest) = self.rings[at].tx.as_ref().map(Sender::max_message) else {
                 continue;
             };
-            // The longest message fits in the end.
+            // The longest message fits eventually.
             poll_until_within(300, || {
                 if self.rings[at].send(longest) {
                     return Some(());
@@ -217,7 +217,7 @@ impl<'h> Checked<'h> {
 }
 
 impl Ring {
-    /// Says whether there was room.
+    /// Sends a message of `len` bytes. Returns whether there was room.
     fn send(&mut self, len: usize) -> bool {
         let mut message = vec![0; len];
         fill(self.serial << 32 | self.sent, &mut message);

@@ -1,4 +1,4 @@
-//! Senders of a group that are killed, and words of its board that nobody should have written.
+//! Senders of a group that are killed, and tail array words overwritten by other peers.
 
 #![allow(unsafe_code, reason = "plays a peer: writes to memory it was lent")]
 
@@ -20,9 +20,9 @@ use crate::sleeping_ends::sleep;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Stores a word of the board, as a WRITE of any of the group's senders would.
+/// Stores a word of the tail array, as a WRITE of any of the group's senders would.
 fn scribble(address: u64, value: u64) {
-    // SAFETY: a word of the board of a group that is alive.
+    // SAFETY: the caller passes the address of a word in the tail array of a live group.
     unsafe { &*(address as usize as *const AtomicU64) }.store(value, Ordering::Release);
 }
 
@@ -31,7 +31,7 @@ fn start(greeting: &[u8]) -> u64 {
 }
 
 #[test]
-fn any_word_on_the_board_breaks_its_own_ring_only() {
+fn any_word_in_the_tail_array_breaks_its_own_ring_only() {
     proptest!(ProptestConfig::with_cases(60), |(
         words in proptest::collection::vec((0usize..10, prop_oneof![any::<u64>(), 0u64..40]), 1..30),
         variable in any::<bool>(),
@@ -47,7 +47,7 @@ fn any_word_on_the_board_breaks_its_own_ring_only() {
         let mut broken = [false; 11];
         for (number, (at, value)) in words.into_iter().enumerate() {
             scribble(word(&rings[at].2), value);
-            // The last ring is left alone.
+            // The last ring's word is never overwritten.
             let (tx, honest, _) = &mut rings[10];
             let mut message = [0; 48];
             fill(number as u64, &mut message);
@@ -77,14 +77,14 @@ fn any_word_on_the_board_breaks_its_own_ring_only() {
     });
 }
 
-/// A sender that is gone had begun to place its tail, and goes on when its word is another ring's. That
-/// one says so, also where a tail of its own lay there which nobody had looked at: it would hang.
+/// A removed sender's tail WRITE may still arrive after its word was given to another ring. That ring must
+/// report an error, even if it has not yet seen a tail of its own there. Otherwise it would hang.
 #[test]
 fn a_late_tail_of_the_ring_before_is_no_tail_of_this_one() {
     let hosts = Hosts::soft();
     let config = config(8, Framing::Fixed(48), Mode::Poll);
     for (consumed, looked) in [0, 1, 7, 30].map(|n| [(n, true), (n, false)]).concat() {
-        // The latest tail that it can have had, and some before.
+        // The latest tail that the old sender can have posted, and some earlier ones.
         for behind in [0, 1, 6] {
             let mut group = group(&hosts, &config, 1);
             let (mut tx, old, greeting) =
@@ -114,7 +114,7 @@ fn a_late_tail_of_the_ring_before_is_no_tail_of_this_one() {
     }
 }
 
-/// A process that sends `count` messages on a ring of the group and then stays.
+/// Starts a process that sends `count` messages on a ring of the group and then stays.
 fn enlist(
     fabric: &std::path::Path,
     device: &Arc<dyn Device>,
@@ -136,18 +136,18 @@ fn enlist(
     (running, ring)
 }
 
-/// Of several processes that send to a group one is killed: what it had published is handed out,
-/// then it is told of, and the others are received from all the while.
+/// One of several processes that send to a group is killed. Its published messages are handed out, then its
+/// ring's error is reported. The group keeps receiving from the others throughout.
 #[test]
 fn a_sender_that_is_killed_is_told_of_and_the_others_go_on() {
-    // Where it sent nothing no head is pushed to it: only a look at its queue pair tells.
+    // Without messages no head is pushed to the dead sender, so only a query of its queue pair reveals the death.
     for (mode, count) in MODES.into_iter().flat_map(|mode| [(mode, 12), (mode, 0)]) {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");
         let device = open(&fabric, "soft:h1");
         let config = kills::ring(mode);
         let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 30)).unwrap();
-        // The one that goes on is of this process.
+        // This process's own sender goes on.
         let (mut alive, alive_ring, _) = join_told(&device, &config, &device, &mut group).unwrap();
         let mut idle: Vec<_> = (0..20)
             .map(|_| join_told(&device, &config, &device, &mut group).unwrap())
@@ -189,7 +189,7 @@ fn a_sender_that_is_killed_is_told_of_and_the_others_go_on() {
             }
         }
         assert_eq!(read, [sent, count.into(), 9], "{mode:?}");
-        // Its word is another's now.
+        // The removed ring's word is given to another ring.
         assert!(group.remove(victim_ring));
         let (mut next, next_ring, _) = join_told(&device, &config, &device, &mut group).unwrap();
         let (mut quiet, quiet_ring, _) = idle.swap_remove(7);
@@ -209,7 +209,7 @@ fn a_group_asleep_learns_that_a_sender_was_killed() {
     let device = open(&fabric, "soft:h1");
     let config = kills::ring(Mode::Notify);
     let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 500)).unwrap();
-    // So many that no step comes to the queue pair of the dead by chance.
+    // So many rings that a step is unlikely to query the dead one's queue pair.
     let quiet: Vec<_> = (0..400)
         .map(|_| join_told(&device, &config, &device, &mut group).unwrap())
         .collect();

@@ -1,4 +1,4 @@
-//! A peer that writes what it likes into the ring's memory: an error or garbage, nothing worse.
+//! A peer that writes anything into the ring's memory causes an error or garbage, and nothing worse.
 
 #![allow(unsafe_code, reason = "plays the peer: writes to memory it was lent")]
 
@@ -9,18 +9,18 @@ use proptest::prelude::*;
 
 use crate::pair::{Hosts, config, longest};
 
-/// Bytes 31 to 39 of a greeting: where the memory of the end is.
+/// Reads bytes 31 to 39 of a greeting: the address of the end's memory.
 fn address(greeting: &[u8]) -> u64 {
     u64::from_le_bytes(greeting[31..39].try_into().unwrap())
 }
 
 /// Stores a word into an end's memory, as a WRITE of the peer would.
 fn scribble(base: u64, offset: usize, value: u64) {
-    // SAFETY: the caller passes an aligned offset within the memory of an end that is alive.
+    // SAFETY: the caller passes an aligned offset within the memory of a live end.
     unsafe { &*((base as usize + offset) as *const AtomicU64) }.store(value, Ordering::Release);
 }
 
-/// A ring whose receiver's and sender's memory the peer can write to: their base addresses.
+/// Connects a ring and returns the base addresses of the sender's and the receiver's memory too.
 fn exposed(hosts: &Hosts, config: &RingConfig) -> (Sender, Receiver, u64, u64) {
     let mut tx = headworks_ring::SenderSetup::new(&hosts.left, config).unwrap();
     let mut rx = headworks_ring::ReceiverSetup::new(&hosts.right, config).unwrap();
@@ -33,9 +33,9 @@ fn exposed(hosts: &Hosts, config: &RingConfig) -> (Sender, Receiver, u64, u64) {
 
 #[derive(Clone, Copy, Debug)]
 enum HostileAction {
-    /// Store into the receiver's array or cursor.
+    /// Stores a word into the receiver's array or cursor.
     Receiver(u16, u64),
-    /// Store into the sender's cursor.
+    /// Stores a word into the sender's cursor.
     Sender(u64),
     Send(u8),
     Receive(u8),
@@ -44,7 +44,7 @@ enum HostileAction {
     Steps,
 }
 
-/// Words that are nearly right do more harm than random ones.
+/// Generates words, many of them nearly valid: those do more harm than random ones.
 fn words() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -53,7 +53,7 @@ fn words() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn deeds() -> impl Strategy<Value = HostileAction> {
+fn actions() -> impl Strategy<Value = HostileAction> {
     prop_oneof![
         (any::<u16>(), words()).prop_map(|(at, word)| HostileAction::Receiver(at, word)),
         words().prop_map(HostileAction::Sender),
@@ -73,7 +73,7 @@ proptest! {
         slots in 2u32..12,
         mode in prop_oneof![Just(Mode::Poll), Just(Mode::Latency), Just(Mode::Notify)],
         fixed in any::<bool>(),
-        deeds in proptest::collection::vec(deeds(), 1..120),
+        actions in proptest::collection::vec(actions(), 1..120),
     ) {
         let hosts = Hosts::soft();
         let framing = if fixed { Framing::Fixed(40) } else { Framing::Variable(longest(slots, mode)) };
@@ -82,9 +82,9 @@ proptest! {
         let size = rx.ring().slot_size;
         let array = 64 + slots as usize * size;
         let mut held = Vec::new();
-        for deed in deeds {
-            match deed {
-                // The words that are looked at: the cursor, and the ends of every slot.
+        for action in actions {
+            match action {
+                // The words that the receiver reads: the cursor, and both ends of every slot.
                 HostileAction::Receiver(at, word) => {
                     let slot = 64 + usize::from(at) / 4 % slots as usize * size;
                     let offset = [0, slot, slot + size - 8, usize::from(at) * 8 % array][usize::from(at) % 4];

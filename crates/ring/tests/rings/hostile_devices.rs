@@ -1,6 +1,6 @@
-//! Rings over a device that misbehaves on purpose: whatever it does not declare it breaks, from a
-//! seed. What the device may legally do a ring must survive; and when its queue pair dies, what the
-//! two ends say was delivered must be right.
+//! Rings over hostile devices, which break from a seed whatever they do not declare. A ring must survive
+//! anything that such a device may legally do. If its queue pair dies, both ends must report correctly what
+//! was delivered.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use proptest::prelude::*;
 use crate::oracle::rings;
 use crate::pair::{Hosts, config, fill, holds, longest};
 
-/// Nothing takes so long but what never ends.
+/// Time limit: whatever takes longer has hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a device's name says beside the seed.
+/// Options of a device's name that withdraw promises.
 pub(crate) const DECLARED: [&str; 4] = [
     "",
     ",ordered_between_writes=no",
@@ -24,7 +24,7 @@ pub(crate) const DECLARED: [&str; 4] = [
     ",ordered_between_writes=no,atomic_aligned_8=no",
 ];
 
-/// Two hostile hosts, which declare what `less` leaves.
+/// Opens two hostile hosts without the promises that `less` withdraws.
 fn hostile(seed: u64, less: &str) -> Hosts {
     Hosts::named(
         &format!("soft:h1,hostile,seed={seed}{less}"),
@@ -32,7 +32,7 @@ fn hostile(seed: u64, less: &str) -> Hosts {
     )
 }
 
-/// Whether it is what the end of a queue pair looks like.
+/// Returns whether the end of a queue pair causes this error.
 pub(crate) fn is_of_a_death(error: &RingError) -> bool {
     matches!(
         error,
@@ -42,11 +42,11 @@ pub(crate) fn is_of_a_death(error: &RingError) -> bool {
     )
 }
 
-/// The mode that both ends must agree on where `asked` was asked for.
+/// Returns the mode that both ends must agree on if both ask for `asked`.
 pub(crate) fn agreed(asked: Mode, less: &str) -> Mode {
     match asked {
         _ if !less.is_empty() => Mode::Notify,
-        // No hostile device places bytes in order.
+        // No hostile device places bytes in order, which latency mode needs.
         Mode::Latency => Mode::Poll,
         other => other,
     }
@@ -97,7 +97,7 @@ fn rings_fall_back_where_a_declaration_is_missing_at_either_end() {
                     (mode, mode),
                     "{left} {right}"
                 );
-                // The path changes with it: cursors come by completion, which can be slept on.
+                // The path changes with the mode: cursors arrive by completion, on which an end can sleep.
                 assert_eq!(
                     tx.fd().is_some() && rx.fd().is_some(),
                     less == left && less == right && mode == Mode::Notify
@@ -108,8 +108,7 @@ fn rings_fall_back_where_a_declaration_is_missing_at_either_end() {
     }
 }
 
-/// Sends numbered messages up to `count` as long as there is room. Says whether all were sent, and
-/// read.
+/// Sends numbered messages up to `count` as long as there is room. Returns whether all were sent and read.
 pub(crate) fn send_some(tx: &mut Sender, sent: &mut u64, count: u64) -> Result<bool, RingError> {
     let longest = tx.max_message();
     while *sent < count {
@@ -131,7 +130,7 @@ pub(crate) fn send_some(tx: &mut Sender, sent: &mut u64, count: u64) -> Result<b
     Ok(tx.is_drained())
 }
 
-/// [`send_some`] until all is done, or until it breaks.
+/// Calls [`send_some`] until all is sent and read, or an error occurs. Returns the number sent.
 pub(crate) fn send(tx: &mut Sender, count: u64) -> Result<u64, RingError> {
     let (mut sent, start) = (0, Instant::now());
     while !send_some(tx, &mut sent, count)? {
@@ -148,7 +147,7 @@ pub(crate) fn len_of(number: u64, tx: &Sender, longest: usize) -> usize {
     }
 }
 
-/// Receives what there is, up to message `count`. Says whether all came and the sender was told.
+/// Receives available messages up to number `count`. Returns whether all arrived and the head is pushed.
 pub(crate) fn receive_some(
     rx: &mut Receiver,
     received: &mut u64,
@@ -166,7 +165,7 @@ pub(crate) fn receive_some(
     rx.push_head()
 }
 
-/// [`receive_some`] until `count` messages have come, or until it breaks. Says how many came.
+/// Calls [`receive_some`] until `count` messages arrived, or an error occurs. Returns how many arrived.
 pub(crate) fn receive(rx: &mut Receiver, count: u64) -> (u64, Option<RingError>) {
     let (mut received, start) = (0, Instant::now());
     loop {
@@ -180,7 +179,7 @@ pub(crate) fn receive(rx: &mut Receiver, count: u64) -> (u64, Option<RingError>)
     }
 }
 
-/// Every ring of these tests wraps many times.
+/// Number of messages: every ring of these tests wraps many times.
 const COUNT: u64 = 3000;
 
 pub(crate) fn shapes() -> Vec<RingConfig> {
@@ -218,7 +217,8 @@ fn two_threads_over_a_hostile_device() {
     }
 }
 
-/// A ring whose queue pairs die: the typed error, and the delivered prefix.
+/// Runs a ring whose queue pairs are killed. Checks the error and the delivered prefix; returns whether an
+/// end broke.
 fn dies(seed: u64, less: &str, config: &RingConfig, mean: u64) -> bool {
     let all = Rules::all(seed).first(rules::kills(mean));
     let hosts = Hosts::by(all, &format!("soft:h1{less}"), &format!("soft:h2{less}"));
@@ -231,7 +231,7 @@ fn dies(seed: u64, less: &str, config: &RingConfig, mean: u64) -> bool {
     for error in [sent.err(), broken].into_iter().flatten() {
         assert!(is_of_a_death(&error), "{error}");
     }
-    // What the sender knows to be consumed was; what was consumed had been published.
+    // Slots that the sender knows to be consumed were consumed, and consumed slots had been published.
     assert!(
         tx.consumed() <= rx.consumed(),
         "{} {}",
@@ -246,7 +246,7 @@ fn dies(seed: u64, less: &str, config: &RingConfig, mean: u64) -> bool {
     );
     assert!(tx.published() <= tx.sent());
     if let Framing::Fixed(_) = config.framing {
-        // One slot each: the prefix counts messages.
+        // One slot per message, so the prefix counts messages.
         assert_eq!(rx.consumed(), received);
     }
     if let Err(error) = sent {
@@ -274,9 +274,9 @@ fn a_ring_whose_queue_pair_is_killed_knows_what_was_delivered() {
 
 #[test]
 fn a_receive_that_the_device_has_no_room_for_is_posted_later() {
-    // Receives are first posted before the two ends meet, or once they have agreed to need them.
+    // Receives are first posted before the ends connect, or once they have agreed to need them.
     for (asked, less) in [(Mode::Notify, ""), (Mode::Poll, DECLARED[1])] {
-        // There is room for the first, and for each other at the second try.
+        // The device refuses each receive but the first once, and takes it at the second try.
         let full = rules::by(|event, _| {
             let first = event.point == FaultPoint::PostReceive && event.turn == 0;
             first.then_some(Verdict::Refuse)

@@ -1,5 +1,5 @@
-//! Rings between two processes over devices that misbehave on purpose: what one process places in
-//! pieces, late and in any order, the other must see in order and whole.
+//! Rings between two processes over hostile devices. One process places bytes in pieces, late and in any
+//! order; the other must see messages whole and in order.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::hostile_devices::{
     DECLARED, agreed, is_of_a_death, receive, receive_some, send, send_some, shapes,
 };
 
-/// Every ring of these tests wraps many times.
+/// Number of messages: every ring of these tests wraps many times.
 const COUNT: u64 = 400;
 
-/// What both processes know of a ring.
+/// Parameters of a ring that both processes know.
 struct Ring {
-    /// Which of the two directions: whether it is our process that sends.
+    /// Whether our process sends.
     we_send: bool,
     shape: usize,
-    /// Messages.
+    /// Number of messages.
     count: u64,
-    /// What the devices' names say beside the host.
+    /// Options of the devices' names, besides the host.
     options: String,
     fabric: String,
 }
@@ -59,14 +59,15 @@ impl Ring {
     }
 }
 
-/// What an end says when it is done or broken.
+/// Result of an end that is done or broken.
 #[derive(Debug, PartialEq, Eq)]
 struct Verdict {
     broke: bool,
     /// Messages sent or received.
     count: u64,
-    /// Slots published, as far as a sender knows; slots consumed.
+    /// Slots published as far as a sender knows; 0 at a receiver.
     published: u64,
+    /// Slots consumed.
     consumed: u64,
 }
 
@@ -109,19 +110,19 @@ impl Verdict {
     }
 }
 
-/// The other end.
+/// The other process's end.
 pub(crate) struct Far {
     state: State,
     /// Messages to send or receive.
     messages: u64,
-    /// It said how it ended. It stays until it is told to end: who leaves early looks dead.
+    /// Whether it has reported its result. It then stays until it is stopped, as an early exit looks like a death.
     told: bool,
     _device: Arc<dyn Device>,
 }
 
 enum State {
     ConnectingEnd(Box<ConnectingEnd>),
-    /// Connected; so many were sent or received.
+    /// Connected, with the number of messages sent or received.
     Up(Box<End>, u64),
     Gone,
 }
@@ -172,8 +173,8 @@ impl Actor for Far {
     }
 }
 
-/// Plays a ring; says how it ended for the sender and for the receiver.
-fn play(we_send: bool, shape: usize, messages: u64, options: &str) -> (Verdict, Verdict) {
+/// Runs a ring and returns the sender's and the receiver's result.
+fn scenario(we_send: bool, shape: usize, messages: u64, options: &str) -> (Verdict, Verdict) {
     let dir = tempfile::tempdir().unwrap();
     let ring = Ring {
         we_send,
@@ -205,13 +206,13 @@ fn play(we_send: bool, shape: usize, messages: u64, options: &str) -> (Verdict, 
     }
 }
 
-/// Every mode in both directions over a hostile device that declares what `less` leaves.
+/// Runs a ring in both directions, in several modes, over a hostile device without the promises in `less`.
 fn all_arrive(less: &str) {
     for (number, shape) in [0, 1, 4, 8].into_iter().enumerate() {
         for we_send in [true, false] {
             let seed = 2 * number + usize::from(we_send) + 300;
             let options = format!("seed={seed}{less}");
-            let (sender, receiver) = play(we_send, shape, COUNT, &options);
+            let (sender, receiver) = scenario(we_send, shape, COUNT, &options);
             for end in [&sender, &receiver] {
                 assert_eq!((end.broke, end.count), (false, COUNT), "{end:?}");
             }
@@ -247,8 +248,8 @@ fn two_processes_whose_queue_pair_is_killed_know_what_was_delivered() {
     for seed in 0..24 {
         let (shape, less) = (seed % shapes().len(), DECLARED[seed / 2 % DECLARED.len()]);
         let options = format!("seed={seed},kills=150{less}");
-        let (sender, receiver) = play(seed % 2 == 0, shape, COUNT, &options);
-        // What the sender knows to be consumed was; what was consumed had been published.
+        let (sender, receiver) = scenario(seed % 2 == 0, shape, COUNT, &options);
+        // Slots that the sender knows to be consumed were consumed, and consumed slots had been published.
         assert!(
             sender.consumed <= receiver.consumed,
             "{sender:?} {receiver:?}"

@@ -1,4 +1,4 @@
-//! The other end's process is killed while this one sleeps.
+//! The other end's process is killed while this end sleeps.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,8 +21,7 @@ pub(crate) fn ring(mode: Mode) -> RingConfig {
     config(16, Framing::Fixed(LEN), mode)
 }
 
-/// The other end: sends numbered messages for ever, or receives as many as it is told and then
-/// lets them come.
+/// The other process's end. It sends or receives `count` numbered messages, and then waits to be killed.
 pub(crate) struct Peer {
     state: State,
     /// Messages to send or receive.
@@ -32,7 +31,7 @@ pub(crate) struct Peer {
 
 enum State {
     ConnectingEnd(Box<ConnectingEnd>),
-    /// Connected; so many were sent or received.
+    /// Connected, with the number of messages sent or received.
     Up(Box<End>, u64),
     Gone,
 }
@@ -112,7 +111,7 @@ fn join(
     meet("ring-peer", args, device, ours)
 }
 
-/// Calls `look` until it finds the ring's error; asleep on what it leaves armed.
+/// Calls `look` until it returns the ring's error. `look` sleeps on what it armed.
 fn error_of<E>(end: &mut E, mut look: impl FnMut(&mut E) -> Option<RingError>) -> RingError {
     let killed = Instant::now();
     loop {
@@ -126,8 +125,8 @@ fn error_of<E>(end: &mut E, mut look: impl FnMut(&mut E) -> Option<RingError>) -
 
 #[test]
 fn a_receiver_asleep_reads_the_rest_and_learns_that_the_sender_was_killed() {
-    // In the late cases nothing is looked at until the death is all over: what came before it lies
-    // in one batch with what it left.
+    // In the late cases nothing is polled until the device has reported the death: messages that came before
+    // it are then polled in one batch with what it left.
     for (count, late) in [
         (0, false),
         (1, false),
@@ -144,7 +143,7 @@ fn a_receiver_asleep_reads_the_rest_and_learns_that_the_sender_was_killed() {
             unreachable!("it receives")
         };
         let count = u64::from(count);
-        // What does not fit at once, or not before the next head, is read before the kill.
+        // Messages beyond what fits are read before the kill.
         let mut read = 0;
         let mut next = |rx: &mut Receiver| {
             match rx.try_recv() {

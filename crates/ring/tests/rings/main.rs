@@ -1,4 +1,4 @@
-//! The ring's two ends over the software RNIC, in one process or in two.
+//! Tests of the ring's two ends over the software RNIC, in one process or in two.
 #![cfg(not(loom))]
 
 mod between_processes;
@@ -22,13 +22,14 @@ mod sleeping_ends;
 mod staged;
 mod threads;
 
-/// Runs only in the processes that the tests of [`kills`], [`group_peers`] and [`hostile_processes`] start.
+/// Entry point of the processes that [`kills`], [`group_peers`] and [`hostile_processes`] start; does nothing
+/// elsewhere.
 #[test]
 fn child_process_entry() {
-    let mut cast = headworks_runtime::ActorRegistry::new();
-    cast.register("ring-peer", |part| Ok(Box::new(kills::Peer::new(part)?)));
-    cast.register("unruly-peer", |part| {
+    let mut actors = headworks_runtime::ActorRegistry::new();
+    actors.register("ring-peer", |part| Ok(Box::new(kills::Peer::new(part)?)));
+    actors.register("unruly-peer", |part| {
         Ok(Box::new(hostile_processes::Far::new(part)?))
     });
-    headworks_runtime::child_entry_in_test(&cast, headworks_runtime::no_device_opener());
+    headworks_runtime::child_entry_in_test(&actors, headworks_runtime::no_device_opener());
 }

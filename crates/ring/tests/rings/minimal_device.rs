@@ -1,8 +1,9 @@
-//! A device with a short send queue, whose completions come late: no room there is `Full`, for as
-//! long as it lasts. It also counts how often its queue pairs are looked at.
+//! A device with short send queues and late completions. Senders return `Full` as long as the send queue has
+//! no room. The device also counts how often its queue pairs are queried for their state.
 //!
-//! On soft hosts a request keeps its place in the queue until its completion is taken, as the specification
-//! has it; rxe takes others as soon as it is done with it. So what is about a full queue is tried there only.
+//! On soft hosts a request keeps its place in the send queue until its completion is polled, as the
+//! specification says. rxe frees the place as soon as it has executed the request. Tests of a full queue
+//! therefore run on soft hosts only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,14 +21,14 @@ use crate::group::join_told;
 use crate::oracle::rings;
 use crate::pair::{Hosts, config, connect, fill, flush, holds, message_count, poll_until, stepped};
 
-/// What is done to a device, and seen of it.
+/// Controls and observes a device.
 #[derive(Default)]
 pub(crate) struct DeviceProbe {
-    /// While it is set no completion comes.
+    /// Holds completions back while set.
     late: AtomicBool,
-    /// While it is set no poll succeeds.
+    /// Makes every poll fail while set.
     overrun: AtomicBool,
-    /// How often a queue pair was asked for its state.
+    /// How often the state of a queue pair was queried.
     looks: AtomicUsize,
 }
 
@@ -45,7 +46,7 @@ impl Interposer for DeviceProbe {
     }
 }
 
-/// As `inner`, with send queues of `depth` requests.
+/// Wraps `inner` so that its send queues hold `depth` requests.
 pub(crate) fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc<DeviceProbe>) {
     let mut info = inner.info().clone();
     info.limits.max_qp_wr = info.limits.max_qp_wr.min(depth);
@@ -54,14 +55,14 @@ pub(crate) fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc
     (Arc::new(device), watching)
 }
 
-/// A ring whose sender's queue holds `depth` requests, and what makes its completions late.
+/// Connects a ring whose sender's queue holds `depth` requests. Returns it with the probe of the sender's device.
 fn narrow(hosts: &Hosts, depth: u32, config: &RingConfig) -> (Sender, Receiver, Arc<DeviceProbe>) {
     let (left, watching) = over(&hosts.left, depth);
     let (tx, rx) = connect(&left, config, &hosts.right, config).unwrap();
     (tx.unwrap(), rx.unwrap(), watching)
 }
 
-/// A group on such a device with `count` senders; what makes completions late, and counts looks.
+/// Creates a group with `count` senders. Returns them with the probe of the group's device.
 fn narrow_group(
     hosts: &Hosts,
     config: &RingConfig,
@@ -82,8 +83,8 @@ fn narrow_group(
 
 const DEPTH: u32 = 16;
 
-/// In every mode: sends and publishes until there is no room in the send queue, although there is in
-/// the ring; what was published arrives; when completions come the rest goes.
+/// In every mode, sends and publishes until the send queue has no room although the ring has. Published
+/// messages arrive, and the rest is sent once completions come.
 #[test]
 fn no_room_in_the_send_queue_is_full_until_completions_come() {
     let hosts = Hosts::soft();
@@ -108,10 +109,10 @@ fn no_room_in_the_send_queue_is_full_until_completions_come() {
             }
             assert!(sent > before, "{mode:?}: no room for a single one");
             assert!(sent - before <= DEPTH.into(), "{mode:?}: more than fit");
-            // A second look changes nothing, and breaks nothing.
+            // A step without completions changes nothing and does no harm.
             assert!(tx.step().is_ok());
             let published = tx.published();
-            // What was published comes, and no more.
+            // Exactly the published messages arrive.
             poll_until(|| {
                 while let Some(got) = rx.try_recv().unwrap() {
                     assert!(holds(read, &got), "{mode:?}: message {read}");
@@ -121,7 +122,7 @@ fn no_room_in_the_send_queue_is_full_until_completions_come() {
             });
             assert_eq!(read, published, "{mode:?}: what was published");
             watching.late.store(false, Ordering::Relaxed);
-            // Nothing is held back.
+            // Once completions come, everything is published.
             stepped(&mut tx, |tx| (tx.published() == sent).then_some(()));
         }
         poll_until(|| {
@@ -145,7 +146,7 @@ proptest! {
         let hosts = Hosts::soft();
         for (config, ops) in rings {
             let ring = config.settle().unwrap();
-            // The fewest requests that a ring is made with.
+            // The smallest send queue that such a ring can be created with.
             let depth = ring.slots.div_ceil(ring.transmit_every) as u32 + 8;
             let (tx, rx, watching) = narrow(&hosts, depth, &config);
             let mut checked = Checked::<Ring>::new(tx, rx, config.framing);
@@ -159,7 +160,7 @@ proptest! {
     }
 }
 
-/// An idle look at a group asks no queue pair; a step asks a few, others each time.
+/// An idle receive on a group queries no queue pair. A step queries a few, different ones each time.
 #[test]
 fn a_group_looks_at_few_queue_pairs_at_a_time() {
     let hosts = Hosts::new();
@@ -175,7 +176,7 @@ fn a_group_looks_at_few_queue_pairs_at_a_time() {
             assert!(!group.step(true).unwrap());
         }
         assert_eq!(watching.looks.load(Ordering::Relaxed), 80, "{mode:?}");
-        // At most one a round, and some, where it is never empty.
+        // While messages keep arriving, some queries are made, at most one per round.
         watching.looks.store(0, Ordering::Relaxed);
         for _ in 0..100 {
             senders[7].try_send(&[1; 40]).unwrap();
@@ -187,8 +188,8 @@ fn a_group_looks_at_few_queue_pairs_at_a_time() {
     }
 }
 
-/// Heads for which there is no room in the send queue go once completions have made some, and the
-/// senders that wait for them go on.
+/// Heads for which the send queue has no room are pushed once completions have made some, and the senders
+/// waiting for them go on.
 #[test]
 fn heads_of_a_group_that_had_no_room_are_pushed_later() {
     let hosts = Hosts::soft();
@@ -199,7 +200,7 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
         };
         let (mut group, mut senders, watching) = narrow_group(&hosts, &config, 30);
         for round in 0..5 {
-            // In Notify mode late completions are late tails too.
+            // In Notify mode late completions would delay tails too.
             let polls = senders[0].ring().mode == Mode::Poll;
             watching.late.store(polls, Ordering::Relaxed);
             for tx in &mut senders {
@@ -214,7 +215,7 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
                 (read >= 30 * 199).then_some(())
             });
             watching.late.store(false, Ordering::Relaxed);
-            // Too few to look at all queue pairs: what completes must do.
+            // Too few steps to query all queue pairs: the completions alone must trigger the pushes.
             poll_until(|| {
                 group.step(false).unwrap();
                 for tx in &mut senders {
@@ -226,7 +227,7 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
     }
 }
 
-/// A group whose completion queue can no longer be polled tells of each of its rings, and takes no others.
+/// A group whose completion queue can no longer be polled reports an error for each ring and takes no more.
 #[test]
 fn a_group_whose_queue_failed_takes_no_more_rings() {
     let hosts = Hosts::new();
@@ -254,8 +255,8 @@ fn a_group_whose_queue_failed_takes_no_more_rings() {
     }
 }
 
-/// The completions that make room for a head are taken before it is pushed, not behind: who steps once and
-/// then sleeps keeps no space back.
+/// A step polls the completions that make room for a head before it pushes the head. A receiver that steps
+/// once and then sleeps therefore withholds no space.
 #[test]
 fn one_step_makes_room_for_a_head_and_pushes_it() {
     let hosts = Hosts::soft();
@@ -269,7 +270,7 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
         tx.try_send(&[7; 40]).unwrap();
     }
     tx.flush().unwrap();
-    // As many heads as the send queue holds, of which nobody has taken a completion.
+    // Pushes as many heads as the send queue holds, without polling a completion.
     let (mut read, mut pushed) = (0, true);
     while pushed {
         assert!(read < 40, "no send queue is so long");
@@ -286,8 +287,8 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
     assert_eq!(tx.consumed(), read);
 }
 
-/// A head for every message, of more messages than one look takes completions: none is lost, the queue
-/// holds them all, and no space is kept back.
+/// Pushes a head for every message, for more messages than one poll takes completions of. No message is lost,
+/// the completion queue holds all completions, and no space is withheld.
 #[test]
 fn a_head_for_each_of_thousands_of_messages() {
     let count = message_count(3000, 25);
@@ -320,7 +321,7 @@ fn a_head_for_each_of_thousands_of_messages() {
                 }
                 (read == [(lap + 1) * count; 2]).then_some(())
             });
-            // No space is kept back.
+            // The senders know that all space is free.
             for tx in &mut senders {
                 stepped(tx, |tx| tx.is_drained().then_some(()));
             }
@@ -328,8 +329,8 @@ fn a_head_for_each_of_thousands_of_messages() {
     }
 }
 
-/// Tails that lie behind more completions than one look takes: a thread that armed and then stepped must not
-/// sleep, for nothing more comes that would wake it.
+/// Tails are queued behind more completions than one poll takes. A thread that has armed and then stepped must
+/// not sleep, because no further event would wake it.
 #[test]
 fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
     let hosts = Hosts::soft();
@@ -348,11 +349,11 @@ fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
             sent += 1;
         }
     }
-    // Every message's head is pushed, and no completion of theirs is taken.
+    // Every message's head is pushed, and none of their completions is polled.
     for _ in 0..sent {
         assert!(group.try_recv().unwrap().is_some());
     }
-    // But for one look's.
+    // This call polls once.
     assert!(group.try_recv().unwrap().is_none());
     for tx in &mut senders {
         tx.step().unwrap();
@@ -374,8 +375,8 @@ fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
     assert_eq!(read, 5);
 }
 
-/// The completion that frees a slot may be the last thing that a sender is told: who armed and then stepped
-/// must not sleep on it, though the receiver's head is known already.
+/// The completion that frees a slot may be the last event for a sender, after the receiver's head. A step that
+/// polls it must return `true`, or a thread that armed before would sleep although there is room.
 #[test]
 fn a_completion_that_makes_room_keeps_a_step_from_sleep() {
     let hosts = Hosts::soft();

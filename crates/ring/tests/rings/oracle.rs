@@ -1,4 +1,4 @@
-//! Random rings, messages and schedules against a queue.
+//! Random rings, messages and schedules, checked against a queue.
 
 use headworks_ring::oracle::op;
 use headworks_ring::{Framing, Mode, RingConfig};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::pair::{Hosts, case_count, checked, config, longest};
 
-/// Any legal ring of slots of 64 bytes.
+/// Generates any legal ring with slots of 64 bytes.
 pub(crate) fn rings() -> impl Strategy<Value = RingConfig> {
     let modes = prop_oneof![Just(Mode::Poll), Just(Mode::Latency), Just(Mode::Notify)];
     (2u32..40, modes, any::<[u32; 4]>(), any::<[bool; 3]>()).prop_map(

@@ -1,4 +1,4 @@
-//! Two connected ends on a private fabric.
+//! Two connected ends, on a private fabric of soft hosts or on the devices of `HEADWORKS_IBV`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, Provider, QueuePair};
 use tempfile::TempDir;
 
-/// Two hosts.
+/// The devices of two hosts.
 pub(crate) struct Hosts {
     pub(crate) left: Arc<dyn Device>,
     pub(crate) right: Arc<dyn Device>,
@@ -31,7 +31,7 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// Two soft hosts, or the two devices of `HEADWORKS_IBV`.
+    /// Opens two soft hosts, or the two devices of `HEADWORKS_IBV`.
     pub(crate) fn new() -> Self {
         let Some(names) = testing::devices() else {
             return Self::soft();
@@ -46,23 +46,23 @@ impl Hosts {
         }
     }
 
-    /// Whether cursors can be polled for there; if not, all rings have them told.
+    /// Returns whether cursors can be polled on these devices. If not, all rings announce them by completion.
     pub(crate) fn can_poll(&self) -> bool {
         let promises = self.left.info().promises;
         promises.ordered_between_writes && promises.atomic_aligned_8
     }
 
-    /// Two soft hosts, for what only those have: memory that a test can play the peer in.
+    /// Opens two soft hosts, for tests that write to an end's memory as its peer would.
     pub(crate) fn soft() -> Self {
         Self::named("soft:h1", "soft:h2")
     }
 
-    /// Two devices of these names.
+    /// Opens two devices by name.
     pub(crate) fn named(left: &str, right: &str) -> Self {
         Self::on(left, right, |provider| provider)
     }
 
-    /// Two devices of these names that misbehave by these rules.
+    /// Opens two devices by name that misbehave by these rules.
     pub(crate) fn by(rules: Rules, left: &str, right: &str) -> Self {
         Self::on(left, right, |provider| provider.with_rules(rules))
     }
@@ -79,12 +79,12 @@ impl Hosts {
         }
     }
 
-    /// A ring from left to right.
+    /// Connects a ring from left to right.
     pub(crate) fn ring(&self, config: &RingConfig) -> (Sender, Receiver) {
         self.connect(config, config).unwrap()
     }
 
-    /// A ring from left to right whose ends were made differently.
+    /// Connects a ring from left to right whose ends have different configurations.
     pub(crate) fn connect(
         &self,
         sending: &RingConfig,
@@ -95,10 +95,10 @@ impl Hosts {
     }
 }
 
-/// What both ends made of each other's greeting.
+/// The result of each end's setup with the other's greeting.
 pub(crate) type Ends = oracle::Ends<SenderSetup, ReceiverSetup>;
 
-/// Brings up a ring between two devices.
+/// Connects a ring between two devices.
 pub(crate) fn connect(
     from: &Arc<dyn Device>,
     sending: &RingConfig,
@@ -112,7 +112,7 @@ pub(crate) fn connect(
     Ok(oracle::connect(&**from, tx, &**to, rx))
 }
 
-/// A ring and what must come out of it, with as much patience as the devices need.
+/// Wraps a ring in the oracle's check, with the patience that the devices need.
 pub(crate) fn checked(tx: Sender, rx: Receiver, framing: Framing) -> Checked<Ring> {
     match is_slow_device() {
         true => {
@@ -150,7 +150,7 @@ impl Interposer for Counting {
 }
 
 impl Counting {
-    /// `device`, and what is counted there.
+    /// Wraps `device`. Returns it with its counter.
     pub(crate) fn around(device: &Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Self>) {
         let counting = Arc::new(Self::default());
         let around = InterposedDevice::new(device.clone(), counting.clone());
@@ -158,9 +158,9 @@ impl Counting {
     }
 }
 
-/// Waits until all that was published has arrived, so that the sender may go: on a device that takes its
-/// time, what is under way goes with it. For a ring whose every tail is signalled, the only one that
-/// `counting` counts for; `heads` were pushed to it.
+/// Waits until all published messages have arrived, so that the sender may be dropped: on a slow device,
+/// messages in flight would be lost with it. The ring must signal every tail and be the only one on the
+/// device of `counting`. `heads` is the number of heads pushed to the sender.
 pub(crate) fn quiet(tx: &mut Sender, heads: u64, counting: &Counting) {
     let heads = match tx.ring().mode {
         Mode::Notify => heads,
@@ -175,13 +175,13 @@ pub(crate) fn quiet(tx: &mut Sender, heads: u64, counting: &Counting) {
     }
 }
 
-/// Publishes all that was sent.
+/// Publishes all sent messages.
 #[track_caller]
 pub(crate) fn flush(tx: &mut Sender) {
     poll_until(|| tx.flush().unwrap().then_some(()));
 }
 
-/// Steps until `tx` finds something, as what it was told by then.
+/// Steps the sender until `look` finds something.
 #[track_caller]
 pub(crate) fn stepped<T>(tx: &mut Sender, mut look: impl FnMut(&Sender) -> Option<T>) -> T {
     poll_until(|| {
@@ -190,7 +190,7 @@ pub(crate) fn stepped<T>(tx: &mut Sender, mut look: impl FnMut(&Sender) -> Optio
     })
 }
 
-/// A ring of slots of 64 bytes.
+/// Returns the configuration of a ring with slots of 64 bytes.
 pub(crate) fn config(slots: u32, framing: Framing, mode: Mode) -> RingConfig {
     RingConfig {
         slots,
@@ -200,7 +200,7 @@ pub(crate) fn config(slots: u32, framing: Framing, mode: Mode) -> RingConfig {
     }
 }
 
-/// Longest variable message that N−1 slots of 64 bytes hold.
+/// Returns the longest variable message that N−1 slots of 64 bytes hold.
 pub(crate) fn longest(slots: u32, mode: Mode) -> usize {
     let slots = slots as usize - 1;
     match mode {

@@ -1,5 +1,5 @@
-//! A device whose longest message holds few slots: what lies side by side travels in several WRITEs, and
-//! a slot that is longer than a message is refused.
+//! A device whose longest message holds few slots. Adjacent slots are sent in several WRITEs, and a slot longer
+//! than a message is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,12 +13,12 @@ use proptest::prelude::*;
 use crate::oracle::rings;
 use crate::pair::{Hosts, config, connect, fill, flush, holds, poll_until};
 
-/// What is done to a device, and seen of it.
+/// Controls and observes a device.
 #[derive(Default)]
 struct DeviceProbe {
-    /// Bytes of the longest request.
+    /// Length of the longest request, in bytes.
     longest: AtomicU64,
-    /// While it is set no completion comes.
+    /// Holds completions back while set.
     late: AtomicBool,
 }
 
@@ -37,7 +37,7 @@ impl Interposer for DeviceProbe {
     }
 }
 
-/// As `inner`, with messages of so many bytes and send queues of so many requests.
+/// Wraps `inner` so that messages have at most `bytes` bytes and send queues hold `depth` requests.
 fn short(inner: &Arc<dyn Device>, bytes: u32, depth: u32) -> (Arc<dyn Device>, Arc<DeviceProbe>) {
     let mut info = inner.info().clone();
     info.limits.max_message = bytes;
@@ -65,7 +65,7 @@ proptest! {
                 _ => together,
             };
             let most = together as u32 * ring.slot_size as u32 + bytes_more;
-            // The fewest requests that such a ring is made with.
+            // The smallest send queue that such a ring can be created with.
             let groups = ring.slots.div_ceil(ring.transmit_every.min(together));
             let (left, watching) = short(&hosts.left, most, groups as u32 + 8);
             let (tx, rx) = connect(&left, &config, &hosts.right, &config).unwrap();
@@ -81,7 +81,7 @@ proptest! {
     }
 }
 
-/// A batch of sixteen goes in six WRITEs of three, and one of what is left.
+/// A batch of sixteen slots is sent in five WRITEs of three slots and one of the rest.
 #[test]
 fn a_batch_is_cut_where_a_message_must_end() {
     let hosts = Hosts::soft();
@@ -132,7 +132,7 @@ fn a_slot_longer_than_a_message_is_refused_with_both_lengths() {
         said.contains("a slot is 4160") && said.contains("to 4096"),
         "{said}"
     );
-    // Who only receives sends nothing so long.
+    // A receiver posts no request that long.
     assert!(ReceiverSetup::new(&device, &long).is_ok());
     let latency = RingConfig {
         slot_size: Some(1024),
@@ -148,7 +148,7 @@ fn a_slot_longer_than_a_message_is_refused_with_both_lengths() {
         ..latency
     };
     assert!(SenderSetup::new(&device, &batched).is_ok());
-    // A send queue that holds fewer WRITEs than the ring may need before one completes.
+    // The send queue holds fewer WRITEs than the ring may need before one completes.
     let (device, _) = short(&hosts.left, 64, 16);
     let many = RingConfig {
         transmit_every: Some(16),

@@ -1,4 +1,4 @@
-//! Both ends asleep in poll(2) whenever there is nothing to do: nobody is forgotten there.
+//! Both ends sleep in poll(2) whenever they have nothing to do. None must miss its wake-up.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,7 +9,7 @@ use crate::pair::{
     Hosts, config, fill, flush, holds, limit, longest, message_count, poll_expr, poll_until_within,
 };
 
-/// Messages for a ring.
+/// Returns the number of messages for a ring.
 fn rounds(config: &RingConfig) -> u64 {
     message_count(10_000, config.slots.into())
 }
@@ -27,18 +27,18 @@ pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
     ready(fd, 0)
 }
 
-/// Waits until the descriptor is readable. Says whether it had to sleep for that.
+/// Waits until the descriptor is readable. Returns whether it had to sleep for that.
 pub(crate) fn sleep(fd: BorrowedFd<'_>) -> bool {
     if is_readable(fd) {
         return false;
     }
-    // Whoever sleeps longer was forgotten.
+    // A longer sleep means a lost wake-up.
     let seconds = limit().nanos() / 1_000_000_000;
     assert!(ready(fd, seconds as i64), "asleep for ever");
     true
 }
 
-/// Sends a message, asleep while there is no room. Returns how often it slept.
+/// Sends a message and sleeps while there is no room. Returns how often it slept.
 fn send(tx: &mut Sender, message: &[u8]) -> u64 {
     let mut slept = 0;
     while let Err(error) = tx.try_send(message) {
@@ -53,7 +53,7 @@ fn send(tx: &mut Sender, message: &[u8]) -> u64 {
     slept
 }
 
-/// Sleeps until a message may be there. Returns whether it had to.
+/// Sleeps until a message may be there. Returns whether it had to sleep.
 pub(crate) fn await_message(rx: &mut Receiver) -> Result<bool, RingError> {
     rx.arm();
     let slept = !rx.step()? && sleep(rx.fd().unwrap());
@@ -61,7 +61,7 @@ pub(crate) fn await_message(rx: &mut Receiver) -> Result<bool, RingError> {
     Ok(slept)
 }
 
-/// Receives message `number`, asleep while it is not there. Returns how often it slept.
+/// Receives message `number` and sleeps until it arrives. Returns how often it slept.
 fn receive(rx: &mut Receiver, number: u64, len: usize) -> u64 {
     let mut slept = 0;
     loop {
@@ -74,7 +74,7 @@ fn receive(rx: &mut Receiver, number: u64, len: usize) -> u64 {
     }
 }
 
-/// One thread sends, the other receives, each as fast as it can. `pace` makes the receiver slower.
+/// One thread sends and another receives, both at full speed. `pace` slows the receiver down.
 fn stream(config: &RingConfig, len_of: impl Fn(u64) -> usize + Sync, pace: u64) {
     let hosts = Hosts::new();
     let rounds = rounds(config);
@@ -125,7 +125,7 @@ fn a_slow_receiver_leaves_no_sender_asleep() {
     stream(&config(16, Framing::Fixed(32), Mode::Notify), |_| 32, 5);
 }
 
-/// Each message waits for the answer to the one before, so each end sleeps for every one.
+/// Each message waits for the answer to the one before, so both ends sleep for every message.
 #[test]
 fn ping_pong_asleep() {
     let hosts = Hosts::new();
@@ -161,8 +161,8 @@ fn ping_pong_asleep() {
     }
 }
 
-/// The receiver drains the ring and goes to sleep for good: the sender has its head, and room for
-/// the longest message.
+/// The receiver drains the ring and sleeps for good. The sender must know its head and have room for the
+/// longest message.
 #[test]
 fn heads_are_pushed_before_the_receiver_sleeps() {
     let hosts = Hosts::new();
@@ -184,7 +184,7 @@ fn heads_are_pushed_before_the_receiver_sleeps() {
             }
             rx.arm();
             assert!(!rx.step().unwrap());
-            // From here on the receiver sleeps, but for skips, which wake it.
+            // From here on the receiver only wakes for skips.
             println!("{slots} slots, {fill_slots} filled");
             poll_until_within(4, || {
                 if tx.try_send(&vec![1; longest]).is_ok() {

@@ -1,8 +1,8 @@
-//! A device that takes nothing inline fetches a cursor when it gets to it. Until then the cursor's word is its
-//! own, however often the next one finds no room in the send queue.
+//! Devices without inline data: such a device fetches a cursor's word from memory when it executes the WRITE.
+//! Until then the word must not change, however often a later cursor finds no room in the send queue.
 //!
-//! On simulated RNICs, in virtual time, so it is the same every time: their bus is so slow that nothing was
-//! fetched yet when the queue is full and everything has been tried.
+//! The tests use simulated RNICs in virtual time, so they always run the same way. The simulated bus is so slow
+//! that no word has been fetched yet when the queue is full and every later post has been tried.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use headworks_verbs::{Device, Duration, Provider};
 use crate::minimal_device::over;
 use crate::pair::{config, connect, fill, holds};
 
-/// A network of two hosts that take nothing inline, and 100 µs to read a line of memory.
+/// A network of two hosts that take nothing inline and need 100 µs to read a line of memory.
 struct SlowNetwork {
     network: SimProvider,
     left: Arc<dyn Device>,
@@ -35,15 +35,15 @@ impl SlowNetwork {
         }
     }
 
-    /// Lets everything arrive that is under way.
+    /// Advances time until everything in flight has arrived.
     fn settle(&self) {
         self.network.advance(Duration::from_millis(10));
     }
 }
 
-/// Requests that the sender's queue holds: of slots and a tail eight times.
+/// Depth of the sender's queue: room for eight messages, each a WRITE of the slot and one of the tail.
 const DEPTH: u32 = 16;
-/// Several times as many messages as it has room for.
+/// Number of messages: several times as many as the queue has room for.
 const MESSAGES: u64 = 100;
 
 #[test]
@@ -62,7 +62,7 @@ fn a_tail_keeps_its_word_while_later_ones_find_no_room() {
         tx.try_send(&message).unwrap();
         tx.flush().unwrap();
     }
-    // As far as there was room; a word was asked for as often as messages were sent.
+    // Only as many as the queue had room for, although every message was flushed.
     assert_eq!(tx.published(), u64::from(DEPTH / 2));
     let mut read = 0;
     while read < MESSAGES {
@@ -95,7 +95,7 @@ fn a_head_keeps_its_word_while_later_ones_find_no_room() {
     for _ in 0..MESSAGES {
         assert!(rx.try_recv().unwrap().is_some());
     }
-    // As far as there was room; a word was asked for as often as messages were released.
+    // Only as many as the queue had room for, although every release called for a push.
     let pushed = rx.stats().head_writes;
     assert!((1..MESSAGES / 2).contains(&pushed), "{pushed} heads");
     slow.settle();

@@ -6,15 +6,15 @@ use headworks_ring::{Framing, Mode, Receiver, RingConfig, SendError, Sender};
 
 use crate::pair::{Hosts, config, fill, holds, longest, message_count};
 
-/// Nothing takes so long but what never ends, because the other thread failed.
+/// Time limit: whatever takes longer has hung because the other thread failed.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Messages for a ring: fewer where every one of them waits for the other thread.
+/// Number of messages for a ring: fewer on small rings, where every message waits for the other thread.
 fn count(slots: u64) -> u64 {
     message_count(if slots < 8 { 10_000 } else { 200_000 }, slots)
 }
 
-/// Length of message `number`: mostly short, sometimes the longest.
+/// Returns the length of message `number`: mostly short, sometimes the longest.
 fn len_of(number: u64, framing: Framing) -> usize {
     match framing {
         Framing::Fixed(len) => len,

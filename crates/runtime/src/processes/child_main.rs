@@ -41,8 +41,8 @@ const UNWRITTEN_MAX: usize = 4 << 20;
 ///     ExitCode::SUCCESS
 /// }
 /// ```
-pub fn child_entry(cast: &ActorRegistry, opener: DeviceOpener) -> Option<ExitCode> {
-    run_if_child(cast, opener).map(ExitCode::from)
+pub fn child_entry(actors: &ActorRegistry, opener: DeviceOpener) -> Option<ExitCode> {
+    run_if_child(actors, opener).map(ExitCode::from)
 }
 
 /// [`child_entry`] for test programs: does not return in a process that was started for a part. A
@@ -58,13 +58,13 @@ pub fn child_entry(cast: &ActorRegistry, opener: DeviceOpener) -> Option<ExitCod
 /// }
 /// # child_process_entry();
 /// ```
-pub fn child_entry_in_test(cast: &ActorRegistry, opener: DeviceOpener) {
-    if let Some(code) = run_if_child(cast, opener) {
+pub fn child_entry_in_test(actors: &ActorRegistry, opener: DeviceOpener) {
+    if let Some(code) = run_if_child(actors, opener) {
         std::process::exit(code.into());
     }
 }
 
-fn run_if_child(cast: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
+fn run_if_child(actors: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
     let value = std::env::var(CHILD_VARIABLE).ok()?;
     let (inode, coordinator) = value.split_once(':')?;
     // Programs that a part starts inherit the variable, not the socket.
@@ -73,7 +73,7 @@ fn run_if_child(cast: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
     if !is_socket || inode.parse() != Ok(stdin.st_ino) {
         return None;
     }
-    match run_child(cast, opener, coordinator.parse().ok()?) {
+    match run_child(actors, opener, coordinator.parse().ok()?) {
         Ok(ActorOutcome::Done) => Some(0),
         Ok(_) => Some(1),
         Err(error) => {
@@ -84,7 +84,7 @@ fn run_if_child(cast: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
 }
 
 fn run_child(
-    cast: &ActorRegistry,
+    actors: &ActorRegistry,
     opener: DeviceOpener,
     coordinator: i32,
 ) -> io::Result<ActorOutcome> {
@@ -112,12 +112,12 @@ fn run_child(
         .name("mail".into())
         .spawn(move || read_mail(stream, &reader))?;
     Ok(run_in_this_process(
-        cast, spec, opener, roles, mailbox, socket,
+        actors, spec, opener, roles, mailbox, socket,
     ))
 }
 
 fn run_in_this_process(
-    cast: &ActorRegistry,
+    actors: &ActorRegistry,
     spec: ActorSpec,
     opener: DeviceOpener,
     roles: Vec<String>,
@@ -130,14 +130,14 @@ fn run_in_this_process(
         roles,
         unwritten: Vec::new(),
     };
-    let mut desk = RealTimeContext {
+    let mut context = RealTimeContext {
         role: spec.role.clone(),
         mailbox,
         post,
     };
-    let outcome = run_actor(cast, &ActorInit { spec, opener }, parts, &mut desk);
+    let outcome = run_actor(actors, &ActorInit { spec, opener }, parts, &mut context);
     // The coordinator counts a process that goes without a last word as dead: nothing more to do here.
-    let _ = desk.post.send_outcome(&outcome);
+    let _ = context.post.send_outcome(&outcome);
     outcome
 }
 

@@ -95,13 +95,17 @@ impl Coordinator {
     pub(crate) fn start(
         program: &Path,
         args: &[OsString],
-        play: &Scenario,
+        scenario: &Scenario,
         events: Arc<ScenarioEvents>,
         alarm: Arc<EventFd>,
     ) -> Result<(Self, Arc<CoordinatorState>), ScenarioError> {
-        let roles: Vec<_> = play.actors.iter().map(|part| part.role.clone()).collect();
+        let roles: Vec<_> = scenario
+            .actors
+            .iter()
+            .map(|part| part.role.clone())
+            .collect();
         let (mut children, mut outboxes) = (Vec::new(), Vec::new());
-        for spec in &play.actors {
+        for spec in &scenario.actors {
             let mut unwritten = Vec::new();
             let start = ToChild::Start {
                 spec: spec.clone(),

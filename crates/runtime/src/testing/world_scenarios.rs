@@ -17,32 +17,32 @@ const KILL: i32 = 9;
 
 /// The actors.
 pub fn actors() -> ActorRegistry {
-    let mut cast = ActorRegistry::new();
-    cast.register("ping", |part| {
+    let mut actors = ActorRegistry::new();
+    actors.register("ping", |part| {
         Ok(Box::new(Ping {
             left: part.args[0],
             started: false,
         }))
     });
-    cast.register("pong", |_| Ok(Box::new(Pong)));
-    cast.register("flood", |_| Ok(Box::new(Flood { sent: 0 })));
-    cast.register("basin", |_| {
+    actors.register("pong", |_| Ok(Box::new(Pong)));
+    actors.register("flood", |_| Ok(Box::new(Flood { sent: 0 })));
+    actors.register("basin", |_| {
         Ok(Box::new(Basin {
             got: 0,
             unreported: None,
         }))
     });
-    cast.register("idle", |_| {
+    actors.register("idle", |_| {
         Ok(Box::new(Endless(|| Step::Wait(WakeCondition::mail()))))
     });
-    cast.register("busy", |_| Ok(Box::new(Endless(|| Step::Again))));
-    cast.register("polls", |_| {
+    actors.register("busy", |_| Ok(Box::new(Endless(|| Step::Again))));
+    actors.register("polls", |_| {
         Ok(Box::new(Endless(|| Step::Wait(WakeCondition::memory()))))
     });
-    cast.register("fails", |_| Err(MailError::NoCoordinator.into()));
-    cast.register("panics", |part| panic!("as told: {}", part.args.len()));
-    cast.register("timer", |_| Ok(Box::new(Timer { until: None })));
-    cast
+    actors.register("fails", |_| Err(MailError::NoCoordinator.into()));
+    actors.register("panics", |part| panic!("as told: {}", part.args.len()));
+    actors.register("timer", |_| Ok(Box::new(Timer { until: None })));
+    actors
 }
 
 /// Runs every play in this world.
@@ -51,9 +51,9 @@ pub fn actors() -> ActorRegistry {
 ///
 /// If the world does otherwise than worlds do.
 pub fn run_all(world: &dyn World) {
-    for (name, play) in SCENARIOS {
+    for (name, scenario) in SCENARIOS {
         println!("{name}");
-        play(world);
+        scenario(world);
     }
     if world.can_kill() {
         a_killed_actor_is_reported_and_the_others_go_on(world);
@@ -98,11 +98,11 @@ fn part(role: &str, actor: &str) -> ActorSpec {
 }
 
 fn two_actors_play_ping_pong(world: &dyn World) {
-    let play = Scenario::of([
+    let scenario = Scenario::of([
         part("a", "ping").with_args([100]).pinned_to(0),
         part("b", "pong"),
     ]);
-    let endings = finish(world.start(&play).expect("starts"));
+    let endings = finish(world.start(&scenario).expect("starts"));
     assert_eq!(
         endings.iter().map(|e| e.role.as_str()).collect::<Vec<_>>(),
         ["a", "b"]
@@ -135,8 +135,8 @@ fn failures_say_why_and_others_go_on(world: &dyn World) {
 }
 
 fn an_interruption_reaches_sleepers_and_pollers_alike(world: &dyn World) {
-    let play = Scenario::of([part("i", "idle"), part("p", "polls"), part("b", "busy")]);
-    let mut running = world.start(&play).expect("starts");
+    let scenario = Scenario::of([part("i", "idle"), part("p", "polls"), part("b", "busy")]);
+    let mut running = world.start(&scenario).expect("starts");
     running.interrupt();
     let endings = finish(running);
     assert!(
@@ -159,8 +159,8 @@ fn the_deadline_ends_those_that_do_not(world: &dyn World) {
 }
 
 fn a_flood_is_held_back_and_arrives_in_order(world: &dyn World) {
-    let play = Scenario::of([part("flood", "flood"), part("basin", "basin")]);
-    let mut running = world.start(&play).expect("starts");
+    let scenario = Scenario::of([part("flood", "flood"), part("basin", "basin")]);
+    let mut running = world.start(&scenario).expect("starts");
     running.interrupt();
     let endings = finish(running);
     assert!(
@@ -190,12 +190,12 @@ fn coordinators_mail_goes_to_actors_that_are_there(world: &dyn World) {
 }
 
 fn a_killed_actor_is_reported_and_the_others_go_on(world: &dyn World) {
-    let play = Scenario::of([
+    let scenario = Scenario::of([
         part("a", "ping").with_args([9]),
         part("b", "pong"),
         part("c", "idle"),
     ]);
-    let mut running = world.start(&play).expect("starts");
+    let mut running = world.start(&scenario).expect("starts");
     running.kill("c").expect("kills");
     let mut ended = Vec::new();
     while let Some(event) = running.poll(Duration::from_secs(60)) {
@@ -227,8 +227,8 @@ fn a_killed_actor_is_reported_and_the_others_go_on(world: &dyn World) {
 
 fn a_stopped_actor_goes_on_when_told_to(world: &dyn World) {
     // It ends by itself as soon as it hears that it is interrupted, and not before.
-    let play = Scenario::of([part("a", "idle")]);
-    let mut running = world.start(&play).expect("starts");
+    let scenario = Scenario::of([part("a", "idle")]);
+    let mut running = world.start(&scenario).expect("starts");
     running.stop("a").expect("stops");
     running.interrupt();
     running.cont("a").expect("continues");

@@ -129,7 +129,7 @@ fn words(at: Ps, what: u64, id: PieceId, pieces: &Slab<Piece>) -> [u64; 6] {
         PieceKind::Response(_) => 2,
         PieceKind::Datagram(_) => 3,
     };
-    let sum = piece.cargo().iter().fold(0, |sum: u64, byte| {
+    let sum = piece.payload_bytes().iter().fold(0, |sum: u64, byte| {
         sum.wrapping_mul(31).wrapping_add((*byte).into())
     });
     let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);

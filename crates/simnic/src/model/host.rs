@@ -88,7 +88,7 @@ pub(crate) struct ChangeTimes {
     /// Somebody wants to know of the next.
     is_watched: bool,
     /// When it is told.
-    told_at: Option<Ps>,
+    reported_at: Option<Ps>,
 }
 
 impl ChangeTimes {
@@ -116,16 +116,16 @@ impl ChangeTimes {
 
     #[inline]
     fn tell(&mut self, at: Ps) -> Option<Ps> {
-        let is_first = self.told_at.is_none_or(|told| at < told);
+        let is_first = self.reported_at.is_none_or(|told| at < told);
         (self.is_watched && is_first).then(|| {
-            self.told_at = Some(at);
+            self.reported_at = Some(at);
             at
         })
     }
 
     /// It is told; who wants to know of the next one says so again.
     pub(crate) fn mark_reported(&mut self) {
-        (self.is_watched, self.told_at) = (false, None);
+        (self.is_watched, self.reported_at) = (false, None);
     }
 
     /// The first change after `began`, of those that are to come or have just been.

@@ -23,7 +23,7 @@ pub(crate) struct ActorTime {
 /// Who wants to know what happens when.
 pub(crate) struct Instrumentation {
     tracer: Tracer,
-    play: u32,
+    run: u32,
     /// Hosts, with what they had counted when it was last told.
     hosts: Vec<(u32, Counters)>,
     /// Of which request what is logged next is.
@@ -33,7 +33,7 @@ pub(crate) struct Instrumentation {
 impl Instrumentation {
     pub(crate) fn new(tracer: Tracer) -> Self {
         Self {
-            play: tracer.begin(),
+            run: tracer.begin(),
             tracer,
             hosts: Vec::new(),
             label: ("", Subject::default()),
@@ -122,9 +122,7 @@ impl Model {
             return;
         };
         let host = &mut self.hosts[number as usize];
-        let process = instrumentation
-            .tracer
-            .host(instrumentation.play, &host.name);
+        let process = instrumentation.tracer.host(instrumentation.run, &host.name);
         instrumentation.hosts.push((process, host.counters));
         host.tx.iter_mut().for_each(|unit| unit.log.begin());
         host.rx.log.begin();

@@ -94,7 +94,7 @@ impl Model {
         };
         let expected = qp.expected;
         if piece.psn > expected {
-            if !std::mem::replace(&mut qp.gap_told, true) {
+            if !std::mem::replace(&mut qp.gap_reported, true) {
                 self.send_acknowledge(&piece, expected, Acknowledge::SequenceNak);
             }
             return;
@@ -159,7 +159,7 @@ impl Model {
         };
         let host = qp.host;
         qp.expected += u64::from(piece.packets);
-        qp.gap_told = false;
+        qp.gap_reported = false;
         let expected = qp.expected;
         self.note_change(host, at);
         if piece.last {
@@ -357,7 +357,7 @@ impl Model {
             return;
         };
         qp.expected += u64::from(packets);
-        qp.gap_told = false;
+        qp.gap_reported = false;
         self.execute_read_request(piece);
     }
 
@@ -481,7 +481,7 @@ impl Model {
             host,
             access: Access::LOCAL_WRITE,
         };
-        let from = Span::of(piece.cargo());
+        let from = Span::of(piece.payload_bytes());
         let mut done = 0;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;

@@ -60,7 +60,7 @@ impl Qp {
             receives: Receives::default(),
             inbound: None,
             expected: 0,
-            gap_told: false,
+            gap_reported: false,
             received_at: 0,
             placed_at: 0,
             answered_at: 0,

@@ -80,7 +80,7 @@ pub(crate) struct Qp {
     pub(crate) inbound: Option<IncomingMessage>,
     pub(crate) expected: u64,
     /// It was said that packets are missing.
-    pub(crate) gap_told: bool,
+    pub(crate) gap_reported: bool,
     /// What was done last on this side of the connection, and when it could be answered.
     pub(crate) received_at: Ps,
     pub(crate) placed_at: Ps,
@@ -263,7 +263,7 @@ impl Qp {
         (self.failing, self.drains_to) = (None, 0);
         self.receives.queue.clear();
         self.receives.retired = self.receives.posted;
-        (self.inbound, self.expected, self.gap_told) = (None, 0, false);
+        (self.inbound, self.expected, self.gap_reported) = (None, 0, false);
         (self.received_at, self.placed_at, self.answered_at) = (0, 0, 0);
         self.answers.clear();
         self.responses.clear();

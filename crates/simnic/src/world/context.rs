@@ -1,4 +1,4 @@
-//! What an actor is handed in virtual time.
+//! The context that a step of an actor gets in virtual time.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use headworks_verbs::{Duration, Instant};
 use super::SimScenario;
 use crate::hardware_units::{NEVER, NS, Ps, ns};
 
-/// What a step's mail and reports are put in, until it is over.
+/// An actor's context during one step. It collects the step's mail and reports until the step ends.
 pub(super) struct SimContext<'t> {
     pub(super) scenario: &'t SimScenario,
     pub(super) index: usize,
@@ -30,7 +30,7 @@ impl ContextBackend for SimContext<'_> {
     }
 
     fn charge(&mut self, cost: Duration) {
-        // What takes no time is no work: who is told that of each look that found nothing, looks.
+        // A charge of zero is not work: an actor that charges it for each look that finds nothing is spinning.
         if cost > Duration::ZERO {
             self.work(cost.nanos().saturating_mul(NS));
         }
@@ -50,7 +50,7 @@ impl ContextBackend for SimContext<'_> {
             return Err(MailError::NoSuchRole(to.to_owned()));
         };
         let scheduled = &actors[there];
-        // Mail to a part that has ended vanishes.
+        // Mail to an actor that has ended is dropped.
         if scheduled.is_leaving() && there != self.index {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl ContextBackend for SimContext<'_> {
 }
 
 impl SimContext<'_> {
-    /// The actor computes for so long, but for no longer than there is time.
+    /// Advances the actor's time by `cost`, but not beyond [`NEVER`].
     fn work(&self, cost: Ps) {
         let mut model = self.scenario.model.lock();
         let left = NEVER.saturating_sub(model.time());

@@ -1,4 +1,4 @@
-//! What the coordinator of a play in virtual time may do.
+//! The coordinator's operations on a scenario in virtual time.
 
 use headworks_runtime::{ActorOutcome, ProcessExit, RunningScenario, ScenarioError, ScenarioEvent};
 use headworks_runtime::{COORDINATOR, Mail, MailError};
@@ -18,7 +18,7 @@ impl RunningScenario for SimScenario {
     }
 
     fn poll(&mut self, timeout: Duration) -> Option<ScenarioEvent> {
-        // What never happens does not, however long it is waited for.
+        // Times from `NEVER` on mean "never", however long the timeout.
         let limit = later(self.now, timeout.nanos().saturating_mul(NS)).min(NEVER - 1);
         for _ in 0..POLL_BUDGET {
             if let Some(told) = self.unread_events.pop_front() {

@@ -29,15 +29,15 @@ fn hosts_processes_and_objects_are_seen() {
         ..CqInit::default()
     };
     let cq = one.create_cq(&init).unwrap();
-    let census = look(&dir, None).unwrap();
-    let hosts: Vec<_> = census
+    let snapshot = look(&dir, None).unwrap();
+    let hosts: Vec<_> = snapshot
         .contexts
         .iter()
         .map(|c| (&*c.host, c.index))
         .collect();
     assert_eq!(hosts, [("h1", 0), ("h1", 1), ("h2", 0)]);
     let us = ProcessId::current().unwrap();
-    for context in &census.contexts {
+    for context in &snapshot.contexts {
         assert_eq!((context.pid, context.start_time), (us.pid, us.start_time));
         assert_eq!(Some(&context.command), us.command().unwrap().as_ref());
         assert!(context.queue_pairs.is_empty());
@@ -75,9 +75,9 @@ fn the_dead_are_left_out_and_others_versions_named() {
         record(us, LAYOUT_VERSION, i32::MAX, 3),
     ]
     .map(|record| dir.claim_context(HostKey(1), &record).unwrap());
-    let census = look(&dir, None).unwrap();
-    assert!(census.contexts.is_empty());
-    let why: Vec<_> = census.unreadable.iter().map(|u| &*u.why).collect();
+    let snapshot = look(&dir, None).unwrap();
+    assert!(snapshot.contexts.is_empty());
+    let why: Vec<_> = snapshot.unreadable.iter().map(|u| &*u.why).collect();
     assert_eq!(why.len(), 2, "{why:?}");
     assert!(why[0].contains("this program reads version"), "{why:?}");
     assert!(why[1].starts_with("opening its table"), "{why:?}");
@@ -91,8 +91,8 @@ fn a_table_of_garbage_is_only_strange() {
     let table = &device.context.table;
     for pattern in [u64::MAX, 0x5555_5555_5555_5555, 1, 1 << 63] {
         scribble(table, pattern);
-        let census = look(&dir, None).unwrap();
-        let context = &census.contexts[0];
+        let snapshot = look(&dir, None).unwrap();
+        let context = &snapshot.contexts[0];
         // The values in the rows may be anything, but their number is bounded.
         assert!(context.queue_pairs.len() <= MAX_QP);
         assert!(context.completion_queues.len() <= MAX_CQ);

@@ -191,12 +191,12 @@ impl QpCore {
     /// Executes a few steps on a hostile queue pair.
     pub(super) fn carry_on_anyhow(
         &self,
-        unruly: &HostileQp,
+        hostile: &HostileQp,
         pending: &mut Pending,
         now: Instant,
     ) -> NextStep {
-        for _ in 0..unruly.tick(pending.backlog().ticks).within(1, 4) {
-            match pending.step_any(self, unruly, now) {
+        for _ in 0..hostile.tick(pending.backlog().ticks).within(1, 4) {
+            match pending.step_any(self, hostile, now) {
                 Ok(Some(status)) => {
                     self.end(pending, status);
                     if status != Status::Success {
@@ -219,7 +219,7 @@ impl Pending {
     fn step_any(
         &mut self,
         core: &QpCore,
-        unruly: &HostileQp,
+        hostile: &HostileQp,
         now: Instant,
     ) -> Result<Option<Status>, NextStep> {
         let backlog = self.backlog();
@@ -228,17 +228,17 @@ impl Pending {
             return Ok(Some(status));
         }
         let drains = core.state() == QpState::Sqd;
-        let open = backlog.open(unruly.ordered, drains);
-        let first = unruly.tick(backlog.ticks).below(open.len() as u64) as usize;
+        let open = backlog.open(hostile.ordered, drains);
+        let first = hostile.tick(backlog.ticks).below(open.len() as u64) as usize;
         let mut soonest = Instant::FAR_FUTURE;
         for turn in 0..open.len() {
             let at = open[(first + turn) % open.len()];
-            match self.step_one(core, unruly, at, now) {
+            match self.step_one(core, hostile, at, now) {
                 StepOutcome::On => return Ok(None),
                 StepOutcome::Ended(status) if at == 0 => return Ok(Some(status)),
                 StepOutcome::Ended(status) => {
-                    if let Some(ordeal) = &mut self.backlog().list[at].ordeal {
-                        ordeal.ended = Some(status);
+                    if let Some(faults) = &mut self.backlog().list[at].faults {
+                        faults.ended = Some(status);
                     }
                     return Ok(None);
                 }
@@ -258,35 +258,35 @@ impl Pending {
     fn step_one(
         &mut self,
         core: &QpCore,
-        unruly: &HostileQp,
+        hostile: &HostileQp,
         at: usize,
         now: Instant,
     ) -> StepOutcome {
         let rnr_retry = self.rnr_retry;
         let Backlog { list, engine, .. } = self.backlog();
         let waiting = &mut list[at];
-        let mut ordeal = waiting.ordeal.take().unwrap_or_default();
+        let mut faults = waiting.faults.take().unwrap_or_default();
         let judge = |waiting: &PendingRequest, point, turn| {
-            unruly
+            hostile
                 .rules
-                .judge(&unruly.event(core, waiting, point, turn))
+                .judge(&hostile.event(core, waiting, point, turn))
         };
-        if !ordeal.begun {
-            ordeal.begun = true;
+        if !faults.begun {
+            faults.begun = true;
             match judge(waiting, FaultPoint::Begin, 0) {
-                Verdict::Wait(steps) => ordeal.rest = steps.min(REST_MAX),
-                Verdict::WaitFor(time) => ordeal.until = now + time.min(WAIT_MAX),
-                Verdict::Kill(status) => ordeal.kill = Some(status),
+                Verdict::Wait(steps) => faults.rest = steps.min(REST_MAX),
+                Verdict::WaitFor(time) => faults.until = now + time.min(WAIT_MAX),
+                Verdict::Kill(status) => faults.kill = Some(status),
                 _ => {}
             }
         }
         let moved = 'moved: {
-            if ordeal.rest > 0 {
-                ordeal.rest -= 1;
+            if faults.rest > 0 {
+                faults.rest -= 1;
                 break 'moved StepOutcome::On;
             }
-            if ordeal.until > now {
-                break 'moved StepOutcome::Rests(ordeal.until);
+            if faults.until > now {
+                break 'moved StepOutcome::Rests(faults.until);
             }
             let needs_receive = matches!(
                 waiting.op,
@@ -295,28 +295,28 @@ impl Pending {
             // A denial does not count as one of the queue pair's `rnr_retry` tries.
             if needs_receive
                 && waiting.progress.claim.is_none()
-                && ordeal.denials < REFUSALS.min(rnr_retry.into())
-                && judge(waiting, FaultPoint::Receive, ordeal.denials) == Verdict::Refuse
+                && faults.denials < REFUSALS.min(rnr_retry.into())
+                && judge(waiting, FaultPoint::Receive, faults.denials) == Verdict::Refuse
                 && let Some(timer) = engine.rnr_timer()
             {
-                ordeal.denials += 1;
-                ordeal.until = now + timer.duration();
-                break 'moved StepOutcome::Rests(ordeal.until);
+                faults.denials += 1;
+                faults.until = now + timer.duration();
+                break 'moved StepOutcome::Rests(faults.until);
             }
-            if ordeal.kill.is_none() {
-                match judge(waiting, FaultPoint::Place, ordeal.turns) {
-                    Verdict::Kill(status) => ordeal.kill = Some(status),
-                    Verdict::Scatter(steps) if ordeal.turns == 0 => {
-                        let event = unruly.event(core, waiting, FaultPoint::Place, 0);
+            if faults.kill.is_none() {
+                match judge(waiting, FaultPoint::Place, faults.turns) {
+                    Verdict::Kill(status) => faults.kill = Some(status),
+                    Verdict::Scatter(steps) if faults.turns == 0 => {
+                        let event = hostile.event(core, waiting, FaultPoint::Place, 0);
                         let steps = u64::from(steps).max(event.len.div_ceil(CHUNK as u64));
-                        let (chance, steps) = (unruly.rules.chance(&event, 0), steps as u32);
-                        let scatter = Scatter::new(chance, unruly.whole_words, steps);
-                        ordeal.plan = Some(scatter);
+                        let (chance, steps) = (hostile.rules.chance(&event, 0), steps as u32);
+                        let scatter = Scatter::new(chance, hostile.whole_words, steps);
+                        faults.plan = Some(scatter);
                     }
                     _ => {}
                 }
             }
-            if let Some(status) = ordeal.kill {
+            if let Some(status) = faults.kill {
                 if at > 0 {
                     break 'moved StepOutcome::Blocked;
                 }
@@ -335,9 +335,9 @@ impl Pending {
                 break 'moved StepOutcome::Blocked;
             }
             if waiting.progress.done == 0 && waiting.progress.scatter.is_none() {
-                waiting.progress.scatter = ordeal.plan.clone().map(Box::new);
+                waiting.progress.scatter = faults.plan.clone().map(Box::new);
             }
-            ordeal.turns = ordeal.turns.saturating_add(1);
+            faults.turns = faults.turns.saturating_add(1);
             let (request, progress) = waiting.request();
             let what = (request.opcode(), request.len);
             progress.ahead = at > 0;
@@ -352,7 +352,7 @@ impl Pending {
                 Err(next) => StepOutcome::Stalled(next),
             }
         };
-        self.backlog().list[at].ordeal = Some(ordeal);
+        self.backlog().list[at].faults = Some(faults);
         moved
     }
 }
@@ -388,6 +388,6 @@ impl Backlog {
 impl PendingRequest {
     /// Returns how the request ended, if it is over and waits for those before it.
     pub(super) fn ended(&self) -> Option<Status> {
-        self.ordeal.as_ref().and_then(|ordeal| ordeal.ended)
+        self.faults.as_ref().and_then(|faults| faults.ended)
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct PendingRequest {
     pub(super) position: u64,
     pub(super) progress: RequestProgress,
     /// What the rules of a hostile device have decided for it.
-    pub(super) ordeal: Option<Box<RequestFaults>>,
+    pub(super) faults: Option<Box<RequestFaults>>,
 }
 
 enum OwnedPayload {
@@ -102,7 +102,7 @@ impl PendingRequest {
             flags: wr.flags,
             position,
             progress,
-            ordeal: None,
+            faults: None,
         }
     }
 
@@ -342,9 +342,9 @@ impl QpCore {
             return NextStep::At(stall.next_try);
         }
         let executing = self.row().executing.carry_on();
-        let next = match &self.unruly {
+        let next = match &self.hostile {
             None => self.carry_on_in_order(pending, now),
-            Some(unruly) => self.carry_on_anyhow(unruly, pending, now),
+            Some(hostile) => self.carry_on_anyhow(hostile, pending, now),
         };
         drop(executing);
         self.context.progress.note_progress();
@@ -527,8 +527,8 @@ impl QpCore {
     /// peer is dead, or will find the connection gone before it uses them.
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
         if self.is_datagrams() {
-            // Only receives that dead senders took are left; `bury` undoes those.
-            self.context.senders.bury(&self.context);
+            // Only receives that dead senders took are left; `clean_up` undoes those.
+            self.context.senders.clean_up(&self.context);
             return Vec::new();
         }
         let ours = self.slot() as u16;
@@ -625,24 +625,24 @@ impl QpCore {
         }
         self.flush(&mut pending);
         if first {
-            self.rouse();
+            self.wake_waiters();
         }
         true
     }
 
     /// Returns whether it is connected to a peer that is gone.
-    fn is_bereft(&self) -> bool {
+    fn has_lost_peer(&self) -> bool {
         self.is_connected() && self.peer_is_gone()
     }
 
     /// If the peer died: moves to the error state, recovers what the peer held, and flushes.
-    pub(crate) fn end_if_bereft(&self) {
-        if !self.is_bereft() {
+    pub(crate) fn end_if_peer_left(&self) {
+        if !self.has_lost_peer() {
             return;
         }
         let mut pending = self.lock_pending();
         // The thread that had the lock may have connected it to another peer.
-        if !self.is_bereft() {
+        if !self.has_lost_peer() {
             return;
         }
         // The request in progress ends as with a peer that stays silent; the rest is flushed.
@@ -652,14 +652,14 @@ impl QpCore {
         self.fail();
         self.settle();
         self.flush(&mut pending);
-        self.rouse();
+        self.wake_waiters();
     }
 
     /// Wakes all who sleep on the channels of its CQs.
-    fn rouse(&self) {
-        self.send_cq.port().rouse();
+    fn wake_waiters(&self) {
+        self.send_cq.port().wake_waiters();
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            self.recv_cq.port().rouse();
+            self.recv_cq.port().wake_waiters();
         }
     }
 }

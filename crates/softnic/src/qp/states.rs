@@ -91,7 +91,7 @@ impl SoftQp {
             has_lane,
             lane_bypass: LaneBypass::new(),
             pending: Mutex::default(),
-            unruly: context
+            hostile: context
                 .hostility
                 .as_ref()
                 .map(|hostility| Box::new(HostileQp::new(hostility))),

@@ -14,7 +14,7 @@ fn kill_with_a_receive_in_hand(b: &DatagramQp) {
     let taken = link.receives.slots.claim_pop(WHO).unwrap();
     assert!(taken.is_some());
     hand_over(row, dead_process());
-    b.bury();
+    b.clean_up();
 }
 
 #[test]

@@ -109,8 +109,8 @@ impl DatagramQp {
         &self.device.context.table.senders()[0]
     }
 
-    pub(super) fn bury(&self) {
-        self.device.context.senders.bury(&self.device.context);
+    pub(super) fn clean_up(&self) {
+        self.device.context.senders.clean_up(&self.device.context);
     }
 
     fn ours(&self) -> Arc<crate::qp::QpCore> {
@@ -573,7 +573,7 @@ fn kill(at: KillPoint) -> Vec<(u64, Status)> {
         }
     }
     hand_over(row, dead_process());
-    b.bury();
+    b.clean_up();
     assert_eq!(row.life.load(Ordering::Relaxed) & 0xff, 0);
     // Other senders go on.
     let mut c = DatagramQp::new(fabric.open("soft:h3"), None);
@@ -633,7 +633,7 @@ fn a_row_that_a_killed_process_was_about_to_take_is_free_again() {
     assert_eq!(a.send(to, b"x").status, Status::Success);
     let pid = u64::from(dead_process().pid);
     b.sender().life.store(pid << 32 | 0x301, Ordering::Release);
-    b.bury();
+    b.clean_up();
     assert_eq!(b.sender().life.load(Ordering::Relaxed), 0x300);
 }
 
@@ -644,7 +644,7 @@ fn a_row_that_somebody_is_about_to_take_is_left_to_him() {
     assert_eq!(a.send(to, b"x").status, Status::Success);
     let claiming = u64::from(std::process::id()) << 32 | 0x301;
     b.sender().life.store(claiming, Ordering::Release);
-    b.bury();
+    b.clean_up();
     assert_eq!(b.sender().life.load(Ordering::Relaxed), claiming);
 }
 

@@ -129,7 +129,7 @@ fn rings(len: usize) -> Vec<RingConfig> {
 }
 
 /// Steps both sides until the client is done, each of them only in every so-many-th round.
-fn play<V: Service, S: MessageSender, R: MessageReceiver>(
+fn run<V: Service, S: MessageSender, R: MessageReceiver>(
     mut client: Client<impl Requests>,
     service: V,
     mut ends: Ends<S, R>,
@@ -159,7 +159,7 @@ fn read_keys<S: MessageSender, R: MessageReceiver>(
     look: impl FnMut(&Ends<S, R>),
 ) {
     let client = kv::Client::new(500, 1000, window);
-    play(client, Store::of(500), ends, slow, look);
+    run(client, Store::of(500), ends, slow, look);
 }
 
 fn traffic() -> Replay {
@@ -221,7 +221,7 @@ fn all_over<S: MessageSender, R: MessageReceiver>(
     let site = Site::new(FILES);
     let response = site.response(Reply::File(0)).concat().len();
     let ends = Ends::of([request(&http::path(0)).len(), response].map(&channel));
-    play(http::Client::new(FILES, 100), site, ends, slow, |_| {});
+    run(http::Client::new(FILES, 100), site, ends, slow, |_| {});
 }
 
 #[test]

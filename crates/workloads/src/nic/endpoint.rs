@@ -67,9 +67,9 @@ impl Setup<'_> {
 }
 
 impl Requester {
-    /// The part that connects this end first, and then is what `play` makes of it. The ends tell each other the address
+    /// The part that connects this end first, and then is what `run` makes of it. The ends tell each other the address
     /// of memory that the other may work on.
-    pub(super) fn connect<F>(mut self, offered: RemoteAddr, play: F) -> Made
+    pub(super) fn connect<F>(mut self, offered: RemoteAddr, run: F) -> Made
     where
         F: FnOnce(Self) -> Made + Send + 'static,
     {
@@ -85,7 +85,7 @@ impl Requester {
                 }
                 self.end.queue_pairs.push(qp);
             }
-            play(self)
+            run(self)
         })?;
         started(move |cx| meet.step(cx))
     }

@@ -284,8 +284,8 @@ impl PacingSampler {
     }
 }
 
-/// A pair of which one end posts as `play` has it, and the other takes what it must.
-pub(super) fn pair<F>(load: VerbLoad, setup: &Setup<'_>, play: F) -> Made
+/// A pair of which one end posts as `run` has it, and the other takes what it must.
+pub(super) fn pair<F>(load: VerbLoad, setup: &Setup<'_>, run: F) -> Made
 where
     F: FnOnce(Requester) -> Made + Send + 'static,
 {
@@ -305,7 +305,7 @@ where
         if let PostingOrder::Random(_) = load.posting_order {
             shuffle(&mut source.end.queue_pairs, seed);
         }
-        play(source)
+        run(source)
     })
 }
 

@@ -1,4 +1,4 @@
-//! Processes of this program that are told what to do and say when they have: a line each way, of JSON.
+//! Child processes of this program that take commands and reply, one line of JSON each.
 
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Write};
@@ -17,12 +17,12 @@ use super::{Result, Role, failed};
 use crate::error::WorkloadError;
 use crate::subprocess::{Subprocess, child_program};
 
-/// The name of a process that plays a role.
+/// Name of the subcommand with which a child process runs a role.
 pub(crate) const NAME: &str = "service";
-/// How often a listener looks whether to go on.
+/// How often a waiting parent checks whether it should stop.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A process that plays a role, until it is dropped.
+/// A child process that runs a role. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct ControlledChild {
     running: Option<Subprocess>,
@@ -32,7 +32,7 @@ pub struct ControlledChild {
 }
 
 impl ControlledChild {
-    /// Starts a process on a processor, with a registry of its own kind in `directory`.
+    /// Starts a process on processor `cpu`, with its own registry in `directory`.
     pub fn start(role: &Role, cpu: usize, directory: &Path) -> Result<Self> {
         let text = serde_json::to_string(role).map_err(failed("role"))?;
         let mut command = child_program(&[NAME, &text])?;
@@ -55,17 +55,17 @@ impl ControlledChild {
         })
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Tells it something.
+    /// Sends a command to the process.
     pub fn send(&mut self, what: &impl Serialize) -> Result<()> {
         write(&mut self.tells, what)
     }
 
-    /// Waits until it says `what`; it is an error if it says something else.
+    /// Waits until the process replies `what`; any other reply is an error.
     pub fn expect_reply<T>(&mut self, what: T, limit: Duration, stop: &AtomicBool) -> Result<()>
     where
         T: DeserializeOwned + Debug + PartialEq,
@@ -79,7 +79,7 @@ impl ControlledChild {
         }
     }
 
-    /// Waits for what it says next, for as long as `limit`.
+    /// Waits at most `limit` for the next reply.
     pub fn receive<T: DeserializeOwned>(
         &mut self,
         limit: Duration,
@@ -103,7 +103,7 @@ impl ControlledChild {
         }
     }
 
-    /// Why it has ended: the first line on its standard error.
+    /// Returns why the process ended: the first line of its standard error.
     fn exit_error(&mut self, stop: &AtomicBool) -> WorkloadError {
         let ended = self.running.take();
         let ended = ended.map(|running| running.finish(Duration::from_secs(5), stop));
@@ -116,7 +116,7 @@ impl ControlledChild {
     }
 }
 
-/// Says something to the process that started this one.
+/// Sends a reply to the process that started this one.
 pub(super) fn reply(what: &impl Serialize) -> Result<()> {
     write(&mut std::io::stdout(), what)
 }
@@ -128,7 +128,7 @@ fn write(to: &mut impl Write, what: &impl Serialize) -> Result<()> {
     written.map_err(failed("another process"))
 }
 
-/// Waits for what this process is told next; `None`: nothing any more.
+/// Waits for the next command to this process. Returns `None` at the end of the input.
 pub(super) fn next_command<T: DeserializeOwned>() -> Result<Option<T>> {
     let line = std::io::stdin().lock().lines().next().transpose();
     let line = line.map_err(failed("standard input"))?;

@@ -1,4 +1,4 @@
-//! Applications that are asked. Whoever connects says with the first byte what for.
+//! Applications that serve requests. The first byte that a client sends says what the connection is for.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,22 +12,22 @@ use super::Result;
 use super::control::reply;
 use super::controlled_app::AppReply;
 
-/// The first byte over a connection: what it is for.
+/// First byte sent over a connection: what the connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ConnectionPurpose {
-    /// Everything is sent back, waiting as streams do by default.
+    /// The server echoes everything. It waits as streams do by default.
     Echo = b'e',
-    /// Everything is sent back by a thread that sleeps in poll(2) whenever nothing is there.
+    /// The server echoes everything from a thread that sleeps in poll(2) whenever no data is there.
     EchoAsleep = b'a',
-    /// One byte is sent back for each so many, a number of eight bytes behind this one. The first byte of what comes is
-    /// looked at, where it lies.
+    /// The server discards everything. The next eight bytes give a number N: it answers one byte for every N received.
+    /// It reads the first byte of each piece of data in place.
     Sink = b's',
-    /// The window of memory, four bytes, is sent back; the memory is of so many bytes as the eight behind this one say.
+    /// The next eight bytes give a size. The server exports that much memory and sends back its window, four bytes.
     WriteWindow = b'w',
 }
 
-/// Serves until the process is ended.
+/// Serves until the process is killed.
 pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
     let service = Service::attach(socket, "experiment")?;
     let listener = service.listen(port, 16_384)?;
@@ -36,12 +36,12 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
     loop {
         let mut stream = listener.accept()?;
         let mut wish = [0];
-        // Whoever only looks whether the application is there says nothing.
+        // A client that only checks whether the application is there sends nothing.
         if !matches!(stream.recv(&mut wish), Ok(1)) {
             continue;
         }
         if wish[0] == ConnectionPurpose::WriteWindow as u8 {
-            // These are many, and do nothing by themselves. Memory that others had is taken back first.
+            // There are many such connections, and they need no thread. First revoke the memory of peers that are gone.
             held = held.into_iter().filter_map(still_held).collect();
             if let Ok(export) = export(&service, &mut stream) {
                 stream.set_nonblocking(true);
@@ -51,7 +51,7 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
         }
         let name = "experiment-serve".to_owned();
         thread::Builder::new().name(name).spawn(move || {
-            // It ends with whoever asked.
+            // The thread ends when its client disconnects.
             match wish[0] {
                 b'a' => {
                     drop(WaitingStream::asleep(stream).and_then(|mut stream| echo(&mut stream)))
@@ -99,7 +99,7 @@ fn sink(stream: &mut Stream) -> std::io::Result<()> {
     }
 }
 
-/// Keeps what is held by a peer that is there; else takes the memory back.
+/// Keeps a connection whose peer is still there; else revokes its memory and drops it.
 fn still_held((mut stream, export): (Stream, Export)) -> Option<(Stream, Export)> {
     match stream.recv(&mut [0]) {
         Err(ServiceError::WouldBlock) => Some((stream, export)),
@@ -119,7 +119,7 @@ fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
     Ok(export)
 }
 
-/// Sends everything back over TCP, until the process is ended. If the first byte says so, a thread that spins answers.
+/// Echoes everything over TCP until the process is killed. If a client's first byte is [`SPINNING`], its thread spins.
 pub(super) fn serve_tcp() -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     reply(&listener.local_addr()?.port())?;
@@ -134,22 +134,22 @@ pub(super) fn serve_tcp() -> Result<()> {
                 _ => echo(&mut stream),
             }
         };
-        // It ends with whoever asked.
+        // The thread ends when its client disconnects.
         thread::spawn(move || drop(serve()));
     }
 }
 
-/// The first byte over TCP to be answered by a thread that spins.
+/// First byte over TCP that asks for an answering thread that spins.
 pub(super) const SPINNING: u8 = b'!';
 
-/// A stream whose calls do not block, but wait in their own way whenever they would.
+/// A nonblocking stream. A call that would block waits with `wait` and tries again.
 pub(super) struct WaitingStream<S> {
     stream: S,
     wait: fn(&mut S, PollFlags) -> std::io::Result<()>,
 }
 
 impl WaitingStream<Stream> {
-    /// It sleeps in poll(2).
+    /// Makes a stream that waits by sleeping in poll(2).
     pub(super) fn asleep(mut stream: Stream) -> std::io::Result<Self> {
         stream.fd()?;
         stream.set_nonblocking(true);
@@ -162,7 +162,7 @@ impl WaitingStream<Stream> {
 }
 
 impl WaitingStream<TcpStream> {
-    /// It looks again at once.
+    /// Makes a stream that tries again at once.
     pub(super) fn spinning(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         let wait = |_: &mut TcpStream, _| Ok(());

@@ -1,5 +1,5 @@
-//! Four processes that hand a message on through rings in shared memory, and the answer back, without verbs: what a way
-//! over two daemons takes at least if each process offers its processor to the others while it waits.
+//! Four processes that forward a message through rings in shared memory, and the answer back, without verbs.
+//! Its latency is the lower bound for a path over two daemons where each process yields its processor while it waits.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -15,24 +15,24 @@ use super::control::ControlledChild;
 use super::load::pingpong;
 use super::{Result, Role, failed};
 
-/// Processes of a chain.
+/// Processes in the chain.
 const HOPS: usize = 4;
-/// Rings on the way there and back.
+/// Rings for both directions.
 const RINGS: usize = 2 * (HOPS - 1);
-/// Slots of a ring: a message is under way at a time.
+/// Slots of a ring. Only one message is in flight at a time.
 const SLOTS: usize = 4;
 
-/// A ring of another process: which descriptor of which process.
+/// A ring of another process: process id and file descriptor.
 type Offer = (u32, i32);
 
-/// A process of a chain.
+/// A process in the chain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RelayHop {
-    /// It takes messages from the first of each two rings, and gives them on to the second.
+    /// Pairs of rings: the process takes messages from the first and forwards them to the second.
     rings: Vec<(Offer, Offer)>,
     /// Bytes of a message.
     size: usize,
-    /// Set for the one that begins: nanoseconds before it measures, and that it measures.
+    /// Set for the first process of the chain: nanoseconds of warm-up and of measurement.
     measures: Option<(u64, u64)>,
 }
 
@@ -49,7 +49,7 @@ fn give(to: &mut BareSender, message: &[u8], waiter: &mut Waiter) {
 }
 
 impl RelayHop {
-    /// Hands messages on until the process is ended, or measures.
+    /// Forwards messages until the process is killed. The first process of the chain measures instead.
     pub(super) fn run(&self) -> Result<f64> {
         let slot = self.size.next_multiple_of(64);
         let join = |(pid, fd)| BareSegment::join(pid, fd, SLOTS, slot).map_err(failed("bare ring"));
@@ -86,8 +86,8 @@ impl RelayHop {
     }
 }
 
-/// Measures how many nanoseconds messages of so many bytes take there and back (median) over a chain, two of whose
-/// processes are on each processor.
+/// Measures the median round-trip time of messages of `size` bytes over a chain, in nanoseconds. The first two
+/// processes run on the first processor, the last two on the second.
 pub fn measure(
     size: usize,
     (warm, run): (Duration, Duration),
@@ -100,9 +100,9 @@ pub fn measure(
     let rings = rings.map_err(failed("bare ring"))?;
     let offers: Vec<Offer> = rings.iter().map(|(ring, _)| ring.offer()).collect();
     let mut links = Vec::new();
-    // The one that measures comes last.
+    // The measuring process starts last, when the others are there.
     for at in (0..HOPS).rev() {
-        // On the way there a link gives on to the ring of its number, on the way back to the one as far from the end.
+        // Process `at` forwards to ring `at` on the way there, and to ring `RINGS - at` on the way back.
         let gives = (0..RINGS).filter(|ring| *ring == at || *ring == RINGS - at);
         let rings = gives.map(|ring| (offers[(ring + RINGS - 1) % RINGS], offers[ring]));
         let link = RelayHop {

@@ -100,7 +100,7 @@ impl OneSidedLoad {
                 times,
                 state: Arc::default(),
             },
-            cast: ActorRegistry::new(),
+            actors: ActorRegistry::new(),
             parts: Vec::new(),
         };
         match arm {
@@ -110,11 +110,11 @@ impl OneSidedLoad {
         };
         let ScenarioBuilder {
             shared_run,
-            cast,
+            actors,
             parts,
         } = scenario;
         let count = parts.len();
-        let world = SimWorld::new(cast, machine.preset.clone(), machine.seed);
+        let world = SimWorld::new(actors, machine.preset.clone(), machine.seed);
         let mut running = world
             .start(&Scenario::of(parts))
             .map_err(failed("scenario"))?;
@@ -197,7 +197,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The actors of a play.
 struct ScenarioBuilder {
     shared_run: SharedRun,
-    cast: ActorRegistry,
+    actors: ActorRegistry,
     parts: Vec<ActorSpec>,
 }
 
@@ -210,7 +210,7 @@ impl ScenarioBuilder {
         make: impl Fn(&ActorInit) -> Result<A, ActorError> + Send + Sync + 'static,
     ) -> Result<()> {
         let make = move |part: &ActorInit| Ok(Box::new(make(part)?) as Box<dyn Actor>);
-        self.cast.register(&role, make);
+        self.actors.register(&role, make);
         let device = self.shared_run.machine.device(host)?;
         self.parts
             .push(ActorSpec::new(role.clone(), role).on(device));

@@ -110,7 +110,7 @@ impl TwoDomains {
                 return;
             }
         }
-        panic!("they never come to rest");
+        panic!("the domains never become idle");
     }
 
     /// Returns the application's writer of the first end.
@@ -172,7 +172,7 @@ fn who_waits_for_room_waits_once_however_often_it_is_called() {
         bulk_each: 32,
         bulk_min: 64,
         bulk_max: 512,
-        bulk_told: 1,
+        bulk_announced: 1,
         ring_bytes: 1 << 20,
         ..DaemonLimits::default()
     });

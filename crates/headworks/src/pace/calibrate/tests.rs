@@ -88,7 +88,7 @@ fn how_many_are_measured_is_bounded() {
     for rounds in [0, ROUNDS_MAX + 1, u32::MAX] {
         let refused = calibrate(&device, &default_peer(&device), rounds, &mut |_, _| true);
         let said = refused.unwrap_err().to_string();
-        let wanted = format!("{rounds} requests of each class: 1 to 1000000 are measured");
+        let wanted = format!("{rounds} requests of each class: 1 to 1000000 are allowed");
         assert_eq!(said, wanted);
     }
     let ended = calibrate(&device, &default_peer(&device), ROUNDS_MAX, &mut |_, _| {

@@ -149,14 +149,14 @@ fn take(by: &PacketSocket) {
             .expect("is heard")
     );
     let handles = 64;
-    let board = Extent {
+    let doorbell = Extent {
         slab: 0,
         offset: 0,
         len: Doorbell::bytes(handles) as u32,
     };
     let reply = Reply::Attached {
         version: VERSION,
-        board,
+        doorbell,
         handles: handles as u32,
     };
     say(by, &reply);

@@ -1,4 +1,4 @@
-//! Applications in virtual time that send each other messages by turns.
+//! Applications in virtual time that send each other messages in turn.
 
 use headworks::runtime::{Actor, ActorContext, ActorError, Step};
 use headworks::verbs::{Duration, Instant};
@@ -9,10 +9,10 @@ use super::one_sided_apps::{Client, LOOK, Opening};
 use super::{CallerRun, SOON, ScenarioBuilder, SharedRun, locked};
 use crate::service::Result;
 
-/// Bytes that are copied at a time: as many as a record carries.
+/// Bytes copied at a time: as many as a record carries.
 const PIECE: usize = 64 << 10;
 
-/// Adds the applications at those sessions: one that begins, and one on the other host that answers with as many bytes.
+/// Adds the applications of these sessions: one that begins, and one on the other host that answers as many bytes.
 pub(super) fn add(
     scenario: &mut ScenarioBuilder,
     bytes: usize,
@@ -49,13 +49,13 @@ pub(super) fn add(
 /// How far an application is with a message.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// It is not begun.
+    /// The message is not begun.
     Rests,
-    /// So many bytes were handed over.
+    /// Number of bytes handed to the connection.
     Sends(usize),
-    /// So many have come, and so many more are seen from then on.
+    /// Number of bytes received, and how many more become visible at that time.
     Gets(usize, Option<(usize, Instant)>),
-    /// So many have come, and so many more were copied.
+    /// Number of bytes received, and how many more were copied.
     Copied(usize, usize),
 }
 
@@ -63,24 +63,24 @@ impl Phase {
     const GETS: Self = Self::Gets(0, None);
 }
 
-/// Either application.
+/// One of the two applications.
 struct Talker {
     shared_run: SharedRun,
-    /// Of the one that begins.
+    /// Set for the application that begins.
     share: Option<CallerRun>,
     client: Client,
-    /// What a message takes beside copies; and a line that the daemon wrote last.
+    /// Time of a message without its copies, and time to read a cache line that the daemon wrote last.
     costs: [Duration; 2],
-    /// The message that is sent, or that is to come.
+    /// The message being sent, or the one expected.
     message: Vec<u8>,
-    /// Messages that have come.
+    /// Number of messages received, modulo 256.
     number: u8,
     phase: Phase,
-    /// Bytes that it has spent the time for to copy, and that there was no room for.
+    /// Bytes whose copy was charged but for which the connection had no room yet.
     prepaid: usize,
 }
 
-/// Writes the bytes of a message.
+/// Writes the contents of message `number`.
 fn fill(message: &mut [u8], number: u8) {
     for (at, byte) in message.iter_mut().enumerate() {
         *byte = (at as u8).wrapping_mul(31).wrapping_add(number);
@@ -133,7 +133,7 @@ impl Actor for Talker {
                 app_session.written += u64::from(count > 0);
                 app_session.touched.insert(connection.handle());
                 if count == 0 {
-                    // The daemon looks whether there is room.
+                    // This makes the daemon check whether there is room.
                     let _: bool = connection.nudge();
                 }
                 cx.charge(LOOK);
@@ -145,7 +145,7 @@ impl Actor for Talker {
             Phase::Gets(got, None) => {
                 cx.charge(LOOK);
                 let count = connection.receiving.peek()?.len as usize;
-                // What the daemon's latest step did is not seen before that is over.
+                // What the daemon's latest step did is invisible until that step is over.
                 let seen = (count > 0).then_some((count, now.max(app_session.seen_at)));
                 Phase::Gets(got, seen)
             }

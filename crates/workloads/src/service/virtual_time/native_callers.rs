@@ -14,13 +14,13 @@ use crate::service::Result;
 use crate::service::native_verbs::{Native, shape};
 use crate::service::one_sided::VerbsRequests;
 
-/// How soon a thread looks again that waits behind others: sooner than any of them can be done.
+/// How soon a thread that queues behind others asks again: sooner than any of them can be done.
 const LOOK: Duration = Duration::from_nanos(20);
 
-/// A ticket lock: threads have it in the order in which they asked; a thread that waits spins.
+/// A ticket lock: threads get it in the order in which they asked; a waiting thread spins.
 #[derive(Debug)]
 pub(super) struct SimulatedLock {
-    /// What it costs to change hands between two cores, and more for each other thread that waits then.
+    /// Cost of a handover between two cores, and the cost that each further waiting thread adds to it.
     costs: [Duration; 2],
     free_at: Instant,
     owner: Option<usize>,
@@ -37,8 +37,10 @@ impl SimulatedLock {
         }
     }
 
-    /// Thread `who` wants it `now`, and stands in line if it `queues`. It has the lock after that time, uses it in the same
-    /// step, and [releases](Self::release) it; or it is to ask again then.
+    /// Asks for the lock for thread `who`, which joins the queue if `queues`.
+    ///
+    /// `Ok(cost)`: the thread has the lock after that time, uses it in the same step, and [releases](Self::release) it.
+    /// `Err(at)`: the thread is to ask again at `at`.
     pub(super) fn ask(
         &mut self,
         who: usize,
@@ -66,32 +68,32 @@ impl SimulatedLock {
         })
     }
 
-    /// Its owner lets go of it.
+    /// Releases the lock at `now`.
     pub(super) fn release(&mut self, now: Instant) {
         self.free_at = now;
     }
 }
 
-/// Completions that are taken at a time: about as many as there are if a caller keeps up.
+/// Completions polled at a time: about as many as there are if a caller keeps up.
 const POLL: usize = 4;
 
-/// Queue pairs that some callers have together.
+/// Queue pairs that a group of callers shares.
 struct QueuePairGroup {
     lock: Option<SimulatedLock>,
     verbs: VerbsRequests,
-    /// Slots of each caller whose answers another has taken from the queue.
+    /// For each caller: slots whose completions another caller has polled.
     inbox: Vec<Vec<usize>>,
 }
 
-/// What is made as callers come.
+/// The groups, made as callers start.
 #[derive(Default)]
 struct QueuePairGroups {
-    /// Ends of the other hosts, with memory that is asked.
+    /// Ends on the other hosts, with the memory that requests access.
     remotes: Vec<Native>,
     groups: Vec<Option<Arc<Mutex<QueuePairGroup>>>>,
 }
 
-/// Adds callers so many of which share each queue pair. 1: none do, and there is no lock.
+/// Adds callers, `sharing` of which share each queue pair. With 1, none share, and there is no lock.
 pub(super) fn add(scenario: &mut ScenarioBuilder, sharing: usize) -> Result<()> {
     let all_groups = Arc::new(Mutex::new(QueuePairGroups::default()));
     for who in 0..scenario.shared_run.load.callers {
@@ -114,7 +116,7 @@ pub(super) fn add(scenario: &mut ScenarioBuilder, sharing: usize) -> Result<()> 
 }
 
 impl QueuePairGroups {
-    /// The queue pairs of group `at`, made for the first caller of it that comes.
+    /// Returns the queue pairs of group `at`. The group's first caller makes them.
     fn group_of(
         &mut self,
         at: usize,
@@ -145,7 +147,7 @@ impl QueuePairGroups {
         let theirs = shape(1, depth, depth);
         let mut targets = Vec::new();
         for (number, ours) in native.end.queue_pairs.iter_mut().enumerate() {
-            // A caller of few connections has them to other hosts than its neighbours.
+            // A caller with few connections has them to other hosts than its neighbours.
             let remote = &mut self.remotes[(at + number) % hosts];
             remote.end.populate(&theirs)?;
             let theirs = remote.end.queue_pairs.last_mut().expect("made above");
@@ -171,18 +173,18 @@ impl QueuePairGroups {
     }
 }
 
-/// A thread that asks.
+/// A thread that makes requests.
 struct Caller {
     share: CallerRun,
     group: Arc<Mutex<QueuePairGroup>>,
     all_groups: Arc<Mutex<QueuePairGroups>>,
-    /// Its number among those that share.
+    /// Index of the thread in its group.
     member: usize,
     think: Duration,
     line: Duration,
-    /// Since when it is about the next request.
+    /// When the thread began to prepare the next request; `None` if it prepares none.
     has_thought: Option<Instant>,
-    /// Slots whose answers it has taken in this step.
+    /// Slots whose answers the thread has polled in this step.
     own: Vec<usize>,
 }
 
@@ -200,7 +202,7 @@ impl Actor for Caller {
             self.own.extend(inbox);
             self.took(group, cx)?;
         }
-        // A thread that stands in line for the lock does not leave before it has had it.
+        // A thread that queues for the lock does not leave before it has had it.
         if self.has_thought.is_none() {
             if self.share.work.is_over(now) {
                 self.finish();
@@ -232,12 +234,12 @@ impl Actor for Caller {
 }
 
 impl Caller {
-    /// The number of a slot's request among those of all that share.
+    /// Returns the number of a slot's request among those of the whole group.
     fn number(&self, slot: usize) -> usize {
         self.member * self.share.shared_run.load.outstanding + slot
     }
 
-    /// Takes what has ended, and hands on what is another's.
+    /// Polls completions; puts those of other callers into their inboxes.
     fn poll(&mut self, group: &mut QueuePairGroup) -> Result<(), ActorError> {
         let mut found = [Completion::default(); POLL];
         let outstanding = self.share.shared_run.load.outstanding;
@@ -252,7 +254,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Looks at what has come.
+    /// Checks the answers that have come.
     fn took(
         &mut self,
         group: &QueuePairGroup,

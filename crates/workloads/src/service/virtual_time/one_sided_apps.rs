@@ -1,4 +1,4 @@
-//! Applications in virtual time: those that ask, those that are asked, and the end of the service that each has.
+//! Applications in virtual time: callers, servers, and the client side of the service that each of them has.
 
 use std::sync::atomic::Ordering;
 
@@ -14,20 +14,20 @@ use super::{CallerRun, OneSidedOp, SOON, ScenarioBuilder, SharedRun, locked, nan
 use crate::service::Result;
 use crate::service::one_sided::Request;
 
-/// The port of the application that is asked.
+/// Port at which the servers listen.
 pub(super) const PORT: u16 = 7000;
-/// Bytes by which an application tells the other what it calls its memory.
+/// Bytes of the message in which an application tells its peer the window of its memory.
 const WINDOW: usize = 4;
 
-/// Takes a look at shared memory.
+/// Processor time of one look at shared memory.
 pub(super) const LOOK: Duration = Duration::from_nanos(20);
-/// How often a caller looks that waits for answers longer than [`SHORT`].
+/// How often a caller polls that waits for answers longer than [`SHORT`].
 const PAUSE: Duration = Duration::from_nanos(500);
 const SHORT: usize = 4096;
-/// How often an application looks that has nothing to do.
+/// How often an application polls that has nothing to do.
 const LATER: Duration = Duration::from_micros(50);
 
-/// Adds the applications at those sessions, of callers and of servers.
+/// Adds the applications of the callers' sessions and of the servers' sessions.
 pub(super) fn add(
     scenario: &mut ScenarioBuilder,
     callers: Vec<SharedSession>,
@@ -72,21 +72,21 @@ pub(super) fn add(
     Ok(())
 }
 
-/// An application that asks.
+/// An application that makes requests.
 struct Caller {
     share: CallerRun,
     client: Client,
     is_connected: bool,
-    /// What a request takes of its processor: what perftest does, and a record.
+    /// Processor time of a request: what perftest does for each, and a record.
     think: Duration,
-    /// What a line takes that the daemon wrote last.
+    /// Time to read a cache line that the daemon wrote last.
     line: Duration,
-    /// Since when it is about the next request.
+    /// When the caller began to prepare the next request; `None` if it prepares none.
     about: Option<Instant>,
 }
 
 impl Caller {
-    /// Where a slot's answer goes, and where it is said what became of it.
+    /// Returns where a slot's answer goes, and where the daemon writes its outcome.
     fn places(&self, slot: usize) -> Result<(Extent, Extent), ActorError> {
         let memory = self.client.memory;
         let memory = memory.ok_or_else(|| ActorError::new("no memory"))?;
@@ -97,7 +97,7 @@ impl Caller {
         Ok((memory.part(slot * bytes, bytes), result))
     }
 
-    /// Looks for what is over; answers how much was.
+    /// Takes the operations that are over; returns their number.
     fn look(&mut self, now: Instant) -> Result<u64, ActorError> {
         let shared = self.client.app_session.clone();
         let app_session = &mut *locked(&shared);
@@ -186,14 +186,14 @@ impl Actor for Caller {
             self.about = Some(cx.now());
             cx.charge(self.think);
         } else if work.load.what.bytes() > SHORT && ended == 0 {
-            // A look more or less is nothing beside what a long answer takes.
+            // The time between two polls does not matter beside the time of a long answer.
             return Ok(Step::At(now + PAUSE));
         }
         Ok(Step::Again)
     }
 }
 
-/// An application that is asked.
+/// An application that serves requests.
 struct Server {
     shared_run: SharedRun,
     client: Client,
@@ -207,7 +207,7 @@ impl Actor for Server {
             return Ok(Step::Done);
         }
         self.client.process_events()?;
-        // Only until all are connected does it have anything to do.
+        // A server has work only until all callers are connected.
         let load = self.shared_run.load;
         let pause = match self.client.ends.len() < load.connections / load.hosts {
             true => SOON,
@@ -220,26 +220,27 @@ impl Actor for Server {
 /// A connection.
 pub(super) struct End {
     pub(super) connection: Box<Connection>,
-    /// The request to export memory over it.
+    /// Identifier of the request to export memory over the connection.
     exports: Option<u32>,
-    /// What the other end calls its memory, once it has said so.
+    /// Window of the peer's memory, once the peer has sent it.
     window: Option<u32>,
 }
 
 /// What a client does first.
 #[derive(Clone)]
 pub(super) enum Opening {
-    /// It connects to the applications of those hosts.
+    /// The client connects to the applications of these hosts.
     Connects(Vec<usize>),
-    /// It listens. Its memory, if it has some, is filled for such requests, and exported to whoever connects.
+    /// The client listens. If it has memory, it fills it for these requests, and exports it to each application that
+    /// connects.
     Listens(OneSidedOp),
 }
 
-/// An application's end of the service.
+/// An application's side of the service.
 pub(super) struct Client {
     pub(super) app_session: SharedSession,
     opening: Opening,
-    /// Bytes of memory that it allocates; 0: none.
+    /// Bytes of memory that the client allocates; 0: none.
     alloc: usize,
     memory: Option<Extent>,
     pub(super) ends: Vec<End>,
@@ -256,7 +257,7 @@ impl Client {
         }
     }
 
-    /// Does what the daemon's packets ask for.
+    /// Handles the events of the daemon's packets.
     pub(super) fn process_events(&mut self) -> Result<(), ActorError> {
         let end = |connection, exports| End {
             connection,
@@ -327,7 +328,8 @@ impl Client {
         Ok(())
     }
 
-    /// Hears what the other ends call their memory; answers whether so many have said it.
+    /// Receives the windows of the peers' memory. Returns whether `count` connections have one and the client's own
+    /// memory is allocated.
     fn receive_exports(&mut self, count: usize) -> Result<bool, ActorError> {
         let app_session = locked(&self.app_session);
         for end in self.ends.iter_mut().filter(|end| end.window.is_none()) {

@@ -24,12 +24,12 @@ fn machine(settings: &[&str]) -> Preset {
 
 /// Runs something between two hosts of such machines.
 fn between<T>(machine: &Preset, run: impl FnOnce(&Testbed<'_>) -> T) -> T {
-    let mut cast = ActorRegistry::new();
-    register(&mut cast, Some(CpuPrices::of(machine)));
+    let mut actors = ActorRegistry::new();
+    register(&mut actors, Some(CpuPrices::of(machine)));
     let stop = AtomicBool::new(false);
     let device = || "sim:cx5-100g".parse().unwrap();
     run(&Testbed {
-        world: Arc::new(SimWorld::new(cast, machine.clone(), 1)),
+        world: Arc::new(SimWorld::new(actors, machine.clone(), 1)),
         devices: [device(), device()],
         cpus: [0, 1],
         stop: &stop,
