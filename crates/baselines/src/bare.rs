@@ -90,7 +90,8 @@ impl BareSegment {
         (std::process::id(), self.segment.fd().as_raw_fd())
     }
 
-    /// Opens the ring that process `pid` offers as `fd`. Both ends must use the same slots.
+    /// Opens the ring that process `pid` offers as `fd`. Both ends must use the same slot count and
+    /// slot size.
     pub fn join(pid: u32, fd: i32, slots: usize, slot_size: usize) -> Result<Self, SegmentError> {
         let fd = open_fd_of(pid, fd).map_err(|source| SegmentError::Os {
             step: "opening the other process's bare ring",

@@ -263,20 +263,20 @@ int hw_reclaim(int fd, void *memory, int flags);
 
 /* Exports memory of hw_alloc() to the other end of the connection, with
  * `rights` (HW_RIGHT_...), until it is revoked or the connection is over. Sets
- * `*window` to the number of the export at both ends; send it to the other
+ * `*export_id` to the number of the export at both ends; send it to the other
  * end. From then on the memory may change at any time. Read words that the
  * other end changes as atomics.
  *
  * EINVAL: no such memory or rights. EBUSY: as hw_send_zero_copy(). EMFILE: too
  * many exports. */
-int hw_export(int fd, void *memory, int rights, uint32_t *window);
+int hw_export(int fd, void *memory, int rights, uint32_t *export_id);
 
 /* Revokes an export. Later operations of the other end fail, and this call
  * waits until none is under way. EAGAIN and ETIMEDOUT: some may still be; call
  * it again. Flag: HW_DONTWAIT. */
 int hw_revoke(int fd, void *memory, int flags);
 
-/* hw_read() copies the other end's memory, from byte `at` of its window on, to
+/* hw_read() copies the other end's memory, from byte `at` of the export on, to
  * all of `memory`, which is of hw_alloc(). hw_write() copies the other way.
  * They return the number of bytes. The application at the other end takes no
  * part, and does not learn of it. They wait until the operation is over, even
@@ -284,28 +284,28 @@ int hw_revoke(int fd, void *memory, int flags);
  * begun; hw_reclaim() waits for the rest. With HW_DONTWAIT they do not wait
  * for room to begin.
  *
- * ENXIO: there is no such window, or not any more. ERANGE: beyond it. EACCES:
+ * ENXIO: there is no such export, or not any more. ERANGE: beyond it. EACCES:
  * not allowed. ECONNRESET: the connection was reset, and the operation may or
  * may not have been carried out. If the daemon still holds `memory` after a
  * failure (ETIMEDOUT, ECONNRESET), hw_free() fails with EBUSY, and
  * hw_reclaim() continues to wait. EMFILE: too many operations are under way.
  * EINVAL, EBUSY: as hw_send_zero_copy(). */
-ssize_t hw_read(int fd, uint32_t window, uint64_t at, void *memory, int flags);
-ssize_t hw_write(int fd, uint32_t window, uint64_t at, void *memory,
+ssize_t hw_read(int fd, uint32_t export_id, uint64_t at, void *memory, int flags);
+ssize_t hw_write(int fd, uint32_t export_id, uint64_t at, void *memory,
                  int flags);
 
-/* Adds to the 64-bit word at byte `at` of a window, a multiple of 8, and sets
+/* Adds to the 64-bit word at byte `at` of an export, a multiple of 8, and sets
  * `*before` to the previous value unless it is NULL. Atomic with respect to
  * all calls of this function and the next. They wait until the operation is
  * over, even if the descriptor is non-blocking; after ETIMEDOUT it is carried
  * out later unless the connection fails. Errors are those of hw_read(); ERANGE
  * also means not aligned. */
-int hw_fetch_add(int fd, uint32_t window, uint64_t at, uint64_t operand,
+int hw_fetch_add(int fd, uint32_t export_id, uint64_t at, uint64_t operand,
                  uint64_t *before);
 
 /* Sets the 64-bit word to `desired` if it is `expected`. Otherwise as
  * hw_fetch_add(). */
-int hw_compare_swap(int fd, uint32_t window, uint64_t at, uint64_t expected,
+int hw_compare_swap(int fd, uint32_t export_id, uint64_t at, uint64_t expected,
                     uint64_t desired, uint64_t *before);
 
 #ifdef __cplusplus

@@ -90,7 +90,7 @@ impl Error {
                 ServiceError::WouldBlock => c::EAGAIN,
                 ServiceError::TooLong(_) => c::EMSGSIZE,
                 ServiceError::Operation(outcome) => match outcome {
-                    Outcome::NoWindow => c::ENXIO,
+                    Outcome::NoExport => c::ENXIO,
                     Outcome::OutOfBounds => c::ERANGE,
                     Outcome::Denied => c::EACCES,
                     Outcome::Lost => c::ECONNRESET,
@@ -202,7 +202,7 @@ mod tests {
             (Of::Deadline, c::ETIMEDOUT),
             (Of::WouldBlock, c::EAGAIN),
             (Of::TooLong(2_000_000), c::EMSGSIZE),
-            (Of::Operation(Outcome::NoWindow), c::ENXIO),
+            (Of::Operation(Outcome::NoExport), c::ENXIO),
             (Of::Operation(Outcome::OutOfBounds), c::ERANGE),
             (Of::Operation(Outcome::Denied), c::EACCES),
             (Of::Operation(Outcome::Lost), c::ECONNRESET),

@@ -479,18 +479,18 @@ unsafe extern "C" fn hw_export(
     fd: c_int,
     memory: *mut c_void,
     rights: c_int,
-    window: *mut u32,
+    export_id: *mut u32,
 ) -> c_int {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        let (memory, window) = (there(memory)?, there(window)?);
+        let (memory, export_id) = (there(memory)?, there(export_id)?);
         let known = u8::try_from(rights).ok().filter(|bits| *bits > 0);
         let known = known.filter(|bits| Rights::from_bits(*bits).bits() == *bits);
         let rights = known.ok_or(Error::Invalid("no or unknown rights; use HW_RIGHT_..."))?;
         let rights = Rights::from_bits(rights);
         let exported = remote::export(&handle, memory as usize, rights)?;
-        // SAFETY: `window` is not null; see the module.
-        unsafe { window.write(exported) };
+        // SAFETY: `export_id` is not null; see the module.
+        unsafe { export_id.write(exported) };
         Ok(0)
     })
 }
@@ -519,14 +519,14 @@ fn copy(fd: c_int, flags: c_int, copy: Copy) -> ssize_t {
 #[unsafe(no_mangle)]
 extern "C" fn hw_read(
     fd: c_int,
-    window: u32,
+    export_id: u32,
     at: u64,
     memory: *mut c_void,
     flags: c_int,
 ) -> ssize_t {
     let of = Copy {
         copied: CopyDirection::Here,
-        window,
+        export_id,
         at,
         memory: memory as usize,
     };
@@ -536,14 +536,14 @@ extern "C" fn hw_read(
 #[unsafe(no_mangle)]
 extern "C" fn hw_write(
     fd: c_int,
-    window: u32,
+    export_id: u32,
     at: u64,
     memory: *mut c_void,
     flags: c_int,
 ) -> ssize_t {
     let of = Copy {
         copied: CopyDirection::There,
-        window,
+        export_id,
         at,
         memory: memory as usize,
     };
@@ -574,12 +574,12 @@ unsafe fn change(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_fetch_add(
     fd: c_int,
-    window: u32,
+    export_id: u32,
     at: u64,
     operand: u64,
     before: *mut u64,
 ) -> c_int {
-    let start = |stream: &mut Stream| stream.fetch_add_start(window, at, operand);
+    let start = |stream: &mut Stream| stream.fetch_add_start(export_id, at, operand);
     // SAFETY: see the module.
     unsafe { change(fd, before, start) }
 }
@@ -587,13 +587,13 @@ unsafe extern "C" fn hw_fetch_add(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_compare_swap(
     fd: c_int,
-    window: u32,
+    export_id: u32,
     at: u64,
     expected: u64,
     desired: u64,
     before: *mut u64,
 ) -> c_int {
-    let start = |stream: &mut Stream| stream.compare_swap_start(window, at, expected, desired);
+    let start = |stream: &mut Stream| stream.compare_swap_start(export_id, at, expected, desired);
     // SAFETY: see the module.
     unsafe { change(fd, before, start) }
 }

@@ -13,9 +13,9 @@ pub(crate) fn export(handle: &Handle, at: usize, rights: Rights) -> Result<u32, 
     let mut lease = Lease::own(at, handle)?;
     let export =
         connection.sending(|link| Ok(link.stream()?.export_from(&mut lease.memory, rights)?))?;
-    let window = export.window();
+    let export_id = export.id();
     lease.hold(LeasePurpose::Export(export));
-    Ok(window)
+    Ok(export_id)
 }
 
 /// Direction of a copy.
@@ -31,8 +31,8 @@ pub(crate) enum CopyDirection {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     pub(crate) copied: CopyDirection,
-    pub(crate) window: u32,
-    /// Offset in the window at which the copy begins, in bytes.
+    pub(crate) export_id: u32,
+    /// Offset in the export at which the copy begins, in bytes.
     pub(crate) at: u64,
     /// Address of this end's memory.
     pub(crate) memory: usize,
@@ -49,10 +49,10 @@ pub(crate) fn copy(
     let connection = handle.made(waits)?;
     let mut lease = Lease::own(copy.memory, handle)?;
     let len = lease.memory.as_ref().map_or(0, |memory| memory.len());
-    let Copy { window, at, .. } = copy;
+    let Copy { export_id, at, .. } = copy;
     let operating = begin(handle, connection, waits, |stream| match copy.copied {
-        CopyDirection::Here => stream.read_start_from(window, at, &mut lease.memory),
-        CopyDirection::There => stream.write_start_from(window, at, &mut lease.memory),
+        CopyDirection::Here => stream.read_start_from(export_id, at, &mut lease.memory),
+        CopyDirection::There => stream.write_start_from(export_id, at, &mut lease.memory),
     })?;
     lease.hold(LeasePurpose::Operating(operating));
     if !only_begins {

@@ -5,7 +5,7 @@ static void descriptors(int fd) {
   char buffer[8];
   const void *shown;
   void *memory = hw_alloc(8);
-  uint32_t window;
+  uint32_t export_id;
   struct sockaddr_in at;
   struct sockaddr *to = (struct sockaddr *)&at;
   socklen_t len = sizeof at;
@@ -23,7 +23,7 @@ static void descriptors(int fd) {
   FAILS(hw_set_nonblocking(fd, 1), EBADF);
   FAILS(hw_send_zero_copy(fd, memory, 8, 0), EBADF);
   FAILS(hw_reclaim(fd, memory, 0), EBADF);
-  FAILS(hw_export(fd, memory, HW_RIGHT_READ, &window), EBADF);
+  FAILS(hw_export(fd, memory, HW_RIGHT_READ, &export_id), EBADF);
   FAILS(hw_revoke(fd, memory, 0), EBADF);
   FAILS(hw_read(fd, 0, 0, memory, 0), EBADF);
   FAILS(hw_write(fd, 0, 0, memory, 0), EBADF);
@@ -65,7 +65,7 @@ static void arguments(void) {
   struct sockaddr *to = (struct sockaddr *)&at;
   struct sockaddr_in near, far;
   socklen_t len = sizeof near;
-  uint32_t window;
+  uint32_t export_id;
   int ends[2], port;
   char buffer[8], *memory = hw_alloc(8);
   const void *shown;
@@ -117,9 +117,9 @@ static void arguments(void) {
   FAILS(hw_send_zero_copy(fd, buffer, 1, 0), EINVAL);
   FAILS(hw_reclaim(fd, memory, 0), EINVAL);
   FAILS(hw_revoke(fd, memory, 0), EINVAL);
-  FAILS(hw_export(fd, memory, 0, &window), EINVAL);
-  FAILS(hw_export(fd, memory, 8, &window), EINVAL);
-  FAILS(hw_export(fd, memory, -1, &window), EINVAL);
+  FAILS(hw_export(fd, memory, 0, &export_id), EINVAL);
+  FAILS(hw_export(fd, memory, 8, &export_id), EINVAL);
+  FAILS(hw_export(fd, memory, -1, &export_id), EINVAL);
   FAILS(hw_export(fd, memory, HW_RIGHT_READ, NULL), EFAULT);
   FAILS(hw_read(fd, 0, 0, NULL, 0), EFAULT);
   FAILS(hw_write(fd, 0, 0, buffer, 0), EINVAL);

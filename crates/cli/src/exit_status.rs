@@ -1,4 +1,4 @@
-//! How a failure becomes one line and an exit code.
+//! Turns a failure into one line and an exit code.
 
 use std::error::Error;
 use std::fmt;
@@ -11,12 +11,12 @@ use headworks::pipe::PipeError;
 use headworks::sim::is_simulated;
 use headworks::verbs::{DeviceName, OpenError};
 
-/// Failed, or the peer died.
+/// Exit code of a failure, for example that the peer died.
 pub(crate) const FAILED: u8 = 1;
-/// Bad input: a flag, a name, a device.
+/// Exit code of bad input: a flag, a name, a device.
 pub(crate) const BAD_INPUT: u8 = 2;
 
-/// A failure whose exit code is known where it happens.
+/// Failure whose exit code is known where it happens.
 #[derive(Debug)]
 pub(crate) struct Exit {
     pub(crate) code: u8,
@@ -31,7 +31,7 @@ impl fmt::Display for Exit {
 
 impl Error for Exit {}
 
-/// Bad input, in one line.
+/// Returns a failure with the exit code [`BAD_INPUT`] and this line.
 pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
     let line = line.to_string();
     Exit {
@@ -41,14 +41,14 @@ pub(crate) fn bad_input(line: impl fmt::Display) -> anyhow::Error {
     .into()
 }
 
-/// That a signal came.
+/// Returns the failure of a command that a signal ended.
 pub(crate) fn interrupted() -> anyhow::Error {
     let line = "interrupted".to_owned();
     let code = EXIT_INTERRUPTED;
     Exit { code, line }.into()
 }
 
-/// That `device` is one on which two processes can meet: each simulates a network of its own.
+/// Refuses a simulated `device`: its network exists within one process, so two processes cannot meet on it.
 pub(crate) fn check_not_simulated(device: &DeviceName) -> anyhow::Result<()> {
     match is_simulated(device) {
         true => Err(bad_input(format_args!(
@@ -59,12 +59,12 @@ pub(crate) fn check_not_simulated(device: &DeviceName) -> anyhow::Result<()> {
     }
 }
 
-/// Text on standard output. A reader that has seen enough is no failure; a full disk is.
+/// Writes text to standard output. A closed reader is no failure; a full disk is.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     print_unless_closed(text).map(drop)
 }
 
-/// [`print`]; `false` once nobody reads it any more.
+/// Does what [`print`] does, and returns `false` if the reader has closed standard output.
 pub(crate) fn print_unless_closed(text: &str) -> anyhow::Result<bool> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -74,16 +74,16 @@ pub(crate) fn print_unless_closed(text: &str) -> anyhow::Result<bool> {
     }
 }
 
-/// A line on standard error. Where nobody reads it, the exit code still says how it went.
+/// Writes a line to standard error. A failed write is ignored: the exit code still reports the outcome.
 pub(crate) fn tell(line: impl fmt::Display) {
-    // In one piece: another process may be writing a line of its own, and may be killed in the middle.
+    // One write: another process may write a line at the same time, or be killed in the middle of one.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Says in one line what is wrong with the command line. What was only asked for help succeeds.
+/// Reports in one line what is wrong with the command line. A request for help or the version succeeds.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Nobody reads it: no reason to fail.
+        // A failed write is ignored: that nobody reads the help is no failure.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -110,25 +110,25 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     BAD_INPUT.into()
 }
 
-/// Says what failed, and what the program exits with.
+/// Reports what failed, and returns the exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let code = code_of(error);
     tell(format_args!("headworks: {}", brief(&one_line(error))));
     code.into()
 }
 
-/// Longest word of a message, in characters; no legal name comes near.
+/// Longest word of a message, in characters. Legal names are far shorter.
 const WORD_MAX: usize = 200;
-/// Longest message.
+/// Longest message, in characters.
 const LINE_MAX: usize = 1000;
 
-/// A message as it is, unless somebody's input makes it long.
+/// Shortens a message that somebody's input has made long.
 fn brief(line: &str) -> String {
     let words = line.split(' ').map(|word| cut(word, WORD_MAX));
     cut(&words.collect::<Vec<_>>().join(" "), LINE_MAX)
 }
 
-/// The first so many characters of a text.
+/// Returns the first `most` characters of a text, with an ellipsis if it is longer.
 pub(crate) fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((at, _)) => format!("{}…", &text[..at]),
@@ -136,7 +136,7 @@ pub(crate) fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// The error and its causes, each said once: many name their cause themselves.
+/// Joins the error and its causes, leaving out a cause that the text before it already ends with.
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -149,7 +149,7 @@ fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// What the program exits with.
+/// Returns the exit code for an error.
 pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if let Some(exit) = cause.downcast_ref::<Exit>() {

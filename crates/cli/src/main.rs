@@ -25,7 +25,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use args::{Args, Command};
 
 fn main() -> ExitCode {
-    // This program is also the processes of its own experiments.
+    // This program is also the child process of its own experiments.
     let mut actors = ActorRegistry::new();
     headworks_experiments::register(&mut actors, None);
     let opener = headworks::opener();
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return exit_status::usage(&error),
     };
-    // A daemon's file says how much it says.
+    // A daemon's log level can also come from its configuration file, so `daemon::run` sets up its own log.
     if !matches!(args.command, Command::Daemon(_)) {
         log(level(args.verbose), std::io::stderr);
     }
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// How much is said for so many `-v`.
+/// Log level selected by the number of `-v` flags.
 fn level(verbose: u8) -> tracing::Level {
     match verbose {
         0 => tracing::Level::WARN,
@@ -81,12 +81,12 @@ fn level(verbose: u8) -> tracing::Level {
     }
 }
 
-/// Messages of the libraries to whoever writes them down.
+/// Installs the log of the libraries, which writes to `writer`.
 fn log(level: tracing::Level, writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(writer)
-        // It would say on standard error that it cannot write there, and panic.
+        // Otherwise a failed write to standard error is itself reported on standard error, which panics.
         .log_internal_errors(false)
         .init();
 }

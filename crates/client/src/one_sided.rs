@@ -97,7 +97,7 @@ pub struct Operation {
     /// Kind of the operation.
     pub op: Op,
     /// Number of the export, as the peer gave it.
-    pub window: u32,
+    pub export_id: u32,
     /// Offset in the exported memory, in bytes.
     pub at: u64,
     /// Local memory for READ and WRITE; its length is the length of the copy.
@@ -114,7 +114,7 @@ impl Operation {
     pub(crate) fn words(&self) -> [u64; 8] {
         let shape = |extent: Extent| u64::from(extent.slab) << 32 | u64::from(extent.len);
         [
-            u64::from(self.window) << 32 | self.op as u64,
+            u64::from(self.export_id) << 32 | self.op as u64,
             self.at,
             shape(self.local),
             self.local.offset,
@@ -135,7 +135,7 @@ impl Operation {
         let op = Op::from_code(words[0] as u8).ok_or(ContractError::RecordKind(words[0] as u8))?;
         let operation = Self {
             op,
-            window: (words[0] >> 32) as u32,
+            export_id: (words[0] >> 32) as u32,
             at: words[1],
             local: extent(words[2], words[3]),
             operand: words[4],
@@ -160,7 +160,7 @@ pub enum Outcome {
     /// It was carried out.
     Done = 1,
     /// The peer has no such export, or has revoked it.
-    NoWindow = 2,
+    NoExport = 2,
     /// It exceeds the exported memory, or a word is not aligned.
     OutOfBounds = 3,
     /// The peer has not granted the right.
@@ -172,7 +172,7 @@ pub enum Outcome {
 impl Outcome {
     const ALL: [Self; 5] = [
         Self::Done,
-        Self::NoWindow,
+        Self::NoExport,
         Self::OutOfBounds,
         Self::Denied,
         Self::Lost,
@@ -189,7 +189,7 @@ impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Done => "done",
-            Self::NoWindow => "the other end has exported no such memory",
+            Self::NoExport => "the other end has exported no such memory",
             Self::OutOfBounds => "beyond the memory that was exported, or not aligned",
             Self::Denied => "the other end does not allow it",
             Self::Lost => "the connection is no more",

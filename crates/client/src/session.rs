@@ -88,7 +88,7 @@ pub enum Event {
         /// Number of the request.
         request: u32,
         /// Number of the export, at both ends.
-        window: u32,
+        export_id: u32,
     },
     /// An export was revoked: nothing touches the memory for the peer any more.
     Revoked {
@@ -208,11 +208,11 @@ impl Session {
     }
 
     /// Revokes an export.
-    pub fn revoke(&mut self, handle: u32, window: u32) -> u32 {
+    pub fn revoke(&mut self, handle: u32, export_id: u32) -> u32 {
         self.ask(|request| Request::Revoke {
             request,
             handle,
-            window,
+            export_id,
         })
     }
 
@@ -314,7 +314,7 @@ impl Session {
                 Event::Allocated { request, extent }
             }
             Reply::Watched { request } => Event::Watched { request },
-            Reply::Exported { request, window } => Event::Exported { request, window },
+            Reply::Exported { request, export_id } => Event::Exported { request, export_id },
             Reply::Revoked { request } => Event::Revoked { request },
             Reply::Refused { request, why } => Event::Refused { request, why },
             Reply::Rang { handle } => Event::Rang { handle },

@@ -126,7 +126,7 @@ pub enum Request {
         /// Handle of the connection.
         handle: u32,
         /// Number of the export, as [`Reply::Exported`] gave it.
-        window: u32,
+        export_id: u32,
     },
     /// Wakes the daemon: its event count was armed. It looks at the doorbell.
     Wake,
@@ -179,12 +179,12 @@ pub enum Reply {
         /// The memory.
         extent: Extent,
     },
-    /// Answers [`Request::Export`]. Data that is sent from now on may mention the window.
+    /// Answers [`Request::Export`]. Data that is sent from now on may mention the export.
     Exported {
         /// Number of that request.
         request: u32,
         /// Number of the export, at both ends.
-        window: u32,
+        export_id: u32,
     },
     /// Answers [`Request::Revoke`].
     Revoked {
@@ -337,8 +337,8 @@ impl Request {
             Self::Revoke {
                 request,
                 handle,
-                window,
-            } => Encoder::of(15).u32(*request).u32(*handle).u32(*window),
+                export_id,
+            } => Encoder::of(15).u32(*request).u32(*handle).u32(*export_id),
             Self::Listen {
                 request,
                 port,
@@ -393,7 +393,7 @@ impl Request {
             15 => Self::Revoke {
                 request: of.u32()?,
                 handle: of.u32()?,
-                window: of.u32()?,
+                export_id: of.u32()?,
             },
             3 => Self::Listen {
                 request: of.u32()?,
@@ -451,7 +451,7 @@ impl Reply {
             Self::Over { why } => Encoder::of(8).u8(*why as u8),
             Self::Rang { handle } => Encoder::of(9).u32(*handle),
             Self::Watched { request } => Encoder::of(10).u32(*request),
-            Self::Exported { request, window } => Encoder::of(11).u32(*request).u32(*window),
+            Self::Exported { request, export_id } => Encoder::of(11).u32(*request).u32(*export_id),
             Self::Revoked { request } => Encoder::of(12).u32(*request),
         }
         .finish()
@@ -507,7 +507,7 @@ impl Reply {
             10 => Self::Watched { request: of.u32()? },
             11 => Self::Exported {
                 request: of.u32()?,
-                window: of.u32()?,
+                export_id: of.u32()?,
             },
             12 => Self::Revoked { request: of.u32()? },
             _ => return Err(ContractError::Message("unknown kind of reply")),

@@ -1,10 +1,10 @@
-//! What a case can ask of a host, and what it is answered: plain data that names objects by small
-//! numbers, so that it can be shipped to another process, drawn at random, and compared.
+//! Calls to a host. They are plain data that names objects by small numbers, so that a call can be sent to
+//! another process, generated at random, and compared.
 //!
-//! An object's number is the caller's choice and unique within its host; it is never used again.
-//! Memory is named by region and offset, queue pairs of other hosts by host and number: what they
-//! are in numbers on a wire is filled in on the way ([`HandleTable`](crate::handles::HandleTable)), so that the same
-//! calls mean the same on every provider.
+//! The caller chooses the number of an object. A number is unique within its host and is never reused.
+//! A call names memory by region and offset, and a queue pair of another host by host and number.
+//! [`HandleTable`](crate::handles::HandleTable) fills in addresses, keys and queue pair numbers on the wire
+//! before the call is executed, so that a call means the same on every provider.
 
 use headworks_verbs::{Access, Opcode, QpAttr, QpCaps, QpType};
 use serde::{Deserialize, Serialize};
@@ -16,33 +16,33 @@ mod reply;
 
 pub use reply::{DeviceFacts, Done, Event, Refusal, Reply};
 
-/// An object's number within its host.
+/// Number of an object within its host.
 pub type Id = u32;
 
-/// One thing to do on a host.
+/// Action to execute on a host.
 #[expect(
     missing_docs,
     reason = "fields are numbers of objects, or what verbs call them"
 )]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Call {
-    /// Opens the device that the world has at `end`. Answered with [`Reply::Device`].
+    /// Opens the device that the world assigns to the role `end`. Answered with [`Reply::Device`].
     Open { device: Id, end: HostRole },
-    /// Takes all asynchronous events that wait.
+    /// Takes all pending asynchronous events.
     TakeEvents { device: Id },
-    /// The clock of completion timestamps.
+    /// Returns the clock of completion timestamps.
     DeviceTime { device: Id },
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     AllocPd { pd: Id, device: Id },
-    /// Memory from the device.
+    /// Allocates memory from the device.
     Alloc {
         buffer: Id,
         device: Id,
         len: usize,
         align: usize,
     },
-    /// Ordinary memory of the process, that no device gave.
+    /// Allocates ordinary process memory, not from a device.
     Heap { buffer: Id, len: usize },
     /// Registers a buffer. Answered with [`Reply::Keys`].
     Register {
@@ -52,9 +52,9 @@ pub enum Call {
         #[serde(with = "codec::access")]
         access: Access,
     },
-    /// A completion channel.
+    /// Creates a completion channel.
     CreateChannel { channel: Id, device: Id },
-    /// A completion queue. Answered with its depth.
+    /// Creates a completion queue. Answered with its depth.
     CreateCq {
         cq: Id,
         device: Id,
@@ -62,7 +62,7 @@ pub enum Call {
         channel: Option<Id>,
         timestamps: bool,
     },
-    /// A shared receive queue.
+    /// Creates a shared receive queue.
     CreateSrq {
         srq: Id,
         pd: Id,
@@ -70,21 +70,21 @@ pub enum Call {
         max_sge: u32,
         limit: u32,
     },
-    /// A queue pair. Answered with [`Reply::Queue`].
+    /// Creates a queue pair. Answered with [`Reply::Queue`].
     CreateQp(QpCreateCall),
-    /// An address handle for datagrams to the port of another host.
+    /// Creates an address handle for datagrams to the port of another host.
     CreateAh { ah: Id, pd: Id, to: Port },
     /// Drops an object of any kind.
     Destroy { object: Id },
 
-    /// Changes state and attributes; `peer` fills in the destination.
+    /// Changes the state and attributes of a queue pair; `peer` fills in the destination.
     Modify {
         qp: Id,
         #[serde(with = "codec::attr")]
         attr: QpAttr,
         peer: Option<Peer>,
     },
-    /// The state of a queue pair.
+    /// Returns the state of a queue pair.
     State { qp: Id },
     /// Posts a chain of send requests.
     PostSend { qp: Id, chain: Vec<Send> },
@@ -93,22 +93,22 @@ pub enum Call {
     /// Arms the limit event of a shared receive queue.
     SetLimit { srq: Id, limit: u32 },
 
-    /// Takes up to `most` completions.
+    /// Polls up to `most` completions.
     Poll { cq: Id, most: usize },
-    /// Asks for an event.
+    /// Requests a completion event.
     Arm { cq: Id, solicited_only: bool },
-    /// The next CQ with an event.
+    /// Returns the next CQ with an event.
     ChannelEvent { channel: Id },
-    /// Sleeps until the channel is readable, `at_most_ms` long. Answered with whether it is.
+    /// Sleeps until the channel is readable, `at_most_ms` at most. Answered with whether it is readable.
     Sleep { channel: Id, at_most_ms: u32 },
 
-    /// Puts bytes into memory.
+    /// Writes bytes to memory.
     Put {
         buffer: Id,
         offset: usize,
         bytes: Vec<u8>,
     },
-    /// Gets bytes of memory.
+    /// Reads bytes of memory.
     Get {
         buffer: Id,
         offset: usize,
@@ -121,7 +121,7 @@ pub enum Call {
         len: usize,
         seed: u64,
     },
-    /// Whether memory holds the pattern of `seed`.
+    /// Returns whether memory holds the pattern of `seed`.
     Check {
         buffer: Id,
         offset: usize,
@@ -129,21 +129,21 @@ pub enum Call {
         seed: u64,
     },
 
-    /// Begins to connect by the byte state machine. Answered with [`Reply::Greeting`].
+    /// Starts the byte state machine that connects a queue pair. Answered with [`Reply::Greeting`].
     GreetFirst {
         qp: Id,
         device: Id,
         seed: u32,
         payload: Vec<u8>,
     },
-    /// Feeds it what the other side said.
+    /// Feeds the state machine with bytes from the other side.
     Greet { qp: Id, bytes: Vec<u8> },
 
-    /// One after the other, up to the first that is refused.
+    /// Executes calls in order, up to the first that is refused.
     Each(Vec<Self>),
-    /// The same again, up to `times` times, or until one of them is refused for another reason than
-    /// that a queue is full, a completion is not a success, or there is a sign. Answered with the
-    /// completions, of very many the last.
+    /// Repeats calls in order, up to `times` times. Stops early if the byte `until` is set, if a completion
+    /// is not a success, or if a call is refused for another reason than a full queue. Answered with the
+    /// completions; of very many, only the last.
     Repeat {
         times: u64,
         until: Option<ByteCondition>,
@@ -151,7 +151,7 @@ pub enum Call {
     },
 }
 
-/// A byte of memory that is about to become this.
+/// Byte of memory whose expected value ends a [`Call::Repeat`].
 #[expect(missing_docs, reason = "fields say where it is, and what it will be")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByteCondition {
@@ -160,111 +160,111 @@ pub struct ByteCondition {
     pub byte: u8,
 }
 
-/// What a queue pair is made from.
+/// Parameters of a new queue pair.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QpCreateCall {
-    /// Its number.
+    /// Number of the queue pair.
     pub qp: Id,
-    /// Its domain.
+    /// Protection domain.
     pub pd: Id,
     /// Transport.
     #[serde(with = "codec::qp_type")]
     pub qp_type: QpType,
-    /// Where sends complete.
+    /// CQ of its sends.
     pub send_cq: Id,
-    /// Where receives complete.
+    /// CQ of its receives.
     pub recv_cq: Id,
-    /// Where its receives come from.
+    /// Shared receive queue, if it has one.
     pub srq: Option<Id>,
-    /// Sizes.
+    /// Requested sizes.
     #[serde(with = "codec::caps")]
     pub caps: QpCaps,
-    /// Every send completes.
+    /// Every send request generates a completion.
     pub signal_all: bool,
 }
 
-/// The other end of a connection, or whom a datagram is for.
+/// Remote end of a connection, or destination of a datagram.
 #[expect(
     missing_docs,
     reason = "fields are numbers of objects, or what verbs call them"
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Peer {
-    /// A queue pair of a host.
+    /// Queue pair of a host.
     Of { host: HostId, qp: Id },
-    /// A port and a number.
+    /// Port address and queue pair number.
     At { port: PortAddress, qpn: u32 },
 }
 
-/// A port.
+/// Port of a device.
 #[expect(
     missing_docs,
     reason = "fields are numbers of objects, or what verbs call them"
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Port {
-    /// That of a host's device.
+    /// Port of a host's device.
     Of { host: HostId },
-    /// An address.
+    /// Port with this address.
     At { port: PortAddress },
 }
 
-/// A port's address.
+/// Address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortAddress {
-    /// Its GID.
+    /// GID.
     pub gid: [u8; 16],
-    /// Its LID, on an InfiniBand network; 0 for none.
+    /// LID on an InfiniBand network; 0 if there is none.
     pub lid: u16,
 }
 
-/// InProcessWorld bytes of a request.
+/// Local memory that a request names: one scatter/gather element.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The region.
+    /// Region.
     pub region: Id,
-    /// From here; may lie outside.
+    /// Offset from the start of the region; may lie outside it.
     pub offset: i64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// What is wrong with it.
+    /// Fault to apply to the address or the key.
     pub address_fault: AddressFault,
 }
 
-/// Memory of a peer.
+/// Remote memory that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Remote {
-    /// Some of a host's region.
+    /// Memory of a host's region.
     Of {
-        /// The host.
+        /// Host that owns the region.
         host: HostId,
-        /// The region.
+        /// Region.
         region: Id,
-        /// From here; may lie outside.
+        /// Offset from the start of the region; may lie outside it.
         offset: i64,
-        /// What is wrong with it.
+        /// Fault to apply to the address or the key.
         address_fault: AddressFault,
     },
-    /// An address and a key.
+    /// Memory at an address, with a key.
     At {
-        /// The address.
+        /// Address.
         addr: u64,
-        /// The key.
+        /// Remote key.
         rkey: u32,
     },
 }
 
-/// What is wrong with an address: nothing, by default.
+/// Fault to apply to an address or a key; none by default.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct AddressFault {
-    /// Exclusive-ored to the key.
+    /// Bits to flip in the key.
     pub key_xor: u32,
-    /// Stands instead of the address.
+    /// Address that replaces the correct one, if any.
     pub absolute: Option<u64>,
 }
 
 impl AddressFault {
-    /// Another key.
+    /// Returns a fault that flips these bits of the key.
     pub const fn key(key_xor: u32) -> Self {
         Self {
             key_xor,
@@ -272,7 +272,7 @@ impl AddressFault {
         }
     }
 
-    /// Another address.
+    /// Returns a fault that replaces the address.
     pub const fn absolute(addr: u64) -> Self {
         Self {
             key_xor: 0,
@@ -280,7 +280,7 @@ impl AddressFault {
         }
     }
 
-    /// The address and the key that come of it.
+    /// Applies the fault to a base address, an offset and a key. Returns the address and the key.
     pub fn apply(self, base: u64, offset: i64, key: u32) -> (u64, u32) {
         let inside = || base.wrapping_add_signed(offset);
         (self.absolute.unwrap_or_else(inside), key ^ self.key_xor)
@@ -288,7 +288,7 @@ impl AddressFault {
 }
 
 impl Piece {
-    /// The same, with something wrong.
+    /// Returns the piece with a fault.
     pub const fn with_address_fault(self, address_fault: AddressFault) -> Self {
         Self {
             address_fault,
@@ -298,7 +298,7 @@ impl Piece {
 }
 
 impl Remote {
-    /// The same, with something wrong; an address and a key stay what they are.
+    /// Returns the memory with a fault. A [`Remote::At`] is returned unchanged.
     pub const fn with_address_fault(self, address_fault: AddressFault) -> Self {
         match self {
             Self::Of {
@@ -317,7 +317,7 @@ impl Remote {
     }
 }
 
-/// What a send request does.
+/// Operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
     /// SEND.
@@ -332,61 +332,61 @@ pub enum Op {
     Read(Remote),
     /// Compare-and-swap.
     CompareSwap {
-        /// The word.
+        /// Remote word.
         remote: Remote,
-        /// What it must be.
+        /// Expected value.
         expect: u64,
-        /// What it becomes.
+        /// New value.
         swap: u64,
     },
     /// Fetch-and-add.
     FetchAdd {
-        /// The word.
+        /// Remote word.
         remote: Remote,
-        /// What is added.
+        /// Value to add.
         add: u64,
     },
-    /// A datagram, with immediate where there is one.
+    /// SEND of a datagram, with an immediate if `imm` is set.
     SendTo {
-        /// The address handle.
+        /// Address handle.
         ah: Id,
-        /// Whom it is for.
+        /// Destination.
         peer: Peer,
-        /// What the receiver demands to see.
+        /// Q_Key, which the receiver checks.
         qkey: u32,
         /// Immediate.
         imm: Option<u32>,
     },
 }
 
-/// The local bytes of a send request.
+/// Local data of a send request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Data {
-    /// Registered memory.
+    /// Pieces of registered memory.
     Gather(Vec<Piece>),
-    /// Bytes in the request.
+    /// Inline bytes.
     Inline(Vec<u8>),
 }
 
 /// A send request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Send {
-    /// Comes back in the completion.
+    /// Identifier returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation.
     pub op: Op,
-    /// The local bytes.
+    /// Local data.
     pub data: Data,
-    /// Completes into the CQ.
+    /// The request generates a completion even if it succeeds.
     pub signaled: bool,
-    /// Waits for earlier READs and atomics.
+    /// The request waits for earlier READs and atomics.
     pub fence: bool,
     /// The peer's completion is a solicited event.
     pub solicited: bool,
 }
 
 impl Send {
-    /// A signalled request.
+    /// Returns a signalled request.
     pub fn new(wr_id: u64, op: Op, pieces: &[Piece]) -> Self {
         Self {
             wr_id,
@@ -398,7 +398,7 @@ impl Send {
         }
     }
 
-    /// A signalled request whose bytes are in it.
+    /// Returns a signalled request with an inline payload.
     pub fn inline(wr_id: u64, op: Op, bytes: &[u8]) -> Self {
         Self {
             data: Data::Inline(bytes.to_vec()),
@@ -406,7 +406,7 @@ impl Send {
         }
     }
 
-    /// The same request, without a completion of its own.
+    /// Returns the request unsignalled.
     pub fn quiet(self) -> Self {
         Self {
             signaled: false,
@@ -414,7 +414,7 @@ impl Send {
         }
     }
 
-    /// The same, behind a fence.
+    /// Returns the request with a fence.
     pub fn fenced(self) -> Self {
         Self {
             fence: true,
@@ -422,7 +422,7 @@ impl Send {
         }
     }
 
-    /// The same request, which raises an event at the receiver.
+    /// Returns the request with the solicited-event flag.
     pub fn solicited(self) -> Self {
         Self {
             solicited: true,
@@ -431,17 +431,17 @@ impl Send {
     }
 }
 
-/// A receive.
+/// Receive request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Receive {
-    /// Comes back in the completion.
+    /// Identifier returned in the completion.
     pub wr_id: u64,
-    /// Where the bytes go.
+    /// Memory for the incoming bytes.
     pub pieces: Vec<Piece>,
 }
 
 impl Receive {
-    /// A receive into `pieces`.
+    /// Returns a receive into `pieces`.
     pub fn new(wr_id: u64, pieces: &[Piece]) -> Self {
         Self {
             wr_id,
@@ -451,7 +451,7 @@ impl Receive {
 }
 
 impl Op {
-    /// What completes.
+    /// Returns the opcode of the operation's completion.
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::Send | Self::SendImm(_) | Self::SendTo { .. } => Opcode::Send,

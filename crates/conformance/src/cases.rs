@@ -22,35 +22,35 @@ mod transfers;
 
 type Run = Box<dyn Fn(&mut CaseContext<'_>) -> Verdict + Send + Sync>;
 
-/// One thing that a provider must do.
+/// Test of one requirement on a provider.
 pub struct Case {
-    /// Its name: module and function.
+    /// Name: module and function.
     pub name: String,
-    /// What it covers.
+    /// Requirements that the case covers.
     pub rows: Vec<Row>,
-    /// Takes long: run only when asked for.
+    /// The case takes long; it runs only if long cases are requested.
     pub long: bool,
-    /// Kills hosts: runs only where that is possible.
+    /// The case kills hosts; it runs only in worlds that can.
     pub kills: bool,
-    /// Runs it.
+    /// Function of the case.
     pub run: Run,
 }
 
-/// A line of the table of what is covered.
+/// Row of the coverage table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The verb.
     pub verb: &'static str,
-    /// The operation, or the kind of object.
+    /// Operation, or kind of object.
     pub operation: String,
-    /// What is wrong with it; `-` for nothing.
+    /// Fault of the operation; `-` if there is none.
     pub wrong: String,
-    /// What must come of it.
+    /// Required outcome.
     pub outcome: String,
 }
 
 impl Case {
-    /// A case.
+    /// Returns a case that covers nothing yet.
     pub fn new(
         name: impl Into<String>,
         run: impl Fn(&mut CaseContext<'_>) -> Verdict + Send + Sync + 'static,
@@ -64,7 +64,7 @@ impl Case {
         }
     }
 
-    /// What it covers.
+    /// Adds a row to the coverage table.
     pub fn row(
         mut self,
         verb: &'static str,
@@ -81,12 +81,12 @@ impl Case {
         self
     }
 
-    /// It takes long.
+    /// Marks the case as long.
     pub fn long(self) -> Self {
         Self { long: true, ..self }
     }
 
-    /// It kills hosts.
+    /// Marks the case as one that kills hosts.
     pub fn kills(self) -> Self {
         Self {
             kills: true,
@@ -95,7 +95,7 @@ impl Case {
     }
 }
 
-/// Every case.
+/// Returns all cases.
 pub fn cases() -> impl Iterator<Item = Case> {
     [
         transfers::cases(),

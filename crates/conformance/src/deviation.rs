@@ -1,6 +1,7 @@
-//! What a device is known to do otherwise than the specification has it: data, for the cases to demand
-//! what is known instead. What is not known fails. What is known and does not show fails as well where a
-//! list is [certain](KnownDeviations::is_certain), so that it stays true; elsewhere it is told of.
+//! Known deviations of a device from the specification, as data. The cases demand the known behaviour instead
+//! of the specified one. An unknown deviation fails the case. If the list is
+//! [certain](KnownDeviations::is_certain), a known deviation that does not show fails the case too, so that
+//! the list stays true; otherwise it is only reported.
 
 use std::collections::BTreeSet;
 
@@ -8,61 +9,61 @@ use headworks_verbs::{Duration, Status};
 
 use crate::Verdict;
 
-/// What is known of the devices of a world.
+/// Known deviations of the devices of a world.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KnownDeviations {
-    /// Each thing that they do otherwise.
+    /// All known deviations.
     pub all: &'static [Deviation],
-    /// It was found on the same driver of the same kernel: all of it must show. Elsewhere the devices may
-    /// do as the specification has it after all.
+    /// The deviations were found on the same driver of the same kernel, so all of them must show. If
+    /// false, the devices may follow the specification instead.
     pub is_certain: bool,
 }
 
-/// One thing that a device does otherwise.
+/// Deviation of a device from the specification.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
-    /// The cases that see it.
+    /// Names of the cases that observe it.
     pub cases: &'static [&'static str],
-    /// With which operations, as the case calls them ([`CaseContext::section`](crate::CaseContext::section)): all, if none
-    /// is named.
+    /// Operations for which it is observed, as named by
+    /// [`CaseContext::section`](crate::CaseContext::section); all operations if empty.
     pub operations: &'static [&'static str],
-    /// What is seen instead.
+    /// Behaviour that the case observes instead.
     pub behaviour: DeviantBehaviour,
-    /// The verb and what is asked of it, for the documentation.
+    /// Verb and request, for the documentation.
     pub verb_and_request: (&'static str, &'static str),
-    /// What the specification says, with the section.
+    /// Demand of the specification, with its section, for the documentation.
     pub demanded: &'static str,
-    /// What the device does, and why, where that is known.
+    /// Behaviour of the device and its reason where known, for the documentation.
     pub observed: &'static str,
 }
 
-/// How a case sees a deviation.
+/// Behaviour that a case observes where a device deviates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviantBehaviour {
-    /// What must complete with the first status completes with the second.
+    /// A request or receive that must complete with the first status completes with the second.
     Completes(Status, Status),
-    /// As [`DeviantBehaviour::Completes`], or as it must, as chance has it.
+    /// As [`DeviantBehaviour::Completes`], but only sometimes; it may also complete as specified.
     MayComplete(Status, Status),
-    /// What must complete with an error is refused when it is posted, as an error of this kind.
+    /// A request that must complete with an error is refused when posted, with an error of this kind.
     Refuses(&'static str),
-    /// An event that begins with this, and must come, does not.
+    /// A required event whose name begins with this does not come.
     Keeps(&'static str),
-    /// The case gets no further: it ends with a line that has this in it.
+    /// The case ends early, with an error line that contains this.
     Ends(&'static str),
-    /// As [`DeviantBehaviour::Ends`], of a wait for what never comes, which is given up sooner for that: within
-    /// [`DeviantBehaviour::HANG_TIMEOUT`]. It begins with the name of that wait ([`CaseContext::named_wait`](crate::CaseContext::named_wait)), and a
-    /// colon.
+    /// As [`DeviantBehaviour::Ends`], but the case waits for something that never comes. The wait is
+    /// given up after [`DeviantBehaviour::HANG_TIMEOUT`]. The line begins with the name of the wait
+    /// ([`CaseContext::named_wait`](crate::CaseContext::named_wait)) and a colon.
     Hangs(&'static str),
-    /// As [`DeviantBehaviour::Hangs`], or all goes well, as chance has it.
+    /// As [`DeviantBehaviour::Hangs`], but only sometimes; the case may also succeed.
     MayHang(&'static str),
 }
 
 impl DeviantBehaviour {
-    /// How long anything may take where it is known that something never comes.
+    /// Time limit of a wait that is known to hang.
     pub const HANG_TIMEOUT: Duration = Duration::from_millis(1_000);
 }
 
-/// The deviations that a case may see, and which of them it saw.
+/// Deviations that a case may observe, and which of them it has observed.
 #[derive(Debug, Default)]
 pub struct DeviationTracker {
     known: Vec<Deviation>,
@@ -70,12 +71,12 @@ pub struct DeviationTracker {
     part: Option<&'static str>,
     seen: BTreeSet<(usize, Option<&'static str>)>,
     judged: BTreeSet<&'static str>,
-    /// What did not show, where it need not.
+    /// Deviations that did not show, where they need not.
     unseen: Vec<String>,
 }
 
 impl DeviationTracker {
-    /// Those of `all` that the case called `name` may see.
+    /// Returns a tracker of the deviations that the case `name` may observe.
     pub fn for_case(name: &str, known_deviations: KnownDeviations) -> Self {
         let is_here = |known: &&Deviation| known.cases.contains(&name);
         Self {
@@ -90,7 +91,7 @@ impl DeviationTracker {
         }
     }
 
-    /// Those that count now, with their places.
+    /// Returns the deviations that apply in the current section, with their indices.
     fn now(&self) -> impl Iterator<Item = (usize, &Deviation)> {
         let part = self.part;
         let counts = move |known: &Deviation| {
@@ -103,7 +104,7 @@ impl DeviationTracker {
     fn find<T>(&mut self, wanted: impl Fn(DeviantBehaviour) -> Option<T>) -> Option<T> {
         let found = self.now().find_map(|(at, known)| {
             let found = wanted(known.behaviour)?;
-            // One of all parts is seen if it is in any.
+            // A deviation of all operations counts as seen if any section sees it.
             let part = self.part.filter(|_| !known.operations.is_empty());
             Some(((at, part), found))
         });
@@ -113,8 +114,8 @@ impl DeviationTracker {
         })
     }
 
-    /// What a completion that ended with `found` had to end with, where the specification has `demanded`:
-    /// that is good if it is `found`.
+    /// Returns the status that a completion must have where the specification demands `demanded` and the
+    /// device reported `found`. The completion is good if the two are equal.
     pub fn status(&mut self, demanded: Status, found: Status) -> Status {
         let came = |does| match does {
             DeviantBehaviour::Completes(from, to) | DeviantBehaviour::MayComplete(from, to) => {
@@ -134,15 +135,15 @@ impl DeviationTracker {
         self.now().find_map(must).unwrap_or(demanded)
     }
 
-    /// Whether it is known that a request which must complete with an error is refused with this kind of
-    /// one.
+    /// Returns whether a request that must complete with an error is known to be refused with an error of
+    /// the kind `found`.
     pub fn refuses(&mut self, found: &str) -> bool {
         let refused =
             |does| matches!(does, DeviantBehaviour::Refuses(kind) if kind == found).then_some(());
         self.find(refused).is_some()
     }
 
-    /// Whether an event, written so, does not come that must.
+    /// Returns whether a required event is known not to come. `event` is its debug text.
     pub fn keeps(&mut self, event: &str) -> bool {
         let kept = |does| {
             matches!(does, DeviantBehaviour::Keeps(name) if event.starts_with(name)).then_some(())
@@ -150,22 +151,22 @@ impl DeviationTracker {
         self.find(kept).is_some()
     }
 
-    /// Whether what is known not to come may come all the same.
+    /// Returns whether every known deviation must show.
     pub fn is_certain(&self) -> bool {
         self.is_certain
     }
 
-    /// Notes what did not show, where it need not.
+    /// Records a deviation that did not show, where it need not.
     pub fn note(&mut self, unseen: String) {
         self.unseen.push(unseen);
     }
 
-    /// What did not show, where it need not.
+    /// Returns the deviations that did not show, where they need not.
     pub fn unseen(&self) -> &[String] {
         &self.unseen
     }
 
-    /// How long the wait called `wait` may take that usually may take `usual`.
+    /// Returns the time limit of the wait called `wait`, whose default is `usual`.
     pub fn deadline(&self, wait: Option<&str>, usual: Duration) -> Duration {
         let is_it = |line: &str| {
             let rest = wait.and_then(|wait| line.strip_prefix(wait));
@@ -181,12 +182,12 @@ impl DeviationTracker {
         }
     }
 
-    /// From now on it is about the operation `part`.
+    /// Starts the section about the operation `part`.
     pub fn begin_section(&mut self, part: &'static str) {
         self.part = Some(part);
     }
 
-    /// What is to be made of the verdict on the part that was entered.
+    /// Ends the section and returns its verdict, adjusted for known deviations.
     pub fn end_section(&mut self, verdict: Verdict) -> Verdict {
         let part = self.part;
         self.judged.extend(part);
@@ -195,7 +196,7 @@ impl DeviationTracker {
         judged
     }
 
-    /// What is to be made of the verdict on the whole case.
+    /// Returns the verdict on the whole case, adjusted for known deviations.
     pub fn end(&mut self, verdict: Verdict) -> Verdict {
         self.judge(verdict, |known| known.operations.is_empty())?;
         let all = self.known.iter().flat_map(|known| known.operations);
@@ -229,7 +230,7 @@ impl DeviationTracker {
                 known.behaviour,
                 DeviantBehaviour::MayHang(_) | DeviantBehaviour::MayComplete(..)
             );
-            // What chance has ended early has not come to show the rest.
+            // A section that ended early by chance did not get to the other deviations.
             of(known) && !is_seen && !by_chance && !hung
         };
         let missing = self.now().filter(is_missing);

@@ -1,5 +1,5 @@
-//! The tables of the documentation: what the cases cover, for `docs/conformance.md`, and what devices do
-//! [differently](device_differences), for `docs/verbs.md`.
+//! Tables for the documentation: `docs/conformance.md` lists what the cases cover, `docs/verbs.md` what
+//! devices do [differently](device_differences).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ the case that checks it. `HEADWORKS_CASE=NAME cargo test -p headworks-conformanc
 cases whose name contains NAME.
 ";
 
-/// The table as Markdown.
+/// Returns the coverage page as Markdown.
 pub fn markdown(cases: impl IntoIterator<Item = Case>) -> String {
     let mut by_verb: BTreeMap<&str, Vec<(Row, String)>> = BTreeMap::new();
     for case in cases {
@@ -30,7 +30,7 @@ pub fn markdown(cases: impl IntoIterator<Item = Case>) -> String {
     }
     let mut text = HEAD.to_owned();
     for (verb, rows) in by_verb {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(
             text,
             "\n## `{verb}`\n\n| operation | wrong | outcome | case |\n|---|---|---|---|\n"

@@ -1,8 +1,8 @@
-//! Executors: do what calls say, on a device of this process. The only code of the suite that
-//! touches the objects of verbs.
+//! Executes calls on a device of this process. This is the only code of the suite that uses the objects of
+//! verbs.
 //!
-//! A executor may be called from several threads at once: each object has a lock of its own, and only
-//! where verbs demand one.
+//! An executor may be called from several threads at once. An object has its own lock, but only if the verbs
+//! need exclusive access to it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,14 +22,14 @@ mod completions;
 mod create;
 mod queue_pairs;
 
-/// Which device stands at an end.
+/// Device name of each role.
 pub type DeviceNames = BTreeMap<HostRole, DeviceName>;
 
-/// A host's hands.
+/// Executes the calls of one host.
 pub struct CallExecutor {
     opener: DeviceOpener,
     names: DeviceNames,
-    /// Times that a post is tried again where there was no room.
+    /// Number of times that a post refused as queue full is retried.
     spurious_refusals: u32,
     time: Arc<dyn TimeSource>,
     state: Mutex<State>,
@@ -38,11 +38,11 @@ pub struct CallExecutor {
 #[derive(Default)]
 struct State {
     objects: BTreeMap<Id, Object>,
-    /// Regions' addresses and local keys, also of those that are gone.
+    /// Addresses and local keys of regions, including destroyed ones.
     keys: BTreeMap<Id, (u64, u32)>,
-    /// Keys of address handles, also of those that are gone.
+    /// Keys of address handles, including destroyed ones.
     handles: BTreeMap<Id, u32>,
-    /// What numbers on the wire stand for, also of what is gone.
+    /// Objects by their numbers at the device, including destroyed ones.
     qpns: BTreeMap<u32, Id>,
     cqs: BTreeMap<u32, Id>,
     srqs: BTreeMap<u32, Id>,
@@ -61,7 +61,7 @@ enum Object {
     Ah(#[expect(dead_code, reason = "held until it is destroyed")] Arc<dyn AddressHandle>),
 }
 
-/// A queue pair, and how far it has got with connecting by the byte state machine.
+/// Queue pair, and the state of its connection by the byte state machine.
 struct Qp {
     queue: Box<dyn QueuePair>,
     up: Option<BringUp>,
@@ -84,8 +84,8 @@ macro_rules! getter {
 }
 
 impl CallExecutor {
-    /// A executor that opens the devices that `names` says stand at the ends, by `opener`. `manners` is
-    /// how they behave, `time` how it passes.
+    /// Returns an executor that opens the devices in `names` with `opener`. `behaviour` describes the
+    /// devices, `time` is the clock.
     pub fn new(
         opener: DeviceOpener,
         names: DeviceNames,
@@ -101,7 +101,7 @@ impl CallExecutor {
         }
     }
 
-    /// Does what `call` says.
+    /// Executes `call` and returns its reply.
     pub fn call(&self, call: &Call) -> Reply {
         self.answer(call).unwrap_or_else(Reply::No)
     }
@@ -153,7 +153,7 @@ impl CallExecutor {
         }
     }
 
-    /// From this many on, a [`Call::Repeat`] forgets the oldest completions.
+    /// Number of completions from which on a [`Call::Repeat`] drops the older ones.
     const KEPT_COMPLETIONS_MAX: usize = 4096;
 
     fn repeat(&self, times: u64, until: Option<&ByteCondition>, calls: &[Call]) -> Answer {
@@ -184,7 +184,7 @@ impl CallExecutor {
     }
 
     fn destroy(&self, id: Id) -> Answer {
-        // Dropped without the lock: destroying may wait for others.
+        // The object is dropped without the lock, because destroying may wait for others.
         let found = self.state().objects.remove(&id);
         match found {
             Some(object) => {
@@ -216,7 +216,7 @@ impl CallExecutor {
 }
 
 impl Drop for CallExecutor {
-    /// The youngest first, so that nothing is dropped before what was made from it.
+    /// Drops the newest objects first, so that each is dropped before the objects that it was made from.
     fn drop(&mut self) {
         let mut state = self.state();
         while let Some((_, object)) = state.objects.pop_last() {

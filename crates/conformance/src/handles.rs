@@ -1,11 +1,11 @@
-//! What calls of one host need to know of another's objects: the numbers that stand for them.
+//! Addresses, keys and numbers that calls of one host need of another host's objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::call::{Call, DeviceFacts, Id, Op, Peer, Port, PortAddress, Remote, Reply, Send};
 use crate::world::HostId;
 
-/// Where a region is, and its keys.
+/// Address and keys of a region.
 #[derive(Clone, Copy, Debug)]
 struct Keys {
     addr: u64,
@@ -13,9 +13,9 @@ struct Keys {
     rkey: u32,
 }
 
-/// The numbers that objects turned out to have, also of those that are gone. Whoever sends calls to
-/// hosts lets the book [record_reply](HandleTable::record_reply) from every reply, and has it [fill in](HandleTable::resolve_call)
-/// every call.
+/// Addresses, keys and queue pair numbers of the objects created so far, including destroyed ones. The caller
+/// passes every call through [`resolve_call`](HandleTable::resolve_call) and every reply to
+/// [`record_reply`](HandleTable::record_reply).
 #[derive(Debug, Default)]
 pub struct HandleTable {
     ports: BTreeMap<HostId, DeviceFacts>,
@@ -24,23 +24,23 @@ pub struct HandleTable {
 }
 
 impl HandleTable {
-    /// The device that a host opened first.
+    /// Returns the facts of the device that a host opened first.
     pub fn facts(&self, host: HostId) -> Option<&DeviceFacts> {
         self.ports.get(&host)
     }
 
-    /// The queue pair of this number on the wire, wherever it is.
+    /// Returns the queue pairs with this queue pair number on the wire, of any host.
     pub fn find_qpn(&self, qpn: u32) -> impl Iterator<Item = (HostId, Id)> {
         let found = self.qpns.iter().filter(move |(_, found)| **found == qpn);
         found.map(|(whose, _)| *whose)
     }
 
-    /// The key that a region has for peers.
+    /// Returns the rkey of a region.
     pub fn rkey(&self, host: HostId, region: Id) -> Option<u32> {
         self.regions.get(&(host, region)).map(|keys| keys.rkey)
     }
 
-    /// The bit of a region's keys without which they are keys that its host never had.
+    /// Returns a bit that, flipped in the keys of a region, gives keys that the host never had.
     pub fn unused_key_bit(&self, host: HostId, region: Id) -> Option<u32> {
         let of = |keys: &Keys| [keys.lkey, keys.rkey];
         let keys = of(self.regions.get(&(host, region))?);
@@ -54,7 +54,7 @@ impl HandleTable {
         bits.find(|bit| keys.iter().all(|key| !known.contains(&(key ^ bit))))
     }
 
-    /// Learns what a call was answered with.
+    /// Records the numbers in the reply to a call.
     pub fn record_reply(&mut self, host: HostId, call: &Call, reply: &Reply) {
         match (call, reply) {
             (Call::Open { .. }, Reply::Device(facts)) => {
@@ -81,7 +81,7 @@ impl HandleTable {
         }
     }
 
-    /// Fills in what a call says of other hosts' objects; an error if they are not known.
+    /// Fills in the references of a call to objects of other hosts. Returns an error if one is unknown.
     pub fn resolve_call(&self, call: &mut Call) -> Result<(), String> {
         match call {
             Call::Modify {

@@ -1,4 +1,4 @@
-//! What is known of devices: deviations from the specification, each found by running the cases there.
+//! Known deviations of devices from the specification. Each was found by running the cases on the device.
 
 use headworks_verbs::Status::{
     LocalAccess, LocalLength, LocalProtection, LocalQpOperation, RemoteAccess,
@@ -10,8 +10,8 @@ use crate::deviation::DeviantBehaviour::{
 };
 use crate::deviation::{Deviation, KnownDeviations};
 
-/// What is known of devices of this driver ([`DeviceInfo::driver`]) on a kernel of this release (as `uname -r`
-/// has it).
+/// Returns the known deviations of a driver ([`DeviceInfo::driver`]) on a kernel release, as printed by
+/// `uname -r`.
 ///
 /// [`DeviceInfo::driver`]: headworks_verbs::DeviceInfo::driver
 pub fn of_driver(driver: Option<&str>, release: &str) -> KnownDeviations {
@@ -24,16 +24,16 @@ pub fn of_driver(driver: Option<&str>, release: &str) -> KnownDeviations {
     }
 }
 
-/// Whether a kernel's release is one of this version.
+/// Returns whether a kernel release is of this version.
 fn is_kernel_release(release: &str, version: &str) -> bool {
     let rest = release.strip_prefix(version);
     rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
 }
 
-/// The version of Linux on which [`RXE`] was found.
+/// Linux version on which [`RXE`] was found.
 pub const RXE_KERNEL: &str = "6.1";
 
-/// The kernel's rxe, as of Linux 6.1.
+/// Deviations of the kernel's rxe, as of Linux 6.1.
 pub const RXE: &[Deviation] = &[
     Deviation {
         cases: &[

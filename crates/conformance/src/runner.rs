@@ -1,11 +1,11 @@
-//! Runs cases in a world and prints how they went.
+//! Runs cases in a world and prints the results.
 
 use headworks_runtime::testing;
 
 use crate::{Case, CaseContext, World};
 
-/// Which cases to run: those of whose names `HEADWORKS_CASE` has a part, or one of several between commas;
-/// and the long ones with `HEADWORKS_LONG`.
+/// Returns the filter that the environment selects. `HEADWORKS_CASE` holds parts of case names, separated by
+/// commas; a case matches if its name contains one of them. Long cases run only if `HEADWORKS_LONG` is set.
 pub fn case_filter() -> impl Fn(&Case) -> bool {
     let names = std::env::var("HEADWORKS_CASE").unwrap_or_default();
     let long = std::env::var_os("HEADWORKS_LONG").is_some();
@@ -13,19 +13,19 @@ pub fn case_filter() -> impl Fn(&Case) -> bool {
     move |case| is_named(case) && (long || !case.long)
 }
 
-/// How cases went.
+/// Results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CaseTally {
-    /// How many ran to their end and applied.
+    /// Number of cases that ran to the end and succeeded.
     pub ran: usize,
-    /// Those that did not apply, or cannot run in their world.
+    /// Cases that did not apply or cannot run in their world.
     pub skipped: Vec<String>,
-    /// Those that failed, and those that were skipped though they are required.
+    /// Cases that failed, and required cases that were skipped.
     pub failed: Vec<String>,
 }
 
 impl CaseTally {
-    /// This, and what came of others.
+    /// Adds the results of another run.
     pub fn add(&mut self, other: Self) {
         self.ran += other.ran;
         self.skipped.extend(other.skipped);
@@ -33,8 +33,8 @@ impl CaseTally {
     }
 }
 
-/// Runs each of `cases` in a world of its own that `world` makes. What cannot run in this world, or
-/// does not apply, says so, and fails if `HEADWORKS_REQUIRE` names it.
+/// Runs each of `cases` in a new world made by `world`. A case that does not apply or cannot run in this
+/// world is printed as skipped, and fails if `HEADWORKS_REQUIRE` names it.
 pub fn run_cases<W: World>(
     name: &str,
     cases: impl IntoIterator<Item = Case>,

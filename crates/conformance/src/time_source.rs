@@ -1,4 +1,4 @@
-//! How time passes in a world whose hosts are of this process.
+//! How time passes in a world whose hosts run in this process.
 
 use std::os::fd::BorrowedFd;
 
@@ -6,23 +6,23 @@ use headworks_net::clock;
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A clock, and how it goes on.
+/// Clock of a world, and how it advances.
 pub trait TimeSource: Send + Sync {
-    /// What it reads.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 
-    /// Lets a little time pass: what others do meanwhile may be seen then.
+    /// Lets a little time pass, so that hosts and devices can progress.
     fn advance(&self);
 
-    /// Waits until `fd` is readable or so much time has passed; whether it is.
+    /// Waits until `fd` is readable, `at_most` long. Returns whether it is readable.
     ///
     /// # Errors
     ///
-    /// Those of poll(2).
+    /// The errors of poll(2).
     fn sleep(&self, fd: BorrowedFd<'_>, at_most: Duration) -> rustix::io::Result<bool>;
 }
 
-/// The real clock, which goes on by itself.
+/// Real clock, which advances by itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealTimeSource;
 
@@ -40,11 +40,11 @@ impl TimeSource for RealTimeSource {
     }
 }
 
-/// Whether `fd` is readable, now or within so much real time.
+/// Returns whether `fd` is readable now or within `within` of real time.
 ///
 /// # Errors
 ///
-/// Those of poll(2).
+/// The errors of poll(2).
 pub fn is_readable(fd: BorrowedFd<'_>, within: Duration) -> rustix::io::Result<bool> {
     let nanos = within.nanos();
     let timeout = Timespec {

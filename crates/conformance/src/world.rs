@@ -1,4 +1,4 @@
-//! Worlds: where hosts are, how they are asked, and how time passes there.
+//! Worlds: where hosts run, how a case calls them, and how time passes.
 
 use headworks_verbs::Instant;
 use serde::{Deserialize, Serialize};
@@ -6,15 +6,14 @@ use serde::{Deserialize, Serialize};
 use crate::call::{Call, Reply};
 use crate::deviation::KnownDeviations;
 
-/// Where a host stands. Which device that is, is the world's affair; two ends may be the same
-/// device.
+/// Role of a host in a case. The world decides which device a role gets; two roles may share one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum HostRole {
-    /// Where a case happens.
+    /// Host on which the case runs.
     First,
-    /// Its peer.
+    /// Peer of the first host.
     Second,
-    /// Somebody else.
+    /// Third party.
     Third,
 }
 
@@ -23,48 +22,47 @@ impl HostRole {
     pub const ALL: [Self; 3] = [Self::First, Self::Second, Self::Third];
 }
 
-/// What the devices of a world do that the specification leaves to them and no declaration names.
+/// Behaviour of a world's devices that the specification leaves open and that no device declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DeviceBehaviour {
-    /// A short request is done when the call that posts it returns.
+    /// A short request completes before the call that posts it returns.
     pub completes_in_call: bool,
-    /// How often the same request may be told that there is no room though there is: so often it is
-    /// posted again before it counts as refused.
+    /// Number of times in a row that a post may be refused as queue full although there is room. The host
+    /// retries a post this often before the refusal counts.
     pub spurious_refusals: u32,
-    /// How many polls in a row may find nothing though there is something.
+    /// Number of polls in a row that may return nothing although a completion is there.
     pub empty_polls_max: u32,
-    /// All memory that a request names is checked before any of it is touched. Elsewhere what came
-    /// before the mistake was found may have been moved: the first pieces of a READ, say, or an
-    /// atomic whose result has no place to go.
+    /// The device validates all memory that a request names before it touches any of it. If false, the
+    /// part before the fault may have been executed: the first pieces of a READ, or an atomic whose result
+    /// cannot be stored.
     pub checks_before_copying: bool,
-    /// A queue pair whose failure a completion of its own tells is told of by an event, too. Elsewhere it
-    /// may be, where that is noticed before the completion is polled.
+    /// When a completion reports the failure of a queue pair, an event always reports it too. If false, the
+    /// event comes only if the device notices the failure before the completion is polled.
     pub reports_failure_twice: bool,
-    /// The death of a peer is noticed though nothing is posted.
+    /// The device detects the death of a peer even if nothing is posted.
     pub detects_peer_death: bool,
-    /// A request takes up its room in the queue until a completion is polled that covers it. Elsewhere
-    /// there may be room again as soon as it is done.
+    /// A request occupies its queue slot until a completion that covers it is polled. If false, the slot
+    /// may become free as soon as the request is done.
     pub frees_slots_when_polled: bool,
-    /// Datagrams that cannot be sent as they are asked for (by an address handle that may not be named,
-    /// longer than the MTU) are refused when they are posted. Elsewhere their completions tell.
+    /// The post is refused if a datagram cannot be sent as requested: its address handle is not usable, or
+    /// it is longer than the MTU. If false, the completion reports the error.
     pub refuses_bad_datagrams: bool,
-    /// So many objects of a kind may be made: a device that has more is not brought to the end of them.
+    /// Largest device limit on objects of one kind that cases exhaust. With a higher limit they are skipped.
     pub objects_max: u32,
-    /// Queues and shared receive queues have room for just as many requests, pieces and bytes as were asked
-    /// for. Elsewhere there may be more.
+    /// Queues and shared receive queues hold exactly the requested number of requests, pieces and bytes. If
+    /// false, they may hold more.
     pub sizes_queues_exactly: bool,
-    /// What takes longer than the call that posts it goes on though its host makes no other.
+    /// A request that outlasts the call that posted it progresses even if its host makes no further call.
     pub progresses_without_calls: bool,
-    /// Requests may be held back and cut before they are the device's: completions of theirs overrun no CQ, and one that
-    /// has begun may stop in SQD.
+    /// Requests may be queued and split before the device gets them. Their completions then never overrun a
+    /// CQ, and a request that has begun may stop in SQD.
     pub defers_requests: bool,
-    /// What a CQ held when it overran can still be polled, and then polls say that it overran.
+    /// Completions that a CQ held when it overran can still be polled; later polls report the overrun.
     pub polls_after_overrun: bool,
 }
 
 impl DeviceBehaviour {
-    /// Those of the software RNIC where it is not hostile: what is short is done in the call, and what has
-    /// room is taken.
+    /// Behaviour of the software RNIC without `hostile`.
     pub const SOFT: Self = Self {
         completes_in_call: true,
         spurious_refusals: 0,
@@ -86,41 +84,41 @@ impl DeviceBehaviour {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HostId(pub u32);
 
-/// Where cases run. Calls are executed by the hosts; nothing here or in a case blocks, sleeps,
-/// reads a clock or starts a thread by itself, so a world may be one of virtual time.
+/// Where cases run. Hosts execute the calls. Neither a case nor the code around it blocks, sleeps, reads a
+/// clock or starts a thread, so a world may run in virtual time.
 pub trait World {
-    /// A new host at `end`; where all ends are one device, the one host there is.
+    /// Returns a new host for the role `end`, or the only host if all roles share one device.
     fn host(&mut self, end: HostRole) -> Result<HostId, String>;
 
-    /// Has a host do something, and returns when it is done.
+    /// Executes `call` on `host` and returns its reply.
     fn call(&mut self, host: HostId, call: Call) -> Reply;
 
-    /// Has hosts do things at the same time, as far as this world can: on threads, or interleaved.
-    /// In the order of the calls.
+    /// Executes calls on hosts concurrently, as far as this world can: on threads, or interleaved.
+    /// The replies are in the order of the calls.
     fn call_concurrently(&mut self, calls: Vec<(HostId, Call)>) -> Vec<Reply>;
 
-    /// Has a host begin something that ends only when the host is killed.
+    /// Starts a call that ends only when its host is killed.
     ///
-    /// Only where hosts can be killed.
+    /// Available only where hosts can be killed.
     fn begin_unanswered(&mut self, host: HostId, call: Call) -> Result<(), String>;
 
-    /// Lets a little time pass: what others do meanwhile may be seen then.
+    /// Lets a little time pass, so that hosts and devices can progress.
     fn advance(&mut self);
 
-    /// This world's time.
+    /// Returns the current time of this world.
     fn now(&self) -> Instant;
 
-    /// How its devices behave.
+    /// Returns the behaviour of the devices.
     fn behaviour(&self) -> DeviceBehaviour;
 
-    /// What its devices are known to do otherwise than the specification has it.
+    /// Returns the known deviations of the devices from the specification.
     fn known_deviations(&self) -> KnownDeviations {
         KnownDeviations::default()
     }
 
-    /// Whether hosts can be killed.
+    /// Returns whether hosts can be killed.
     fn can_kill(&self) -> bool;
 
-    /// Kills a host at whatever it is doing.
+    /// Kills a host, whatever it is executing.
     fn kill(&mut self, host: HostId) -> Result<(), String>;
 }

@@ -1,4 +1,4 @@
-//! Worlds: hosts as executors of this process, or in processes of their own.
+//! Worlds whose hosts are executors in this process, or processes of their own.
 
 pub mod in_process;
 pub mod processes;
@@ -10,25 +10,25 @@ use crate::deviation::KnownDeviations;
 use crate::executor::DeviceNames;
 use crate::world::{DeviceBehaviour, HostRole};
 
-/// Which devices stand at the ends.
+/// Devices of a world, by role.
 #[derive(Clone, Debug)]
 pub struct WorldLayout {
-    /// By end.
+    /// Device name of each role.
     pub names: DeviceNames,
-    /// All ends are one device, opened once.
+    /// All roles share one device, opened once.
     pub one_device: bool,
-    /// How they behave.
+    /// Behaviour of the devices.
     pub behaviour: DeviceBehaviour,
-    /// What they are known to do otherwise than the specification has it.
+    /// Known deviations of the devices from the specification.
     pub known_deviations: KnownDeviations,
 }
 
 impl WorldLayout {
-    /// A device for each end, each opened for itself.
+    /// Returns a layout with one device for each role, each opened separately.
     ///
     /// # Panics
     ///
-    /// If a name is none.
+    /// If a name is not a valid device name.
     pub fn of(names: [&str; 3]) -> Self {
         let parse = |name: &str| name.parse().expect("the name of a device");
         Self {
@@ -39,13 +39,13 @@ impl WorldLayout {
         }
     }
 
-    /// Devices that behave so.
+    /// Returns the layout with this behaviour.
     #[must_use]
     pub fn with(self, behaviour: DeviceBehaviour) -> Self {
         Self { behaviour, ..self }
     }
 
-    /// Devices of which this is known.
+    /// Returns the layout with these known deviations.
     #[must_use]
     pub fn with_known_deviations(self, known_deviations: KnownDeviations) -> Self {
         Self {
@@ -54,11 +54,11 @@ impl WorldLayout {
         }
     }
 
-    /// One device that is its own peer.
+    /// Returns a layout with one device that is its own peer.
     ///
     /// # Panics
     ///
-    /// If the name is none.
+    /// If `name` is not a valid device name.
     pub fn loopback(name: &str) -> Self {
         Self {
             one_device: true,

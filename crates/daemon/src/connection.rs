@@ -63,8 +63,8 @@ pub(crate) struct Connection {
     pub(crate) remote: Option<Vqpn>,
     pub(crate) place: ConnectionOwner,
     block: ControlBlock,
-    pub(crate) outlet: EgressHalf,
-    pub(crate) inlet: IngressHalf,
+    pub(crate) egress: EgressHalf,
+    pub(crate) ingress: IngressHalf,
     /// READs that are done and that the peer is yet to be told of: position in the stream and length.
     pub(crate) fetched: VecDeque<(u64, u32)>,
     /// Memory that this end exports to the peer.
@@ -92,16 +92,16 @@ impl Connection {
         number: Vqpn,
         place: ConnectionOwner,
         block: ControlBlock,
-        outlet: EgressHalf,
-        inlet: IngressHalf,
+        egress: EgressHalf,
+        ingress: IngressHalf,
     ) -> Self {
         Self {
             number,
             remote: None,
             place,
             block,
-            outlet,
-            inlet,
+            egress,
+            ingress,
             fetched: VecDeque::new(),
             exports: Exports::default(),
             answers: VecDeque::new(),
@@ -116,13 +116,13 @@ impl Connection {
     #[inline]
     pub(crate) fn expect(&self) {
         self.block.expect();
-        self.outlet.expect();
+        self.egress.expect();
     }
 
     /// Sets the other end's number and its first ring.
     pub(crate) fn connect(&mut self, remote: Vqpn, ring: Remote) {
         self.remote = Some(remote);
-        self.outlet.connect(ring);
+        self.egress.connect(ring);
     }
 
     /// Whether the connection still sends and receives: it was not reset.
@@ -137,7 +137,7 @@ impl Connection {
 
     fn status(&self) -> Status {
         Status {
-            is_ended: self.inlet.is_complete(),
+            is_ended: self.ingress.is_complete(),
             reset: self.life.reset,
         }
     }
@@ -154,11 +154,11 @@ impl Connection {
             return (false, false);
         }
         let now = NotifiedState {
-            come: self.inlet.come(),
+            come: self.ingress.come(),
             status: self.status(),
-            released: self.outlet.released(),
-            rings: self.outlet.rings(),
-            operations: self.outlet.operations_done(),
+            released: self.egress.released(),
+            rings: self.egress.rings(),
+            operations: self.egress.operations_done(),
         };
         let before = std::mem::replace(&mut self.notified, now);
         let has_ended = now.status != before.status;
@@ -176,21 +176,21 @@ impl Connection {
     /// If there is room, has the next notification report it again. The application may have armed its event
     /// count for room after the last one.
     pub(crate) fn offer_room(&mut self) {
-        if self.outlet.has_room() {
+        if self.egress.has_room() {
             self.notified.released = u64::MAX;
         }
     }
 
     /// Handles an arrival of data: publishes the status if the stream is complete.
     pub(crate) fn came(&mut self) {
-        if self.inlet.is_complete() {
+        if self.ingress.is_complete() {
             self.tell_application();
         }
     }
 
     /// Handles the end of the peer's stream at `at`. Returns whether that position is possible.
     pub(crate) fn ended(&mut self, at: u64) -> bool {
-        let ended = self.inlet.end(at).is_ok();
+        let ended = self.ingress.end(at).is_ok();
         self.came();
         ended
     }
@@ -209,9 +209,9 @@ impl Connection {
     /// Handles the application's close. If the application gives the connection up, nothing more is sent.
     pub(crate) fn leave(&mut self, gives_up: bool) {
         self.life.is_left = true;
-        let has_unread = self.inlet.look().is_err() || self.inlet.has_unread();
-        self.life.is_lost = has_unread || !self.inlet.is_idle();
-        self.inlet.discard();
+        let has_unread = self.ingress.look().is_err() || self.ingress.has_unread();
+        self.life.is_lost = has_unread || !self.ingress.is_idle();
+        self.ingress.discard();
         if gives_up {
             self.reset(Reset::ByPeer, false);
         }
@@ -226,7 +226,7 @@ impl Connection {
 
     /// Whether everything written here has arrived, and the end of the stream was sent.
     pub(crate) fn is_all_said(&self) -> bool {
-        self.life.is_end_sent && self.outlet.is_settled()
+        self.life.is_end_sent && self.egress.is_settled()
     }
 
     /// Ends this end because the peer has no end for it. It can be removed once earlier requests have
@@ -240,7 +240,7 @@ impl Connection {
     /// Whether the peer has no end for this one and no request in flight reaches its memory, so that it can
     /// be removed.
     pub(crate) fn is_refused(&self) -> bool {
-        self.life.is_refused && self.outlet.is_idle() && self.inlet.is_idle()
+        self.life.is_refused && self.egress.is_idle() && self.ingress.is_idle()
     }
 
     /// Records that the other end is gone, and never was on this queue-pair group.
@@ -255,8 +255,8 @@ impl Connection {
         self.place.link = None;
         self.life.is_reset_due = false;
         self.life.is_queued = false;
-        self.outlet.abandon();
-        self.inlet.abandon();
+        self.egress.abandon();
+        self.ingress.abandon();
     }
 
     /// Handles the peer's [`Kind::Closed`].
@@ -264,8 +264,8 @@ impl Connection {
         if std::mem::replace(&mut self.life.is_closed_heard, true) {
             return;
         }
-        self.outlet.windows.close();
-        self.outlet.withdraw();
+        self.egress.imports.close();
+        self.egress.withdraw();
         self.settle();
     }
 
@@ -276,9 +276,9 @@ impl Connection {
             return;
         }
         // The peer does not READ offers that were made after its `Closed` either.
-        self.outlet.withdraw();
-        if self.outlet.is_settled() {
-            self.outlet.abandon();
+        self.egress.withdraw();
+        if self.egress.is_settled() {
+            self.egress.abandon();
         }
     }
 
@@ -295,16 +295,16 @@ impl Connection {
 
     /// Returns all memory of the connection.
     pub(crate) fn memory(&self) -> Vec<Extent> {
-        let halves = self.outlet.memory().chain(self.inlet.memory());
+        let halves = self.egress.memory().chain(self.ingress.memory());
         halves.chain([self.place.block]).collect()
     }
 
     fn is_window_due(&self) -> bool {
-        self.is_alive() && self.inlet.is_to_tell()
+        self.is_alive() && self.ingress.is_to_tell()
     }
 
     fn is_end_due(&self) -> bool {
-        self.is_alive() && !self.life.is_end_sent && self.outlet.end().is_some()
+        self.is_alive() && !self.life.is_end_sent && self.egress.end().is_some()
     }
 
     /// Whether a [`Kind::Closed`] may be sent.
@@ -316,21 +316,21 @@ impl Connection {
                     && self.fetched.is_empty()
                     && self.answers.is_empty()
                     && !self.has_memory_news();
-                self.life.is_left && is_all_said && self.outlet.is_settled()
+                self.life.is_left && is_all_said && self.egress.is_settled()
             }
         };
-        is_done && !self.life.is_closed_sent && self.outlet.is_idle() && self.inlet.is_idle()
+        is_done && !self.life.is_closed_sent && self.egress.is_idle() && self.ingress.is_idle()
     }
 
     /// Returns an exported range that the peer wants back and that no operation uses any more.
-    fn unused_window(&self) -> Option<u32> {
-        let windows = &self.outlet.windows;
-        windows.unused(|window| self.outlet.uses(window))
+    fn unused_import(&self) -> Option<u32> {
+        let imports = &self.egress.imports;
+        imports.unused(|export_id| self.egress.uses(export_id))
     }
 
     /// Whether the peer is to be told of an export or a revocation, or can have exported memory back.
     fn has_memory_news(&self) -> bool {
-        self.exports.has_news() || self.unused_window().is_some()
+        self.exports.has_news() || self.unused_import().is_some()
     }
 
     /// Whether the connection has a control frame to send.
@@ -394,7 +394,7 @@ impl Connection {
                 window: before,
                 ..of(Kind::Answer)
             }
-        } else if let Some((window, extent, rights)) =
+        } else if let Some((export_id, extent, rights)) =
             self.exports.next_news().filter(|_| self.is_alive())
         {
             let (view, at, _) = link.body();
@@ -403,24 +403,24 @@ impl Connection {
             body = OFFER;
             then = OnCompletion::Exported(self.number);
             Header {
-                at: window.into(),
+                at: export_id.into(),
                 code: rights.bits(),
                 len: extent.len,
                 ..of(Kind::Export)
             }
-        } else if let Some(window) = self.exports.next_wanted().filter(|_| self.is_alive()) {
+        } else if let Some(export_id) = self.exports.next_wanted().filter(|_| self.is_alive()) {
             Header {
-                at: window.into(),
+                at: export_id.into(),
                 ..of(Kind::Revoke)
             }
-        } else if let Some(window) = self.unused_window().filter(|_| self.is_alive()) {
-            self.outlet.windows.give_back(window);
+        } else if let Some(export_id) = self.unused_import().filter(|_| self.is_alive()) {
+            self.egress.imports.give_back(export_id);
             Header {
-                at: window.into(),
+                at: export_id.into(),
                 ..of(Kind::Revoked)
             }
         } else if self.is_window_due() {
-            if let Some((ring, from)) = self.inlet.ring_news() {
+            if let Some((ring, from)) = self.ingress.ring_news() {
                 let (view, at, _) = link.body();
                 let ring = memory.remote(ring).emit_ring(from);
                 let written = view.write(at, &ring);
@@ -429,10 +429,10 @@ impl Connection {
             }
             Header {
                 len: body as u32,
-                window: self.inlet.tell(),
+                window: self.ingress.tell(),
                 ..of(Kind::Window)
             }
-        } else if let Some(at) = self.outlet.end().filter(|_| self.is_end_due()) {
+        } else if let Some(at) = self.egress.end().filter(|_| self.is_end_due()) {
             self.life.is_end_sent = true;
             Header {
                 at,
@@ -459,24 +459,24 @@ impl Connection {
         let Some(to) = self.remote.filter(|_| self.is_alive()) else {
             return Ok(SendStep::Nothing);
         };
-        if self.life.is_left && self.outlet.end().is_some() {
+        if self.life.is_left && self.egress.end().is_some() {
             // Records that the application writes after it has closed the connection are ignored.
             return Ok(SendStep::Nothing);
         }
-        let window = self.inlet.window();
+        let window = self.ingress.window();
         let aside = PiggybackInfo { window, load };
         let turn = self
-            .outlet
+            .egress
             .turn(self.number, to, memory, link, aside, config)?;
         match turn {
-            SendStep::Framed(_) => drop(self.inlet.tell()),
-            SendStep::Nothing if self.life.is_left && self.outlet.is_drained() => {
-                self.outlet.end_here();
+            SendStep::Framed(_) => drop(self.ingress.tell()),
+            SendStep::Nothing if self.life.is_left && self.egress.is_drained() => {
+                self.egress.end_here();
             }
             _ => {}
         }
         if !self.life.is_left {
-            self.outlet.grow(memory, config.ring_max);
+            self.egress.grow(memory, config.ring_max);
         }
         Ok(turn)
     }

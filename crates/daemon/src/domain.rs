@@ -455,7 +455,7 @@ impl Domain {
             let ingress = IngressWriter::new(slabs, &words, ingress)?;
             Ok((words, EgressHalf::new(egress), IngressHalf::new(ingress)))
         });
-        let (words, outlet, inlet) = made.map_err(|_| Refusal::Memory)?;
+        let (words, egress_half, ingress_half) = made.map_err(|_| Refusal::Memory)?;
         let ring = of.memory.remote(ingress);
         let entry = of.handles.vacant_entry();
         let place = ConnectionOwner {
@@ -467,7 +467,7 @@ impl Domain {
             peer,
         };
         let number = self.connections.insert(|number| {
-            let new = Connection::new(number, place, words, outlet, inlet);
+            let new = Connection::new(number, place, words, egress_half, ingress_half);
             Box::new(new)
         });
         let Some(number) = number else {
@@ -513,7 +513,7 @@ impl Domain {
             if let Some(linked) = self.links.get_mut(at) {
                 let offered = linked.link.fetches.iter();
                 let offered = offered.filter(|fetch| fetch.number == number);
-                offered.for_each(|fetch| connection.inlet.give_up(fetch.at, fetch.left()));
+                offered.for_each(|fetch| connection.ingress.give_up(fetch.at, fetch.left()));
             }
             self.unlink(at, number);
         }
@@ -642,14 +642,14 @@ impl Domain {
         if connection.is_left() || !of.memory.pin(extent) {
             return Err(Refusal::Misuse);
         }
-        let window = connection.exports.add(extent, rights);
-        match window {
+        let export_id = connection.exports.add(extent, rights);
+        match export_id {
             // Data sent from now on must follow the frame that announces the export.
-            Some(_) => connection.outlet.exporting(false),
+            Some(_) => connection.egress.exporting(false),
             None => of.memory.unpin(extent),
         }
         self.attend(number);
-        window.ok_or(Refusal::Limit)
+        export_id.ok_or(Refusal::Limit)
     }
 
     /// Returns the number of the other daemon of a connection that has a group.
@@ -661,14 +661,14 @@ impl Domain {
 
     /// Revokes an export. Returns whether there is such an export. The application is answered once nothing
     /// touches the memory any more.
-    pub fn revoke(&mut self, session: usize, handle: u32, window: u32, request: u32) -> bool {
+    pub fn revoke(&mut self, session: usize, handle: u32, export_id: u32, request: u32) -> bool {
         let number = self.number_of(session, handle);
         let connection = number.and_then(|number| self.connections.get_mut(number));
         let Some(connection) = connection.filter(|one| !one.is_left()) else {
             return false;
         };
         let number = connection.number;
-        let had = connection.exports.revoke(window, request);
+        let had = connection.exports.revoke(export_id, request);
         self.attend(number);
         had
     }

@@ -47,7 +47,7 @@ struct InFlightRecord {
 struct PendingOperation {
     /// Where its outcome is stored.
     outcomes: Outcomes,
-    window: u32,
+    export_id: u32,
     is_atomic: bool,
     /// The outcome that is stored once nothing of it is in flight.
     outcome: Outcome,
@@ -86,7 +86,7 @@ pub(crate) struct EgressHalf {
     asking: Option<PartialOperation>,
     flights: VecDeque<InFlightRecord>,
     /// Memory that the peer exports.
-    pub(crate) windows: ExportTable,
+    pub(crate) imports: ExportTable,
     /// Atomics that were not answered.
     atomics: u32,
     /// Total number of operations that are done.
@@ -147,7 +147,7 @@ impl EgressHalf {
             current: None,
             asking: None,
             flights: VecDeque::new(),
-            windows: ExportTable::default(),
+            imports: ExportTable::default(),
             atomics: 0,
             done: 0,
             exporting: 0,
@@ -259,7 +259,7 @@ impl EgressHalf {
                 let outcomes = Outcomes::at(memory.slabs(), operation.result)?;
                 flight.operation = Some(PendingOperation {
                     outcomes,
-                    window: operation.window,
+                    export_id: operation.export_id,
                     is_atomic: operation.op.is_atomic(),
                     outcome: Outcome::Done,
                 });

@@ -48,11 +48,11 @@ impl Exports {
 
     /// Revokes a range for a request. Returns `false` if the range does not exist or is already being
     /// revoked.
-    pub(crate) fn revoke(&mut self, window: u32, request: u32) -> bool {
-        match self.all.get_mut(&window) {
+    pub(crate) fn revoke(&mut self, export_id: u32, request: u32) -> bool {
+        match self.all.get_mut(&export_id) {
             Some(export) if export.revoked_by.is_none() => {
                 export.revoked_by = Some(request);
-                self.wanted.push_back(window);
+                self.wanted.push_back(export_id);
                 true
             }
             _ => false,
@@ -61,11 +61,11 @@ impl Exports {
 
     /// Records that the other end has given a range back. Returns its memory, and the request that revoked
     /// it.
-    pub(crate) fn revoked(&mut self, window: u32) -> Option<(Extent, u32)> {
-        let export = self.all.get(&window)?;
+    pub(crate) fn revoked(&mut self, export_id: u32) -> Option<(Extent, u32)> {
+        let export = self.all.get(&export_id)?;
         let request = export.revoked_by?;
         let extent = export.extent;
-        self.all.remove(&window);
+        self.all.remove(&export_id);
         Some((extent, request))
     }
 
@@ -87,9 +87,9 @@ impl Exports {
 
     /// Returns the next range that the other end is to be told of.
     pub(crate) fn next_news(&mut self) -> Option<(u32, Extent, Rights)> {
-        let window = self.news.pop_front()?;
-        let export = self.all.get(&window)?;
-        Some((window, export.extent, export.rights))
+        let export_id = self.news.pop_front()?;
+        let export = self.all.get(&export_id)?;
+        Some((export_id, export.extent, export.rights))
     }
 
     /// Returns the next range that the other end is to give back.
@@ -98,8 +98,8 @@ impl Exports {
     }
 
     /// Returns the word that the other end wants to change by an atomic.
-    pub(crate) fn word(&self, window: u32, at: u64) -> Result<Extent, Outcome> {
-        let export = self.all.get(&window).ok_or(Outcome::NoWindow)?;
+    pub(crate) fn word(&self, export_id: u32, at: u64) -> Result<Extent, Outcome> {
+        let export = self.all.get(&export_id).ok_or(Outcome::NoExport)?;
         if !export.rights.has(Rights::ATOMIC) {
             return Err(Outcome::Denied);
         }
@@ -130,22 +130,22 @@ struct ExportEntry {
 
 impl ExportTable {
     /// Adds a range that the other end exports. Returns `false` if that is impossible.
-    pub(crate) fn add(&mut self, window: u32, memory: Remote, rights: Rights) -> bool {
+    pub(crate) fn add(&mut self, export_id: u32, memory: Remote, rights: Rights) -> bool {
         let new = ExportEntry {
             memory,
             rights,
             is_wanted: false,
         };
-        self.all.len() < WINDOWS_MAX && self.all.insert(window, new).is_none()
+        self.all.len() < WINDOWS_MAX && self.all.insert(export_id, new).is_none()
     }
 
     /// Records that the other end wants a range back. Returns `false` if the range does not exist or
     /// the other end has asked before.
-    pub(crate) fn want(&mut self, window: u32) -> bool {
-        match self.all.get_mut(&window) {
+    pub(crate) fn want(&mut self, export_id: u32) -> bool {
+        match self.all.get_mut(&export_id) {
             Some(known) if !known.is_wanted => {
                 known.is_wanted = true;
-                self.wanted.push_back(window);
+                self.wanted.push_back(export_id);
                 true
             }
             _ => false,
@@ -154,13 +154,16 @@ impl ExportTable {
 
     /// Returns a range that the other end wants back and that no operation of this end uses.
     pub(crate) fn unused(&self, is_used: impl Fn(u32) -> bool) -> Option<u32> {
-        self.wanted.iter().copied().find(|window| !is_used(*window))
+        self.wanted
+            .iter()
+            .copied()
+            .find(|export_id| !is_used(*export_id))
     }
 
     /// Removes a range that is given back.
-    pub(crate) fn give_back(&mut self, window: u32) {
-        self.all.remove(&window);
-        self.wanted.retain(|other| *other != window);
+    pub(crate) fn give_back(&mut self, export_id: u32) {
+        self.all.remove(&export_id);
+        self.wanted.retain(|other| *other != export_id);
     }
 
     /// Records that the other end is over.
@@ -174,21 +177,21 @@ impl ExportTable {
         if self.is_closed {
             return Err(Outcome::Lost);
         }
-        let window = self
+        let export_id = self
             .all
-            .get(&operation.window)
-            .filter(|window| !window.is_wanted);
-        let window = window.ok_or(Outcome::NoWindow)?;
-        if !window.rights.has(operation.op.needs()) {
+            .get(&operation.export_id)
+            .filter(|export_id| !export_id.is_wanted);
+        let export_id = export_id.ok_or(Outcome::NoExport)?;
+        if !export_id.rights.has(operation.op.needs()) {
             return Err(Outcome::Denied);
         }
         let end = operation.at.checked_add(len.into());
-        if end.is_none_or(|end| end > window.memory.len.into()) {
+        if end.is_none_or(|end| end > export_id.memory.len.into()) {
             return Err(Outcome::OutOfBounds);
         }
         Ok(Remote {
-            addr: window.memory.addr.wrapping_add(operation.at),
-            rkey: window.memory.rkey,
+            addr: export_id.memory.addr.wrapping_add(operation.at),
+            rkey: export_id.memory.rkey,
             len,
         })
     }
@@ -207,10 +210,10 @@ mod tests {
         }
     }
 
-    fn operation(op: Op, window: u32, at: u64) -> Operation {
+    fn operation(op: Op, export_id: u32, at: u64) -> Operation {
         Operation {
             op,
-            window,
+            export_id,
             at,
             local: extent(8),
             operand: 0,
@@ -221,63 +224,66 @@ mod tests {
 
     #[test]
     fn what_is_beyond_or_not_allowed_is_refused() {
-        let mut windows = ExportTable::default();
+        let mut imports = ExportTable::default();
         let memory = Remote {
             addr: 1000,
             rkey: 7,
             len: 100,
         };
-        assert!(windows.add(3, memory, Rights::READ));
-        assert!(!windows.add(3, memory, Rights::READ), "the range exists");
-        let target = |windows: &ExportTable, op, window, at, len| {
-            windows
-                .target(&operation(op, window, at), len)
+        assert!(imports.add(3, memory, Rights::READ));
+        assert!(!imports.add(3, memory, Rights::READ), "the range exists");
+        let target = |imports: &ExportTable, op, export_id, at, len| {
+            imports
+                .target(&operation(op, export_id, at), len)
                 .map(|to| to.addr)
         };
-        assert_eq!(target(&windows, Op::Read, 3, 92, 8), Ok(1092));
-        for (window, at, len, why) in [
+        assert_eq!(target(&imports, Op::Read, 3, 92, 8), Ok(1092));
+        for (export_id, at, len, why) in [
             (3, 93, 8, Outcome::OutOfBounds),
             (3, u64::MAX, 8, Outcome::OutOfBounds),
-            (4, 0, 8, Outcome::NoWindow),
+            (4, 0, 8, Outcome::NoExport),
         ] {
-            assert_eq!(target(&windows, Op::Read, window, at, len), Err(why));
+            assert_eq!(target(&imports, Op::Read, export_id, at, len), Err(why));
         }
-        assert_eq!(target(&windows, Op::Write, 3, 0, 8), Err(Outcome::Denied));
+        assert_eq!(target(&imports, Op::Write, 3, 0, 8), Err(Outcome::Denied));
         // A range that is wanted back takes no new operation. It is given back once no operation uses it.
-        assert!(windows.want(3) && !windows.want(3) && !windows.want(4));
-        assert_eq!(target(&windows, Op::Read, 3, 0, 8), Err(Outcome::NoWindow));
-        assert_eq!(windows.unused(|_| true), None);
-        assert_eq!(windows.unused(|_| false), Some(3));
-        windows.give_back(3);
-        assert_eq!(windows.unused(|_| false), None);
-        assert!(windows.add(5, memory, Rights::READ));
-        windows.close();
-        assert_eq!(target(&windows, Op::Read, 5, 0, 8), Err(Outcome::Lost));
+        assert!(imports.want(3) && !imports.want(3) && !imports.want(4));
+        assert_eq!(target(&imports, Op::Read, 3, 0, 8), Err(Outcome::NoExport));
+        assert_eq!(imports.unused(|_| true), None);
+        assert_eq!(imports.unused(|_| false), Some(3));
+        imports.give_back(3);
+        assert_eq!(imports.unused(|_| false), None);
+        assert!(imports.add(5, memory, Rights::READ));
+        imports.close();
+        assert_eq!(target(&imports, Op::Read, 5, 0, 8), Err(Outcome::Lost));
     }
 
     #[test]
     fn an_export_is_told_of_and_taken_back_once() {
         let mut exports = Exports::default();
-        let window = exports.add(extent(64), Rights::ATOMIC).unwrap();
+        let export_id = exports.add(extent(64), Rights::ATOMIC).unwrap();
         assert_eq!(
             exports.next_news(),
-            Some((window, extent(64), Rights::ATOMIC))
+            Some((export_id, extent(64), Rights::ATOMIC))
         );
         assert_eq!(exports.next_news(), None);
-        assert_eq!(exports.word(window, 56).map(|word| word.offset), Ok(4152));
-        assert_eq!(exports.word(window, 57), Err(Outcome::OutOfBounds));
-        assert_eq!(exports.word(window, 60), Err(Outcome::OutOfBounds));
-        assert_eq!(exports.word(window, u64::MAX), Err(Outcome::OutOfBounds));
-        assert_eq!(exports.word(window + 1, 0), Err(Outcome::NoWindow));
-        assert_eq!(exports.revoked(window), None, "it was not revoked");
-        assert!(exports.revoke(window, 5) && !exports.revoke(window, 6));
-        assert_eq!(exports.next_wanted(), Some(window));
-        assert_eq!(exports.revoked(window), Some((extent(64), 5)));
-        assert_eq!(exports.revoked(window), None);
+        assert_eq!(
+            exports.word(export_id, 56).map(|word| word.offset),
+            Ok(4152)
+        );
+        assert_eq!(exports.word(export_id, 57), Err(Outcome::OutOfBounds));
+        assert_eq!(exports.word(export_id, 60), Err(Outcome::OutOfBounds));
+        assert_eq!(exports.word(export_id, u64::MAX), Err(Outcome::OutOfBounds));
+        assert_eq!(exports.word(export_id + 1, 0), Err(Outcome::NoExport));
+        assert_eq!(exports.revoked(export_id), None, "it was not revoked");
+        assert!(exports.revoke(export_id, 5) && !exports.revoke(export_id, 6));
+        assert_eq!(exports.next_wanted(), Some(export_id));
+        assert_eq!(exports.revoked(export_id), Some((extent(64), 5)));
+        assert_eq!(exports.revoked(export_id), None);
         // Whatever is left at the end is returned at once.
-        let window = exports.add(extent(8), Rights::READ).unwrap();
-        assert_eq!(exports.word(window, 0), Err(Outcome::Denied));
-        assert!(exports.revoke(window, 9));
+        let export_id = exports.add(extent(8), Rights::READ).unwrap();
+        assert_eq!(exports.word(export_id, 0), Err(Outcome::Denied));
+        assert!(exports.revoke(export_id, 9));
         assert_eq!(exports.end(), [(extent(8), Some(9))]);
         assert!(!exports.has_news());
     }

@@ -175,7 +175,7 @@ impl Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
     /// Number of the exported range.
-    pub window: u32,
+    pub export_id: u32,
     /// Offset of the word in the range, in bytes.
     pub at: u64,
     /// Value to add, or to store.
@@ -187,7 +187,7 @@ pub struct Atomic {
 impl Atomic {
     /// Encodes the body.
     pub fn emit(&self) -> [u8; ATOMIC] {
-        let words = [self.window.into(), self.at, self.operand, self.compare];
+        let words = [self.export_id.into(), self.at, self.operand, self.compare];
         let mut bytes = [0; ATOMIC];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
@@ -197,12 +197,12 @@ impl Atomic {
 
     /// Decodes the body.
     pub fn parse(bytes: &[u8; ATOMIC]) -> Self {
-        let [window, at, operand, compare] = [0, 8, 16, 24].map(|at| {
+        let [export_id, at, operand, compare] = [0, 8, 16, 24].map(|at| {
             let word = bytes[at..at + 8].try_into();
             u64::from_le_bytes(word.expect("eight bytes"))
         });
         Self {
-            window: window as u32,
+            export_id: export_id as u32,
             at,
             operand,
             compare,

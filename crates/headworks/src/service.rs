@@ -38,7 +38,7 @@
 //!
 //! # The other end's memory
 //!
-//! One end [exports](Stream::export) memory and sends the other end its window number. The other end then
+//! One end [exports](Stream::export) memory and sends the other end its export number. The other end then
 //! [reads](Stream::read_from), [writes](Stream::write_to) and [changes](Stream::fetch_add) it, without the
 //! application that owns it.
 //!

@@ -1,12 +1,12 @@
-//! The types of libibverbs' interface, as far as they are used here, and no code.
+//! Types of libibverbs' binary interface, as far as this crate uses them; no code.
 //!
-//! Written from what is known of the binary interface (it has been frozen for many years): names are
-//! ours, sizes and offsets are checked below when compiling for x86-64, and against the C headers in
+//! They are written from knowledge of the binary interface, which has been frozen for many years. The names
+//! are ours. Sizes and offsets are checked below when compiling for x86-64, and against the C headers in
 //! `tests/headers.rs` where those are installed.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A place of the interface that is not used here.
+/// A field of the interface that this crate does not use.
 pub(crate) type Unused = *mut c_void;
 
 /// `ibv_device`.
@@ -21,7 +21,7 @@ pub(crate) struct Device {
     pub(crate) ibdev_path: [c_char; 256],
 }
 
-/// `Device::transport_type`: InfiniBand's, which is RoCE's as well.
+/// `Device::transport_type`: InfiniBand or RoCE.
 pub(crate) const TRANSPORT_IB: c_int = 0;
 /// `Device::transport_type`: iWARP.
 pub(crate) const TRANSPORT_IWARP: c_int = 1;
@@ -33,7 +33,7 @@ pub(crate) type PostSrqRecv =
 pub(crate) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
 pub(crate) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
 
-/// `ibv_context_ops`: the calls that do not go through the library's own functions.
+/// `ibv_context_ops`: the device's own functions, which are not called through libibverbs' exported ones.
 #[repr(C)]
 pub(crate) struct ContextOps {
     pub(crate) before_poll: [Unused; 11],
@@ -64,8 +64,8 @@ pub(crate) type CreateCqEx = unsafe extern "C" fn(*mut Context, *mut CqInitAttrE
 pub(crate) type QueryDeviceEx =
     unsafe extern "C" fn(*mut Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int;
 
-/// `verbs_context`: what lies around an `ibv_context` whose `abi_compat` is all ones. Newer libraries add
-/// to its front, so it is found from its end.
+/// `verbs_context`: the structure around an `ibv_context` whose `abi_compat` is all ones. Newer libraries add
+/// fields at its front, so it is located from its end.
 #[repr(C)]
 pub(crate) struct VerbsContext {
     pub(crate) front: [Unused; 24],
@@ -85,7 +85,7 @@ pub(crate) struct ValuesEx {
     pub(crate) raw_clock: libc::timespec,
 }
 
-/// The raw clock in `ValuesEx::comp_mask`.
+/// `ValuesEx::comp_mask`: the raw clock.
 pub(crate) const RAW_CLOCK: u32 = 1;
 
 /// `ibv_device_attr`.
@@ -134,7 +134,7 @@ pub(crate) struct DeviceAttr {
     pub(crate) phys_port_cnt: u8,
 }
 
-/// `DeviceAttr::atomic_cap`: none at all.
+/// `DeviceAttr::atomic_cap`: no atomics.
 pub(crate) const ATOMIC_NONE: c_int = 0;
 
 /// `ibv_device_attr_ex`.
@@ -177,20 +177,20 @@ pub(crate) struct PortAttr {
     pub(crate) port_cap_flags2: u16,
 }
 
-/// `PortAttr::state`: up.
+/// `PortAttr::state`: the port is up.
 pub(crate) const PORT_ACTIVE: c_int = 4;
-/// `PortAttr::link_layer`: not said; InfiniBand where the device's transport is [`TRANSPORT_IB`].
+/// `PortAttr::link_layer`: not reported; InfiniBand if the device's transport is [`TRANSPORT_IB`].
 pub(crate) const LINK_UNSPECIFIED: u8 = 0;
 /// `PortAttr::link_layer`: InfiniBand.
 pub(crate) const LINK_INFINIBAND: u8 = 1;
-/// `PortAttr::flags`: nothing arrives at the port without a global header.
+/// `PortAttr::flags`: packets reach the port only with a global routing header.
 pub(crate) const GRH_REQUIRED: u8 = 1;
 
 /// `ibv_gid_entry`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct GidEntry {
-    /// 16 bytes, aligned as two words of 8.
+    /// 16 bytes, aligned as two 8-byte words.
     pub(crate) gid: [u64; 2],
     pub(crate) gid_index: u32,
     pub(crate) port_num: u32,
@@ -271,7 +271,7 @@ pub(crate) struct Cq {
     pub(crate) async_events_completed: u32,
 }
 
-/// `ibv_cq_ex`: an `ibv_cq` and what belongs to its current completion.
+/// `ibv_cq_ex`: an `ibv_cq`, with the fields and accessors of its current completion.
 #[repr(C)]
 pub(crate) struct CqEx {
     pub(crate) cq: Cq,
@@ -314,9 +314,9 @@ pub(crate) struct CqInitAttrEx {
     pub(crate) parent_domain: *mut Pd,
 }
 
-/// `CqInitAttrEx::wc_flags`: length, immediate, queue pair, sender, timestamp.
+/// `CqInitAttrEx::wc_flags`: byte length, immediate, queue pair number, source queue pair, timestamp.
 pub(crate) const WC_EX_WITH: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7;
-/// The sender's port as well.
+/// `CqInitAttrEx::wc_flags`: the source LID.
 pub(crate) const WC_EX_WITH_SLID: u64 = 1 << 4;
 
 /// `ibv_srq`.
@@ -340,7 +340,7 @@ pub(crate) struct SrqAttr {
     pub(crate) srq_limit: u32,
 }
 
-/// The limit in the mask of `ibv_modify_srq`.
+/// The SRQ limit, in the mask of `ibv_modify_srq`.
 pub(crate) const SRQ_LIMIT: c_int = 2;
 
 /// `ibv_srq_init_attr`.
@@ -428,7 +428,7 @@ pub(crate) struct QpAttr {
     pub(crate) rate_limit: u32,
 }
 
-/// The bits of `ibv_modify_qp`'s mask.
+/// Bits of `ibv_modify_qp`'s mask.
 pub(crate) mod mask {
     pub(crate) const STATE: i32 = 1;
     pub(crate) const CUR_STATE: i32 = 1 << 1;
@@ -450,13 +450,13 @@ pub(crate) mod mask {
     pub(crate) const DEST_QPN: i32 = 1 << 20;
 }
 
-/// `ibv_sge`: the same as [`headworks_verbs::Sge`], so that lists of them are handed on as they are.
+/// `ibv_sge`: laid out as [`headworks_verbs::Sge`], so lists of entries are passed on without copying.
 pub(crate) type Sge = headworks_verbs::Sge;
 
-/// What a request says of the peer's memory: the same as [`headworks_verbs::RemoteAddr`].
+/// The remote address and key of a request: laid out as [`headworks_verbs::RemoteAddr`].
 pub(crate) type Rdma = headworks_verbs::RemoteAddr;
 
-/// What an atomic says.
+/// Remote address and operands of an atomic.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Atomic {
@@ -466,7 +466,7 @@ pub(crate) struct Atomic {
     pub(crate) rkey: u32,
 }
 
-/// What a datagram says.
+/// Destination of a datagram.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Ud {
@@ -475,7 +475,7 @@ pub(crate) struct Ud {
     pub(crate) remote_qkey: u32,
 }
 
-/// The part of a request that depends on what it is.
+/// The part of a send request that depends on its opcode.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union Operation {
@@ -494,7 +494,7 @@ pub(crate) struct SendWr {
     pub(crate) num_sge: c_int,
     pub(crate) opcode: u32,
     pub(crate) send_flags: u32,
-    /// In network order.
+    /// In network byte order.
     pub(crate) imm_data: u32,
     pub(crate) wr: Operation,
     pub(crate) xrc_srqn: u32,
@@ -512,7 +512,7 @@ pub(crate) mod opcode {
     pub(crate) const FETCH_ADD: u32 = 6;
 }
 
-/// `SendWr::send_flags`: the bytes come with the request.
+/// `SendWr::send_flags`: the payload is copied into the request (inline).
 pub(crate) const SEND_INLINE: u32 = 8;
 
 /// `ibv_recv_wr`.
@@ -534,7 +534,7 @@ pub(crate) struct Wc {
     pub(crate) opcode: c_int,
     pub(crate) vendor_err: u32,
     pub(crate) byte_len: u32,
-    /// In network order.
+    /// In network byte order.
     pub(crate) imm_data: u32,
     pub(crate) qp_num: u32,
     pub(crate) src_qp: u32,
@@ -549,7 +549,7 @@ pub(crate) struct Wc {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct AsyncEvent {
-    /// Of a CQ, a queue pair, an SRQ; or the number of a port, in the low half.
+    /// Pointer to a CQ, a queue pair or an SRQ; or a port number, in the low half.
     pub(crate) element: *mut c_void,
     pub(crate) event_type: c_int,
 }
@@ -568,7 +568,7 @@ pub(crate) mod event {
     pub(crate) const QP_LAST_WQE_REACHED: i32 = 16;
 }
 
-/// Types of so many bytes, with fields at these places: anything else does not compile.
+/// Checks at compile time that types have these sizes and their fields these offsets.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 macro_rules! laid_out {
     ($($name:ident is $size:literal $(, $field:ident at $at:literal)*;)*) => {

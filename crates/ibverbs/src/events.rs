@@ -1,8 +1,8 @@
-//! Asynchronous events: taken from the device as soon as anybody looks, and kept for the program.
+//! Asynchronous events: read from the device whenever a call looks for them, and kept for the program.
 //!
-//! Queue pairs and CQs look too, since an event may say that one failed: now and then only, since it
-//! takes a system call. So the program sleeps on a descriptor of its own: an epoll descriptor over the
-//! device's, and over one that says that an event was kept.
+//! Queue pairs and CQs also look, because an event may report their failure; they do so rarely, since it takes
+//! a system call. So the device's descriptor alone does not show all events. The program sleeps on an epoll
+//! descriptor over two others: the device's, and an eventfd that is readable while an event is kept.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,17 +15,18 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use crate::raw::Raw;
 use crate::throttle::Throttle;
 
-/// How often it is looked for events by the way.
+/// Minimum interval between looks for events by queue pairs and CQs.
 const GLANCES_MS: u64 = 1;
-/// Events kept for a program that does not read them.
+/// Most events kept for a program that does not read them.
 const KEPT: usize = 65_536;
 
 /// The events of a device.
 pub(crate) struct Events {
     kept: Mutex<VecDeque<AsyncEvent>>,
     glances: Throttle,
-    /// Readable exactly while an event is kept.
+    /// Eventfd that is readable exactly while an event is kept.
     waiting: OwnedFd,
+    /// Epoll descriptor over the device's descriptor and `waiting`.
     both: OwnedFd,
 }
 
@@ -44,19 +45,19 @@ impl Events {
         })
     }
 
-    /// Takes what the device has to say. `note` is shown every event first and says whether it is kept.
-    /// Never waits.
+    /// Reads all events of the device. `note` sees every event first and returns whether to keep it for the
+    /// program. Never blocks.
     pub(crate) fn pump(&self, raw: &Raw, note: impl Fn(&AsyncEvent) -> bool) {
         self.take(raw, &note, &mut self.kept());
     }
 
-    /// Whether it is time to look again, by the way.
+    /// Returns whether a queue pair or CQ should look for events now.
     #[inline]
     pub(crate) fn is_due(&self, now_ms: u64) -> bool {
         self.glances.passes(now_ms)
     }
 
-    /// As [`Events::pump`], unless somebody else is at it.
+    /// Reads events as [`Events::pump`] does, unless another thread is reading them.
     pub(crate) fn glance(&self, raw: &Raw, note: impl Fn(&AsyncEvent) -> bool) {
         let mut kept = match self.kept.try_lock() {
             Ok(kept) => kept,
@@ -66,18 +67,18 @@ impl Events {
         self.take(raw, &note, &mut kept);
     }
 
-    /// Keeps an event that the device did not tell of.
+    /// Keeps an event that the device did not report.
     pub(crate) fn push(&self, event: AsyncEvent) {
         self.keep(event, &mut self.kept());
     }
 
-    /// The next event, of those kept or of the device.
+    /// The next event, after reading all events of the device.
     pub(crate) fn next(&self, raw: &Raw, note: impl Fn(&AsyncEvent) -> bool) -> Option<AsyncEvent> {
         let mut kept = self.kept();
         self.take(raw, &note, &mut kept);
         let event = kept.pop_front();
         if event.is_some() && kept.is_empty() {
-            // Cannot fail: it is not zero.
+            // This cannot fail, because the counter is not zero.
             let _ = rustix::io::read(&self.waiting, &mut [0; 8]);
         }
         event
@@ -93,7 +94,7 @@ impl Events {
             let event = match heard {
                 Ok(event) => event,
                 Err(code) => {
-                    tracing::debug!(code, "an asynchronous event that nobody needs");
+                    tracing::debug!(code, "asynchronous event of another type ignored");
                     continue;
                 }
             };
@@ -106,12 +107,15 @@ impl Events {
 
     fn keep(&self, event: AsyncEvent, kept: &mut VecDeque<AsyncEvent>) {
         if kept.len() >= KEPT {
-            tracing::error!(?event, "nobody reads asynchronous events: dropped");
+            tracing::error!(
+                ?event,
+                "asynchronous event dropped: the program does not read them"
+            );
             return;
         }
         kept.push_back(event);
         if kept.len() == 1 {
-            // Cannot fail: it is zero.
+            // This cannot fail, because the counter is zero.
             let _ = rustix::io::write(&self.waiting, &1u64.to_ne_bytes());
         }
     }

@@ -1,20 +1,20 @@
-//! Which of a port's GIDs is used: pure.
+//! Choice of the GID that a port uses: pure.
 
 use headworks_verbs::Gid;
 
-/// What kind of packets a GID stands for.
+/// The kind of packets that a GID is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GidType {
-    /// InfiniBand, or RoCE of version 1: not routed.
+    /// InfiniBand, or RoCE v1, whose packets are not routed.
     Local,
-    /// RoCE of version 2: UDP over IP.
+    /// RoCE v2: UDP over IP.
     RoceV2,
-    /// The library is too old to say.
+    /// Not reported, because the library is too old.
     Unknown,
 }
 
 impl GidType {
-    /// The type that libibverbs numbers `code`.
+    /// Converts libibverbs' number `code` of a GID type.
     pub(crate) const fn from_code(code: u32) -> Self {
         match code {
             2 => Self::RoceV2,
@@ -23,13 +23,13 @@ impl GidType {
     }
 }
 
-/// An entry of a port's table.
+/// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) index: u8,
     pub(crate) gid: Gid,
     pub(crate) gid_type: GidType,
-    /// Whether a network interface has it, as far as the library says: without one nothing is sent.
+    /// Whether a network interface has the address, as far as the library says; if none has, nothing is sent.
     pub(crate) has_interface: bool,
 }
 
@@ -38,7 +38,7 @@ impl Entry {
         self.gid.0 == [0; 16]
     }
 
-    /// An IPv4 address in IPv6's clothes, `::ffff:a.b.c.d`.
+    /// Returns whether the GID is an IPv4-mapped IPv6 address, `::ffff:a.b.c.d`.
     fn is_ipv4(&self) -> bool {
         std::net::Ipv6Addr::from(self.gid.0)
             .to_ipv4_mapped()
@@ -49,7 +49,7 @@ impl Entry {
         self.gid.0[..2] == [0xfe, 0x80]
     }
 
-    /// How good it is: the larger the better.
+    /// Preference of the entry; larger is better.
     fn rank(&self) -> u32 {
         let routed = match self.gid_type {
             GidType::RoceV2 => 2,
@@ -65,10 +65,10 @@ impl Entry {
     }
 }
 
-/// The entry to use: RoCE of version 2 with an IPv4 address first, then with an IPv6 address that is
-/// routed, then link-local; then what is not routed, in the same order; and last, in the same order, what
-/// no network interface has. Of equals the first; where types are not known the last, since version 2
-/// comes behind version 1.
+/// Chooses the entry to use. RoCE v2 comes first: with an IPv4 address, then with a routed IPv6 address, then
+/// with a link-local one. Entries that are not routed come next, in the same order of addresses. Entries
+/// without a network interface come last. Of equal entries the first is used, but the last if types are
+/// unknown, because RoCE v2 follows v1 in the table.
 pub(crate) fn choose(entries: &[Entry]) -> Option<Entry> {
     let mut best: Option<Entry> = None;
     for entry in entries.iter().filter(|entry| !entry.is_empty()) {
@@ -83,7 +83,7 @@ pub(crate) fn choose(entries: &[Entry]) -> Option<Entry> {
     best
 }
 
-/// The entry to use on a port of an InfiniBand network: the first, whose address is the port's own.
+/// Chooses the entry to use on a port of an InfiniBand network: the first, which is the port's own GID.
 pub(crate) fn choose_infiniband(entries: &[Entry]) -> Option<Entry> {
     entries.iter().find(|entry| !entry.is_empty()).copied()
 }
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn roce_v2_over_ipv4_comes_first() {
         use GidType::{Local, RoceV2};
-        // As a ConnectX has them: both versions of each address.
+        // A ConnectX has both versions of each address.
         let table = [
             entry(0, "fe80::1", Local),
             entry(1, "fe80::1", RoceV2),

@@ -1,43 +1,42 @@
 //! RDMA NICs: any device of libibverbs, `ibv:mlx5_0` or the kernel's `ibv:rxe0`.
 //!
-//! libibverbs is loaded at run time. A machine without it has no such devices, and is told what to
-//! install; nothing needs its headers to build.
+//! libibverbs is loaded at run time. A machine without it has no such devices, and the error says what to
+//! install. Building needs none of its headers.
 //!
 //! # Map
 //!
 //! | module | what |
 //! |---|---|
 //! | [`provider`] | opens devices `ibv:NAME[,…]`: names, options, limits, promises |
-//! | [`port_selection`] | choice of port and GID, and why a device cannot be used |
+//! | [`port_selection`] | the chosen port and GID, and why a device cannot be used |
 //! | `options`, `quirks`, `gid` | options of a device name; quirks of drivers; choice of a GID: pure |
 //! | [`cm`] | connection management by librdmacm |
 //! | [`library`] | loads libibverbs at run time |
 //! | `abi` | ABI of libibverbs: types, checked at compile time |
 //! | `raw` | objects of libibverbs, destroyed in order; calls off the hot path |
-//! | `device` | an opened device: what its objects share; protection domains, regions |
+//! | `device` | an opened device: state that its objects share; protection domains, regions |
 //! | `qp`, `srq`, `cq`, `completion_channel`, `address_handle` | implementations of the traits of `verbs` |
 //! | `qp_state_cache`, `throttle` | cached state of a queue pair; throttle of slow calls: pure |
-//! | `post_chain` | posting: writes a slice of requests into a prepared chain, one call each |
+//! | `post_chain` | posting: writes a slice of requests into a prepared chain and posts it with one call |
 //! | `poll` | polling, with or without the device's timestamps |
 //! | `convert`, `attributes` | conversion between `verbs` and libibverbs: pure |
-//! | `memory` | allocation of registered memory: huge pages, NUMA node |
+//! | `memory` | allocation of memory to be registered: huge pages, NUMA node |
 //! | `events` | asynchronous events |
 //!
-//! # What differs from `soft`
+//! # Differences from `soft`
 //!
-//! - Counters are the device's own affair ([`QueuePair::counters`](headworks_verbs::QueuePair::counters)
-//!   is `None`).
-//! - A datagram to an address handle that is gone is refused when it is posted
+//! - The provider counts nothing: [`QueuePair::counters`](headworks_verbs::QueuePair::counters) is `None`.
+//! - Posting refuses a datagram to an address handle that is gone
 //!   ([`PostErrorKind::Operation`](headworks_verbs::PostErrorKind::Operation)): a device would follow a
-//!   pointer to nothing.
-//! - [`QueuePair::state`](headworks_verbs::QueuePair::state) is what was last heard, and reads a clock at
-//!   most, but for now and then: asynchronous events are looked for once per millisecond (or tick of the
-//!   kernel, where that is longer), and the device itself is asked every 100 ms. The first failed
-//!   completion of a connection says that it is in error. After a reset, of a flush and of datagrams it
-//!   does not say that for sure, and then the next call asks the device, which takes a system call.
-//! - That a completion queue overran is heard of in the same way, by polls that bring nothing.
-//! - Rights to atomics come to nothing on a device that has none.
-//! - Timestamps are of the device's clock where it has one that can be read, else taken when polled.
+//!   dangling pointer.
+//! - [`QueuePair::state`](headworks_verbs::QueuePair::state) returns a cached state, and most calls only read
+//!   a clock. Asynchronous events are read at most once per millisecond (or per kernel tick, where that is
+//!   longer), and the device is asked at most every 100 ms. The first failed completion of a reliable
+//!   connection marks it as in error. It does not prove an error if the queue pair was ever reset, if the
+//!   status is a flush, or if the queue pair is UD; the next call then asks the device with a system call.
+//! - An overrun of a completion queue is noticed in the same way, by polls that return no completion.
+//! - Requested rights to atomics have no effect on a device without atomics.
+//! - Timestamps are from the device's clock if the program can read it; otherwise they are taken when polled.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]

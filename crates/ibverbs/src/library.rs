@@ -1,4 +1,4 @@
-//! libibverbs, loaded at run time: which of its functions are called, and where they are.
+//! libibverbs, loaded at run time: the functions that this crate calls, and their addresses.
 //!
 //! Only the control path is here. Posting, polling and arming go through the device's own table
 //! (`abi::ContextOps`), as in every C program.
@@ -8,26 +8,26 @@ use std::sync::OnceLock;
 
 use crate::abi;
 
-/// The file that the dynamic linker is asked for.
+/// File name that the dynamic linker loads.
 const FILE: &CStr = c"libibverbs.so.1";
 
-/// The command that installs libibverbs with its devices' libraries, on Debian: whoever says what to
-/// install says it by this.
+/// The command that installs libibverbs and its providers on Debian. Every message that says what to install
+/// quotes it.
 pub const INSTALL: &str = "apt-get install libibverbs1 ibverbs-providers";
 /// The command that installs librdmacm, on Debian.
 pub const INSTALL_MANAGER: &str = "apt-get install librdmacm1";
 
-/// Why libibverbs is not at hand.
+/// The reason why libibverbs or librdmacm cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
-    /// The dynamic linker does not find it.
+    /// The dynamic linker cannot load libibverbs.
     #[error("libibverbs.so.1 cannot be loaded ({reason}): on Debian, `{INSTALL}`")]
     Missing {
         /// What the dynamic linker said.
         reason: String,
     },
-    /// What was found lacks a function.
+    /// The loaded libibverbs lacks a function.
     #[error(
         "libibverbs.so.1 has no {symbol}: it is older than any known to work (rdma-core 15, of 2017)"
     )]
@@ -35,13 +35,13 @@ pub enum LibraryError {
         /// Name of the missing function.
         symbol: &'static str,
     },
-    /// The dynamic linker does not find librdmacm.
+    /// The dynamic linker cannot load librdmacm.
     #[error("librdmacm.so.1 cannot be loaded ({reason}): on Debian, `{INSTALL_MANAGER}`")]
     NoManager {
         /// What the dynamic linker said.
         reason: String,
     },
-    /// What was found of librdmacm lacks a function.
+    /// The loaded librdmacm lacks a function.
     #[error(
         "librdmacm.so.1 has no {symbol}: it is older than any known to work (rdma-core 24, of 2019)"
     )]
@@ -51,8 +51,8 @@ pub enum LibraryError {
     },
 }
 
-/// A table of functions of a library, whose names there begin with a prefix, and how it is filled: all must be
-/// there, or the error of that name says which is not, but for those with a `?`, with their whole names.
+/// Defines a table of a library's functions and its loader. The symbols are the prefix and the field's name. A
+/// missing function is an error with its symbol. Functions marked `?` may be missing; their symbols are given.
 macro_rules! functions {
     (
         $(#[$about:meta])* $api:ident, $prefix:literal, $missing:ident;
@@ -75,8 +75,8 @@ macro_rules! functions {
                         if found.is_null() {
                             return Err(LibraryError::$missing { symbol: NAME.trim_end_matches('\0') });
                         }
-                        // SAFETY: the function of this name has this signature since it is there; neither
-                        // library changes one under the same name and version.
+                        // SAFETY: the function of this name has had this signature since it exists; neither
+                        // library changes a signature under the same name and version.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
                     },)*
                     $($perhaps: {
@@ -127,17 +127,17 @@ functions! {
     destroy_qp: fn(*mut abi::Qp) -> c_int;
     create_ah: fn(*mut abi::Pd, *mut abi::AhAttr) -> *mut abi::Ah;
     destroy_ah: fn(*mut abi::Ah) -> c_int;
-    // With the type of each GID; since rdma-core 32.
+    // Like `query_gid`, with the type of each GID; since rdma-core 32.
     ? query_gid_ex, "_ibv_query_gid_ex": QueryGidEx;
 }
 
-/// The address of `name`, which ends with a NUL, or null. Of several versions it is the newest.
+/// Address of the symbol `name`, which ends with a NUL; null if it is missing. Of several versions, the newest.
 pub(crate) fn find(library: *mut c_void, name: &str) -> *mut c_void {
-    // SAFETY: the library is open and stays so; the name ends with a NUL.
+    // SAFETY: the library is open and stays open; the name ends with a NUL.
     unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) }
 }
 
-/// The functions of the machine's libibverbs, which is loaded by the first call and stays loaded: its
+/// The functions of the machine's libibverbs. The first call loads it, and it stays loaded because its
 /// providers have state of their own.
 pub(crate) fn api() -> Result<&'static Api, LibraryError> {
     static LOADED: OnceLock<Result<Api, LibraryError>> = OnceLock::new();
@@ -147,19 +147,19 @@ pub(crate) fn api() -> Result<&'static Api, LibraryError> {
         .map_err(Clone::clone)
 }
 
-/// Opens a library for good; what the dynamic linker says if it cannot.
+/// Opens a library and never closes it. The error is the dynamic linker's message.
 pub(crate) fn open(file: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: a library whose initialisers are those of every RDMA program.
+    // SAFETY: the library's initialisers are those that every RDMA program runs.
     let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !library.is_null() {
         return Ok(library);
     }
-    // SAFETY: asked by the thread that failed, before it does anything else; the text is copied.
+    // SAFETY: the thread that failed asks before it does anything else, and the text is copied.
     let said = unsafe { libc::dlerror() };
     if said.is_null() {
         return Err("no reason given".to_owned());
     }
-    // SAFETY: a string of the linker's that lives until this thread's next call of it.
+    // SAFETY: the linker's string lives until this thread calls the linker again.
     let said = unsafe { CStr::from_ptr(said) };
     Err(said.to_string_lossy().into_owned())
 }
@@ -167,8 +167,8 @@ pub(crate) fn open(file: &CStr) -> Result<*mut c_void, String> {
 fn load(file: &CStr) -> Result<Api, LibraryError> {
     let library = open(file).map_err(|reason| LibraryError::Missing { reason })?;
     let api = Api::load(library)?;
-    // SAFETY: before anything was made. Without it a fork would take pages away from under the device
-    // on kernels before 5.12; on later ones it does nothing.
+    // SAFETY: no object was created yet. Without this call, on kernels before 5.12, a fork would take pages
+    // away from the device; on later kernels the call does nothing.
     let refused = unsafe { (api.fork_init)() };
     if refused != 0 {
         tracing::warn!(
@@ -199,7 +199,7 @@ mod tests {
         for command in [INSTALL, INSTALL_MANAGER] {
             assert!(page.contains(&format!("`{command}`")), "{command}");
         }
-        // And no others.
+        // The page names no other commands.
         assert!(!page.contains("apt install"));
         for (at, _) in page.match_indices("apt-get") {
             let rest = &page[at..];

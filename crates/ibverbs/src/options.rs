@@ -1,8 +1,8 @@
-//! The options of a device's name: pure.
+//! Options of a device's name: pure.
 
 use headworks_verbs::{DeviceName, Mtu, OpenError, Promises};
 
-/// What the name of a device asks for; `None` is left to the device or to the program.
+/// The options that the name of a device gives; `None` leaves a choice to the device or to the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) port: Option<u8>,
@@ -37,7 +37,7 @@ const IN_ORDER: &str =
     "in_order_within_write=all, in_order_within_write=no, or bytes from 1 to 4294967295";
 
 impl Options {
-    /// Reads them; what is not legal is named with what is.
+    /// Reads the options of a name. An illegal one is an error that says what is legal.
     pub(crate) fn of(name: &DeviceName) -> Result<Self, OpenError> {
         let mut options = Self::default();
         for (key, value) in name.options() {
@@ -94,7 +94,7 @@ impl Options {
         Ok(options)
     }
 
-    /// What a device of which `known` holds promises, with what the name says of it.
+    /// The device's promises: those that the options declare, else those of `known`.
     pub(crate) fn promises(&self, known: Promises) -> Promises {
         Promises {
             ordered_between_writes: self

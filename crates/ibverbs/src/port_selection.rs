@@ -1,5 +1,5 @@
-//! What is used of a device, and why one is not: what [`IbvProvider::choice`](crate::IbvProvider::choice)
-//! says, so that nobody has to choose again.
+//! The chosen port and GID of a device, and why a device cannot be used.
+//! [`IbvProvider::choice`](crate::IbvProvider::choice) returns both, so that no other code chooses again.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use headworks_verbs::{Gid, Lid, Mtu};
 
 use crate::gid::GidType;
 
-/// The kind of network that a port is on, and what a port of it is called there.
+/// The network that a port is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Network {
     /// InfiniBand: the port has a local identifier besides its GID.
     Infiniband(Lid),
-    /// RoCE of version 2: UDP over IP, which is routed.
+    /// RoCE v2: UDP over IP, which is routed.
     RoceV2,
-    /// RoCE of version 1: Ethernet frames, which are not.
+    /// RoCE v1: Ethernet frames, which are not routed.
     RoceV1,
-    /// RoCE, and libibverbs is too old to say of which version.
+    /// RoCE of an unknown version, because libibverbs is too old to say.
     Roce,
-    /// The device's own: neither InfiniBand nor RoCE, as EFA has it. Addresses are GIDs there, too.
+    /// A network of the device's own, neither InfiniBand nor RoCE, such as EFA's. Its addresses are GIDs too.
     Other,
 }
 
 impl Network {
-    /// Of an Ethernet port that uses an address of this type.
+    /// The network of an Ethernet port that uses a GID of this type.
     pub(crate) const fn of_ethernet(gid_type: GidType) -> Self {
         match gid_type {
             GidType::RoceV2 => Self::RoceV2,
@@ -33,12 +33,12 @@ impl Network {
         }
     }
 
-    /// Whether it is RoCE, whose packets and addresses are those of a network interface.
+    /// Returns whether this is RoCE, whose packets and addresses are those of a network interface.
     pub const fn is_roce(self) -> bool {
         matches!(self, Self::RoceV2 | Self::RoceV1 | Self::Roce)
     }
 
-    /// The port's local identifier, where it has one.
+    /// The port's local identifier, if it has one.
     pub const fn lid(self) -> Option<Lid> {
         match self {
             Self::Infiniband(lid) => Some(lid),
@@ -59,26 +59,26 @@ impl fmt::Display for Network {
     }
 }
 
-/// Which port of a device is used, and how.
+/// The chosen port of a device, and how it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
-    /// The port, from 1.
+    /// Number of the port, from 1.
     pub port: u8,
-    /// Whether it is up.
+    /// Whether the port is up.
     pub is_up: bool,
-    /// Its network.
+    /// The port's network.
     pub network: Network,
-    /// Which of the port's addresses.
+    /// Index of the GID in the port's table.
     pub gid_index: u8,
-    /// That address.
+    /// The GID at that index.
     pub gid: Gid,
     /// The longest packet.
     pub mtu: Mtu,
 }
 
 impl Choice {
-    /// For tests of those who are told.
+    /// Creates a choice, for tests of code that receives one.
     #[doc(hidden)]
     pub const fn new(port: u8, network: Network, (gid_index, gid): (u8, Gid), mtu: Mtu) -> Self {
         Self {
@@ -100,40 +100,40 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Why a device that is there is not used.
+/// Why a device that exists cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It is connected in another way.
-    #[error("the device speaks iWARP: only RoCE and InfiniBand are known how to connect")]
+    /// The device uses iWARP, which is connected in another way.
+    #[error("the device uses iWARP, which is not supported: use a RoCE or InfiniBand device")]
     Iwarp,
-    /// Its library takes no locks in this environment.
+    /// The device's library takes no locks in this environment.
     #[error("{0}")]
     NoLocks(&'static str),
     /// The port has no GID.
     #[error("port {port} has no address: give its network interface an IP address")]
     NoAddress {
-        /// The port.
+        /// Number of the port.
         port: u8,
     },
-    /// The port of an InfiniBand network has no local identifier, or one that is not of one port.
+    /// The port of an InfiniBand network has no LID, or one that is not a unicast LID.
     #[error(
-        "port {port} has no LID (it says {lid:#x}): the manager of its InfiniBand subnet gives it one"
+        "port {port} has no unicast LID (it reports {lid:#x}): its InfiniBand subnet needs a subnet manager"
     )]
     NoLid {
-        /// The port.
+        /// Number of the port.
         port: u8,
-        /// What it says.
+        /// The LID that the port reports.
         lid: u16,
     },
-    /// The entry that was asked for is not in use.
+    /// The requested entry of the GID table is not in use.
     #[error("gid_index={index} is not in use on port {port}: in use are {there}")]
     GidIndex {
-        /// The entry.
+        /// The requested index.
         index: u8,
-        /// The port.
+        /// Number of the port.
         port: u8,
-        /// Those that are, or "none".
+        /// The indexes in use, or "none".
         there: String,
     },
 }

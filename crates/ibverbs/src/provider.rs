@@ -1,21 +1,21 @@
-//! Devices `ibv:NAME[,…]`: what there is, what it is, what it promises.
+//! Devices `ibv:NAME[,…]`: finding them, their limits, their promises.
 //!
 //! | option | what | without it |
 //! |---|---|---|
-//! | `port=N` | which port, of those that the device has | the first that is up, else the first |
-//! | `gid_index=N` | which of the port's addresses | RoCE v2 over IPv4, then over IPv6, then what there is; on InfiniBand the first |
-//! | `mtu=BYTES` | the longest packet; more than the port has active is refused | what the port has active |
-//! | `traffic_class=N`, `service_level=N` | of connections, and of datagrams that say none | 0 |
-//! | `timeout=N`, `retry_count=N`, `rnr_retry=N` | of connections, whatever the program says | what the program says; at most 6 retries on rxe, which takes 7 for ever |
-//! | `pkey_index=N` | which partition key of the port's table; one beyond it is refused | 0 |
-//! | `ordered_between_writes=yes\|no`, `atomic_aligned_8=yes\|no`, `in_order_within_write=all\|no\|BYTES` | what is declared | what is known of the driver |
+//! | `port=N` | the port to use | the first that is up, else the first |
+//! | `gid_index=N` | entry of the port's GID table to use | RoCE v2 over IPv4, then over IPv6, then any other; on InfiniBand the first |
+//! | `mtu=BYTES` | the longest packet; more than the port's active MTU is refused | the port's active MTU |
+//! | `traffic_class=N`, `service_level=N` | for connections, and for datagrams that give none | 0 |
+//! | `timeout=N`, `retry_count=N`, `rnr_retry=N` | for connections; overrides the program's value | the program's value; at most 6 retries on rxe, which retries without end at 7 |
+//! | `pkey_index=N` | entry of the port's partition key table; one beyond the table is refused | 0 |
+//! | `ordered_between_writes=yes\|no`, `atomic_aligned_8=yes\|no`, `in_order_within_write=all\|no\|BYTES` | the declared promises | the promises known of the driver |
 //!
-//! `ibv` with no name is the only device there is.
+//! `ibv` without a name opens the machine's only device.
 //!
-//! A port of an InfiniBand network is addressed by LID as well as by GID ([`DeviceInfo::lid`]); both ends are
-//! in one subnet, or librdmacm knows the way between theirs. Refused ([`Refusal`]) are devices of iWARP, which
-//! are connected in another way, and `mlx5` devices where `MLX5_SINGLE_THREADED=1` is set: their library takes
-//! no locks then.
+//! A port of an InfiniBand network is addressed by LID as well as by GID ([`DeviceInfo::lid`]). Both ends must
+//! be in one subnet, or librdmacm must resolve the route between them. Two kinds of devices are refused
+//! ([`Refusal`]): iWARP devices, which are connected in another way, and `mlx5` devices if
+//! `MLX5_SINGLE_THREADED=1` is set, because their library then takes no locks.
 
 use std::fs;
 use std::path::Path;
@@ -36,17 +36,17 @@ use crate::quirks;
 use crate::raw::{self, Raw};
 
 const KIND: &str = "ibv";
-/// Inline payloads that are tried for, longest first.
+/// Sizes of inline payloads to try, longest first.
 const INLINES: [u32; 9] = [1024, 512, 384, 256, 192, 128, 64, 32, 16];
 
 /// The provider of RDMA NICs.
 #[derive(Default)]
 pub struct IbvProvider {
-    /// Instead of the machine's libibverbs.
+    /// Replaces the machine's libibverbs in tests.
     stand_in: Option<Api>,
 }
 
-/// A device, and which of its ports is used how.
+/// A device, opened, and the choice of its port.
 struct FoundDevice {
     info: DeviceInfo,
     choice: Choice,
@@ -56,7 +56,7 @@ struct FoundDevice {
 }
 
 impl IbvProvider {
-    /// The devices of the machine's libibverbs, which is loaded when the first call needs it.
+    /// Creates a provider of the machine's libibverbs, which is loaded when a call first needs it.
     pub const fn new() -> Self {
         Self { stand_in: None }
     }
@@ -68,33 +68,33 @@ impl IbvProvider {
         }
     }
 
-    /// Why there are no devices, where that is because libibverbs is not there: one line that says what
-    /// to install.
+    /// The error if libibverbs cannot be loaded, so that there are no devices. It is one line that says what to
+    /// install.
     pub fn missing() -> Option<LibraryError> {
         library::api().err()
     }
 
-    /// The names that libibverbs has for devices, whether they can be used from here or not. A device of the
-    /// kernel that is not among them lacks its provider library. The error is one line that says what to
-    /// install, or what the system says.
+    /// Names of all devices that libibverbs finds, whether they can be used or not. If a device of the kernel
+    /// is missing, its provider library is missing. The error is one line that says what to install, or the
+    /// system's error.
     pub fn names() -> Result<Vec<String>, OpenError> {
         let api = library::api().map_err(|error| failed(KIND, error))?;
         raw::names(api).map_err(|error| failed(KIND, error))
     }
 
-    /// Refuses what the options of a name must not be, as opening it does, and opens nothing.
+    /// Checks the options of a name as opening does, without opening the device.
     pub fn check(name: &DeviceName) -> Result<(), OpenError> {
         Options::of(name).map(drop)
     }
 
-    /// What [`open`](Provider::open) uses of the device called `name`, or its error: whose source is a
-    /// [`Refusal`] where the device is there and is not used.
+    /// The choices that [`open`](Provider::open) makes for the device called `name`, or its error. The error's
+    /// source is a [`Refusal`] if the device exists and cannot be used.
     pub fn choice(&self, name: &DeviceName) -> Result<Choice, OpenError> {
         Ok(self.found(name)?.choice)
     }
 
     fn found(&self, name: &DeviceName) -> Result<FoundDevice, OpenError> {
-        // What is wrong with the name is wrong on any machine.
+        // An illegal name is an error even on a machine without libibverbs.
         Options::of(name)?;
         let api = self
             .api()
@@ -115,8 +115,8 @@ impl Provider for IbvProvider {
         KIND
     }
 
-    /// None without libibverbs ([`IbvProvider::missing`] says so). A device that cannot be opened is left
-    /// out, with a warning.
+    /// Returns an empty list without libibverbs ([`IbvProvider::missing`] has the error). A device that cannot
+    /// be opened is left out, with a warning.
     fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
         let Ok(api) = self.api() else {
             return Ok(Vec::new());
@@ -129,7 +129,7 @@ impl Provider for IbvProvider {
                 .and_then(|name| find(&api, &name));
             match found {
                 Ok(found) => devices.push(found.info),
-                Err(error) => tracing::warn!(%error, "a device that is left out"),
+                Err(error) => tracing::warn!(%error, "device left out: it cannot be opened"),
             }
         }
         Ok(devices)
@@ -197,7 +197,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
     let is_infiniband = is_infiniband(raw.transport(), &attr);
     let entry = entry_of(&raw, &options, number, &attr, is_infiniband).map_err(refused)?;
     let network = match (is_infiniband, Lid::new(attr.lid)) {
-        // Of other transports the types of addresses mean nothing.
+        // On other transports the types of GIDs have no meaning.
         (false, _) if raw.transport() != abi::TRANSPORT_IB => Network::Other,
         (false, _) => Network::of_ethernet(entry.gid_type),
         (true, Some(lid)) => Network::Infiniband(lid),
@@ -250,7 +250,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
     })
 }
 
-/// Whether the device has as much as an option of its name asks for.
+/// Refuses a value of an option that exceeds what the device has.
 fn within(
     option: &'static str,
     asked: u64,
@@ -268,13 +268,13 @@ fn within(
     })
 }
 
-/// The longest packet of a port as it is now.
+/// The active MTU of a port.
 pub(crate) fn active_mtu(port: &abi::PortAttr) -> Mtu {
     let active = u8::try_from(port.active_mtu).ok();
     active.and_then(Mtu::from_code).unwrap_or(Mtu::B1024)
 }
 
-/// Whether a port of a device is on an InfiniBand network: where it does not say, it is if the transport is.
+/// Returns whether a port is on an InfiniBand network. A port that does not say is if the transport is.
 pub(crate) fn is_infiniband(transport: i32, port: &abi::PortAttr) -> bool {
     match port.link_layer {
         abi::LINK_INFINIBAND => true,
@@ -283,7 +283,7 @@ pub(crate) fn is_infiniband(transport: i32, port: &abi::PortAttr) -> bool {
     }
 }
 
-/// The port that was asked for, or the first that is up, or the first.
+/// Returns the requested port, else the first that is up, else the first.
 fn port_of(raw: &Raw, options: &Options, ports: u8) -> std::io::Result<(u8, abi::PortAttr)> {
     if let Some(port) = options.port {
         return Ok((port, raw.port_attr(port)?));
@@ -297,7 +297,7 @@ fn port_of(raw: &Raw, options: &Options, ports: u8) -> std::io::Result<(u8, abi:
     Ok((1, raw.port_attr(1)?))
 }
 
-/// The GID that was asked for, or the best.
+/// Returns the requested GID, else the best one.
 fn entry_of(
     raw: &Raw,
     options: &Options,
@@ -329,7 +329,7 @@ fn entry_of(
     })
 }
 
-/// What sysfs says of the device behind the RDMA device `name`.
+/// Reads what sysfs says about the device behind the RDMA device `name`.
 fn in_sysfs(name: &str, of: &str) -> Option<String> {
     let path = Path::new("/sys/class/infiniband")
         .join(name)
@@ -350,7 +350,7 @@ fn positive(number: i32) -> u32 {
 
 fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) -> DeviceLimits {
     let reads = device.max_qp_rd_atom.min(device.max_qp_init_rd_atom);
-    // One number for both kinds of receive queue.
+    // The limit holds for both kinds of receive queues.
     let max_sge = match device.max_srq {
         1.. => device.max_sge.min(device.max_srq_sge),
         _ => device.max_sge,
@@ -371,7 +371,7 @@ fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) ->
     }
 }
 
-/// The longest inline payload: no device says it but of a queue pair that was made, so some are made.
+/// The longest inline payload. A device reports it only for a queue pair, so this creates queue pairs.
 fn max_inline(raw: &Arc<Raw>) -> u32 {
     let Ok(pd) = raw.alloc_pd() else { return 0 };
     let Ok(cq) = raw.create_cq(headworks_verbs::CqId(0), 4, None, None) else {

@@ -18,7 +18,7 @@ use crate::raw::{Object, ObjectRef};
 use crate::srq::IbvSrq;
 use crate::throttle::Throttle;
 
-/// How often the device is asked for the state of a queue pair that nothing speaks against: that is a
+/// Minimum interval between queries of a queue pair's state when nothing indicates a failure. A query is a
 /// system call, and firmware may have to answer it.
 const QUERIES_MS: u64 = 100;
 
@@ -29,13 +29,14 @@ pub(crate) struct IbvQp {
     qp: Arc<Object<abi::Qp>>,
     is_ud: bool,
     named: CachedAh,
-    /// Whether the state that it was moved to allows to post.
+    /// Whether the state that the program moved it to allows posting sends.
     may_send: bool,
+    /// Whether the state that the program moved it to allows posting receives.
     may_receive: bool,
     made_by: ForkGeneration,
     caps: QpCaps,
     life: Arc<QpStateCache>,
-    /// When the device is asked for the state.
+    /// Limits the queries of the state.
     queries: Throttle,
     _send_cq: Arc<IbvCq>,
     _recv_cq: Arc<IbvCq>,
@@ -134,9 +135,9 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, Resource
     Ok(asked)
 }
 
-/// What a queue pair got: what the device says when asked (`said`), else what it said when it made it
-/// (`made`), else what was asked for. Where it is silent, it says 0. Sends have room for one entry at
-/// least.
+/// The capabilities of a queue pair: those that the device reports when asked (`said`), else those that it
+/// returned on creation (`made`), else those asked for. A device reports 0 for what it does not say. Sends have
+/// room for at least one entry.
 fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
     let size = |asked: u32, made: u32, said: u32| match said {
         0 => made.max(asked),
@@ -156,7 +157,7 @@ fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
     }
 }
 
-/// Why the device refused a change, in our words.
+/// Converts the device's error for a state change.
 fn refusal((from, to): (QpState, QpState), error: &io::Error) -> ModifyError {
     let reason = error.to_string();
     let unreachable = [
@@ -167,7 +168,7 @@ fn refusal((from, to): (QpState, QpState), error: &io::Error) -> ModifyError {
     ];
     match error.raw_os_error() {
         Some(code) if unreachable.contains(&code) => ModifyError::PeerUnreachable {
-            what: "finding the way to its address",
+            what: "resolving its address",
             reason,
         },
         _ => ModifyError::Refused { from, to, reason },
@@ -175,9 +176,8 @@ fn refusal((from, to): (QpState, QpState), error: &io::Error) -> ModifyError {
 }
 
 impl IbvQp {
-    /// Asks the device for the state where it has to be: something failed of which it alone knows what
-    /// that means, or it is time to. Not every device tells of a failure that is the other end's fault
-    /// (the kernel's rxe does not).
+    /// Asks the device for the state if the cached one is suspect, or if it is time to. Some devices report no
+    /// failure that the peer caused (the kernel's rxe does not).
     #[inline]
     fn refresh(&self, now_ms: u64) {
         if self.life.is_to_be_asked(|| self.queries.passes(now_ms)) {
@@ -196,8 +196,8 @@ impl IbvQp {
         }
     }
 
-    /// Changes state and attributes; where that leads somewhere, by this way, if there is one, rather than
-    /// by that to `attr.dest_gid`.
+    /// Changes state and attributes. If they include a destination, `way` (if given) replaces the path to
+    /// `attr.dest_gid`.
     pub(crate) fn modify_by(
         &mut self,
         way: Option<abi::AhAttr>,
@@ -222,7 +222,7 @@ impl IbvQp {
             self.qp.modify(out, mask)
         };
         let modified = match (from, to) {
-            // Of all transitions to ERR the kernel does not know this one, for any driver's devices.
+            // This is the one transition to ERR that the kernel rejects, for every driver.
             (QpState::Reset, QpState::Error) => {
                 let is_ud = self.life.qp_type == QpType::Ud;
                 let init = QpAttr {
@@ -236,12 +236,12 @@ impl IbvQp {
             transition => modify(transition, attr),
         };
         if let Err(error) = modified {
-            // It may be in another state than is known.
+            // The queue pair may be in another state than the cached one.
             self.life.doubt();
             return Err(refusal((from, to), &error));
         }
         self.life.moved((from, to));
-        // It need not be asked for a state that it just took on.
+        // The device need not be asked for a state that it just entered.
         self.queries.close(now_ms);
         self.may_receive = to != QpState::Reset;
         self.may_send = self.may_receive && !matches!(to, QpState::Init | QpState::Rtr);
@@ -258,8 +258,8 @@ impl IbvQp {
         self.sends.post(wrs, to)
     }
 
-    /// The state in which nothing may be sent yet, if it is: the device may have moved it to one where the
-    /// request is flushed.
+    /// The state, if it is one in which nothing may be sent yet. If the device has moved the queue pair to ERR,
+    /// posting is allowed, and the request is flushed.
     #[cold]
     fn sends_too_early(&self) -> Option<QpState> {
         match self.life.state() {
@@ -326,7 +326,7 @@ impl QueuePair for IbvQp {
 
 impl Drop for IbvQp {
     fn drop(&mut self) {
-        // In a forked child the table may be locked by a thread that is not here.
+        // In a forked child, a thread that does not exist there may hold the table's lock.
         if !self.made_by.is_foreign() {
             self.pd.context.leave_qp(self.qp.qpn(), &self.life);
         }

@@ -1,32 +1,32 @@
-//! What is known of a queue pair's state between asking the device for it: pure.
+//! Cached state of a queue pair, used between queries of the device: pure.
 //!
-//! Completions and asynchronous events say that something failed, and they may be late: what is still in
-//! a CQ or in the device's queue of events when a queue pair is reset is of its life before. So what they
-//! say holds where it can be of no other life, and otherwise makes the queue pair *suspect*: whoever wants
-//! to know its state next asks the device.
+//! Completions and asynchronous events report failures, possibly late: those that are still in a CQ or in the
+//! device's event queue when a queue pair is reset are from before the reset. A report changes the cached
+//! state only if it cannot be from before a reset. Otherwise it marks the queue pair as *suspect*, and the next
+//! call that needs the state asks the device.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 use headworks_verbs::{CqId, QpState, QpType, Status};
 
-/// Beside the state: it was reset, so there was a life before.
+/// Bit beside the state: the queue pair was reset, so a report may be from before that.
 const WAS_RESET: u8 = 0x80;
 
-/// What a queue pair was moved to, and what was heard since.
+/// The state that a queue pair was moved to, and what was reported since.
 pub(crate) struct QpStateCache {
     pub(crate) qp_type: QpType,
-    /// Where it completes.
+    /// CQs of its send and receive queue.
     cqs: [CqId; 2],
     word: AtomicU8,
     is_suspect: AtomicBool,
-    /// The program was told of its failure, in this life.
+    /// Whether the program was told of its failure since the last reset.
     is_told: AtomicBool,
 }
 
-/// What a queue pair in `now` becomes by a failure that leads to `to`, if that is anything else.
+/// State of a queue pair in `now` after a failure that leads to `to`; `None` if it does not change.
 fn fails(now: QpState, to: QpState) -> Option<QpState> {
     match (now, to) {
-        // Nothing of before counts, and nothing can be worse.
+        // In RESET old failures do not count, and ERROR cannot get worse.
         (QpState::Reset | QpState::Error, _) => None,
         (QpState::Rts | QpState::Sqd, QpState::Sqe) => Some(QpState::Sqe),
         (_, QpState::Error) => Some(QpState::Error),
@@ -35,7 +35,7 @@ fn fails(now: QpState, to: QpState) -> Option<QpState> {
 }
 
 impl QpStateCache {
-    /// Of a queue pair that was just made and completes on these.
+    /// Cached state of a queue pair that was just created, with its CQs.
     pub(crate) const fn new(qp_type: QpType, cqs: [CqId; 2]) -> Self {
         Self {
             qp_type,
@@ -55,8 +55,8 @@ impl QpStateCache {
         self.cqs.contains(&cq)
     }
 
-    /// Changes the state as `change` says, who is told of it and of whether it was ever reset. Whether
-    /// it changed.
+    /// Replaces the state by what `change` returns for it and for whether the queue pair was ever reset. Returns
+    /// whether the state changed.
     fn update(&self, change: impl Fn(QpState, bool) -> Option<QpState>) -> bool {
         let changed = |word: u8| {
             let state = QpState::from_code(word & !WAS_RESET).unwrap_or_default();
@@ -66,7 +66,7 @@ impl QpStateCache {
         self.word.fetch_update(Relaxed, Relaxed, changed).is_ok()
     }
 
-    /// The program moved it, by a change that the device made.
+    /// Records that the program moved the queue pair, after the device did so.
     pub(crate) fn moved(&self, (from, to): (QpState, QpState)) {
         match to {
             QpState::Reset => {
@@ -77,23 +77,23 @@ impl QpStateCache {
             QpState::Error => {
                 self.update(|_, _| Some(to));
             }
-            // It may have failed meanwhile.
+            // The queue pair may have failed meanwhile; that state stays.
             _ => {
                 self.update(|now, _| (now == from).then_some(to));
             }
         }
     }
 
-    /// Something speaks against what is known of it.
+    /// Marks the queue pair as suspect: its cached state may be wrong.
     pub(crate) fn doubt(&self) {
         self.is_suspect.store(true, Relaxed);
     }
 
-    /// A request of it failed with `status`.
+    /// Records that a request of the queue pair completed with the error `status`.
     pub(crate) fn request_failed(&self, status: Status) {
-        // A flush says of no life which, since numbers are used again. Of datagrams a failure to send
-        // leads to SQE and one to receive to ERROR (InfiniBand specification, section 10.3.1), and the
-        // completion of neither says which it was.
+        // A flush may be from before a reset, or from another queue pair of the same number. On a UD queue pair, a
+        // failed send leads to SQE and a failed receive to ERROR (InfiniBand specification, section 10.3.1), and a
+        // failed completion does not say which of the two it is.
         let is_certain = self.qp_type == QpType::Rc && status != Status::Flushed;
         let fails = |now, was_reset: bool| fails(now, QpState::Error).filter(|_| !was_reset);
         if !is_certain || !self.update(fails) {
@@ -101,7 +101,7 @@ impl QpStateCache {
         }
     }
 
-    /// The device told that it failed. Whether the program is to hear of it, which it has not yet.
+    /// Records an event of failure from the device. Returns whether to pass it on: the program was not told yet.
     pub(crate) fn device_told(&self) -> bool {
         if !self.update(|now, was_reset| fails(now, QpState::Error).filter(|_| !was_reset)) {
             self.doubt();
@@ -109,13 +109,13 @@ impl QpStateCache {
         !self.is_told.swap(true, Relaxed)
     }
 
-    /// What it cannot do without is broken: its CQ, its device.
+    /// Records that the queue pair's CQ or device is broken.
     pub(crate) fn is_lost(&self) {
         self.update(|now, _| fails(now, QpState::Error));
     }
 
-    /// Whether the device is to be asked for the state: it is suspect, which it is no longer then, or
-    /// `may_ask` and in a state in which it can fail by itself.
+    /// Returns whether to ask the device for the state: if the queue pair is suspect, which this clears, or if
+    /// `may_ask` agrees and the state is one in which it can fail by itself.
     #[inline]
     pub(crate) fn is_to_be_asked(&self, may_ask: impl FnOnce() -> bool) -> bool {
         match self.state() {
@@ -126,8 +126,8 @@ impl QpStateCache {
         }
     }
 
-    /// The device was asked and says `now`. Whether the program is to hear of a failure that nothing has
-    /// told it of.
+    /// Records that the device, when asked, reported `now`. Returns whether to tell the program of a failure that
+    /// nothing has told it of.
     pub(crate) fn answered(&self, now: QpState) -> bool {
         match now {
             QpState::Error => {
@@ -137,7 +137,7 @@ impl QpStateCache {
                 self.update(|known, _| fails(known, now));
                 false
             }
-            // What it was told of was of the life before.
+            // The failure that the program was told of was from before a reset.
             _ => {
                 self.is_told.store(false, Relaxed);
                 false
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
-    /// A queue pair that went this way.
+    /// The cached state of a queue pair that was moved through these states.
     fn through(qp_type: QpType, way: &[QpState]) -> QpStateCache {
         let life = QpStateCache::new(qp_type, [CqId(1), CqId(2)]);
         for &to in way {
@@ -166,7 +166,7 @@ mod tests {
         let life = through(QpType::Rc, &[Init, Rtr, Rts]);
         life.request_failed(Status::RemoteAccess);
         assert_eq!(life.state(), Error);
-        // Nobody has to be asked any more.
+        // The device need not be asked any more.
         assert!(!life.is_to_be_asked(|| true));
     }
 
@@ -190,7 +190,7 @@ mod tests {
         assert!(life.device_told());
         assert_eq!(life.state(), Init);
         assert!(life.is_to_be_asked(|| false));
-        // It was of the life before: a failure of this one is news.
+        // That event was from before the reset, so a new failure is passed on.
         assert!(!life.answered(Init));
         life.moved((Init, Rtr));
         assert!(life.device_told());
@@ -216,7 +216,7 @@ mod tests {
         let life = through(QpType::Rc, &[Init, Rtr, Rts]);
         assert!(life.device_told());
         assert!(!life.device_told() && !life.answered(Error));
-        // It knows of what it did itself, and of what a completion said.
+        // The program knows what it did itself and what a completion reported.
         let life = through(QpType::Rc, &[Init, Error]);
         assert!(!life.answered(Error));
         let life = through(QpType::Rc, &[Init, Rtr, Rts]);

@@ -1,25 +1,25 @@
-//! What is known of devices beyond the specification, by their drivers and vendors: pure.
+//! What is known of devices beyond the specification, by driver and vendor: pure.
 //!
 //! | driver | `ordered_between_writes` | `atomic_aligned_8` | `in_order_within_write` | why |
 //! |---|---|---|---|---|
-//! | `mlx4_core`, `mlx5_core`, of vendor 0x2c9 | yes | yes | no | one queue pair's WRITEs are placed in order by posted writes of PCI Express, which keep theirs (regions are never registered with relaxed ordering); an aligned word is within one such write. The order within one is nowhere promised |
-//! | `rxe`, on x86-64 | yes | no | no | the kernel's thread copies packet after packet; how its copy stores words and bytes it does not say |
-//! | any other | no | no | no | nobody has looked |
+//! | `mlx4_core`, `mlx5_core`, of vendor 0x2c9 | yes | yes | no | a queue pair's WRITEs are placed in order, because PCI Express keeps the order of posted writes (regions are never registered with relaxed ordering). An aligned word is within one posted write. The order within a WRITE is documented nowhere |
+//! | `rxe`, on x86-64 | yes | no | no | the kernel's thread copies packet after packet; how the copy stores words and bytes is not documented |
+//! | any other | no | no | no | not examined |
 //!
-//! Who knows better says so in the device's name: `ordered_between_writes=yes` and the like. Out-of-order
-//! placement, which later ConnectX can be set to, takes the first away: `ordered_between_writes=no`.
+//! Options of the device's name override these: `ordered_between_writes=yes` and so on. Later ConnectX can be
+//! set to out-of-order placement, which breaks the first promise: give `ordered_between_writes=no`.
 
 use std::ffi::OsStr;
 
 use headworks_verbs::Promises;
 
-/// The vendor id of all that `mlx4_core` and `mlx5_core` drive.
+/// Vendor id of the devices that `mlx4_core` and `mlx5_core` drive.
 const VENDOR_MELLANOX: u32 = 0x02c9;
-/// The vendor id that the kernel's rxe gives itself. It has no driver in sysfs.
+/// Vendor id that the kernel's rxe reports. It has no driver in sysfs.
 const VENDOR_RXE: u32 = 0x00ff_ffff;
 
-/// What a device of this driver and vendor promises. The driver alone is not enough: a device made of
-/// software on top of a NIC shows that one's.
+/// Promises of a device of this driver and vendor. The driver alone is not enough: a software device on top
+/// of a NIC shows the NIC's driver.
 pub(crate) fn promises(driver: &str, vendor_id: u32) -> Promises {
     match (driver, vendor_id) {
         ("mlx4_core" | "mlx5_core", VENDOR_MELLANOX) => Promises {
@@ -28,7 +28,7 @@ pub(crate) fn promises(driver: &str, vendor_id: u32) -> Promises {
             in_order_within_write: 0,
         },
         ("rxe", VENDOR_RXE) => Promises {
-            // Stores of one thread are seen in order only there.
+            // Other architectures may show the stores of one thread in another order.
             ordered_between_writes: cfg!(target_arch = "x86_64"),
             ..Promises::default()
         },
@@ -36,8 +36,8 @@ pub(crate) fn promises(driver: &str, vendor_id: u32) -> Promises {
     }
 }
 
-/// The most retries of a request that a device of this driver counts. More it takes for ever, as only of
-/// receives that are missing it should: a peer that is gone would never be told of.
+/// Largest retry count that a device of this driver takes as a number. With a larger one, rxe retries without
+/// end, as it should only for RNR; the program would never learn that a peer is gone.
 pub(crate) fn most_retries(driver: &str) -> u8 {
     match driver {
         "rxe" => 6,
@@ -45,32 +45,32 @@ pub(crate) fn most_retries(driver: &str) -> u8 {
     }
 }
 
-/// The driver of a device of which sysfs does not say it.
+/// Driver of a device whose driver sysfs does not show.
 pub(crate) const UNKNOWN: &str = "unknown";
 
-/// The name of a device's driver, from what sysfs says, where it says something, and who made the device.
+/// Name of a device's driver, from sysfs (if it shows one) and the vendor id.
 pub(crate) fn driver(in_sysfs: Option<String>, vendor_id: u32) -> String {
     match (in_sysfs, vendor_id) {
         (_, VENDOR_RXE) => "rxe".to_owned(),
-        // Nobody made it, so it is software, and what sysfs names is what it runs on.
+        // Without a vendor it is a software device, and sysfs shows the driver of the device below it.
         (_, 0) | (None, _) => UNKNOWN.to_owned(),
         (Some(name), _) => name,
     }
 }
 
-/// Why a device cannot be used in an environment where `MLX5_SINGLE_THREADED` is `single_threaded`: the
-/// library of `mlx5` takes no locks then, and here several threads use a device.
+/// Why a device cannot be used if the environment sets `MLX5_SINGLE_THREADED` to `single_threaded`. The
+/// library of `mlx5` then takes no locks, but several threads use a device here.
 pub(crate) fn refusal(
     driver: &str,
     vendor_id: u32,
     single_threaded: Option<&OsStr>,
 ) -> Option<&'static str> {
-    // Where sysfs does not show the driver it may be that one.
+    // If sysfs does not show the driver, it may be mlx5.
     let may_be_mlx5 = driver == "mlx5_core" || driver == UNKNOWN && vendor_id == VENDOR_MELLANOX;
     let is_set = single_threaded.is_some_and(|value| value == "1");
     (may_be_mlx5 && is_set).then_some(
-        "MLX5_SINGLE_THREADED=1 is set, with which the device's library takes no locks, and several \
-         threads use it here: unset it",
+        "MLX5_SINGLE_THREADED=1 is set: the device's library then takes no locks, but several threads \
+         use it; unset the variable",
     )
 }
 
@@ -83,7 +83,7 @@ mod tests {
         for driver in ["mlx4_core", "mlx5_core"] {
             assert!(promises(driver, 0x2c9).atomic_aligned_8);
             assert_eq!(promises(driver, 0x2c9).in_order_within_write, 0);
-            // Software on top of such a NIC.
+            // These are software devices on top of such a NIC.
             for vendor_id in [0, 0x62_6d74, 0xff_ffff] {
                 assert_eq!(promises(driver, vendor_id), Promises::default());
             }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_device_of_the_kernel_has_the_name_that_it_has_not_in_sysfs() {
         assert_eq!(driver(None, 0xff_ffff), "rxe");
-        // On a virtual NIC sysfs names that one's driver.
+        // On a virtual NIC, sysfs shows the driver of that NIC.
         assert_eq!(driver(Some("virtio_net".to_owned()), 0xff_ffff), "rxe");
         assert_eq!(driver(Some("mlx5_core".to_owned()), 0x2c9), "mlx5_core");
         assert_eq!(driver(Some("mlx5_core".to_owned()), 0), "unknown");

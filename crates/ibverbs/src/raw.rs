@@ -1,8 +1,8 @@
-//! libibverbs' objects, made and unmade in the right order, and the calls on them that are not hot.
+//! Objects of libibverbs, destroyed in the right order, and the calls on them that are off the hot path.
 //!
-//! An [`Object`] holds what it was made from, so nothing is destroyed before what was made from it. In a
-//! forked child nothing is destroyed at all: it is the parent's. What the library refuses to destroy is
-//! told of and lost with the process.
+//! An [`Object`] keeps its device open; its owner keeps the other objects that it was made from. So nothing is
+//! destroyed before what was made from it. A forked child destroys nothing, because the objects are its
+//! parent's. An object that the library refuses to destroy is logged and stays until the process ends.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -28,12 +28,13 @@ pub(crate) struct Raw {
     made_by: ForkGeneration,
 }
 
-// SAFETY: libibverbs may be called from any thread, several at a time; nothing here is changed but by it.
+// SAFETY: libibverbs may be called from several threads at once, and only libibverbs changes the context.
 unsafe impl Send for Raw {}
 // SAFETY: as above.
 unsafe impl Sync for Raw {}
 
-/// The system's error of a call that returns 0, a number of the system, its negative, or -1 with `errno`.
+/// Converts a return code: 0 is success, -1 means that `errno` has the error, and any other code is an error
+/// number or its negative.
 pub(crate) fn check(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
@@ -42,7 +43,7 @@ pub(crate) fn check(code: c_int) -> io::Result<()> {
     }
 }
 
-/// The devices of libibverbs, until it is dropped.
+/// libibverbs' list of devices, freed on drop.
 struct List {
     api: Api,
     first: NonNull<*mut abi::Device>,
@@ -50,10 +51,10 @@ struct List {
 }
 
 impl List {
-    /// `None` where there is no kernel support: no devices, then.
+    /// Returns `None` if the kernel has no support for RDMA: there are no devices then.
     fn new(api: &Api) -> io::Result<Option<Self>> {
         let mut count = 0;
-        // SAFETY: a valid place for the number.
+        // SAFETY: `count` is valid for the write.
         let first = unsafe { (api.get_device_list)(&mut count) };
         let Some(first) = NonNull::new(first) else {
             let error = io::Error::last_os_error();
@@ -70,25 +71,25 @@ impl List {
     }
 
     fn devices(&self) -> &[*mut abi::Device] {
-        // SAFETY: the library made a list of so many, which lasts as long as this.
+        // SAFETY: the library made a list of `count` entries, and it lives as long as this value.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
 }
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: the list of `get_device_list`, not used afterwards; devices that are open stay.
+        // SAFETY: the list is from `get_device_list` and not used afterwards; opened devices stay valid.
         unsafe { (self.api.free_device_list)(self.first.as_ptr()) };
     }
 }
 
 pub(crate) fn name_of(device: *mut abi::Device) -> String {
-    // SAFETY: a device of a list that is not freed yet; its name ends with a NUL.
+    // SAFETY: the device is in a list that is not freed yet; its name ends with a NUL.
     let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) };
     name.to_string_lossy().into_owned()
 }
 
-/// The names of the devices that are there.
+/// Names of all devices that libibverbs finds.
 pub(crate) fn names(api: &Api) -> io::Result<Vec<String>> {
     let list = List::new(api)?;
     Ok(list.map_or_else(Vec::new, |list| {
@@ -100,7 +101,7 @@ pub(crate) fn names(api: &Api) -> io::Result<Vec<String>> {
 }
 
 impl Raw {
-    /// Opens the device called `name`; `None` if there is none.
+    /// Opens the device called `name`; returns `None` if there is none.
     pub(crate) fn open(api: &Api, name: &str) -> io::Result<Option<Arc<Self>>> {
         let made_by = ForkGeneration::current();
         let Some(list) = List::new(api)? else {
@@ -113,7 +114,7 @@ impl Raw {
         let Some(&device) = found else {
             return Ok(None);
         };
-        // SAFETY: a device of the list.
+        // SAFETY: the device is in the list, which is not freed yet.
         let context = unsafe { (api.open_device)(device) };
         let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
         let raw = Self {
@@ -121,31 +122,31 @@ impl Raw {
             context,
             made_by,
         };
-        // Else asking for events would wait for one.
+        // A blocking descriptor would make `next_event` wait for an event.
         make_nonblocking(raw.async_fd())?;
         Ok(Some(Arc::new(raw)))
     }
 
-    /// Whether this process was forked from the one that opened it.
+    /// Returns whether this process was forked from the one that opened the device.
     #[inline]
     pub(crate) fn is_foreign(&self) -> bool {
         self.made_by.is_foreign()
     }
 
-    /// Which process, as far as forks go, opened it.
+    /// Fork generation of the process that opened the device.
     pub(crate) fn made_by(&self) -> ForkGeneration {
         self.made_by
     }
 
-    /// How it reaches others, by libibverbs' number.
+    /// The device's transport type, as libibverbs numbers it.
     pub(crate) fn transport(&self) -> c_int {
-        // SAFETY: an open context, which keeps its device.
+        // SAFETY: the context is open and keeps its device.
         unsafe { (*(*self.context.as_ptr()).device).transport_type }
     }
 
-    /// The device's own calls.
+    /// The device's own functions.
     pub(crate) fn ops(&self) -> &abi::ContextOps {
-        // SAFETY: open as long as this, and not written to after it was opened.
+        // SAFETY: the context is open as long as this value, and `ops` is not written after opening.
         unsafe { &(*self.context.as_ptr()).ops }
     }
 
@@ -154,19 +155,19 @@ impl Raw {
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
-    /// What lies around the context, if it holds the field at `offset`: that and what is behind it may be
-    /// read. What an older library's is shorter by lies at the front, and is not there.
+    /// Returns the structure around the context if it has the field at `offset`. That field and all behind it
+    /// may be read. An older library's structure lacks fields at the front.
     fn extended(&self, offset: usize) -> Option<*const abi::VerbsContext> {
         let context = self.context.as_ptr();
-        // SAFETY: a field of an open context.
+        // SAFETY: the field belongs to an open context.
         if unsafe { (*context).abi_compat } as usize != usize::MAX {
             return None;
         }
         let back = offset_of!(abi::VerbsContext, context);
-        // SAFETY: by the mark just seen it is the last part of a larger one, of which at least the size
-        // is always there.
+        // SAFETY: the mark just checked says that the context is the last part of a larger structure, which
+        // always has at least the field `sz`.
         let around = unsafe { context.byte_sub(back) }.cast::<abi::VerbsContext>();
-        // SAFETY: as above; a plain field.
+        // SAFETY: as above; this reads a plain field.
         let sz = unsafe { (*around).sz };
         if sz < size_of::<abi::VerbsContext>() - offset {
             return None;
@@ -175,22 +176,22 @@ impl Raw {
     }
 
     pub(crate) fn device_attr(&self) -> io::Result<abi::DeviceAttr> {
-        // SAFETY: numbers only: zeros are values.
+        // SAFETY: the structure has only numbers, for which zeros are valid.
         let mut attr: abi::DeviceAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context and a place of the right type.
+        // SAFETY: the context is open, and `attr` has the right type.
         check(unsafe { (self.api.query_device)(self.context.as_ptr(), &mut attr) })?;
         Ok(attr)
     }
 
     pub(crate) fn port_attr(&self, port: u8) -> io::Result<abi::PortAttr> {
-        // SAFETY: numbers only: zeros are values.
+        // SAFETY: the structure has only numbers, for which zeros are valid.
         let mut attr: abi::PortAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context; the place is four bytes longer than what the function writes.
+        // SAFETY: the context is open; `attr` is four bytes longer than what the function writes.
         check(unsafe { (self.api.query_port)(self.context.as_ptr(), port, &mut attr) })?;
         Ok(attr)
     }
 
-    /// The first `count` GIDs of a port; entries that are not in use are zeros or left out.
+    /// The first `count` GIDs of a port; unused entries are zeros or left out.
     pub(crate) fn gids(&self, port: u8, count: usize) -> Vec<Entry> {
         let count = u8::try_from(count).unwrap_or(u8::MAX);
         (0..count)
@@ -202,7 +203,7 @@ impl Raw {
         let context = self.context.as_ptr();
         let Some(query) = self.api.query_gid_ex else {
             let mut gid = [0; 2];
-            // SAFETY: an open context and a place for 16 bytes.
+            // SAFETY: the context is open, and `gid` has room for 16 bytes.
             let asked = unsafe { (self.api.query_gid)(context, port, index.into(), &mut gid) };
             return check(asked).ok().map(|()| Entry {
                 index,
@@ -213,7 +214,7 @@ impl Raw {
         };
         let mut entry = abi::GidEntry::default();
         let size = size_of::<abi::GidEntry>();
-        // SAFETY: an open context, and a place whose size is said.
+        // SAFETY: the context is open, and `entry` has the size that is passed.
         let asked = unsafe { query(context, port.into(), index.into(), &mut entry, 0, size) };
         check(asked).ok().map(|()| Entry {
             index,
@@ -223,16 +224,16 @@ impl Raw {
         })
     }
 
-    /// The frequency in kHz of the clock that completions are stamped with, where there is one that can
-    /// be read here as well.
+    /// Frequency in kHz of the clock that stamps completions. `None` if the device has none, if the clock
+    /// cannot be read here too, or if there are no extended CQs.
     pub(crate) fn clock_khz(&self) -> Option<u64> {
         let around = self.extended(offset_of!(abi::VerbsContext, query_device_ex))?;
-        // SAFETY: a field that is there.
+        // SAFETY: `extended` checked that the field is there.
         let query = unsafe { (*around).query_device_ex }?;
-        // SAFETY: numbers only: zeros are values.
+        // SAFETY: the structure has only numbers, for which zeros are valid.
         let mut attr: abi::DeviceAttrEx = unsafe { std::mem::zeroed() };
         let size = size_of::<abi::DeviceAttrEx>();
-        // SAFETY: an open context, no input, and a place whose size is said.
+        // SAFETY: the context is open, there is no input, and `attr` has the size that is passed.
         let asked = unsafe { query(self.context.as_ptr(), null(), &mut attr, size) };
         let stamps = asked == 0 && attr.completion_timestamp_mask != 0;
         let readable = stamps && attr.hca_core_clock != 0 && self.ticks().is_some();
@@ -240,10 +241,10 @@ impl Raw {
         (readable && makes).then_some(attr.hca_core_clock)
     }
 
-    /// That clock, now.
+    /// The device's clock now, in ticks.
     pub(crate) fn ticks(&self) -> Option<u64> {
         let around = self.extended(offset_of!(abi::VerbsContext, query_rt_values))?;
-        // SAFETY: a field that is there.
+        // SAFETY: `extended` checked that the field is there.
         let query = unsafe { (*around).query_rt_values }?;
         let raw_clock = libc::timespec {
             tv_sec: 0,
@@ -253,36 +254,36 @@ impl Raw {
             comp_mask: abi::RAW_CLOCK,
             raw_clock,
         };
-        // SAFETY: an open context and a place of the right type.
+        // SAFETY: the context is open, and `values` has the right type.
         let asked = unsafe { query(self.context.as_ptr(), &mut values) };
-        // Ticks, for all that the field is called.
+        // Despite its name, this field holds ticks.
         let is_known = asked == 0 && values.comp_mask & abi::RAW_CLOCK != 0;
         is_known.then_some(values.raw_clock.tv_nsec as u64)
     }
 
     fn create_cq_ex(&self) -> Option<abi::CreateCqEx> {
         let around = self.extended(offset_of!(abi::VerbsContext, create_cq_ex))?;
-        // SAFETY: a field that is there.
+        // SAFETY: `extended` checked that the field is there.
         unsafe { (*around).create_cq_ex }
     }
 
-    /// The next asynchronous event: one of ours, or libibverbs' number of another. Never waits.
+    /// The next asynchronous event, or libibverbs' number of one that `AsyncEvent` lacks. Never blocks.
     pub(crate) fn next_event(&self) -> Option<Result<AsyncEvent, i32>> {
         let mut said = abi::AsyncEvent {
             element: null_mut(),
             event_type: 0,
         };
-        // SAFETY: an open context and a place of the right type; its descriptor does not block.
+        // SAFETY: the context is open, `said` has the right type, and the descriptor does not block.
         if unsafe { (self.api.get_async_event)(self.context.as_ptr(), &mut said) } != 0 {
             return None;
         }
         let element = said.element;
-        // SAFETY: of such an event it is a queue pair, which whoever destroys it now waits with until
-        // the event is acknowledged below.
+        // SAFETY: the element of such an event is a queue pair. A thread that destroys it now waits until the
+        // event is acknowledged below.
         let qpn = || Qpn::new(unsafe { (*element.cast::<abi::Qp>()).qp_num }).unwrap_or_default();
-        // SAFETY: the same for a CQ; its number is what was given as its context.
+        // SAFETY: as above, for a CQ; its context is the number it was created with.
         let cq = || CqId(unsafe { (*element.cast::<abi::Cq>()).cq_context } as usize as u32);
-        // SAFETY: the same for an SRQ.
+        // SAFETY: as above, for an SRQ.
         let srq = || SrqId(unsafe { (*element.cast::<abi::Srq>()).srq_context } as usize as u32);
         let port = element as usize as u8;
         let heard = match said.event_type {
@@ -298,19 +299,19 @@ impl Raw {
             event::PORT_ERR => Ok(AsyncEvent::PortDown(port)),
             other => Err(other),
         };
-        // SAFETY: the event that was got above, once.
+        // SAFETY: the event was received above and is acknowledged once.
         unsafe { (self.api.ack_async_event)(&mut said) };
         Some(heard)
     }
 
     pub(crate) fn alloc_pd(self: &Arc<Self>) -> io::Result<Object<abi::Pd>> {
-        // SAFETY: an open context.
+        // SAFETY: the context is open.
         let made = unsafe { (self.api.alloc_pd)(self.context.as_ptr()) };
         self.own(made, self.api.dealloc_pd, "protection domain")
     }
 
     pub(crate) fn create_channel(self: &Arc<Self>) -> io::Result<Object<abi::CompChannel>> {
-        // SAFETY: an open context.
+        // SAFETY: the context is open.
         let made = unsafe { (self.api.create_comp_channel)(self.context.as_ptr()) };
         let destroy = self.api.destroy_comp_channel;
         let channel = self.own(made, destroy, "completion channel")?;
@@ -318,7 +319,7 @@ impl Raw {
         Ok(channel)
     }
 
-    /// A CQ numbered `id`; with `stamps` it is one of the extended kind, whose completions have these fields.
+    /// Creates a CQ numbered `id`. With `stamps`, the CQ is extended and its completions have these fields.
     pub(crate) fn create_cq(
         self: &Arc<Self>,
         id: CqId,
@@ -341,10 +342,10 @@ impl Raw {
                 flags: 0,
                 parent_domain: null_mut(),
             };
-            // SAFETY: an open context, one of its channels or none, and attributes of the right type.
+            // SAFETY: the context is open, the channel is one of its own or null, and `attr` has the right type.
             unsafe { create(context, &mut attr) }.cast()
         } else {
-            // SAFETY: an open context, and one of its channels or none.
+            // SAFETY: the context is open, and the channel is one of its own or null.
             unsafe { (self.api.create_cq)(context, depth as c_int, cq_context, channel, 0) }
         };
         self.own(made, self.api.destroy_cq, "completion queue")
@@ -370,13 +371,13 @@ impl Drop for Raw {
         if self.is_foreign() {
             return;
         }
-        // SAFETY: all objects hold this, so there are none left.
+        // SAFETY: every object holds this value, so none is left.
         let closed = unsafe { (self.api.close_device)(self.context.as_ptr()) };
         lost("device", check(closed));
     }
 }
 
-/// Tells of an object that could not be destroyed.
+/// Logs an object that could not be destroyed.
 pub(crate) fn lost(what: &'static str, destroyed: io::Result<()>) {
     if let Err(error) = destroyed {
         tracing::error!(what, %error, "could not be destroyed: it stays until the process ends");
@@ -391,7 +392,7 @@ pub(crate) fn make_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
-/// An object of libibverbs, destroyed when dropped. What it was made from must be kept by whoever has it.
+/// An object of libibverbs, destroyed on drop. Its owner must keep the objects that it was made from.
 pub(crate) struct Object<T> {
     ptr: NonNull<T>,
     destroy: unsafe extern "C" fn(*mut T) -> c_int,
@@ -399,13 +400,13 @@ pub(crate) struct Object<T> {
     raw: Arc<Raw>,
 }
 
-// SAFETY: libibverbs may be called from any thread, several at a time.
+// SAFETY: libibverbs may be called from several threads at once.
 unsafe impl<T> Send for Object<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Object<T> {}
 
 impl<T> Object<T> {
-    /// Valid as long as the object.
+    /// Pointer to the object, valid as long as this value.
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.ptr.as_ptr()
@@ -417,13 +418,13 @@ impl<T> Drop for Object<T> {
         if self.raw.is_foreign() {
             return;
         }
-        // SAFETY: made by the library, destroyed here only, and not used afterwards.
+        // SAFETY: the library made the object; it is destroyed only here and not used afterwards.
         let destroyed = unsafe { (self.destroy)(self.ptr.as_ptr()) };
         lost(self.what, check(destroyed));
     }
 }
 
-/// An object at hand: its pointer, and what keeps that valid.
+/// Pointer to an object, and the reference that keeps it valid.
 pub(crate) struct ObjectRef<T> {
     ptr: *mut T,
     _object: Arc<Object<T>>,
@@ -442,7 +443,7 @@ impl<T> ObjectRef<T> {
         }
     }
 
-    /// Valid as long as this.
+    /// Pointer to the object, valid as long as this value.
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.ptr

@@ -1,15 +1,15 @@
-//! What is done now and then only, by the clock: pure.
+//! Limits how often something is done, by the clock: pure.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Lets one through per period, of all that come.
+/// A rate limiter that lets one caller through per period.
 pub(crate) struct Throttle {
     period_ms: u64,
     opens_ms: AtomicU64,
 }
 
 impl Throttle {
-    /// One that is open.
+    /// Creates a throttle that is open.
     pub(crate) const fn new(period_ms: u64) -> Self {
         Self {
             period_ms,
@@ -17,7 +17,7 @@ impl Throttle {
         }
     }
 
-    /// Whether whoever comes at `now_ms` may pass, which closes it behind him.
+    /// Returns whether a caller at `now_ms` may pass. If so, the throttle closes for a period.
     #[inline]
     pub(crate) fn passes(&self, now_ms: u64) -> bool {
         let opens = self.opens_ms.load(Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl Throttle {
             .is_ok()
     }
 
-    /// Closes it for a period from `now_ms` on.
+    /// Closes the throttle for a period from `now_ms`.
     pub(crate) fn close(&self, now_ms: u64) {
         let next = now_ms.saturating_add(self.period_ms);
         self.opens_ms.store(next, Ordering::Relaxed);

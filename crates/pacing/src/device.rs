@@ -1,4 +1,4 @@
-//! A device around another, whose queue pairs are paced.
+//! A device that wraps another and paces its queue pairs.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,33 +20,33 @@ use crate::paced_sq::{Clock, Counts, PacedSq, PacedSqInit};
 use crate::rate_feedback::RateFeedback;
 use crate::shared_state::{BLOCK, BLOCKS, BYTES, ROWS, ShareError, SharedPacing, Status};
 
-/// What a device is paced with.
+/// What a device needs to be paced.
 #[derive(Clone)]
 pub struct Pacing {
-    /// What all processes of the RNIC share.
+    /// State that all processes of the RNIC share.
     pub share: SharedPacing,
     /// The constants.
     pub config: Arc<PacingConfig>,
     /// The host's clock.
     pub clock: Clock,
-    /// Whether the clock is the real one, so that a timer can wake a sleeper.
+    /// Whether the clock shows real time, so that a timer can wake a sleeper.
     pub is_real: bool,
-    /// Lives as long as the device does.
+    /// An object that is kept alive as long as the device.
     pub keeper: Option<Arc<dyn Send + Sync>>,
 }
 
-/// A device whose queue pairs are paced: everything else goes through.
+/// A device whose queue pairs are paced. It passes everything else through.
 pub struct PacedDevice {
     inner: Arc<dyn Device>,
     info: DeviceInfo,
     pacing: Pacing,
     queues: PacedCqs,
-    /// Where real time passes.
+    /// Present where real time passes.
     attendant: Option<Arc<BackgroundThread>>,
     made_by: ForkGeneration,
 }
 
-/// The completion queues made here, as long as anybody has them.
+/// The completion queues that the device created and that still exist.
 #[derive(Clone, Default)]
 struct PacedCqs(Arc<Mutex<Vec<Weak<PacedCq>>>>);
 
@@ -61,7 +61,7 @@ impl PacedCqs {
         living.map(|queue| queue as _).collect()
     }
 
-    /// What the program calls the device's completion queue.
+    /// Translates the id of the device's completion queue for requests into the one that the program knows.
     fn outer(&self, inner: CqId) -> CqId {
         let queues = self.lock();
         let mut living = queues.iter().filter_map(Weak::upgrade);
@@ -79,14 +79,14 @@ impl PacedCqs {
 }
 
 impl PacedDevice {
-    /// Around `inner`, which is said to be what `info` says.
+    /// Wraps `inner`, which `info` describes.
     pub fn new(inner: Arc<dyn Device>, mut info: DeviceInfo, pacing: Pacing) -> Self {
         let limits = &mut info.limits;
-        // Each has two of the device's.
+        // Each paced completion queue uses two of the device's.
         limits.max_cq = (limits.max_cq / 2).min(ROWS as u32);
         limits.max_qp = limits.max_qp.min((BLOCKS * BLOCK) as u32);
         if !info.promises.ordered_between_writes {
-            // A longer one is several.
+            // A longer WRITE is posted as several.
             let whole = &mut info.promises.in_order_within_write;
             *whole = (*whole).min(pacing.config.slice_bytes as u32);
         }
@@ -105,13 +105,13 @@ impl PacedDevice {
         }
     }
 
-    /// What the pacing says now.
+    /// Current state of the pacing.
     pub fn status(&self) -> Status {
         let now = (self.pacing.clock)();
         self.pacing.share.status(&self.pacing.config, now)
     }
 
-    /// A receiver signals congestion: cuts the rate. Says whether it did.
+    /// Cuts the rate after a receiver's congestion signal. Returns whether it did.
     pub fn cut(&self) -> bool {
         if self.made_by.is_foreign() {
             return false;
@@ -120,7 +120,7 @@ impl PacedDevice {
         self.pacing.share.cut(&self.pacing.config, now)
     }
 
-    /// What happened so far on all completion queues that are still there.
+    /// Statistics of all completion queues that still exist.
     pub fn counts(&self) -> Counts {
         if self.made_by.is_foreign() {
             return Counts::default();
@@ -146,7 +146,7 @@ impl PacedDevice {
             ..init.clone()
         })?;
         let stamped = config.timestamps != 0.0;
-        // Half of it for what queue pairs that are gone leave behind.
+        // Half of the depth is for the completions that destroyed queue pairs leave behind.
         let wanted = init.depth.max(64).min(config.max_in_flight as u32);
         let limit = self.info.limits.max_cqe;
         let completions = self.inner.create_cq(&CqInit {
@@ -206,7 +206,7 @@ fn no_room(error: ShareError) -> ResourceError {
     }
 }
 
-/// A completion channel as the program has it.
+/// The program's handle of a completion channel.
 struct SharedChannel(Arc<PacedChannel>);
 
 impl CompletionChannel for SharedChannel {
@@ -258,7 +258,7 @@ impl Device for PacedDevice {
     fn next_async_event(&self) -> Option<AsyncEvent> {
         let event = self.inner.next_async_event()?;
         Some(match event {
-            // The program knows one of the two.
+            // The program knows one of the two completion queues.
             AsyncEvent::CqError(id) => AsyncEvent::CqError(self.queues.outer(id)),
             other => other,
         })
@@ -272,7 +272,7 @@ struct PacedPd {
     inner: Arc<dyn ProtectionDomain>,
     queues: PacedCqs,
     gid: Gid,
-    /// Sizes of the last queue pair: the next has the same, mostly.
+    /// Capacities of the last queue pair. The next one mostly has the same and shares them.
     caps: Mutex<Option<Arc<QpCaps>>>,
     made_by: ForkGeneration,
 }
@@ -326,15 +326,16 @@ impl PacedPd {
     }
 }
 
-/// A completion queue: receives come from the device's own, requests' completions through the [`PacedSq`].
+/// A completion queue. Receives come from the device's own; completions of requests come through the
+/// [`PacedSq`].
 struct PacedCq {
     inner: Arc<dyn CompletionQueue>,
     completions: Arc<dyn CompletionQueue>,
     side: BiasedLock<PacedSq>,
     channel: Option<Arc<PacedChannel>>,
-    /// Receives complete here.
+    /// Whether a queue pair completes its receives here.
     receives: AtomicBool,
-    /// Since it was armed nobody has looked for both receives and completions.
+    /// Whether the queue was armed and no poll has looked for both receives and completions since.
     armed: AtomicBool,
     made_by: ForkGeneration,
     calls: CallCounter,
@@ -343,7 +344,7 @@ struct PacedCq {
 }
 
 impl PacedCq {
-    /// A call has been made.
+    /// Records a call of the program and whether something waits after it.
     #[inline]
     fn left(&self, side: &PacedSq) {
         let waits = !side.is_plain() && side.waits();
@@ -386,7 +387,8 @@ impl CompletionQueue for PacedCq {
             self.left(&side);
             return polled;
         }
-        // Neither kind keeps the other from coming, and neither is looked for in vain where the other is there.
+        // Neither kind of completion starves the other, and neither is polled in vain while the other is
+        // there.
         let both = self.armed.load(Ordering::Relaxed) || side.receives_next();
         let first = match both {
             true => self.inner.poll(out)?,
@@ -397,7 +399,7 @@ impl CompletionQueue for PacedCq {
         drop(side);
         let count = match polled {
             Ok(more) => first + more,
-            // It is for the next poll: this one has receives to tell of.
+            // The next poll reports the error; this one has receives to return.
             Err(_) if first > 0 => first,
             Err(error) => return Err(error),
         };
@@ -415,7 +417,7 @@ impl CompletionQueue for PacedCq {
         }
         self.inner.arm(solicited_only);
         self.armed.store(true, Ordering::Relaxed);
-        // Completions that the program did not ask for let waiting requests go.
+        // Completions that the program did not ask for release waiting requests, so they must wake it too.
         self.completions.arm(false);
         let timed = self.channel.as_ref().filter(|channel| channel.has_timer());
         let wait = self.side.lock().before_sleep(timed.is_some());
@@ -459,7 +461,7 @@ impl QueuePair for PacedQp {
             return QpState::Error;
         }
         let mut side = self.cq.side.lock();
-        // Who waits for it to change may make no other call.
+        // A program that waits for the state to change may make no other call.
         if side.waits() {
             let now = side.now();
             side.progress(now);

@@ -1,8 +1,9 @@
-//! The sending side of one completion queue: its queue pairs, what they may post now, and what has completed.
+//! The paced send queues of one completion queue: its queue pairs, what they may post now, and what has
+//! completed.
 //!
-//! All of it is under one lock of its completion queue ([`BiasedLock`](headworks_shm::BiasedLock)), which costs the
-//! thread that posts and polls nothing until another takes it, as the attendant does. Nothing blocks, and every call does a
-//! bounded amount of work.
+//! One lock per completion queue ([`BiasedLock`](headworks_shm::BiasedLock)) guards all of it. The lock costs
+//! the thread that posts and polls nothing until another thread takes it, as the background thread does.
+//! Nothing blocks, and every call does a bounded amount of work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,47 +26,48 @@ use crate::token_bucket::TokenBucket;
 mod dispatch;
 mod post;
 
-/// Requests of one doorbell.
+/// Most requests in one doorbell.
 const CHAIN: usize = 16;
-/// Completions that one call takes from the device.
+/// Most completions that one poll takes from the device.
 const BATCH: usize = 32;
-/// While something waits, completions are looked for once in so many posts without a poll.
+/// While something waits, completions are polled once in this many posts without a poll by the program.
 const UNPOLLED_MAX: u32 = 16;
-/// Receives are looked for before requests' completions in one poll of so many.
+/// In one poll out of this many, receives are polled before the completions of requests.
 const RECEIVES_EVERY: u32 = 16;
-/// Queues of idle queue pairs that are kept for the next.
+/// Most request queues that are kept for reuse when queue pairs become idle or go.
 const KEPT: usize = 64;
 
 /// Reads the host's clock: CLOCK_MONOTONIC, or virtual time.
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// A queue pair.
+/// The sending side of a queue pair.
 pub(crate) struct QpSendState {
     pub(crate) inner: Box<dyn QueuePair>,
-    /// None while it is idle.
+    /// `None` while the queue pair is idle.
     queue: Option<Box<RequestQueue>>,
-    /// Tells its completions from those of an earlier one in the same slot.
+    /// Distinguishes its completions from those of an earlier queue pair in the same slot.
     generation: u32,
-    /// Requests that it holds at most, as the device has it.
+    /// Size of its send queue, as the device reports it.
     limit: u32,
     max_rd_atomic: u8,
     flags: u8,
 }
 
-// What an idle queue pair costs beyond its queue: this, and the handle that the program has.
+// An idle queue pair costs this and the program's handle, beyond the device's own queue pair.
 const _: () = assert!(size_of::<QpSendState>() <= 40);
 
-/// Every request completes for the program, flagged or not.
+/// Every request completes for the program, signaled or not.
 const SIGNAL_ALL: u8 = 1;
-/// A request failed: what waits is flushed.
+/// A request failed, so waiting requests are flushed.
 const BROKEN: u8 = 2;
-/// Its peer is on this host.
+/// The peer is on this host.
 const LOCAL: u8 = 4;
 /// Unreliable datagrams.
 const DATAGRAM: u8 = 8;
-/// It is in the row of those that wait.
+/// The queue pair is in the queue of those with waiting requests.
 const IN_ROW: u8 = 16;
-/// Its bit is set in the share: something of it was under way when that was last looked at, or later.
+/// The queue pair's bit is set in the shared state: something of it was in flight or waiting at the last
+/// scan, or since.
 const ACTIVE: u8 = 32;
 
 impl QpSendState {
@@ -86,23 +88,23 @@ impl QpSendState {
     }
 }
 
-/// What happened so far.
+/// Statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests and slices that were posted to the device.
+    /// Requests and slices posted to the device.
     pub posted: u64,
-    /// Doorbells they took.
+    /// Doorbells of these posts.
     pub doorbells: u64,
-    /// Requests whose posting was put off.
+    /// Requests whose posting was deferred.
     pub deferred: u64,
     /// Delays that counted as samples.
     pub samples: u64,
-    /// Completions without one: no timestamp, and polled too rarely.
+    /// Measured completions that gave no sample: no timestamp and polled too rarely, or an outlier.
     pub unsampled: u64,
 }
 
 impl Counts {
-    /// Both together.
+    /// Sums two sets of counts.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -115,9 +117,9 @@ impl Counts {
     }
 }
 
-/// The sending side of one completion queue.
+/// The paced send queues of one completion queue.
 pub(crate) struct PacedSq {
-    /// Completions of requests of the device below: all of them.
+    /// The device's completion queue for requests. All requests complete there.
     completions: Arc<dyn CompletionQueue>,
     depth: usize,
     pairs: Vec<Option<QpSendState>>,
@@ -128,7 +130,7 @@ pub(crate) struct PacedSq {
     max_message: u32,
     line_rate: u64,
     overhead: u64,
-    /// What is in flight is limited, not the rate.
+    /// Whether pacing limits the bytes in flight instead of the rate.
     limits_flight: bool,
     is_plain: bool,
     gauge: RateFeedback,
@@ -137,9 +139,10 @@ pub(crate) struct PacedSq {
     member: ShareMember,
     /// Requests that the device has.
     flying: usize,
-    /// Found while posting; the program polls them first.
+    /// Completions found outside of the program's polls, each with its queue pair's slot and generation. The
+    /// program's next poll returns them first.
     told: VecDeque<(ProgramCompletion, u32, u32)>,
-    /// Queue pairs with requests that wait, in turn.
+    /// Queue pairs with waiting requests, in the order of their turns.
     row: VecDeque<u32>,
     /// Queue pairs with requests to flush.
     broken: VecDeque<u32>,
@@ -151,19 +154,19 @@ pub(crate) struct PacedSq {
     /// Calls that posted since the program last polled, while something waited.
     posts_unpolled: u32,
     counts: Counts,
-    /// Its program may be asleep, where no timer would wake it.
+    /// Whether the program may be asleep with no timer to wake it.
     sleeps: bool,
     made_by: ForkGeneration,
 }
 
-/// What a side is made from.
+/// Arguments of [`PacedSq::new`].
 pub(crate) struct PacedSqInit {
     pub(crate) completions: Arc<dyn CompletionQueue>,
     pub(crate) config: Arc<PacingConfig>,
     pub(crate) max_message: u32,
     pub(crate) gauge: RateFeedback,
     pub(crate) member: ShareMember,
-    /// The program asked for timestamps.
+    /// Whether the program asked for timestamps.
     pub(crate) stamps: bool,
 }
 
@@ -213,12 +216,12 @@ impl PacedSq {
         }
     }
 
-    /// Whether this process is a forked child of the one that made it.
+    /// Whether this process is a forked child of the process that made this.
     pub(crate) fn is_forked(&self) -> bool {
         self.made_by.is_foreign()
     }
 
-    /// A queue pair joins: its slot.
+    /// Adds a queue pair and returns its slot.
     pub(crate) fn add(
         &mut self,
         inner: Box<dyn QueuePair>,
@@ -252,7 +255,7 @@ impl PacedSq {
         Ok(slot)
     }
 
-    /// A queue pair leaves. What the device has of it completes to nobody.
+    /// Removes a queue pair. Nobody gets the completions of what the device still has of it.
     #[must_use = "destroying it may take a while, and need not be done under the lock"]
     pub(crate) fn remove(&mut self, slot: u32) -> Option<QpSendState> {
         let mut gone = self.pairs[slot as usize].take()?;
@@ -262,7 +265,7 @@ impl PacedSq {
         Some(gone)
     }
 
-    /// What waits, what the device has and what was not yet polled is none of its any more.
+    /// Drops a queue pair's waiting, in-flight and unpolled requests.
     fn forget(&mut self, slot: u32, sending: &mut QpSendState) {
         self.row.retain(|other| *other != slot);
         self.broken.retain(|other| *other != slot);
@@ -281,7 +284,8 @@ impl PacedSq {
         self.keep(queue);
     }
 
-    /// After one was forgotten: others may have waited for what it had under way, and their completions been found.
+    /// Goes on after a queue pair was forgotten. Others may have waited for the room that it took, and their
+    /// completions may have been found meanwhile.
     fn make_way(&mut self) {
         if self.waits() {
             let now = self.gauge.now();
@@ -305,7 +309,8 @@ impl PacedSq {
         self.pairs.get_mut(slot as usize)?.as_mut()
     }
 
-    /// A queue pair's state was changed to this, with these READs allowed, and a peer here or elsewhere.
+    /// Follows a change of a queue pair: its new state, its limit of outstanding READs, and whether its peer
+    /// is on this host. `None` means unchanged.
     pub(crate) fn modified(
         &mut self,
         slot: u32,
@@ -328,7 +333,7 @@ impl PacedSq {
         match state {
             Some(QpState::Reset) => {
                 self.forget(slot, &mut sending);
-                // What the device still says of it is of before.
+                // Completions that the device still reports belong to requests from before the reset.
                 self.generation = self.generation.wrapping_add(1);
                 sending.generation = self.generation;
                 self.make_way();
@@ -349,7 +354,7 @@ impl PacedSq {
         self.see_whether_plain();
     }
 
-    /// What waits of it is to be flushed.
+    /// Marks a queue pair as broken, so that its waiting requests are flushed.
     fn breaks(&mut self, slot: u32, sending: &mut QpSendState) {
         if !sending.is(BROKEN) {
             sending.set(BROKEN, true);
@@ -357,15 +362,15 @@ impl PacedSq {
         }
     }
 
-    /// A queue pair sends again after a failure, as one of datagrams may: what waited before is flushed, and nothing that is
-    /// posted from now on.
+    /// Flushes a queue pair's waiting requests before it sends again after a failure, as a datagram queue
+    /// pair may. Requests that are posted from now on are not flushed.
     fn flush_before(&mut self, slot: u32) {
         let waits =
             |pair: &mut QpSendState| pair.queue.as_ref().is_some_and(|queue| queue.is_waiting());
         if !self.pair(slot).is_some_and(waits) {
             return;
         }
-        // The device has flushed its own before, which the program need not have polled.
+        // The device has flushed its own requests already; the program may not have polled those completions.
         self.drain();
         let is_broken = |pair: &mut QpSendState| pair.is(BROKEN);
         if !self.pair(slot).is_some_and(is_broken) {
@@ -380,7 +385,7 @@ impl PacedSq {
         self.broken.retain(|other| *other != slot);
     }
 
-    /// What happened so far.
+    /// Statistics so far.
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
@@ -389,19 +394,19 @@ impl PacedSq {
         self.gauge.now()
     }
 
-    /// Whether anything waits that no completion of the device would tell of, and when it is due.
+    /// When the first waiting request is due, if requests wait for time to pass and not only for completions.
     pub(crate) fn due(&self) -> Option<Instant> {
         let by_time = !self.limits_flight;
         (by_time && !self.row.is_empty()).then(|| self.bucket.due())
     }
 
-    /// Whether requests wait that nothing but calls or time lets go.
+    /// Whether requests wait that only calls of the program or the passing of time release.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         !self.row.is_empty() || !self.broken.is_empty()
     }
 
-    /// Whether receives are looked for first this time.
+    /// Whether this poll is to look for receives first.
     pub(crate) fn receives_next(&mut self) -> bool {
         self.polls = self.polls.wrapping_add(1);
         self.polls.is_multiple_of(RECEIVES_EVERY)
@@ -414,7 +419,7 @@ impl PacedSq {
         }
     }
 
-    /// Queue pairs of which nothing is under way any more are not active.
+    /// Marks queue pairs with nothing waiting or in flight as inactive.
     fn look_who_is_active(&mut self) {
         let mut at = 0;
         while let Some(slot) = self.member.next_active(at) {

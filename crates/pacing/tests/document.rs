@@ -1,11 +1,11 @@
-//! docs/pacing.md has every constant as it is.
+//! Checks that docs/pacing.md lists every constant as the code has it.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use headworks_pacing::CONSTANTS;
 
-/// What the generated part of the page begins behind.
+/// The generated part of the page begins behind this.
 const MARK: &str = "--test document`. -->\n";
 
 fn table() -> String {

@@ -1,5 +1,5 @@
-//! Paced devices over a device that does what it is told: whatever a program does, and whatever becomes of its
-//! requests, nothing is reordered, lost, doubled, cut wrongly, or had for nothing.
+//! Paced devices over a scripted device. Whatever a program does, and however its requests end, nothing is
+//! reordered, lost, doubled, cut wrongly, or posted without credit.
 
 #[path = "paced/lifetimes.rs"]
 mod lifetimes;
@@ -20,7 +20,7 @@ use proptest::sample::select;
 
 use world::{CAPS, Request, World};
 
-/// What happens.
+/// A step of a test.
 #[derive(Clone, Debug)]
 enum Op {
     Post(usize, Vec<Request>),
@@ -40,7 +40,7 @@ fn remote() -> impl Strategy<Value = RemoteAddr> {
     (0..u64::MAX / 2, any::<u32>()).prop_map(|(addr, rkey)| RemoteAddr { addr, rkey })
 }
 
-/// A gather list of about so many bytes in all.
+/// A gather list of about `most` bytes in all.
 fn list(most: u32) -> impl Strategy<Value = Vec<Sge>> {
     let sge = (0..u64::MAX / 2, 0..most / 2 + 1, any::<u32>());
     let sge = sge.prop_map(|(addr, len, lkey)| Sge { addr, len, lkey });
@@ -149,7 +149,7 @@ fn config() -> impl Strategy<Value = PacingConfig> {
             slice_imm: flag(bools.0),
             timestamps: flag(bools.1),
             sample_every: if bools.2 { 1.0 } else { 8.0 },
-            // A change that is seen.
+            // The steps are large enough to change the rate noticeably.
             dec_mbps: 2_000.0,
             inc_mbps: 1_000.0,
             ..PacingConfig::default()
@@ -176,7 +176,7 @@ fn happens(world: &mut World, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_500))]
 
-    /// With credit: also none comes from nothing, wherever nobody sleeps.
+    /// Limits the rate. As long as nobody sleeps, no credit comes from nothing either.
     #[test]
     fn requests_go_in_order_and_whole_and_are_told_of_once(
         config in config(),
@@ -193,7 +193,7 @@ proptest! {
         world.settle();
     }
 
-    /// The same where what is in flight is limited, not the rate.
+    /// Limits the bytes in flight instead of the rate.
     #[test]
     fn a_window_reorders_and_loses_nothing_either(
         config in config(),

@@ -70,7 +70,7 @@ fn a_thousand_rings_that_sleep_share_what_they_can_and_give_back_the_rest() {
     let mut group =
         Group::receiving(&hosts.right, &GroupConfig::new(config, RINGS)).expect("a group");
     let shared = hosts.held();
-    assert_eq!(shared.regions.count, 1, "the board");
+    assert_eq!(shared.regions.count, 1, "the tail array");
     println!(
         "empty: {} descriptors, {} KiB",
         descriptors() - idle.0,

@@ -1,22 +1,22 @@
-//! The model: hosts, their RNICs, the network between them, and what happens there, event by event.
+//! The discrete-event model: hosts, their RNICs and the network between them.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `host` | an RNIC: its units, pipes, caches, counters |
-//! | `qp_states` | queue pairs made, and moved from state to state |
-//! | `queues` | queue pairs, completion queues, receives: what they hold |
+//! | `qp_states` | creation and state transitions of queue pairs |
+//! | `queues` | queue pairs, completion queues, receives: their state |
 //! | `send` | a request from its doorbell to the wire |
 //! | `packet_arrival` | a packet from the wire to memory |
-//! | `read_response` | what READs and atomics bring, on its way back |
+//! | `read_response` | responses to READs and atomics |
 //! | `datagram` | datagrams |
-//! | `instrumentation` | what a trace and a table of utilisation are told |
-//! | `fault_apply` | what rules have go wrong ([`crate::faults`]) |
-//! | `object_counts` | how many objects there are |
+//! | `instrumentation` | input for traces and utilisation tables |
+//! | `fault_apply` | applies the faults that rules decide ([`crate::faults`]) |
+//! | `object_counts` | counts of existing objects |
 //! | `acknowledge` | acknowledgements, retries, the end of a request |
 //!
-//! One message of one packet is four events: a sending unit takes it, it arrives at the other host, its
-//! bytes are placed, its acknowledgement comes. Everything between is worked out where it begins: a unit or a
-//! pipe says when its turn ends ([`crate::hardware_units`]).
+//! A message of one packet is four events: a sending unit takes it, it arrives at the other host, its bytes are
+//! placed, its acknowledgement arrives. Everything between two events is computed at the first: a unit or a pipe
+//! tells when its service ends ([`crate::hardware_units`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -55,55 +55,55 @@ pub(crate) use instrumentation::{ActorTime, Instrumentation};
 pub use object_counts::ObjectCounts;
 pub(crate) use queues::{Armed, Cq, Qp, Srq};
 
-/// Bits of a queue pair's number that say which; the others say which use of it.
+/// Low bits of a QPN that are the queue pair's index; the bits above are the generation of that index.
 const QP_NUMBER: u32 = 18;
 
 static NETWORKS: AtomicU64 = AtomicU64::new(1);
 
-/// All queue pairs by index, each with which use of its number it is.
+/// All queue pairs by index, each with the generation of its index.
 pub(crate) type Qps = Vec<(u32, Option<Box<Qp>>)>;
 
-/// What happens. Small: the event queue moves it.
+/// A scheduled event. Kept small, because the event queue moves it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// A doorbell reaches the RNIC: requests up to this one are posted.
+    /// A doorbell reaches the RNIC: requests before `upto` are posted.
     Doorbell { qp: QpRef, upto: u64 },
-    /// One does of which the queue pair hears when it has nothing else to send.
+    /// A quiet doorbell, which has no `Doorbell` event, reaches a queue pair that has nothing else to send.
     Called { qp: QpRef },
-    /// A sending unit has nothing to do.
+    /// A sending unit becomes idle.
     Idle { host: u32, unit: usize },
     /// Packets reach the other host's RNIC.
     Arrive(PieceId),
-    /// They are through the receiving unit, and their bytes go to memory.
+    /// The packets have passed the receiving unit, and their bytes are written to memory.
     Place(PieceId),
-    /// An answer without bytes reaches the one who sent.
+    /// An acknowledgement or a NAK reaches the requester.
     Acknowledge {
         qp: QpRef,
         psn: u64,
         answer: Acknowledge,
     },
-    /// The next part of an answer goes.
+    /// The next part of a response is sent.
     Respond { qp: QpRef },
     /// An acknowledgement may be overdue.
     Timeout { qp: QpRef },
-    /// A pause for want of a receive is over.
+    /// A pause after an RNR NAK is over.
     Resume { qp: QpRef },
-    /// A queue pair fails by itself.
+    /// A fault rule has a queue pair fail.
     Fails { qp: QpRef },
-    /// Something can be seen on a host.
+    /// A change becomes visible on a host.
     HostChanged { host: u32 },
-    /// A completion channel has something to say: of this use of its queue's number.
+    /// A completion queue notifies its channel. `life` is that of the queue which was armed.
     Channel { cq: u32, life: u32 },
 }
 
-/// One use of a queue pair.
+/// A queue pair between two resets, identified by an index and a `life` that is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpRef {
     pub(crate) index: u32,
     pub(crate) life: u32,
 }
 
-/// Which piece of those under way.
+/// Index of a piece under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PieceId(u32);
 
@@ -116,11 +116,11 @@ impl PieceId {
 /// Packets of a message that travel together.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    /// Who sent it.
+    /// The queue pair that sent it.
     pub(crate) from: QpRef,
-    /// For whom it is.
+    /// The queue pair that it is addressed to.
     pub(crate) to: QpRef,
-    /// Which request of the one who asked.
+    /// Number of the requester's request that it belongs to.
     pub(crate) wqe: u64,
     pub(crate) psn: u64,
     pub(crate) offset: u32,
@@ -128,12 +128,13 @@ pub(crate) struct Piece {
     pub(crate) packets: u16,
     pub(crate) kind: PieceKind,
     pub(crate) last: bool,
-    /// When it was through the receiving unit.
+    /// Time at which it had passed the receiving unit.
     pub(crate) received: Ps,
 }
 
 impl Piece {
-    /// The bytes that travel with it; others are at the sender until it comes.
+    /// Returns the bytes that travel with it. A SEND or WRITE has none: its bytes stay at the sender until it
+    /// is placed.
     pub(crate) fn payload_bytes(&self) -> &[u8] {
         match &self.kind {
             PieceKind::Bytes | PieceKind::ReadRequest => &[],
@@ -143,44 +144,44 @@ impl Piece {
     }
 }
 
-/// What a piece is of.
+/// Kind of message that a piece belongs to.
 #[derive(Debug)]
 pub(crate) enum PieceKind {
     /// A SEND or a WRITE.
     Bytes,
     /// A READ or an atomic.
     ReadRequest,
-    /// What comes back: these bytes.
+    /// A response, with its bytes.
     Response(Box<[u8]>),
     /// A datagram.
     Datagram(Box<DatagramHeader>),
 }
 
-/// An answer without bytes.
+/// An acknowledgement or a NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acknowledge {
-    /// All before this number is done.
+    /// All packets before this number were received.
     Ack,
-    /// There is no receive: not before so many nanoseconds are over.
+    /// RNR NAK; the sender must pause for this many nanoseconds.
     RnrNak(u32),
-    /// Another number was expected.
+    /// A packet is missing: another sequence number was expected.
     SequenceNak,
     /// The request cannot be carried out.
     Nak(Status),
 }
 
-/// Who is acting, and what time it is there.
+/// The actor that is acting, and its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ActingActor {
     pub(crate) host: u32,
     pub(crate) now: Ps,
-    /// Nothing may happen after this before others have acted.
+    /// No event after this time may be processed before another actor has acted.
     pub(crate) limit: Ps,
-    /// It has done something, and not only looked.
+    /// Whether it has done work, rather than only looked.
     pub(crate) has_worked: bool,
 }
 
-/// Everything.
+/// State of all hosts, RNICs and the network.
 pub(crate) struct Model {
     pub(crate) preset: Preset,
     pub(crate) cost: Costs,
@@ -192,35 +193,35 @@ pub(crate) struct Model {
     pub(crate) qps: Qps,
     pub(crate) free_qps: VecDeque<u32>,
     pub(crate) cqs: Vec<Option<Cq>>,
-    /// Each completion channel has one.
+    /// Counts the completion channels: each of them holds a clone.
     pub(crate) channels: Arc<()>,
     pub(crate) srqs: Vec<Option<Srq>>,
     pub(crate) regions: Regions,
     pub(crate) handles: AddressHandles,
     pub(crate) random: Random,
-    /// What goes wrong.
+    /// Fault injection, if there are rules.
     pub(crate) faults: Option<Box<Faults>>,
     pub(crate) acting: Option<ActingActor>,
-    /// What time it is for whoever calls from outside of a world.
+    /// Time of calls that come from outside of a world.
     pub(crate) outside: Ps,
     pub(crate) next_pd: u32,
-    /// Openings of devices so far.
+    /// Number of times that a device was opened.
     pub(crate) opened: u32,
-    /// Of all networks of this process, which one.
+    /// Identifies this network among those of all processes.
     pub(crate) network: u64,
     pub(crate) events: u64,
-    /// Hosts on which something could be seen since somebody asked.
+    /// Hosts with a reported change, and its time, since the world last took this list.
     pub(crate) changed_hosts: Vec<(u32, Ps)>,
-    /// There are actors, who may wait for something that can be seen.
+    /// Whether a world's actors use the model and may wait for changes.
     pub(crate) has_actors: bool,
-    /// What each actor computed.
+    /// Computing time of each actor.
     pub(crate) actors: Vec<ActorTime>,
-    /// Who wants to know what happens when, if anybody does.
+    /// Tracing, if it is on.
     pub(crate) instrumentation: Option<Box<Instrumentation>>,
     next_life: u32,
 }
 
-/// The preset in picoseconds.
+/// The preset's costs, in picoseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
     pub(crate) post: Ps,
@@ -241,34 +242,34 @@ pub(crate) struct Costs {
     pub(crate) ack: Ps,
     pub(crate) atomic: Ps,
     pub(crate) wire: Ps,
-    /// What a packet of the bus that writes has beside its bytes, and the power of two that those are at most.
+    /// Header bytes of a PCIe write packet, and log2 of its maximum payload.
     pub(crate) tlp: (u64, u32),
-    /// The same of one that brings what is read.
+    /// Header bytes of a PCIe read completion, and log2 of its maximum payload.
     pub(crate) completion: (u64, u32),
     pub(crate) header: u64,
     pub(crate) reth: u64,
-    /// What an acknowledgement takes on the link.
+    /// Time of an acknowledgement on the link.
     pub(crate) ack_time: Ps,
-    /// How long before it has left a unit may be done with a request: what it leaves behind waits on the chip.
+    /// How long before a request's packets have left a unit may finish it: they wait in the transmit buffer.
     pub(crate) ahead: Ps,
     pub(crate) burst: u32,
     pub(crate) blueflame: u64,
 }
 
-/// Bytes with the headers of the packets that they take.
+/// Returns `bytes` plus the headers of the packets that carry them.
 #[inline]
 fn with_headers(bytes: u64, (header, payload): (u64, u32)) -> u64 {
     bytes + header * ((bytes + (1 << payload) - 1) >> payload)
 }
 
 impl Costs {
-    /// What a DMA read of so many bytes has the bus carry.
+    /// Returns the bytes that a DMA read of `bytes` puts on the bus.
     #[inline]
     pub(crate) fn read(&self, bytes: u64) -> u64 {
         with_headers(bytes, self.completion)
     }
 
-    /// The same of a DMA write.
+    /// Returns the bytes that a DMA write of `bytes` puts on the bus.
     #[inline]
     pub(crate) fn write(&self, bytes: u64) -> u64 {
         with_headers(bytes, self.tlp)
@@ -333,7 +334,7 @@ impl Model {
             outside: 0,
             next_pd: 1,
             opened: 0,
-            // Networks of other processes are others.
+            // The process id keeps networks of different processes apart.
             network: u64::from(std::process::id()) << 32 | NETWORKS.fetch_add(1, Ordering::Relaxed),
             events: 0,
             changed_hosts: Vec::new(),
@@ -344,7 +345,7 @@ impl Model {
         }
     }
 
-    /// The host of that name, made if there is none.
+    /// Returns the host of that name, and creates it if there is none.
     pub(crate) fn host(&mut self, name: &str) -> io::Result<u32> {
         if let Some(found) = self.hosts.iter().position(|host| host.name == name) {
             return Ok(found as u32);
@@ -358,12 +359,12 @@ impl Model {
         Ok(number)
     }
 
-    /// What time it is for whoever calls.
+    /// Returns the caller's time.
     pub(crate) fn time(&self) -> Ps {
         self.acting.map_or(self.outside, |acting| acting.now)
     }
 
-    /// Whoever calls computes for so long.
+    /// Advances the caller's time by `cost`.
     #[inline]
     pub(crate) fn spend(&mut self, cost: Ps) {
         match &mut self.acting {
@@ -375,7 +376,7 @@ impl Model {
         }
     }
 
-    /// Somebody computes something, and does not only look.
+    /// Advances the caller's time by `cost` and marks an acting actor as having done work.
     #[inline]
     pub(crate) fn work(&mut self, cost: Ps) {
         self.spend(cost);
@@ -384,24 +385,24 @@ impl Model {
         }
     }
 
-    /// What has happened up to now, for whoever calls.
+    /// Processes the events up to the caller's time.
     #[inline]
     pub(crate) fn catch_up(&mut self) {
         match self.acting {
-            // Whoever sees something acts from then on: nothing later may have happened.
+            // A change may wake another actor, which acts from then on: no later event may have happened.
             Some(acting) => self.run_until_change(acting.now.min(acting.limit)),
             None => self.run(self.outside),
         }
     }
 
-    /// Lets time pass for whoever calls from outside of a world.
+    /// Lets time pass for callers outside of a world.
     pub(crate) fn advance(&mut self, by: Duration) {
         let then = self.outside.saturating_add(by.nanos().saturating_mul(NS));
         self.outside = then.min(NEVER - 1).max(self.outside);
         self.run(self.outside);
     }
 
-    /// Everything that happens until `limit`.
+    /// Processes all events up to `limit`.
     #[inline]
     pub(crate) fn run(&mut self, limit: Ps) {
         if self.instrumentation.is_some() {
@@ -415,7 +416,7 @@ impl Model {
         }
     }
 
-    /// Everything that happens until `limit`, or until somebody who watches can see something.
+    /// Processes events up to `limit`, or until a watched host has a visible change.
     pub(crate) fn run_until_change(&mut self, limit: Ps) {
         if self.instrumentation.is_some() {
             return self.run_traced(limit, true);
@@ -460,39 +461,39 @@ impl Model {
         }
     }
 
-    /// Packets reach a host's RNIC at that time.
+    /// Schedules the arrival of packets at a host's RNIC.
     #[inline]
     pub(crate) fn put_arrival(&mut self, at: Ps, piece: Piece) {
         let id = PieceId(self.pieces.insert(piece) as u32);
         self.event_queue.put(at, Event::Arrive(id));
     }
 
-    /// Packets under way.
+    /// Returns a piece that is under way.
     pub(crate) fn piece(&self, id: PieceId) -> Option<&Piece> {
         self.pieces.get(id.place())
     }
 
-    /// A queue pair in its present use.
+    /// Returns the queue pair, unless it was destroyed or reset since `qp` was taken.
     #[inline]
     pub(crate) fn qp(&mut self, qp: QpRef) -> Option<&mut Qp> {
         let (_, found) = self.qps.get_mut(qp.index as usize)?;
         found.as_deref_mut().filter(|found| found.life == qp.life)
     }
 
-    /// The queue pair of that number on a host, if there is one.
+    /// Returns the queue pair of that number on a host, if there is one.
     pub(crate) fn qp_of(&self, host: u32, qpn: u32) -> Option<&Qp> {
         let (generation, found) = self.qps.get((qpn & ((1 << QP_NUMBER) - 1)) as usize)?;
         let found = found.as_deref()?;
         (*generation == qpn >> QP_NUMBER && found.host == host).then_some(found)
     }
 
-    /// A life for a queue pair or a completion queue: no two are alike.
+    /// Returns a `life` for a queue pair or a completion queue. No two are equal.
     pub(crate) fn life(&mut self) -> u32 {
         self.next_life += 1;
         self.next_life
     }
 
-    /// Enters a queue pair: its index and number.
+    /// Adds a queue pair and returns its index; `None` if all indices are in use.
     pub(crate) fn enter(&mut self, make: impl FnOnce(QpRef, u32) -> Box<Qp>) -> Option<u32> {
         let index = match self.free_qps.pop_front() {
             Some(index) => index,
@@ -515,7 +516,7 @@ impl Model {
         Some(index)
     }
 
-    /// Takes a queue pair out.
+    /// Removes a queue pair and frees its index.
     pub(crate) fn leave(&mut self, index: u32) {
         let slot = &mut self.qps[index as usize];
         if let Some(qp) = slot.1.take() {
@@ -534,12 +535,12 @@ impl Model {
         }
     }
 
-    /// Tells a host's program of something that no completion tells of.
+    /// Raises an asynchronous event on a host.
     pub(crate) fn raise_async_event(&mut self, host: u32, event: AsyncEvent) {
         self.hosts[host as usize].raise_async_event(event);
     }
 
-    /// A queue pair fails by itself, and answers nothing any more.
+    /// Moves a queue pair to the error state and drops its queued responses, so it answers nothing more.
     pub(crate) fn fail_silently(&mut self, index: u32) {
         if let (_, Some(qp)) = &mut self.qps[index as usize] {
             qp.responses.clear();
@@ -547,7 +548,8 @@ impl Model {
         self.fail(index, true);
     }
 
-    /// A queue pair fails; what it was asked for before that still goes.
+    /// Moves a queue pair to the error state; queued responses are still sent. If `told`, raises
+    /// [`AsyncEvent::QpFatal`].
     pub(crate) fn fail(&mut self, index: u32, told: bool) {
         let Some(qp) = self.qps[index as usize].1.as_deref_mut() else {
             return;
@@ -564,12 +566,12 @@ impl Model {
         }
         self.flush(index);
         self.last_receive(index);
-        // Nothing may complete, and whoever watches can see the state all the same.
+        // The new state is visible even if no request completes.
         let now = self.now.max(self.time());
         self.note_change(host, now);
     }
 
-    /// A queue pair that failed takes no more of its SRQ's receives.
+    /// Raises [`AsyncEvent::QpLastWqe`] once: a failed queue pair takes no more of its SRQ's receives.
     pub(crate) fn last_receive(&mut self, index: u32) {
         let Some(qp) = self.qps[index as usize].1.as_deref_mut() else {
             return;
@@ -582,7 +584,8 @@ impl Model {
         }
     }
 
-    /// Memory or a completion of a host changes at that time. Outside of a world nobody waits.
+    /// Notes that memory or a completion of a host changes at that time. Does nothing outside of a world, where
+    /// nothing waits.
     #[inline(always)]
     pub(crate) fn note_change(&mut self, host: u32, at: Ps) {
         if self.has_actors {
@@ -598,7 +601,7 @@ impl Model {
         }
     }
 
-    /// Somebody wants to know when something can be seen on a host.
+    /// Asks for an event at the next visible change on a host.
     pub(crate) fn watch_for_changes(&mut self, host: u32) {
         let told = self.hosts[host as usize].change_times.watch(self.now);
         if let Some(at) = told {
@@ -606,7 +609,7 @@ impl Model {
         }
     }
 
-    /// The channel of a queue in its present use.
+    /// Returns a completion queue's channel, if the queue is still the one of that `life`.
     pub(crate) fn channel_of(&self, cq: u32, life: u32) -> Option<SimChannel> {
         let found = self.cqs.get(cq as usize)?.as_ref()?;
         found.channel.clone().filter(|_| found.life == life)

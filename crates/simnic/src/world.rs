@@ -175,7 +175,7 @@ fn opener(model: &SharedModel, role: &str) -> DeviceOpener {
     let (model, role) = (model.clone(), role.to_owned());
     Arc::new(move |name| {
         let host = host_of(Some(name), &role);
-        // A device's name may not set a preset or a seed: the world decides them.
+        // This only checks the name: the world, not the name, decides the preset and the seed.
         SimDeviceOptions::of(name)?;
         provider::open(&model, name, &host)
     })

@@ -1,4 +1,5 @@
-//! The two actors of a pair: their roles, what one is made from, and what it does with its [`ActorContext`].
+//! The two actors of a pair: their roles, how one is made, and how it mails and reports through its
+//! [`ActorContext`].
 
 use std::sync::Arc;
 
@@ -9,15 +10,15 @@ use crate::cpu_prices::CpuPrices;
 use crate::error::{Result, WorkloadError};
 use crate::report::Report;
 
-/// Mail by which the coordinator has the senders of several pairs begin together.
+/// Mail by which the coordinator tells the senders of several pairs to begin together.
 pub const BEGIN: &[u8] = b"begin";
 
-/// Which of the two actors.
+/// Role of an actor within its pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It sends, or measures the round trip; on the first processor.
+    /// Sends, or measures the round trip; runs on the first processor.
     Sender,
-    /// It receives, or sends back; on the second processor.
+    /// Receives, or sends back; runs on the second processor.
     Receiver,
 }
 
@@ -25,7 +26,7 @@ impl Role {
     /// Both roles, in the order in which a pair is listed.
     pub const BOTH: [Self; 2] = [Self::Sender, Self::Receiver];
 
-    /// The actor's name in a play of one pair.
+    /// Returns the actor's name in a scenario of one pair.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sender => "sender",
@@ -33,7 +34,7 @@ impl Role {
         }
     }
 
-    /// The actor's name in pair `pair` of a play: `sender`, or `sender.3`.
+    /// Returns the actor's name in pair `pair` of a scenario: `sender`, or `sender.3`.
     pub(crate) fn name_in(self, pair: usize) -> String {
         match pair {
             0 => self.name().to_owned(),
@@ -42,7 +43,7 @@ impl Role {
     }
 }
 
-/// The role of the actor of that name, and the name of its peer.
+/// Returns the role of the actor called `name`, and the name of its peer.
 fn role_and_peer(name: &str) -> (Role, String) {
     let (role, pair) = name.split_at(name.find('.').unwrap_or(name.len()));
     let [role, peer] = match role {
@@ -52,18 +53,18 @@ fn role_and_peer(name: &str) -> (Role, String) {
     (role, format!("{}{pair}", peer.name()))
 }
 
-/// What an actor of a pair is made from.
+/// Everything that an actor of a pair is made from.
 #[derive(Clone)]
 pub struct PairContext {
     /// The actor's role.
     pub role: Role,
-    /// What its processor pays for work of the program's own where time is virtual; `None` elsewhere.
+    /// Processor prices of the program's own work where time is virtual; `None` where time is real.
     pub prices: Option<CpuPrices>,
     part: ActorInit,
 }
 
 impl PairContext {
-    /// Of a part of a play, whose name tells its role.
+    /// Context of an actor of a scenario. The actor's name determines its role.
     pub fn new(part: &ActorInit, prices: Option<CpuPrices>) -> Self {
         let (role, _) = role_and_peer(&part.role);
         Self {
@@ -73,12 +74,12 @@ impl PairContext {
         }
     }
 
-    /// The actor's name in its play.
+    /// Returns the actor's name in its scenario.
     pub fn name(&self) -> &str {
         &self.part.role
     }
 
-    /// The same actor on a device that is paced if its name says so.
+    /// Makes the same context whose device is paced if the device's name asks for pacing.
     #[must_use]
     pub fn paced(mut self) -> Self {
         self.part.opener = headworks::pace::opener(self.part.opener);
@@ -92,12 +93,12 @@ impl PairContext {
     }
 }
 
-/// What an actor of a pair does with its [`ActorContext`].
+/// Mail and reports of an actor of a pair.
 pub trait PairMail {
     /// Mails the other actor of the pair.
     fn send_mail(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// The oldest mail that was not read.
+    /// Takes the oldest unread mail; `None` if there is none.
     fn receive_mail(&mut self) -> Option<Vec<u8>>;
 
     /// Reports, and asks for another step at once.
@@ -129,12 +130,13 @@ impl PairMail for ActorContext<'_> {
     }
 }
 
-/// Waits for the other actor, which mails or writes memory.
+/// Waits until the other actor sends mail or writes memory.
 pub fn wait() -> Step {
     Step::Wait(WakeCondition::mail().or_memory())
 }
 
-/// Sleeps until mail comes. Until then the actor takes no time of its processor, nor of one that shares a core with it.
+/// Sleeps until mail comes. Until then the actor uses no time of its processor, nor of a processor that
+/// shares its core.
 pub fn sleep() -> Step {
     Step::Wait(WakeCondition::mail())
 }
@@ -151,8 +153,8 @@ pub(crate) mod testing {
 
     use super::*;
 
-    /// A world of one actor: mail that comes to it, what it reports, and what it is charged. Time passes as it is charged;
-    /// a copied byte takes a nanosecond.
+    /// A world of one actor: its mail, its reports, and a log of what it is charged. Charges advance the
+    /// clock; a copied byte takes a nanosecond.
     #[derive(Default)]
     pub(crate) struct MockContext {
         pub(crate) mail: std::collections::VecDeque<&'static [u8]>,
@@ -194,10 +196,11 @@ pub(crate) mod testing {
         }
     }
 
-    /// Far longer than anything honest takes.
+    /// Time limit of a run, far longer than any correct run takes.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// What the sender and the receiver that `make` makes report, on software RNICs whose names have these `options`.
+    /// Runs the two actors that `make` makes on software RNICs with these `options` in their names, and
+    /// returns their reports.
     pub(crate) fn run_both<F>(make: F, options: &str) -> [Report; 2]
     where
         F: Fn(&PairContext) -> Result<Box<dyn Actor>> + Send + Sync + 'static,

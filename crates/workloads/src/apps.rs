@@ -11,7 +11,7 @@
 //! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
 //! [`MessageReceiver`](headworks::ring::MessageReceiver) ends. The ends are handed to each step, so a message costs
 //! no dynamic dispatch. Except for [`flows::Capture::read`] none of them waits, reads a clock or does I/O. Each
-//! checks what it receives; a wrong message is an error.
+//! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
 
 pub mod flows;
 pub mod http;
@@ -22,20 +22,20 @@ use headworks::ring::{RingError, SendError};
 
 use crate::error::{Result, WorkloadError};
 
-/// What a step came to.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepProgress {
     /// Something was sent or received; call the next step at once.
     Worked,
     /// Nothing could be done before the other side does something.
     Idle,
-    /// Everything is done, and everything sent is on its way. Further steps do no harm, and are needed where the
-    /// other side still needs this one's channels served.
+    /// Everything is done, and everything sent is on its way. Further steps do no harm. They are needed as long as
+    /// the other side needs this side's channels served.
     Done,
 }
 
 impl StepProgress {
-    /// Of a step that sent and received so many messages.
+    /// Outcome of a step that sent and received `messages` messages.
     #[inline]
     fn of(messages: usize) -> Self {
         match messages {
@@ -45,20 +45,20 @@ impl StepProgress {
     }
 }
 
-/// The peer sent something that is no `what`.
+/// Error: the peer sent a message that is not a `what`.
 #[cold]
 fn malformed(what: &str, message: &[u8]) -> WorkloadError {
     let len = message.len();
     WorkloadError(format!("a message of {len} bytes is no {what}"))
 }
 
-/// The response to request `number`, counted from 0, is wrong.
+/// Error: the response to request `number`, counted from 0, is wrong.
 #[cold]
 fn wrong(number: u64, what: &str) -> WorkloadError {
     WorkloadError(format!("the response to request {number} is wrong: {what}"))
 }
 
-/// Checks that the number of a message is the one that is due: nothing was lost, doubled, or overtaken.
+/// Checks that `found` is the expected message number: nothing was lost, duplicated or reordered.
 #[inline]
 fn in_order(what: &str, found: u64, expected: u64) -> Result<()> {
     match found == expected {
@@ -70,7 +70,7 @@ fn in_order(what: &str, found: u64, expected: u64) -> Result<()> {
     }
 }
 
-/// Writes little-endian words, one behind the other.
+/// Writes consecutive little-endian words.
 #[inline(always)]
 fn put(words: &[u64], to: &mut [u8]) {
     for (to, word) in to.chunks_exact_mut(8).zip(words) {
@@ -78,7 +78,7 @@ fn put(words: &[u64], to: &mut [u8]) {
     }
 }
 
-/// The `N` little-endian words that a message consists of; `None` if its length is another.
+/// Reads a message of exactly `N` little-endian words; `None` if it has another length.
 #[inline(always)]
 fn words<const N: usize>(message: &[u8]) -> Option<[u64; N]> {
     let (words, []) = message.as_chunks() else {
@@ -88,7 +88,7 @@ fn words<const N: usize>(message: &[u8]) -> Option<[u64; N]> {
     Some(words.map(u64::from_le_bytes))
 }
 
-/// Whether there was room for a message.
+/// Returns whether there was room for the message.
 #[inline]
 fn room(sent: Result<(), SendError>) -> Result<bool> {
     match sent {

@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all.
+//! Files that are replaced atomically: a reader sees the old contents or the new, never a part.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -7,23 +7,24 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is to be in a file in place of what is there, which stays until it is written whole. Until then, and if it
-/// never comes to that, there is a temporary file beside it at most. One that a process left which was killed goes
-/// with the next replacement of the same file.
+/// Replacement of a file's contents. The new contents are written to a temporary file beside the target, which is then
+/// renamed over it; until then the old contents stay. Dropping an unfinished replacement removes the temporary file.
+/// A killed process may leave one behind; the next replacement of the same file removes it.
 #[derive(Debug)]
 pub struct AtomicFile {
     file: File,
-    /// Where that is, and where it is to be.
+    /// Temporary path and target path; `None` if the target is written directly.
     moves: Option<(PathBuf, PathBuf)>,
 }
 
 impl AtomicFile {
-    /// Of the file at `path`, if there is one; of the one that it leads to, where it is a link. A device or a pipe is
-    /// not replaced, but written to.
+    /// Starts to replace the file at `path`, which need not exist. A symbolic link is followed. A device or a pipe is
+    /// written to directly.
     ///
     /// # Errors
     ///
-    /// What is there is no file, or may not be written, or nothing can be made beside it.
+    /// `path` names something other than a file, the file may not be written, or no temporary file can be created
+    /// beside it.
     pub fn of(path: &Path) -> io::Result<Self> {
         let path = match fs::metadata(path) {
             Ok(there) => {
@@ -47,11 +48,11 @@ impl AtomicFile {
         })
     }
 
-    /// Has `write` write it, and puts it in its place.
+    /// Has `write` write the new contents, and then renames them over the target.
     ///
     /// # Errors
     ///
-    /// Those of `write`, and of the file; what was there is still there then.
+    /// Errors of `write` and of the file. The old contents are still in place then.
     pub fn write(
         mut self,
         write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
@@ -76,12 +77,12 @@ impl Drop for AtomicFile {
     }
 }
 
-/// What names of temporary files end with.
+/// Suffix of temporary files.
 const SUFFIX: &str = ".tmp";
-/// How often one is made anew that others removed at once.
+/// Attempts to create a temporary file: others may hold the name or the lock, or remove the file at once.
 const TRIES: u32 = 100;
 
-/// A temporary file beside `path`, locked for as long as it is open: that tells it from those of the dead.
+/// Creates a temporary file beside `path`. It is locked while it is open, which tells it from files of dead processes.
 fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     for _ in 0..TRIES {
@@ -94,10 +95,11 @@ fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
             Err(why) if why.kind() == io::ErrorKind::AlreadyExists => continue,
             made => made?,
         };
-        // Somebody who cleans up may have come before the lock, and have it, or have removed the file.
+        // A process that cleans up may have found the file before it was locked: it may hold the lock, or have removed
+        // the file.
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => continue,
-            // Where there are no locks nobody cleans up.
+            // Where locks are not supported, clean-up cannot lock either and removes nothing.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         let ours = file.metadata()?.ino();
@@ -110,7 +112,7 @@ fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
     ))
 }
 
-/// Removes the temporary files beside `path` that nobody has open any more. What cannot be removed is in nobody's way.
+/// Removes the temporary files beside `path` that no process has open. Failures are ignored: leftovers do no harm.
 fn remove_abandoned(path: &Path, name: &OsStr) {
     let beside = path.parent().filter(|path| !path.as_os_str().is_empty());
     let Ok(all) = fs::read_dir(beside.unwrap_or_else(|| Path::new("."))) else {
@@ -137,7 +139,7 @@ fn remove_abandoned(path: &Path, name: &OsStr) {
     }
 }
 
-/// Writes `bytes` to `path` through a temporary file beside it, so that nobody sees half of it.
+/// Writes `bytes` to `path` through a temporary file beside it, so that no reader sees a part of them.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     AtomicFile::of(path)?.write(|out| out.write_all(bytes))
 }

@@ -1,9 +1,8 @@
-//! The case studies as parts of a play: an application's two sides, over the channels of any design.
+//! The case studies as actors: an application's two sides, over the channels of any design.
 //!
-//! [`StudyTask`] says which application and which design; [`actor`] makes an actor of it, which connects its
-//! channels by mail and then steps its side. What both sides must agree on, besides what the
-//! applications check themselves, goes by mail as well. The side that knows when everything is done
-//! has the time taken.
+//! [`StudyTask`] names the application and the design. [`actor`] makes an actor of it, which connects its channels by
+//! mail and then steps its side. The applications check what they receive; anything else that both sides must agree on
+//! goes by mail as well. The side that knows when everything is done measures the time.
 
 mod actors;
 
@@ -31,67 +30,68 @@ use actors::{FlowsMonitor, FlowsTap, HttpClient, KvClient, drive};
 /// N of every channel.
 const SLOTS: u32 = 128;
 
-/// Which application, and how much of it.
+/// An application, and how much work it does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CaseStudy {
-    /// Records of packets are sent and counted.
+    /// Packet records are sent and counted.
     Flows {
         /// Number of records.
         records: u64,
-        /// A capture to take them from; unset: they are made up.
+        /// Capture file to take them from; if unset, they are synthetic.
         capture: Option<PathBuf>,
     },
-    /// Keys are asked for and answered.
+    /// Keys are requested and answered.
     Kv {
-        /// How often.
+        /// Number of requests.
         requests: u64,
-        /// Requests on their way at most.
+        /// Most requests outstanding.
         window: usize,
-        /// Records of the table.
+        /// Number of records in the table.
         records: u64,
     },
-    /// Files are fetched, one after the other.
+    /// Files are fetched one at a time.
     Http {
-        /// Requests that are measured.
+        /// Number of measured requests.
         requests: u64,
-        /// Requests before them.
+        /// Number of warm-up requests before them.
         warm: u64,
     },
 }
 
-/// What both parts of a pair are told.
+/// The task of both actors of a pair.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StudyTask {
     /// The application.
     pub study: CaseStudy,
-    /// The design: a setting of the ring, or a rival.
+    /// The design: a variant of the ring, or a baseline.
     pub channel: Channel,
-    /// Whether a side with nothing to do offers its processor to others.
+    /// Whether an idle side yields its processor.
     pub yields: bool,
-    /// Nanoseconds that the application is expected to take.
+    /// Expected duration of the application, in nanoseconds.
     pub planned_ns: u64,
 }
 
 impl StudyTask {
-    /// What the application of `role` computes for a message that it sends, and for one that it takes, where
-    /// time is virtual: measured of this code in loops without a channel, on one core of a present-day server.
+    /// Returns how long the application of `role` computes for a message that it sends, and for one that it takes.
+    /// Used where time is virtual. Measured with this code in loops without a channel, on one core of a present-day
+    /// server.
     fn work(&self, role: Role) -> [Duration; 2] {
         let nanos = match (&self.study, role) {
-            // A record replayed and written; parsed and counted.
+            // Sender: replay and write a record. Receiver: parse and count it.
             (CaseStudy::Flows { .. }, Role::Sender) => [5, 0],
             (CaseStudy::Flows { .. }, Role::Receiver) => [0, 15],
-            // A request written, a value checked; a request parsed, looked up and answered.
+            // Client: write a request, check a value. Server: parse a request, look the key up, answer.
             (CaseStudy::Kv { .. }, Role::Sender) => [5, 10],
             (CaseStudy::Kv { .. }, Role::Receiver) => [10, 0],
-            // A request of 489 B copied, a file compared; a request parsed, head and file copied.
+            // Client: copy a request of 489 B, compare a file. Server: parse a request, copy head and file.
             (CaseStudy::Http { .. }, Role::Sender) => [10, 235],
             (CaseStudy::Http { .. }, Role::Receiver) => [20, 430],
         };
         nanos.map(Duration::from_nanos)
     }
 
-    /// Bytes of the longest message there, and of the longest back, if there is any; and whether all
-    /// are of that length.
+    /// Returns the length in bytes of the longest message to the receiver, and of the longest reply if there are
+    /// replies; and whether all messages have that length.
     fn messages(&self) -> (usize, Option<usize>, bool) {
         match self.study {
             CaseStudy::Flows { .. } => (crate::apps::flows::RECORD, None, true),
@@ -101,7 +101,7 @@ impl StudyTask {
     }
 }
 
-/// The actor of `task` that has the pair's role: the sender is the client.
+/// Makes the actor of `task` for the pair's role: the sender is the client.
 pub fn actor(task: StudyTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let plan = |longest| Plan {
         messages: SLOTS,
@@ -126,7 +126,7 @@ pub fn actor(task: StudyTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     }
 }
 
-/// A ring of slots that each hold the longest message.
+/// Returns the configuration of a ring whose slots each hold the longest message.
 fn ring(longest: usize, is_fixed: bool) -> RingConfig {
     if is_fixed {
         return RingConfig::fixed(SLOTS, longest);
@@ -137,7 +137,7 @@ fn ring(longest: usize, is_fixed: bool) -> RingConfig {
     }
 }
 
-/// The actor over channels that `kind` makes for a longest message.
+/// Makes the actor over channels that `kind` makes, given the longest message.
 fn actor_on<K: ChannelDesign>(
     task: &StudyTask,
     pair: &PairContext,
@@ -146,7 +146,7 @@ fn actor_on<K: ChannelDesign>(
     let (there, back, _) = task.messages();
     let (there, back) = (kind(there), back.map(kind));
     let meet = meet(pair.open_device()?, pair.role, &there, back.as_ref())?;
-    // Nothing that is copied or not hangs on how long it is.
+    // With these designs, whether a message is copied does not depend on its length.
     let price = |prices| MessageCost::of(task.channel, 0, prices).with_work(task.work(pair.role));
     let with = (meet, pair.prices.map(price), task.yields);
     Ok(match (&task.study, pair.role) {
@@ -241,7 +241,7 @@ mod tests {
                     panic!("{channel:?} {asked:?}");
                 };
                 assert_eq!((messages, latency.count), (requests, requests));
-                // One after the other: the times of all are the time of the whole.
+                // The requests go one at a time, so their latencies add up to the whole time.
                 let sum = latency.mean_ns * requests as f64;
                 assert!((sum / nanos as f64 - 1.0).abs() < 0.01, "{sum} {nanos}");
             }

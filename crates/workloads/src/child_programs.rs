@@ -1,5 +1,5 @@
-//! Small programs inside this one, started as processes of their own: the TCP program that
-//! `headworks pipe` is compared with, and the posts whose instructions are counted.
+//! Small programs within this one that are started as separate processes: the TCP program that `headworks pipe` is
+//! compared with, and the program whose instructions per posted WRITE are counted.
 
 pub mod post_writes;
 pub mod tcp_copy;
@@ -15,8 +15,8 @@ use crate::error::WorkloadError;
 use crate::service;
 use crate::subprocess::{PROBE, Subprocess, SubprocessError, command, this_program};
 
-/// What a program that runs experiments does first: where this process was started as a probe, it
-/// runs that and answers with what to exit with.
+/// Runs the probe that this process was started as, and returns its exit code; `None` if it was not started as a
+/// probe. A program that runs experiments calls this first.
 pub fn child_main(open: &DeviceOpener) -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     if args.next()? != PROBE {
@@ -50,8 +50,8 @@ fn run(words: &[String], open: &DeviceOpener) -> Result<(), WorkloadError> {
     }
 }
 
-/// Instructions of one 64-byte WRITE, posted by itself: the difference between two counts under
-/// callgrind, so that what happens once does not count. Also Valgrind's version.
+/// Counts the instructions of a 64-byte WRITE that is posted by itself, and returns them with Valgrind's version.
+/// The count is the difference between two runs under callgrind, so that one-time work cancels out.
 pub fn post_instructions(
     device: &DeviceName,
     stop: &AtomicBool,
@@ -84,7 +84,7 @@ pub fn post_instructions(
     ))
 }
 
-/// The instruction count in what callgrind prints: `==7== Collected : 1234567`.
+/// Finds the instruction count in callgrind's output: `==7== Collected : 1234567`.
 fn collected(text: &str) -> Option<f64> {
     text.lines().find_map(|line| {
         let (_, rest) = line.split_once("Collected :")?;

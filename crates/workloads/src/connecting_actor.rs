@@ -1,4 +1,4 @@
-//! An actor that connects first, and then drives its workload over the connected ends.
+//! An actor that first connects, and then drives its workload over the connected ends.
 
 use headworks_baselines::counting::Counts;
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
@@ -7,15 +7,15 @@ use crate::actor_pair::{BEGIN, PairMail, wait};
 use crate::error::Result;
 use crate::report::Report;
 
-/// Ends that are being connected.
+/// Connects the ends of an actor.
 pub trait Connect: Send {
     /// The connected ends.
     type Connected: Send;
 
-    /// Goes on; answers the ends once both actors have met. Never waits.
+    /// Makes progress. Returns the connected ends once both actors have connected. Never blocks.
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Self::Connected>>;
 
-    /// Requests and completions since both actors met, if the task counts them.
+    /// Returns requests and completions since both actors connected, if the task counts them.
     fn counts(&self) -> Option<Counts> {
         None
     }
@@ -23,21 +23,21 @@ pub trait Connect: Send {
 
 /// One actor's workload, which runs over connected ends.
 pub trait WorkloadDriver<A>: Send {
-    /// A bounded piece of work.
+    /// Does a bounded amount of work.
     fn step(&mut self, arm: &mut A, cx: &mut ActorContext<'_>) -> Result<Step, ActorError>;
 
-    /// The report, once it is done.
+    /// Returns the report, once the workload is done.
     fn report(&mut self) -> Result<Report> {
         Ok(Report::None)
     }
 
-    /// Messages sent or taken so far, where requests and completions are counted.
+    /// Returns how many messages were sent or taken so far, where requests and completions are counted.
     fn messages_moved(&self) -> u64 {
         0
     }
 }
 
-/// The actor that drives `drive` over what `connect` makes. A gated one waits for [`BEGIN`] between the two.
+/// Makes the actor that runs `drive` over the ends that `connect` makes. A gated actor waits for [`BEGIN`] in between.
 pub fn connecting_actor<C: Connect + 'static>(
     connect: C,
     is_gated: bool,
@@ -56,19 +56,19 @@ pub fn connecting_actor<C: Connect + 'static>(
     })
 }
 
-/// The event that a connected actor waits for before its workload begins.
+/// Whether a connected actor may begin its workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StartGate {
-    /// To say that it is ready, then the coordinator's word.
+    /// The actor has not reported that it is ready.
     Closed,
-    /// The coordinator's word.
+    /// The actor has reported that it is ready, and waits for [`BEGIN`].
     Ready,
     /// The workload runs.
     Open,
 }
 
 impl StartGate {
-    /// The step that a connected actor takes in place of its workload; `None` once the workload may run.
+    /// Takes the step that a connected actor takes before its workload; `None` once the workload may run.
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Step>, ActorError> {
         match self {
             Self::Open => return Ok(None),
@@ -89,7 +89,7 @@ impl StartGate {
 }
 
 struct ConnectingActor<C: Connect, D> {
-    /// Dropped before `connect`, which may keep the device.
+    /// Declared first, so that it is dropped before `connect`, which may keep the device.
     arm: Option<C::Connected>,
     connect: C,
     drive: D,

@@ -1,4 +1,4 @@
-//! Keeping a thread on one processor.
+//! Processor affinity of threads and processes.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 use crate::error::WorkloadError;
 
-/// Keeps the calling thread, and what it starts, on processor `cpu`.
+/// Pins the calling thread, and what it starts, to processor `cpu`.
 pub fn pin(cpu: usize) -> Result<(), WorkloadError> {
     pin_process(None, cpu)
 }
 
-/// Keeps process `pid` (unset: the calling thread) on processor `cpu`.
+/// Pins process `pid` (`None`: the calling thread) to processor `cpu`.
 pub fn pin_process(pid: Option<Pid>, cpu: usize) -> Result<(), WorkloadError> {
     let mut set = CpuSet::new();
     set.set(cpu);
@@ -19,7 +19,7 @@ pub fn pin_process(pid: Option<Pid>, cpu: usize) -> Result<(), WorkloadError> {
         .map_err(|why| WorkloadError::at(&format!("pinning to processor {cpu}"), why))
 }
 
-/// The processors that this process may use.
+/// Returns the processors that this process may use.
 pub fn allowed_cpus() -> Vec<usize> {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
     (0..CpuSet::MAX_CPU)
@@ -27,7 +27,7 @@ pub fn allowed_cpus() -> Vec<usize> {
         .collect()
 }
 
-/// Two processors that this process may use; the same one twice where there is only one.
+/// Returns two processors that this process may use; the same one twice if there is only one.
 pub fn two_cpus() -> [usize; 2] {
     let allowed = allowed_cpus();
     let first = allowed.first().copied().unwrap_or(0);
@@ -38,7 +38,7 @@ fn is_on(cpu: usize, node: u32) -> bool {
     Path::new(&format!("/sys/devices/system/node/node{node}/cpu{cpu}")).exists()
 }
 
-/// The NUMA node with memory that the first processor belongs to, and one that it does not belong to.
+/// Returns the NUMA node with memory that the first processor belongs to, and another node with memory.
 pub fn numa_nodes() -> [Option<u32>; 2] {
     let text = std::fs::read_to_string("/sys/devices/system/node/has_memory");
     let nodes = listed(text.unwrap_or_default().trim());
@@ -49,14 +49,14 @@ pub fn numa_nodes() -> [Option<u32>; 2] {
     })
 }
 
-/// Two processors that do not belong to `node`; one of them twice where there is only one.
+/// Returns two processors that do not belong to `node`; the same one twice if there is only one.
 pub fn cpus_off(node: u32) -> Option<[usize; 2]> {
     let mut cpus = allowed_cpus().into_iter().filter(|cpu| !is_on(*cpu, node));
     let first = cpus.next()?;
     Some([first, cpus.next().unwrap_or(first)])
 }
 
-/// The numbers in a list like `0,2-3`.
+/// Parses a list like `0,2-3`.
 fn listed(list: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,20 +1,20 @@
-//! The simulated machine that a device's name stands for, and what its processors pay for work of the program's own.
+//! The simulated machine that a device's name stands for, and the processor time of work outside verbs calls.
 
 use headworks::sim::{Preset, Setting, is_simulated, provider};
 use headworks::verbs::{DeviceName, Duration, OpenError};
 
-/// What the model of a machine leaves to the program that runs on it.
+/// Processor time that the machine model does not charge by itself: the program's own work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuPrices {
-    /// What perftest does for each request beside the verbs: `cpu.bench`.
+    /// Time that perftest spends on a request outside verbs calls: the constant `cpu.bench`.
     pub bench: Duration,
-    /// What handling a message takes beside copies and calls of verbs, framing, the look at the ring, a word of the
-    /// message: `cpu.message`.
+    /// Time to handle a message, without copies and verbs calls: framing, checking the ring, reading a word of the
+    /// message. The constant `cpu.message`.
     pub message: Duration,
 }
 
 impl CpuPrices {
-    /// On a machine like this.
+    /// Returns the prices of `machine`.
     pub fn of(machine: &Preset) -> Self {
         let nanos = |nanos: f64| Duration::from_nanos(nanos.round() as u64);
         Self {
@@ -24,19 +24,20 @@ impl CpuPrices {
     }
 }
 
-/// What perftest does for a request beside the verbs, in nanoseconds, on simulated machines: the constant
-/// `cpu.bench`, with these settings. Elsewhere it takes what it takes, and this is 0.
+/// Nanoseconds that perftest spends on a request outside verbs calls on a simulated machine: the constant `cpu.bench`,
+/// with these settings applied. 0 for other devices, where that time passes by itself.
 pub fn perftest_ns(device: &DeviceName, set: &[Setting]) -> u64 {
     let machine = machine(device, set).and_then(Result::ok);
     machine.map_or(0, |(preset, _)| preset.bench_ns as u64)
 }
 
-/// The machine that a simulated device stands for, paced or not, with other values for some constants, and the seed of
-/// chance; `None` of devices that are not simulated. Nothing else here makes a preset of a name.
+/// Returns the machine that a simulated device stands for, with `set` applied to its constants, and the random seed.
+/// `None` if the device is not simulated. Paced devices are supported. This is the only place here that makes a preset
+/// of a device name.
 ///
 /// # Errors
 ///
-/// Those of opening a device of that name.
+/// Errors of opening a device of that name.
 pub fn machine(device: &DeviceName, set: &[Setting]) -> Option<Result<(Preset, u64), OpenError>> {
     let with = |(mut preset, seed): (Preset, u64)| {
         for setting in set {

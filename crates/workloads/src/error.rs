@@ -1,6 +1,6 @@
-//! Why a workload cannot go on.
+//! The error of a workload.
 
-/// A workload cannot go on; the text is one clear line.
+/// Reason why a workload cannot go on, in one clear line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WorkloadError(pub String);
@@ -9,7 +9,7 @@ pub struct WorkloadError(pub String);
 pub type Result<T, E = WorkloadError> = std::result::Result<T, E>;
 
 impl WorkloadError {
-    /// With what was being done in front of the cause.
+    /// Makes an error that names what was being done before the cause.
     pub fn at(what: &str, why: impl std::fmt::Display) -> Self {
         Self(format!("{what}: {why}"))
     }

@@ -1,7 +1,7 @@
-//! One receiving thread and many rings: the pair of parts of the experiment `ring-fanin`.
+//! One receiving thread and many rings: the pair of actors of the experiment `ring-fanin`.
 //!
-//! The receiver calls the phases one by one; in each the sender does one thing until it is told to
-//! stop, and then says how much it sent, so that everything is received before the next.
+//! The receiver starts the phases one by one. In each phase the sender does one thing until it is told to stop. It then
+//! mails how many messages it sent, so that all of them are received before the next phase.
 
 mod receiver;
 mod sender;
@@ -15,60 +15,60 @@ use crate::actor_pair::Role;
 use crate::error::{Result, WorkloadError};
 pub use crate::report::PhaseResult;
 
-/// Bytes of a message.
+/// Length of a message, in bytes.
 pub const SIZE: usize = 64;
-/// Slots of a ring.
+/// Number of slots of a ring.
 pub const SLOTS: u32 = 128;
-/// Messages that a saturating sender puts into a ring, and that the receiver takes from one, at most, before
-/// it goes on to the next.
+/// Most messages that a saturating sender puts into a ring, and that the receiver takes from a ring, before going on to
+/// the next ring.
 pub const BURST: u32 = 32;
 
-/// How the receiving ends look for messages.
+/// How the receiving ends check for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RingLayout {
-    /// One group: tails packed on its board.
+    /// One group: the tails are packed in its tail array.
     Group,
-    /// Receivers by themselves, each with a tail's line of its own, asked one after the other.
+    /// Separate receivers, each with a cache line of its own for its tail, checked one after the other.
     Separate,
 }
 
-/// What the senders do while the receiver counts.
+/// What the sender does while the receiver counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FaninLoad {
-    /// Nothing: what is counted are looks in vain.
+    /// Sends nothing: the receiver counts the checks that find no message.
     Idle,
-    /// Every ring in turn gets as many messages as there is room for, at most [`BURST`].
+    /// Sends to every ring in turn as many messages as there is room for, at most [`BURST`].
     All,
-    /// One ring does, again and again.
+    /// Sends such bursts to one ring only.
     One,
-    /// One ring does, and after each of its bursts another of the rest gets one message, published at once.
+    /// Sends bursts to one ring, and after each burst one message to one of the other rings, published at once.
     Flood,
 }
 
 impl FaninLoad {
-    /// All of them, in the order in which they are measured.
+    /// All loads, in the order in which they are measured.
     pub const ALL: [Self; 4] = [Self::Idle, Self::All, Self::One, Self::Flood];
 }
 
-/// One point to measure, as told to both parts.
+/// One point to measure; both actors receive it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaninTask {
-    /// How many rings.
+    /// Number of rings.
     pub rings: usize,
-    /// How they are received from.
+    /// How messages are received.
     pub ends: RingLayout,
-    /// Measured time of each phase.
+    /// Measured time of each phase, in nanoseconds.
     pub run_ns: u64,
-    /// Time before that, not measured.
+    /// Warm-up time before that, in nanoseconds.
     pub warm_ns: u64,
 }
 
-/// The configuration of every ring: the papers'.
+/// Returns the configuration of every ring: that of the papers.
 fn config() -> RingConfig {
     RingConfig::fixed(SLOTS, SIZE)
 }
 
-/// The actor of `task` that has the pair's role.
+/// Makes the actor of `task` for the pair's role.
 pub fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     match pair.role {
         Role::Sender => sender::actor(task, pair),
@@ -102,7 +102,7 @@ mod tests {
                 };
                 assert_eq!(phases.len(), FaninLoad::ALL.len());
                 assert!(phases.iter().all(|phase| phase.nanos > 0), "{phases:?}");
-                // Looks at least are counted, however busy the machine is.
+                // At least the checks that found nothing are counted, however busy the machine is.
                 assert!(phases[0].count > 0);
                 assert!(rings > 1 || phases[3].shares.is_none());
             }

@@ -163,8 +163,7 @@ impl<D: Design, E> BaselineSetup<D, E> {
     fn new(device: &Arc<dyn Device>, design: D, role: Role) -> Result<Self, SetupError> {
         let info = device.info();
         if !design.needs(&info.promises) {
-            let what =
-                "ordered_between_writes, atomic_aligned_8 and whatever else this design needs";
+            let what = "ordered_between_writes or no atomic_aligned_8; this design needs both";
             return Err(ResourceError::Unsupported { what }.into());
         }
         let ring = design.settle()?;

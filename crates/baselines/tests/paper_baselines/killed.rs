@@ -1,4 +1,4 @@
-//! The other end's process is killed. This end hands out what arrived, then reports the death. It never hangs.
+//! The other end's process is killed. This end hands out what arrived, reports the death, and never hangs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -248,7 +248,7 @@ impl DesignTest for OurReceiver {
                 }
                 break error;
             }
-            assert!(since.elapsed() < LIMIT, "design {number}: never told");
+            assert!(since.elapsed() < LIMIT, "design {number}: no error");
         };
         assert!(error.is_peer_gone(), "design {number}: {error}");
         assert_eq!(read, u64::from(count), "design {number}");
@@ -293,7 +293,7 @@ impl DesignTest for OurSender {
             if let Err(error) = tx.step() {
                 break error;
             }
-            assert!(since.elapsed() < LIMIT, "design {number}: never told");
+            assert!(since.elapsed() < LIMIT, "design {number}: no error");
         };
         assert!(error.is_peer_gone(), "design {number}: {error}");
         assert_eq!(tx.try_send(&[1; LEN]), Err(SendError::Broken(error)));

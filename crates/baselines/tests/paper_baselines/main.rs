@@ -41,8 +41,8 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Opens two soft hosts, or the two devices of `HEADWORKS_IBV`. Returns `None` and reports a skip if those
-    /// cannot run the designs.
+    /// Opens two soft hosts, or the two devices of `HEADWORKS_IBV`. Returns `None` and reports a skip if
+    /// those cannot run the designs.
     fn new() -> Option<Self> {
         let Some(names) = testing::devices() else {
             return Some(Self::soft(""));
@@ -383,7 +383,7 @@ impl DesignTest for Last {
                 // A head was pushed to the dropped peer by now. From here on every push fails.
                 let since = Instant::now();
                 while hosts.right.next_async_event().is_none() {
-                    assert!(since.elapsed() < LIMIT, "nobody notices");
+                    assert!(since.elapsed() < LIMIT, "the end does not notice");
                     std::thread::yield_now();
                 }
             }
@@ -425,7 +425,7 @@ impl DesignTest for Leave<'_> {
             // Either a request fails or the queue pair is found in the error state.
             let _ = tx.try_send_with(64, |place| place.fill(1));
             match tx.step() {
-                Ok(_) => assert!(since.elapsed() < LIMIT, "nobody notices"),
+                Ok(_) => assert!(since.elapsed() < LIMIT, "the end does not notice"),
                 Err(error) => break error,
             }
         };
@@ -451,7 +451,7 @@ impl DesignTest for Leave<'_> {
             if let Err(error) = rx.push_head().and_then(|_| rx.step()) {
                 break error;
             }
-            assert!(since.elapsed() < LIMIT, "nobody notices");
+            assert!(since.elapsed() < LIMIT, "the end does not notice");
         };
         assert!(error.is_peer_gone(), "{error}");
         assert_eq!(got.as_deref(), Some(&[7; 64][..]));

@@ -34,7 +34,7 @@ fn over(inner: &Arc<dyn Device>, depth: u32, late: &Arc<CompletionGate>) -> Arc<
     ))
 }
 
-/// Connects a channel whose sender's queue holds `depth` requests. Returns it with the gate of its completions.
+/// Connects a channel whose sender's queue holds `depth` requests. Returns its completion gate too.
 fn narrow<D: Design>(hosts: &Hosts, design: &D, depth: u32) -> (Pair<D>, Arc<CompletionGate>) {
     let late = Arc::new(CompletionGate::default());
     let left = over(&hosts.left, depth, &late);

@@ -359,14 +359,14 @@ fn fork(service: &Service) {
     let here = to(0, socket.port());
     socket.send_to(b"to itself", here).unwrap();
     let export = far.export(service.alloc(64).unwrap(), Rights::ALL).unwrap();
-    let window = export.window();
+    let export_id = export.id();
     far.send_all(b"told of it").unwrap();
     let mut buffer = vec![0; MESSAGE_MAX];
     let mut got = 0;
     while got < 10 {
         got += polled.recv(&mut buffer).unwrap();
     }
-    assert_eq!(polled.fetch_add(window, 0, 1).unwrap(), 0);
+    assert_eq!(polled.fetch_add(export_id, 0, 1).unwrap(), 0);
     let mut memory = Some(service.alloc(64).unwrap());
     let mut everything = Some((listener, near, polled, far, socket, export));
     let child = || {
@@ -384,7 +384,7 @@ fn fork(service: &Service) {
             is_forked(stream.recv(&mut [0]));
             is_forked(stream.peek().map(drop));
             is_forked(stream.end());
-            is_forked(stream.fetch_add(window, 0, 1));
+            is_forked(stream.fetch_add(export_id, 0, 1));
             is_forked(stream.lend_from(&mut memory, 8));
             is_forked(stream.export_from(&mut memory, Rights::ALL));
         }
@@ -405,7 +405,7 @@ fn fork(service: &Service) {
     assert!(run_in_forked_child(child), "the child says why");
     let (listener, mut near, mut polled, mut far, mut socket, export) =
         everything.expect("the child took a copy");
-    assert_eq!(polled.fetch_add(window, 0, 1).unwrap(), 1);
+    assert_eq!(polled.fetch_add(export_id, 0, 1).unwrap(), 1);
     near.send_all(b"still").unwrap();
     assert_eq!(near.recv(&mut buffer).unwrap(), 5);
     far.send_all(b"here").unwrap();

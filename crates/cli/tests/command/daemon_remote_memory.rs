@@ -23,9 +23,9 @@ fn refused<T: std::fmt::Debug>(result: Result<T, ServiceError>, why: Outcome) {
     );
 }
 
-/// What a window is called travels as any bytes do.
-fn told(from: &mut Stream, to: &mut Stream, window: u32) -> u32 {
-    from.send_all(&window.to_le_bytes()).unwrap();
+/// What a export is called travels as any bytes do.
+fn told(from: &mut Stream, to: &mut Stream, export_id: u32) -> u32 {
+    from.send_all(&export_id.to_le_bytes()).unwrap();
     let mut bytes = [0; 4];
     let mut got = 0;
     while got < 4 {
@@ -47,12 +47,12 @@ fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
     for len in [8usize, 64, 65_536, 4 << 20] {
         let memory = server.alloc(len as u32).unwrap();
         let mut export = far.export(memory, Rights::ALL).unwrap();
-        let window = told(&mut far, &mut near, export.window());
+        let export_id = told(&mut far, &mut near, export.id());
         let mut memory = client.alloc(len as u32).unwrap();
         for (at, place) in memory.iter_mut().enumerate() {
             *place = byte(at);
         }
-        let memory = near.write_to(window, 0, memory).unwrap();
+        let memory = near.write_to(export_id, 0, memory).unwrap();
         let mut seen = vec![0; len];
         export.read(0, &mut seen).unwrap();
         assert!(
@@ -61,29 +61,29 @@ fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
                 .all(|(at, found)| *found == byte(at))
         );
         export.write(len - 8, &7u64.to_le_bytes()).unwrap();
-        let memory = near.read_from(window, 0, memory).unwrap();
+        let memory = near.read_from(export_id, 0, memory).unwrap();
         assert_eq!(memory[len - 8..], 7u64.to_le_bytes());
         assert!((0..len - 8).all(|at| memory[at] == byte(at)));
         let last = len as u64 - 8;
-        assert_eq!(near.fetch_add(window, last, 3).unwrap(), 7);
-        assert_eq!(near.compare_swap(window, last, 9, 1).unwrap(), 10);
-        assert_eq!(near.compare_swap(window, last, 10, 1).unwrap(), 10);
+        assert_eq!(near.fetch_add(export_id, last, 3).unwrap(), 7);
+        assert_eq!(near.compare_swap(export_id, last, 9, 1).unwrap(), 10);
+        assert_eq!(near.compare_swap(export_id, last, 10, 1).unwrap(), 10);
         assert_eq!(export.word(len - 8).unwrap(), 1);
         // Beyond it, not aligned, or nowhere.
-        refused(near.read_from(window, 1, memory), Outcome::OutOfBounds);
-        refused(near.fetch_add(window, last + 8, 1), Outcome::OutOfBounds);
-        refused(near.fetch_add(window, 4, 1), Outcome::OutOfBounds);
-        refused(near.fetch_add(window, u64::MAX, 1), Outcome::OutOfBounds);
-        refused(near.fetch_add(window + 1, 0, 1), Outcome::NoWindow);
+        refused(near.read_from(export_id, 1, memory), Outcome::OutOfBounds);
+        refused(near.fetch_add(export_id, last + 8, 1), Outcome::OutOfBounds);
+        refused(near.fetch_add(export_id, 4, 1), Outcome::OutOfBounds);
+        refused(near.fetch_add(export_id, u64::MAX, 1), Outcome::OutOfBounds);
+        refused(near.fetch_add(export_id + 1, 0, 1), Outcome::NoExport);
         let memory = far.revoke(export).unwrap();
-        refused(near.fetch_add(window, last, 1), Outcome::NoWindow);
+        refused(near.fetch_add(export_id, last, 1), Outcome::NoExport);
         // Read-only.
         let export = far.export(memory, Rights::READ).unwrap();
-        let window = told(&mut far, &mut near, export.window());
+        let export_id = told(&mut far, &mut near, export.id());
         let memory = client.alloc(8).unwrap();
-        let memory = near.read_from(window, last, memory).unwrap();
-        refused(near.write_to(window, last, memory), Outcome::Denied);
-        refused(near.fetch_add(window, last, 1), Outcome::Denied);
+        let memory = near.read_from(export_id, last, memory).unwrap();
+        refused(near.write_to(export_id, last, memory), Outcome::Denied);
+        refused(near.fetch_add(export_id, last, 1), Outcome::Denied);
         drop(far.revoke(export).unwrap());
     }
     // The stream beside it is none the worse.
@@ -103,14 +103,14 @@ fn counters_count_whoever_counts() {
         let mut memory = server.alloc(64).unwrap();
         memory.fill(0);
         let export = stream.export(memory, Rights::ATOMIC).unwrap();
-        let window = told(stream, other, export.window());
-        (export, window)
+        let export_id = told(stream, other, export.id());
+        (export, export_id)
     };
-    // Each connection has a window of its own: what is counted by one thread is exact.
+    // Each connection has a export of its own: what is counted by one thread is exact.
     let threads: Vec<_> = (0..THREADS)
         .map(|number| {
             let (mut near, mut far) = pair(&client, &server, 7000 + number as u16);
-            let (export, window) = counter(&mut far, &mut near);
+            let (export, export_id) = counter(&mut far, &mut near);
             let thread = thread::spawn(move || {
                 let mut under_way = std::collections::VecDeque::new();
                 let mut sum = 0;
@@ -122,7 +122,7 @@ fn counters_count_whoever_counts() {
                         assert_eq!(before, sum);
                         sum += 1;
                     }
-                    under_way.push_back(near.fetch_add_start(window, 0, 1).unwrap());
+                    under_way.push_back(near.fetch_add_start(export_id, 0, 1).unwrap());
                 }
                 for mut one in under_way {
                     let before = near.finish(&mut one).unwrap();
@@ -154,7 +154,7 @@ fn what_was_taken_back_is_not_touched_any_more() {
         let mut memory = server.alloc(LEN as u32).unwrap();
         memory.fill(0);
         let export = far.export(memory, Rights::WRITE).unwrap();
-        let window = told(&mut far, &mut near, export.window());
+        let export_id = told(&mut far, &mut near, export.id());
         let client = client.clone();
         let writer = thread::spawn(move || {
             let mut written = 0u8;
@@ -162,9 +162,9 @@ fn what_was_taken_back_is_not_touched_any_more() {
             loop {
                 written = written.wrapping_add(1);
                 memory.fill(written);
-                match near.write_to(window, 0, memory) {
+                match near.write_to(export_id, 0, memory) {
                     Ok(back) => memory = back,
-                    Err(ServiceError::Operation(Outcome::NoWindow)) => return near,
+                    Err(ServiceError::Operation(Outcome::NoExport)) => return near,
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -208,8 +208,8 @@ fn what_one_connection_has_no_other_gives_back() {
     let export = far.export(server.alloc(5000).unwrap(), Rights::READ);
     let export = export.unwrap();
     // An export reaches the other host before the bytes that follow it, and not before an operation that names it.
-    let window = told(&mut far, &mut own, export.window());
-    let mut reading = own.read_start(window, 0, memory).unwrap();
+    let export_id = told(&mut far, &mut own, export.id());
+    let mut reading = own.read_start(export_id, 0, memory).unwrap();
     let error = other.finish(&mut reading).unwrap_err();
     assert!(is_misuse(&error), "{error}");
     assert!(reading.take_memory().is_none());
@@ -227,7 +227,7 @@ fn what_cannot_be_taken_back_yet_can_be_later() {
     let (mut near, mut far) = pair(&client, &server, 7000);
     let export = far.export(server.alloc(64).unwrap(), Rights::ALL);
     let export = export.unwrap();
-    let window = told(&mut far, &mut near, export.window());
+    let export_id = told(&mut far, &mut near, export.id());
     // The other host does not answer: neither is waited for longer than it may be, nor forgotten.
     daemons.sides[0].signal(Signal::STOP);
     far.set_deadline(Some(Instant::ZERO));
@@ -240,23 +240,23 @@ fn what_cannot_be_taken_back_yet_can_be_later() {
     far.set_nonblocking(false);
     far.set_deadline(None);
     assert_eq!(far.revoke(left.export).unwrap().len(), 64);
-    refused(near.fetch_add(window, 0, 1), Outcome::NoWindow);
+    refused(near.fetch_add(export_id, 0, 1), Outcome::NoExport);
     // An operation that is not waited for ends by itself, and what it had is there again.
     let export = far.export(server.alloc(64).unwrap(), Rights::ALL);
-    let window = told(&mut far, &mut near, export.unwrap().window());
+    let export_id = told(&mut far, &mut near, export.unwrap().id());
     daemons.sides[1].signal(Signal::STOP);
     near.set_deadline(Some(Instant::ZERO));
     // As many as its ring has room for.
     for _ in 0..50 {
-        let error = near.fetch_add(window, 0, 1).unwrap_err();
+        let error = near.fetch_add(export_id, 0, 1).unwrap_err();
         assert!(matches!(error, ServiceError::Deadline), "{error}");
     }
     daemons.sides[1].signal(Signal::CONT);
     near.set_deadline(None);
-    assert_eq!(near.fetch_add(window, 0, 1).unwrap(), 50);
+    assert_eq!(near.fetch_add(export_id, 0, 1).unwrap(), 50);
     near.set_nonblocking(true);
     for before in 51..700 {
-        assert_eq!(near.fetch_add(window, 0, 1).unwrap(), before);
+        assert_eq!(near.fetch_add(export_id, 0, 1).unwrap(), before);
     }
     drop((near, far, client, server));
     daemons.end();
@@ -272,10 +272,10 @@ fn operations_end_with_the_connection() {
         let (mut near, mut far) = pair(&client, &server, 7000);
         let export = far.export(server.alloc(4096).unwrap(), Rights::ALL);
         let export = export.unwrap();
-        let window = told(&mut far, &mut near, export.window());
+        let export_id = told(&mut far, &mut near, export.id());
         let counts = thread::spawn(move || {
             loop {
-                if let Err(error) = near.fetch_add(window, 0, 1) {
+                if let Err(error) = near.fetch_add(export_id, 0, 1) {
                     return error;
                 }
             }

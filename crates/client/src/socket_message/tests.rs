@@ -58,10 +58,10 @@ fn request() -> impl Strategy<Value = Request> {
                 }
             }
         ),
-        (number(), number(), number()).prop_map(|(request, handle, window)| Request::Revoke {
+        (number(), number(), number()).prop_map(|(request, handle, export_id)| Request::Revoke {
             request,
             handle,
-            window,
+            export_id,
         }),
         (number(), any::<u16>(), number()).prop_map(|(request, port, backlog)| Request::Listen {
             request,
@@ -82,7 +82,8 @@ fn reply() -> impl Strategy<Value = Reply> {
     let number = any::<u32>;
     prop_oneof![
         number().prop_map(|request| Reply::Watched { request }),
-        (number(), number()).prop_map(|(request, window)| Reply::Exported { request, window }),
+        (number(), number())
+            .prop_map(|(request, export_id)| Reply::Exported { request, export_id }),
         number().prop_map(|request| Reply::Revoked { request }),
         (any::<u16>(), extent(), number()).prop_map(|(version, doorbell, handles)| {
             Reply::Attached {

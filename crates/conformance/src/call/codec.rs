@@ -1,4 +1,4 @@
-//! How the types of `verbs` are written down: as the numbers that they stand for.
+//! Serialization of the types of `verbs`, as their numeric codes.
 
 use headworks_verbs::{
     Access, DeviceLimits, Instant, Mtu, Opcode, Promises, QpAttr, QpCaps, QpState, QpType,
@@ -75,7 +75,7 @@ written!(limits: DeviceLimits as [u32; 12],
     max_message,
 }));
 
-/// The attributes but for the peer, which calls name otherwise.
+/// Queue pair attributes without the destination, which `Call::Modify` carries in `peer`.
 #[derive(Serialize, Deserialize)]
 struct Attr {
     state: Option<u8>,
@@ -94,7 +94,7 @@ struct Attr {
 
 impl Attr {
     fn of(attr: &QpAttr) -> Self {
-        // All of them by name, so that none is forgotten that comes later.
+        // The pattern names every field, so that a new one cannot be forgotten here.
         let QpAttr {
             state,
             access,

@@ -1,4 +1,4 @@
-//! Answers.
+//! Replies to calls.
 
 use headworks_verbs::{
     DeviceLimits, Instant, Mtu, Opcode, PollError, PostError, Promises, QpState, Status,
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{Id, PortAddress, codec};
 
-/// What a call is answered with.
+/// Reply to a call.
 #[expect(
     missing_docs,
     reason = "fields are numbers of objects, or what verbs call them"
 )]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done.
+    /// The call succeeded and has no result.
     Done,
-    /// Refused.
+    /// The call was refused.
     No(Refusal),
-    /// The host is not there any more.
+    /// The host no longer exists.
     Gone,
     /// Yes or no.
     Flag(bool),
@@ -26,16 +26,17 @@ pub enum Reply {
     Number(u64),
     /// Bytes.
     Bytes(Vec<u8>),
-    /// A device as it presents itself.
+    /// Properties of the opened device.
     Device(DeviceFacts),
-    /// A region's keys: for the [`HandleTable`](crate::handles::HandleTable), not for comparison.
+    /// Address and keys of a region, for the [`HandleTable`](crate::handles::HandleTable).
+    /// Not for comparison.
     Keys {
         addr: u64,
         lkey: u32,
         rkey: u32,
         whole_words: bool,
     },
-    /// A queue pair's number, which is not for comparison, and sizes.
+    /// Number and sizes of a queue pair. The number is not for comparison.
     Queue {
         qpn: u32,
         #[serde(with = "codec::caps")]
@@ -45,51 +46,51 @@ pub enum Reply {
     State(#[serde(with = "codec::state")] QpState),
     /// Completions.
     Completions(Vec<Done>),
-    /// The CQ that had an event.
+    /// CQ that had an event, if any.
     CqEvent(Option<Id>),
     /// Asynchronous events.
     Events(Vec<Event>),
-    /// What the other side is to be told, whether both are connected, and what it said.
+    /// Bytes for the other side, whether the queue pair is connected, and the other side's payload.
     Greeting {
         out: Vec<u8>,
         connected: bool,
         payload: Option<Vec<u8>>,
     },
-    /// One for each, up to the first that was refused.
+    /// Replies to the calls, up to the first that was refused.
     Each(Vec<Self>),
 }
 
-/// A device as it presents itself.
+/// Properties that a device reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceFacts {
-    /// The KIND of its name.
+    /// KIND part of the device name.
     pub kind: String,
-    /// Its port's address.
+    /// Address of the port.
     pub port: PortAddress,
-    /// Its port's MTU.
+    /// MTU of the port.
     #[serde(with = "codec::mtu")]
     pub mtu: Mtu,
-    /// Limits.
+    /// Limits of the device.
     #[serde(with = "codec::limits")]
     pub limits: DeviceLimits,
-    /// What it promises.
+    /// Promises of the device.
     #[serde(with = "codec::promises")]
     pub promises: Promises,
 }
 
-/// Why something was refused.
+/// Reason for a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The error's variant.
+    /// Variant name of the error.
     pub kind: String,
-    /// Its one line.
+    /// Message of the error, one line.
     pub text: String,
-    /// Which request of a chain.
+    /// Index of the refused request in its chain.
     pub index: Option<usize>,
 }
 
 impl Refusal {
-    /// What an error says.
+    /// Returns the refusal for an error.
     pub fn of(error: &(impl std::fmt::Debug + std::fmt::Display)) -> Self {
         let debug = format!("{error:?}");
         let end = debug.find(|c: char| !c.is_alphanumeric());
@@ -100,7 +101,7 @@ impl Refusal {
         }
     }
 
-    /// A case asked for what cannot be asked.
+    /// Returns the refusal of an invalid call, which is a mistake of the case.
     pub fn mistake(text: impl Into<String>) -> Self {
         Self {
             kind: "Mistake".to_owned(),
@@ -134,44 +135,44 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// A completion. Queue pairs have the numbers that the caller gave them. Of one that failed, the
-/// number of the request, status, queue pair and time are the device's; the rest is blank.
+/// Completion. Queue pairs have the numbers that the caller chose. In a failed completion only `wr_id`,
+/// `status`, `qp` and `timestamp` come from the device; the other fields are blank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Done {
-    /// The request's.
+    /// Identifier of the request.
     pub wr_id: u64,
-    /// How it ended.
+    /// Status.
     #[serde(with = "codec::status")]
     pub status: Status,
-    /// What it was.
+    /// Opcode.
     #[serde(with = "codec::opcode")]
     pub opcode: Opcode,
-    /// The queue pair.
+    /// Queue pair.
     pub qp: Option<Id>,
-    /// Bytes.
+    /// Length in bytes.
     pub byte_len: u32,
-    /// Immediate.
+    /// Immediate, if there is one.
     pub imm: Option<u32>,
     /// UD: the sender's queue pair number on the wire.
     pub src_qpn: u32,
     /// UD: the receive begins with a GRH.
     pub grh: bool,
-    /// Time of the completion, on the device's clock.
+    /// Time of the completion on the device's clock.
     #[serde(with = "codec::instant")]
     pub timestamp: Instant,
 }
 
-/// Something that happened without a completion to tell of it.
+/// Asynchronous event: something that no completion reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// A queue pair went to the error state by itself.
+    /// A queue pair entered the error state by itself.
     QpFatal(Option<Id>),
-    /// The last receive of a queue pair in error over an SRQ was consumed.
+    /// A queue pair in the error state has consumed its last receive of an SRQ.
     QpLastWqe(Option<Id>),
     /// A completion queue overran.
     CqError(Option<Id>),
     /// A shared receive queue fell below its limit.
     SrqLimit(Option<Id>),
-    /// Another.
+    /// Any other event.
     Other,
 }

@@ -1,4 +1,4 @@
-//! Memory of sides.
+//! Memory of fixtures.
 
 use headworks_verbs::Access;
 
@@ -7,7 +7,7 @@ use crate::Verdict;
 use crate::call::{Call, Id, Reply};
 
 impl CaseContext<'_> {
-    /// Registers a side's memory once more, in this domain.
+    /// Registers the fixture's buffer once more, in the domain `pd`.
     pub fn register(&mut self, side: QpFixture, pd: Id, access: Access) -> Result<Id, String> {
         let region = self.new_id();
         let call = Call::Register {
@@ -20,14 +20,14 @@ impl CaseContext<'_> {
         Ok(region)
     }
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     pub fn new_pd(&mut self, host: Host) -> Result<Id, String> {
         let (pd, device) = (self.new_id(), host.device);
         self.call_ok(host.id, Call::AllocPd { pd, device })?;
         Ok(pd)
     }
 
-    /// Puts bytes into a side's memory.
+    /// Writes bytes to the fixture's buffer.
     pub fn write_buffer(&mut self, side: QpFixture, offset: usize, bytes: &[u8]) -> Verdict {
         let call = Call::Put {
             buffer: side.buffer,
@@ -37,7 +37,7 @@ impl CaseContext<'_> {
         self.call_ok(side.host.id, call).map(drop)
     }
 
-    /// Bytes of a side's memory.
+    /// Reads bytes of the fixture's buffer.
     pub fn read_buffer(
         &mut self,
         side: QpFixture,
@@ -56,14 +56,14 @@ impl CaseContext<'_> {
         }
     }
 
-    /// A native 8-byte word of a side's memory.
+    /// Reads a native-endian 8-byte word of the fixture's buffer.
     pub fn read_u64(&mut self, side: QpFixture, offset: usize) -> Result<u64, String> {
         let bytes = self.read_buffer(side, offset, 8)?;
         let bytes = bytes.try_into().map_err(|_| "not eight bytes")?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Fills a side's memory with the pattern of `seed`.
+    /// Fills a range of the fixture's buffer with the pattern of `seed`.
     pub fn fill_buffer(
         &mut self,
         side: QpFixture,
@@ -81,7 +81,7 @@ impl CaseContext<'_> {
         self.call_ok(side.host.id, call).map(drop)
     }
 
-    /// Whether a side's memory holds the pattern of `seed`.
+    /// Returns whether a range of the fixture's buffer holds the pattern of `seed`.
     pub fn buffer_matches(
         &mut self,
         side: QpFixture,

@@ -1,4 +1,4 @@
-//! Making sides, and moving them from state to state.
+//! Creates fixtures and moves their queue pairs between states.
 
 use headworks_verbs::{Psn, QpAttr, QpState};
 
@@ -7,12 +7,12 @@ use crate::Verdict;
 use crate::call::{Call, Id, Peer, QpCreateCall, Refusal, Reply};
 
 impl CaseContext<'_> {
-    /// Two connected sides of the usual kind.
+    /// Returns two connected fixtures with default options.
     pub fn connected_pair(&mut self) -> Result<(QpFixture, QpFixture), String> {
         self.connected_pair_with(&QpOptions::default(), &QpOptions::default())
     }
 
-    /// Two connected sides.
+    /// Returns two connected fixtures.
     pub fn connected_pair_with(
         &mut self,
         a: &QpOptions,
@@ -24,7 +24,7 @@ impl CaseContext<'_> {
         Ok(pair)
     }
 
-    /// A queue pair in RESET, with CQs, a domain and a buffer of its own.
+    /// Creates a queue pair in RESET, with its own CQs, protection domain and buffer.
     pub fn new_qp(&mut self, host: Host, options: &QpOptions) -> Result<QpFixture, String> {
         let pd = self.new_id();
         let device = host.device;
@@ -32,7 +32,7 @@ impl CaseContext<'_> {
         self.new_qp_in_pd(host, pd, None, options)
     }
 
-    /// A queue pair of `pd` that receives from `srq`, if that is given.
+    /// Creates a queue pair in `pd` that receives from `srq`, if given.
     pub fn new_qp_in_pd(
         &mut self,
         host: Host,
@@ -44,7 +44,7 @@ impl CaseContext<'_> {
             .map_err(super::error_line)
     }
 
-    /// The same, where it may be refused.
+    /// As [`CaseContext::new_qp_in_pd`], but returns a refusal.
     pub fn try_new_qp(
         &mut self,
         host: Host,
@@ -118,7 +118,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// Brings two sides up from RESET.
+    /// Connects two queue pairs, from RESET to RTS.
     pub fn connect(
         &mut self,
         a: QpFixture,
@@ -126,10 +126,10 @@ impl CaseContext<'_> {
         b: QpFixture,
         of_b: &QpOptions,
     ) -> Verdict {
-        // Far from those of the connection before, which may be one of the same queue pairs: what is still
-        // under way of that must not be taken for an answer (which is what TimeWait is for, chapter 12).
+        // The new PSNs are far from those of the previous connection, which may have used the same queue
+        // pairs: its late packets must not be taken for answers (TimeWait in chapter 12 has this purpose).
         self.psn += 1 << 17;
-        // Both may receive before one may send.
+        // Both must be able to receive before one may send.
         for (side, options, peer) in [(a, of_a, b), (b, of_b, a)] {
             let init = self.init_attr(options);
             let rtr = self.rtr_attr(side, options)?;
@@ -154,7 +154,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// Changes state and attributes.
+    /// Changes the state and attributes of a queue pair.
     pub fn modify(
         &mut self,
         side: QpFixture,
@@ -165,7 +165,7 @@ impl CaseContext<'_> {
         self.try_call(side.host.id, call).map(drop)
     }
 
-    /// What moves a side of these options to INIT.
+    /// Returns the attributes for the transition to INIT.
     pub fn init_attr(&self, options: &QpOptions) -> QpAttr {
         QpAttr {
             state: Some(QpState::Init),
@@ -174,7 +174,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// What moves a side of these options from INIT to RTR.
+    /// Returns the attributes for the transition from INIT to RTR.
     pub fn rtr_attr(&self, side: QpFixture, options: &QpOptions) -> Result<QpAttr, String> {
         let facts = self.facts(side.host)?;
         let most = facts.limits.max_rd_atomic;
@@ -188,7 +188,7 @@ impl CaseContext<'_> {
         })
     }
 
-    /// What moves a side of these options from RTR to RTS.
+    /// Returns the attributes for the transition from RTR to RTS.
     pub fn rts_attr(&self, side: QpFixture, options: &QpOptions) -> Result<QpAttr, String> {
         let most = self.facts(side.host)?.limits.max_rd_atomic;
         Ok(QpAttr {
@@ -202,42 +202,42 @@ impl CaseContext<'_> {
         })
     }
 
-    /// Moves a side by hand to INIT.
+    /// Moves a queue pair to INIT.
     pub fn to_init(&mut self, side: QpFixture, options: &QpOptions) -> Verdict {
         let attr = self.init_attr(options);
         self.modify(side, attr, None).map_err(super::error_line)
     }
 
-    /// Moves a side by hand from INIT to RTR, connected to `peer`.
+    /// Moves a queue pair from INIT to RTR, connected to `peer`.
     pub fn to_rtr(&mut self, side: QpFixture, options: &QpOptions, peer: QpFixture) -> Verdict {
         let attr = self.rtr_attr(side, options)?;
         self.modify(side, attr, Some(peer))
             .map_err(super::error_line)
     }
 
-    /// Moves a side by hand from RTR to RTS.
+    /// Moves a queue pair from RTR to RTS.
     pub fn to_rts(&mut self, side: QpFixture, options: &QpOptions) -> Verdict {
         let attr = self.rts_attr(side, options)?;
         self.modify(side, attr, None).map_err(super::error_line)
     }
 
-    /// Moves a side to a state that needs no attributes.
+    /// Moves a queue pair to a state that needs no attributes.
     pub fn to_state(&mut self, side: QpFixture, state: QpState) -> Verdict {
         let attr = QpAttr::to_state(state);
         self.modify(side, attr, None).map_err(super::error_line)
     }
 
-    /// Moves a side to the error state.
+    /// Moves a queue pair to the error state.
     pub fn to_error(&mut self, side: QpFixture) -> Verdict {
         self.to_state(side, QpState::Error)
     }
 
-    /// Moves a side to RESET.
+    /// Moves a queue pair to RESET.
     pub fn to_reset(&mut self, side: QpFixture) -> Verdict {
         self.to_state(side, QpState::Reset)
     }
 
-    /// The state of a side.
+    /// Returns the state of a queue pair.
     pub fn state(&mut self, side: QpFixture) -> Result<QpState, String> {
         match self.call_ok(side.host.id, Call::State { qp: side.qp })? {
             Reply::State(state) => Ok(state),
@@ -245,7 +245,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// Drops everything of a side, the queue pair first.
+    /// Destroys everything of a fixture, the queue pair first.
     pub fn destroy_qp_fixture(&mut self, side: QpFixture) -> Verdict {
         let objects = [
             side.qp,

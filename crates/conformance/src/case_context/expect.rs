@@ -1,4 +1,4 @@
-//! Waiting for what must come, and seeing that nothing else does.
+//! Waits for required completions and events, and checks that there are no others.
 
 use headworks_verbs::{QpState, Status};
 
@@ -7,7 +7,7 @@ use crate::Verdict;
 use crate::call::{Call, Done, Event, Id, Reply};
 
 impl CaseContext<'_> {
-    /// The next completion of a CQ.
+    /// Waits for the next completion of a CQ.
     pub fn next_completion(&mut self, host: Host, cq: Id) -> Result<Done, String> {
         self.wait("completion", |bench| {
             let done = bench.poll_up_to(host, cq, 1).map_err(super::error_line)?;
@@ -15,17 +15,17 @@ impl CaseContext<'_> {
         })
     }
 
-    /// The next completion of a send.
+    /// Waits for the next completion of the send CQ.
     pub fn next_send_completion(&mut self, side: QpFixture) -> Result<Done, String> {
         self.next_completion(side.host, side.send_cq)
     }
 
-    /// The next completion of a receive.
+    /// Waits for the next completion of the receive CQ.
     pub fn next_recv_completion(&mut self, side: QpFixture) -> Result<Done, String> {
         self.next_completion(side.host, side.recv_cq)
     }
 
-    /// The next send completes with `wr_id` and `status`.
+    /// Waits for the next send completion and checks that it has this `wr_id` and `status`.
     pub fn expect_sent(
         &mut self,
         side: QpFixture,
@@ -36,7 +36,7 @@ impl CaseContext<'_> {
         self.expect_ended(done, wr_id, status)
     }
 
-    /// The next receive completes with `wr_id` and `status`.
+    /// Waits for the next receive completion and checks that it has this `wr_id` and `status`.
     pub fn expect_received(
         &mut self,
         side: QpFixture,
@@ -48,7 +48,7 @@ impl CaseContext<'_> {
     }
 
     fn expect_ended(&mut self, done: Done, wr_id: u64, status: Status) -> Result<Done, String> {
-        // Of another request it says nothing.
+        // A known deviation concerns only the expected request.
         let status = match done.wr_id == wr_id {
             true => self.expected_status(status, done.status),
             false => status,
@@ -56,7 +56,7 @@ impl CaseContext<'_> {
         expect_completion(done, wr_id, status)
     }
 
-    /// A CQ has nothing now.
+    /// Checks that a CQ is empty now.
     pub fn expect_none(&mut self, host: Host, cq: Id, what: &str) -> Verdict {
         let done = self.poll_past_empty(host, cq)?;
         match done.first() {
@@ -65,20 +65,20 @@ impl CaseContext<'_> {
         }
     }
 
-    /// A side's CQs have nothing now.
+    /// Checks that both CQs of a fixture are empty now.
     pub fn expect_nothing_more(&mut self, side: QpFixture) -> Verdict {
         self.expect_none(side.host, side.send_cq, "another send completed")?;
         self.expect_none(side.host, side.recv_cq, "another receive completed")
     }
 
-    /// A side is in `state`.
+    /// Checks the state of a queue pair.
     pub fn expect_state(&mut self, side: QpFixture, state: QpState, whose: &str) -> Verdict {
         let found = self.state(side)?;
         crate::ensure_eq!(found, state, format!("state of {whose}"));
         Ok(())
     }
 
-    /// The asynchronous events of a host that nobody has taken.
+    /// Returns the asynchronous events of a host that no check has consumed.
     pub fn events(&mut self, host: Host) -> Result<&mut Vec<Event>, String> {
         let device = host.device;
         match self.call_ok(host.id, Call::TakeEvents { device })? {
@@ -96,7 +96,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// Waits until a host's device tells of `event`, whatever else it tells, and takes that event.
+    /// Waits until the host's device reports `event`, and consumes it. Other events stay.
     pub fn expect_event(&mut self, host: Host, event: Event) -> Verdict {
         if self.deviations.keeps(&format!("{event:?}")) {
             self.kept.push((host, event));
@@ -116,13 +116,13 @@ impl CaseContext<'_> {
         }
     }
 
-    /// Waits until a side's device tells that its queue pair failed.
+    /// Waits until the device reports that the queue pair failed.
     pub fn expect_fatal(&mut self, side: QpFixture) -> Verdict {
         self.expect_event(side.host, Event::QpFatal(Some(side.qp)))
     }
 
-    /// A side's queue pair failed, and a completion of its own has told so: an event does, too, or
-    /// may, as its device has it.
+    /// Checks the event of a queue pair whose failure a completion has reported. Depending on the device, an
+    /// event must report the failure as well, or may.
     pub fn expect_failed(&mut self, side: QpFixture) -> Verdict {
         match self.behaviour().reports_failure_twice {
             true => self.expect_fatal(side),
@@ -130,7 +130,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// A host's device has told at most once that a queue pair failed.
+    /// Checks that the device reported the failure of a queue pair at most once.
     pub fn expect_one_failure_report(&mut self, side: QpFixture) -> Verdict {
         self.events(side.host)?;
         let told = self.told.get(&(side.host.id, side.qp));
@@ -138,7 +138,7 @@ impl CaseContext<'_> {
         Ok(())
     }
 
-    /// A host's device has told nothing of a queue pair.
+    /// Checks that the device reported no failure of a queue pair.
     pub fn expect_no_fatal(&mut self, side: QpFixture) -> Verdict {
         let events = self.events(side.host)?;
         if events.contains(&Event::QpFatal(Some(side.qp))) {
@@ -147,7 +147,7 @@ impl CaseContext<'_> {
         Ok(())
     }
 
-    /// A side's channel has no event now.
+    /// Checks that the fixture's channel has no event now.
     pub fn expect_no_completion_or_event(&mut self, side: QpFixture, what: &str) -> Verdict {
         let found = self.channel_event(side)?;
         crate::ensure_eq!(found, None, what);

@@ -1,10 +1,10 @@
-//! Posting, polling, arming.
+//! Posts requests, polls completions, arms CQs.
 
 use super::{CaseContext, Host, QpFixture};
 use crate::Verdict;
 use crate::call::{Call, Done, Id, Op, Piece, Receive, Refusal, Remote, Reply, Send};
 
-/// How to post what must not be executed behind a request that fails.
+/// Form of requests that must not be executed behind a request that fails.
 #[derive(Clone, Debug)]
 pub struct FollowingRequests {
     op: Op,
@@ -12,12 +12,12 @@ pub struct FollowingRequests {
 }
 
 impl FollowingRequests {
-    /// Such a request.
+    /// Returns such a request with these pieces.
     pub fn gather(&self, wr_id: u64, pieces: &[Piece]) -> Send {
         self.flagged(Send::new(wr_id, self.op, pieces))
     }
 
-    /// Such a request with these bytes.
+    /// Returns such a request with an inline payload.
     pub fn inline(&self, wr_id: u64, bytes: &[u8]) -> Send {
         self.flagged(Send::inline(wr_id, self.op, bytes))
     }
@@ -31,9 +31,9 @@ impl FollowingRequests {
 }
 
 impl CaseContext<'_> {
-    /// What is not executed if `failing`, posted before it, fails: a WRITE to `remote`. FollowingRequests what
-    /// brings something it needs a fence, or it may be there before it is seen that that fails; and
-    /// where WRITEs keep no order, it is a SEND.
+    /// Returns the form of requests that are not executed if `failing`, posted before them, fails. It is a
+    /// WRITE to `remote`. Behind a READ or an atomic it has a fence, because without one it may be executed
+    /// before the failure is noticed. Behind a WRITE, where WRITEs are not ordered, it is a SEND.
     pub fn following_requests(
         &mut self,
         failing: Op,
@@ -52,24 +52,24 @@ impl CaseContext<'_> {
         Ok(FollowingRequests { op, fenced: brings })
     }
 
-    /// Posts a chain of requests.
+    /// Posts a chain of send requests.
     pub fn post_chain(&mut self, side: QpFixture, chain: Vec<Send>) -> Result<(), Refusal> {
         let qp = side.qp;
         let call = Call::PostSend { qp, chain };
         self.try_call(side.host.id, call).map(drop)
     }
 
-    /// Posts one request.
+    /// Posts one send request.
     pub fn post_one(&mut self, side: QpFixture, send: Send) -> Verdict {
         self.post_chain(side, vec![send]).map_err(super::error_line)
     }
 
-    /// Posts one signalled request.
+    /// Posts one signalled send request.
     pub fn post(&mut self, side: QpFixture, wr_id: u64, op: Op, pieces: &[Piece]) -> Verdict {
         self.post_one(side, Send::new(wr_id, op, pieces))
     }
 
-    /// Posts a chain of receives to a side's queue, shared or its own.
+    /// Posts a chain of receives to the SRQ of a fixture, or to its queue pair if there is none.
     pub fn receive_chain(&mut self, side: QpFixture, chain: Vec<Receive>) -> Result<(), Refusal> {
         let queue = side.srq.unwrap_or(side.qp);
         let call = Call::PostRecv { queue, chain };
@@ -82,7 +82,7 @@ impl CaseContext<'_> {
         self.receive_chain(side, chain).map_err(super::error_line)
     }
 
-    /// Up to `most` completions of a CQ.
+    /// Polls up to `most` completions of a CQ.
     pub fn poll_up_to(&mut self, host: Host, cq: Id, most: usize) -> Result<Vec<Done>, Refusal> {
         match self.try_call(host.id, Call::Poll { cq, most })? {
             Reply::Completions(done) => Ok(done),
@@ -90,12 +90,13 @@ impl CaseContext<'_> {
         }
     }
 
-    /// The completions of a CQ that are there.
+    /// Polls up to 16 completions of a CQ.
     pub fn poll(&mut self, host: Host, cq: Id) -> Result<Vec<Done>, String> {
         self.poll_up_to(host, cq, 16).map_err(super::error_line)
     }
 
-    /// Up to 16 completions of a CQ; none only if there are none.
+    /// Polls up to 16 completions of a CQ. Returns none only if there are none: it repeats polls that the
+    /// device may answer with nothing.
     pub fn poll_past_empty(&mut self, host: Host, cq: Id) -> Result<Vec<Done>, String> {
         for _ in 0..self.behaviour().empty_polls_max {
             let done = self.poll(host, cq)?;
@@ -112,13 +113,13 @@ impl CaseContext<'_> {
         self.call_ok(host.id, call).map(drop)
     }
 
-    /// Arms both CQs of a side.
+    /// Arms both CQs of a fixture.
     pub fn arm_both(&mut self, side: QpFixture) -> Verdict {
         self.arm(side.host, side.send_cq, false)?;
         self.arm(side.host, side.recv_cq, false)
     }
 
-    /// The next CQ of a side's channel that had an event.
+    /// Takes the next event of the fixture's channel and returns its CQ.
     pub fn channel_event(&mut self, side: QpFixture) -> Result<Option<Id>, String> {
         let channel = side.channel;
         match self.call_ok(side.host.id, Call::ChannelEvent { channel })? {
@@ -127,7 +128,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// Sleeps on a side's channel until it is readable.
+    /// Sleeps until the fixture's channel is readable.
     pub fn wait_channel_readable(&mut self, side: QpFixture) -> Verdict {
         let call = Call::Sleep {
             channel: side.channel,
@@ -139,7 +140,7 @@ impl CaseContext<'_> {
         }
     }
 
-    /// Sleeps on a side's channel until there is an event, and takes it.
+    /// Sleeps until the fixture's channel has an event, takes it and returns its CQ.
     pub fn wait_channel_event(&mut self, side: QpFixture) -> Result<Id, String> {
         loop {
             if let Some(id) = self.channel_event(side)? {

@@ -1,4 +1,4 @@
-//! The table of what devices do differently, for `docs/verbs.md`.
+//! Table for `docs/verbs.md` of what devices do differently.
 
 use std::fmt::Write;
 
@@ -26,7 +26,7 @@ is told of.
 |---|---|---|---|
 ";
 
-/// What, on `soft`, on `ibv` devices, on rxe.
+/// Behaviour that the specification leaves open: the aspect, then `soft`, `ibv` devices, rxe.
 const UNSPECIFIED_BEHAVIOUR: &[[&str; 4]] = &[
     [
         "a failed completion beyond `wr_id`, status and queue pair (11.4.2.1)",
@@ -105,13 +105,13 @@ const ABOUT_RXE: &str = "
 |---|---|---|---|---|
 ";
 
-/// Cases that are named of those that see the same.
+/// Maximum number of cases named per deviation; further ones are only counted.
 const CASES_SHOWN_MAX: usize = 4;
 
-/// The page as Markdown.
+/// Returns the page as Markdown.
 pub fn markdown(rxe_deviations: &[Deviation]) -> String {
     let mut text = HEAD.to_owned();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     for row in UNSPECIFIED_BEHAVIOUR {
         let _ = writeln!(text, "| {} |", row.join(" | "));
     }

@@ -1,4 +1,4 @@
-//! Memory.
+//! Calls that access memory.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Completions and events.
+//! Calls for completions and events.
 
 use headworks_verbs::{AsyncEvent, Completion, Duration, Status};
 
@@ -55,7 +55,7 @@ impl CallExecutor {
 
 impl State {
     fn done(&self, found: &Completion) -> Done {
-        // Of one that failed the rest means nothing, and no case is to believe it.
+        // The other fields of a failed completion are undefined, and no case may rely on them.
         let failed = Completion {
             wr_id: found.wr_id,
             status: found.status,

@@ -1,4 +1,4 @@
-//! Making objects.
+//! Calls that create objects.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! Queue pairs: states and requests.
+//! Calls on queue pairs: states, posting, connecting.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -91,8 +91,7 @@ impl CallExecutor {
         Ok(Reply::Done)
     }
 
-    /// Posts `wrs`, and again what there was no room for, as often as this device may say so without
-    /// reason.
+    /// Posts `wrs`. Retries a post refused as queue full as often as the device may refuse without reason.
     fn post_with_retries<W>(
         &self,
         wrs: &[W],
@@ -218,7 +217,7 @@ impl Qp {
     }
 }
 
-/// A queue pair's lock; one that somebody panicked with is as good as ever.
+/// Locks a queue pair. Poisoning is ignored: a panic leaves the queue pair usable.
 fn lock(qp: &Arc<Mutex<Qp>>) -> MutexGuard<'_, Qp> {
     qp.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Every host is a executor of this process.
+//! A world whose hosts are executors in this process.
 
 use std::sync::{Arc, Barrier};
 
@@ -13,7 +13,7 @@ use crate::executor::CallExecutor;
 use crate::time_source::{RealTimeSource, TimeSource};
 use crate::world::{DeviceBehaviour, HostId, HostRole, World};
 
-/// A world of this process.
+/// World whose hosts run in this process.
 pub struct InProcessWorld {
     opener: DeviceOpener,
     layout: WorldLayout,
@@ -22,7 +22,7 @@ pub struct InProcessWorld {
 }
 
 impl InProcessWorld {
-    /// Hosts whose devices are opened by `opener`.
+    /// Returns a world of hosts whose devices `opener` opens, in real time.
     pub fn new(opener: DeviceOpener, layout: WorldLayout) -> Self {
         Self {
             opener,
@@ -32,7 +32,7 @@ impl InProcessWorld {
         }
     }
 
-    /// The same world, where time passes so.
+    /// Returns the world with another time source.
     #[must_use]
     pub fn with_time_source(self, time: Arc<dyn TimeSource>) -> Self {
         Self { time, ..self }
@@ -43,7 +43,7 @@ impl InProcessWorld {
     }
 }
 
-/// Has executors do things at the same time, each call on a thread of its own.
+/// Executes calls concurrently, each on its own thread. A missing executor replies [`Reply::Gone`].
 pub(super) fn call_on_threads(calls: Vec<(Option<&CallExecutor>, Call)>) -> Vec<Reply> {
     let together = &Barrier::new(calls.len());
     std::thread::scope(|scope| {

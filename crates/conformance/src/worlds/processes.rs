@@ -1,6 +1,6 @@
-//! Every host is a process of its own, which can be killed.
+//! A world whose hosts are processes that can be killed.
 //!
-//! Calls travel as mail to the one actor of each process, replies as its reports.
+//! Each process runs one actor. Calls travel to it as mail, replies come back as its reports.
 
 use std::sync::Arc;
 
@@ -18,14 +18,14 @@ use crate::executor::{CallExecutor, DeviceNames};
 use crate::time_source::{RealTimeSource, TimeSource};
 use crate::world::{DeviceBehaviour, HostId, HostRole, World};
 
-/// The actor of a host.
+/// Name of the actor that runs a host.
 const ACTOR: &str = "executor";
-/// Its role in the play of its own.
+/// Role of that actor in its scenario.
 const ROLE: &str = "host";
-/// How long a call may take before its host counts as stuck, where not told otherwise.
+/// Default time a call may take before its host counts as stuck.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A world of processes.
+/// World whose hosts are processes.
 pub struct ProcessWorld {
     processes: Processes,
     place: String,
@@ -36,15 +36,15 @@ pub struct ProcessWorld {
 
 struct Host {
     running: Box<dyn RunningScenario>,
-    /// Began something that nobody waits for, or was killed.
+    /// Was killed, or executes a call whose reply is not awaited.
     is_lost: bool,
 }
 
-/// What a host is told to do: these calls, at once.
+/// Mail to a host: the calls to execute concurrently.
 #[derive(Serialize, Deserialize)]
 struct CallBatch(Vec<Call>);
 
-/// What a host is made from: names by end, behaviour, and the place that its opener is made for.
+/// Arguments of a host: device names by role, behaviour, and the place for which its opener is created.
 #[derive(Serialize, Deserialize)]
 struct HostSetup {
     names: Vec<(HostRole, String)>,
@@ -52,8 +52,8 @@ struct HostSetup {
     place: String,
 }
 
-/// Adds the actor of a host to `cast`. `opener` makes one for the place that [`ProcessWorld::new`] was
-/// told.
+/// Adds the actor that runs a host to `actors`. `opener` is called with the place that
+/// [`ProcessWorld::new`] was given.
 pub fn register(
     actors: &mut ActorRegistry,
     opener: impl Fn(&str) -> DeviceOpener + Send + Sync + 'static,
@@ -74,7 +74,7 @@ pub fn register(
     });
 }
 
-/// The actor of a host.
+/// Actor that runs a host.
 struct HostActor {
     executor: CallExecutor,
 }
@@ -103,8 +103,8 @@ impl Actor for HostActor {
 }
 
 impl ProcessWorld {
-    /// Hosts in processes that `processes` starts, whose cast has [`register`]ed theirs; `place` is
-    /// handed to that.
+    /// Returns a world whose hosts `processes` starts. Those processes must have [`register`]ed the host
+    /// actor. `place` is passed to the opener that was registered.
     pub fn new(processes: Processes, place: impl Into<String>, layout: WorldLayout) -> Self {
         Self {
             processes,
@@ -115,8 +115,8 @@ impl ProcessWorld {
         }
     }
 
-    /// The same, where a host counts as stuck, and is killed, that has not answered a call within
-    /// `call_timeout`; a minute unless told.
+    /// Sets the time after which a host that has not answered a call counts as stuck and is killed. The
+    /// default is one minute.
     #[must_use]
     pub fn with_call_timeout(mut self, call_timeout: Duration) -> Self {
         self.call_timeout = call_timeout;
@@ -146,13 +146,13 @@ impl ProcessWorld {
                     vec![Reply::No(Refusal::mistake(error.to_string())); count]
                 })
             }
-            // A host that failed by itself has said why on standard error.
+            // A host that failed by itself has printed the reason on standard error.
             Some(ScenarioEvent::Ended { outcome, .. }) => {
                 host.is_lost = true;
                 let text = format!("the host has ended: {outcome}");
                 vec![Reply::No(Refusal::mistake(text)); count]
             }
-            // What it says later would be taken for the answer to another call.
+            // A late reply would be taken for the reply to another call.
             None => {
                 host.is_lost = true;
                 let killed = host.running.kill(ROLE);
@@ -167,7 +167,7 @@ impl ProcessWorld {
 }
 
 impl Drop for ProcessWorld {
-    /// Lets those that are not lost close their devices; the others are killed.
+    /// Lets hosts that are not lost close their devices; kills the others.
     fn drop(&mut self) {
         let mut hosts: Vec<_> = self.hosts.drain(..).filter(|host| !host.is_lost).collect();
         hosts.iter_mut().for_each(|host| host.running.interrupt());

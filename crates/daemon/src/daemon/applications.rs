@@ -214,7 +214,7 @@ impl Daemon {
                 };
                 self.pass_on(id);
                 let reply = match exported {
-                    Ok(window) => Reply::Exported { request, window },
+                    Ok(export_id) => Reply::Exported { request, export_id },
                     Err(Refusal::Misuse) => return Err(Refusal::Misuse),
                     Err(why) => Reply::Refused { request, why },
                 };
@@ -223,9 +223,9 @@ impl Daemon {
             Request::Revoke {
                 request,
                 handle,
-                window,
+                export_id,
             } => {
-                let had = self.domain(id)?.revoke(number, handle, window, request);
+                let had = self.domain(id)?.revoke(number, handle, export_id, request);
                 self.pass_on(id);
                 if !had {
                     // The connection is gone, and with it its exports.

@@ -67,9 +67,9 @@ impl Domain {
                 return;
             }
         }
-        connection.outlet.meet();
+        connection.egress.meet();
         let widens = matches!(header.kind, Kind::Data | Kind::Window);
-        if widens && connection.outlet.widen(header.window) {
+        if widens && connection.egress.widen(header.window) {
             self.call(at, number);
         }
         let Some(connection) = self.connections.get_mut(number) else {
@@ -82,10 +82,10 @@ impl Domain {
         let is_legal = match header.kind {
             Kind::Tell => true,
             // Nobody reads these bytes: they are counted and discarded.
-            Kind::Data | Kind::Wrote if is_left => connection.inlet.wrote(position, len).is_ok(),
+            Kind::Data | Kind::Wrote if is_left => connection.ingress.wrote(position, len).is_ok(),
             Kind::Offer if is_left => {
                 let is_legal = connection.fetched.len() < FETCHING_MAX
-                    && connection.inlet.wrote(position, len).is_ok();
+                    && connection.ingress.wrote(position, len).is_ok();
                 if is_legal {
                     connection.fetched.push_back((position, len));
                 }
@@ -93,12 +93,14 @@ impl Domain {
             }
             Kind::Data => {
                 self.copied += u64::from(len);
-                let came = connection.inlet.data(position, len, &session.memory, body);
+                let came = connection
+                    .ingress
+                    .data(position, len, &session.memory, body);
                 connection.came();
                 came.is_ok()
             }
             Kind::Wrote => {
-                let came = connection.inlet.wrote(position, len);
+                let came = connection.ingress.wrote(position, len);
                 connection.came();
                 came.is_ok()
             }
@@ -106,7 +108,7 @@ impl Domain {
                 let mut bytes = [0; OFFER];
                 let from = body.0.read(body.1, &mut bytes);
                 let from = from.map(|()| Remote::parse_offer(&bytes, len));
-                let to = connection.inlet.fetch(position, len);
+                let to = connection.ingress.fetch(position, len);
                 match (from, to, self.links.get_mut(at)) {
                     (Ok(from), Ok(to), Some(linked)) => {
                         linked.link.fetches.push_back(Fetch {
@@ -121,7 +123,7 @@ impl Domain {
                 }
             }
             Kind::Fetched => {
-                let fetched = connection.outlet.fetched(position, len);
+                let fetched = connection.egress.fetched(position, len);
                 fetched.is_ok() || !connection.is_alive()
             }
             Kind::Window => self.window(number, header, body),
@@ -130,23 +132,23 @@ impl Domain {
                 let memory = body.0.read(body.1, &mut bytes);
                 let memory = memory.map(|()| Remote::parse_offer(&bytes, len));
                 let rights = Rights::from_bits(header.code);
-                let window = u32::try_from(position);
-                match (memory, window) {
-                    (Ok(memory), Ok(window)) => {
-                        connection.outlet.windows.add(window, memory, rights)
+                let export_id = u32::try_from(position);
+                match (memory, export_id) {
+                    (Ok(memory), Ok(export_id)) => {
+                        connection.egress.imports.add(export_id, memory, rights)
                     }
                     _ => false,
                 }
             }
             Kind::Revoke => {
-                let window = u32::try_from(position);
-                window.is_ok_and(|window| connection.outlet.windows.want(window))
+                let export_id = u32::try_from(position);
+                export_id.is_ok_and(|export_id| connection.egress.imports.want(export_id))
             }
             Kind::Revoked => self.revoked(number, position),
             Kind::Atomic => self.atomic(number, header, body),
             Kind::Answer => {
                 let outcome = Outcome::from_code(header.code);
-                let answered = connection.outlet.answered(position, outcome, header.window);
+                let answered = connection.egress.answered(position, outcome, header.window);
                 self.call(at, number);
                 answered.is_ok() || self.is_over(number)
             }
@@ -180,7 +182,7 @@ impl Domain {
                 session.traffic.received += u64::from(len);
             }
             let most = if is_left { 0 } else { self.config.ring_max };
-            connection.inlet.grow(&mut session.memory, most);
+            connection.ingress.grow(&mut session.memory, most);
         }
         if header.kind == Kind::Fetched {
             // There may be room for another transfer.
@@ -197,12 +199,12 @@ impl Domain {
     }
 
     /// Handles the return of an export by the peer. Returns whether it is legal.
-    fn revoked(&mut self, number: Vqpn, window: u64) -> bool {
+    fn revoked(&mut self, number: Vqpn, export_id: u64) -> bool {
         let Some(connection) = self.connections.get_mut(number) else {
             return true;
         };
-        let window = u32::try_from(window).ok();
-        let revoked = window.and_then(|window| connection.exports.revoked(window));
+        let export_id = u32::try_from(export_id).ok();
+        let revoked = export_id.and_then(|export_id| connection.exports.revoked(export_id));
         let session = connection.place.session;
         if let Some((extent, request)) = revoked {
             self.unexport(session, extent, Some(request));
@@ -226,16 +228,16 @@ impl Domain {
             return false;
         }
         let Atomic {
-            window,
+            export_id,
             at,
             operand,
             compare,
         } = Atomic::parse(&bytes);
         let session = self.sessions.get(connection.place.session);
-        let word = connection.exports.word(window, at);
+        let word = connection.exports.word(export_id, at);
         let word = word.and_then(|extent| {
             let slab = session.and_then(|session| session.memory.slab(extent.slab));
-            let slab = slab.ok_or(Outcome::NoWindow)?;
+            let slab = slab.ok_or(Outcome::NoExport)?;
             let word = slab.atomic_u64(extent.offset as usize);
             word.map_err(|_| Outcome::OutOfBounds)
         });
@@ -266,7 +268,7 @@ impl Domain {
         let mut bytes = [0; RING];
         let ring = body.0.read(body.1, &mut bytes).ok();
         let ring = ring.and_then(|()| Remote::parse_ring(&bytes).ok());
-        let ring = ring.map(|(ring, from)| connection.outlet.retarget(ring, from));
+        let ring = ring.map(|(ring, from)| connection.egress.retarget(ring, from));
         matches!(ring, Some(Ok(()))) || !connection.is_alive()
     }
 
@@ -284,7 +286,7 @@ impl Domain {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
-        match connection.inlet.fetched(position, bytes) {
+        match connection.ingress.fetched(position, bytes) {
             Ok(None) => {}
             Ok(Some((len, _))) => {
                 connection.came();

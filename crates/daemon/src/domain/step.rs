@@ -102,7 +102,7 @@ impl Domain {
                 OnCompletion::Nothing => {}
                 OnCompletion::Sent(number, end) => {
                     if let Some(connection) = self.connections.get_mut(number) {
-                        connection.outlet.transferred(end);
+                        connection.egress.transferred(end);
                         self.call(at, number);
                         self.attend(number);
                     }
@@ -115,14 +115,14 @@ impl Domain {
                         linked.link.reads = linked.link.reads.saturating_sub(1);
                     }
                     if let Some(connection) = self.connections.get_mut(number) {
-                        connection.outlet.transferred(end);
+                        connection.egress.transferred(end);
                         self.call(at, number);
                         self.attend(number);
                     }
                 }
                 OnCompletion::Exported(number) => {
                     if let Some(connection) = self.connections.get_mut(number) {
-                        connection.outlet.exporting(true);
+                        connection.egress.exporting(true);
                         self.call(at, number);
                     }
                 }
@@ -158,7 +158,7 @@ impl Domain {
         if connection.is_left() {
             return;
         }
-        if connection.inlet.look().is_err() {
+        if connection.ingress.look().is_err() {
             self.misused(number);
             return;
         }
@@ -166,7 +166,7 @@ impl Domain {
             return;
         };
         connection
-            .inlet
+            .ingress
             .grow(&mut session.memory, self.config.ring_max);
         connection.offer_room();
         if let Some(link) = connection.place.link {
@@ -335,7 +335,7 @@ impl Domain {
             }
             let session = self.sessions.get(connection.place.session);
             let (Some(session), true) = (session, connection.is_alive()) else {
-                connection.inlet.give_up(position, fetch.left());
+                connection.ingress.give_up(position, fetch.left());
                 link.fetches.pop_front();
                 connection.comes_late();
                 self.attend(number);

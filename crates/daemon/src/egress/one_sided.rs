@@ -29,7 +29,7 @@ impl EgressHalf {
         } else {
             operation.local.len
         };
-        let target = match self.windows.target(&operation, len) {
+        let target = match self.imports.target(&operation, len) {
             Ok(target) => target,
             Err(outcome) => {
                 self.fail(outcome);
@@ -49,7 +49,7 @@ impl EgressHalf {
                 return SendStep::Blocked;
             }
             let atomic = Atomic {
-                window: operation.window,
+                export_id: operation.export_id,
                 at: operation.at,
                 operand: operation.operand,
                 compare: operation.compare,
@@ -147,12 +147,13 @@ impl EgressHalf {
     }
 
     /// Whether an operation that is not done uses an exported range.
-    pub(crate) fn uses(&self, window: u32) -> bool {
+    pub(crate) fn uses(&self, export_id: u32) -> bool {
         let all = self
             .flights
             .iter()
             .filter_map(|flight| flight.operation.as_ref());
-        all.into_iter().any(|operating| operating.window == window)
+        all.into_iter()
+            .any(|operating| operating.export_id == export_id)
     }
 
     /// Total number of operations that are done.

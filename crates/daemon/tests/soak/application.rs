@@ -337,10 +337,10 @@ impl Application {
                 }
             }
             Event::Rang { handle } => self.wake(handle),
-            Event::Exported { request, window } => {
+            Event::Exported { request, export_id } => {
                 let exporting = |stream: &&mut Stream| stream.meddler.exporting == Some(request);
                 if let Some(stream) = self.streams.values_mut().find(exporting) {
-                    stream.meddler.window = Some(window);
+                    stream.meddler.export_id = Some(export_id);
                 }
             }
             Event::Watched { .. } | Event::Revoked { .. } => {}

@@ -24,7 +24,7 @@ pub(crate) struct SideTraffic {
     /// Request that exports the memory.
     pub(crate) exporting: Option<u32>,
     has_revoked: bool,
-    pub(crate) window: Option<u32>,
+    pub(crate) export_id: Option<u32>,
     asked: u32,
     under_way: Vec<(u32, Outcomes, LendTicket)>,
     pub(crate) done: u32,
@@ -63,11 +63,11 @@ impl SideTraffic {
             self.exporting = Some(request);
         }
         // It revokes the export half-way, whatever the other end does with the memory.
-        if let Some(window) = self.window.filter(|_| self.asked > OPERATIONS / 2)
+        if let Some(export_id) = self.export_id.filter(|_| self.asked > OPERATIONS / 2)
             && !self.has_revoked
         {
             self.has_revoked = true;
-            session.revoke(handle, window);
+            session.revoke(handle, export_id);
         }
         let before = self.under_way.len();
         self.under_way.retain(|(_, outcomes, lent)| {
@@ -104,7 +104,7 @@ impl SideTraffic {
         outcomes.clear();
         let operation = Operation {
             op: ops[noise as usize % 4],
-            window: 1 + (noise >> 40) as u32 % 2,
+            export_id: 1 + (noise >> 40) as u32 % 2,
             at: (noise >> 24) % 600 * 8 + u64::from(noise >> 60 == 0),
             local: memory.part(EXPORTED, len),
             operand: 1,

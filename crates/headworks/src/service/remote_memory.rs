@@ -23,7 +23,7 @@ const SLOT: u32 = headworks_client::one_sided::RESULT_BYTES;
 /// attached.
 pub struct Export {
     memory: ManuallyDrop<SharedMemory>,
-    window: u32,
+    export_id: u32,
     of: WeakConnection,
     /// The request to revoke it, once that was sent.
     revoking: Option<u32>,
@@ -31,8 +31,8 @@ pub struct Export {
 
 impl Export {
     /// Returns its number, which the other end names in operations. The application must tell the other end.
-    pub fn window(&self) -> u32 {
-        self.window
+    pub fn id(&self) -> u32 {
+        self.export_id
     }
 
     /// Returns its length in bytes.
@@ -80,7 +80,7 @@ impl Export {
 
 impl fmt::Debug for Export {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Export({}, {} bytes)", self.window, self.len())
+        write!(f, "Export({}, {} bytes)", self.export_id, self.len())
     }
 }
 
@@ -146,7 +146,7 @@ impl Drop for ResultSlots {
 
 impl Stream {
     /// Lets the other end read, write or change memory, until it is [revoked](Self::revoke) or the connection
-    /// is over. Bytes sent from now on can tell the other end of the [window](Export::window).
+    /// is over. Bytes sent from now on can tell the other end of the [export](Export::export).
     ///
     /// # Errors
     ///
@@ -175,9 +175,9 @@ impl Stream {
         let asked =
             |session: &mut headworks_client::Session| session.export(handle, extent, rights);
         match self.shared().answer(None, asked)? {
-            Answer::Exported(window) => Ok(Export {
+            Answer::Exported(export_id) => Ok(Export {
                 memory: ManuallyDrop::new(place.take().expect("seen above")),
-                window,
+                export_id,
                 of: WeakConnection::from(&self.half.connection),
                 revoking: None,
             }),
@@ -203,12 +203,12 @@ impl Stream {
 
     fn revoked(&mut self, export: &mut Export) -> Result<(), ServiceError> {
         export.of.check(&self.half.connection)?;
-        let (handle, window) = (self.handle(), export.window);
+        let (handle, export_id) = (self.handle(), export.export_id);
         let request = match export.revoking {
             Some(request) => request,
             None => self
                 .shared()
-                .request(None, |session| session.revoke(handle, window))?,
+                .request(None, |session| session.revoke(handle, export_id))?,
         };
         export.revoking = Some(request);
         let answer = match self.half.is_nonblocking {
@@ -222,7 +222,7 @@ impl Stream {
         }
     }
 
-    /// Starts to copy bytes of the other end's memory, from offset `at` in `window`, to all of `memory`.
+    /// Starts to copy bytes of the other end's memory, from offset `at` in `export_id`, to all of `memory`.
     ///
     /// # Errors
     ///
@@ -230,11 +230,11 @@ impl Stream {
     /// then freed.
     pub fn read_start(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         memory: SharedMemory,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.read_start_from(window, at, &mut Some(memory))
+        self.read_start_from(export_id, at, &mut Some(memory))
     }
 
     /// Like [`read_start`](Self::read_start), but leaves the memory in `place` if the operation cannot start.
@@ -244,25 +244,25 @@ impl Stream {
     /// As [`Stream::read_start`], also if `place` is empty.
     pub fn read_start_from(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         place: &mut Option<SharedMemory>,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::Read, window, at, Some(place), [0; 2])
+        self.start(Op::Read, export_id, at, Some(place), [0; 2])
     }
 
-    /// Starts to copy all of `memory` to the other end's memory, at offset `at` in `window`.
+    /// Starts to copy all of `memory` to the other end's memory, at offset `at` in `export_id`.
     ///
     /// # Errors
     ///
     /// As [`Stream::read_start`].
     pub fn write_start(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         memory: SharedMemory,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.write_start_from(window, at, &mut Some(memory))
+        self.write_start_from(export_id, at, &mut Some(memory))
     }
 
     /// Like [`write_start`](Self::write_start), but leaves the memory in `place` if the operation cannot
@@ -273,40 +273,40 @@ impl Stream {
     /// As [`Stream::read_start`], also if `place` is empty.
     pub fn write_start_from(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         place: &mut Option<SharedMemory>,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::Write, window, at, Some(place), [0; 2])
+        self.start(Op::Write, export_id, at, Some(place), [0; 2])
     }
 
-    /// Starts to add to the aligned word at `at` in `window`, modulo 2⁶⁴. The other end's daemon executes it.
+    /// Starts to add to the aligned word at `at` in `export_id`, modulo 2⁶⁴. The other end's daemon executes it.
     ///
     /// # Errors
     ///
     /// As [`Stream::read_start`].
     pub fn fetch_add_start(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         operand: u64,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::FetchAdd, window, at, None, [operand, 0])
+        self.start(Op::FetchAdd, export_id, at, None, [operand, 0])
     }
 
-    /// Starts to replace the aligned word at `at` in `window` by `new`, if it is `expected`.
+    /// Starts to replace the aligned word at `at` in `export_id` by `new`, if it is `expected`.
     ///
     /// # Errors
     ///
     /// As [`Stream::read_start`].
     pub fn compare_swap_start(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         expected: u64,
         new: u64,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::CompareSwap, window, at, None, [new, expected])
+        self.start(Op::CompareSwap, export_id, at, None, [new, expected])
     }
 
     /// Waits until an operation is over. For an atomic, returns the word's previous value. Its memory can be
@@ -347,11 +347,11 @@ impl Stream {
     /// As [`Stream::read_start`] and [`Stream::finish`].
     pub fn read_from(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         memory: SharedMemory,
     ) -> Result<SharedMemory, ServiceError> {
-        let operating = self.read_start(window, at, memory)?;
+        let operating = self.read_start(export_id, at, memory)?;
         self.wait_with_memory(operating)
     }
 
@@ -363,11 +363,11 @@ impl Stream {
     /// As [`Stream::write_start`] and [`Stream::finish`].
     pub fn write_to(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         memory: SharedMemory,
     ) -> Result<SharedMemory, ServiceError> {
-        let operating = self.write_start(window, at, memory)?;
+        let operating = self.write_start(export_id, at, memory)?;
         self.wait_with_memory(operating)
     }
 
@@ -377,8 +377,13 @@ impl Stream {
     /// # Errors
     ///
     /// As [`Stream::fetch_add_start`] and [`Stream::finish`].
-    pub fn fetch_add(&mut self, window: u32, at: u64, operand: u64) -> Result<u64, ServiceError> {
-        let operating = self.fetch_add_start(window, at, operand)?;
+    pub fn fetch_add(
+        &mut self,
+        export_id: u32,
+        at: u64,
+        operand: u64,
+    ) -> Result<u64, ServiceError> {
+        let operating = self.fetch_add_start(export_id, at, operand)?;
         self.wait_finished(operating).map(|(_, before)| before)
     }
 
@@ -390,12 +395,12 @@ impl Stream {
     /// As [`Stream::compare_swap_start`] and [`Stream::finish`].
     pub fn compare_swap(
         &mut self,
-        window: u32,
+        export_id: u32,
         at: u64,
         expected: u64,
         new: u64,
     ) -> Result<u64, ServiceError> {
-        let operating = self.compare_swap_start(window, at, expected, new)?;
+        let operating = self.compare_swap_start(export_id, at, expected, new)?;
         self.wait_finished(operating).map(|(_, before)| before)
     }
 
@@ -448,7 +453,7 @@ impl Stream {
     fn start(
         &mut self,
         op: Op,
-        window: u32,
+        export_id: u32,
         at: u64,
         place: Option<&mut Option<SharedMemory>>,
         [operand, compare]: [u64; 2],
@@ -474,7 +479,7 @@ impl Stream {
         outcomes.clear();
         let operation = Operation {
             op,
-            window,
+            export_id,
             at,
             local: local.unwrap_or(result),
             operand,

@@ -205,8 +205,8 @@ impl SharedSession {
                 Event::Allocated { request, extent } => {
                     state.settle(request, Ok(Answer::Allocated(extent)));
                 }
-                Event::Exported { request, window } => {
-                    state.settle(request, Ok(Answer::Exported(window)));
+                Event::Exported { request, export_id } => {
+                    state.settle(request, Ok(Answer::Exported(export_id)));
                 }
                 Event::Revoked { request } => state.settle(request, Ok(Answer::Revoked)),
                 Event::Watched { request } => state.settle(request, Ok(Answer::Watched)),

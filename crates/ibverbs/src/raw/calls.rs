@@ -1,4 +1,4 @@
-//! The calls on each kind of object.
+//! Calls on each kind of object.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -11,7 +11,7 @@ use super::{Object, check};
 use crate::abi;
 
 impl Object<abi::Pd> {
-    /// Registers `len` bytes at `start`, which the caller keeps mapped as long as the object.
+    /// Registers `len` bytes at `start`. The caller keeps them mapped as long as the returned object.
     pub(crate) fn register(
         &self,
         start: *mut u8,
@@ -19,8 +19,8 @@ impl Object<abi::Pd> {
         access: u32,
     ) -> io::Result<Object<abi::Mr>> {
         let api = &self.raw.api;
-        // SAFETY: a live domain. The memory is only reached by the device, by this process's leave; the
-        // library itself refuses what is not mapped.
+        // SAFETY: the domain is alive. Only the device accesses the memory, as far as this process allows;
+        // the library refuses memory that is not mapped.
         let made = unsafe { (api.reg_mr)(self.as_ptr(), start.cast(), len, access as c_int) };
         self.raw.own(made, api.dereg_mr, "memory region")
     }
@@ -35,7 +35,7 @@ impl Object<abi::Pd> {
             srq_context: id.0 as usize as *mut c_void,
             attr,
         };
-        // SAFETY: a live domain and attributes of the right type.
+        // SAFETY: the domain is alive, and `init` has the right type.
         let made = unsafe { (api.create_srq)(self.as_ptr(), &mut init) };
         let srq = self
             .raw
@@ -43,7 +43,7 @@ impl Object<abi::Pd> {
         Ok((srq, init.attr))
     }
 
-    /// Makes a queue pair; `caps` become those that it got.
+    /// Creates a queue pair and sets `caps` to the capabilities that it got.
     pub(crate) fn create_qp(
         &self,
         qp_type: c_int,
@@ -62,7 +62,7 @@ impl Object<abi::Pd> {
             qp_type,
             sq_sig_all: signal_all.into(),
         };
-        // SAFETY: a live domain, and live objects of the same device, which the caller looked at.
+        // SAFETY: the domain is alive; the caller checked that the other objects are too, and of this device.
         let made = unsafe { (api.create_qp)(self.as_ptr(), &mut init) };
         let qp = self.raw.own(made, api.destroy_qp, "queue pair")?;
         *caps = init.cap;
@@ -71,16 +71,16 @@ impl Object<abi::Pd> {
 
     pub(crate) fn create_ah(&self, mut attr: abi::AhAttr) -> io::Result<Object<abi::Ah>> {
         let api = &self.raw.api;
-        // SAFETY: a live domain and attributes of the right type.
+        // SAFETY: the domain is alive, and `attr` has the right type.
         let made = unsafe { (api.create_ah)(self.as_ptr(), &mut attr) };
         self.raw.own(made, api.destroy_ah, "address handle")
     }
 }
 
 impl Object<abi::Mr> {
-    /// The local and the remote key.
+    /// The local and the remote key, in this order.
     pub(crate) fn keys(&self) -> (u32, u32) {
-        // SAFETY: a live region; both are set once.
+        // SAFETY: the region is alive, and its keys are set once.
         unsafe { ((*self.as_ptr()).lkey, (*self.as_ptr()).rkey) }
     }
 }
@@ -91,14 +91,14 @@ impl Object<abi::Srq> {
             srq_limit,
             ..abi::SrqAttr::default()
         };
-        // SAFETY: a live SRQ and attributes of the right type.
+        // SAFETY: the SRQ is alive, and `attr` has the right type.
         check(unsafe { (self.raw.api.modify_srq)(self.as_ptr(), &mut attr, abi::SRQ_LIMIT) })
     }
 
-    /// What the device says it is.
+    /// Asks the device for the attributes of the SRQ.
     pub(crate) fn query(&self) -> io::Result<abi::SrqAttr> {
         let mut attr = abi::SrqAttr::default();
-        // SAFETY: a live SRQ and a place of the right type.
+        // SAFETY: the SRQ is alive, and `attr` has the right type.
         check(unsafe { (self.raw.api.query_srq)(self.as_ptr(), &mut attr) })?;
         Ok(attr)
     }
@@ -106,51 +106,51 @@ impl Object<abi::Srq> {
 
 impl Object<abi::Qp> {
     pub(crate) fn qpn(&self) -> Qpn {
-        // SAFETY: a live queue pair; its number is set once.
+        // SAFETY: the queue pair is alive, and its number is set once.
         Qpn::new(unsafe { (*self.as_ptr()).qp_num }).unwrap_or_default()
     }
 
     pub(crate) fn modify(&self, mut attr: abi::QpAttr, mask: c_int) -> io::Result<()> {
-        // SAFETY: a live queue pair and attributes of the right type.
+        // SAFETY: the queue pair is alive, and `attr` has the right type.
         check(unsafe { (self.raw.api.modify_qp)(self.as_ptr(), &mut attr, mask) })
     }
 }
 
 impl Object<abi::Qp> {
-    /// What the device says of it: a system call, and for some devices a long one.
+    /// Asks the device for the attributes of the queue pair: a system call, which is slow on some devices.
     fn query(&self, mask: c_int) -> io::Result<abi::QpAttr> {
         let mut attr = abi::QpAttr::default();
-        // SAFETY: numbers and pointers, of which zeros are values.
+        // SAFETY: the structure has only numbers and pointers, for which zeros are valid.
         let mut init: abi::QpInitAttr = unsafe { std::mem::zeroed() };
         let query = self.raw.api.query_qp;
-        // SAFETY: a live queue pair and places of the right types.
+        // SAFETY: the queue pair is alive, and `attr` and `init` have the right types.
         check(unsafe { query(self.as_ptr(), &mut attr, mask, &mut init) })?;
         Ok(attr)
     }
 
-    /// The state that the device says it is in.
+    /// Asks the device for the state of the queue pair.
     pub(crate) fn state(&self) -> io::Result<c_int> {
         Ok(self.query(abi::mask::STATE)?.qp_state)
     }
 
-    /// The sizes that the device says it has; 0 for those of which it says nothing.
+    /// Asks the device for the sizes of the queue pair; 0 for each that it does not report.
     pub(crate) fn caps(&self) -> io::Result<abi::QpCap> {
         Ok(self.query(abi::mask::CAP)?.cap)
     }
 }
 
 impl Object<abi::Cq> {
-    /// How many completions it holds.
+    /// Number of completions that the queue has room for.
     pub(crate) fn depth(&self) -> u32 {
-        // SAFETY: a live CQ, which is never resized here.
+        // SAFETY: the CQ is alive and never resized.
         u32::try_from(unsafe { (*self.as_ptr()).cqe }).unwrap_or(0)
     }
 }
 
 impl Object<abi::Cq> {
-    /// Asks for an event by `arm`, the device's call.
+    /// Asks for an event with `arm`, the device's own function.
     pub(crate) fn arm(&self, arm: abi::ReqNotifyCq, solicited_only: bool) {
-        // SAFETY: a live CQ of the device whose call it is.
+        // SAFETY: the CQ is alive and belongs to the device whose function `arm` is.
         if let Err(error) = check(unsafe { arm(self.as_ptr(), solicited_only.into()) }) {
             tracing::error!(%error, "a completion queue could not be armed: no event will come");
         }
@@ -163,11 +163,11 @@ impl Object<abi::CompChannel> {
         unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).fd) }
     }
 
-    /// The number of the next CQ that had an event. Never waits.
+    /// Number of the next CQ that had an event. Never blocks.
     pub(crate) fn next_event(&self) -> io::Result<Option<CqId>> {
         let api = &self.raw.api;
         let (mut cq, mut id) = (null_mut(), null_mut());
-        // SAFETY: a live channel, whose descriptor does not block, and places of the right types.
+        // SAFETY: the channel is alive, its descriptor does not block, and both pointers have the right types.
         if unsafe { (api.get_cq_event)(self.as_ptr(), &mut cq, &mut id) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
@@ -175,7 +175,7 @@ impl Object<abi::CompChannel> {
                 _ => Err(error),
             };
         }
-        // SAFETY: the CQ of the event that was just got: whoever destroys it now waits for this.
+        // SAFETY: `cq` is from the event just received; a thread that destroys it waits for this call.
         unsafe { (api.ack_cq_events)(cq, 1) };
         Ok(Some(CqId(id as usize as u32)))
     }

@@ -1,14 +1,14 @@
-//! Completions in, requests that are due out.
+//! Polls completions and posts waiting requests that are due.
 
 use headworks_verbs::Duration;
 
 use super::*;
 
-/// No timer is set for less.
+/// Shortest time for which a timer is set.
 const NAP: Duration = Duration::from_micros(20);
 
 impl PacedSq {
-    /// What the program is told, oldest first: `out` is filled as far as there is something.
+    /// Fills `out` with completions for the program, oldest first. Returns how many there are.
     #[inline]
     pub(crate) fn poll(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
         if self.is_forked() {
@@ -38,7 +38,7 @@ impl PacedSq {
         if self.flying > 0 && count < out.len() {
             match self.harvest(&mut out[count..]) {
                 Ok(more) => count += more,
-                // It is for the next poll: this one has something to tell.
+                // The next poll reports the error; this one has completions to return.
                 Err(_) if count > 0 => {}
                 Err(error) => return Err(error),
             }
@@ -64,10 +64,10 @@ impl PacedSq {
         Ok(count)
     }
 
-    /// Goes on without the program's polling: what completes meanwhile is kept for it.
+    /// Does the work of a poll without the program's polling. Completions are kept for the program.
     pub(crate) fn progress(&mut self, now: Instant) {
         if self.flying > 0 {
-            // An error here is one for the program's next poll, too.
+            // The program's next poll gets an error here too.
             let _ = self.keep_what_completed();
         }
         self.pump(now);
@@ -77,7 +77,8 @@ impl PacedSq {
         self.see_whether_plain();
     }
 
-    /// Takes what the device still says of queue pairs that are gone, before it is too much.
+    /// Takes what the device's completion queue holds, so that completions of queue pairs that are gone do
+    /// not fill it.
     pub(super) fn drain(&mut self) {
         for _ in 0..self.depth / BATCH + 1 {
             if !matches!(self.keep_what_completed(), Ok(BATCH)) {
@@ -86,7 +87,8 @@ impl PacedSq {
         }
     }
 
-    /// Takes completions for the program's next poll. Says how many the device had.
+    /// Takes one batch of completions and keeps them for the program's next poll. Returns how many the device
+    /// had.
     fn keep_what_completed(&mut self) -> Result<usize, PollError> {
         let mut found = std::mem::take(&mut self.found);
         let taken = self.completions.poll(&mut found);
@@ -103,13 +105,13 @@ impl PacedSq {
         taken
     }
 
-    /// The same for this poll: until `out` is full or the device has no more, as whoever polls in vain may go to sleep. The
-    /// device has no more than was under way.
+    /// Takes completions for the current poll until `out` is full or the device has no more: a program that
+    /// polls in vain may go to sleep. The device never has more than was in flight.
     fn harvest(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
         self.harvest_plainly(out)
     }
 
-    /// Mostly one look is enough.
+    /// Polls the device once, which mostly suffices, and goes on if it does not.
     #[inline(always)]
     fn harvest_plainly(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
         let most = out.len().min(BATCH);
@@ -125,8 +127,8 @@ impl PacedSq {
         Ok(count)
     }
 
-    /// What else there is, after a look that brought as many as it could, or nothing to tell. A device may also show less than
-    /// it has: it is empty for certain when it shows nothing.
+    /// Goes on after a poll that returned a full batch, or nothing for the program. A device may show fewer
+    /// completions than it has; its queue is certainly empty only if it shows none.
     #[cold]
     fn harvest_on(
         &mut self,
@@ -140,7 +142,7 @@ impl PacedSq {
             let here = match self.completions.poll(&mut out[count..count + most]) {
                 Ok(here) => here,
                 Err(error) if count == 0 => return Err(error),
-                // It is for the next poll: this one has something to tell.
+                // The next poll reports the error; this one has completions to return.
                 Err(_) => break,
             };
             count = self.sort(out, count, here, &mut now);
@@ -150,7 +152,8 @@ impl PacedSq {
         Ok(count)
     }
 
-    /// What the device put into `out` from `count` on becomes what the program is told. Says how far `out` is filled then.
+    /// Turns the `here` completions that the device put into `out` from `count` on into those for the
+    /// program. Returns up to where `out` is filled then.
     #[inline(always)]
     fn sort(
         &mut self,
@@ -209,7 +212,8 @@ impl PacedSq {
         }
     }
 
-    /// The usual completion: of a whole request, and good. `None`, and nothing is done, of others.
+    /// Handles the usual completion: a success, of a whole request. In other cases it returns `None` and does
+    /// nothing.
     #[inline]
     fn land_plainly(&mut self, done: &Completion) -> Option<(InFlight, bool)> {
         if done.status != Status::Success || self.limits_flight {
@@ -225,7 +229,7 @@ impl PacedSq {
         Some(landed)
     }
 
-    /// What a completion of the device's means to the program, if anything.
+    /// Handles any completion of the device. Returns the completion for the program, if there is one.
     fn land(
         &mut self,
         done: &Completion,
@@ -244,7 +248,7 @@ impl PacedSq {
             self.gauge.landed(&flying, cost, done.timestamp, now);
         } else {
             self.gauge.gone(cost);
-            // What is posted from now on is flushed by the device.
+            // The device flushes what is posted from now on.
             if queue.is_waiting() && !sending.is(BROKEN) {
                 sending.set(BROKEN, true);
                 self.broken.push_back(slot);
@@ -257,7 +261,7 @@ impl PacedSq {
         Some((told, slot, generation))
     }
 
-    /// So many of a queue pair's requests are over.
+    /// Retires `count` requests of a queue pair.
     fn retire(&mut self, slot: u32, generation: u32, count: u32) {
         let Some(sending) = self.pairs.get_mut(slot as usize).and_then(Option::as_mut) else {
             return;
@@ -270,7 +274,7 @@ impl PacedSq {
         }
     }
 
-    /// The next request of a broken queue pair that is flushed.
+    /// Flushes the next waiting request of some broken queue pair.
     fn flush(&mut self) -> Option<(ProgramCompletion, u32, u32)> {
         for _ in 0..self.broken.len() {
             let slot = self.broken.pop_front()?;
@@ -282,7 +286,7 @@ impl PacedSq {
             if sending.queue.as_deref().is_some_and(goes_on) {
                 self.broken.push_back(slot);
             } else {
-                // What is posted from now on is flushed by the device.
+                // The device flushes what is posted from now on.
                 sending.set(BROKEN, false);
             }
             if told.is_some() {
@@ -292,26 +296,27 @@ impl PacedSq {
         None
     }
 
-    /// The same of one queue pair.
+    /// Flushes the next waiting request of one queue pair.
     pub(super) fn flush_one(&mut self, slot: u32) -> Option<(ProgramCompletion, u32, u32)> {
         let sending = self.pair(slot)?;
         let told = sending.queue.as_mut()?.flush(sending.inner.qpn())?;
         Some((told, slot, sending.generation))
     }
 
-    /// Posts what waits and is due, queue pair after queue pair, a doorbell each.
+    /// Posts waiting requests that are due: one chain and one doorbell for each queue pair in turn.
     ///
-    /// Those of which something is under way let the others go first: where a part of the RNIC falls behind, as one of
-    /// its units may, the queue pairs that it serves would otherwise come to hold all that may be in flight, while
-    /// delays of the others say that the RNIC is idle.
+    /// Queue pairs with nothing in flight go first. A part of the RNIC may fall behind, for example one of
+    /// its processing units. Without this rule the queue pairs that it serves would come to hold all requests
+    /// that may be in flight, while the delays of the others would say that the RNIC is idle.
     pub(crate) fn pump(&mut self, now: Instant) {
         if !self.turns(now, true) {
             self.turns(now, false);
         }
     }
 
-    /// A turn for each, at most so many; `quiet`: of those only of which nothing is under way. Says whether anything was
-    /// posted, or nothing is due.
+    /// Gives each queue pair a turn, up to a fixed number of turns. `quiet`: only queue pairs with nothing in
+    /// flight get one. Returns whether something was posted, nothing more is due, or no more may be in
+    /// flight.
     fn turns(&mut self, now: Instant, quiet: bool) -> bool {
         let mut any = false;
         for _ in 0..self.row.len().min(BATCH) {
@@ -343,7 +348,8 @@ impl PacedSq {
             sending.set(IN_ROW, goes_on);
             self.pairs[slot as usize] = Some(sending);
             if goes_on {
-                // A turn is one chain, however short: a program that posts again as requests end would never be done.
+                // A turn is one chain, however short. Otherwise a program that posts again as requests
+                // complete would never end its turn.
                 match is_stopped && posted == 0 {
                     true => self.row.push_front(slot),
                     false => self.row.push_back(slot),
@@ -356,7 +362,7 @@ impl PacedSq {
         any
     }
 
-    /// Posts a chain of one queue pair's. Says of how many, and whether nothing is due any more.
+    /// Posts a chain of one queue pair. Returns the number of requests, and whether nothing more is due.
     fn pump_one(&mut self, slot: u32, sending: &mut QpSendState, now: Instant) -> (usize, bool) {
         let Some(mut queue) = sending.queue.take() else {
             return (0, false);
@@ -390,7 +396,7 @@ impl PacedSq {
                 break;
             };
             let is_read = planned.flying.opcode == Opcode::Read;
-            // The slices of a READ are no more at a time than the queue pair may have outstanding.
+            // A READ has no more slices in flight than the queue pair may have READs outstanding.
             let waits = is_read && reads >= u32::from(sending.max_rd_atomic).max(1);
             if waits || !self.pay(planned.flying.bytes.into(), &mut lazy) {
                 is_stopped = !waits;
@@ -412,8 +418,9 @@ impl PacedSq {
         (taken, is_stopped)
     }
 
-    /// Of a broken queue pair something is always under way: the device flushes it, which wakes who sleeps. What else waits
-    /// is flushed as the program polls then. Nobody pays for what goes nowhere.
+    /// Keeps one request of a broken queue pair in flight. The device flushes it, and that completion wakes a
+    /// sleeping program. The other waiting requests are flushed as the program polls. No credit is paid, as
+    /// nothing is sent.
     pub(super) fn push_broken(&mut self, slot: u32, sending: &mut QpSendState, now: Instant) {
         if !sending.is(BROKEN) {
             return;
@@ -436,7 +443,8 @@ impl PacedSq {
         sending.queue = Some(queue);
     }
 
-    /// Says how many the device took. The others wait on if it has no room now; else the queue pair fails.
+    /// Posts planned requests and returns how many the device took. If the device has no room now, the others
+    /// go on waiting. After any other error the queue pair fails.
     fn post_planned(
         &mut self,
         slot: u32,
@@ -487,7 +495,8 @@ impl PacedSq {
             }
         }
         if error.kind != PostErrorKind::QueueFull && !sending.is(BROKEN) {
-            // It was legal when it was put off: the queue pair has changed, or the device has failed.
+            // The request was legal when it was deferred: the queue pair has changed, or the device has
+            // failed.
             let error = headworks_verbs::QpAttr::to_state(QpState::Error);
             let _ = sending.inner.modify(&error);
             self.breaks(slot, sending);
@@ -495,8 +504,9 @@ impl PacedSq {
         taken
     }
 
-    /// The program is about to sleep. Says after how long a timer has to wake it, which is only asked if there is one;
-    /// without, until it finds something, there is always a request under way that does.
+    /// Prepares for the program's sleep. With a timer, returns after how long the timer must wake the
+    /// program, if it must. Without one, makes sure that a request whose completion wakes the program is in
+    /// flight until a poll finds something.
     pub(crate) fn before_sleep(&mut self, has_timer: bool) -> Option<Duration> {
         let now = self.gauge.now();
         for _ in 0..=self.row.len() / BATCH {
@@ -507,12 +517,12 @@ impl PacedSq {
             self.push_one();
             return None;
         }
-        // What is due and has not gone waits for completions.
+        // A request that is due and was not posted waits for completions, which wake the program.
         let due = self.due().filter(|due| *due > now || self.flying == 0)?;
         Some(due.since(now).max(NAP))
     }
 
-    /// One request goes out although it is not due, and is owed for.
+    /// If nothing is in flight, posts one request before it is due, on credit that is then owed.
     pub(super) fn push_one(&mut self) {
         if self.flying > 0 {
             return;

@@ -1,9 +1,9 @@
-//! Posting: what may go now goes, the rest waits.
+//! Posting: requests that may go now are posted, the rest waits.
 
 use super::*;
 
 impl PacedSq {
-    /// Posts a chain: what may be posted now in as few doorbells as goes, the rest later.
+    /// Posts a chain: what may be posted now in as few doorbells as possible, the rest later.
     #[inline]
     pub(crate) fn post(&mut self, slot: u32, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         match wrs {
@@ -15,8 +15,8 @@ impl PacedSq {
         }
     }
 
-    /// One request of an RNIC that is not busy, by a queue pair that was active before: there is little to decide.
-    /// `None`, and nothing is posted, if it is not so.
+    /// Posts one request in the fast case: the RNIC is not busy and the queue pair is active already. Returns
+    /// `None` and posts nothing in other cases.
     #[inline]
     fn post_one(&mut self, slot: u32, wr: &SendWr<'_>) -> Option<Result<(), PostError>> {
         let len = wr.payload.len();
@@ -25,8 +25,8 @@ impl PacedSq {
         }
         let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
         let queue = sending.queue.as_mut()?;
-        // Of a queue pair that is active nothing waits, as nothing at all does. What was cut fills the device's queue with
-        // less than fills the program's.
+        // No queue pair has waiting requests, as `is_plain` says. A request that was cut takes several
+        // entries of the device's queue and one of the program's, so either may be full first.
         let limit = sending.limit;
         let is_full = queue.outstanding() >= limit || queue.flying() >= limit as usize;
         if sending.flags & ACTIVE == 0 || is_full {
@@ -85,7 +85,8 @@ impl PacedSq {
         posted
     }
 
-    /// What is due goes now. Completions are looked for rarely: the program does that, unless it only posts.
+    /// Posts what is due now. Completions are rarely polled here, since the program does that unless it only
+    /// posts.
     fn go_on(&mut self, now: Instant) {
         self.posts_unpolled += 1;
         let is_full = self.flying >= self.depth;
@@ -97,12 +98,13 @@ impl PacedSq {
         }
     }
 
-    /// Whether there is little to decide: nothing waits, nothing is to be told, the RNIC is as fast as its line.
+    /// Updates whether the fast paths apply: nothing waits, no completion is kept, and the rate is the line
+    /// rate.
     pub(super) fn see_whether_plain(&mut self) {
         self.is_plain = !self.limits_flight && self.told.is_empty() && !self.is_limited();
     }
 
-    /// Nothing waits, for certain.
+    /// Whether the fast paths apply. Then nothing waits.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.is_plain
@@ -145,7 +147,7 @@ impl PacedSq {
         posted
     }
 
-    /// Posts what may be posted of `wrs` from `at` on, in one doorbell, and moves `at`.
+    /// Posts in one doorbell as many of `wrs` from `at` on as may be posted now, and advances `at`.
     #[inline]
     fn post_some(
         &mut self,
@@ -157,7 +159,8 @@ impl PacedSq {
         now: &mut LazyClock,
     ) -> Result<(), PostError> {
         let first = *at;
-        // Behind those that wait: one of them may need more than comes at a time.
+        // New requests stay behind waiting ones. Otherwise they could take all credit, and a long request
+        // would never go.
         if queue.is_waiting() || sending.is(BROKEN) || !self.row.is_empty() {
             return Ok(());
         }
@@ -183,7 +186,7 @@ impl PacedSq {
         let doorbell = now.known().map_or(0, Instant::nanos);
         let all = self.is_limited() || self.gauge.measures_all();
         for (at, wr) in wrs[first..first + taken].iter().enumerate() {
-            // Of a chain one is measured, where not all are: the last, which waits for the others.
+            // Unless all are measured, the last of a chain is: it waits for the others.
             let doorbell = if all || at + 1 == taken { doorbell } else { 0 };
             queue.fly(flying_of(wr, wr.payload.len(), sending.flags, doorbell));
         }
@@ -203,7 +206,7 @@ impl PacedSq {
         self.gauge.posted(count as u64, now);
     }
 
-    /// The rest of a chain waits, as far as it is legal.
+    /// Defers the rest of a chain, up to the first illegal request.
     fn put_off(
         &mut self,
         slot: u32,
@@ -252,7 +255,7 @@ impl PacedSq {
         len + self.overhead
     }
 
-    /// A request that was paid for was not posted.
+    /// Returns what was paid for a request that was not posted.
     pub(super) fn unpay(&mut self, len: u64) {
         let cost = self.cost(len);
         match self.limits_flight {
@@ -261,15 +264,16 @@ impl PacedSq {
         }
     }
 
-    /// Whether a request may be posted now, as it is: it is paid for then.
+    /// Pays for a request that may be posted now, whole. Returns whether it may.
     #[inline]
     fn pays(&mut self, wr: &SendWr<'_>, now: &mut LazyClock) -> bool {
         let len = wr.payload.len();
-        // A long one is looked at first, as it is before it waits: nobody is to wait for what is refused.
+        // A request that may be cut is deferred first, which checks it: an illegal request must not make
+        // others wait.
         len <= self.cut.slice && self.pay(len, now)
     }
 
-    /// Pays for a request of so many bytes, if that may be posted now.
+    /// Pays for a request of `len` bytes if it may be posted now. Returns whether it may.
     #[inline]
     pub(super) fn pay(&mut self, len: u64, now: &mut LazyClock) -> bool {
         let cost = self.cost(len);
@@ -283,13 +287,13 @@ impl PacedSq {
         self.bucket.pay_anew(cost, &self.member, &self.config, now)
     }
 
-    /// Whether requests wait, or would if there were more.
+    /// Whether requests wait, or would wait if there were more of them.
     fn is_limited(&self) -> bool {
         self.waits() || self.bucket.is_limited(self.line_rate)
     }
 }
 
-/// What is remembered of a request that is posted as it is.
+/// Record of a request that is posted whole.
 #[inline(always)]
 fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> InFlight {
     InFlight {
@@ -298,7 +302,7 @@ fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> InFlight {
         bytes: len as u32,
         total: len as u32,
         opcode: opcode(&wr.op),
-        // Nobody asks of one that is not measured.
+        // The kind matters only for a request that is measured.
         kind: match doorbell {
             0 => Kind::at(0),
             _ => QpSendState::kind(flags, &wr.op),

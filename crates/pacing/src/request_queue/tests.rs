@@ -1,4 +1,4 @@
-//! A queue against what is plain to see: requests in a row, each of which is over once.
+//! Compares a queue with a plain model: requests in a list, each of which completes once.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use crate::monitor::Class;
 
 mod lifetimes;
 
-/// A request as a program has it.
+/// A request as the program posts it.
 #[derive(Clone, Debug)]
 struct Request {
     wr_id: u64,
@@ -35,7 +35,7 @@ impl Request {
         self.wr().payload.len()
     }
 
-    /// What a device would have of it as it is.
+    /// The in-flight record of the request, posted whole.
     fn flying(&self) -> InFlight {
         InFlight {
             wr_id: self.wr_id,
@@ -55,7 +55,7 @@ fn kind(op: &SendOp) -> Kind {
 }
 
 fn remote() -> impl Strategy<Value = RemoteAddr> {
-    // Slices go on from it.
+    // The address leaves room for the slices behind it.
     (0..u64::MAX / 2, any::<u32>()).prop_map(|(addr, rkey)| RemoteAddr { addr, rkey })
 }
 
@@ -110,7 +110,7 @@ fn request() -> impl Strategy<Value = Request> {
     })
 }
 
-/// Byte by byte where they lie.
+/// Address and key of each byte.
 fn places(sges: &[Sge]) -> Vec<(u64, u32)> {
     let each = |sge: &Sge| {
         let (first, lkey) = (sge.addr, sge.lkey);
@@ -125,7 +125,7 @@ proptest! {
         requests in vec(request(), 1..10),
         shift in 0..40_usize,
     ) {
-        // A row of words that begins anywhere in its ring.
+        // The words begin anywhere in the deque's ring.
         let mut words: VecDeque<u64> = (0..shift as u64).collect();
         for request in &requests {
             encode(&mut words, &request.wr(), request.is_signaled);
@@ -142,7 +142,7 @@ proptest! {
             match &request.payload {
                 Ok(sges) => prop_assert_eq!(&found.sges(&words).collect::<Vec<_>>(), sges),
                 Err(bytes) => {
-                    // Behind what is there already.
+                    // The bytes are appended behind those already there.
                     let mut into = vec![7];
                     found.read_bytes(&words, &mut into);
                     prop_assert_eq!(&into[1..], &bytes[..]);
@@ -153,7 +153,8 @@ proptest! {
         prop_assert_eq!(at, words.len());
     }
 
-    /// Planned any number ahead, and any first part of that posted: what is posted is what was asked for, in order.
+    /// Plans any number of slices ahead and posts any prefix of them. What is posted is what was asked for,
+    /// in order.
     #[test]
     fn slices_are_posted_in_order_and_whole(
         requests in vec(request(), 1..8),
@@ -168,7 +169,7 @@ proptest! {
         }
         let mut rest = requests.iter();
         let (mut current, mut done, mut seen) = (rest.next(), 0, Vec::new());
-        // At last all that is left.
+        // At the end everything that is left is posted.
         for (ahead, posts) in steps.into_iter().chain(std::iter::repeat((3, 3))) {
             if !queue.is_waiting() {
                 break;

@@ -1,4 +1,5 @@
-//! Rows, blocks, rates and what garbage makes of them. That of several processes is `headworks`' `tests/pacing.rs`.
+//! Tests of rows, blocks and rates, and of how garbage is handled. `headworks`' `tests/pacing.rs` tests
+//! several processes.
 
 use std::mem;
 use std::sync::Arc;
@@ -27,13 +28,13 @@ fn us() -> ProcessId {
     ProcessId::current().expect("/proc")
 }
 
-/// A process that there is not.
+/// The id of a process that does not exist.
 fn dead(start_time: u64) -> ProcessId {
     let pid = 1 << 30;
     ProcessId { pid, start_time }
 }
 
-/// Somebody takes part and dies: what it had stays as it was.
+/// A member's process dies: its row and blocks stay as they were.
 fn dies(member: ShareMember) -> usize {
     let row = member.row;
     mem::forget(member);
@@ -77,7 +78,7 @@ fn rows_and_blocks_are_returned_by_who_leaves() {
     drop(first);
     assert_eq!((share.bits(), owned_blocks(&share)), (1, 1));
     assert_eq!(share.active(NOW), (0, 1));
-    // The second's are where they were.
+    // The second member's bits are unchanged.
     assert_eq!(second.next_active(0), Some(5));
     let third = share.join(us(), NOW).expect("room");
     assert_eq!(third.row, 0);
@@ -160,13 +161,14 @@ fn who_lives_or_left_in_order_is_not_forgiven() {
     living.take(1 << 20, 125_000_000, 0, NOW).expect("due");
     assert!(!share.forgive_dead(NOW));
     drop(living);
-    // It has posted what it took.
+    // It has posted what it reserved.
     assert!(!share.forgive_dead(NOW));
     let next = share.join(us(), NOW).expect("room");
     assert!(next.take(1, 125_000_000, 0, NOW).is_err());
 }
 
-/// Whoever is taken for dead, and has its row taken, takes nothing with it when it goes after all.
+/// A process that was taken for dead lost its row. When its member is dropped after all, the new owner keeps
+/// everything.
 #[test]
 fn a_late_farewell_takes_nothing_from_the_next_owner() {
     let share = share();
@@ -194,14 +196,14 @@ fn numbers_of_a_row_go_round() {
         assert_eq!(share.owner(0, row(CLAIM)), Some(us()));
         drop(member);
     }
-    // The last number there is, then the first.
+    // The highest number is in use; the next is zero.
     share.row(0, STARTED).store(0xffff << 48, Ordering::Relaxed);
     let member = share.join(us(), NOW).expect("room");
     assert_eq!((member.row, member.claim >> 32 & 0xffff), (0, 0));
     assert_eq!(share.owner(0, row(CLAIM)), Some(us()));
 }
 
-/// Killed between its two words: the row says who claims it, and not since when that runs.
+/// The owner was killed between writing its two words: the row has its claim, but not its start time.
 #[test]
 fn a_row_that_is_half_claimed_is_left_to_who_lives_and_taken_from_who_does_not() {
     let share = share();
@@ -218,7 +220,7 @@ fn a_row_that_is_half_claimed_is_left_to_who_lives_and_taken_from_who_does_not()
 fn no_row_and_no_block_is_an_error_that_says_how_many_there_are() {
     let share = share();
     let mut first = share.join(us(), NOW).expect("room");
-    // As `join` leaves a row.
+    // These are the words that `join` leaves in a row.
     for row in 1..ROWS {
         let words = [(CLAIM, first.claim), (STARTED, us().start_time | 1 << 48)];
         for (word, value) in words {
@@ -232,7 +234,7 @@ fn no_row_and_no_block_is_an_error_that_says_how_many_there_are() {
     share.row(900, CLAIM).store(0, Ordering::Relaxed);
     let mut last = share.join(us(), NOW).expect("one row");
     assert_eq!(last.row, 900);
-    // All but one block.
+    // The first member takes all blocks but one.
     first.reserve((BLOCKS - 1) * BLOCK - 1, NOW).expect("room");
     last.reserve(0, NOW).expect("room");
     let error = last.reserve(BLOCK, NOW).expect_err("no block");
@@ -268,7 +270,7 @@ fn only_who_was_seen_lately_has_active_queue_pairs() {
     }
     assert_eq!(share.active(NOW), (3, 3));
     assert_eq!(share.active(at(NOW.nanos() + 1)), (1, 3));
-    // A clock that went back, or a row that says it is of the future.
+    // The clock went back, or the row has a time in the future.
     assert_eq!(share.active(at(0)), (6, 3));
 }
 
@@ -319,14 +321,14 @@ fn a_clock_of_the_far_future_is_nonsense() {
         let at = (NOW + ahead).nanos();
         share.clock.store(at, Ordering::Relaxed);
     };
-    // 4 GiB at 5 Gbit/s are 6.9 s, which somebody may owe.
+    // 4 GiB at 5 Gbit/s take 6.9 s, which a member may legally have reserved.
     set(Duration::from_millis(6_800));
     assert!(!share.forgive(&config, NOW));
     set(Duration::from_nanos(u64::MAX / 2));
     assert!(share.forgive(&config, NOW));
     assert_eq!(share.clock.load(Ordering::Relaxed), NOW.nanos());
     assert!(!share.forgive(&config, NOW), "once");
-    // All of it is garbage: rows that nobody has say the same as the clock.
+    // Everything is garbage: rows without an owner record the same as the clock.
     for at in (0..BYTES).step_by(8) {
         share.word(at).store(u64::MAX, Ordering::Relaxed);
     }
@@ -354,7 +356,7 @@ fn the_shortest_delay_is_everybodys() {
     assert_eq!(share.shortest(Kind::at(4), nanos(9)), nanos(9));
 }
 
-/// However little is taken at once, and however that falls between nanoseconds.
+/// Even the smallest request moves the clock, however the time is rounded to nanoseconds.
 #[test]
 fn nothing_is_free() {
     for rate in [1_u64, 999, 125_000_000, 12_500_000_000, 1_250_000_000_000] {
@@ -375,7 +377,7 @@ fn nothing_is_free() {
     }
 }
 
-/// Words that somebody who means no good would write.
+/// Words that a malicious process would write.
 fn word() -> impl Strategy<Value = u64> {
     let us = us();
     let words = [
@@ -408,7 +410,8 @@ fn place() -> impl Strategy<Value = usize> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever is there, and is written meanwhile: no panic, no rate out of bounds, no loop without end.
+    /// Whatever the memory holds or is written meanwhile, nothing panics, leaves the rate's bounds, or loops
+    /// for ever.
     #[test]
     fn garbage_is_survived(
         written in vec(vec((place(), word()), 0..12), 1..6),
@@ -453,7 +456,8 @@ proptest! {
         }
     }
 
-    /// Several take what they can: never more than a burst, the rate since, and what was the last to be taken.
+    /// Several members take what they can. What they got before the last take never exceeds a burst plus the
+    /// rate times the time since the start.
     #[test]
     fn who_shares_a_clock_shares_one_rate(
         takes in vec((0..4_usize, 1..20_000_u64, 0..3_000_u64), 1..300),

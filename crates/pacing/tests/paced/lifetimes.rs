@@ -1,4 +1,4 @@
-//! One queue pair from one reset to the next: what its program posted, and what must come of it.
+//! Model of one queue pair from one reset to the next: what its program posted, and the expected outcome.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use headworks_verbs::{Completion, Instant, Opcode, SendFlags, SendOp, Sge, Statu
 use crate::scripted_device::{Event, opcode};
 use crate::world::Request;
 
-/// Byte by byte where they lie.
+/// Address and key of each byte.
 fn places(sges: &[Sge]) -> Vec<(u64, u32)> {
     let each = |sge: &Sge| {
         let (first, lkey) = (sge.addr, sge.lkey);
@@ -17,7 +17,7 @@ fn places(sges: &[Sge]) -> Vec<(u64, u32)> {
     sges.iter().flat_map(each).collect()
 }
 
-/// Bytes of a slice that another follows: up to the last line of the cache that ends within it, there.
+/// Length of a slice that is not the last: up to the last remote cache line that ends within it.
 fn whole_lines(op: &SendOp, done: u64, slice: u64) -> u64 {
     let (SendOp::Write(there) | SendOp::WriteImm(there, _) | SendOp::Read(there)) = op else {
         unreachable!("not cut");
@@ -26,7 +26,7 @@ fn whole_lines(op: &SendOp, done: u64, slice: u64) -> u64 {
     (first + slice) / 64 * 64 - first
 }
 
-/// A part of a request, as the device is to have it.
+/// A slice as the device is expected to get it.
 struct Slice {
     op: SendOp,
     flags: SendFlags,
@@ -35,7 +35,7 @@ struct Slice {
 }
 
 impl Slice {
-    /// The next when so many bytes are done.
+    /// The next slice after the first `done` bytes.
     fn of(config: &PacingConfig, request: &Request, done: u64) -> Self {
         let (slice, len) = (config.slice_bytes as u64, request.len());
         let cut = match request.op {
@@ -82,15 +82,15 @@ pub(crate) struct Life {
     pub(crate) qpn: u32,
     pub(crate) signal_all: bool,
     pub(crate) requests: Vec<Request>,
-    /// How far the device has them: whole ones, bytes of the next, where those lay.
+    /// Progress of the posts to the device: whole requests, bytes of the next one, and where those bytes lay.
     posted: (usize, u64, Vec<(u64, u32)>),
-    /// Which request each slice is of that the device has, and whether it is its last.
+    /// Slices that the device has or had: the index of the request, and whether it is its last slice.
     slices: Vec<(usize, bool)>,
-    /// Of them those that are over.
+    /// Number of slices that are over.
     over: usize,
     fates: BTreeMap<usize, Status>,
     pub(crate) has_failed: bool,
-    /// The program was told of requests before this one.
+    /// The program has got all completions of requests before this index.
     told: usize,
 }
 
@@ -107,7 +107,7 @@ impl Life {
         self.signal_all || self.requests[index].flags.contains(SendFlags::SIGNALED)
     }
 
-    /// The device was given a slice: of the right request, with the right bytes.
+    /// Checks a slice that the device got: it belongs to the right request and has the right bytes.
     pub(crate) fn goes(&mut self, config: &PacingConfig, event: &Event) {
         let Event::Posted {
             op, payload, flags, ..
@@ -115,11 +115,11 @@ impl Life {
         else {
             return;
         };
-        // They all complete, flagged or not.
+        // On the device every request is signaled.
         let flags = &(*flags | SendFlags::SIGNALED);
         let (mut index, mut done, mut seen) = std::mem::take(&mut self.posted);
         if self.has_failed {
-            // What waited was flushed without the device: it has a later one.
+            // The waiting requests were flushed without the device, which got a later one.
             let begins = |request: &Request| {
                 let slice = Slice::of(config, request, 0);
                 let same_bytes = match (&request.payload, payload) {
@@ -170,7 +170,7 @@ impl Life {
         }
     }
 
-    /// The program was told something: of the next request that it asked the completion of, or that failed.
+    /// Checks a completion that the program got: of the next request that is signaled or that failed.
     pub(crate) fn tells(&mut self, done: &Completion) {
         let index = done.wr_id as u32 as usize;
         assert!(index >= self.told, "request {index} is told of again");
@@ -183,7 +183,7 @@ impl Life {
         }
         match self.fates.get(&index) {
             Some(fate) => assert_eq!(done.status, *fate, "request {index}"),
-            // What the device never had all of.
+            // The device did not get all slices of this request.
             None => {
                 assert_eq!(done.status, Status::Flushed, "request {index}");
                 assert!(self.has_failed, "flushed for nothing");
@@ -206,7 +206,7 @@ impl Life {
         self.requests.len() - self.told
     }
 
-    /// All is over and told of.
+    /// Whether every request is over and the program got its completions.
     pub(crate) fn is_done(&self) -> bool {
         let mut left = self.told..self.requests.len();
         left.all(|index| {

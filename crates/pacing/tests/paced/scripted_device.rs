@@ -1,5 +1,5 @@
-//! A device that does what it is told and writes down what it was asked: it completes requests when the test says so,
-//! in order for each queue pair, and its time passes when the test says so.
+//! A scripted device that records its calls. It completes requests when the test says so, in order for each
+//! queue pair, and its time passes when the test says so.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -14,10 +14,10 @@ use headworks_verbs::{
     SendOp, SendWr, Sge, SharedReceiveQueue, SrqInit, Status,
 };
 
-/// Bytes of a message.
+/// Longest message, in bytes.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 
-/// What happened, in order.
+/// A recorded event.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// A request was posted.
@@ -27,38 +27,38 @@ pub(crate) enum Event {
         op: SendOp,
         payload: Result<Vec<Sge>, Vec<u8>>,
         flags: SendFlags,
-        /// By a queue pair in the error state: it goes nowhere.
+        /// Whether the queue pair was in the error state, so that the request is flushed and not sent.
         is_dead: bool,
     },
-    /// The oldest of a queue pair is over.
+    /// The oldest request of a queue pair completed.
     Over { qpn: u32, status: Status },
 }
 
-/// A queue pair's requests.
+/// State of a queue pair and its requests.
 struct Pair {
     cq: u32,
     state: QpState,
     caps: QpCaps,
     qp_type: QpType,
     max_rd_atomic: u8,
-    /// With their numbers.
+    /// Requests that are not over: `wr_id`, opcode, length.
     queue: VecDeque<(u64, Opcode, u32)>,
-    /// Not yet polled, beside those.
+    /// Requests that are over and not yet polled.
     unpolled: u32,
-    /// Tells its completions from those of before a reset.
+    /// Counts the resets, to distinguish completions from before a reset.
     life: u32,
 }
 
-/// A completion, its queue pair, and which life of that.
+/// A completion, its queue pair, and the queue pair's `life` when it completed.
 type Done = (Completion, u32, u32);
 
-/// What a completion queue holds.
+/// State of a completion queue.
 #[derive(Default)]
 struct Queue {
     depth: usize,
     held: VecDeque<Done>,
     is_armed: bool,
-    /// Something came after it was armed: an event.
+    /// Whether a completion came after the queue was armed, which makes an event.
     has_rung: bool,
 }
 
@@ -74,11 +74,11 @@ impl Queue {
 pub(crate) struct State {
     pub(crate) now: u64,
     pub(crate) events: Vec<Event>,
-    /// The next post is refused.
+    /// Whether the next post is to be refused.
     pub(crate) refuses: bool,
-    /// It refused what it was to flush.
+    /// Whether a refused post was one of a queue pair in the error state, whose request was to be flushed.
     pub(crate) refused_dead: bool,
-    /// So many posts find no room.
+    /// Number of posts that are still to be refused because the queue is full.
     pub(crate) full: u32,
     cqs: Vec<Queue>,
     pairs: BTreeMap<u32, Pair>,
@@ -86,7 +86,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// So many of a queue pair's requests are over, the last of them like this.
+    /// Completes up to `count` requests of a queue pair, the last of them with this status.
     pub(crate) fn complete(&mut self, qpn: u32, count: usize, last: Status) {
         for left in (0..count).rev() {
             let status = if left == 0 { last } else { Status::Success };
@@ -99,7 +99,7 @@ impl State {
         }
     }
 
-    /// The queue pair goes to the error state, and flushes.
+    /// Moves the queue pair to the error state and flushes its requests.
     pub(crate) fn fail(&mut self, qpn: u32) {
         if let Some(pair) = self.pairs.get_mut(&qpn) {
             pair.state = QpState::Error;
@@ -135,18 +135,19 @@ impl State {
         pair.is_some_and(|pair| pair.state == QpState::Error)
     }
 
-    /// Whether who armed a queue pair's completion queue, and found nothing then, has been woken.
+    /// Whether a thread that armed a queue pair's completion queue and then found nothing has been woken.
     pub(crate) fn rings(&self, qpn: u32) -> bool {
         let pair = self.pairs.get(&qpn);
         pair.is_some_and(|pair| self.cqs[pair.cq as usize].has_rung)
     }
 
-    /// Requests of a queue pair that are not over.
+    /// Number of a queue pair's requests that are not over.
     pub(crate) fn flying(&self, qpn: u32) -> usize {
         self.pairs.get(&qpn).map_or(0, |pair| pair.queue.len())
     }
 
-    /// What was under way is flushed though its queue pair is as new, or gone: it comes when nobody waits for it.
+    /// Flushes the requests of a queue pair that was reset or destroyed. Their completions come when nobody
+    /// waits for them.
     fn leave(&mut self, qpn: u32) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
@@ -172,7 +173,7 @@ impl State {
         let refuses = std::mem::take(&mut self.refuses);
         for (index, wr) in wrs.iter().enumerate() {
             let pair = self.pairs.get_mut(&qpn).expect("it is there");
-            // The last of them is.
+            // The last request of the chain is the one that is refused.
             if refuses && index + 1 == wrs.len() {
                 self.refused_dead |= pair.state == QpState::Error;
                 return Err(PostErrorKind::Device.at(index));
@@ -202,7 +203,7 @@ impl State {
 }
 
 impl Pair {
-    /// As a NIC's driver does.
+    /// Refuses what a NIC's driver refuses.
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         use QpState::{Error, Rts, Sqd, Sqe};
         if !matches!(self.state, Rts | Sqd | Sqe | Error) {
@@ -236,7 +237,7 @@ impl Pair {
     }
 }
 
-/// What a completion says that it was.
+/// Opcode of a request's completion.
 pub(crate) fn opcode(op: &SendOp) -> Opcode {
     match op {
         SendOp::Write(_) | SendOp::WriteImm(..) => Opcode::Write,
@@ -247,7 +248,7 @@ pub(crate) fn opcode(op: &SendOp) -> Opcode {
     }
 }
 
-/// The device; clones are the same one.
+/// The device. Clones share its state.
 #[derive(Clone)]
 pub(crate) struct Script {
     state: Arc<Mutex<State>>,
@@ -256,7 +257,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// One whose clock is at `now`.
+    /// A device whose clock shows `now`.
     pub(crate) fn new(now: u64) -> Self {
         let many = 1 << 20;
         Self {

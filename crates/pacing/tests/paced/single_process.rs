@@ -1,4 +1,4 @@
-//! What one queue pair, or a few, can be seen to do.
+//! Tests of the visible behaviour of one queue pair, or a few, of one process.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ fn an_idle_rnic_is_given_a_burst_in_the_call() {
     };
     let mut world = World::new(config, 1);
     for round in 0..3 {
-        // Sixteen that fit the burst, and one for the time that is now.
+        // Sixteen requests fit the burst, and one is due now.
         world.post(0, vec![write(936); 17]);
         assert_eq!(world.flying(0), 17, "round {round}");
         world.post(0, vec![write(936)]);
@@ -59,13 +59,13 @@ fn an_idle_rnic_is_given_a_burst_in_the_call() {
         world.settle();
         world.pass(1_000_000);
     }
-    // A long one begins in the call.
+    // A long request is begun within the call.
     world.post(2, vec![write(1 << 20)]);
     assert!(world.flying(2) > 0);
     world.settle();
 }
 
-/// Slices that have nothing behind them fill a send queue, whose program has posted one request.
+/// Slices with nothing behind them fill the send queue of a program that has posted one request.
 #[test]
 fn who_has_room_is_not_refused_for_the_slices_of_another() {
     let config = PacingConfig {
@@ -86,7 +86,8 @@ fn who_has_room_is_not_refused_for_the_slices_of_another() {
     world.settle();
 }
 
-/// A unit of the RNIC that falls behind ends no request of its queue pairs, and the others' are still ended at once.
+/// A unit of the RNIC that falls behind completes nothing for its queue pairs, while other requests still
+/// complete at once.
 #[test]
 fn queue_pairs_that_are_left_behind_do_not_take_all_that_may_be_in_flight() {
     let config = PacingConfig {
@@ -127,7 +128,7 @@ fn a_write_that_is_several_is_in_order_only_where_those_are() {
     }
 }
 
-/// What was put off is not lost where the device has no room for it just then.
+/// A deferred request is not lost if the device has no room for it at the moment.
 #[test]
 fn a_device_that_is_full_for_a_while_is_asked_again() {
     let mut world = World::new(slow(), 0);
@@ -144,10 +145,10 @@ fn a_device_that_is_full_for_a_while_is_asked_again() {
     world.settle();
 }
 
-/// So many bytes of all queue pairs may be in flight, whichever come and go.
+/// The limit of bytes in flight holds for all queue pairs together, whichever come and go.
 #[test]
 fn a_queue_pair_that_is_gone_leaves_the_others_what_it_had_in_flight_and_no_more() {
-    // 625 bytes a microsecond, for a delay of three: three requests of 500.
+    // 625 bytes a microsecond with a delay of three microseconds allow three requests of 500 bytes.
     let config = PacingConfig {
         window: 1.0,
         base_delay_ns: 1_000.0,
@@ -174,7 +175,7 @@ fn a_queue_pair_that_is_gone_leaves_the_others_what_it_had_in_flight_and_no_more
     world.settle();
 }
 
-/// Found while another queue pair was destroyed, when nothing waited.
+/// Completions are found while another queue pair is destroyed and nothing waits.
 #[test]
 fn completions_of_others_survive_a_queue_pair() {
     let mut world = World::new(PacingConfig::default(), 0);
@@ -188,7 +189,7 @@ fn completions_of_others_survive_a_queue_pair() {
     assert_eq!(world.poll(0, 4), 2);
 }
 
-/// A SEND is posted whole, however long: also when it has to wake who sleeps where no timer would.
+/// A SEND is posted whole, however long it is, also if it must wake a sleeper without a timer.
 #[test]
 fn a_sleeper_is_woken_by_a_request_longer_than_a_slice() {
     let mut world = World::new(slow(), 0);
@@ -212,7 +213,7 @@ fn what_waits_goes_out_though_the_program_never_polls() {
             world.post(0, vec![request(op, 40_000)]);
             world.pass(1_000);
         }
-        // It is refused, as the world looks; each time what is due goes on.
+        // The post is refused, as the world checks, but every call posts what is due.
         let mut posts = 0;
         loop {
             world.post(0, vec![request(op, 8)]);
@@ -235,8 +236,8 @@ fn what_waits_goes_out_though_the_program_never_polls() {
     }
 }
 
-/// A device whose every request takes longer the higher the rate is, and a program with one request at a time: says
-/// between what the rate stays in the end.
+/// Runs a device whose delay grows with the rate, and a program with one request at a time. Returns the
+/// bounds between which the rate stays in the end.
 fn settles(config: PacingConfig, slope: f64) -> (u64, u64) {
     let script = Script::new(START);
     let config = Arc::new(config);
@@ -257,7 +258,7 @@ fn settles(config: PacingConfig, slope: f64) -> (u64, u64) {
             (low, high) = (low.min(rate), high.max(rate));
         }
     }
-    // It is still seen, also where the rate stays.
+    // The queue pair counts as active, also while the rate stays.
     qp.post_send(&[write(64).wr(1)]).expect("posts");
     assert_eq!(paced.status().active, 1);
     (low, high)
@@ -289,7 +290,7 @@ fn every_request_is_a_sample_if_asked_for_also_within_a_chain() {
     }
 }
 
-/// Long requests over memory that is faster than the line would be, and short ones.
+/// Long requests over memory that is faster than the line would be, and short requests.
 #[test]
 fn requests_that_beat_the_line_do_not_slow_the_others_down() {
     let config = Arc::new(PacingConfig {
@@ -303,7 +304,7 @@ fn requests_that_beat_the_line_do_not_slow_the_others_down() {
     let mut qp = queue_pair(&paced.alloc_pd().expect("a domain"), &cq, true);
     let mut out = [Completion::default(); 4];
     for round in 0..2_000 {
-        // 16 KiB would take 1.3 µs.
+        // 16 KiB would take 1.3 µs on the line.
         let (len, nanos) = [(16_384, 800), (8, 400)][round / 50 % 2];
         qp.post_send(&[write(len).wr(1)]).expect("posts");
         script.state().now += nanos;
@@ -324,19 +325,19 @@ fn the_rate_settles_where_delay_rises_with_it() {
         ..PacingConfig::default()
     };
     let step = config.inc().max(config.dec());
-    // Where the delay is at the upper threshold: half of the line rate, a third, and more than all of it.
+    // The delay reaches the upper threshold at half of the line rate, at a third, or above the line rate.
     for (part, settled) in [(0.5, 0.5), (0.33, 0.33), (1.5, 1.0)] {
         let slope = config.init_beta / (config.line_rate() as f64 * part);
         let (low, high) = settles(config.clone(), slope);
         assert!(high - low <= step, "{low} to {high}");
         let most = (config.line_rate() as f64 * settled) as u64 + step;
-        // Between the thresholds it stays.
+        // Between the thresholds the rate does not change.
         let least = most as f64 * config.init_alpha / config.init_beta * 0.9;
         assert!((least as u64..=most).contains(&high), "{high} of {most}");
     }
 }
 
-/// Requests legal and not.
+/// Legal and illegal requests.
 fn any_request() -> impl Strategy<Value = Request> {
     let to = Destination {
         ah: AhKey(1),
@@ -422,7 +423,8 @@ impl Bench {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Put off, posted at once, or by the device alone: refused alike, and at the same place.
+    /// A request is refused alike and at the same place whether it is deferred, posted at once, or posted to
+    /// the device alone.
     #[test]
     fn what_is_refused_is_refused_when_it_is_posted(
         state in select(vec![QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe]),
@@ -443,7 +445,7 @@ proptest! {
         let at_once = Bench::paced(PacingConfig { burst_bytes: 1e9, ..PacingConfig::default() });
         prop_assert_eq!(&at_once.posts(state, reads, &chains), &expected);
         let late = Bench::paced(slow());
-        // Nothing is due for a long time.
+        // After this post nothing is due for a long time.
         let mut other = queue_pair(&late.domain, &late.cq, true);
         other.post_send(&[request(SendOp::Send, 1 << 29).wr(1)]).expect("due");
         prop_assert_eq!(&late.posts(state, reads, &chains), &expected);

@@ -1,4 +1,4 @@
-//! Who waits behind whom, and who is woken.
+//! Tests of the order among waiting requests, and of wake-ups.
 
 use headworks_pacing::PacingConfig;
 use headworks_verbs::{
@@ -10,7 +10,7 @@ use crate::scripted_device::Script;
 use crate::single_process::{request, slow, write};
 use crate::world::{CAPS, START, World, completion_queue, device, ready, share};
 
-/// There was nothing that a timer or a completion would have told of when the program armed.
+/// When the program armed, no timer and no completion was pending that could wake it.
 #[test]
 fn who_sleeps_is_woken_also_by_what_was_put_off_later() {
     let mut world = World::new(slow(), 0);
@@ -18,7 +18,7 @@ fn who_sleeps_is_woken_also_by_what_was_put_off_later() {
     world.complete(0, 1, Status::Success);
     assert_eq!(world.poll(0, 4), 1);
     world.arm(0);
-    // The world looks whether anybody would be woken.
+    // Every step of the world checks that a sleeper would be woken.
     world.post(0, vec![write(8)]);
     world.complete(0, 1, Status::Success);
     assert_eq!(world.poll(0, 4), 1);
@@ -29,7 +29,7 @@ fn who_sleeps_is_woken_also_by_what_was_put_off_later() {
     assert_eq!(world.outstanding(2), 0);
 }
 
-/// Small requests of another queue pair do not use up what a long one waits for.
+/// Small requests of another queue pair do not use up the credit that a long request waits for.
 #[test]
 fn a_long_request_is_not_overtaken_for_ever() {
     let window = PacingConfig {
@@ -39,7 +39,7 @@ fn a_long_request_is_not_overtaken_for_ever() {
     };
     for config in [slow(), window] {
         let mut world = World::new(config, 0);
-        // What it takes is known from now on.
+        // From here on the base delay is known.
         world.post(2, vec![write(8)]);
         world.pass(1_000);
         world.complete(2, 1, Status::Success);
@@ -61,8 +61,8 @@ fn a_long_request_is_not_overtaken_for_ever() {
     }
 }
 
-/// A queue pair of datagrams that stopped at a failure may send again: what waited then is flushed, what comes later is
-/// sent.
+/// A datagram queue pair that stopped at a failure may send again. Requests that waited then are flushed;
+/// later ones are sent.
 #[test]
 fn datagrams_posted_after_a_failure_are_sent() {
     let script = Script::new(START);

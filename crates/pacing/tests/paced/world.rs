@@ -1,4 +1,4 @@
-//! Paced devices over one scripted one, what their program posted, and what must come of it.
+//! Paced devices over one scripted device, what their programs post, and the expected outcome.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use headworks_verbs::{
 use crate::lifetimes::Life;
 use crate::scripted_device::{Event, Script};
 
-/// When everything begins.
+/// Time at which every test begins, in nanoseconds.
 pub(crate) const START: u64 = 1_000_000_000;
 
-/// A request as a program has it.
+/// A request as the program posts it.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) op: SendOp,
@@ -46,14 +46,14 @@ impl Request {
 /// A queue pair of the program.
 struct Pair {
     qp: Box<dyn QueuePair>,
-    /// Its completion queue.
+    /// Index of its completion queue.
     cq: usize,
     life: usize,
 }
 
 /// A process with a device.
 struct Host {
-    /// Lives as long as what was made of it.
+    /// Kept alive as long as what was created on it.
     _device: PacedDevice,
     domain: Arc<dyn ProtectionDomain>,
 }
@@ -63,14 +63,15 @@ pub(crate) struct World {
     pub(crate) config: Arc<PacingConfig>,
     share: SharedPacing,
     hosts: Vec<Host>,
-    /// And whose they are.
+    /// Completion queues, each with the index of its host.
     cqs: Vec<(Arc<dyn CompletionQueue>, usize)>,
-    /// Armed, and then polled in vain: who did that sleeps.
+    /// Completion queues that were armed and then polled in vain, so that their program sleeps.
     asleep: Vec<usize>,
     pairs: Vec<Pair>,
     lives: Vec<Life>,
     seen: usize,
-    /// Bytes that the device was given, the largest request, and whether some were not due.
+    /// Bytes that the device was given. `largest` is the largest request, and `borrows` says whether some
+    /// were posted before they were due.
     pub(crate) given: u64,
     largest: u64,
     pub(crate) borrows: bool,
@@ -95,7 +96,7 @@ pub(crate) fn share() -> SharedPacing {
     SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")
 }
 
-/// A paced device over a scripted one.
+/// Creates a paced device over a scripted one.
 pub(crate) fn device(
     script: &Script,
     share: &SharedPacing,
@@ -104,7 +105,7 @@ pub(crate) fn device(
     device_that_is(script.info().clone(), script, share, config)
 }
 
-/// The same of one that is said to be this.
+/// Creates a paced device over a scripted one that `info` describes.
 pub(crate) fn device_that_is(
     info: DeviceInfo,
     script: &Script,
@@ -158,7 +159,7 @@ pub(crate) fn ready() -> QpAttr {
 }
 
 impl World {
-    /// One process with two completion queues and three queue pairs, and others with one of each.
+    /// Creates one process with two completion queues and three queue pairs, and `others` with one of each.
     pub(crate) fn new(config: PacingConfig, others: usize) -> Self {
         let (script, share, config) = (Script::new(START), share(), Arc::new(config));
         let mut world = Self {
@@ -207,7 +208,7 @@ impl World {
         self.lives.len() - 1
     }
 
-    /// Whatever the device was given and finished since is as it should be.
+    /// Checks everything that was posted to the device or completed there since the last call.
     fn observe(&mut self) {
         let events = self.script.state().events[self.seen..].to_vec();
         self.seen += events.len();
@@ -243,7 +244,7 @@ impl World {
         let bounds = self.config.min_rate()..=self.config.line_rate();
         assert!(bounds.contains(&self.share.rate(&self.config)));
         if std::mem::take(&mut self.script.state().refused_dead) {
-            // Nothing is left that would wake anybody.
+            // Nothing is left that would wake a sleeper.
             self.asleep.clear();
         }
         assert!(
@@ -252,7 +253,7 @@ impl World {
         );
     }
 
-    /// Whether who sleeps on a completion queue will be woken, or has nothing to wait for.
+    /// Whether a program that sleeps on a completion queue will be woken, or has nothing to wait for.
     fn wakes(&self, cq: usize) -> bool {
         let mut pairs = self.pairs.iter().filter(|pair| pair.cq == cq);
         let state = self.script.state();
@@ -263,14 +264,14 @@ impl World {
         pairs.clone().any(moves) || pairs.all(|pair| self.lives[pair.life].is_done())
     }
 
-    /// No credit comes from nothing, however many share.
+    /// Checks that no credit comes from nothing, however many processes share it.
     fn pays(&mut self, cost: u64, at: u64) {
         self.given += cost;
         if self.borrows || self.config.window != 0.0 {
             return;
         }
         let passed = u128::from(at - START) * u128::from(self.config.line_rate()) / 1_000_000_000;
-        // The last credit may be as much as one takes at once, or as a request needs.
+        // The last credit may be as much as a thread takes at once, or as much as a request needs.
         let last = self.largest.max(self.config.quantum_bytes as u64);
         let due = passed + u128::from(self.config.burst_bytes as u64 + last);
         let given = self.given;
@@ -285,12 +286,12 @@ impl World {
         self.cqs.len()
     }
 
-    /// The program posts a chain, and writes over its inline bytes afterwards.
+    /// The program posts a chain and then overwrites its inline bytes.
     pub(crate) fn post(&mut self, pair: usize, mut chain: Vec<Request>) {
         let life = self.pairs[pair].life;
         let first = self.lives[life].requests.len();
         for request in &chain {
-            // Also of one that is refused: what was paid for it is there for others.
+            // A refused request counts too: what was paid for it is there for others.
             let cost = request.len() + self.config.overhead_bytes as u64;
             self.largest = self.largest.max(cost);
         }
@@ -321,7 +322,7 @@ impl World {
         }
     }
 
-    /// The program polls. Says how many there were.
+    /// The program polls. Returns the number of completions.
     pub(crate) fn poll(&mut self, cq: usize, room: usize) -> usize {
         let mut out = vec![Completion::default(); room];
         self.asleep.retain(|other| *other != cq);
@@ -336,13 +337,13 @@ impl World {
         count
     }
 
-    /// The program is about to sleep until something completes: something must.
+    /// The program is about to sleep until something completes, so something must complete.
     pub(crate) fn arm(&mut self, cq: usize) {
         self.borrows = true;
         self.asleep.retain(|other| *other != cq);
         self.cqs[cq].0.arm(false);
         self.observe();
-        // What was over before makes no event.
+        // A completion from before the arming makes no event.
         if self.poll(cq, 4) == 0 {
             self.asleep.push(cq);
             self.observe();
@@ -367,7 +368,7 @@ impl World {
         self.observe();
     }
 
-    /// The queue pair is as new: what was under way is nobody's.
+    /// Resets the queue pair: what was in flight is dropped.
     pub(crate) fn reset(&mut self, pair: usize) {
         let attr = QpAttr::to_state(QpState::Reset);
         self.pairs[pair].qp.modify(&attr).expect("to RESET");
@@ -380,7 +381,7 @@ impl World {
         self.pairs[pair].qp.modify(&ready()).expect("ready");
     }
 
-    /// The queue pair is gone, and there is another.
+    /// Destroys the queue pair and creates another.
     pub(crate) fn destroy(&mut self, pair: usize) {
         let cq = self.pairs[pair].cq;
         let new = self.pair(cq);
@@ -397,7 +398,7 @@ impl World {
         self.pairs[pair].qp.qpn().raw()
     }
 
-    /// Requests of a queue pair that the device has.
+    /// Number of a queue pair's requests that the device has.
     pub(crate) fn flying(&self, pair: usize) -> usize {
         self.script.state().flying(self.pairs[pair].qp.qpn().raw())
     }
@@ -406,7 +407,7 @@ impl World {
         self.lives[self.pairs[pair].life].outstanding()
     }
 
-    /// The device does all it has and the program polls: everything comes to its end.
+    /// Completes everything the device has and polls until nothing is left.
     pub(crate) fn settle(&mut self) {
         self.script.state().refuses = false;
         for _ in 0..20_000 {

@@ -106,8 +106,9 @@ fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
         // On slow devices only the completion may report a failed request.
         until(|| hosts.right.next_async_event());
     }
-    // The head pushed after γ slots fails, as the peer is gone. On any device, an idle queue pair learns nothing
-    // of a destroyed peer; there the end of the exchange stream reports it. Published messages stay readable.
+    // The head pushed after γ slots fails, as the peer is gone. Published messages stay readable. An idle
+    // queue pair learns nothing of a destroyed peer on any device; only the end of the exchange stream
+    // reports that.
     let error = until(|| {
         if let Err(error) = rx.step() {
             return Some(error);

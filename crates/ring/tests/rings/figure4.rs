@@ -1,5 +1,5 @@
-//! The worked example of RB² (section IV-B, Figure 4) with N = 8, α = 4, β = 2, γ = 2. One message is written,
-//! two are read, two are written. After each call all seven pointers must be as the paper says.
+//! The worked example of RB² (section IV-B, Figure 4) with N = 8, α = 4, β = 2, γ = 2. One message is
+//! written, two are read, two are written. After each call all seven pointers must be as the paper says.
 //!
 //! The paper's text gives no absolute positions. From an empty ring, its thresholds leave only one state in
 //! which the example can begin, apart from whole groups of α: five slots written and one read.

@@ -31,7 +31,7 @@ fn a_childs_messages_are_refused_and_the_parents_are_unharmed() {
             let hosts = Hosts::new();
             let (mut tx, mut rx) = hosts.ring(&config(16, framing, mode));
             let mut message = [0; 56];
-            // The first message of a batch takes the long path, those after it the short one. Both are tested.
+            // The first message of a batch takes the long path, later ones the short one. Both are tested.
             for number in 0..6 {
                 let refused = in_child(|| {
                     let sent =

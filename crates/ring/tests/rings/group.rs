@@ -145,8 +145,8 @@ fn a_flood_does_not_starve_a_trickle() {
                 send_soon(tx, round);
                 flush(tx);
             }
-            // The rest of the flood's current turn, its turn in the round that begins then, and one message of
-            // each other ring.
+            // The rest of the flood's current turn, its turn in the round that begins then, and one message
+            // of each other ring.
             let mut come = vec![0_u32; count];
             // On slow devices messages take longer to arrive, so more rounds are needed.
             let is_over = |come: &[u32]| !is_slow_device() || !come[1..].contains(&0);
@@ -413,7 +413,7 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
             if round > 100 && told.is_some() {
                 break;
             }
-            assert!(started.elapsed() < LIMIT, "{mode:?}: never told");
+            assert!(started.elapsed() < LIMIT, "{mode:?}: no error reported");
             send_soon(&mut stays, round);
             flush(&mut stays);
             let mut came = false;
@@ -434,7 +434,7 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
                     Err(BrokenRing { ring, error }) => {
                         assert_eq!((ring, read), (goes_ring, 15), "{mode:?}: {error}");
                         assert!(error.is_peer_gone(), "{error}");
-                        assert!(told.replace(error).is_none(), "told twice");
+                        assert!(told.replace(error).is_none(), "reported twice");
                     }
                 }
             }
@@ -486,7 +486,7 @@ fn space_that_is_released_by_hand_is_told_of() {
         assert!(!tx.is_drained(), "{mode:?}: pushed too early to tell");
         group.step(true).unwrap();
         while !tx.is_drained() {
-            assert!(since.elapsed() < LIMIT, "{mode:?}: the sender is not told");
+            assert!(since.elapsed() < LIMIT, "{mode:?}: no head pushed");
             tx.step().unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! Random rings of one group, which are added, removed and killed in random schedules, checked against queues.
+//! Random rings of one group, which are added, removed and killed in random order, checked against queues.
 
 use std::collections::VecDeque;
 
@@ -100,7 +100,7 @@ impl<'h> Checked<'h> {
                 let ring = self.rings.iter_mut().find(|ring| ring.id == id);
                 let ring = ring.expect("a ring that is there");
                 assert!(!ring.broken, "a message after the end");
-                let len = ring.lengths.pop_front().expect("a message nobody sent");
+                let len = ring.lengths.pop_front().expect("a message that was sent");
                 assert_eq!(message.len(), len);
                 assert!(holds(ring.serial << 32 | ring.received, &message));
                 ring.received += 1;
@@ -112,7 +112,7 @@ impl<'h> Checked<'h> {
                 assert!(ring.tx.is_none(), "{error}");
                 assert!(error.is_peer_gone(), "{error}");
                 assert!(ring.lengths.is_empty(), "what was published was lost");
-                assert!(!std::mem::replace(&mut ring.broken, true), "told twice");
+                assert!(!std::mem::replace(&mut ring.broken, true), "reported twice");
                 true
             }
         }

@@ -1,6 +1,6 @@
 //! Senders of a group that are killed, and tail array words overwritten by other peers.
 
-#![allow(unsafe_code, reason = "plays a peer: writes to memory it was lent")]
+#![allow(unsafe_code, reason = "acts as a peer: writes to memory lent to it")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,7 +140,8 @@ fn enlist(
 /// ring's error is reported. The group keeps receiving from the others throughout.
 #[test]
 fn a_sender_that_is_killed_is_told_of_and_the_others_go_on() {
-    // Without messages no head is pushed to the dead sender, so only a query of its queue pair reveals the death.
+    // Without messages no head is pushed to the dead sender, so only a query of the queue pair reveals its
+    // death.
     for (mode, count) in MODES.into_iter().flat_map(|mode| [(mode, 12), (mode, 0)]) {
         let dir = tempfile::tempdir().unwrap();
         let fabric = dir.path().join("fabric");

@@ -1,6 +1,6 @@
 //! A peer that writes anything into the ring's memory causes an error or garbage, and nothing worse.
 
-#![allow(unsafe_code, reason = "plays the peer: writes to memory it was lent")]
+#![allow(unsafe_code, reason = "acts as the peer: writes to memory lent to it")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -115,7 +115,8 @@ pub(crate) struct Far {
     state: State,
     /// Messages to send or receive.
     messages: u64,
-    /// Whether it has reported its result. It then stays until it is stopped, as an early exit looks like a death.
+    /// Whether it has reported its result. It then stays until it is stopped: an early exit looks like a
+    /// death.
     told: bool,
     _device: Arc<dyn Device>,
 }

@@ -116,10 +116,10 @@ fn error_of<E>(end: &mut E, mut look: impl FnMut(&mut E) -> Option<RingError>) -
     let killed = Instant::now();
     loop {
         if let Some(error) = look(end) {
-            println!("told after {} us: {error}", killed.elapsed().as_micros());
+            println!("error after {} us: {error}", killed.elapsed().as_micros());
             return error;
         }
-        assert!(killed.elapsed() < LIMIT, "never told");
+        assert!(killed.elapsed() < LIMIT, "no error reported");
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn over(inner: &Arc<dyn Device>, depth: u32) -> (Arc<dyn Device>, Arc
     (Arc::new(device), watching)
 }
 
-/// Connects a ring whose sender's queue holds `depth` requests. Returns it with the probe of the sender's device.
+/// Connects a ring whose sender's queue holds `depth` requests. Returns the sender device's probe too.
 fn narrow(hosts: &Hosts, depth: u32, config: &RingConfig) -> (Sender, Receiver, Arc<DeviceProbe>) {
     let (left, watching) = over(&hosts.left, depth);
     let (tx, rx) = connect(&left, config, &hosts.right, config).unwrap();
@@ -281,7 +281,7 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
         read += 1;
     }
     tx.step().unwrap();
-    assert_eq!(tx.consumed(), read - 1, "the last was not told of");
+    assert_eq!(tx.consumed(), read - 1, "the last head was not pushed");
     group.step(true).unwrap();
     tx.step().unwrap();
     assert_eq!(tx.consumed(), read);
@@ -329,8 +329,8 @@ fn a_head_for_each_of_thousands_of_messages() {
     }
 }
 
-/// Tails are queued behind more completions than one poll takes. A thread that has armed and then stepped must
-/// not sleep, because no further event would wake it.
+/// Tails are queued behind more completions than one poll takes. A thread that has armed and then stepped
+/// must not sleep, because no further event would wake it.
 #[test]
 fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
     let hosts = Hosts::soft();
@@ -375,8 +375,8 @@ fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
     assert_eq!(read, 5);
 }
 
-/// The completion that frees a slot may be the last event for a sender, after the receiver's head. A step that
-/// polls it must return `true`, or a thread that armed before would sleep although there is room.
+/// The completion that frees a slot may be the last event for a sender, after the receiver's head. A step
+/// that polls it must return `true`, or a thread that armed before would sleep although there is room.
 #[test]
 fn a_completion_that_makes_room_keeps_a_step_from_sleep() {
     let hosts = Hosts::soft();

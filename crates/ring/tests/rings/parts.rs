@@ -1,5 +1,5 @@
-//! A device whose longest message holds few slots. Adjacent slots are sent in several WRITEs, and a slot longer
-//! than a message is refused.
+//! A device whose longest message holds few slots. Adjacent slots are sent in several WRITEs, and a slot
+//! longer than a message is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

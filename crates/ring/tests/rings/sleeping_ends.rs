@@ -102,7 +102,7 @@ fn stream(config: &RingConfig, len_of: impl Fn(u64) -> usize + Sync, pace: u64) 
         (sending.join().unwrap(), slept)
     });
     println!("{config:?}: sender slept {sent} times, receiver {received}");
-    assert!(sent + received > 0, "nobody ever slept");
+    assert!(sent + received > 0, "no end ever slept");
 }
 
 #[test]

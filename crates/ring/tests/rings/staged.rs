@@ -1,8 +1,8 @@
 //! Devices without inline data: such a device fetches a cursor's word from memory when it executes the WRITE.
 //! Until then the word must not change, however often a later cursor finds no room in the send queue.
 //!
-//! The tests use simulated RNICs in virtual time, so they always run the same way. The simulated bus is so slow
-//! that no word has been fetched yet when the queue is full and every later post has been tried.
+//! The tests use simulated RNICs in virtual time, so they always run the same way. The simulated bus is so
+//! slow that no word has been fetched yet when the queue is full and every later post has been tried.
 
 use std::sync::Arc;
 

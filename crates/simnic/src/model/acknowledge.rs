@@ -8,13 +8,13 @@ use crate::faults::FaultPoint;
 use crate::hardware_units::{NS, Ps};
 use crate::wqe::cache_key;
 
-/// When an acknowledgement is overdue.
+/// Returns the time at which an acknowledgement is overdue.
 pub(super) fn timer_due(gone: Ps, timeout: Ps) -> Ps {
     gone.saturating_add(timeout)
 }
 
 impl Model {
-    /// Answers packets without bytes.
+    /// Sends an acknowledgement or a NAK for packets.
     pub(super) fn send_acknowledge(&mut self, piece: &Piece, psn: u64, answer: Acknowledge) {
         let (_, Some(qp)) = &mut self.qps[piece.to.index as usize] else {
             return;
@@ -23,7 +23,7 @@ impl Model {
             return;
         }
         let at = (piece.received + self.cost.ack).max(qp.answered_at);
-        // It goes between other packets: the link has room for it.
+        // It does not queue for the link, because it fits between other packets.
         let gone = at + self.cost.ack_time;
         qp.answered_at = gone;
         let mut arrives = gone + self.cost.wire;
@@ -44,7 +44,7 @@ impl Model {
                 None => return,
             }
         }
-        // It does not come before the bytes are where they belong.
+        // It must not arrive before the bytes are placed, which is now.
         match arrives > self.now {
             true => self
                 .event_queue
@@ -53,7 +53,7 @@ impl Model {
         }
     }
 
-    /// An answer comes.
+    /// Handles an acknowledgement or a NAK at the requester.
     pub(super) fn on_acknowledge(&mut self, reference: QpRef, psn: u64, answer: Acknowledge) {
         let now = self.now;
         let index = reference.index;
@@ -69,7 +69,7 @@ impl Model {
             (qp.retries, qp.rnr_tries) = (0, 0);
             qp.last_progress += 1;
         } else if matches!(answer, Acknowledge::SequenceNak | Acknowledge::RnrNak(_)) {
-            // One that was overtaken says nothing any more.
+            // A NAK for packets that were acknowledged since is stale.
             if psn < qp.acked {
                 return;
             }
@@ -98,7 +98,7 @@ impl Model {
         self.make_ready(index);
     }
 
-    /// A pause is over.
+    /// Ends a pause after an RNR NAK.
     pub(super) fn resume(&mut self, reference: QpRef) {
         let Some(qp) = self.qp(reference) else {
             return;
@@ -107,7 +107,7 @@ impl Model {
         self.make_ready(reference.index);
     }
 
-    /// Everything from this packet on is sent again.
+    /// Has everything from this packet on sent again.
     pub(super) fn retransmit(&mut self, index: u32, psn: u64) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -139,7 +139,7 @@ impl Model {
         self.hosts[host].counters.sent_again += again;
     }
 
-    /// Looks whether an acknowledgement is overdue.
+    /// Checks whether an acknowledgement is overdue.
     pub(super) fn on_timeout(&mut self, reference: QpRef) {
         let now = self.now;
         let Some(qp) = self.qp(reference) else {
@@ -150,7 +150,7 @@ impl Model {
         };
         let index = qp.index;
         let under_way = qp.sending > qp.first || qp.sent > 0;
-        // A message that is long may take longer than the time to its acknowledgement.
+        // Sending a long message may take longer than the timeout.
         let is_sent = qp.sending > qp.first;
         if !under_way || qp.state == QpState::Error {
             return;
@@ -166,7 +166,7 @@ impl Model {
         }
         qp.retries += 1;
         qp.timer = Some(qp.last_progress);
-        // What a READ brings may be lost though what came behind it is acknowledged.
+        // A READ's response may be lost although packets behind its request are acknowledged.
         let asks = qp.sq.front().filter(|wqe| wqe.reads());
         let psn = asks.map_or(qp.acked, |wqe| wqe.psn.min(qp.acked));
         let due = timer_due(now, qp.connection.timeout);
@@ -175,13 +175,13 @@ impl Model {
         self.make_ready(index);
     }
 
-    /// Requests that are acknowledged end, in order.
+    /// Ends requests that are acknowledged, in order.
     pub(super) fn end_requests(&mut self, index: u32) {
         let at = self.now + self.cost.dma_write;
         self.end_requests_at(index, at);
     }
 
-    /// The same; their completions can be seen at that time.
+    /// Ends requests that are acknowledged, in order. Their completions become visible `at`.
     pub(super) fn end_requests_at(&mut self, index: u32, at: Ps) {
         loop {
             let (_, Some(qp)) = &mut self.qps[index as usize] else {
@@ -215,12 +215,11 @@ impl Model {
                 .then(|| NewCompletion::of(wqe, Status::Success, qp.first));
             qp.sq.pop_front();
             if qp.sending < qp.first {
-                // It was being sent once more.
+                // It was being retransmitted.
                 (qp.sending, qp.sent) = (qp.first, 0);
             }
             let (cq, reference) = (qp.send_cq, (qp.reference(), qp.qpn));
-            // A request is looked at once more when it ends; that takes its time where it has gone from the
-            // chip.
+            // The RNIC looks up a request once more when it ends, and must fetch it if it has left the chip.
             let state = &mut self.hosts[qp.host as usize];
             let mut at = at;
             if !state.requests.forget(cache_key(index, number)) {
@@ -235,8 +234,8 @@ impl Model {
         }
     }
 
-    /// The request of that packet was refused, and its queue pair fails with it; those before it end first, some of
-    /// which may be READs that are not answered whole yet.
+    /// Fails the request of a refused packet, and its queue pair with it. The requests before it end first; some
+    /// may be READs that still wait for the rest of their responses.
     fn end_refused(&mut self, index: u32, psn: u64, status: Status) {
         self.end_requests(index);
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
@@ -248,7 +247,7 @@ impl Model {
         }
     }
 
-    /// The first request fails, and its queue pair with it.
+    /// Fails the first request, and its queue pair with it.
     pub(super) fn end_first(&mut self, index: u32, status: Status) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -257,14 +256,14 @@ impl Model {
         self.end_request(index, number, status);
     }
 
-    /// A request fails, and its queue pair with it.
+    /// Fails a request, and its queue pair with it. On a UD queue pair only sending stops.
     pub(super) fn end_request(&mut self, index: u32, number: u64, status: Status) {
         let at = self.now + self.cost.dma_write;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
         };
         if number != qp.first {
-            // Those before it are done first.
+            // The requests before it must end first.
             qp.failing = Some((number, status));
             return;
         }

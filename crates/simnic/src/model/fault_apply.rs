@@ -1,4 +1,4 @@
-//! What rules have go wrong, carried out: [`crate::faults`] decides.
+//! Applies injected faults; [`crate::faults`] decides them.
 
 use headworks_verbs::{Instant, SendOp};
 
@@ -9,12 +9,12 @@ use crate::hardware_units::{NS, Ps, later};
 use crate::registered_memory::{self, Span};
 
 impl Model {
-    /// From now on these rules decide what goes wrong, and what happens is noted.
+    /// Injects faults by these rules from now on, and keeps a digest of the run.
     pub(crate) fn set_fault_rules(&mut self, rules: Rules) {
         self.faults = Some(Box::new(Faults::new(rules)));
     }
 
-    /// When packets of a queue pair arrive at a host, that would at `arrives`; `None` if they are lost.
+    /// Returns when packets that are due at `arrives` reach a host; `None` if they are lost.
     #[inline]
     pub(super) fn arrival_of_packets(
         &mut self,
@@ -54,7 +54,7 @@ impl Model {
             PacketOutcome::Arrives(at) => Some(at),
             PacketOutcome::Lost => None,
             PacketOutcome::Kills => {
-                // In its own time: whoever sends is in the middle of it.
+                // The failure is an event of its own, because the caller is still sending.
                 let at = self.now;
                 self.event_queue.put(at, Event::Fails { qp: from });
                 None
@@ -62,25 +62,25 @@ impl Model {
         }
     }
 
-    /// Whether a queue pair that needs a receive finds none, whatever is posted.
+    /// Whether a rule has a queue pair find no receive, whatever is posted.
     #[inline]
     pub(super) fn is_receive_refused(&mut self, host: u32) -> bool {
         self.faults.is_some() && self.judge(FaultPoint::Receive, host, "", self.now).refuses
     }
 
-    /// Until when an actor is not to be stepped, that would be `at`.
+    /// Returns the time until which a rule stalls an actor whose step is due `at`.
     pub(crate) fn stall_end(&mut self, host: u32, role: &str, at: Ps) -> Option<Ps> {
         let span = self.judge(FaultPoint::Step, host, role, at).waits?;
         Some(later(at, ps(span).max(NS)))
     }
 
-    /// Whether an actor dies now.
+    /// Whether a rule kills an actor at that time.
     pub(crate) fn is_killed(&mut self, host: u32, role: &str, at: Ps) -> bool {
         self.judge(FaultPoint::Life, host, role, at).kills
     }
 
-    /// Which part of a WRITE the bytes are that are placed when this part of it comes: another where it is
-    /// placed from its end, so that every byte is placed once, however it is cut.
+    /// Returns the offset of the bytes of a WRITE that are placed when `piece` arrives. If a rule has the WRITE placed
+    /// backwards, this is the mirrored part, so every byte is placed once.
     #[inline]
     pub(super) fn offset_of(&mut self, piece: &Piece) -> u32 {
         match self.faults.is_some() {
@@ -118,7 +118,7 @@ impl Model {
         }
     }
 
-    /// Notes bytes that are where they belong.
+    /// Adds placed bytes to the digest.
     pub(super) fn note_bytes(&mut self, piece: &Piece, part: (u32, u32)) {
         if self.faults.is_none() {
             return;
@@ -135,12 +135,12 @@ impl Model {
         }
     }
 
-    /// What the clock of a host reads at that time.
+    /// Returns what a host's clock reads at that time.
     pub(crate) fn clock_of(&self, host: u32, at: Ps) -> Instant {
         self.hosts[host as usize].clock(at)
     }
 
-    /// When the clock of a host reads that.
+    /// Returns the time at which a host's clock reads `reads`.
     pub(crate) fn time_of_clock(&self, host: u32, reads: Instant) -> Ps {
         let reads = reads.nanos().saturating_mul(NS);
         match self.hosts[host as usize].drift {
@@ -153,7 +153,7 @@ impl Model {
         }
     }
 
-    /// Sets a new host's clock.
+    /// Sets the drift of a new host's clock.
     pub(super) fn set_clock(&mut self, host: u32) {
         if let Some(ppm) = self.judge(FaultPoint::Clock, host, "", 0).drift {
             self.hosts[host as usize].drift = ppm;
@@ -174,14 +174,14 @@ impl Model {
         faults.judge(point, facts)
     }
 
-    /// What happened so far, and how often something did: the same in every run of a seed. `None` without
-    /// rules.
+    /// Returns the digest of the run so far and its number of entries. Both are equal in every run of a seed. `None`
+    /// without rules.
     pub(crate) fn run_digest(&self) -> Option<(u64, u64)> {
         let run_digest = &self.faults.as_deref()?.run_digest;
         Some((run_digest.digest(), run_digest.len))
     }
 
-    /// Notes that an actor was stepped.
+    /// Adds an actor's step to the digest.
     pub(crate) fn note_step(&mut self, actor: usize, begin: Ps, end: Ps) {
         if let Some(faults) = self.faults.as_deref_mut() {
             faults.run_digest.stepped(actor, begin, end);

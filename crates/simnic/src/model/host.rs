@@ -1,4 +1,4 @@
-//! An RNIC and the host that it is in.
+//! A host and its RNIC.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ use crate::preset::Preset;
 use crate::random::Random;
 use crate::registered_memory::{AccessRequest, Regions, Span};
 
-/// What an RNIC counts, as its maker's tools would read it.
+/// An RNIC's counters, as its vendor's tools would show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Requests that a unit sent.
@@ -25,21 +25,21 @@ pub struct Counters {
     pub packets_in: u64,
     /// Payload bytes sent.
     pub bytes_out: u64,
-    /// Payload bytes that came as far as memory: not those that still wait at the port.
+    /// Payload bytes placed in memory, without those that still wait at the port.
     pub bytes_in: u64,
-    /// Contexts of queue pairs that were not on the chip.
+    /// Lookups of queue pair contexts that were not on the chip.
     pub icm_misses: u64,
-    /// Translations that were not.
+    /// Lookups of translations that were not on the chip.
     pub mtt_misses: u64,
-    /// Protections that were not.
+    /// Lookups of protections that were not on the chip.
     pub mpt_misses: u64,
-    /// Requests that had gone from the chip by their turn, or by their end: one may have gone at both.
+    /// Requests that had left the chip before they were sent, or before they ended. One request may count twice.
     pub wqe_misses: u64,
     /// Time that units waited for DMA reads, in picoseconds.
     pub stalls: Ps,
-    /// Packets of messages that were sent again, of READs those of their answers.
+    /// Packets of retransmitted requests; for READs, the packets of the response.
     pub sent_again: u64,
-    /// Requests that found no receive.
+    /// RNR NAKs received.
     pub not_ready: u64,
     /// Time that processors computed, in picoseconds.
     pub cpu: Ps,
@@ -58,41 +58,42 @@ pub(crate) struct Host {
     pub(crate) icm: Cache,
     pub(crate) mtt: Cache,
     pub(crate) mpt: Cache,
-    /// The cache of requests: one that was fetched and has gone again must be fetched again when its turn
-    /// comes, and when it ends.
+    /// Cache of requests. One that was fetched and evicted must be fetched again when it is sent, and when it
+    /// ends.
     pub(crate) requests: Cache,
-    /// Contexts of queue pairs made so far.
+    /// Number of queue pair contexts created so far.
     pub(crate) contexts: u64,
-    /// Queue pairs and completion queues that there are.
+    /// Existing queue pairs and completion queues.
     pub(crate) qps: u32,
     pub(crate) cqs: u32,
-    /// When each lock of atomics is free.
+    /// Time at which each lock for atomics becomes free.
     pub(crate) locks: Vec<Ps>,
     pub(crate) counters: Counters,
-    /// When something can be seen here, and who wants to know.
+    /// Times of visible changes on this host.
     pub(crate) change_times: ChangeTimes,
-    /// Millionths by which its clock is too fast.
+    /// Clock error in parts per million; positive if it runs fast.
     pub(crate) drift: i32,
     pub(crate) async_events: VecDeque<AsyncEvent>,
     pub(crate) async_alarm: Arc<EventFd>,
 }
 
-/// When memory of a host, or a completion of its, changes. Not all of it happens when it is worked out: the bytes of a
-/// completion are on the bus then.
+/// Times at which a host's memory or completions change. A change may lie ahead of the event that causes it: a
+/// completion then still has to cross the bus.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeTimes {
-    /// The last change that there has been.
+    /// Time of the last change that has happened.
     past: Ps,
-    /// Those that are to come, in order.
+    /// Times of pending changes, ascending.
     coming: VecDeque<Ps>,
-    /// Somebody wants to know of the next.
+    /// Whether the next change must be reported.
     is_watched: bool,
-    /// When it is told.
+    /// Time of the pending report, if one is scheduled.
     reported_at: Option<Ps>,
 }
 
 impl ChangeTimes {
-    /// Something changes `at`; it is `now`. When that is to be told, if somebody wants to know and nothing earlier is.
+    /// Adds a change `at`; it is `now`. Returns the time to report it, if a report is wanted and no earlier one
+    /// is scheduled.
     #[inline]
     pub(crate) fn add(&mut self, now: Ps, at: Ps) -> Option<Ps> {
         self.pass(now);
@@ -106,7 +107,7 @@ impl ChangeTimes {
         self.tell(at.max(now))
     }
 
-    /// Somebody wants to know of the next change; it is `now`. When that is to be told.
+    /// Requests a report of the next change; it is `now`. Returns its time, if the change is known already.
     pub(crate) fn watch(&mut self, now: Ps) -> Option<Ps> {
         self.pass(now);
         self.is_watched = true;
@@ -123,12 +124,12 @@ impl ChangeTimes {
         })
     }
 
-    /// It is told; who wants to know of the next one says so again.
+    /// Marks the report as made. A watcher that wants another must ask again.
     pub(crate) fn mark_reported(&mut self) {
         (self.is_watched, self.reported_at) = (false, None);
     }
 
-    /// The first change after `began`, of those that are to come or have just been.
+    /// Returns the first known change after `began`. Of past changes only the last is known.
     pub(crate) fn after(&self, began: Ps) -> Option<Ps> {
         if self.past > began {
             return Some(self.past);
@@ -147,21 +148,21 @@ impl ChangeTimes {
     }
 }
 
-/// A unit that sends. A queue pair is one unit's, so its requests are sent one after the other.
+/// A sending unit. Each queue pair belongs to one unit, so its requests are sent one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct SendUnit {
-    /// When it has nothing to do.
+    /// Time from which it is idle.
     pub(crate) free_at: Ps,
     pub(crate) busy: Ps,
     /// Queue pairs that have something to send.
     pub(crate) ready: VecDeque<QpRef>,
-    /// That it is free is heard of.
+    /// Whether an event is scheduled for when it becomes idle.
     pub(crate) awaited: bool,
     pub(crate) log: BusyLog,
 }
 
 impl SendUnit {
-    /// Has it do something that comes `at`: when that is done.
+    /// Serves work that arrives `at` and takes `cost`. Returns when it is done.
     pub(crate) fn serve(&mut self, at: Ps, cost: Ps) -> Ps {
         let begin = self.free_at.max(at);
         self.log.note(0, (begin, begin + cost), 0);
@@ -170,13 +171,13 @@ impl SendUnit {
         self.free_at
     }
 
-    /// Has it do nothing until `end`, and not count as busy: what it did waits for room.
+    /// Blocks the unit until `end` without counting it as busy: its packets wait for buffer space.
     pub(crate) fn wait(&mut self, end: Ps) {
         self.free_at = self.free_at.max(end);
     }
 }
 
-/// The address of a host's port: a unique-local prefix and the host's number.
+/// Returns the GID of a host's port: a unique-local prefix and the host's number.
 fn gid_of(number: u32) -> Gid {
     let mut gid = [0xfd, b's', b'i', b'm', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     gid[12..].copy_from_slice(&(number + 1).to_be_bytes());
@@ -184,7 +185,7 @@ fn gid_of(number: u32) -> Gid {
 }
 
 impl Counters {
-    /// What was counted since an earlier look.
+    /// Returns the difference from an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -211,7 +212,7 @@ impl Host {
         let mut cache = |entries: f64, ways: f64, policy, index| {
             Cache::new(entries as u64, ways as usize, policy, index, random.bits())
         };
-        // Contexts of queue pairs made one after the other are neighbours.
+        // Queue pairs created in a row have consecutive contexts, so low bits spread them evenly over the sets.
         let icm = cache(
             preset.icm_entries,
             preset.icm_ways,
@@ -221,7 +222,7 @@ impl Host {
         let (recent, hashed) = (Policy::LeastRecent, Index::Hashed);
         let mtt = cache(preset.mtt_entries, preset.mtt_ways, recent, hashed);
         let mpt = cache(preset.mpt_entries, preset.mpt_ways, recent, hashed);
-        // Only no cache at all is one that has everything.
+        // Rounded up, because zero entries mean an unlimited cache.
         let room = (preset.wqe_kib * 1024.0 / preset.wqe_bytes).ceil();
         let requests = cache(room, preset.wqe_ways, recent, hashed);
         Ok(Self {
@@ -251,14 +252,15 @@ impl Host {
         })
     }
 
-    /// What its clock reads at that time.
+    /// Returns what its clock reads at that time.
     pub(crate) fn clock(&self, at: Ps) -> Instant {
         let off = i128::from(at) * i128::from(self.drift) / 1_000_000;
         Instant::from_nanos((i128::from(at) + off).max(0) as u64 / NS)
     }
 
-    /// Looks up where a part of a request's bytes is, `(list, offset, length)`; what a unit waits for then, at so
-    /// much for each entry that is not on the chip. With `again` the entries went with the request.
+    /// Looks up the translations and protections of a part `(list, offset, length)` of a request's bytes. Returns
+    /// how long the unit waits: `read` for each entry that is not on the chip. With `again` the request itself was
+    /// evicted, and each span's protection and first translation count as evicted with it.
     #[inline]
     pub(crate) fn look_up(
         &mut self,
@@ -279,13 +281,13 @@ impl Host {
         Ok(waits)
     }
 
-    /// Whether all translations and protections are on the chip.
+    /// Whether the caches of translations and protections are unlimited.
     #[inline]
     pub(crate) fn translates_at_once(&self) -> bool {
         self.mpt.is_endless() && self.mtt.is_endless()
     }
 
-    /// How many of the entries that lead to some bytes were not on the chip. They are afterwards.
+    /// Looks up the entries for some bytes and caches them. Returns how many were not on the chip.
     #[inline]
     pub(crate) fn translate(&mut self, span: &Span) -> u64 {
         if self.translates_at_once() {
@@ -322,7 +324,7 @@ mod tests {
             (Some(50), Some(200))
         );
         change_times.mark_reported();
-        // Told of the first, it looks, finds it is not what it waits for, and watches again.
+        // The watcher looked at the first change, did not find what it waits for, and watches again.
         assert_eq!(change_times.watch(30), Some(50));
         change_times.mark_reported();
         assert_eq!(change_times.add(60, 60), None);

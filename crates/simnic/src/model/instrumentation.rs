@@ -1,7 +1,7 @@
-//! What a trace and a table of utilisation are told.
+//! Input for traces and utilisation tables.
 //!
-//! Units and pipes log when they are busy, counters say what was missed: so nothing here decides anything, and
-//! what happens need not know of it.
+//! Units and pipes log their busy times, and counters count misses. Nothing here influences the model, and the
+//! model's other code does not depend on it.
 
 use headworks_verbs::{Completion, Status};
 
@@ -10,23 +10,23 @@ use crate::hardware_units::{BusyInterval, BusyLog, Pipe, Ps};
 use crate::trace::{Subject, TraceLabel, Tracer, Track};
 use crate::utilisation::{ActorUsage, HostUsage, TX, UnitUsage, Usage};
 
-/// An actor, and what it computed.
+/// An actor and its computing time.
 pub(crate) struct ActorTime {
     pub(crate) role: String,
     pub(crate) host: u32,
     pub(crate) core: u32,
     pub(crate) busy: Ps,
-    /// When its last step ended.
+    /// Time at which its last step ended.
     pub(crate) until: Ps,
 }
 
-/// Who wants to know what happens when.
+/// State of tracing.
 pub(crate) struct Instrumentation {
     tracer: Tracer,
     run: u32,
-    /// Hosts, with what they had counted when it was last told.
+    /// Hosts as the tracer numbers them, each with its counters at the last record.
     hosts: Vec<(u32, Counters)>,
-    /// Of which request what is logged next is.
+    /// Name and request that the next logged intervals belong to.
     label: (&'static str, Subject),
 }
 
@@ -40,7 +40,7 @@ impl Instrumentation {
         }
     }
 
-    /// A completion can be seen at that time.
+    /// Records a completion that becomes visible at that time.
     pub(super) fn completion(&self, host: u32, at: Ps, ends: &Completion) {
         let Some((process, _)) = self.hosts.get(host as usize) else {
             return;
@@ -60,7 +60,7 @@ impl Instrumentation {
         self.tracer.instant(*process, track, at, label);
     }
 
-    /// What a host logged and counted since it was last looked at.
+    /// Records what a host logged and counted since the last record.
     fn record_host(&mut self, number: usize, host: &mut Host, now: Ps) {
         let Some((process, before)) = self.hosts.get_mut(number) else {
             return;
@@ -108,7 +108,7 @@ impl Instrumentation {
 }
 
 impl Model {
-    /// From now on somebody wants to know what happens when.
+    /// Starts tracing.
     pub(crate) fn trace_to(&mut self, tracer: Tracer) {
         self.instrumentation = Some(Box::new(Instrumentation::new(tracer)));
         for number in 0..self.hosts.len() as u32 {
@@ -116,7 +116,7 @@ impl Model {
         }
     }
 
-    /// A host is new.
+    /// Starts tracing a new host.
     pub(super) fn trace_host(&mut self, number: u32) {
         let Some(instrumentation) = &mut self.instrumentation else {
             return;
@@ -136,7 +136,7 @@ impl Model {
         }
     }
 
-    /// What happens until `limit`, with all of it told; with `until_change` only until somebody can see something.
+    /// Processes and records events up to `limit`; with `until_change`, up to the first visible change.
     #[cold]
     #[inline(never)]
     pub(super) fn run_traced(&mut self, limit: Ps, until_change: bool) {
@@ -151,7 +151,7 @@ impl Model {
         }
     }
 
-    /// An RNIC will hear a doorbell at that time.
+    /// Records a doorbell that reaches the RNIC at that time.
     #[cold]
     #[inline(never)]
     pub(super) fn trace_doorbell(&mut self, qp: QpRef, upto: u64, at: Ps) {
@@ -166,9 +166,9 @@ impl Model {
         }
     }
 
-    /// An event begins.
+    /// Sets the label of what is logged during an event.
     fn label_event(&mut self, event: &Event) {
-        // What was logged in a call of somebody's is of no event.
+        // What an actor's call logged belongs to no event.
         self.record_hosts("call", Subject::default());
         let (name, subject) = match event {
             Event::Doorbell { qp, upto } => ("fetch", self.subject(*qp, *upto)),
@@ -186,7 +186,7 @@ impl Model {
         }
     }
 
-    /// A queue pair has its turn on a sending unit.
+    /// Sets the label when a queue pair gets its turn on a sending unit.
     #[inline]
     pub(super) fn label_request(&mut self, index: u32) {
         if self.instrumentation.is_some() {
@@ -210,7 +210,7 @@ impl Model {
         self.record_hosts(name, subject);
     }
 
-    /// What was logged so far is told; what is from now on is of another request.
+    /// Records what was logged so far, and labels what is logged from now on.
     fn record_hosts(&mut self, name: &'static str, subject: Subject) {
         let Some(instrumentation) = &mut self.instrumentation else {
             return;
@@ -221,7 +221,7 @@ impl Model {
         instrumentation.label = (name, subject);
     }
 
-    /// A request of a queue pair, and its host.
+    /// Returns the host and the trace subject of a queue pair's request.
     fn subject(&self, qp: QpRef, request: u64) -> Option<(u32, Subject)> {
         let (_, found) = self.qps.get(qp.index as usize)?;
         let found = found.as_deref().filter(|found| found.life == qp.life)?;
@@ -233,14 +233,14 @@ impl Model {
         Some((found.host, subject))
     }
 
-    /// The request that a queue pair answers.
+    /// Returns the request that a queue pair responds to.
     fn requester_of(&self, qp: QpRef) -> Option<(u32, Subject)> {
         let (_, found) = self.qps.get(qp.index as usize)?;
         let (from, request) = found.as_deref()?.responses.front()?.asked();
         self.subject(from, request)
     }
 
-    /// The request that a piece is of, whichever way it travels.
+    /// Returns the request that a piece belongs to, in either direction.
     fn piece_subject(&self, piece: &Piece) -> (&'static str, Option<(u32, Subject)>) {
         let (name, qp) = match piece.kind {
             PieceKind::Bytes => (verb(false), piece.from),
@@ -251,7 +251,7 @@ impl Model {
         (name, self.subject(qp, piece.wqe))
     }
 
-    /// An actor made a step.
+    /// Records an actor's step.
     pub(crate) fn record_step(&mut self, actor: usize, (began, end): (Ps, Ps)) {
         let Some(acted) = self.actors.get_mut(actor) else {
             return;
@@ -269,7 +269,7 @@ impl Model {
         }
     }
 
-    /// What everything counted up to now.
+    /// Returns what all hosts and actors counted up to now.
     pub(crate) fn usage(&self) -> Usage {
         let acted = self.actors.iter().map(|acted| acted.until).max();
         let over = match self.acting {
@@ -316,7 +316,7 @@ impl Model {
     }
 }
 
-/// What a request is, as far as the RNIC that sends it is busy with it.
+/// Returns the trace's name for a request on the sending RNIC.
 fn verb(reads: bool) -> &'static str {
     match reads {
         true => "request",

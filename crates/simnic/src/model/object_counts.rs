@@ -1,11 +1,11 @@
-//! How many objects there are.
+//! Counts of the objects of a network.
 
 use std::sync::Arc;
 
 use super::Model;
 
-/// The objects of a network that somebody has. Those of actors that have ended are gone: what is left is a
-/// leak.
+/// Numbers of objects that exist in a network. An actor's objects go when it ends, so any that remain then
+/// are leaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectCounts {
     /// Queue pairs.
@@ -20,19 +20,19 @@ pub struct ObjectCounts {
     pub regions: usize,
     /// Address handles.
     pub address_handles: usize,
-    /// Packets under way: those that travel together count once.
+    /// Packets under way; those that travel together count once.
     pub packets: usize,
 }
 
 impl ObjectCounts {
-    /// Whether there is nothing.
+    /// Whether there are no objects.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl Model {
-    /// How many objects there are now.
+    /// Counts the objects that exist now.
     pub(crate) fn object_counts(&self) -> ObjectCounts {
         ObjectCounts {
             queue_pairs: self.qps.iter().filter(|(_, qp)| qp.is_some()).count(),

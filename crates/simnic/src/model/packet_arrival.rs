@@ -10,7 +10,7 @@ use crate::registered_memory::{self, AccessRequest, Regions, Span};
 use crate::wqe::Wqe;
 
 impl Model {
-    /// Packets reach a host's link: through the switch's port, a receiving unit and the bus.
+    /// Handles packets that reach a host: the switch's port, a receiving unit and the bus.
     pub(super) fn on_packets(&mut self, id: PieceId) {
         let Some(piece) = self.pieces.get_mut(id.place()) else {
             return;
@@ -43,7 +43,7 @@ impl Model {
         let placed = match piece.len {
             0 => received,
             len => {
-                // All but the last packet are on their way while that comes.
+                // All packets but the last cross the bus while the last one arrives.
                 let bytes = cost.write(len.into());
                 let tail = match piece.packets {
                     1 => bytes,
@@ -62,7 +62,7 @@ impl Model {
         self.event_queue.put(placed, Event::Place(id));
     }
 
-    /// The bytes of packets go to memory.
+    /// Places the bytes of packets in memory.
     pub(super) fn place(&mut self, piece: Piece) {
         if let Some(host) = self.qp(piece.to).map(|qp| qp.host) {
             self.hosts[host as usize].counters.bytes_in += u64::from(piece.len);
@@ -87,7 +87,7 @@ impl Model {
         }
     }
 
-    /// Packets that were not expected: missed ones are asked for, known ones acknowledged again.
+    /// Handles unexpected packets: requests missing ones with a NAK, acknowledges duplicates again.
     fn out_of_order(&mut self, piece: Piece) {
         let Some(qp) = self.qp(piece.to) else {
             return;
@@ -101,7 +101,7 @@ impl Model {
         }
         match piece.kind {
             PieceKind::Bytes => self.send_acknowledge(&piece, expected, Acknowledge::Ack),
-            // The answer was lost: a READ is carried out again, an atomic is not.
+            // The response was lost. A READ is executed again; an atomic only repeats its result.
             _ => self.execute_read_request(piece),
         }
     }
@@ -263,7 +263,7 @@ impl Model {
         let asked = asked(&self.qps, piece).ok_or(Refusal::Lost)?;
         let part = (piece.offset, piece.len);
         copy_from_sender(&self.regions, asked, part, |mut done, mut from| {
-            // The two lists are cut differently.
+            // The lists of both sides are split at different bytes.
             for target in &targets {
                 if done >= target.len {
                     done -= target.len;
@@ -280,7 +280,7 @@ impl Model {
         })
     }
 
-    /// Translations of the place that bytes go to: what looking them up takes.
+    /// Looks up the translations of a target. Returns how long that takes.
     pub(super) fn touch_target(&mut self, host: u32, target: &Span) -> Ps {
         let state = &mut self.hosts[host as usize];
         let waits = state.translate(target) * self.cost.dma_read;
@@ -288,7 +288,7 @@ impl Model {
         waits
     }
 
-    /// A message is whole: its receive ends. Whether there was one.
+    /// Completes the receive of a whole message. Returns false if there is no receive.
     fn end_receive(&mut self, piece: &Piece, opcode: Opcode, imm: Option<u32>) -> bool {
         let Some(qp) = self.qp(piece.to) else {
             return true;
@@ -311,7 +311,7 @@ impl Model {
         ends.solicited = solicited;
         let completion = &mut ends.completion;
         (completion.opcode, completion.byte_len, completion.imm) = (opcode, len, imm);
-        // It follows the bytes, which have gone all the way; of a message without any nothing has.
+        // The bytes were placed before, so only an empty message still needs the write's latency.
         let at = match len {
             0 => self.now + self.cost.dma_write,
             _ => self.now + late,
@@ -320,7 +320,7 @@ impl Model {
         true
     }
 
-    /// The receive of the message that comes is wrong, and its queue pair with it.
+    /// Completes the incoming message's receive with an error, and fails its queue pair.
     fn fail_receive(&mut self, index: u32, status: Status) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -340,7 +340,7 @@ impl Model {
 
     fn refuse(&mut self, piece: Piece, status: Status) {
         self.send_acknowledge(&piece, piece.psn, Acknowledge::Nak(status));
-        // The responder's connection is over as well.
+        // The error ends the connection on the responder's side as well.
         self.fail(piece.to.index, true);
     }
 
@@ -361,7 +361,7 @@ impl Model {
         self.execute_read_request(piece);
     }
 
-    /// Carries out a READ or an atomic, and sends what comes back.
+    /// Executes a READ or an atomic, and queues the response.
     fn execute_read_request(&mut self, piece: Piece) {
         let (from, number) = (piece.from, piece.wqe);
         let asked = self
@@ -421,7 +421,7 @@ impl Model {
         self.queue_response(piece.to, Response::new(read_request, found, len, ready));
     }
 
-    /// The value that an atomic found; one that was carried out before is not again.
+    /// Executes an atomic, and returns the value it found. A duplicate is not executed; it gets the kept value.
     fn atomic(&mut self, to: QpRef, psn: u64, op: SendOp, target: &Span) -> u64 {
         let before = self.qp(to).and_then(|qp| {
             let found = qp.answers.iter().find(|(number, _)| *number == psn);
@@ -446,7 +446,7 @@ impl Model {
         old
     }
 
-    /// What was asked for comes.
+    /// Handles a part of a response at the requester.
     fn response(&mut self, piece: Piece) {
         let Some(qp) = self.qp(piece.to) else {
             return;
@@ -455,8 +455,8 @@ impl Model {
         if state == QpState::Error {
             return;
         }
-        // Answers come in order, or one is missing and is asked for once more (9.7.5.1.3, implied NAK): were a
-        // later one taken first, more would be asked than the other side keeps the answers of.
+        // Responses come in order. If one is missing, its request is sent again (9.7.5.1.3, implied NAK). Accepting a
+        // later one first would allow more requests under way than the responder keeps results for.
         let Some(at) = qp.sq.iter().position(|wqe| wqe.reads() && !wqe.answered) else {
             return;
         };
@@ -472,7 +472,7 @@ impl Model {
             }
             return;
         }
-        // Part of an answer that was given again.
+        // A duplicate of an earlier part.
         if qp.sq[at].returned != piece.offset {
             return;
         }
@@ -503,7 +503,7 @@ impl Model {
         if piece.last {
             wqe.answered = true;
             let end = wqe.end();
-            // One that is about to be sent once more does not count as under way.
+            // A request that is about to be retransmitted does not count as under way.
             qp.reads -= u32::from(piece.wqe < qp.sending);
             qp.acked = qp.acked.max(end);
         }
@@ -513,7 +513,7 @@ impl Model {
         self.note_change(host, at);
         match placed {
             Err(status) => self.end_request(index, piece.wqe, status),
-            // The completion follows the bytes, which have gone all the way.
+            // The bytes were placed before, so the completion is visible at once.
             Ok(()) if piece.last => self.end_requests_at(index, at),
             Ok(()) => {}
         }
@@ -521,7 +521,7 @@ impl Model {
     }
 }
 
-/// Who asked for what a piece is of, and what that is.
+/// Returns the queue pair that sent a piece, and the request that the piece belongs to.
 #[inline]
 pub(super) fn asked<'a>(qps: &'a Qps, piece: &Piece) -> Option<(&'a Qp, &'a Wqe)> {
     let (_, qp) = qps.get(piece.from.index as usize)?;
@@ -530,7 +530,8 @@ pub(super) fn asked<'a>(qps: &'a Qps, piece: &Piece) -> Option<(&'a Qp, &'a Wqe)
     Some((qp, qp.sq.get(at as usize)?))
 }
 
-/// A part `(offset, length)` of a request's bytes, where they are at the sender; each span with what was before it.
+/// Calls `copy` for each span of a part `(offset, length)` of a request's bytes at the sender. `copy` also gets the
+/// number of bytes before the span.
 #[inline]
 pub(super) fn copy_from_sender(
     regions: &Regions,
@@ -553,12 +554,12 @@ pub(super) fn copy_from_sender(
         copy(done, span);
         done += span.len;
     });
-    // Deregistered meanwhile: what was sent of it is lost.
+    // The sender deregistered the memory meanwhile: these packets are lost.
     copied.map_err(|_| Refusal::Lost)
 }
 
-/// Where the bytes of a WRITE or of an answer go, or the first of those that a READ or an atomic asks for is: what
-/// `look` makes of all of it.
+/// Calls `look` for the target of a WRITE or of a response, or for the first byte that a READ or an atomic asks for.
+/// Returns the sum of its results.
 fn target_of(
     qps: &Qps,
     regions: &Regions,
@@ -574,7 +575,7 @@ fn target_of(
         let wqe = at.and_then(|at| to.sq.get(at as usize));
         let mut sum = 0;
         if let Some(wqe) = wqe {
-            // What is wrong with them is found when the bytes are placed.
+            // Errors are reported when the bytes are placed.
             let _ = regions.gather(wqe.data.sges(), skip, len, asks, |span| sum += look(span));
         }
         return sum;
@@ -596,12 +597,12 @@ fn target_of(
     regions.find(remote.rkey, addr, len, asks).map_or(0, look)
 }
 
-/// Why packets were not taken.
+/// Reasons to refuse packets.
 pub(super) enum Refusal {
-    /// The one who sent them is no more.
+    /// A queue pair or the sender's memory no longer exists; the packets are dropped silently.
     Lost,
     /// There is no receive.
     NotReady,
-    /// They cannot be carried out.
+    /// The request is invalid; the requester gets a NAK with this status.
     Status(Status),
 }

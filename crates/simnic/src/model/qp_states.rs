@@ -1,4 +1,4 @@
-//! Queue pairs made, and moved from state to state.
+//! Creation of queue pairs and their state transitions.
 
 use headworks_verbs::{Access, ModifyError, QpAttr, QpCaps, QpState, QpType, Qpn};
 
@@ -7,7 +7,7 @@ use super::{Model, Qp, QpRef};
 use crate::hardware_units::{NS, Ps};
 use crate::wqe::cache_key;
 
-/// The shortest time for an acknowledgement: 4.096 µs, doubled as often as the attribute says.
+/// Unit of the acknowledgement timeout, 4.096 µs; doubled as often as the attribute says.
 const TIMEOUT: Ps = 4_096 * NS;
 
 impl Qp {

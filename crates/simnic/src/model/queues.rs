@@ -1,4 +1,4 @@
-//! Queue pairs, completion queues, receives: what they hold.
+//! Queue pairs, completion queues and receives: their state.
 
 use std::collections::VecDeque;
 
@@ -12,18 +12,18 @@ use crate::completion_channel::SimChannel;
 use crate::hardware_units::Ps;
 use crate::wqe::{ReceiveWqe, Wqe, cache_key};
 
-/// What a poll that finds nothing takes outside of a world.
+/// Extra time of an empty poll outside of a world.
 const IDLE: Ps = 1_000 * crate::hardware_units::NS;
 
 /// A queue pair.
 pub(crate) struct Qp {
     pub(crate) index: u32,
-    /// Which connection of it this is: packets of an earlier one are lost.
+    /// Part of its [`QpRef`]; a reset changes it, and packets for an earlier value are dropped.
     pub(crate) life: u32,
     pub(crate) qpn: u32,
-    /// Which of its host's units sends for it.
+    /// Index of the host's sending unit that serves it.
     pub(crate) unit: usize,
-    /// Which of its host's contexts it has.
+    /// Number of its context on the host.
     pub(crate) context: u64,
     pub(crate) host: u32,
     pub(crate) pd: u32,
@@ -39,56 +39,57 @@ pub(crate) struct Qp {
     /// Requests that are not done, and the number of the first.
     pub(crate) sq: VecDeque<Wqe>,
     pub(crate) first: u64,
-    /// Requests that the RNIC knows of, as far as somebody looked ([`Qp::note_progress`]).
+    /// Requests before this number are known to the RNIC, as of the last look ([`Qp::note_progress`]).
     pub(crate) rung: u64,
-    /// When it hears of the last doorbell.
+    /// Time at which the last doorbell reaches the RNIC.
     pub(crate) rings_at: Ps,
-    /// There is an event for the first doorbell of those that have none of their own.
+    /// Whether an event is scheduled for the first quiet doorbell.
     pub(crate) is_called: bool,
-    /// Requests that need no room any more: a completion that covers them was polled.
+    /// Requests before this number occupy no slot any more: a completion that covers them was polled.
     pub(crate) retired: u64,
-    /// The request that is sent next, and how much of it was.
+    /// Number of the next request to send, and how many of its bytes were sent.
     pub(crate) sending: u64,
     pub(crate) sent: u32,
     pub(crate) next_psn: u64,
-    /// When the last of its packets has left: they leave in order.
+    /// Time at which its last packet has left; its packets leave in order.
     pub(crate) gone_at: Ps,
-    /// All before it is acknowledged.
+    /// Packets before this sequence number are acknowledged.
     pub(crate) acked: u64,
-    /// READs and atomics under way.
+    /// Number of READs and atomics under way.
     pub(crate) reads: u32,
-    /// A request that is wrong on this side, and how: it ends so once those before it are done.
+    /// A request that is invalid on this side, and its status. It fails once those before it are done.
     pub(crate) failing: Option<(u64, Status)>,
-    /// In SQD: what was under way then, and is carried out yet.
+    /// In SQD: requests before this number were under way and are still sent.
     pub(crate) drains_to: u64,
-    /// It waits for its turn.
+    /// Whether it is queued for its unit.
     pub(crate) is_ready: bool,
-    /// Not to be sent before this.
+    /// Earliest time of the next send, set by an RNR NAK.
     pub(crate) not_before: Ps,
     pub(crate) paused: bool,
     pub(crate) retries: u8,
     pub(crate) rnr_tries: u8,
-    /// The READ or atomic whose answer was missing last.
+    /// The READ or atomic whose response was last found to be missing.
     pub(crate) missed: Option<u64>,
-    /// How often something was heard of the other side that says that it goes on.
+    /// Number of answers from the peer that showed progress.
     pub(crate) last_progress: u64,
-    /// Whether an overdue acknowledgement is looked for, and what was heard when that began.
+    /// Value of `last_progress` when the timeout was set; `None` if no timeout is set.
     pub(crate) timer: Option<u64>,
 
     pub(crate) receives: Receives,
-    /// The receive of the message that comes.
+    /// The incoming message and its receive.
     pub(crate) inbound: Option<IncomingMessage>,
     pub(crate) expected: u64,
-    /// It was said that packets are missing.
+    /// Whether a NAK for missing packets was sent.
     pub(crate) gap_reported: bool,
-    /// What was done last on this side of the connection, and when it could be answered.
+    /// Times at which its last packets were received, their bytes were placed, and its last answer left.
     pub(crate) received_at: Ps,
     pub(crate) placed_at: Ps,
     pub(crate) answered_at: Ps,
+    /// Sequence numbers and results of the last atomics, for duplicates.
     pub(crate) answers: VecDeque<(u64, u64)>,
-    /// What READs and atomics of the other side asked for, and has not all gone.
+    /// Responses to the peer's READs and atomics that are not completely sent.
     pub(crate) responses: VecDeque<Response>,
-    /// Its program knows that it takes no more of its SRQ.
+    /// Whether [`AsyncEvent::QpLastWqe`] was raised.
     pub(crate) settled: bool,
     pub(crate) events: u64,
     pub(crate) rnr: u64,
@@ -96,7 +97,7 @@ pub(crate) struct Qp {
     pub(crate) read_bytes: u64,
 }
 
-/// Where a queue pair is connected to, and how.
+/// A queue pair's peer and the attributes of its connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpConnection {
     pub(crate) access: Access,
@@ -106,18 +107,18 @@ pub(crate) struct QpConnection {
     pub(crate) max_reads: u32,
     pub(crate) max_dest_reads: u32,
     pub(crate) min_rnr: Ps,
-    /// 0 waits for ever.
+    /// 0 means no timeout.
     pub(crate) timeout: Ps,
     pub(crate) retry_count: u8,
     pub(crate) rnr_retry: u8,
     pub(crate) qkey: u32,
 }
 
-/// A message that comes.
+/// An incoming message.
 pub(crate) struct IncomingMessage {
     pub(crate) receive: Option<ReceiveWqe>,
     pub(crate) received: u32,
-    /// What looking up where its bytes go took.
+    /// Time that the lookups of its targets took.
     pub(crate) late: Ps,
 }
 
@@ -132,7 +133,7 @@ pub(crate) struct Receives {
 /// A shared receive queue.
 pub(crate) struct Srq {
     pub(crate) host: u32,
-    /// Which opening of the device made it.
+    /// Number of the device opening that made it.
     pub(crate) opened: u32,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
@@ -141,23 +142,23 @@ pub(crate) struct Srq {
     pub(crate) limit: u32,
 }
 
-/// A completion, and what it is of.
+/// A completion in its queue.
 pub(crate) struct Cqe {
     pub(crate) completion: Completion,
     pub(crate) at: Ps,
     pub(crate) qp: QpRef,
-    /// It wakes whoever waits for such only: it was asked for, or says that something failed.
+    /// Whether it wakes a queue that is armed for solicited completions only: it was solicited or is an error.
     pub(crate) solicited: bool,
-    /// How many sends, or receives of the queue pair's own, need no room once it is polled.
+    /// Requests, or receives that are the queue pair's own, before this number occupy no slot once it is polled.
     pub(crate) retires: u64,
 }
 
 /// A completion queue.
 pub(crate) struct Cq {
     pub(crate) host: u32,
-    /// Which use of its number it is.
+    /// Distinguishes the uses of its id.
     pub(crate) life: u32,
-    /// Which opening of the device made it.
+    /// Number of the device opening that made it.
     pub(crate) opened: u32,
     pub(crate) depth: u32,
     pub(crate) queue: VecDeque<Cqe>,
@@ -165,13 +166,13 @@ pub(crate) struct Cq {
     pub(crate) timestamps: bool,
     pub(crate) channel: Option<SimChannel>,
     pub(crate) armed: Armed,
-    /// Where what its owner has is in memory: numbers are those of other networks, too.
+    /// Address of its owner's object. The id alone is not enough: other networks use the same ids.
     pub(crate) handle: usize,
     pub(crate) polled: u64,
     pub(crate) events: u64,
 }
 
-/// What a completion queue was asked to tell of.
+/// Completions that a queue is armed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Armed {
     No,
@@ -179,16 +180,16 @@ pub(crate) enum Armed {
     Any,
 }
 
-/// A completion on its way. Which queue pair it is of, and when it was, are seen to where it goes.
+/// A completion to be added; [`Model::complete`] supplies the queue pair and the time.
 pub(crate) struct NewCompletion {
     pub(crate) completion: Completion,
     pub(crate) solicited: bool,
-    /// How many requests, or receives of the queue pair's own, need no room once it is polled.
+    /// Requests, or receives that are the queue pair's own, before this number occupy no slot once it is polled.
     pub(crate) retires: u64,
 }
 
 impl NewCompletion {
-    /// A send request ends like this, after so many.
+    /// Completion of a send request.
     #[inline]
     pub(crate) fn of(wqe: &Wqe, status: Status, retires: u64) -> Self {
         let brings = status == Status::Success && wqe.reads();
@@ -205,7 +206,7 @@ impl NewCompletion {
         }
     }
 
-    /// A receive ends like this.
+    /// Completion of a receive.
     pub(crate) fn of_receive(receive: &ReceiveWqe, status: Status) -> Self {
         Self {
             completion: Completion {
@@ -228,19 +229,19 @@ impl Qp {
         }
     }
 
-    /// The number of the next request.
+    /// Returns the number that the next request gets.
     pub(crate) fn posted(&self) -> u64 {
         self.first + self.sq.len() as u64
     }
 
-    /// A request that is not done.
+    /// Returns a request that is not done.
     #[inline]
     pub(crate) fn wqe(&mut self, number: u64) -> Option<&mut Wqe> {
         let at = number.checked_sub(self.first)?;
         self.sq.get_mut(at as usize)
     }
 
-    /// Hears of those requests whose doorbells are no events, up to `now`.
+    /// Advances `rung` over the requests whose quiet doorbells came by `now`.
     pub(crate) fn note_progress(&mut self, now: Ps) {
         let mut rung = self.rung.max(self.first);
         while self.wqe(rung).is_some_and(|wqe| wqe.known_at <= now) {
@@ -249,7 +250,7 @@ impl Qp {
         self.rung = self.rung.max(rung);
     }
 
-    /// Back to where it was made, but for what it is.
+    /// Returns it to the reset state, without its connection and requests.
     pub(crate) fn reset(&mut self, life: u32) {
         self.life = life;
         self.state = QpState::Reset;
@@ -273,7 +274,7 @@ impl Qp {
 }
 
 impl Model {
-    /// A completion goes to a queue, where it can be seen `at`.
+    /// Adds a completion to a queue, where it becomes visible `at`.
     pub(crate) fn complete(
         &mut self,
         cq: u32,
@@ -324,7 +325,7 @@ impl Model {
         self.note_change(host, at);
     }
 
-    /// A completion finds no room: the queue is broken, and all that use it.
+    /// Breaks a queue that has no room for a completion, and fails all queue pairs that use it.
     #[cold]
     fn overruns(&mut self, cq: u32, host: u32) {
         if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
@@ -343,7 +344,7 @@ impl Model {
         }
     }
 
-    /// Has a queue tell of the next completion.
+    /// Arms a queue for the next completion.
     pub(crate) fn arm(&mut self, cq: u32, solicited_only: bool) {
         self.catch_up();
         let time = self.time();
@@ -355,7 +356,7 @@ impl Model {
             (true, armed) => armed,
             (false, _) => Armed::Any,
         };
-        // One that is on its way to memory comes after this.
+        // A completion that is not visible yet comes after the arming.
         let any = queue.armed == Armed::Any;
         let comes = |done: &&Cqe| done.at > time && (any || done.solicited);
         if let Some(at) = queue.queue.iter().find(comes).map(|done| done.at)
@@ -378,7 +379,7 @@ impl Model {
         self.note_change(host, at);
     }
 
-    /// Takes completions that can be seen now.
+    /// Takes the completions that are visible now.
     pub(crate) fn poll(
         &mut self,
         cq: u32,
@@ -418,7 +419,7 @@ impl Model {
             count => self.work(self.cost.poll_cqe * count as Ps),
         }
         if count == 0 && self.acting.is_none() {
-            // Who waits outside of a world has nothing else to do.
+            // A caller outside of a world that polls has nothing else to do, so let time pass.
             self.spend(IDLE);
         }
         match broken {
@@ -427,7 +428,7 @@ impl Model {
         }
     }
 
-    /// A receive for a message of a queue pair.
+    /// Takes a receive for a queue pair's message, from its SRQ if it has one.
     pub(crate) fn take_receive(&mut self, index: u32) -> Option<ReceiveWqe> {
         let qp = self.qps[index as usize].1.as_deref_mut()?;
         let (host, srq) = (qp.host, qp.srq);
@@ -454,7 +455,7 @@ impl Model {
         Some(receive)
     }
 
-    /// What is posted to a queue pair that is in error ends: flushed.
+    /// Flushes all requests and receives of a queue pair in the error state.
     pub(crate) fn flush(&mut self, index: u32) {
         let at = self.now.max(self.time());
         self.flush_sends(index, at);
@@ -473,7 +474,7 @@ impl Model {
         }
     }
 
-    /// Send requests that are not done end: flushed.
+    /// Flushes the send requests that are not done.
     pub(crate) fn flush_sends(&mut self, index: u32, at: Ps) {
         let Some(qp) = self.qps[index as usize].1.as_deref_mut() else {
             return;

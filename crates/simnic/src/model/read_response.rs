@@ -1,5 +1,5 @@
-//! What a READ or an atomic brings: it goes back in parts, as the link takes them, one answer of a queue pair after
-//! the other.
+//! Responses to READs and atomics. A queue pair sends its responses one after the other, in parts, as fast as the
+//! link takes them.
 
 use headworks_verbs::{Access, RemoteAddr, Status};
 
@@ -8,34 +8,34 @@ use crate::faults::FaultPoint;
 use crate::hardware_units::Ps;
 use crate::registered_memory::{self, AccessRequest, Span};
 
-/// Whose question it is.
+/// The READ or atomic that a response belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadRequest {
-    /// Who asked.
+    /// The queue pair that asked.
     pub(super) from: QpRef,
-    /// Which request of its.
+    /// Number of its request.
     pub(super) wqe: u64,
     pub(super) psn: u64,
 }
 
-/// What is to go back.
+/// Source of a response's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ResponseSource {
-    /// What an atomic found.
+    /// The value that an atomic found.
     Value(u64),
-    /// What is in memory from there on, read when it goes.
+    /// Memory from this address on, read when each part is sent.
     At(RemoteAddr),
 }
 
-/// An answer that goes, or that waits for those before it.
+/// A response that is being sent or waits for earlier ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Response {
     read_request: ReadRequest,
     found: ResponseSource,
     len: u32,
-    /// What of it has gone.
+    /// Number of bytes sent.
     offset: u32,
-    /// Not before this.
+    /// Earliest time of its first part.
     ready: Ps,
 }
 
@@ -55,14 +55,14 @@ impl Response {
         }
     }
 
-    /// Who asked, and by which request.
+    /// Returns the queue pair that asked, and the number of its request.
     pub(super) fn asked(&self) -> (QpRef, u64) {
         (self.read_request.from, self.read_request.wqe)
     }
 }
 
 impl Model {
-    /// An answer goes after those that a queue pair still has to give.
+    /// Queues a response behind those that the queue pair still has to send.
     pub(super) fn queue_response(&mut self, to: QpRef, response: Response) {
         let (now, ahead) = (self.now, self.cost.ahead);
         let Some(qp) = self.qp(to) else {
@@ -70,18 +70,18 @@ impl Model {
         };
         let same = |other: &Response| other.read_request == response.read_request;
         if qp.responses.iter().any(same) {
-            // It was asked for again before it was all gone.
+            // A duplicate request, whose response is still queued.
             return;
         }
         qp.responses.push_back(response);
         if qp.responses.len() == 1 {
-            // Bytes are read while those before them wait for the link, as many as the buffer has room for.
+            // Bytes are read while earlier packets wait for the link, as far as the transmit buffer has room.
             let at = response.ready.max(qp.answered_at.saturating_sub(ahead));
             self.event_queue.put(at.max(now), Event::Respond { qp: to });
         }
     }
 
-    /// The next part of the first answer goes.
+    /// Sends the next part of the first response.
     pub(super) fn respond(&mut self, to: QpRef) {
         let now = self.now;
         let most = self.cost.burst;
@@ -118,7 +118,7 @@ impl Model {
         };
         let wire = u64::from(len) + cost.header * u64::from(packets);
         let last_at = last_at + state.link_out.time(tail + cost.header);
-        // What was answered before left before.
+        // It leaves after the queue pair's earlier responses.
         let gone = state
             .link_out
             .carry_through(first_at, wire, last_at.max(answered));
@@ -160,8 +160,8 @@ impl Model {
         }
     }
 
-    /// The next bytes of an answer, and what looking up where they are takes; `None` where they may not be read any
-    /// more.
+    /// Returns the next bytes of a response, and the time that looking up their translations takes; `None` if the
+    /// memory may not be read any more.
     fn found(
         &mut self,
         response: &Response,
@@ -182,7 +182,7 @@ impl Model {
         Some((bytes, self.touch_target(asks.host, &from)))
     }
 
-    /// Its memory is gone.
+    /// Refuses a READ whose memory was deregistered meanwhile, and fails the queue pair.
     fn refuse_read_request(&mut self, to: QpRef, read_request: ReadRequest) {
         let piece = Piece {
             from: read_request.from,

@@ -10,16 +10,17 @@ use crate::registered_memory::AccessRequest;
 use crate::wqe::cache_key;
 
 impl Model {
-    /// A program rings, of requests up to `upto`: the RNIC hears of it `at`, or when it has heard of those
-    /// before.
+    /// Rings the doorbell for the requests before `upto`. The RNIC hears of it `at`, but not before this queue
+    /// pair's earlier doorbells.
     ///
-    /// Where nothing is fetched and no cache is used, as of one request that comes with its doorbell, that is noted
-    /// with the request, and looked for when the queue pair has nothing else to send. Other doorbells are events.
+    /// A doorbell is quiet if its single request comes with it and the request cache is unlimited, because nothing
+    /// is fetched or cached then. A quiet doorbell is no event: its time is noted in the request and checked when the
+    /// queue pair has nothing else to send. Every other doorbell is an event.
     pub(crate) fn ring(&mut self, index: u32, at: Ps, upto: u64) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
         };
-        // What comes with its doorbell does not overtake what is being fetched.
+        // A request that comes with its doorbell must not overtake one that is being fetched.
         let at = at.max(qp.rings_at);
         qp.rings_at = at;
         let is_ready = qp.is_ready;
@@ -42,7 +43,7 @@ impl Model {
         }
     }
 
-    /// Has an event for the next quiet doorbell of a queue pair that has nothing to send before it.
+    /// Schedules an event for the next quiet doorbell, for a queue pair that has nothing to send before it.
     fn call(&mut self, index: u32) {
         let now = self.now;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
@@ -58,7 +59,7 @@ impl Model {
         }
     }
 
-    /// A quiet doorbell came.
+    /// Handles the event of a quiet doorbell.
     pub(super) fn called(&mut self, reference: QpRef) {
         if let Some(qp) = self.qp(reference) {
             qp.is_called = false;
@@ -66,7 +67,7 @@ impl Model {
         }
     }
 
-    /// A doorbell came: the requests up to `upto` are fetched, and the queue pair waits for its turn.
+    /// Handles a doorbell: fetches the requests before `upto` and queues the queue pair for its unit.
     pub(super) fn rung(&mut self, reference: QpRef, upto: u64) {
         let now = self.now;
         let Some(qp) = self.qp(reference) else {
@@ -90,7 +91,7 @@ impl Model {
         self.make_ready(reference.index);
     }
 
-    /// Has a queue pair wait for its unit, if it has something to send.
+    /// Queues a queue pair for its unit, if it has something to send.
     #[inline]
     pub(super) fn make_ready(&mut self, index: u32) {
         let now = self.now;
@@ -117,7 +118,7 @@ impl Model {
         self.send_on(host, unit);
     }
 
-    /// A sending unit that has nothing to do takes queue pairs that wait; one that has does so later.
+    /// Has a sending unit serve its waiting queue pairs if it is idle, or schedules this for when it is.
     pub(super) fn send_on(&mut self, host: u32, unit: usize) {
         loop {
             let state = &mut self.hosts[host as usize].tx[unit];
@@ -130,7 +131,7 @@ impl Model {
                 self.event_queue.put(at, Event::Idle { host, unit });
                 return;
             }
-            // One that was taken apart or reset while it waited is in its place no more.
+            // A queue pair that was destroyed or reset while it waited is skipped.
             if let Some(reference) = state.ready.pop_front()
                 && self.qp(reference).is_some()
             {
@@ -140,13 +141,13 @@ impl Model {
         }
     }
 
-    /// A sending unit may have nothing to do.
+    /// Handles the event that a sending unit may be idle.
     pub(super) fn idle(&mut self, host: u32, unit: usize) {
         self.hosts[host as usize].tx[unit].awaited = false;
         self.send_on(host, unit);
     }
 
-    /// A unit sends a part of the queue pair's next request.
+    /// Sends a part of the queue pair's next request.
     fn send_part(&mut self, host: u32, unit: usize, index: u32) {
         let now = self.now;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
@@ -154,7 +155,7 @@ impl Model {
         };
         qp.is_ready = false;
         if qp.not_before > now {
-            // It was told to pause while it waited for its turn.
+            // An RNR NAK came while it waited for its turn.
             return self.make_ready(index);
         }
         let Some(number) = next(qp, now) else {
@@ -190,7 +191,7 @@ impl Model {
         };
         let last = reads || offset + part == wqe.len;
 
-        // What the unit needs, and may have to wait for.
+        // The unit stalls for whatever it needs that is not on the chip.
         let mut stall = 0;
         if !state.icm.touch(qp.context) {
             state.counters.icm_misses += 1;
@@ -205,7 +206,7 @@ impl Model {
             let pd = qp.pd;
             let sges = wqe.data.sges();
             let waits = match reads {
-                // Where its answer goes is looked up when that comes.
+                // The translations of its targets are looked up when the response arrives.
                 true => {
                     let access = Access::LOCAL_WRITE;
                     let asks = AccessRequest { pd, host, access };
@@ -232,7 +233,7 @@ impl Model {
         let packet = u64::from(part.min(mtu));
         let tail = u64::from(part) - packet * u64::from(packets - 1);
         let out = worked + cost.tx_latency;
-        // Packets follow each other: the first leaves while the others are read.
+        // Packets are pipelined: the first leaves while the others are still read.
         let (first_at, last_at) = match part > 0 && !is_inline {
             true => {
                 let through = state.dma_in.carry(out, cost.read(part.into())) + cost.dma_read;
@@ -251,7 +252,7 @@ impl Model {
         let first_at = first_at.max(qp.gone_at);
         let gone = state.link_out.carry_through(first_at, wire, last_at);
         qp.gone_at = gone;
-        // What cannot leave fills the buffer, and then the unit waits.
+        // Packets that cannot leave fill the transmit buffer, and then the unit waits.
         let end = worked.max(gone.saturating_sub(cost.ahead));
         state.tx[unit].serve(now, worked - now);
         state.tx[unit].wait(end);
@@ -271,7 +272,7 @@ impl Model {
             let due = timer_due(gone, qp.connection.timeout);
             self.event_queue.put(due, Event::Timeout { qp: reference });
         }
-        // It waits for its next turn.
+        // A queue pair with more to send queues for its next turn.
         let is_told_to_wait = qp.not_before > now;
         let goes_on = !is_told_to_wait && next(qp, now).is_some();
         if goes_on {
@@ -310,8 +311,8 @@ impl Model {
         }
     }
 
-    /// A piece is on its way to the queue pair of that number. One that is connected to another, or to
-    /// nobody, does not take it: nor does any where there is none.
+    /// Sends a piece to the queue pair of that number. The piece is lost if there is no such queue pair, or if that one
+    /// is not connected to the sender.
     fn launch(
         &mut self,
         mut piece: Piece,
@@ -334,14 +335,13 @@ impl Model {
         }
     }
 
-    /// A request that is wrong on this side fails once those before it are done.
+    /// Fails a request that is invalid on this side, once those before it are done.
     #[cold]
     #[inline(never)]
     fn fails_here(&mut self, reference: QpRef, number: u64, status: Status) {
         let Some(qp) = self.qp(reference) else {
             return;
         };
-        // It is where the queue stops.
         if qp.first == number {
             self.end_first(reference.index, status);
         } else {
@@ -350,7 +350,7 @@ impl Model {
     }
 }
 
-/// The request of which a queue pair can send a part now, if there is one.
+/// Returns the number of the request of which the queue pair can send a part now.
 #[inline(always)]
 fn next(qp: &mut super::Qp, now: Ps) -> Option<u64> {
     loop {
@@ -361,7 +361,7 @@ fn next(qp: &mut super::Qp, now: Ps) -> Option<u64> {
         let is_rung = number < qp.rung;
         let wqe = qp.wqe(number)?;
         if wqe.answered && !begun {
-            // Of what is sent once more, the answer came meanwhile.
+            // This request was to be retransmitted, but its response arrived meanwhile.
             qp.sending += 1;
             continue;
         }

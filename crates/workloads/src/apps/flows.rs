@@ -1,17 +1,17 @@
-//! A network function that measures traffic (RB² section V-C, case 1): the side that sees the packets sends a
-//! [`Record`] of 40 bytes for each, and the function counts packets and bytes of every flow.
+//! A network function that measures traffic (RB² section V-C, case 1). The side that sees the packets sends a
+//! [`Record`] of 40 bytes for each of them; the function counts packets and bytes of every flow.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`record`] | the record and its layout |
-//! | [`packet`] | from the bytes of a packet to its flow |
-//! | [`capture`], `pcap` | packets of a file, in pcap or pcapng |
-//! | [`synthetic`] | made-up traffic: a heavy-tailed mix of flows |
+//! | [`packet`] | parsing the bytes of a packet into its flow |
+//! | [`capture`], `pcap` | packets of a file in pcap or pcapng format |
+//! | [`synthetic`] | synthetic traffic: a heavy-tailed mix of flows |
 //! | [`flow_counts`] | the counts, and how they are checked |
 //! | [`tap_and_monitor`] | the two sides: [`Tap`] sends records, [`Monitor`] counts |
 //!
-//! The paper replays a minute of CAIDA 2019, 30 million packets. CAIDA gives those files on request, so a run is
-//! handed a capture, or makes its own traffic.
+//! The paper replays a minute of CAIDA 2019, 30 million packets. CAIDA gives those files on request only, so
+//! a run is given a capture file, or makes synthetic traffic.
 
 pub mod capture;
 pub mod flow_counts;

@@ -1,7 +1,7 @@
 //! A server of small files (RB² section V-C, case 3): HTTP/1.1, one request at a time.
 //!
-//! A message of the channel is a whole request or a whole response; the channel keeps their borders. Requests are
-//! parsed with `httparse`; RFC 9110 and RFC 9112 say what is legal.
+//! A message of the channel is a whole request or a whole response; the channel keeps message boundaries.
+//! Requests are parsed with `httparse`; RFC 9110 and RFC 9112 define what is legal.
 
 use headworks::ring::{MessageSender, SendError};
 
@@ -10,23 +10,24 @@ use super::wrong;
 use crate::error::Result;
 use crate::random::Random;
 
-/// Bytes of a file, as in the paper.
+/// Length of a file in bytes, as in the paper.
 pub const FILE: usize = 1024;
-/// Files of a site by default. More than one, so that a response to another request is noticed; at most ten, so
-/// that all requests have one length, and all responses with a file, as some channels need.
+/// Default number of files of a site. With more than one, the client notices the response to another request.
+/// With at most ten, all requests have one length, and so have all responses with a file, as some channels
+/// require.
 pub const FILES: u32 = 8;
-/// Bytes of the longest request or response with a file of [`FILE`] bytes, rounded up to a cache line.
+/// Length in bytes of the longest request or response with a file of [`FILE`] bytes, rounded up to a cache
+/// line.
 pub const MESSAGE_MAX: usize = 1280;
-/// Header fields of a message at most: browsers send some 15.
+/// Most header fields of a message: browsers send about 15.
 const FIELDS_MAX: usize = 64;
 
-/// Fetches one file after the other: sends the next request when the response to the one before it came and was
-/// right.
+/// Fetches one file at a time: sends the next request once the previous response has come and was right.
 pub type Client = request_response::Client<PageRequests>;
 /// Answers requests for the files of a [`Site`].
 pub type Server = request_response::Server<Site>;
 
-/// Files under the paths `/file/0`, `/file/1` and so on, each of its own contents.
+/// Files under the paths `/file/0`, `/file/1` and so on, with different contents.
 #[derive(Clone, Debug)]
 pub struct Site {
     files: Vec<Vec<u8>>,
@@ -34,16 +35,16 @@ pub struct Site {
     head: Vec<u8>,
 }
 
-/// What a request is answered.
+/// Response to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// 200, and this file.
+    /// 200, with this file.
     File(usize),
-    /// 400: the bytes are no request of HTTP/1.1, or one with a body.
+    /// 400: the message is not an HTTP/1.1 request, or is one with a body.
     BadRequest,
     /// 404: there is no such file.
     NotFound,
-    /// 405: something else than GET.
+    /// 405: the method is not GET.
     NotAllowed,
 }
 
@@ -57,20 +58,20 @@ const NOT_ALLOWED: &[u8] =
     b"HTTP/1.1 405 Method Not Allowed\r\nServer: headworks\r\nAllow: GET\r\n\
     Content-Type: text/plain\r\nContent-Length: 9\r\n\r\nGET only\n";
 
-/// The contents of file `number` of every site.
+/// Returns the contents of file `number` of every site.
 pub fn contents(number: u32) -> Vec<u8> {
     let mut random = Random::new(number.into());
     let words = (0..FILE / 8).flat_map(|_| random.word().to_le_bytes());
     words.collect()
 }
 
-/// The path of file `number`.
+/// Returns the path of file `number`.
 pub fn path(number: u32) -> String {
     format!("/file/{number}")
 }
 
 impl Site {
-    /// With so many files of [`FILE`] bytes.
+    /// Makes a site of `files` files of [`FILE`] bytes each.
     pub fn new(files: u32) -> Self {
         // A server without a clock sends no Date (RFC 9110, section 6.6.1).
         let head = format!(
@@ -83,7 +84,7 @@ impl Site {
         }
     }
 
-    /// What to answer to a message, whatever it is.
+    /// Returns the reply to any message.
     pub fn reply(&self, message: &[u8]) -> Reply {
         let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut request = httparse::Request::new(&mut fields);
@@ -110,7 +111,7 @@ impl Site {
         }
         let path = target.split('?').next().unwrap_or_default();
         let number = path.strip_prefix("/file/").and_then(|number| {
-            // One path for each file: no plus sign, no zeros in front.
+            // Each file has one path: no plus sign and no leading zeros.
             let canonical = number == "0" || !number.starts_with(['0', '+']);
             number.parse::<usize>().ok().filter(|_| canonical)
         });
@@ -120,7 +121,7 @@ impl Site {
         }
     }
 
-    /// Head and body of a response.
+    /// Returns head and body of a response.
     pub fn response(&self, reply: Reply) -> [&[u8]; 2] {
         match reply {
             Reply::File(number) if number < self.files.len() => [&self.head, &self.files[number]],
@@ -151,7 +152,7 @@ impl Service for Site {
     }
 }
 
-/// A request as a browser sends it.
+/// Makes a request as a browser sends it.
 pub fn request(path: &str) -> Vec<u8> {
     let text = format!(
         "GET {path} HTTP/1.1\r\n\
@@ -171,7 +172,7 @@ pub fn request(path: &str) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// A request for each file, and the contents that the response must bring.
+/// A request for each file, and the contents that the response must have.
 #[derive(Clone, Debug)]
 pub struct PageRequests(Vec<(Vec<u8>, Vec<u8>)>);
 
@@ -197,7 +198,8 @@ impl Requests for PageRequests {
 }
 
 impl Client {
-    /// Sends `requests` requests, for each of the first `files` files (at least 1) in turn.
+    /// Makes a client that sends `requests` requests, for each of the first `files` files (at least 1) in
+    /// turn.
     pub fn new(files: u32, requests: u64) -> Self {
         let page = |number| (request(&path(number)), contents(number));
         let pages = PageRequests((0..files.max(1)).map(page).collect());
@@ -205,7 +207,7 @@ impl Client {
     }
 }
 
-/// Whether `message` is a response that brings `file`; if not, what is wrong with it.
+/// Checks that `message` is a response with the contents of `file`; the error says what is wrong.
 pub fn check(message: &[u8], file: &[u8]) -> Result<(), &'static str> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut fields);
@@ -232,7 +234,7 @@ pub fn check(message: &[u8], file: &[u8]) -> Result<(), &'static str> {
     }
 }
 
-/// A length: digits and nothing else.
+/// Parses a length: digits only.
 fn number(text: &[u8]) -> Option<usize> {
     let text = std::str::from_utf8(text).ok()?;
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());

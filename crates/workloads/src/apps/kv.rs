@@ -21,17 +21,17 @@ use super::{in_order, malformed, put, words, wrong};
 use crate::error::Result;
 use crate::random::{MixedMap, Random};
 
-/// Records of the table by default: 120 MB of values and 34 MB of index.
+/// Default number of records in the table: 120 MB of values and 34 MB of index.
 pub const RECORDS: u64 = 1_000_000;
-/// Bytes of a request.
+/// Length of a request, in bytes.
 pub const REQUEST: usize = 16;
-/// Bytes of a response.
+/// Length of a response, in bytes.
 pub const RESPONSE: usize = 16 + VALUE;
-/// Bytes of a value.
+/// Length of a value, in bytes.
 const VALUE: usize = 112;
-/// Messages handled in one step at most, by default.
+/// Most messages handled in one step, by default.
 const BATCH: usize = 32;
-/// Keys drawn beforehand at most, a power of two. Longer runs ask for them again from the first one on.
+/// Most keys drawn in advance, a power of two. Longer runs start again from the first key.
 const DRAWN: u64 = 1 << 20;
 /// Seed of the draws.
 const SEED: u64 = 1;
@@ -41,7 +41,7 @@ const LAW: (f64, f64) = (1e10, 0.99);
 const FOUND: u64 = 0;
 const NO_SUCH_KEY: u64 = 1;
 
-/// Asks for keys, with up to a window of requests on their way.
+/// Requests keys, with up to a window of requests outstanding.
 pub type Client = request_response::Client<KeyRequests>;
 /// Answers requests for the keys of a [`Store`].
 pub type Server = request_response::Server<Store>;
@@ -49,20 +49,21 @@ pub type Server = request_response::Server<Store>;
 /// A value.
 pub type Value = [u8; VALUE];
 
-/// The key of record `record`: hashed, as YCSB's keys are, so that neighbours are none.
+/// Returns the key of record `record`: hashed like YCSB's keys, so that neighbouring records have distant
+/// keys.
 #[inline]
 pub fn key_of(record: u64) -> u64 {
     scramble(record)
 }
 
-/// FNV-1a of the number's bytes.
+/// Returns the FNV-1a hash of the number's bytes.
 fn scramble(number: u64) -> u64 {
     let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let bytes = number.to_le_bytes().into_iter();
     bytes.fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Draws records without end, of `records`, at least 1.
+/// Draws records without end from `records` records (at least 1).
 pub(super) fn drawn(records: u64) -> impl Iterator<Item = u64> {
     let law = Zipf::new(LAW.0, LAW.1).expect("ranks and an exponent");
     let ranks = law.sample_iter(Random::new(SEED).0);
@@ -70,7 +71,7 @@ pub(super) fn drawn(records: u64) -> impl Iterator<Item = u64> {
     ranks.map(move |rank| scramble(rank as u64 - 1) % records.max(1))
 }
 
-/// The value of a key: whoever knows the key can tell whether it is right.
+/// Returns the value of a key. A client that knows the key can check the value.
 #[inline]
 pub fn value_of(key: u64) -> Value {
     let mut value = [0; VALUE];
@@ -81,7 +82,7 @@ pub fn value_of(key: u64) -> Value {
     value
 }
 
-/// A table of records. The values lie one behind the other, and an index says where.
+/// A table of records. The values lie one behind the other, and an index maps keys to their positions.
 #[derive(Clone, Debug)]
 pub struct Store {
     index: MixedMap<u64, u32>,
@@ -89,7 +90,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// With the records 0 up to `records`, which is at most 2^32.
+    /// Makes a store of the records 0 up to `records`, which is at most 2^32.
     pub fn of(records: u64) -> Self {
         let records = records.min(1 << 32);
         let keys = || (0..records).map(key_of);
@@ -99,14 +100,14 @@ impl Store {
         }
     }
 
-    /// The value of a key, if there is one.
+    /// Returns the value of a key; `None` if there is no such key.
     #[inline]
     pub fn get(&self, key: u64) -> Option<&Value> {
         self.values.get(*self.index.get(&key)? as usize)
     }
 }
 
-/// Writes a response to a message of [`RESPONSE`] bytes.
+/// Writes a response into a message of [`RESPONSE`] bytes.
 #[inline]
 pub(super) fn respond(number: u64, value: Option<&Value>, to: &mut [u8]) {
     let (head, rest) = to.split_at_mut(16);
@@ -137,7 +138,7 @@ impl Service for Store {
     }
 }
 
-/// The keys that a client asks for, a power of two of them.
+/// The keys that a client requests. Their number is a power of two.
 #[derive(Clone, Debug)]
 pub struct KeyRequests(Vec<u64>);
 
@@ -175,8 +176,8 @@ impl Requests for KeyRequests {
 }
 
 impl Client {
-    /// Sends `requests` requests for keys of `records` records (at least 1), `window` (at least 1) of them at a time.
-    /// The keys are drawn here.
+    /// Makes a client that sends `requests` requests for keys of `records` records (at least 1), with
+    /// `window` (at least 1) of them outstanding. The keys are drawn here.
     pub fn new(records: u64, requests: u64, window: usize) -> Self {
         let draws = requests.clamp(1, DRAWN).next_power_of_two();
         let keys = drawn(records).map(key_of).take(draws as usize);
@@ -217,7 +218,7 @@ mod tests {
                 seen[rank] += 1;
             }
         }
-        // YCSB has this sum of the weights of all ranks.
+        // The sum of the weights of all ranks, from YCSB.
         let share = |count: u32| f64::from(count) / draws as f64 * 26.469_028_201_783_02;
         let weight = |rank: u32| f64::from(rank).powf(-LAW.1);
         let first = (1..=100).map(weight).sum();

@@ -1,5 +1,5 @@
-//! Every application over rings of two soft hosts of one process, and over the designs that the ring is compared
-//! with.
+//! Tests of every application over rings between two soft hosts of one process, and over the baseline
+//! designs.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use super::request_response::{Client, Requests, Server, Service};
 use super::{StepProgress, put, words};
 use crate::error::Result;
 
-/// A bound for loops that a bug would make endless.
+/// Most iterations of loops that a bug would make endless.
 const STEPS_MAX: u64 = 50_000_000;
 
-/// A ring between two hosts on a registry of their own.
+/// Makes a ring between two hosts on a registry of their own.
 fn ring(config: &RingConfig) -> (Sender, Receiver) {
     let [from, to] = hosts();
     connect::pair(&from, &to, config).expect("connects")
 }
 
-/// A channel of a baseline design between two hosts.
+/// Makes a channel of a baseline design between two hosts.
 fn baseline<D: Design>(design: D) -> (D::Sender, D::Receiver) {
     let [from, to] = hosts();
     let mut tx = BaselineSetup::sender(&from, design.clone()).expect("a sender");
@@ -50,7 +50,7 @@ fn hosts() -> [Arc<dyn Device>; 2] {
     ["soft:h1", "soft:h2"].map(|name| fabric.open(name).expect("opens"))
 }
 
-/// The ends of two channels that cross: requests go one way, responses the other.
+/// The ends of two channels in opposite directions: one for requests, one for responses.
 struct Ends<S, R> {
     ask: S,
     asked: R,
@@ -82,7 +82,7 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
         self.ask.flush().expect("flushes");
     }
 
-    /// The next response of `server`, as `seen` has it.
+    /// Returns what `seen` makes of the next response of `server`.
     fn response<V: Service, T>(&mut self, server: &mut Server<V>, seen: fn(&[u8]) -> T) -> T {
         let response = (0..STEPS_MAX).find_map(|_| {
             self.serve(server).expect("answers");
@@ -92,21 +92,21 @@ impl<S: MessageSender, R: MessageReceiver> Ends<S, R> {
     }
 }
 
-/// Rings of these forms.
+/// Makes rings of these configurations.
 fn rings_of(configs: [&RingConfig; 2]) -> Ends<Sender, Receiver> {
     Ends::of(configs.map(ring))
 }
 
-/// Rings for requests to a [`Store`] and its responses, of so many slots each.
+/// Makes rings for requests to a [`Store`] and its responses, with these numbers of slots.
 fn kv_rings([there, back]: [u32; 2]) -> Ends<Sender, Receiver> {
     let there = RingConfig::fixed(there, REQUEST);
     rings_of([&there, &RingConfig::fixed(back, RESPONSE)])
 }
 
-/// Every form of ring for messages of `len` bytes, with batches and without, and for low latency.
+/// Returns ring configurations of every kind for messages of `len` bytes: batched, unbatched and low-latency.
 fn rings(len: usize) -> Vec<RingConfig> {
     let fixed = [2, 3, 8, 128].map(|slots| RingConfig::fixed(slots, len));
-    // Of many slots for each message, of so few that most messages wrap, and of one for each.
+    // Many slots for each message; so few slots that most messages wrap; one slot for each message.
     let slots = [1024, len as u32 / 64 + 3].map(|slots| RingConfig::variable(slots, 64));
     let single = RingConfig::variable(2, len.next_multiple_of(64) + 64);
     let variable = slots.into_iter().chain([single]).map(|config| RingConfig {
@@ -128,7 +128,8 @@ fn rings(len: usize) -> Vec<RingConfig> {
     fixed.into_iter().chain(variable).flat_map(modes).collect()
 }
 
-/// Steps both sides until the client is done, each of them only in every so-many-th round.
+/// Steps both sides until the client is done. `slow` says in every how many rounds the client and the server
+/// step.
 fn run<V: Service, S: MessageSender, R: MessageReceiver>(
     mut client: Client<impl Requests>,
     service: V,
@@ -151,7 +152,7 @@ fn run<V: Service, S: MessageSender, R: MessageReceiver>(
     panic!("{} requests were answered", client.answered());
 }
 
-/// Reads keys, of which `window` are asked for at a time.
+/// Reads keys, with `window` requests outstanding.
 fn read_keys<S: MessageSender, R: MessageReceiver>(
     window: usize,
     ends: Ends<S, R>,
@@ -185,7 +186,7 @@ fn measure(
     panic!("{} of {records} records came", monitor.taken());
 }
 
-/// The first error of a side that is stepped again and again.
+/// Steps a side until it fails, and returns the error.
 fn error_of<T: Debug>(mut step: impl FnMut() -> Result<T>) -> String {
     let error = (0..STEPS_MAX).find_map(|_| step().err());
     error.expect("an error").to_string()
@@ -203,7 +204,8 @@ fn assert_gone(error: &str) {
     assert!(gone.iter().any(says), "{error}");
 }
 
-/// Runs every application over channels for messages of a length, where each side steps only in every so-many-th round.
+/// Runs every application over channels for messages of a given length. `slow` says in every how many rounds
+/// each side steps.
 fn all_over<S: MessageSender, R: MessageReceiver>(
     channel: impl Fn(usize) -> (S, R),
     window: usize,
@@ -235,7 +237,7 @@ fn all_run_over_any_rings() {
     assert!(counts(&nothing).is_empty());
 }
 
-/// With room for as few messages as there may be, for a few, and for many.
+/// Runs over channels with room for the fewest messages possible, for a few, and for many.
 fn all_over_baselines<D: Design>(design: impl Fn(Plan) -> D) {
     for messages in [2, 5, 64] {
         all_over(
@@ -337,7 +339,7 @@ fn no_more_than_the_window_is_on_its_way() {
     for window in [1, 10] {
         let mut deepest = 0;
         read_keys(window, kv_rings([128, 128]), [1, 3], |ends| {
-            // In slots, which are requests and responses where a ring never skips any.
+            // Counted in slots. These rings never skip a slot, so each is one request or response.
             let on_their_way = ends.ask.sent().saturating_sub(ends.answered.consumed());
             deepest = deepest.max(on_their_way);
         });
@@ -358,7 +360,7 @@ fn a_side_that_waits_holds_nothing_back() {
     assert_eq!((done, client.answered()), (StepProgress::Done, 3));
 }
 
-/// The error of a client whose first request gets this answer. Afterwards its server leaves.
+/// Returns the error of a client whose first request gets `answer`. Afterwards its server leaves.
 fn refused(mut client: Client<impl Requests>, answer: &[u8]) -> String {
     let mut ends = rings_of([&RingConfig::variable(128, 64); 2]);
     ends.step(&mut client).expect("asks");
@@ -428,7 +430,7 @@ fn a_file_server_goes_on_after_garbage_and_loses_no_request_where_there_is_no_ro
     ends.send(&request("/no"));
     ends.send(b"PUT / HTTP/1.1\r\nHost: a\r\n\r\n");
     ends.send(&request("/file/1"));
-    // The server runs into its full ring many times before anybody reads a response.
+    // The server finds its ring full many times before anybody reads a response.
     for _ in 0..1000 {
         ends.serve(&mut server).expect("waits");
     }

@@ -1,4 +1,5 @@
-//! The sides: each steps its application, takes the time, and says by mail what the other must know.
+//! The sides of the applications: each steps its application, measures the time, and mails the other what it
+//! must know.
 
 use headworks::ring::{MessageReceiver, MessageSender};
 use headworks::verbs::Instant;
@@ -15,41 +16,42 @@ use crate::report::Report;
 use crate::transports::channel_pair::ChannelEnds;
 use crate::transports::cpu_cost::{CostMeter, MessageCost, is_long};
 
-/// Packets that are made up before the time is taken, and then replayed: 32 MB.
+/// Number of synthetic packets that are drawn before the measured time and then replayed: 32 MB.
 const DRAWN: usize = 1 << 20;
-/// Packets of a capture that are held in memory at most: 160 MB.
+/// Most packets of a capture that are held in memory: 160 MB.
 pub const PACKETS_MAX: usize = 4 << 20;
 
 type Stepped = Result<StepProgress>;
 
 /// One side of an application, over its channels.
 pub(super) trait StudyActor: Send {
-    /// Steps in vain between two looks at the mail.
+    /// Number of idle steps between two checks for mail.
     const LOOK_EVERY: u32 = 256;
-    /// Only the other side knows when everything is done.
+    /// Whether only the other side knows when everything is done.
     const SERVES: bool = false;
 
-    /// Time is virtual: what others do is seen between two steps only, so a step is to handle one message.
+    /// Limits a step to one message. In virtual time an actor sees the work of others only between two steps.
     fn in_virtual_time(&mut self);
 
-    /// Takes the time before a step.
+    /// Reads the clock before a step, if this side needs that.
     fn begin(&mut self, _: &mut ActorContext<'_>) {}
 
-    /// A bounded piece of work.
+    /// Does a bounded amount of work.
     fn step(&mut self, ends: &mut ChannelEnds<impl MessageSender, impl MessageReceiver>)
     -> Stepped;
 
-    /// Takes the time after a step that came to `progress`; the report, once everything is done.
+    /// Reads the clock after a step whose outcome is `progress`. Returns the report once everything is done,
+    /// and [`Report::None`] before.
     fn stepped(&mut self, _progress: StepProgress, _: &mut ActorContext<'_>) -> Report {
         Report::None
     }
 
-    /// The mail to the other side once this side is done.
+    /// Returns the mail to the other side once this side is done.
     fn final_mail(&self) -> Option<Vec<u8>> {
         Some(b"finished".to_vec())
     }
 
-    /// The other side said `mail`, which ends this one; what it is answered.
+    /// Handles mail of the other side, which ends this one. Returns the reply, if there is one.
     fn on_mail(&mut self, _mail: &[u8]) -> Result<Option<&'static [u8]>> {
         Ok(None)
     }
@@ -63,13 +65,13 @@ fn missing() -> WorkloadError {
     WorkloadError("an application lacks a channel".into())
 }
 
-/// Both ends.
+/// Returns both ends.
 fn both<S, R>(ends: &mut ChannelEnds<S, R>) -> Result<(&mut S, &mut R)> {
     let ends = ends.sender.as_mut().zip(ends.receiver.as_mut());
     ends.ok_or_else(missing)
 }
 
-/// Once everything is done: so many messages since it `began`.
+/// Returns the rate of `messages` since `began`, once everything is done.
 fn rate(
     progress: StepProgress,
     messages: u64,
@@ -83,20 +85,21 @@ fn rate(
     Report::rate(messages, began.unwrap_or(now), now)
 }
 
-/// Drives one side. A side with nothing to do polls, because the world would have it wait for longer.
+/// Drives one side. An idle side polls, because the world would let it wait longer.
 struct StudyDriver<A> {
     side: A,
-    /// The price of a message, where time is virtual.
+    /// Price of a message where time is virtual.
     price: Option<MessageCost>,
     yields: bool,
-    /// The side has done everything, and stays until the other side has read that: an end that left earlier would be
-    /// taken for one that died.
+    /// The side is done, and stays until the other side has read its mail: an end that left earlier would
+    /// look dead.
     is_over: bool,
     idle: u32,
     report: Report,
 }
 
-/// The actor that plays `side` over what `meet` connects. Messages cost `price`, where time is virtual.
+/// Makes the actor that drives `side` over the ends that `meet` connects. Messages cost `price` where time is
+/// virtual.
 pub(super) fn drive<M, S, R>(
     (meet, price, yields): (M, Option<MessageCost>, bool),
     mut side: impl StudyActor + 'static,
@@ -194,7 +197,7 @@ impl<A: StudyActor, S: MessageSender, R: MessageReceiver> WorkloadDriver<Channel
     }
 }
 
-/// Sends the records, and the digest of what was sent.
+/// Sends the records, and mails the digest of what was sent.
 pub(super) struct FlowsTap {
     tap: Tap,
     digest: Digest,
@@ -233,7 +236,7 @@ impl StudyActor for FlowsTap {
     }
 }
 
-/// Counts the records, and compares with what was sent.
+/// Counts the records, and compares their digest with the sender's.
 pub(super) struct FlowsMonitor {
     monitor: Monitor,
     records: u64,
@@ -285,7 +288,7 @@ impl StudyActor for FlowsMonitor {
     }
 }
 
-/// Asks for keys.
+/// Requests keys.
 pub(super) struct KvClient {
     client: kv::Client,
     requests: u64,
@@ -308,7 +311,7 @@ impl StudyActor for KvClient {
     }
 
     fn begin(&mut self, cx: &mut ActorContext<'_>) {
-        // The table of the other side is made before it answers: time counts from the first answer.
+        // The server fills its table before its first answer, so the time counts from that answer.
         if self.client.answered() == 0 {
             self.began = Some(cx.now());
         }
@@ -327,11 +330,11 @@ impl StudyActor for KvClient {
     }
 }
 
-/// Fetches files and times each.
+/// Fetches files and measures the latency of each.
 pub(super) struct HttpClient {
     client: http::Client,
     warm: u64,
-    /// Whether a request was on its way before the step, and how many had been answered.
+    /// State before the step: whether a request was outstanding, and how many had been answered.
     before: (bool, u64),
     asked_at: Instant,
     began: Instant,
@@ -366,7 +369,7 @@ impl StudyActor for HttpClient {
     fn stepped(&mut self, progress: StepProgress, cx: &mut ActorContext<'_>) -> Report {
         let (waited, before) = self.before;
         if self.client.answered() > before {
-            // The time of an answer is the time of the next request: one clock read for each.
+            // The next request is sent when an answer arrives, so one clock read serves both.
             let now = cx.now();
             if before >= self.warm {
                 self.histogram.record(now.since(self.asked_at));
@@ -392,12 +395,12 @@ impl StudyActor for HttpClient {
     }
 }
 
-/// A server answers until the client has finished.
+/// Answers until the client has finished.
 impl<S: Service<Request: Send> + Send> StudyActor for Server<S> {
     const SERVES: bool = true;
 
     fn in_virtual_time(&mut self) {
-        // A prompt one publishes each of its answers as it is.
+        // A prompt server publishes each answer at once anyway.
         if !S::PROMPT {
             self.batch = 1;
         }

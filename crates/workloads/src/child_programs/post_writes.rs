@@ -14,7 +14,7 @@ use crate::error::WorkloadError;
 
 /// Bytes of a WRITE.
 const SIZE: u32 = 64;
-/// One WRITE in so many is signalled, and its completion polled.
+/// One of this many WRITEs is signalled, and its completion polled.
 const SIGNAL_EVERY: u64 = 32;
 
 struct End {
@@ -22,7 +22,7 @@ struct End {
     cq: Arc<dyn CompletionQueue>,
 }
 
-/// Posts `count` WRITEs and sees them complete.
+/// Posts `count` WRITEs and polls their completions.
 pub(super) fn post(
     name: &DeviceName,
     count: u64,

@@ -1,4 +1,4 @@
-//! What someone would write to send standard input over TCP: read, write, the best buffer.
+//! A plain program that sends standard input over TCP: it reads and writes, with the best buffer size.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::error::WorkloadError;
 
-/// How long the sender looks for the receiver.
+/// How long the sender waits for the receiver's port file.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Receives to standard output, having left its port in `port`.
+/// Writes its port to the file `port`, and copies what it receives to standard output.
 pub(super) fn receive(port: &Path, buffer: usize) -> Result<(), WorkloadError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let (listener, number) = listener
@@ -26,7 +26,7 @@ pub(super) fn receive(port: &Path, buffer: usize) -> Result<(), WorkloadError> {
     copy(stream, standard(std::io::stdout())?, buffer)
 }
 
-/// Sends standard input to the receiver that left its port in `port`.
+/// Sends standard input to the receiver that wrote its port to the file `port`.
 pub(super) fn send(port: &Path, buffer: usize) -> Result<(), WorkloadError> {
     let deadline = Instant::now() + PATIENCE;
     let number = loop {

@@ -12,19 +12,19 @@ use crate::mail_bring_up::MailBringUp;
 use crate::report::Report;
 use crate::stats::Shares;
 
-/// Messages taken before the clock is looked at, at most.
+/// Most messages taken from a group at once, so that the clock is read often enough.
 const MANY: u64 = 1024;
-/// Messages between two clock reads, at least, unless so many looks were in vain.
+/// The clock is read after this many messages, or after [`LOOKS`] checks that found none.
 const CLOCK_EVERY: u64 = 256;
 const LOOKS: u64 = 64;
 
-/// The receiving ends: a group, or receivers by themselves.
+/// The receiving ends: a group, or separate receivers.
 enum Receivers {
     Group(Box<Group>),
     Separate(Vec<Receiver>),
 }
 
-/// The receiving actor.
+/// Makes the receiving actor.
 pub(super) fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let device = pair.open_device()?;
     let receiving = Receiving {
@@ -66,7 +66,7 @@ pub(super) fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Acto
     })
 }
 
-/// Reads a message of ring `ring`, of which so many came: that number is in its first word and its last.
+/// Checks the next message of ring `ring`, and counts it. Its first and last words hold its number.
 #[inline(always)]
 fn count(counts: &mut [u64], ring: usize, message: &[u8]) -> Result<()> {
     let word = |at: usize| message.get(at..at + 8).map(<[u8; 8]>::try_from);
@@ -92,7 +92,7 @@ fn broken(why: impl std::fmt::Display) -> WorkloadError {
 }
 
 impl Receivers {
-    /// Looks at all rings, and takes what is there, in turns of [`BURST`] messages; says how many.
+    /// Checks all rings and takes what is there, in turns of [`BURST`] messages. Returns how many were taken.
     #[inline]
     fn take(&mut self, counts: &mut [u64]) -> Result<u64> {
         let mut taken = 0;
@@ -121,7 +121,7 @@ impl Receivers {
         Ok(taken)
     }
 
-    /// Work that a thread with nothing to receive does now and then.
+    /// Drives the rings, as a thread with nothing to receive does now and then.
     fn look(&mut self) -> Result<()> {
         match self {
             Self::Group(group) => _ = group.step(false).map_err(broken)?,
@@ -135,14 +135,14 @@ impl Receivers {
     }
 }
 
-/// Where in a phase the receiver is.
+/// Progress of the receiver within a phase.
 enum ReceiverState {
-    /// The sender is to be told.
+    /// The sender has not been told the load of this phase.
     Begin,
     Warming(Instant),
-    /// Since then, from these counts on.
+    /// Measuring since this time, at which the counts were these.
     Measuring(Instant, Vec<u64>),
-    /// The sender was told to stop, and may have said how much it sent.
+    /// The sender was told to stop. Holds how many messages it sent, once it has said so.
     Ending(Option<u64>),
 }
 
@@ -150,14 +150,14 @@ struct Receiving {
     task: FaninTask,
     stage: ReceiverState,
     found: Vec<PhaseResult>,
-    /// Messages that came, by ring.
+    /// Number of messages received, by ring.
     counts: Vec<u64>,
-    /// Looks at all rings in vain.
+    /// Number of checks of all rings that found no message.
     vain: u64,
 }
 
 impl Receiving {
-    /// Receives for a while.
+    /// Receives until the clock is due to be read.
     fn receive(&mut self, ends: &mut Receivers, load: FaninLoad) -> Result<()> {
         let (mut taken, mut vain) = (0, 0);
         while taken < CLOCK_EVERY && vain < LOOKS {
@@ -167,14 +167,14 @@ impl Receiving {
             }
         }
         self.vain += vain;
-        // Looks in vain are what is measured there.
+        // The idle load measures the bare checks, so nothing is added to them.
         if load != FaninLoad::Idle && vain == LOOKS {
             ends.look()?;
         }
         Ok(())
     }
 
-    /// Looks in vain, then messages of each ring.
+    /// Returns the number of checks that found no message, followed by the messages of each ring.
     fn counted(&self) -> Vec<u64> {
         [&[self.vain], &self.counts[..]].concat()
     }

@@ -1,4 +1,4 @@
-//! The process that holds all sending ends.
+//! The actor that holds all sending ends.
 
 use headworks::ring::{SendError, Sender, SenderSetup};
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
@@ -9,10 +9,10 @@ use crate::connecting_actor::{WorkloadDriver, connecting_actor};
 use crate::error::{Result, WorkloadError};
 use crate::mail_bring_up::MailBringUp;
 
-/// Bursts between two looks at the mail.
+/// Number of bursts between two checks for mail.
 const BURSTS: usize = 64;
 
-/// A ring, and how many messages went into it.
+/// A ring, and how many messages were put into it.
 struct Ring {
     sender: Sender,
     sent: u64,
@@ -55,7 +55,7 @@ impl Ring {
     }
 }
 
-/// The sending actor.
+/// Makes the sending actor.
 pub(super) fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let device = pair.open_device()?;
     let ends = (0..task.rings).map(|_| SenderSetup::new(&device, &config()).map_err(failed));
@@ -73,16 +73,16 @@ pub(super) fn actor(task: &FaninTask, pair: &PairContext) -> Result<Box<dyn Acto
 
 #[derive(Clone, Copy)]
 enum SenderState {
-    /// Waits to be told what to do.
+    /// Waits to be told the next load.
     Waiting,
     Sending(FaninLoad),
-    /// Publishes what is held back, then says how much that is in all.
+    /// Publishes the messages that are not published yet, then mails how many were sent in all.
     Ending,
 }
 
 struct Sending {
     state: SenderState,
-    /// Whose turn it is.
+    /// Index of the ring that is next in turn.
     next: usize,
 }
 
@@ -106,7 +106,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Whose turn it is among so many, from ring `first` on.
+    /// Returns the index of the next ring in round-robin order over `first..rings`.
     fn turn(&mut self, first: usize, rings: usize) -> usize {
         if self.next < first || self.next >= rings {
             self.next = first;

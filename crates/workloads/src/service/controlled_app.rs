@@ -1,5 +1,5 @@
-//! Applications that are told what to do: they ask each other short questions at a rate, or hold connections over which
-//! nothing goes. By the service, and with queue pairs of their own. What they take is looked at from outside.
+//! Applications that follow commands: they ask each other short questions at a rate, or hold idle connections. They use
+//! the service, or queue pairs of their own. Their resource use is measured from outside.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,113 +18,114 @@ use super::native_verbs::{Native, line, open, shape, sleep_on};
 use crate::error::WorkloadError;
 use crate::latency::Schedule;
 
-/// Bytes of a question, and of an answer.
+/// Bytes of a question and of an answer.
 const SIZE: usize = 64;
-/// Questions of an application that are not answered, at most.
+/// Maximum number of an application's unanswered questions.
 const WINDOW: u64 = 64;
-/// Bytes of a queue pair's memory to send from, as the service has at first for a connection.
+/// Bytes of memory to send from for each queue pair: as many as the service has at first for a connection.
 const SENDS: usize = 4096;
-/// Receives of a program without the service, as many as a connection of it has at first.
+/// Receives of a program without the service: as many as the service has at first for a connection.
 pub const RECEIVES: usize = 256;
-/// Bytes of each of them.
+/// Bytes of each such receive.
 pub const RECEIVE: usize = 8192;
-/// How long answers may take once nobody asks any more.
+/// How long the last answers may take after the last question.
 const LAST: Duration = Duration::from_millis(500);
-/// How long an application sleeps that waits for questions.
+/// How long an application sleeps at most when it waits for questions.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// An application.
+/// An application that follows commands.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ControlledApp {
-    /// What it speaks by.
+    /// Transport of the application.
     pub by: AppTransport,
-    /// Its number among those of its host; the one of that number on the other host is its peer.
+    /// Number among the applications of its host. Its peer has the same number on the other host.
     pub number: u16,
     /// Whether it connects and asks, or accepts and answers.
     pub asks: bool,
-    /// Connections between the two.
+    /// Number of connections between the two peers.
     pub connections: usize,
-    /// If set, it neither asks nor answers but holds connections of the service, made by so many threads.
+    /// If set, the application only holds connections of the service, opened by this many threads.
     pub holds: Option<usize>,
 }
 
-/// What an application speaks by.
+/// Transport of an application.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum AppTransport {
-    /// The service. To ask or answer, it sleeps in poll(2) whenever there is nothing to do.
+    /// The service. An application that asks or answers sleeps in poll(2) whenever it has nothing to do.
     Service {
-        /// Its daemon's socket.
+        /// Socket of its daemon.
         socket: PathBuf,
-        /// Where application 0 of the other host answers; the others at the ports behind.
+        /// Address of application 0 on the other host; application `n` listens `n` ports higher.
         first: SocketAddr,
     },
-    /// Verbs of its own.
+    /// Queue pairs of its own.
     Verbs {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// A thread polls its completion queue all the time, offering its processor to others; else it sleeps on a
-        /// completion channel whenever there is nothing to do.
+        /// If set, a thread polls the completion queue all the time and yields its processor to others. Else the
+        /// thread sleeps on a completion channel whenever it has nothing to do.
         polls: bool,
     },
-    /// Nothing: it is there for what a program takes that does nothing.
+    /// None. Shows what a program costs that does nothing.
     Nothing,
 }
 
-/// What an application says that it has done.
+/// Reply of an application: what it has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AppReply {
-    /// It has attached, or opened its device.
+    /// The application has attached to its daemon, or opened its device.
     Ready,
     /// All connections are open.
     Connected,
-    /// So many of its questions were answered.
+    /// Number of its questions that were answered.
     Answered(u64),
-    /// A byte went each way over each connection.
+    /// A byte was sent each way over each connection.
     Used,
     /// All connections were dropped.
     Closed,
 }
 
-/// What it is told.
+/// Command to an application.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum AppCommand {
-    /// To connect.
+    /// Connect.
     Connect,
-    /// To ask, for so long.
+    /// Ask questions for some time.
     Ask {
         /// Questions per second.
         per_second: f64,
-        /// Nanoseconds.
+        /// How long, in nanoseconds.
         for_ns: u64,
     },
-    /// To send and receive a byte over each connection that it holds.
+    /// Send and receive a byte over each connection.
     Use,
-    /// To drop the connections that it holds.
+    /// Drop all connections.
     Close,
 }
 
-/// Its connections.
+/// An application's connections.
 trait AppConnections: Send {
-    /// Connects them.
+    /// Opens the connections.
     fn connect(&mut self) -> Result<()>;
 
-    /// Sends a message over a connection.
+    /// Sends a message over connection `connection` modulo their number.
     fn send(&mut self, connection: usize) -> Result<()>;
 
-    /// Takes messages that have come: over which connections. Waits for one no longer than until then.
+    /// Takes messages that have come, and appends the connection of each to `came`. Waits for the first no longer
+    /// than until `until`.
     fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()>;
 
-    /// Whether it looks all the time.
+    /// Whether [`take`](Self::take) busy-polls.
     fn polls(&self) -> bool {
         false
     }
 
-    /// Sends and receives a byte over each.
+    /// Sends and receives a byte over each connection.
     fn use_all(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Drops them.
+    /// Drops the connections.
     fn close(&mut self) {}
 }
 
@@ -149,7 +150,7 @@ impl ControlledApp {
         let (give, commands) = channel();
         let run = move || {
             if let Err(why) = self.run_commands(ends, &commands) {
-                // Whoever listens sees the pipe close.
+                // The parent process sees the pipe close.
                 crate::progress_bar::tell(format_args!("{why}"));
                 std::process::exit(1);
             }
@@ -157,13 +158,13 @@ impl ControlledApp {
         let named = thread::Builder::new().name("experiment-app".to_owned());
         named.spawn(run)?;
         while let Some(order) = next_command::<AppCommand>()? {
-            // The thread ends with the process.
+            // This fails only if the thread has ended, which it does with the process.
             let _ = give.send(order);
         }
         Ok(())
     }
 
-    /// Does what it is told; once connected, an application that answers does only that.
+    /// Follows commands. Once connected, an application that answers does only that.
     fn run_commands(
         &self,
         mut ends: Box<dyn AppConnections>,
@@ -171,7 +172,7 @@ impl ControlledApp {
     ) -> Result<()> {
         let mut came = Vec::new();
         loop {
-            // A polling thread polls, whether it asks or not.
+            // A busy-polling thread polls between commands as well.
             let order = match ends.polls() {
                 false => commands.recv().ok(),
                 true => match commands.try_recv() {
@@ -210,7 +211,7 @@ impl ControlledApp {
     }
 }
 
-/// Asks at a rate for some time, over one connection after the other. Answers how many questions were answered.
+/// Asks at a rate for some time, over the connections in turn. Returns how many questions were answered.
 fn ask(ends: &mut dyn AppConnections, per_second: f64, time: Duration) -> Result<u64> {
     let mut came = Vec::new();
     let began = clock::now();
@@ -241,13 +242,13 @@ fn ask(ends: &mut dyn AppConnections, per_second: f64, time: Duration) -> Result
 /// Streams of the service.
 struct ServiceStreams {
     service: Service,
-    /// Set if it accepts.
+    /// Set if the application accepts.
     listener: Option<Listener>,
     peer: SocketAddr,
     connections: usize,
     holds: Option<usize>,
     streams: Vec<Stream>,
-    /// Bytes of each that are no whole message yet.
+    /// For each stream: bytes received of an incomplete message.
     part: Vec<usize>,
 }
 
@@ -276,7 +277,7 @@ impl AppConnections for ServiceStreams {
                 self.streams.push(listener.accept()?);
             }
         } else {
-            // Each thread opens one after the other.
+            // Each thread opens its connections one after the other.
             let (service, peer, threads) = (&self.service, self.peer, self.holds.unwrap_or(1));
             let open = |at| {
                 (at..self.connections)
@@ -333,7 +334,7 @@ impl AppConnections for ServiceStreams {
         Ok(())
     }
 
-    /// Both ends send before they receive, since each has its connections in an order of its own.
+    /// Sends on all streams before it receives on any, since each end has its connections in an order of its own.
     fn use_all(&mut self) -> Result<()> {
         for stream in &mut self.streams {
             stream.send_all(&[1])?;
@@ -349,10 +350,10 @@ impl AppConnections for ServiceStreams {
     }
 }
 
-/// Queue pairs of its own.
+/// Queue pairs of the application's own.
 struct OwnQueuePairs {
     native: Native,
-    /// The name that the two programs meet under.
+    /// Name under which the two programs meet.
     name: String,
     calls: bool,
     polls: bool,

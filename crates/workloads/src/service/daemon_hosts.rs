@@ -1,4 +1,4 @@
-//! Daemons, and the processes beside them.
+//! Daemons and the processes that use them.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -22,10 +22,10 @@ use super::native_verbs::open;
 use super::{Result, Role, failed};
 use crate::error::WorkloadError;
 
-/// How long a process of ours may take to be there.
+/// How long a child process may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// This process is a daemon, until it is ended.
+/// Runs a daemon in this process until it is told to end.
 pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Result<()> {
     let interrupt = Interrupt::install().map_err(failed("signals"))?;
     let metrics = metrics_of(&socket);
@@ -45,7 +45,7 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
     ended.map_err(failed("a daemon")).map(drop)
 }
 
-/// A host's daemon, and where it is.
+/// A host's daemon and where it runs.
 struct DaemonHost {
     address: IpAddr,
     socket: PathBuf,
@@ -54,16 +54,16 @@ struct DaemonHost {
     daemon: ControlledChild,
 }
 
-/// Daemons, each on a processor and with a device of its own, until they are dropped.
+/// Daemons, each on a processor and with a device of its own. They end when this is dropped.
 pub struct DaemonHosts {
-    /// Applications that others connect to. They end before their daemons, and all before the directory goes.
+    /// Applications that others connect to. Drop order matters: applications, daemons, directory.
     serving: Vec<ControlledChild>,
     hosts: Vec<DaemonHost>,
     directory: TempDir,
 }
 
 impl DaemonHosts {
-    /// Starts a daemon for each device and its processor, and waits until all serve.
+    /// Starts a daemon for each device on its processor, and waits until all serve.
     pub fn start(devices: &[DeviceName], cpus: &[usize], stop: &AtomicBool) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
         let address = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
@@ -94,32 +94,32 @@ impl DaemonHosts {
         Ok(all)
     }
 
-    /// The socket of a host's daemon.
+    /// Returns the socket of a host's daemon.
     pub fn socket(&self, host: usize) -> PathBuf {
         self.hosts[host].socket.clone()
     }
 
-    /// A host's device.
+    /// Returns a host's device.
     pub fn device(&self, host: usize) -> &DeviceName {
         &self.hosts[host].device
     }
 
-    /// A port of a host's.
+    /// Returns the address of a port of a host.
     pub fn at(&self, host: usize, port: u16) -> SocketAddr {
         SocketAddr::new(self.hosts[host].address, port)
     }
 
-    /// The process of a host's daemon.
+    /// Returns the process id of a host's daemon.
     pub fn daemon(&self, host: usize) -> Pid {
         self.hosts[host].daemon.pid()
     }
 
-    /// A private directory.
+    /// Returns a private directory.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Starts an application at that port of a host, on the host's processor, and waits until it serves.
+    /// Starts an application at a port of a host, on the host's processor, and waits until it serves.
     pub fn serve(&mut self, host: usize, port: u16, stop: &AtomicBool) -> Result<SocketAddr> {
         let socket = self.socket(host);
         let mut serving =
@@ -129,7 +129,7 @@ impl DaemonHosts {
         Ok(self.at(host, port))
     }
 
-    /// Starts a TCP server on that processor, and waits until it serves.
+    /// Starts a TCP server on processor `cpu`, and waits until it serves.
     pub fn serve_tcp(&mut self, cpu: usize, stop: &AtomicBool) -> Result<SocketAddr> {
         let mut serving = self.spawn_child(&Role::ServingTcp, cpu)?;
         let port: u16 = serving.receive(PATIENCE, stop)?;
@@ -137,8 +137,8 @@ impl DaemonHosts {
         Ok((Ipv4Addr::LOCALHOST, port).into())
     }
 
-    /// The figure that a measuring process on that processor finds: the median in nanoseconds, or bytes or operations per
-    /// second.
+    /// Runs a measuring process on processor `cpu` and returns its figure: the median in nanoseconds, or bytes or
+    /// operations per second.
     pub fn run_child(
         &self,
         role: &Role,
@@ -149,17 +149,17 @@ impl DaemonHosts {
         self.spawn_child(role, cpu)?.receive(limit, stop)
     }
 
-    /// Starts a process on that processor.
+    /// Starts a process on processor `cpu`.
     pub fn spawn_child(&self, role: &Role, cpu: usize) -> Result<ControlledChild> {
         ControlledChild::start(role, cpu, self.directory())
     }
 
-    /// Queue pairs of a host's daemon, by its own metrics.
+    /// Returns the number of queue pairs of a host's daemon, from its metrics.
     pub fn queue_pairs(&self, host: usize) -> Result<f64> {
         self.metric(host, "headworks_queue_pairs")
     }
 
-    /// One metric of a host's daemon, of all users together.
+    /// Returns one metric of a host's daemon, summed over all users.
     pub fn metric(&self, host: usize, name: &str) -> Result<f64> {
         let at = metrics_of(&self.hosts[host].socket);
         let mut answer = String::new();
@@ -175,7 +175,7 @@ impl DaemonHosts {
     }
 }
 
-/// A port that is free at all of them.
+/// Returns a port that is free at all the addresses.
 fn free_port(addresses: &[IpAddr]) -> Result<u16> {
     for _ in 0..100 {
         let first = TcpListener::bind((addresses[0], 0));

@@ -99,7 +99,7 @@ fn not_over(what: &str) -> WorkloadError {
 
 impl LoadClient {
     /// When it is measured.
-    fn window(&self) -> Range<Instant> {
+    fn interval(&self) -> Range<Instant> {
         let warm = clock::now() + Duration::from_nanos(self.warm_ns);
         warm..warm + Duration::from_nanos(self.run_ns)
     }
@@ -109,7 +109,7 @@ impl LoadClient {
             LoadKind::PingPong { size } => {
                 let mut stream = self.both()?;
                 let (message, mut back) = (vec![7; size], vec![0; size]);
-                pingpong(self.window(), || {
+                pingpong(self.interval(), || {
                     stream.write_all(&message)?;
                     Ok(stream.read_exact(&mut back)?)
                 })
@@ -170,7 +170,7 @@ impl LoadClient {
             }
             LoadTransport::Verbs { .. } => return Err(not_over("verbs")),
         };
-        let schedule = Schedule::new(self.window().start, per_second);
+        let schedule = Schedule::new(self.interval().start, per_second);
         let count = (self.run_ns as f64 * per_second / 1e9) as u64;
         let sender = thread::spawn(move || -> std::io::Result<()> {
             let message = vec![7; size];
@@ -201,17 +201,17 @@ impl LoadClient {
         .concat();
         let (service, mut stream) = self.connect(&wish)?;
         let mut source = Source::new(&service, size, lent)?;
-        let window = self.window();
+        let interval = self.interval();
         let mut answers = [0; 64];
         let (mut sent, mut heard) = (0, 0);
         let mut from: Option<(Instant, u64)> = None;
         loop {
             let now = clock::now();
-            if from.is_none() && now >= window.start {
+            if from.is_none() && now >= interval.start {
                 from = Some((now, heard));
             }
-            if now >= window.end {
-                let (began, before) = from.unwrap_or((window.start, 0));
+            if now >= interval.end {
+                let (began, before) = from.unwrap_or((interval.start, 0));
                 let bytes = (heard - before) * SINK_EACH;
                 if bytes == 0 {
                     return Err(nothing());
@@ -247,7 +247,7 @@ impl LoadClient {
         };
         let random = Random::new(load.connections as u64);
         let mut work = RequestGenerator::new(load, true, random);
-        work.window = self.window();
+        work.interval = self.interval();
         drive(&mut work, &mut *port)?;
         let size = match load.what {
             one_sided::OneSidedOp::Reads { bytes, .. } => bytes as u64,
@@ -325,17 +325,17 @@ fn median(found: &Histogram) -> Result<f64> {
 
 /// Exchanges messages, one at a time; answers the median latency in nanoseconds.
 pub(super) fn pingpong(
-    window: Range<Instant>,
+    interval: Range<Instant>,
     mut exchange: impl FnMut() -> Result<()>,
 ) -> Result<f64> {
     let mut found = Histogram::default();
     loop {
         let began = clock::now();
-        if began >= window.end {
+        if began >= interval.end {
             return median(&found);
         }
         exchange()?;
-        if began >= window.start {
+        if began >= interval.start {
             found.record(clock::now().since(began));
         }
     }

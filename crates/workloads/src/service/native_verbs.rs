@@ -1,5 +1,5 @@
-//! Verbs as a program has them without the service: a device context, queue pairs, completion queues, receives and memory
-//! of its own. In both worlds.
+//! Verbs as a program uses them without the service: a device context, queue pairs, completion queues, receives and
+//! memory of its own. Used in both worlds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use crate::error::WorkloadError;
 use crate::nic::endpoint::{emit, parse};
 use crate::nic::requester::polled;
 
-/// How long another program may take to be there.
+/// How long another program may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Memory of a [`IdleQueuePairs`] is a multiple of this.
+/// The memory of [`IdleQueuePairs`] is a multiple of this many bytes.
 const PAGE: usize = 4096;
 
-/// A program whose memory another one operates on, without its doing.
+/// A program whose memory another program accesses one-sidedly.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IdleQueuePairs {
-    /// Its device.
+    /// Name of its device.
     pub device: String,
-    /// The name that the other program calls.
+    /// Name under which the other program connects.
     pub name: String,
-    /// Queue pairs between the two programs.
+    /// Number of queue pairs between the two programs.
     pub queue_pairs: usize,
     /// Bytes of its memory, rounded up to whole pages.
     pub len: usize,
 }
 
 impl IdleQueuePairs {
-    /// Holds the memory until the process is ended.
+    /// Holds the memory until the process is killed.
     pub(super) fn run(&self) -> Result<()> {
         let shape = shape(self.queue_pairs, 1, 16);
         let len = self.len.next_multiple_of(PAGE);
@@ -52,7 +52,7 @@ impl IdleQueuePairs {
     }
 }
 
-/// Queue pairs that send so many requests each, and receive nothing.
+/// Returns the sizes of queue pairs that hold `sends` requests each and receive nothing.
 pub(super) fn shape(queue_pairs: usize, sends: usize, cq_depth: usize) -> EndSizes {
     EndSizes {
         queue_pairs,
@@ -72,7 +72,7 @@ pub(super) fn open(device: &str) -> Result<Arc<dyn Device>> {
     headworks::open(&name).map_err(failed("device"))
 }
 
-/// A connection to the program of that name, or from whoever calls it.
+/// Connects to the program of that name, or accepts a connection under that name.
 pub(super) fn line(name: &str, calls: bool) -> Result<Line> {
     let fabric = headworks::registry().map_err(failed("meeting"))?;
     let until = clock::now() + PATIENCE;
@@ -83,7 +83,7 @@ pub(super) fn line(name: &str, calls: bool) -> Result<Line> {
     line.map_err(failed("meeting"))
 }
 
-/// A program's verbs.
+/// A program's verbs objects.
 pub(super) struct Native {
     pub(super) end: End,
     pub(super) memory: Memory,
@@ -104,7 +104,7 @@ impl Native {
         })
     }
 
-    /// Connects some of the queue pairs with as many of the other program's; answers where its memory is.
+    /// Connects some queue pairs with as many of the other program; returns the address of the other program's memory.
     pub(super) fn meet(&mut self, line: &mut Line, which: Range<usize>) -> Result<RemoteAddr> {
         let ours = emit(self.memory.region().remote(0));
         let mut theirs = None;
@@ -160,8 +160,8 @@ impl Native {
         polled(&*self.end.recv_cq, found)
     }
 
-    /// Call after a poll that found no receives. The first call arms the completion channel; the next sleeps on it until
-    /// then at most. Answers whether to poll again.
+    /// Waits for receives; call after a poll that found none. The first call arms the completion channel, the next
+    /// sleeps on it until `until` at most. Returns whether to poll again.
     pub(super) fn sleep(&mut self, until: Instant) -> Result<bool> {
         if !std::mem::replace(&mut self.is_armed, true) {
             self.end.recv_cq.arm(false);
@@ -180,7 +180,7 @@ impl Native {
     }
 }
 
-/// Sleeps until a descriptor is ready; `false` if the time is up before.
+/// Sleeps until a descriptor is ready. Returns `false` if `until` comes first.
 pub(super) fn sleep_on(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool> {
     let left = until.since(clock::now().min(until)).nanos();
     let timeout = Timespec {

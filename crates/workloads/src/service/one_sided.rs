@@ -1,5 +1,5 @@
-//! One-sided requests of one caller: which comes next, whether its answer is right, and how many ended. The same in both
-//! worlds, whatever carries them; and what carries them on real daemons and devices.
+//! One-sided requests of one caller: generates them, checks the answers, and counts completions. Both worlds share
+//! this, whatever carries the requests. Also the transports that carry them on real daemons and devices.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -18,58 +18,58 @@ use crate::error::WorkloadError;
 use crate::latency::Histogram;
 use crate::random::{Random, mix};
 
-/// From this size on one word in so many bytes of an answer is checked.
+/// Longer answers are checked at one word in this many bytes.
 const SAMPLED: usize = 4096;
-/// Bytes between two counters: each has a cache line of its own.
+/// Bytes between two counters: each has its own cache line.
 const WORD_APART: u64 = 64;
 
-/// What callers ask for.
+/// Kind of request that callers make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OneSidedOp {
-    /// READs at random places of memory of another host's.
+    /// READs at random places of another host's memory.
     Reads {
-        /// Bytes of each, a multiple of 8.
+        /// Bytes of each READ, a multiple of 8.
         bytes: usize,
-        /// Bytes of the memory of each host, a multiple of that.
+        /// Bytes of memory of each host, a multiple of `bytes`.
         region: usize,
     },
-    /// 1 is added to one of so many words, which is drawn.
+    /// Each request adds 1 to a random word.
     Adds {
-        /// Words of each host.
+        /// Number of words of each host.
         words: usize,
     },
-    /// Messages there and back, by one caller over one connection, one at a time. Over the service alone.
+    /// Round trips of messages, by one caller over one connection, one at a time. Only over the service.
     Messages {
-        /// Bytes of each.
+        /// Bytes of each message.
         bytes: usize,
     },
 }
 
-/// What callers of one host do.
+/// Load of the callers of one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OneSidedLoad {
-    /// What they ask for.
+    /// Kind of request.
     pub what: OneSidedOp,
-    /// Callers: threads, each with a core of its own as long as there are any. One on real daemons and devices.
+    /// Number of callers: threads, each with its own core as long as there are enough. One on real daemons and devices.
     pub callers: usize,
-    /// Connections in all, or queue pairs where callers have their own: a multiple of the callers.
+    /// Number of connections in all, or of queue pairs where callers have their own: a multiple of the callers.
     pub connections: usize,
-    /// Hosts that they are to, in turn.
+    /// Number of hosts that the connections go to, in turn.
     pub hosts: usize,
-    /// Requests outstanding of each caller, over its connections in turn. On real daemons and devices the connection of
-    /// each request is drawn, and each connection has a part of the memory.
+    /// Outstanding requests of each caller, over its connections in turn. On real daemons and devices the connection of
+    /// each request is random, and each connection has its own part of the memory.
     pub outstanding: usize,
 }
 
 impl OneSidedLoad {
-    /// Connections of each caller.
+    /// Returns the number of connections of each caller.
     pub(super) fn own(&self) -> usize {
         (self.connections / self.callers).max(1)
     }
 }
 
 impl OneSidedOp {
-    /// Bytes of an answer.
+    /// Returns the bytes of an answer.
     pub(super) fn bytes(self) -> usize {
         match self {
             Self::Reads { bytes, .. } => bytes,
@@ -77,7 +77,7 @@ impl OneSidedOp {
         }
     }
 
-    /// Bytes of the memory that is asked.
+    /// Returns the bytes of the memory that requests access.
     pub fn region(self) -> usize {
         match self {
             Self::Reads { region, .. } => region,
@@ -85,7 +85,7 @@ impl OneSidedOp {
         }
     }
 
-    /// Offsets of the counters.
+    /// Returns the offsets of the counters.
     pub(super) fn words(self) -> impl Iterator<Item = usize> {
         let words = match self {
             Self::Adds { words } => words,
@@ -94,7 +94,7 @@ impl OneSidedOp {
         (0..words).map(|word| word * WORD_APART as usize)
     }
 
-    /// The request at that address, by verbs.
+    /// Returns the request at an address as a verbs operation.
     pub(super) fn op(self, remote: RemoteAddr) -> SendOp {
         match self {
             Self::Adds { .. } => SendOp::FetchAdd { remote, add: 1 },
@@ -102,7 +102,7 @@ impl OneSidedOp {
         }
     }
 
-    /// Fills memory that is read; counters are left at 0.
+    /// Fills memory for READs. Counters stay 0.
     pub(super) fn fill(self, mut write: impl FnMut(usize, &[u8])) {
         let Self::Reads { region, .. } = self else {
             return;
@@ -114,7 +114,7 @@ impl OneSidedOp {
         }
     }
 
-    /// Whether the answer from offset `at` is what was filled in there.
+    /// Checks that the answer from offset `at` is what [`fill`](Self::fill) wrote there.
     pub(super) fn check(self, at: u64, answer: &[u8]) -> Result<()> {
         let Self::Reads { bytes, .. } = self else {
             return Ok(());
@@ -133,30 +133,32 @@ impl OneSidedOp {
     }
 }
 
-/// The word at that offset of memory that is read.
+/// Returns the word at an offset of memory for READs.
 fn content(at: u64) -> u64 {
     mix(at + 1)
 }
 
-/// A request that is to be asked for.
+/// A request to make.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    /// Which of those that a caller has under way.
+    /// Index among the caller's outstanding requests.
     pub(super) slot: usize,
-    /// Over which of the caller's connections.
+    /// Index of the caller's connection.
     pub(super) connection: usize,
-    /// From which offset of the other host's memory on.
+    /// Offset in the other host's memory.
     pub(super) at: u64,
 }
 
-/// What ended.
+/// Counts of requests.
 #[derive(Default)]
 pub(super) struct RequestCounts {
-    /// Requests asked for, ended, and ended while it was measured.
+    /// Requests made.
     pub(super) asked: u64,
+    /// Requests completed.
     pub(super) ended: u64,
+    /// Requests completed within the window of measurement.
     pub(super) measured: u64,
-    /// Of the measured ones.
+    /// Latencies of the measured requests.
     pub(super) latencies: Histogram,
 }
 
@@ -169,16 +171,16 @@ impl RequestCounts {
     }
 }
 
-/// One caller's work.
+/// Generates one caller's requests and counts their completions.
 pub(super) struct RequestGenerator {
     pub(super) load: OneSidedLoad,
-    /// Whether the connection of each request is drawn; else slots have theirs in turn.
+    /// Whether the connection of each request is random; else slots use the connections in turn.
     draws: bool,
     random: Random,
-    /// When it is measured. Nothing is asked for after that.
-    pub(super) window: Range<Instant>,
+    /// When requests are measured. No request is made after that.
+    pub(super) interval: Range<Instant>,
     free: Vec<usize>,
-    /// Of each slot: which offset it asks, and since when.
+    /// For each slot: the offset that its request asks for, and when the caller began to prepare it.
     asked: Vec<(u64, Instant)>,
     pub(super) counts: RequestCounts,
 }
@@ -189,19 +191,19 @@ impl RequestGenerator {
             load,
             draws,
             random,
-            window: Instant::FAR_FUTURE..Instant::FAR_FUTURE,
+            interval: Instant::FAR_FUTURE..Instant::FAR_FUTURE,
             free: (0..load.outstanding).rev().collect(),
             asked: vec![(0, Instant::ZERO); load.outstanding],
             counts: RequestCounts::default(),
         }
     }
 
-    /// Whether something may be asked for.
+    /// Returns whether a request may be made.
     pub(super) fn wants(&self, now: Instant) -> bool {
-        !self.free.is_empty() && now < self.window.end
+        !self.free.is_empty() && now < self.interval.end
     }
 
-    /// What is asked for next, by a caller that set about it at `began`. Only if it [wants](Self::wants) to.
+    /// Returns the next request of a caller that began to prepare it at `began`. Call only if it [wants](Self::wants).
     pub(super) fn next(&mut self, began: Instant) -> Option<Request> {
         let slot = self.free.pop()?;
         let connection = match self.draws {
@@ -224,11 +226,11 @@ impl RequestGenerator {
         })
     }
 
-    /// An answer came; answers which offset it is from.
+    /// Records the answer of a slot. Returns the offset that the request asked for.
     pub(super) fn complete(&mut self, slot: usize, now: Instant) -> u64 {
         let (at, began) = self.asked[slot];
         self.counts.ended += 1;
-        if self.window.contains(&now) {
+        if self.interval.contains(&now) {
             self.counts.measured += 1;
             self.counts.latencies.record(now.since(began));
         }
@@ -236,26 +238,26 @@ impl RequestGenerator {
         at
     }
 
-    /// Whether nothing is asked for any more, and everything has come.
+    /// Returns whether no further request is made and all answers have come.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        now >= self.window.end && self.free.len() == self.load.outstanding
+        now >= self.interval.end && self.free.len() == self.load.outstanding
     }
 }
 
-/// Completions that are taken at once.
+/// Completions taken at a time.
 const BATCH: usize = 64;
 
-/// What carries one-sided requests.
+/// Carries one-sided requests.
 pub(super) trait RequestTransport {
-    /// Begins one.
+    /// Starts a request.
     fn start(&mut self, request: Request) -> Result<()>;
-    /// Takes the slots of those that ended. Waits for the oldest if the port can wait.
+    /// Appends the slots of completed requests to `ended`. Waits for the oldest if the transport can wait.
     fn take(&mut self, ended: &mut Vec<usize>) -> Result<()>;
-    /// All of the memory that the first connection asks.
+    /// Reads all of the memory that the first connection accesses.
     fn peek(&mut self) -> Result<Vec<u8>>;
 }
 
-/// Does the work until its window is over and everything has ended. In the end the counters say how much that was.
+/// Makes requests until the window is over and all have completed. Then checks the sum of the counters, if any.
 pub(super) fn drive(work: &mut RequestGenerator, port: &mut dyn RequestTransport) -> Result<()> {
     let mut ended = Vec::new();
     loop {
@@ -290,41 +292,41 @@ pub(super) fn drive(work: &mut RequestGenerator, port: &mut dyn RequestTransport
     Ok(())
 }
 
-/// Over the service: each connection with the window of its memory at the other end.
+/// One-sided requests over the service: each connection with the window of its memory at the other end.
 pub(super) struct ServiceRequests {
     service: Service,
     what: OneSidedOp,
-    windows: Vec<(Stream, u32)>,
+    exports: Vec<(Stream, u32)>,
     under_way: VecDeque<(Request, RemoteOperation)>,
-    /// Of each slot that nothing is under way of.
+    /// For each slot: memory for the answer, while no request of the slot is under way.
     memory: Vec<Option<SharedMemory>>,
 }
 
 impl ServiceRequests {
-    /// Connections to one of the others after the other.
+    /// Opens `load.connections` connections, to the addresses in `to` in turn.
     pub(super) fn open(service: Service, to: &[SocketAddr], load: OneSidedLoad) -> Result<Self> {
         let what = load.what;
         let alloc = |_| service.alloc(what.bytes() as u32).map(Some);
         let memory: Result<Vec<_>, _> = (0..load.outstanding).map(alloc).collect();
         let mut memory = memory?;
         let len = (what.region() as u64).to_le_bytes();
-        let mut windows = Vec::new();
+        let mut exports = Vec::new();
         for to in to.iter().cycle().take(load.connections) {
             let mut stream = service.connect(*to)?;
-            stream.send_all(&[&[ConnectionPurpose::WriteWindow as u8], &len[..]].concat())?;
-            let mut window = [0; 4];
-            stream.read_exact(&mut window)?;
-            windows.push((stream, u32::from_le_bytes(window)));
+            stream.send_all(&[&[ConnectionPurpose::WriteExport as u8], &len[..]].concat())?;
+            let mut export_id = [0; 4];
+            stream.read_exact(&mut export_id)?;
+            exports.push((stream, u32::from_le_bytes(export_id)));
         }
-        // A connection asks for what it needs besides when it first reads.
-        for (stream, window) in &mut windows {
+        // The first READ of a connection makes it request what else it needs.
+        for (stream, export_id) in &mut exports {
             let first = memory[0].take().expect("put back below");
-            memory[0] = Some(stream.read_from(*window, 0, first)?);
+            memory[0] = Some(stream.read_from(*export_id, 0, first)?);
         }
         Ok(Self {
             service,
             what,
-            windows,
+            exports,
             under_way: VecDeque::new(),
             memory,
         })
@@ -333,11 +335,11 @@ impl ServiceRequests {
 
 impl RequestTransport for ServiceRequests {
     fn start(&mut self, request: Request) -> Result<()> {
-        let (stream, window) = &mut self.windows[request.connection];
+        let (stream, export_id) = &mut self.exports[request.connection];
         let memory = &mut self.memory[request.slot];
         let started = match self.what {
-            OneSidedOp::Adds { .. } => stream.fetch_add_start(*window, request.at, 1),
-            _ => stream.read_start_from(*window, request.at, memory),
+            OneSidedOp::Adds { .. } => stream.fetch_add_start(*export_id, request.at, 1),
+            _ => stream.read_start_from(*export_id, request.at, memory),
         };
         self.under_way.push_back((request, started?));
         Ok(())
@@ -345,7 +347,7 @@ impl RequestTransport for ServiceRequests {
 
     fn take(&mut self, ended: &mut Vec<usize>) -> Result<()> {
         while let Some((request, mut oldest)) = self.under_way.pop_front() {
-            self.windows[request.connection].0.finish(&mut oldest)?;
+            self.exports[request.connection].0.finish(&mut oldest)?;
             if let Some(memory) = oldest.take_memory() {
                 self.memory[request.slot] = Some(memory);
             }
@@ -360,21 +362,21 @@ impl RequestTransport for ServiceRequests {
 
     fn peek(&mut self) -> Result<Vec<u8>> {
         let memory = self.service.alloc(self.what.region() as u32)?;
-        let (stream, window) = &mut self.windows[0];
-        Ok(stream.read_from(*window, 0, memory)?.to_vec())
+        let (stream, export_id) = &mut self.exports[0];
+        Ok(stream.read_from(*export_id, 0, memory)?.to_vec())
     }
 }
 
-/// One-sided requests over queue pairs, one for each connection.
+/// One-sided requests over plain verbs, with one queue pair for each connection.
 pub(super) struct VerbsRequests {
     pub(super) native: Native,
     pub(super) what: OneSidedOp,
-    /// Which memory each connection asks.
+    /// For each connection: the remote memory that its requests access.
     pub(super) targets: Vec<RemoteAddr>,
 }
 
 impl VerbsRequests {
-    /// Posts a request, whose number is its completion's identifier and decides where its answer goes.
+    /// Posts a request. `number` is its wr_id and decides where its answer goes.
     pub(super) fn post(&mut self, request: Request, number: usize) -> Result<()> {
         let Request { connection, at, .. } = request;
         let op = self.what.op(self.targets[connection].plus(at));
@@ -382,16 +384,16 @@ impl VerbsRequests {
         self.native.post(connection, (number as u64, op), place)
     }
 
-    /// Where the answer of that number is.
+    /// Returns the offset of the answer of that number.
     pub(super) fn place(&self, number: usize) -> usize {
         number * self.what.bytes()
     }
 
-    /// Queue pairs to as many at each of the programs of those names. Each connection reads its part of the memory.
+    /// Opens queue pairs, as many to each of the named programs. Each connection reads its own part of the memory.
     pub(super) fn open(device: &str, names: &[String], load: OneSidedLoad) -> Result<Self> {
         let what = load.what;
         let shape = shape(load.connections, load.outstanding, load.outstanding);
-        // Counters are peeked at, too.
+        // `peek` reads the counters into this memory, too.
         let len = (load.outstanding * what.bytes()).max(4096);
         let mut native = Native::open(open(device)?, &shape, len)?;
         let each = load.connections / names.len();

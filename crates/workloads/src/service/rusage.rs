@@ -1,4 +1,4 @@
-//! What processes take of this machine, as its kernel says: memory, processors, and how often they were switched to.
+//! Resource use of processes as the kernel reports it: memory, processor time, context switches.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -13,14 +13,14 @@ use rustix::process::Pid;
 use super::Result;
 use crate::error::WorkloadError;
 
-/// How links to files in memory begin, in `/proc`.
+/// How links to memfds in `/proc` begin.
 const IN_MEMORY: &str = "/memfd:";
-/// The longest time between two looks at whether to stop.
+/// Longest time between two checks of a stop flag.
 const LOOK: Duration = Duration::from_millis(50);
-/// Bytes of a block of a file, as stat(2) counts.
+/// Bytes of a file's block as stat(2) counts them.
 const BLOCK: u64 = 512;
 
-/// Waits for `time`; an error if `stop` is set meanwhile.
+/// Waits for `time`. Returns an error if `stop` is set meanwhile.
 pub fn pause(time: Duration, stop: &AtomicBool) -> Result<()> {
     let until = Instant::now() + time;
     while !stop.load(Ordering::Relaxed) {
@@ -33,7 +33,7 @@ pub fn pause(time: Duration, stop: &AtomicBool) -> Result<()> {
     Err(WorkloadError("interrupted".to_owned()))
 }
 
-/// What was read in `/proc`; `None` if it has ended, or was closed, since it was listed.
+/// Returns what was read in `/proc`; `None` if the process, thread or descriptor has gone since it was listed.
 fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
@@ -43,7 +43,7 @@ fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The entries of a directory of a process, which must be there.
+/// Lists a directory of a process in `/proc`. The process must exist.
 fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>> {
     let path = format!("/proc/{}/{directory}", pid.as_raw_nonzero());
     let entries = std::fs::read_dir(&path).and_then(|entries| {
@@ -53,34 +53,34 @@ fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>> {
     entries.map_err(|error| WorkloadError::at(&path, error))
 }
 
-/// The number behind a key that begins a line.
+/// Returns the number after a key at the beginning of a line.
 fn field(text: &str, key: &str) -> Result<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key));
     let number = rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
     number.ok_or_else(|| WorkloadError(format!("/proc says nothing of {key}")))
 }
 
-/// Memory of a process.
+/// Memory use of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// Bytes of its own and its share of files that it maps, without what follows.
+    /// Bytes of private memory and its share of mapped files, without shared memory (PSS less `Pss_Shmem`).
     pub own: u64,
-    /// Bytes of files in memory that it has, and no process before it: what processes share and what devices are given.
-    /// All that the kernel has allocated, whether a process has touched it or not.
+    /// Bytes of memfds that no earlier process in the list has open: memory that processes share or devices use.
+    /// Counts all that the kernel has allocated, whether a process has touched it or not.
     pub shared: u64,
-    /// Bytes that it has mapped, its share of those that others have mapped as well (PSS of proc_pid_smaps(5)): what it
-    /// has touched, more or less.
+    /// Bytes mapped, with its share of what others map as well (PSS of proc_pid_smaps(5)): roughly what the process
+    /// has touched.
     pub mapped: u64,
 }
 
 impl MemoryUsage {
-    /// All that the kernel has given for it.
+    /// Returns all bytes that the kernel has allocated for the process.
     pub fn bytes(self) -> u64 {
         self.own + self.shared
     }
 }
 
-/// Memory of each of some processes. What several have is counted once, of the first of them.
+/// Returns the memory of each process. What several have open is counted once, for the first of them.
 pub fn memory(pids: &[Pid]) -> Result<Vec<MemoryUsage>> {
     let mut counted = BTreeSet::new();
     let mut all = Vec::with_capacity(pids.len());
@@ -113,29 +113,29 @@ pub fn memory(pids: &[Pid]) -> Result<Vec<MemoryUsage>> {
     Ok(all)
 }
 
-/// What threads do, per second: of processes, for a while.
+/// Processor load of threads, averaged over a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CpuLoad {
-    /// Seconds on a processor: how many they use.
+    /// Seconds on a processor per second: the number of processors in use.
     pub runs: f64,
-    /// Seconds ready to run, on none.
+    /// Seconds ready to run but on no processor, per second.
     pub waits: f64,
 }
 
-/// What threads did.
+/// Accumulated processor times of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
     /// Nanoseconds on a processor.
     pub ran_ns: u64,
-    /// Nanoseconds ready to run, on none.
+    /// Nanoseconds ready to run but on no processor.
     pub waited_ns: u64,
-    /// How often they were switched to, after they had slept or another thread had run.
+    /// Number of times that a thread was switched to, after it had slept or another thread had run.
     pub switches: u64,
 }
 
 impl CpuLoad {
-    /// Of threads that processes have all the time. On a busy machine it takes a while to look at all of them, so each
-    /// process has a time of its own.
+    /// Measures the load of processes for `time`. Right only for threads that exist all the time. Reading all of them
+    /// takes a while on a busy machine, so each process has its own interval.
     pub fn of(pids: &[Pid], time: Duration, stop: &AtomicBool) -> Result<Self> {
         let look = || -> Result<Vec<(Instant, CpuTimes)>> {
             let look = |pid: &Pid| Ok((Instant::now(), CpuTimes::of(&[*pid])?));
@@ -155,7 +155,7 @@ impl CpuLoad {
 }
 
 impl CpuTimes {
-    /// Of all threads that processes have now. What threads did that have ended is forgotten.
+    /// Returns the sum over all threads that the processes have now. The times of threads that have ended are lost.
     pub fn of(pids: &[Pid]) -> Result<Self> {
         let mut sum = Self::default();
         for pid in pids {
@@ -169,7 +169,7 @@ impl CpuTimes {
         Ok(sum)
     }
 
-    /// Adds a thread.
+    /// Adds the times of a thread.
     fn add(&mut self, schedule: &str, status: &str) -> Result<()> {
         let mut numbers = schedule.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(ran)), Some(Ok(waited))) = (numbers.next(), numbers.next()) else {
@@ -183,7 +183,7 @@ impl CpuTimes {
         Ok(())
     }
 
-    /// What they did since then.
+    /// Returns what was added since `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             ran_ns: self.ran_ns.saturating_sub(before.ran_ns),
@@ -227,7 +227,7 @@ mod tests {
         let file = memfd_create("taken", MemfdFlags::CLOEXEC).unwrap();
         fallocate(&file, FallocateFlags::empty(), 0, bytes).unwrap();
         let both = memory(&[getpid(), getpid()]).unwrap();
-        // Others of this process's tests have some, too.
+        // Other tests in this process have memfds, too.
         assert!(both[0].shared >= bytes, "{both:?}");
         assert!(both[1].shared < bytes / 2, "{both:?}");
         assert!(both[0].mapped > 0 && both[0].own > 0);

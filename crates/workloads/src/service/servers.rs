@@ -23,8 +23,8 @@ pub(super) enum ConnectionPurpose {
     /// The server discards everything. The next eight bytes give a number N: it answers one byte for every N received.
     /// It reads the first byte of each piece of data in place.
     Sink = b's',
-    /// The next eight bytes give a size. The server exports that much memory and sends back its window, four bytes.
-    WriteWindow = b'w',
+    /// The next eight bytes give a size. The server exports that much memory and sends back its export, four bytes.
+    WriteExport = b'w',
 }
 
 /// Serves until the process is killed.
@@ -40,7 +40,7 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
         if !matches!(stream.recv(&mut wish), Ok(1)) {
             continue;
         }
-        if wish[0] == ConnectionPurpose::WriteWindow as u8 {
+        if wish[0] == ConnectionPurpose::WriteExport as u8 {
             // There are many such connections, and they need no thread. First revoke the memory of peers that are gone.
             held = held.into_iter().filter_map(still_held).collect();
             if let Ok(export) = export(&service, &mut stream) {
@@ -115,7 +115,7 @@ fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
     let mut memory = service.alloc(number(stream)? as u32)?;
     memory.fill(0);
     let export = stream.export(memory, Rights::ALL)?;
-    stream.send_all(&export.window().to_le_bytes())?;
+    stream.send_all(&export.id().to_le_bytes())?;
     Ok(export)
 }
 

@@ -62,8 +62,8 @@ impl RelayHop {
         let mut waiter = Waiter::new(verbs::Duration::ZERO, SpinMode::Yield);
         if let (Some((warm, run)), [(from, to)]) = (self.measures, &mut pairs[..]) {
             let start = clock::now() + verbs::Duration::from_nanos(warm);
-            let window = start..start + verbs::Duration::from_nanos(run);
-            return pingpong(window, || {
+            let interval = start..start + verbs::Duration::from_nanos(run);
+            return pingpong(interval, || {
                 give(to, &message, &mut waiter);
                 while !take(from, &mut message) {
                     waiter.spin_once();

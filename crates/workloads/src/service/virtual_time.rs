@@ -1,11 +1,11 @@
-//! The service in virtual time, beside verbs: the daemon's own core and its applications on simulated hosts, and threads
-//! that have queue pairs of their own, or share some under a lock (RaaS, section VI).
+//! The service in virtual time, compared with plain verbs: the daemon's core and its applications on simulated hosts,
+//! and threads that have queue pairs of their own or share some under a lock (RaaS, section VI).
 //!
 //! | module | what |
 //! |---|---|
 //! | `native_callers` | callers on plain verbs, and the lock |
 //! | `daemon_host` | a host's daemon |
-//! | `one_sided_apps` | applications that ask and are asked, and an application's end of the service |
+//! | `one_sided_apps` | applications that make and serve requests, and an application's side of the service |
 //! | `message_apps` | applications that send each other messages |
 
 mod daemon_host;
@@ -30,62 +30,62 @@ use crate::error::WorkloadError;
 use crate::latency::Quantiles;
 use crate::random::{Random, mix};
 
-/// What carries the load.
+/// Path that carries the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestPath {
-    /// Queue pairs of each caller's own: one for each connection.
+    /// Each caller has its own queue pairs, one for each connection.
     Native,
-    /// So many callers share each queue pair under a lock.
+    /// This many callers share each queue pair under a lock.
     Locked(usize),
     /// The service: each caller is an application.
     Service,
 }
 
-/// What came of it.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadResult {
-    /// Requests that ended in a second.
+    /// Requests completed per second.
     pub per_second: f64,
-    /// Bytes that came to the callers' RNIC in a second. Right even if many long answers are not whole at the end.
+    /// Bytes received by the callers' RNIC per second. Correct even if long answers are incomplete at the end.
     pub bytes_per_second: f64,
-    /// How long each took, from when its caller set about it until it had seen that it was over.
+    /// Time of each request, from when its caller begins to prepare it until the caller has seen that it is over.
     pub latency: Quantiles,
-    /// Queue pairs of the callers' host.
+    /// Number of queue pairs on the callers' host.
     pub queue_pairs: usize,
-    /// Requests that ended, ever. All that were asked for did, and did what they should.
+    /// Number of requests completed in the whole run. Each request that was made completed with the right answer.
     pub ended: u64,
 }
 
-/// The machines.
+/// The simulated machines.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// All of them are alike.
+    /// Preset of every machine.
     pub preset: Preset,
-    /// What chance draws from.
+    /// Seed of everything random.
     pub seed: u64,
 }
 
 impl Machine {
-    /// The device of a host: 0 is the callers'.
+    /// Returns the device of a host. The callers are on host 0.
     fn device(&self, host: usize) -> Result<DeviceName> {
         let name = format!("sim:{},host=h{host}", self.preset.name);
         name.parse().map_err(failed("a device's name"))
     }
 }
 
-/// A constant of a machine, in nanoseconds.
+/// Converts a constant of a preset, in nanoseconds.
 fn nanos(nanos: f64) -> Duration {
     Duration::from_nanos(nanos as u64)
 }
 
-/// The host of the callers.
+/// Name of the callers' host.
 const CALLERS: &str = "h0";
-/// Longest time before everything is set up and after what is measured.
+/// How long a run may take beside warm-up and measurement.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl OneSidedLoad {
-    /// Runs on such machines, for so long after a warm-up, both in virtual time. An answer that is wrong or missing is an
-    /// error.
+    /// Runs the load on such machines for `times`: warm-up and measurement, in virtual time. A wrong or missing
+    /// answer is an error.
     pub fn measure(
         &self,
         arm: RequestPath,
@@ -120,7 +120,7 @@ impl OneSidedLoad {
             .map_err(failed("scenario"))?;
         let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
         let usage_monitor = world.usage_monitor();
-        // What had come when it began to be measured, and when it ceased to be.
+        // Bytes received when the measurement began, and when it ended.
         let mut looks = Vec::new();
         let mut ended = 0;
         while ended < count {
@@ -131,8 +131,8 @@ impl OneSidedLoad {
             if now > limit {
                 return Err(WorkloadError("it does not end".to_owned()));
             }
-            let window = shared_run.window();
-            let next = window.and_then(|window| window.get(looks.len()).copied());
+            let interval = shared_run.interval();
+            let next = interval.and_then(|interval| interval.get(looks.len()).copied());
             if next.is_some_and(|next| next <= now) {
                 looks.push((now, came(&usage_monitor)));
             }
@@ -148,7 +148,7 @@ impl OneSidedLoad {
             }
         }
         if looks.len() == 1 {
-            // All were done before the second look.
+            // All callers were done before the second look.
             looks.push((running.now(), came(&usage_monitor)));
         }
         drop(running);
@@ -177,7 +177,7 @@ impl OneSidedLoad {
     }
 }
 
-/// Bytes that have come to the host of the callers.
+/// Returns the number of bytes that the callers' host has received.
 fn came(usage_monitor: &UsageMonitor) -> u64 {
     let usage = usage_monitor.now();
     let mut hosts = usage.iter().flat_map(|usage| &usage.hosts);
@@ -185,16 +185,16 @@ fn came(usage_monitor: &UsageMonitor) -> u64 {
     of.map_or(0, |host| host.counters.bytes_in)
 }
 
-/// All begin so long after the last is there.
+/// Time from when the last caller is ready until all begin.
 const LEAD: Duration = Duration::from_micros(2);
-/// How often a caller looks whether all are there.
+/// How often a caller checks whether all are ready.
 const SOON: Duration = Duration::from_micros(1);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The actors of a play.
+/// The actors of a scenario.
 struct ScenarioBuilder {
     shared_run: SharedRun,
     actors: ActorRegistry,
@@ -222,7 +222,7 @@ impl ScenarioBuilder {
 struct SharedRun {
     load: OneSidedLoad,
     machine: Machine,
-    /// How long it warms up, and is measured.
+    /// Durations of warm-up and measurement.
     times: (Duration, Duration),
     state: Arc<Mutex<RunState>>,
 }
@@ -234,9 +234,9 @@ struct RunState {
     begin: Option<Instant>,
     done: usize,
     counts: RequestCounts,
-    /// The sum of all counters in the end, if there are some.
+    /// Sum of all counters at the end, if there are any.
     sum: Option<u64>,
-    /// Queue pairs of the callers' host.
+    /// Number of queue pairs on the callers' host.
     queue_pairs: usize,
 }
 
@@ -245,18 +245,18 @@ impl SharedRun {
         locked(&self.state)
     }
 
-    /// Whether all callers have done what they set out to do.
+    /// Returns whether all callers are done.
     fn is_over(&self) -> bool {
         self.state().done == self.load.callers
     }
 
-    /// From when until when it is measured, once that is known.
-    fn window(&self) -> Option<[Instant; 2]> {
+    /// Returns start and end of the measurement, once they are known.
+    fn interval(&self) -> Option<[Instant; 2]> {
         let from = self.state().begin? + self.times.0;
         Some([from, from + self.times.1])
     }
 
-    /// The share of caller `who`.
+    /// Returns the share of caller `who`.
     fn share(&self, who: usize) -> CallerRun {
         let random = Random::new(mix(self.machine.seed) ^ who as u64);
         CallerRun {
@@ -275,7 +275,7 @@ struct CallerRun {
 }
 
 impl CallerRun {
-    /// What the caller, who is ready, does until all begin; `None` once they have.
+    /// Reports the caller ready. Returns what it does until all begin; `None` once they have.
     fn wait_for_start(&mut self, now: Instant) -> Option<Step> {
         if !std::mem::replace(&mut self.is_ready, true) {
             let mut state = self.shared_run.state();
@@ -285,14 +285,14 @@ impl CallerRun {
             }
         }
         let begin = self.shared_run.state().begin;
-        let (Some(begin), Some([from, until])) = (begin, self.shared_run.window()) else {
+        let (Some(begin), Some([from, until])) = (begin, self.shared_run.interval()) else {
             return Some(Step::At(now + SOON));
         };
-        self.work.window = from..until;
+        self.work.interval = from..until;
         (begin > now).then_some(Step::At(begin))
     }
 
-    /// Counts what the caller has done.
+    /// Adds the caller's counts to those of the run, and marks the caller done.
     fn finish(&mut self) {
         let mut state = self.shared_run.state();
         state.counts.add(&self.work.counts);

@@ -1,6 +1,6 @@
-//! Messages of the application on their way out or in.
+//! Buffer for an application's outgoing or incoming messages.
 
-/// Bytes that are filled in at one end and used up at the other.
+/// Bytes that are filled in at the back and used up at the front.
 pub(super) struct Buffer {
     bytes: Vec<u8>,
     from: usize,
@@ -8,7 +8,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// With room for so many bytes.
+    /// Makes a buffer with room for `len` bytes.
     pub(super) fn new(len: usize) -> Self {
         let bytes = vec![0; len];
         Self {
@@ -23,7 +23,7 @@ impl Buffer {
         &self.bytes[self.from..self.to]
     }
 
-    /// The first pending bytes, which must be so many.
+    /// Returns the first `bytes` pending bytes. At least that many must be pending.
     #[inline]
     pub(super) fn oldest(&self, bytes: usize) -> &[u8] {
         &self.bytes[self.from..self.from + bytes]
@@ -34,12 +34,12 @@ impl Buffer {
         self.from += bytes;
     }
 
-    /// Whether some bytes were used up since the last [`Buffer::rewind`].
+    /// Returns whether bytes were used up since the last [`Buffer::rewind`].
     pub(super) fn is_begun(&self) -> bool {
         self.from > 0
     }
 
-    /// The room behind the pending bytes.
+    /// Returns the room behind the pending bytes.
     #[inline]
     pub(super) fn room(&mut self) -> &mut [u8] {
         &mut self.bytes[self.to..]
@@ -50,7 +50,7 @@ impl Buffer {
         self.to += bytes;
     }
 
-    /// Makes all room that is not taken by pending bytes lie behind them.
+    /// Moves the pending bytes to the front, so that all room lies behind them.
     #[inline]
     pub(super) fn rewind(&mut self) {
         if self.from > 0 {

@@ -1,5 +1,5 @@
-//! The kernel's byte streams as arms: TCP, Unix sockets and pipes. To connect one, the receiving actor makes the names
-//! and mails where they are, and the sending actor follows.
+//! The kernel's byte streams as transports: TCP, Unix sockets and pipes. To connect one, the receiving actor makes the
+//! names and mails where they are, and the sending actor follows.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -21,13 +21,13 @@ use crate::actor_pair::{PairMail, Role};
 use crate::connecting_actor::Connect;
 use crate::error::{Result, WorkloadError};
 
-/// Bytes that the application gathers where it buffers.
+/// Bytes that a buffering application gathers.
 const BUFFER: usize = 64 * 1024;
 
 /// One end of a byte stream that carries messages of one size.
 pub struct ByteStream {
     incoming: OwnedFd,
-    /// Where there is one descriptor for both ways, none.
+    /// Descriptor for writing; `None` if one descriptor serves both directions.
     outgoing: Option<OwnedFd>,
     finished: bool,
     size: usize,
@@ -38,7 +38,7 @@ pub struct ByteStream {
 }
 
 impl ByteStream {
-    /// Writes what is pending; answers whether nothing is left.
+    /// Writes what is pending. Returns whether nothing is left.
     fn write_out(&mut self) -> Result<bool> {
         while !self.out.pending().is_empty() {
             let fd = self.outgoing.as_ref().unwrap_or(&self.incoming);
@@ -53,7 +53,7 @@ impl ByteStream {
         Ok(true)
     }
 
-    /// Reads once; `None` at the end of the stream.
+    /// Reads once. Returns `None` at the end of the stream.
     fn read_in(&mut self) -> Result<Option<usize>> {
         self.inward.rewind();
         loop {
@@ -100,7 +100,7 @@ impl MessageTransport for ByteStream {
                 taken += 1;
                 continue;
             }
-            // Once it has something, an end that blocks must not wait for more.
+            // An end that blocks must not wait for more once it has something.
             if taken > 0 && (self.blocking || self.buffered) {
                 break;
             }
@@ -143,18 +143,17 @@ pub struct ByteStreamConnect {
 enum State {
     Start,
     Listening(OwnedFd),
-    /// Both pipes are open here, the one that is read and the one that is written; the sender has
-    /// not opened them yet.
+    /// This actor has opened both pipes, the one to read and the one to write. The sender has not opened them yet.
     Piped(OwnedFd, OwnedFd),
 }
 
-/// An error while `what` was being done.
+/// Makes errors that say what was being done.
 fn at<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> WorkloadError {
     move |why| WorkloadError::at(what, why)
 }
 
 impl ByteStreamConnect {
-    /// For `job`, whose channel is this stream.
+    /// Connects for `job`, whose channel is this stream.
     pub fn new(job: Job, role: Role, stream: (StreamKind, Waiting, Buffering)) -> Self {
         let (transport, waiting, buffering) = stream;
         Self {
@@ -188,8 +187,8 @@ impl ByteStreamConnect {
                         .map_err(at("making a pipe"))?;
                 }
                 let there = self.pipe("there", OFlags::RDONLY)?;
-                // Also for reading: a pipe cannot be opened for writing alone before its reader is
-                // there, and reads as ended to a reader that comes before its writer.
+                // Open it for reading as well. A pipe cannot be opened for writing alone before its reader is
+                // there, and a reader that comes before the writer reads the end of the stream.
                 let back = self.pipe("back", OFlags::RDWR)?;
                 cx.send_mail(b"opened")?;
                 return Ok(State::Piped(there, back));
@@ -201,7 +200,7 @@ impl ByteStreamConnect {
         Ok(State::Listening(listener))
     }
 
-    /// The sending actor's end, told `mail` by the receiving actor.
+    /// Connects the sending actor's end, with the `mail` of the receiving actor.
     fn follow(&self, mail: &[u8], cx: &mut ActorContext<'_>) -> Result<ByteStream> {
         match self.transport {
             StreamKind::Tcp => {
@@ -223,7 +222,7 @@ impl ByteStreamConnect {
         }
     }
 
-    /// The receiving actor's end, once the sending actor has followed.
+    /// Returns the receiving actor's end once the sending actor has followed.
     fn accept(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<ByteStream>> {
         match std::mem::replace(&mut self.state, State::Start) {
             State::Start => self.state = self.listen(cx)?,
@@ -232,7 +231,7 @@ impl ByteStreamConnect {
                 Err(Errno::AGAIN | Errno::INTR) => self.state = State::Listening(listener),
                 Err(why) => return Err(WorkloadError::at("accepting", why)),
             },
-            // Without its writer the pipe that is read would read as ended.
+            // As long as the pipe has no writer, reading from it returns the end of the stream.
             piped @ State::Piped(..) if cx.receive_mail().is_none() => self.state = piped,
             State::Piped(there, back) => return self.stream(there, Some(back)).map(Some),
         }

@@ -1,4 +1,4 @@
-//! What the ring's settings and the baseline designs stand for on verbs.
+//! The ring's settings and the baseline designs, as designs on verbs.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct RingDesign {
 }
 
 impl RingDesign {
-    /// For `job`: the papers' framing; α, β and γ as the mode says.
+    /// Makes the ring of `job`: with the papers' framing, and α, β and γ of the mode.
     pub fn new(job: &Job, mode: RingMode) -> Self {
         let variant = match mode {
             RingMode::Default => Variant::Full,
@@ -30,14 +30,14 @@ impl RingDesign {
         Self::of(RingConfig::fixed(job.slots, job.size), variant)
     }
 
-    /// This ring, without what `variant` is without.
+    /// Makes a ring of `config` with `variant` applied.
     pub fn of(mut config: RingConfig, variant: Variant) -> Self {
         vary(&mut config, variant);
         Self { config, variant }
     }
 }
 
-/// Switches off what `variant` is without: all that a row differs by from M1.
+/// Applies `variant`: everything in which its row differs from M1.
 fn vary(config: &mut RingConfig, variant: Variant) {
     if variant.is_huge() {
         config.pages = Pages::PreferHuge;
@@ -52,7 +52,7 @@ fn vary(config: &mut RingConfig, variant: Variant) {
             config.push_every = Some(1);
             config.elastic = Some(false);
         }
-        // β follows α up to N/8: a β that is larger has to be named.
+        // By default β follows α only up to N/8. A larger β has to be set.
         Variant::NoEarlyTransmission => batch((config.slots / 4).max(1)),
         Variant::NoElasticThreshold => config.elastic = Some(false),
         Variant::NoLazyPush => config.push_every = Some(1),
@@ -103,7 +103,7 @@ impl<D: Design> ChannelDesign for BaselineDesign<D> {
     }
 }
 
-/// A ring for messages of `job`, as designs that use one are planned.
+/// Returns the plan of a design that uses a ring for messages of `job`.
 pub fn plan(job: &Job) -> Plan {
     Plan {
         messages: job.slots,
@@ -111,7 +111,7 @@ pub fn plan(job: &Job) -> Plan {
     }
 }
 
-/// A combination on slots as the ring's.
+/// Makes the design of a combination, with slots like the ring's.
 pub fn sync_variant(job: &Job, of: Combination) -> SyncVariant {
     let most = job.slots.saturating_sub(1).max(1);
     SyncVariant {

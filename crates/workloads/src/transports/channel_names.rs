@@ -1,4 +1,4 @@
-//! What channels are called in results, and how each works, so that a reader can judge a comparison.
+//! Names of the channels in results, and notes on how each works, so that a reader can judge a comparison.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use super::job::{
     Buffering, Channel, Combination, PaperBaseline, RingMode, StreamKind, Variant, Waiting,
 };
 
-/// Into the sender's slot, from there into the receiver's.
+/// One copy into the sender's slot, one from there into the receiver's.
 const RING_COPIES: &str = "2 (64 KiB and more: 1, written in place)";
-/// The copy that the device makes is counted with the others.
+/// The device's copy is counted with the others.
 const IN_PLACE: &str = "1 (0 + the device's + 0)";
 const EACH_END: &str = "3 (1 + the device's + 1)";
 
@@ -20,12 +20,12 @@ impl fmt::Display for Channel {
 }
 
 impl Channel {
-    /// Its name in the points.
+    /// Returns the channel's name in the points.
     pub fn name(self) -> String {
         self.note().name
     }
 
-    /// How it works.
+    /// Returns the note on how the channel works.
     pub fn note(self) -> ArmNote {
         let (about, copies) = match self {
             Self::Bare => (
@@ -117,7 +117,7 @@ mod tests {
         for number in 1..=9 {
             let row = format!("M{number}-");
             let of = names.iter().filter(|name| name.starts_with(&row));
-            // M7 and M9 switch two things off, which are also measured alone.
+            // M7 and M9 change two things each, which are also measured alone.
             assert_eq!(
                 of.count(),
                 if [7, 9].contains(&number) { 2 } else { 1 },

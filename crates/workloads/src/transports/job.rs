@@ -1,4 +1,4 @@
-//! What a part is told to do and what it reports, as both travel between processes.
+//! Jobs of an actor and their reports, in the form in which they travel between processes.
 
 use std::path::{Path, PathBuf};
 
@@ -10,17 +10,17 @@ pub use crate::report::Report;
 /// A message channel that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Channel {
-    /// A kernel's byte stream.
+    /// A byte stream of the kernel.
     Stream(StreamKind, Waiting, Buffering),
     /// The ring on verbs.
     Ring(RingMode),
     /// The same ring without verbs.
     Bare,
-    /// A design that the ring is compared with, on the same verbs.
+    /// A baseline design on the same verbs.
     Baseline(PaperBaseline),
 }
 
-/// Kinds of channels, each with its name in the points and how it works.
+/// Defines kinds of channels, each with its name in the points and a note on how it works.
 macro_rules! named {
     (
         $(#[$meta:meta])*
@@ -37,7 +37,7 @@ macro_rules! named {
             #[cfg(test)]
             pub(super) const ALL: &[Self] = &[$(Self::$kind $(($one))?,)*];
 
-            /// Its name in the points, and how it works.
+            /// Returns its name in the points, and how it works.
             pub(super) fn about(self) -> (&'static str, &'static str) {
                 match self {
                     $(Self::$kind { .. } => ($name, $what),)*
@@ -48,7 +48,7 @@ macro_rules! named {
 }
 
 named! {
-    /// A design that the ring is compared with.
+    /// A baseline design that the ring is compared with.
     PaperBaseline {
         Farm = "farm", "FaRM-style: WRITE of the bytes, WRITE of the length; the receiver polls that \
             and clears";
@@ -73,36 +73,36 @@ pub struct Combination {
     pub cq: bool,
     /// Slots of a batch of messages.
     pub batch: u32,
-    /// Slots that the head is behind.
+    /// Slots by which the head that the sender knows may lag behind.
     pub lazy: u32,
 }
 
-/// Which byte stream.
+/// Kind of byte stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StreamKind {
     /// TCP over the loopback, without Nagle's delay.
     Tcp,
     /// A Unix stream socket.
     Unix,
-    /// A pipe each way.
+    /// Two pipes, one for each direction.
     Pipe,
 }
 
-/// How both ends wait.
+/// How both ends of a stream wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Waiting {
-    /// Non-blocking calls in a loop.
+    /// By nonblocking calls in a loop.
     Spinning,
     /// In the kernel.
     Blocking,
 }
 
-/// Whether messages are gathered in the application.
+/// Whether the application gathers messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Buffering {
     /// One message per call.
     None,
-    /// 64 KiB on either side.
+    /// 64 KiB gathered on either side.
     Buffered,
 }
 
@@ -118,8 +118,8 @@ named! {
 }
 
 named! {
-    /// RB² in full, or with one of its optimisations switched off: M1 to M9 are the rows of the paper's Table II, the
-    /// others are in the figures. All but M8 and those are on huge pages where the machine has some.
+    /// RB² in full, or with one of its optimisations switched off. M1 to M9 are the rows of the paper's Table II, the
+    /// others appear in its figures. Rows other than M8 use huge pages where the machine has some.
     Variant {
         Full = "rb2-in-place", "publish every 32, transmit every 16, push every 32; in place";
         HugePages = "M1-full", "publish every 32, transmit every 16, push every 32; in place; huge \
@@ -144,7 +144,7 @@ named! {
 }
 
 impl Variant {
-    /// Whether its memory is on huge pages where the machine has some: the rows of the paper's Table II, but for M8.
+    /// Returns whether its memory is on huge pages where the machine has some.
     pub fn is_huge(self) -> bool {
         !matches!(
             self,
@@ -154,8 +154,8 @@ impl Variant {
 }
 
 impl Channel {
-    /// Whether messages of `size` bytes are written where they are sent from, if the channel has such
-    /// a place, rather than copied there from the application's memory.
+    /// Returns whether messages of `size` bytes are written in place, if the channel supports it, rather than copied
+    /// from the application's memory.
     pub fn in_place(self, size: usize) -> bool {
         match self {
             Self::Ring(RingMode::Paper(variant)) => variant != Variant::Copies,
@@ -165,29 +165,29 @@ impl Channel {
     }
 }
 
-/// Messages of so many bytes and more are written in place, but for arms that say otherwise.
+/// Messages of at least this many bytes are written in place, except on channels that decide otherwise.
 pub const IN_PLACE: usize = 64 * 1024;
 
-/// What a pair of parts does.
+/// Workload of a pair of actors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Workload {
     /// As many messages as possible, one way, for a time.
     Rate,
-    /// As many messages as possible, one way, until so many were sent after the warm-up, or until the time is up.
+    /// As many messages as possible, one way, until a number was sent after the warm-up, or until the time is up.
     Volume {
-        /// Messages sent after the warm-up, at most.
+        /// Maximum number of messages sent after the warm-up.
         messages: u64,
     },
-    /// A message there and back, one at a time, for a time.
+    /// Round trips, one message at a time, for a time.
     PingPong,
-    /// The same for so many round trips, or until the time is up.
+    /// Round trips, one message at a time, until a number was measured or the time is up.
     Rounds {
-        /// Not measured, or not for longer than the time before.
+        /// Round trips of the warm-up, which also ends when its time is up.
         warm: u64,
-        /// Measured after them, at most.
+        /// Maximum number of round trips measured after that.
         measured: u64,
     },
-    /// So many messages per second, whether or not they are taken in time.
+    /// One-way messages at a rate, whether or not they are taken in time (open loop).
     Load {
         /// Messages per second.
         per_second: f64,
@@ -195,7 +195,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Messages after the warm-up that end it before its time is up, if some do.
+    /// Returns the number of messages after the warm-up that ends the workload early, if there is one.
     pub fn volume(self) -> Option<u64> {
         match self {
             Self::Volume { messages } => Some(messages),
@@ -203,7 +203,7 @@ impl Workload {
         }
     }
 
-    /// Messages per second of a load; as many as possible otherwise.
+    /// Returns the messages per second of a load; infinity for other workloads.
     pub(super) fn per_second(self) -> f64 {
         match self {
             Self::Load { per_second } => per_second,
@@ -212,12 +212,12 @@ impl Workload {
     }
 }
 
-/// One point to measure, as told to both parts.
+/// One point to measure; both actors are given it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// Through what.
+    /// Channel to measure.
     pub channel: Channel,
-    /// Doing what.
+    /// Workload to run.
     pub workload: Workload,
     /// Bytes of a message, at least 8 (16 under load).
     pub size: usize,
@@ -225,25 +225,24 @@ pub struct Job {
     pub slots: u32,
     /// Whether every byte is written by the sender and read by the receiver.
     pub touch: bool,
-    /// Measured time.
+    /// Duration of the measurement in nanoseconds.
     pub run_ns: u64,
-    /// Time before that, not measured.
+    /// Duration of the warm-up in nanoseconds.
     pub warm_ns: u64,
     /// Kernel buffer of a stream in bytes; unset: the system's default.
     pub buffer: Option<usize>,
-    /// Whether an end with nothing to do offers its processor to others: parts outnumber processors.
+    /// Whether an idle end yields its processor: set if actors outnumber processors.
     pub yields: bool,
     /// Whether requests and completions are counted instead.
     pub counted: bool,
-    /// Whether the sending part begins when it is told to, with those of other pairs.
+    /// Whether the sending actor waits for a signal, so that it begins together with those of other pairs.
     pub together: bool,
-    /// A private directory for names.
+    /// Private directory for names.
     pub dir: PathBuf,
 }
 
 impl Job {
-    /// Messages of so many bytes in 128 slots, for `run`, of which a fifth is the warm-up, and without anything that is
-    /// special.
+    /// Makes a job of messages of `size` bytes in 128 slots, with defaults otherwise. A fifth of `run` is warm-up.
     pub fn new(
         channel: Channel,
         workload: Workload,
@@ -268,27 +267,27 @@ impl Job {
         }
     }
 
-    /// Messages that one step moves: enough that a step's own cost does not count.
+    /// Returns the number of messages per step: enough that a step's own cost does not matter.
     pub fn batch(&self) -> usize {
         (256 * 1024 / self.size).clamp(1, 1024)
     }
 
-    /// Measured time.
+    /// Returns the duration of the measurement.
     pub fn run(&self) -> Duration {
         Duration::from_nanos(self.run_ns)
     }
 
-    /// Time before that.
+    /// Returns the duration of the warm-up.
     pub fn warm(&self) -> Duration {
         Duration::from_nanos(self.warm_ns)
     }
 
-    /// Whether something is sent back.
+    /// Returns whether the workload sends messages back.
     pub fn is_two_way(&self) -> bool {
         matches!(self.workload, Workload::PingPong | Workload::Rounds { .. })
     }
 
-    /// Messages before the measured ones, at least: every slot is then in memory.
+    /// Returns the minimum number of messages before the measured ones. After that, every slot is in memory.
     pub fn warm_messages(&self) -> u64 {
         2 * u64::from(self.slots)
     }

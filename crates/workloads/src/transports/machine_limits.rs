@@ -1,5 +1,5 @@
-//! What the machine itself can do, without any channel: a cache line's round trip between two
-//! processors, and a copy between two arrays. Threads do: the line and the copy are the same.
+//! Limits of the machine itself, without any channel: a cache line's round trip between two processors, and a copy
+//! between two arrays. Threads suffice: processes would see the same.
 
 use std::any::Any;
 use std::hint::{black_box, spin_loop};
@@ -13,12 +13,12 @@ use crate::stats::median;
 /// Round trips between two clock reads.
 const BATCH: u64 = 200;
 
-/// A flag on a line of its own (two, for the prefetcher that takes them in pairs).
+/// A flag on its own cache line (two lines, because the prefetcher takes them in pairs).
 #[repr(align(128))]
 struct Flag(AtomicU64);
 
-/// Nanoseconds that a cache line takes from one processor to another, half of its round trip
-/// there and back, measured for `run`: the median over batches.
+/// Returns the nanoseconds that a cache line takes from one processor to another: half of its round trip, measured
+/// for `run`, as the median over batches.
 pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64> {
     let flags = [Flag(AtomicU64::new(0)), Flag(AtomicU64::new(0))];
     std::thread::scope(|scope| {
@@ -61,8 +61,8 @@ pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64
     })
 }
 
-/// Copies per second of `size` bytes each, slot by slot from one array of `slots` slots to
-/// another, round and round: what a ring's own copy could reach at most.
+/// Returns copies of `size` bytes per second, slot by slot from one array of `slots` slots to another, again and
+/// again: the upper bound for a ring's own copy.
 pub fn array_to_array(cpu: usize, size: usize, slots: usize, run: Duration) -> Result<f64> {
     let work = || {
         pin(cpu)?;

@@ -1,4 +1,4 @@
-//! The contents of messages: what a sender writes and a receiver reads and checks.
+//! Contents of messages: the sender writes them, the receiver reads and checks them.
 
 use headworks::verbs::Instant;
 
@@ -9,13 +9,13 @@ use crate::latency::{Histogram, Schedule};
 /// Writes one message after the other.
 #[derive(Default)]
 pub struct MessageWriter {
-    /// Whether every byte is written, with a value that changes from message to message; otherwise the message's number
-    /// goes into its first word and nothing else.
+    /// Whether every byte is written, with a value that changes from message to message. Otherwise only the message's
+    /// number is written, into its first word.
     touches: bool,
     next: u64,
 }
 
-/// Reads one message after the other and counts those that differ from what was [`MessageWriter`].
+/// Reads one message after the other and counts those that differ from what [`MessageWriter`] wrote.
 #[derive(Default)]
 pub struct MessageChecker {
     /// Whether every byte is read.
@@ -25,7 +25,7 @@ pub struct MessageChecker {
 }
 
 impl MessageWriter {
-    /// Writes all bytes, or one word of a message.
+    /// Makes a writer. `touches`: it writes all bytes of a message instead of one word.
     pub fn new(touches: bool) -> Self {
         Self { touches, next: 0 }
     }
@@ -59,7 +59,7 @@ impl MessageSink for MessageChecker {
 }
 
 impl MessageChecker {
-    /// Reads all bytes, or one word of a message.
+    /// Makes a checker. `touches`: it reads all bytes of a message instead of one word.
     pub fn new(touches: bool) -> Self {
         Self {
             touches,
@@ -67,7 +67,7 @@ impl MessageChecker {
         }
     }
 
-    /// An error if any message was not what the sender wrote.
+    /// Returns an error if any message differed from what the sender wrote.
     pub fn check(&self) -> Result<()> {
         match self.wrong {
             0 => Ok(()),
@@ -78,17 +78,17 @@ impl MessageChecker {
     }
 }
 
-/// Writes when each message should have been sent, and whether it is one of those to measure.
+/// Writes into each message when it should have been sent, and whether it is measured.
 pub struct TimestampWriter {
-    /// When each is due.
+    /// When each message is due.
     pub schedule: Schedule,
     /// Number of the next message.
     pub next: u64,
-    /// Those before this one are warm-up.
+    /// Number of the first message after the warm-up.
     pub from: u64,
-    /// One in so many is measured: at high rates measuring every one would be the bottleneck.
+    /// One of every this many messages is measured. At high rates, measuring each would be the bottleneck.
     pub every: u64,
-    /// Number of messages.
+    /// Number of messages in all.
     pub total: u64,
 }
 
@@ -105,12 +105,12 @@ impl MessageSource for TimestampWriter {
     }
 }
 
-/// Collects when the messages to measure were due, and how much later they came.
+/// Collects when the measured messages were due, and how much later they came.
 #[derive(Default)]
 pub struct LatencyRecorder {
-    /// Taken since it was last emptied.
+    /// Due times of messages taken since this list was last emptied.
     pub due: Vec<Instant>,
-    /// The latencies of those before.
+    /// Latencies of earlier messages.
     pub histogram: Histogram,
 }
 
@@ -132,7 +132,7 @@ fn word(message: &[u8], index: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// The sum of all bytes; 128-byte pieces sum into 16-bit lanes, which the compiler vectorises.
+/// Returns the sum of all bytes. Pieces of 128 bytes sum into 16-bit lanes, which the compiler vectorises.
 fn sum(bytes: &[u8]) -> u64 {
     let mut total = 0;
     let (pieces, rest) = bytes.as_chunks::<128>();
@@ -147,8 +147,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Sends messages, those that `again` says twice, and then one more that `harm` is done to: how many were wrong before
-    /// that and after.
+    /// Sends 600 messages, writing those twice for which `again` is true, and then one that `harm` changes. Returns how
+    /// many were wrong before the last one, and in all.
     fn wrong(
         touches: bool,
         again: impl Fn(u64) -> bool,

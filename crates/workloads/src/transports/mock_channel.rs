@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use headworks::ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks::verbs::QpState;
 
-/// Either end of a channel whose messages come out in order.
+/// An end of a channel whose messages come out in order.
 #[derive(Clone)]
 pub(crate) struct MockChannel(Arc<Mutex<State>>);
 
@@ -16,14 +16,14 @@ pub(crate) struct State {
     messages: VecDeque<Vec<u8>>,
     taken: u64,
     pub(crate) is_published: bool,
-    /// Nothing can be published.
+    /// Whether publishing fails.
     pub(crate) is_broken: bool,
-    /// Calls of the sending end's `step`.
+    /// Number of calls of the sending end's `step`.
     pub(crate) looks: usize,
 }
 
 impl MockChannel {
-    /// With room for so many messages.
+    /// Makes a channel with room for `room` messages.
     pub(crate) fn of(room: usize) -> Self {
         let state = State {
             room,

@@ -1,4 +1,4 @@
-//! Messages one way: as many as possible, or an open-loop load, whose messages are due at fixed times whether or not
+//! One-way messages: as many as possible, or an open-loop load, whose messages are due at fixed times whether or not
 //! earlier ones were taken.
 
 use headworks::verbs::{Instant, time::Duration};
@@ -13,35 +13,35 @@ use crate::error::Result;
 use crate::latency::Schedule;
 use crate::report::Report;
 
-/// Steps without a message after which the receiver looks whether the sender has finished.
+/// Steps without a message after which the receiver checks whether the sender has finished.
 const LOOK_EVERY: u32 = 256;
-/// Messages between two clock reads of a receiver that measures its rate, at least: a ring hands over a few at a time,
-/// and a clock read costs more than one of them.
+/// Minimum number of messages between two clock reads of a receiver that measures its rate. A ring hands over a few at
+/// a time, and a clock read costs more than one of them.
 const CLOCK_EVERY: usize = 256;
-/// Latencies measured per second, about.
+/// Approximate number of latencies measured per second.
 const MEASURED_PER_SECOND: f64 = 500_000.0;
-/// Messages of a load that are taken between two clock reads, and sent between two looks at the schedule.
+/// Messages of a load taken between two clock reads, and sent between two checks of the schedule.
 const BATCH: usize = 16;
-/// The sender of a load that cannot keep up gives up after so many times the planned time.
+/// A load's sender that cannot keep up gives up after this multiple of the planned time.
 const PATIENCE: u64 = 3;
 
-/// A time, and how many messages had been moved by then.
+/// A time, and the number of messages moved by then.
 type Moment = (Instant, u64);
 
-/// The rate of messages between two moments.
+/// Reports the rate of messages between two moments.
 fn rate((began, before): Moment, (ended, after): Moment) -> Report {
     Report::rate(after - before, began, ended)
 }
 
 /// Decides the contents of a sender's messages, and when they are due.
 pub trait Source: MessageSource + Send {
-    /// The source of `job`, which begins now.
+    /// Makes the source of `job`, which begins at `now`.
     fn new(job: &Job, now: Instant) -> Self;
 
-    /// Messages to send at `now`, at most.
+    /// Returns the maximum number of messages to send at `now`.
     fn due(&self, job: &Job, now: Instant) -> usize;
 
-    /// Whether all was sent after `time`: `sent` messages, `warm` of them during the warm-up.
+    /// Returns whether the source is done after `time`, with `sent` messages, `warm` of them during the warm-up.
     fn is_over(&self, job: &Job, time: Duration, sent: u64, warm: u64) -> bool;
 }
 
@@ -88,10 +88,10 @@ impl Source for TimestampWriter {
 /// The sending end.
 pub struct Sender<F> {
     job: Job,
-    /// The source, and when it began.
+    /// The source, and the time at which it began.
     source: Option<(F, Instant)>,
     sent: u64,
-    /// Messages sent during the warm-up.
+    /// Number of messages sent during the warm-up.
     warm: u64,
     state: Sending,
 }
@@ -103,7 +103,7 @@ enum Sending {
 }
 
 impl<F: Source> Sender<F> {
-    /// For `job`.
+    /// Makes the sending end of `job`.
     pub fn new(job: Job) -> Self {
         Self {
             job,
@@ -114,7 +114,7 @@ impl<F: Source> Sender<F> {
         }
     }
 
-    /// Offers what is due; answers how long that has been going on, and whether it is over.
+    /// Offers the messages that are due. Returns the time since the first offer, and whether the source is done.
     fn offer(
         &mut self,
         arm: &mut impl MessageTransport,
@@ -136,7 +136,7 @@ impl<F: Source> Sender<F> {
     }
 }
 
-/// Whether so many messages after the warm-up are all.
+/// Returns whether `sent` messages after the warm-up complete the job's volume.
 fn is_whole(job: &Job, sent: u64) -> bool {
     job.workload.volume().is_some_and(|volume| sent >= volume)
 }
@@ -170,7 +170,7 @@ impl<A: MessageTransport, F: Source> WorkloadDriver<A> for Sender<F> {
     }
 }
 
-/// Done once the other actor has mailed.
+/// Returns `Done` once the other actor has mailed.
 fn until_mail(cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
     Ok(match cx.receive_mail() {
         Some(_) => Step::Done,
@@ -178,7 +178,7 @@ fn until_mail(cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
     })
 }
 
-/// A sender that measures itself, because nobody takes anything.
+/// A sender that measures its own rate, because no receiver takes its messages.
 pub struct UnreadSender {
     sender: Sender<MessageWriter>,
     begin: Option<Moment>,
@@ -186,7 +186,7 @@ pub struct UnreadSender {
 }
 
 impl UnreadSender {
-    /// For `job`.
+    /// Makes the sending end of `job`.
     pub fn new(job: Job) -> Self {
         Self {
             sender: Sender::new(job),
@@ -212,7 +212,7 @@ impl<A: MessageTransport> WorkloadDriver<A> for UnreadSender {
         if self.begin.is_none() && time >= job.warm() && sent >= job.warm_messages() {
             self.begin = Some((now, sent));
         }
-        // Nobody takes anything, so it never finds the ring full: others hand the core over then.
+        // No receiver frees slots, so the sender never finds the ring full. It must yield the core here.
         if job.yields {
             std::thread::yield_now();
         }
@@ -228,7 +228,7 @@ impl<A: MessageTransport> WorkloadDriver<A> for UnreadSender {
     }
 }
 
-/// Is written to, and takes nothing.
+/// The receiving end where nothing takes the messages. It waits for the sender's mail.
 pub struct IdleReceiver;
 
 impl<A: MessageTransport> WorkloadDriver<A> for IdleReceiver {
@@ -239,16 +239,16 @@ impl<A: MessageTransport> WorkloadDriver<A> for IdleReceiver {
 
 /// Checks or measures a receiver's messages.
 pub trait ReceiveSink: MessageSink + Send {
-    /// The sink for the messages of `job`.
+    /// Makes the sink for the messages of `job`.
     fn new(job: &Job) -> Self;
 
-    /// Messages of `job` taken in one step at most.
+    /// Returns the maximum number of messages of `job` taken in one step.
     fn batch(job: &Job) -> usize;
 
-    /// Some messages were taken. Answers whether their rate is measured.
+    /// Handles the messages just taken. Returns whether their rate is measured.
     fn took(&mut self, cx: &mut ActorContext<'_>) -> bool;
 
-    /// The report, where messages came at `rate`.
+    /// Returns the report; messages came at `rate`.
     fn report(&self, rate: Report) -> Result<Report>;
 }
 
@@ -309,7 +309,7 @@ pub struct Receiver<S> {
 }
 
 impl<S: ReceiveSink> Receiver<S> {
-    /// For `job`.
+    /// Makes the receiving end of `job`.
     pub fn new(job: Job) -> Self {
         Self {
             sink: S::new(&job),
@@ -323,7 +323,7 @@ impl<S: ReceiveSink> Receiver<S> {
         }
     }
 
-    /// Begins to measure after a warm-up of `patience`, once every slot was used.
+    /// Begins to measure once a warm-up of `patience` is over and every slot was used.
     fn begin(&mut self, now: Instant, patience: Duration) {
         let first = *self.first.get_or_insert(now);
         let is_warm = self.taken >= self.job.warm_messages() && now.since(first) >= patience;
@@ -339,8 +339,8 @@ impl<A: MessageTransport, S: ReceiveSink> WorkloadDriver<A> for Receiver<S> {
         let (batch, is_virtual) = (S::batch(&self.job), arm.price().is_some());
         match cpu_cost::take(arm, batch, &mut self.sink, cx)? {
             TakeResult::Messages(0) => {
-                // Where time is virtual, measuring begins now, so that what came before is not counted, all of which lay
-                // there and was taken in no time.
+                // In virtual time, measuring begins when the ring is empty. Messages that already lie in the ring
+                // take no time and must not be counted.
                 if is_virtual && self.first.is_some() && self.begin.is_none() {
                     self.begin(cx.now(), self.job.warm());
                 }
@@ -359,7 +359,7 @@ impl<A: MessageTransport, S: ReceiveSink> WorkloadDriver<A> for Receiver<S> {
                 if is_measured && self.taken - self.end.1 >= batch.min(CLOCK_EVERY) as u64 {
                     let now = cx.now();
                     self.end = (now, self.taken);
-                    // Where time is virtual it waits for a moment when nothing lies in the ring, unless there is none.
+                    // In virtual time, wait for a moment when the ring is empty; if none comes, begin later.
                     self.begin(now, self.job.warm().times(1 + u64::from(is_virtual)));
                 }
                 return Ok(Step::Again);

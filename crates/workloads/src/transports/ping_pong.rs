@@ -1,4 +1,4 @@
-//! A message there and back, one at a time: half the round trip is the latency, unless round trips were asked for.
+//! Round trips, one message at a time. Reports half the round trip as the latency, unless the job asks for round trips.
 
 use headworks::verbs::Instant;
 use headworks_runtime::{ActorContext, ActorError, Step};
@@ -12,21 +12,21 @@ use crate::error::Result;
 use crate::latency::Histogram;
 use crate::report::Report;
 
-/// Looks for a message in one step.
+/// Polls for a message in one step.
 const TRIES: u32 = 64;
-/// Steps without a message after which the echoing end looks whether the other has finished.
+/// Steps without a message after which the echoing end checks whether the other has finished.
 const LOOK_EVERY: u32 = 64;
 
-/// Either end: the one that measures, or the one that sends everything back.
+/// One of the two ends: the one that measures, or the one that echoes everything.
 pub struct PingPong {
     state: State,
     written: MessageWriter,
     checked: MessageChecker,
-    /// Messages that came, ever.
+    /// Number of messages received.
     rounds: u64,
-    /// Steps since the last one.
+    /// Steps since the last message.
     idle: u32,
-    /// Unset at the end that sends everything back.
+    /// Unset at the echoing end.
     measure: Option<Measure>,
 }
 
@@ -47,7 +47,7 @@ struct Measure {
 }
 
 impl PingPong {
-    /// The end that measures `job`.
+    /// Makes the end that measures `job`.
     pub fn new(job: Job) -> Self {
         let measure = Measure {
             job,
@@ -62,7 +62,7 @@ impl PingPong {
         }
     }
 
-    /// The end that sends everything back.
+    /// Makes the end that echoes everything.
     pub fn echo() -> Self {
         Self {
             state: State::Flush,
@@ -76,7 +76,7 @@ impl PingPong {
 }
 
 impl Measure {
-    /// Round trip number `rounds` ended at `now`: whether it was the last.
+    /// Records round trip number `rounds`, which ended at `now`. Returns whether it was the last.
     fn came_back(&mut self, rounds: u64, now: Instant) -> bool {
         let since = now.since(*self.began.get_or_insert(now));
         let (before, most) = match self.job.workload {
@@ -143,7 +143,7 @@ impl<A: MessageTransport> WorkloadDriver<A> for PingPong {
             if moved {
                 self.state = next;
             } else if is_virtual {
-                // Time must pass between two looks.
+                // In virtual time, time must pass between two polls.
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! One actor of a measured pair: connects its arm, then drives the workload over it.
+//! One actor of a measured pair: connects its transport, then drives the workload over it.
 
 use headworks_baselines::paper_baselines::farm::{Farm, FarmAsPublished};
 use headworks_baselines::paper_baselines::l5::L5;
@@ -19,7 +19,7 @@ use crate::actor_pair::{PairContext, Role};
 use crate::connecting_actor::{Connect, connecting_actor};
 use crate::error::Result;
 
-/// The actor of `job` that has the pair's role.
+/// Makes the actor of `job` for the pair's role.
 pub fn actor(job: Job, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let plan = plan(&job);
     match job.channel {
@@ -50,15 +50,15 @@ fn on_verbs<K: ChannelDesign>(kind: K, job: Job, pair: &PairContext) -> Result<B
     Ok(on(connect, job, pair.role))
 }
 
-/// Puts the workload of `job` on what `connect` makes.
+/// Makes an actor that runs the workload of `job` over the transport that `connect` makes.
 fn on<C: Connect<Connected: MessageTransport> + 'static>(
     connect: C,
     job: Job,
     role: Role,
 ) -> Box<dyn Actor> {
-    // The sending actor begins for both.
+    // The receiving actor needs no gate: it waits for the sending one.
     let is_gated = job.together && role == Role::Sender;
-    // Nobody takes raw WRITEs that go one way, so their sender measures.
+    // No receiver takes one-way raw WRITEs, so their sender measures.
     let is_untaken = job.channel == Channel::Baseline(PaperBaseline::Raw) && !job.is_two_way();
     match (job.workload, role) {
         (_, Role::Sender) if is_untaken => {
@@ -95,10 +95,10 @@ mod tests {
     use crate::actor_pair::testing::run_both;
     use crate::report::Report;
 
-    /// Nothing takes as long.
+    /// Nanoseconds of an hour: longer than any run.
     const HOUR: u64 = 3_600_000_000_000;
 
-    /// The reports of both actors for a short job that `with` changed.
+    /// Returns the reports of both actors for a short job that `with` changes.
     fn pair_as(
         options: &str,
         channel: Channel,
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// Designs whose messages are taken.
+    /// Returns the designs whose messages are taken.
     fn baselines() -> impl Iterator<Item = Channel> {
         let baselines = PaperBaseline::ALL.iter().copied();
         let baselines = baselines.filter(|baseline| {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn rings() -> impl Iterator<Item = Channel> {
-        // There is no other node here.
+        // These need a second NUMA node.
         let is_here = |v: &Variant| !matches!(v, Variant::WrongNode(_) | Variant::WrongThreads(_));
         let variants = Variant::ALL.iter().copied().filter(is_here);
         let modes = RingMode::ALL
@@ -179,8 +179,7 @@ mod tests {
     fn every_channel_carries_every_size_unharmed() {
         for channel in channels() {
             for (size, touch) in [(8, false), (24, true), (100_000, true), (200_000, false)] {
-                // Contents are checked by the receiver. How many were after the warm-up is up to
-                // the scheduler.
+                // The receiver checks the contents. How many messages come after the warm-up depends on the scheduler.
                 let [_, got] = pair(channel, Workload::Rate, |job| {
                     (job.size, job.touch) = (size, touch);
                 });
@@ -209,7 +208,7 @@ mod tests {
         let rounds = Workload::Rounds { warm, measured };
         let latency = Channel::Ring(RingMode::Latency);
         for channel in baselines().chain([latency]) {
-            // Contents are checked by both.
+            // Both ends check the contents.
             let [sent, _] = pair_as(",hostile,seed=3", channel, rounds, |job| {
                 (job.size, job.run_ns, job.yields) = (4096, HOUR, true);
             });

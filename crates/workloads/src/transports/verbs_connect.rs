@@ -1,6 +1,5 @@
-//! Connecting channels on verbs, the ring and the designs that it is compared with. The queue pairs are brought up by
-//! mail. The channel back is made only for workloads that send something back: two arrays of large slots are a lot of
-//! memory.
+//! Connects channels on verbs: the ring and the designs that it is compared with. Mail brings up the queue pairs. The
+//! channel back exists only for workloads that send something back: a second array of large slots is a lot of memory.
 
 use std::iter;
 use std::sync::Arc;
@@ -19,14 +18,14 @@ use crate::connecting_actor::Connect;
 use crate::error::{Result, WorkloadError};
 use crate::mail_bring_up::MailBringUp;
 
-/// The sending end that a kind's setup becomes.
+/// The sending end that a design's setup becomes.
 pub type Sender<K> = <<K as ChannelDesign>::Sending as EndSetup>::End;
-/// The receiving end that a kind's setup becomes.
+/// The receiving end that a design's setup becomes.
 pub type Receiver<K> = <<K as ChannelDesign>::Receiving as EndSetup>::End;
-/// The two ends of one actor.
+/// The ends of one actor.
 pub type ChannelEndsOf<K> = ChannelEnds<Sender<K>, Receiver<K>>;
 
-/// A channel's two kinds of ends, and how they are made.
+/// A channel design: types of its two ends, and how to make them.
 pub trait ChannelDesign: Send + 'static {
     /// A sending end that is not connected yet.
     type Sending: EndSetup<End: MessageSender + Send> + Send;
@@ -39,7 +38,7 @@ pub trait ChannelDesign: Send + 'static {
     /// Makes a receiving end.
     fn receiver(&self, device: &Arc<dyn Device>) -> Result<Self::Receiving, SetupError>;
 
-    /// Sets up what is done beside sending and receiving messages of `size` bytes.
+    /// Sets up the work beside sending and receiving messages of `size` bytes.
     fn adjust(&self, _: &mut ChannelEndsOf<Self>, _size: usize)
     where
         Self: Sized,
@@ -47,7 +46,7 @@ pub trait ChannelDesign: Send + 'static {
     }
 }
 
-/// Either end of a kind's channel.
+/// One of the two ends of a channel.
 enum End<K: ChannelDesign> {
     Out(K::Sending),
     In(K::Receiving),
@@ -76,7 +75,7 @@ impl<K: ChannelDesign> Unconnected for End<K> {
     }
 }
 
-/// Connects the ends of the actor with `role`: of the channel there, from the sending actor, and of the channel back, which
+/// Connects the ends of the actor with `role`. `there` is the channel from the sending actor, `back` the one to it; it
 /// is unset where nothing is sent back.
 pub fn meet<K: ChannelDesign>(
     device: Arc<dyn Device>,
@@ -87,7 +86,7 @@ pub fn meet<K: ChannelDesign>(
     let failed = |why| WorkloadError::at("ring", why);
     let out = |kind: &K| kind.sender(&device).map(End::Out);
     let inward = |kind: &K| kind.receiver(&device).map(End::In);
-    // Both actors list the channel there first.
+    // Both actors list the channel from the sending actor first.
     let ends: Result<Vec<End<K>>, _> = match role {
         Role::Sender => iter::once(out(there)).chain(back.map(inward)).collect(),
         Role::Receiver => iter::once(inward(there)).chain(back.map(out)).collect(),

@@ -85,7 +85,7 @@ fn act(input: &mut Input<'_>, harness: &mut DaemonHarness, session: SessionId) {
     }
 }
 
-/// An operation on a window that may be there, with memory that may be, too.
+/// An operation on a export that may be there, with memory that may be, too.
 fn operation(input: &mut Input<'_>) -> Operation {
     let extent = |input: &mut Input<'_>, len: u32| Extent {
         slab: (input.byte() % 3).into(),
@@ -95,7 +95,7 @@ fn operation(input: &mut Input<'_>) -> Operation {
     let len = u32::from(input.u16());
     Operation {
         op: input.pick(&[Op::Read, Op::Write, Op::FetchAdd, Op::CompareSwap]),
-        window: (input.byte() % 4).into(),
+        export_id: (input.byte() % 4).into(),
         at: input.u16().into(),
         local: extent(input, len),
         operand: 1,
@@ -160,7 +160,7 @@ fn request(input: &mut Input<'_>) -> Request {
         15 => Request::Revoke {
             request: number,
             handle: u32::from(input.byte() % 8),
-            window: u32::from(input.byte() % 4),
+            export_id: u32::from(input.byte() % 4),
         },
         12 => Request::Arm { listener: number },
         13 => Request::Took { listener: number },

@@ -139,7 +139,7 @@ fn an_atomic_says_how_busy_its_sender_is() {
     two.connect();
     let operation = Operation {
         op: Op::FetchAdd,
-        window: 1,
+        export_id: 1,
         at: 0,
         local: two.take(0, 64),
         operand: 1,
@@ -153,7 +153,7 @@ fn an_atomic_says_how_busy_its_sender_is() {
         len: 64,
         ..Remote::default()
     };
-    assert!(connection.outlet.windows.add(1, memory, Rights::ALL));
+    assert!(connection.egress.imports.add(1, memory, Rights::ALL));
     let slabs = two.domains[0].sessions[two.sessions[0]].memory.slabs();
     assert!(writer.operate(slabs, &operation).unwrap().is_some());
     (0..2000).for_each(|_| two.domains[0].load.step(true));
@@ -242,7 +242,7 @@ fn what_is_wrong_behind_a_frame_is_not_forgotten() {
     }
     // Two pads and a record. The second pad is wrong only for a reader that remembers the first.
     let connection = domain.connections.get(number).unwrap();
-    let ring = connection.outlet.memory().next().unwrap();
+    let ring = connection.egress.memory().next().unwrap();
     let view = domain.sessions[two.sessions[0]].memory.slab(ring.slab);
     for (at, kind, len) in [(16, 2, 8), (32, 1, 0), (40, 1, 3)] {
         let word = (u64::from(kind as u32) | (len as u64) << 32).to_le_bytes();
@@ -255,5 +255,5 @@ fn what_is_wrong_behind_a_frame_is_not_forgotten() {
     let connection = two.domains[0].connections.get(number).unwrap();
     assert!(!connection.is_alive());
     let come = two.domains[1].connections.get(two.offers[1].number);
-    assert_eq!(come.unwrap().inlet.come(), 5);
+    assert_eq!(come.unwrap().ingress.come(), 5);
 }

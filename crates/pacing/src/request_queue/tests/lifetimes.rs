@@ -1,19 +1,19 @@
-//! From being posted to being over, against a plain account of both.
+//! Follows requests from the post to the completion and compares the queue with a plain model.
 
 use proptest::sample::select;
 
 use super::*;
 
-/// What happens to a queue.
+/// An event in the life of a queue.
 #[derive(Clone, Debug)]
 enum Event {
-    /// A request comes, to wait even where it need not.
+    /// The program posts a request; it may be made to wait although it need not.
     Comes { request: Request, waits: bool },
-    /// So many slices are posted.
+    /// This many slices are posted.
     Pump(usize),
-    /// The oldest that the device has is over, well or with this.
+    /// The oldest request that the device has completes, successfully or with this status.
     Lands(Option<Status>),
-    /// What waits behind a failure is flushed.
+    /// A waiting request is flushed after a failure.
     Flushes,
     /// The program takes a completion.
     Takes,
@@ -37,17 +37,17 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A queue, the device below it, and what must come of every request.
+/// A queue, the device below it, and the expected outcome of every request.
 #[derive(Default)]
 struct World {
     queue: RequestQueue,
     requests: Vec<Request>,
-    /// The first of them that no slice was posted of, or not the last.
+    /// Index of the first request whose last slice was not posted.
     next: usize,
-    /// What the device has: which request, and whether it is its last slice.
+    /// What the device has: the index of the request, and whether it is its last slice.
     device: VecDeque<(usize, bool)>,
     has_failed: bool,
-    /// What is over, and how.
+    /// Requests that are over, with their statuses.
     over: Vec<(usize, Status)>,
     told: VecDeque<ProgramCompletion>,
     told_all: Vec<Completion>,
@@ -108,7 +108,7 @@ impl World {
             self.device.push_back((self.next, is_last));
             self.next += usize::from(is_last);
             self.queue.fly_first(planned.flying);
-            // As a planner that starts anew after each doorbell.
+            // Planning starts anew after each doorbell.
             ahead = PlanPosition::default();
         }
     }
@@ -141,7 +141,7 @@ impl World {
         if !was_over && (is_last || status != Status::Success) {
             self.over.push((at, status));
         }
-        // What is usual goes a short way, where it may.
+        // The usual completion takes the short path if it may.
         let is_plain = status == Status::Success && self.told.is_empty();
         if is_plain && let Some((flying, tells)) = self.queue.land_plainly() {
             assert_eq!((tells, flying.wr_id), (is_told, request.wr_id));
@@ -163,7 +163,8 @@ impl World {
         self.tells(told);
     }
 
-    /// Requests that were over without a completion since the last that had one: all but the last that is over.
+    /// Number of requests over without a completion since the last that had one, not counting the last that
+    /// is over.
     fn over_untold(&self) -> u32 {
         let is_told = |(at, status): &(usize, Status)| {
             *status != Status::Success || self.requests[*at].is_signaled
@@ -182,7 +183,7 @@ impl World {
 
     fn flushes(&mut self) {
         let was_waiting = self.queue.is_waiting() && self.device.is_empty();
-        // What is left of one that failed says nothing more.
+        // The rest of a request that failed yields no completion.
         if self.over.last().is_some_and(|(at, _)| *at == self.next) && was_waiting {
             self.next += 1;
         }
@@ -196,7 +197,7 @@ impl World {
         self.tells(told);
     }
 
-    /// Everything comes to its end.
+    /// Runs until everything has completed.
     fn ends(mut self) {
         let mut rounds = 0;
         while self.queue.counts() != (0, 0, 0) {
@@ -210,7 +211,7 @@ impl World {
             }
             rounds += 1;
             if rounds == 10_000 {
-                // Requests that nobody asked the completions of stay outstanding, as verbs have it.
+                // As in verbs, unsignaled requests stay outstanding until a later completion.
                 break;
             }
             if self.queue.is_quiet() && self.told.is_empty() {
@@ -291,7 +292,7 @@ fn a_queue_is_used_again_as_if_it_were_new() {
     assert!(queue.land(&failed).expect("it flies").1.is_some());
     queue.clear();
     assert!(queue.is_quiet() && queue.counts() == (0, 0, 0));
-    // Of what was before neither a cut nor a failure is left.
+    // Neither the cut nor the failure of the earlier request remains.
     queue.wait(&request(65).wr(), true);
     let planned = queue.plan(&mut PlanPosition::default(), CUT, kind, &mut scratch);
     assert_eq!(planned.expect("it waits").flying.bytes, 64);

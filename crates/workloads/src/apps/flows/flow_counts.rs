@@ -1,4 +1,4 @@
-//! Packets and bytes of every flow, exactly.
+//! Exact counts of packets and bytes of every flow.
 
 use std::collections::hash_map::Entry;
 
@@ -7,15 +7,15 @@ use crate::apps::{put, words};
 use crate::error::{Result, WorkloadError};
 use crate::random::{MixedMap, mix};
 
-/// Flows that are counted at most.
+/// Most flows that are counted.
 const FLOWS_MAX: usize = 1 << 24;
 
-/// What was counted of a flow.
+/// Counts of one flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCount {
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// Their sizes on the wire.
+    /// Sum of the packets' sizes on the wire, in bytes.
     pub bytes: u64,
 }
 
@@ -33,7 +33,7 @@ impl Default for FlowCounts {
 }
 
 impl FlowCounts {
-    /// A meter of up to `limit` flows.
+    /// Makes counts of up to `limit` flows.
     pub fn new(limit: usize) -> Self {
         let flows = MixedMap::default();
         Self { flows, limit }
@@ -55,7 +55,7 @@ impl FlowCounts {
         Ok(())
     }
 
-    /// Its digest, to be compared with [`Digest::of`] the same records.
+    /// Returns the digest, to be compared with [`Digest::of`] the same records.
     pub fn digest(&self) -> Digest {
         let mut digest = Digest::default();
         for (key, count) in &self.flows {
@@ -65,16 +65,16 @@ impl FlowCounts {
     }
 }
 
-/// A digest of all counts. It can be made of the records, one by one, and of the counts, flow by flow. The two
-/// differ unless they agree on every flow, except with a probability of 2^-64.
+/// A digest of all counts. It can be computed from the records, one by one, or from the counts, flow by flow.
+/// The two digests differ unless they agree on every flow, except with a probability of 2^-64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest([u64; 4]);
 
-/// Bytes of a digest in a message.
+/// Length of a digest in a message, in bytes.
 pub const DIGEST: usize = 32;
 
 impl Digest {
-    /// The digest of the next `records` records.
+    /// Computes the digest of the next `records` records.
     pub fn of(source: &mut Replay, records: u64) -> Self {
         let mut digest = Self::default();
         for _ in 0..records {
@@ -99,14 +99,14 @@ impl Digest {
         }
     }
 
-    /// Its bytes, for the other side.
+    /// Returns the digest's bytes, for the other side.
     pub fn emit(&self) -> [u8; DIGEST] {
         let mut bytes = [0; DIGEST];
         put(&self.0, &mut bytes);
         bytes
     }
 
-    /// Parses the other side's bytes; `None` if their number is wrong.
+    /// Parses the other side's bytes; `None` if there are too many or too few.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         words(bytes).map(Self)
     }
@@ -119,12 +119,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::apps::flows::Capture;
 
-    /// What a meter has of every flow.
+    /// Returns the counts of every flow.
     pub(crate) fn counts(meter: &FlowCounts) -> BTreeMap<FlowKey, FlowCount> {
         meter.flows.clone().into_iter().collect()
     }
 
-    /// The truth about the next records, found the obvious way.
+    /// Counts the next records in the obvious way, as a reference.
     pub(crate) fn truth(source: &mut Replay, records: u64) -> BTreeMap<FlowKey, FlowCount> {
         let mut counts: BTreeMap<FlowKey, FlowCount> = BTreeMap::new();
         for _ in 0..records {

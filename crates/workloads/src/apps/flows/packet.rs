@@ -2,25 +2,25 @@
 
 use super::FlowKey;
 
-/// What the bytes of a packet begin with.
+/// Type of the header that a packet begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     /// An Ethernet header.
     Ethernet,
     /// The IP header itself.
     Ip,
-    /// The header that Linux puts in front of packets of "any" interface (cooked, SLL).
+    /// Linux's header for packets captured on the interface "any" (cooked, SLL).
     Cooked,
-    /// Its second version (SLL2), with the interface in it.
+    /// The second version of that header (SLL2), which includes the interface.
     Cooked2,
 }
 
 impl LinkType {
-    /// The one with this number in tcpdump.org's registry of link types.
+    /// Returns the link type with this number in tcpdump.org's registry.
     pub fn numbered(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::Ethernet),
-            // 101 is the number of files; 12 is what BSD calls it, and 228 and 229 say which version.
+            // 101 is used in files. BSD uses 12. 228 and 229 are IPv4 only and IPv6 only.
             12 | 101 | 228 | 229 => Some(Self::Ip),
             113 => Some(Self::Cooked),
             276 => Some(Self::Cooked2),
@@ -31,7 +31,7 @@ impl LinkType {
 
 /// The packet is not IP, so its flow is unknown.
 const NOT_IP: &str = "not of IP";
-/// The capture has too few bytes of the packet.
+/// The capture holds too few bytes of the packet.
 const CUT_OFF: &str = "recorded too short";
 /// The packet's headers contradict each other.
 const MALFORMED: &str = "malformed";
@@ -40,16 +40,16 @@ pub const OTHER_LINK: &str = "of another link type";
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
-/// A VLAN's tag follows: of 802.1Q, 802.1ad, and what came before that.
+/// EtherTypes of VLAN tags: 802.1Q, 802.1ad, and the one used before 802.1ad.
 const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-/// Tags, or extension headers of IPv6, that are passed over before a packet is called malformed.
+/// Most VLAN tags or IPv6 extension headers that are skipped before a packet counts as malformed.
 const NESTED_MAX: usize = 8;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;
 
-/// The flow of the packet that these bytes are the beginning of, or why it is not known.
+/// Returns the flow of the packet that begins with `bytes`, or the reason why it is unknown.
 pub fn flow(link: LinkType, bytes: &[u8]) -> Result<FlowKey, &'static str> {
     match link {
         LinkType::Ip => ip(bytes),
@@ -59,7 +59,8 @@ pub fn flow(link: LinkType, bytes: &[u8]) -> Result<FlowKey, &'static str> {
     }
 }
 
-/// An EtherType is at `ethertype`, and what it announces at `at`: IP, or a VLAN's tag with the next EtherType.
+/// Parses a packet whose EtherType is at `ethertype`. At `at` follows what it announces: IP, or a VLAN tag
+/// with the next EtherType.
 fn tagged(bytes: &[u8], mut ethertype: usize, mut at: usize) -> Result<FlowKey, &'static str> {
     for _ in 0..=NESTED_MAX {
         match word16(bytes, ethertype)? {
@@ -107,7 +108,7 @@ fn ipv6(bytes: &[u8]) -> Result<FlowKey, &'static str> {
     for _ in 0..NESTED_MAX {
         let extension = || word16(bytes, at).map(u16::to_be_bytes);
         match next {
-            // Options of each hop, routing, options of the destination.
+            // Hop-by-hop options, routing, destination options.
             0 | 43 | 60 => {
                 let [following, length] = extension()?;
                 (next, at) = (following, at + (usize::from(length) + 1) * 8);
@@ -131,7 +132,7 @@ fn ipv6(bytes: &[u8]) -> Result<FlowKey, &'static str> {
     Err(MALFORMED)
 }
 
-/// The ports that a header of `protocol` at `at` begins with.
+/// Returns the ports at the start of the header of `protocol` at `at`; 0 if the protocol has none.
 fn ports(bytes: &[u8], at: usize, protocol: u8) -> Result<[u16; 2], &'static str> {
     match protocol {
         TCP | UDP | SCTP => Ok([word16(bytes, at)?, word16(bytes, at + 2)?]),

@@ -1,29 +1,30 @@
-//! Packets of a file in pcap or pcapng, one after the other.
+//! Reads the packets of a pcap or pcapng file.
 //!
-//! A file may hold anything. One frame or block of it is in memory at a time, and its length is checked before it is
-//! read. The readers of `pcap-file` and `pcap-parser` refuse files that are right: with a time zone in the description of
-//! an interface, with packets longer than the snapshot length, or with an empty block of names.
+//! A file may hold anything. One frame or block of it is in memory at a time, and its length is checked
+//! before it is read. The crates `pcap-file` and `pcap-parser` are not used, because they refuse valid files:
+//! files with a time zone in the description of an interface, with packets longer than the snapshot length,
+//! or with an empty name block.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use super::packet::LinkType;
 
-/// Bytes of a packet in pcap at most: the usual programs record up to 256 KiB of one.
+/// Most bytes of a packet in a pcap file: the usual programs record up to 256 KiB of one.
 const PACKET_MAX: u32 = 256 << 10;
-/// Bytes of a block of pcapng at most.
+/// Most bytes of a pcapng block.
 const BLOCK_MAX: u32 = 1 << 20;
-/// Interfaces of a section at most.
+/// Most interfaces of a section.
 const INTERFACES_MAX: usize = 4096;
-/// Bytes that are read from the file at once.
+/// Number of bytes that are read from the file at once.
 const CHUNK: usize = 256 << 10;
-/// Type of the block that begins a section of pcapng, the same in both byte orders.
+/// Type of the block that begins a pcapng section, the same in both byte orders.
 const SECTION: [u8; 4] = *b"\n\r\r\n";
-/// Code of the option that says an interface's unit of time.
+/// Code of the option that holds an interface's unit of time.
 const UNIT: usize = 9;
 
 const TOO_SHORT: &str = "a block shorter than its own header";
 
-/// A file that is read, and is no capture or contradicts itself.
+/// Error: the file was read, but is not a capture or contradicts itself.
 fn invalid(wrong: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, wrong.into())
 }
@@ -35,9 +36,9 @@ fn ensure(is_right: bool, wrong: &str) -> io::Result<()> {
     }
 }
 
-/// Reads a file. Hands `take` the link type, the time in ns, the size on the wire and the bytes of each packet, until
-/// it answers that it wants no more. The error is an [`UnexpectedEof`](io::ErrorKind) where the file ends in the middle
-/// of something.
+/// Reads a file. Passes `take` the link type, the time in ns, the size on the wire and the bytes of each
+/// packet, until `take` returns false. The error is an [`UnexpectedEof`](io::ErrorKind) if the file ends
+/// within a frame or block.
 pub(super) fn each_packet(
     mut reader: impl Read,
     take: impl FnMut(u32, u64, u32, &[u8]) -> bool,
@@ -68,7 +69,7 @@ pub(super) fn each_packet(
     file.frames(unit, take)
 }
 
-/// The part of a file that is not read yet.
+/// The rest of a file, which is not read yet.
 struct Unread<R> {
     reader: BufReader<R>,
     big_endian: bool,
@@ -77,7 +78,7 @@ struct Unread<R> {
 }
 
 impl<R: Read> Unread<R> {
-    /// Reads the packets of pcap.
+    /// Reads the packets of a pcap file.
     fn frames(
         mut self,
         unit: u8,
@@ -85,7 +86,7 @@ impl<R: Read> Unread<R> {
     ) -> io::Result<()> {
         self.begin(24)?;
         let [.., link]: [u32; 6] = self.words(&self.item)?;
-        // The upper bits say whether frames end with a checksum.
+        // The upper bits hold whether frames end with a checksum.
         let link = link & 0x0fff_ffff;
         if LinkType::numbered(link).is_none() {
             return Err(invalid(format!(
@@ -104,11 +105,11 @@ impl<R: Read> Unread<R> {
         Ok(())
     }
 
-    /// Reads the packets of pcapng.
+    /// Reads the packets of a pcapng file.
     fn blocks(mut self, mut take: impl FnMut(u32, u64, u32, &[u8]) -> bool) -> io::Result<()> {
-        // Link types and units of time.
+        // Link type and unit of time of each interface.
         let mut interfaces: Vec<(u32, u8)> = Vec::new();
-        // The shortest block has its type and two lengths.
+        // The shortest block consists of its type and two lengths.
         while self.begin(12)? {
             if self.item.starts_with(&SECTION) {
                 self.big_endian = self.item[8] == 0x1a;
@@ -130,7 +131,7 @@ impl<R: Read> Unread<R> {
                     interfaces.clear();
                     continue;
                 }
-                // An interface.
+                // Interface description.
                 1 => {
                     let [link, _snapshot] = self.words(body)?;
                     let few = interfaces.len() < INTERFACES_MAX;
@@ -139,20 +140,20 @@ impl<R: Read> Unread<R> {
                     interfaces.push((link as u32, self.unit(&body[8..])));
                     continue;
                 }
-                // A packet, as programs write it today (6) and as they did (2).
+                // Packet: the current block type (6) and the obsolete one (2).
                 2 | 6 => {
                     let [interface, high, low, len, size] = self.words(body)?;
                     let (bytes, len) = (&body[20..], len as usize);
                     ensure(len <= bytes.len(), "a packet longer than its block")?;
                     let interface = match kind {
-                        // The other half counts packets that were lost.
+                        // The other half counts lost packets.
                         2 => self.halves(interface)[0],
                         _ => interface as usize,
                     };
                     let time = u64::from(high) << 32 | u64::from(low);
                     (interface, time, size, &bytes[..len])
                 }
-                // A packet of the first interface, without a time.
+                // Simple packet: of the first interface, without a time.
                 3 => {
                     let [size] = self.words(body)?;
                     let bytes = &body[4..];
@@ -180,14 +181,14 @@ impl<R: Read> Unread<R> {
         }
     }
 
-    /// Reads `len` bytes more of the item.
+    /// Reads `len` more bytes of the item.
     fn go_on(&mut self, len: u32) -> io::Result<()> {
         let has = self.item.len();
         self.item.resize(has + len as usize, 0);
         self.reader.read_exact(&mut self.item[has..])
     }
 
-    /// The words that `bytes` begin with.
+    /// Returns the first `N` words of `bytes`.
     fn words<const N: usize>(&self, bytes: &[u8]) -> io::Result<[u32; N]> {
         ensure(bytes.len() >= 4 * N, TOO_SHORT)?;
         let (words, _) = bytes.as_chunks();
@@ -197,7 +198,7 @@ impl<R: Read> Unread<R> {
         }))
     }
 
-    /// The halves of a word in the order in which they lie in the file.
+    /// Returns the halves of a word in the order in which they lie in the file.
     fn halves(&self, word: u32) -> [usize; 2] {
         let [high, low] = [word >> 16, word & 0xffff].map(|half| half as usize);
         match self.big_endian {
@@ -206,13 +207,13 @@ impl<R: Read> Unread<R> {
         }
     }
 
-    /// The unit of time that an interface's options name; by default a microsecond.
+    /// Returns the unit of time in an interface's options; the default is a microsecond.
     fn unit(&self, mut options: &[u8]) -> u8 {
         let mut unit = 6;
         while let Ok([head]) = self.words(options) {
             let [code, len] = self.halves(head);
             match (code, options.get(4..4 + len)) {
-                // The end of the options, or of what is there of them.
+                // The end of the options, or a truncated option.
                 (0, _) | (_, None) => break,
                 (UNIT, Some(&[named, ..])) => unit = named,
                 _ => {}
@@ -224,12 +225,12 @@ impl<R: Read> Unread<R> {
     }
 }
 
-/// Nanoseconds of a count of time in `unit`, as `if_tsresol` has it: a negative power of ten, or with the highest
-/// bit of two.
+/// Converts a count of time units to nanoseconds. `unit` is encoded as in `if_tsresol`: a negative power of
+/// ten, or of two if the highest bit is set.
 fn ns(unit: u8, count: u64) -> u64 {
     let ns = u128::from(count) * 1_000_000_000;
     let ns = match unit {
-        // A u64 of smaller units is no nanosecond at all.
+        // The power overflows. A u64 of such small units is less than a nanosecond.
         ..0x80 => 10u128.checked_pow(unit.into()).map_or(0, |per| ns / per),
         _ => ns.checked_shr((unit & 0x7f).into()).unwrap_or(0),
     };

@@ -7,32 +7,32 @@
 //! | 12 | the protocol that IP carries: 6 for TCP, 17 for UDP |
 //! | 13 | version of IP, 4 or 6 |
 //! | 14..16 | 0 |
-//! | 16..24 | time of the packet, in ns since some beginning |
-//! | 24..32 | sequence: which record it is, from 0 |
+//! | 16..24 | time of the packet, in ns since an arbitrary origin |
+//! | 24..32 | sequence number of the record, from 0 |
 //! | 32..40 | size of the packet on the wire, in bytes |
 //!
-//! Numbers are little-endian. An IPv6 address does not fit: a hash of 32 bits stands for it. Two flows of IPv6 can
-//! therefore be taken for each other, with a probability of 2^-64.
+//! Numbers are little-endian. An IPv6 address does not fit, so a 32-bit hash stands for it. Two IPv6 flows
+//! can therefore be confused, with a probability of 2^-64.
 
 use std::hash::{Hash, Hasher};
 
 use crate::apps::{put, words};
 use crate::random::mix;
 
-/// Bytes of a record.
+/// Length of a record, in bytes.
 pub const RECORD: usize = 40;
 
-/// Identifies a flow by addresses, ports and protocol, as a record begins with them.
+/// Identifies a flow by addresses, ports and protocol, laid out like the beginning of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowKey(pub(super) [u64; 2]);
 
 impl FlowKey {
-    /// A flow of IPv4. Each pair is of source and destination.
+    /// Makes the key of an IPv4 flow. Each pair is source and destination.
     pub fn v4(addresses: [[u8; 4]; 2], ports: [u16; 2], protocol: u8) -> Self {
         Self::new(addresses, ports, protocol, 4)
     }
 
-    /// A flow of IPv6.
+    /// Makes the key of an IPv6 flow. Each pair is source and destination.
     pub fn v6(addresses: [[u8; 16]; 2], ports: [u16; 2], protocol: u8) -> Self {
         let short = |address| {
             let whole = u128::from_le_bytes(address);
@@ -55,7 +55,7 @@ impl FlowKey {
 }
 
 impl Hash for FlowKey {
-    /// As one word: for hashers that mix it.
+    /// Hashes the key as one word, for hashers that mix it.
     #[inline]
     fn hash<H: Hasher>(&self, to: &mut H) {
         let [low, high] = self.0;
@@ -63,21 +63,21 @@ impl Hash for FlowKey {
     }
 }
 
-/// One packet.
+/// Record of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its flow.
+    /// The packet's flow.
     pub key: FlowKey,
-    /// When it was seen, in ns.
+    /// Time of the packet, in ns.
     pub time_ns: u64,
-    /// Which record it is, from 0.
+    /// Sequence number of the record, from 0.
     pub sequence: u64,
-    /// Its size on the wire, in bytes.
+    /// Size of the packet on the wire, in bytes.
     pub size_bytes: u64,
 }
 
 impl Record {
-    /// Writes it to a message of [`RECORD`] bytes.
+    /// Writes the record into a message of [`RECORD`] bytes.
     #[inline(always)]
     pub fn emit(&self, to: &mut [u8]) {
         let ([low, high], size_bytes) = (self.key.0, self.size_bytes);

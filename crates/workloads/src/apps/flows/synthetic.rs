@@ -1,9 +1,9 @@
-//! Traffic made up from a seed: a mix of flows of which few are large and most are small.
+//! Synthetic traffic from a seed: a mix of a few large and many small flows.
 //!
-//! Each flow has a size, drawn from a bounded Pareto distribution, and each packet is of a flow that is drawn with
-//! its size as weight. The popularity of flows by rank therefore falls about as Zipf's law has it, with an exponent
-//! of 1/`SHAPE`. Most packets are small or full-sized; they come at irregular intervals. Unlike real traffic, flows
-//! do not begin and end, and packets of one flow do not come in bursts.
+//! Each flow has a size, drawn from a bounded Pareto distribution. The flow of each packet is drawn with the
+//! flow's size as weight. The popularity of flows by rank therefore falls roughly by Zipf's law, with an
+//! exponent of 1/`SHAPE`. Most packets are small or full-sized; they come at irregular intervals. Unlike in
+//! real traffic, flows do not begin and end, and packets of one flow do not come in bursts.
 
 use rand_distr::Distribution;
 use rand_distr::weighted::WeightedAliasIndex;
@@ -12,24 +12,24 @@ use super::FlowKey;
 use super::capture::{Capture, Packet};
 use crate::random::Random;
 
-/// Flows of a mix by default.
+/// Default number of flows.
 pub const FLOWS: u32 = 1 << 16;
 /// Shape of the Pareto distribution of flow sizes: the smaller, the heavier its tail. Measurements of the Internet
 /// give 1 to 1.5.
 const SHAPE: f64 = 1.2;
-/// Packets of the largest flow for each of the smallest: where the distribution is cut off.
+/// Packets of the largest flow for each packet of the smallest: where the distribution is cut off.
 const LARGEST: f64 = 1e5;
 /// Mean time between two packets: the paper's minute has 30 million.
 const INTERVAL_NS: u64 = 2_000;
-/// Bytes of a small packet, and of a full-sized one.
+/// Length in bytes of a small packet, and of a full-sized one.
 const SMALL: u32 = 52;
 const FULL: u32 = 1500;
-/// Of 256 packets so many are small, and as many full-sized; the rest lie between, evenly.
+/// Of 256 packets, how many are small. As many are full-sized; the rest are evenly distributed in between.
 const USUAL: u32 = 112;
 const BOTH: u32 = 2 * USUAL;
 
 impl Capture {
-    /// Made-up packets, at least 1, of `flows` flows, at least 1.
+    /// Makes `packets` synthetic packets (at least 1) of `flows` flows (at least 1).
     pub fn synthetic(seed: u64, flows: u32, packets: usize) -> Self {
         let mut random = Random::new(seed);
         let keys: Vec<_> = (0..flows.max(1)).map(|_| key(&mut random)).collect();
@@ -46,7 +46,7 @@ impl Capture {
                     rest => SMALL + (FULL - SMALL) / (256 - BOTH) * (rest - BOTH),
                 },
             };
-            // Anything up to twice the mean.
+            // Uniform, up to twice the mean.
             time_ns += random.below(2 * INTERVAL_NS + 1);
             packet
         };
@@ -58,7 +58,7 @@ impl Capture {
     }
 }
 
-/// A flow between two addresses: mostly TCP, the rest UDP and a little ICMP.
+/// Draws a flow between two addresses: mostly TCP, the rest UDP and a little ICMP.
 fn key(random: &mut Random) -> FlowKey {
     const SERVICES: [u16; 8] = [443, 443, 443, 443, 80, 53, 22, 25];
     let addresses = [(); 2].map(|()| (random.word() as u32).to_le_bytes());
@@ -75,7 +75,7 @@ fn key(random: &mut Random) -> FlowKey {
     }
 }
 
-/// A number between 1 and [`LARGEST`], from a uniform one below 1: the inverse of the distribution.
+/// Maps a uniform number below 1 to a number from 1 to [`LARGEST`]: the inverse of the distribution function.
 fn bounded_pareto(uniform: f64) -> f64 {
     let cut = 1.0 - LARGEST.powf(-SHAPE);
     (1.0 - uniform * cut).powf(-1.0 / SHAPE)
@@ -117,7 +117,7 @@ mod tests {
         assert!((900..=1000).contains(&counts.len()), "{}", counts.len());
         let tenth: u64 = counts.iter().rev().take(100).sum();
         assert!((records / 2..records * 9 / 10).contains(&tenth), "{tenth}");
-        // The two usual sizes, and as many as they should be.
+        // The two usual sizes have the intended shares.
         for size in [52, 1500] {
             let per_mille = sizes[&size] * 1000 / records;
             assert!((420..455).contains(&per_mille), "{size}: {per_mille}");

@@ -1,4 +1,4 @@
-//! The two sides: the tap that sees the packets, and the function that measures.
+//! The two sides: the tap, which sees the packets, and the monitor, which counts them.
 
 use headworks::ring::{MessageReceiver, MessageSender};
 
@@ -7,23 +7,23 @@ use crate::apps::request_response::PollTurns;
 use crate::apps::{StepProgress, in_order, malformed, room};
 use crate::error::Result;
 
-/// Records sent or taken in one step at most, by default.
+/// Most records sent or taken in one step, by default.
 const BATCH: usize = 64;
 
-/// The side that sees the packets: sends a record of each.
+/// The side that sees the packets: sends a record for each.
 #[derive(Clone, Debug)]
 pub struct Tap {
     source: Replay,
-    /// Made and not yet sent: a full channel loses none.
+    /// The next record to send. It is kept while the channel is full, so that none is lost.
     next: Record,
     left: u64,
-    /// Messages that a step handles at most; at least 1.
+    /// Most messages that a step handles; at least 1.
     pub batch: usize,
     polling: PollTurns,
 }
 
 impl Tap {
-    /// Sends the next `records` of `source`.
+    /// Makes a tap that sends the next `records` records of `source`.
     pub fn new(mut source: Replay, records: u64) -> Self {
         Self {
             next: source.record(),
@@ -55,25 +55,25 @@ impl Tap {
         Ok(StepProgress::Worked)
     }
 
-    /// Records that are not sent yet.
+    /// Returns how many records are not sent yet.
     pub fn left(&self) -> u64 {
         self.left
     }
 }
 
-/// The network function: counts every flow, and reports a record that is lost, doubled or out of order.
+/// The network function: counts every flow, and reports a record that is lost, duplicated or out of order.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     meter: FlowCounts,
     taken: u64,
     records: u64,
-    /// Messages that a step handles at most; at least 1.
+    /// Most messages that a step handles; at least 1.
     pub batch: usize,
     polling: PollTurns,
 }
 
 impl Monitor {
-    /// Counts `records` records with `meter`.
+    /// Makes a monitor that counts `records` records with `meter`.
     pub fn new(meter: FlowCounts, records: u64) -> Self {
         Self {
             meter,
@@ -84,7 +84,7 @@ impl Monitor {
         }
     }
 
-    /// Counts what is there. [`StepProgress::Done`] once all records were counted.
+    /// Counts the records that are there. [`StepProgress::Done`] once all records were counted.
     #[inline]
     pub fn step(&mut self, from: &mut impl MessageReceiver) -> Result<StepProgress> {
         for taken in 0..self.batch.max(1) {
@@ -103,12 +103,12 @@ impl Monitor {
         Ok(StepProgress::Worked)
     }
 
-    /// Records counted so far.
+    /// Returns how many records were counted so far.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// What was counted.
+    /// Returns the counts.
     pub fn meter(&self) -> &FlowCounts {
         &self.meter
     }

@@ -1,4 +1,4 @@
-//! What a server answers, and what a client makes of responses.
+//! Tests of the server's replies, and of the client's check of responses.
 
 use proptest::prelude::*;
 
@@ -94,7 +94,7 @@ proptest! {
         let site = Site::new(2);
         let file = contents(0);
         let _ = (site.response(site.reply(&bytes)), check(&bytes, &file));
-        // One byte of what is right is changed, or it is cut off there.
+        // A valid request and a valid response are truncated, and one of their bytes is changed.
         let mut asked = request("/file/0");
         let at_request = at.index(asked.len());
         let _ = site.reply(&asked[..at_request]);

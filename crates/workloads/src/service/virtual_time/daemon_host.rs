@@ -1,7 +1,6 @@
 //! A host's daemon in virtual time: the daemon's own core, on a core of a simulated host.
 //!
-//! The core does no I/O and charges nothing but its copies and its calls of verbs, which the model does. What its own
-//! code takes is charged here.
+//! The model charges the daemon's copies and verbs calls. The processor time of the daemon's own code is charged here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,40 +18,42 @@ use super::one_sided_apps::PORT;
 use super::{OneSidedOp, ScenarioBuilder, SharedRun, locked, message_apps, nanos, one_sided_apps};
 use crate::service::Result;
 
-/// What a step of the daemon takes in which there is nothing to do. This and the next three were measured: this code on
-/// soft devices, all of it on one core of a present-day server (AMD EPYC), what the devices take subtracted.
+/// Processor time of an idle step of the daemon. This and the next three constants were measured with this code on
+/// soft devices, all on one core of a present-day server (AMD EPYC); the time of the devices is subtracted.
 const STEP: Duration = Duration::from_nanos(60);
-/// What each session adds to that, whose board is looked at.
+/// Added to that for each session, whose doorbell the daemon reads.
 const SESSION: Duration = Duration::from_nanos(6);
-/// What a step takes beside that in which there is something to do.
+/// Added to that when the step finds work.
 const BUSY: Duration = Duration::from_nanos(350);
-/// What half of an application's request takes: from its record to where it is posted, and from there to its end. An
-/// atomic takes as much of the daemon that carries it out.
+/// Processor time of half of an application's request: from its record to where it is posted, and from there to its
+/// completion. The daemon that executes an atomic needs as much for it.
 const HALF_REQUEST: Duration = Duration::from_nanos(82);
 
-/// An application's end of what it shares with its daemon, and what both know beside that in virtual time.
+/// An application's session with its daemon, and what both know of each other in virtual time.
 pub(super) struct AppSession {
     pub(super) session: Session,
-    /// When the daemon's latest step is over: what that did is not seen before.
+    /// When the daemon's latest step ends. The application sees nothing that the step did before that.
     pub(super) seen_at: Instant,
-    /// Records that the application has written, ever, and connections that it has touched since they were looked at.
+    /// Number of records that the application has written in all.
     pub(super) written: u64,
+    /// Connections that the application has touched since the daemon last looked.
     pub(super) touched: BTreeSet<u32>,
-    /// One-sided operations that are under way, as far as is known, or over and not looked at.
+    /// One-sided operations whose end the application has not processed yet.
     pub(super) operations: Vec<PendingOperation>,
-    /// Records that the daemon has heard of.
+    /// Number of records that the daemon has picked up in all.
     heard: u64,
-    /// Sums the counters of an application that is asked; and what that was when it was looked at last.
+    /// Returns the sum of the counters in a server's memory.
     pub(super) counters: Box<dyn Fn() -> u64 + Send>,
+    /// That sum at the daemon's last look.
     counted: u64,
 }
 
-/// A one-sided operation.
+/// A one-sided operation that is under way.
 pub(super) struct PendingOperation {
-    /// Which of the application's.
+    /// Index among the application's outstanding operations.
     pub(super) slot: usize,
     pub(super) outcomes: Outcomes,
-    /// When the step is over in which the daemon said what became of it: the application does not see that before.
+    /// End of the daemon's step that wrote the outcome, once it did. The application does not see the outcome earlier.
     pub(super) seen_at: Option<Instant>,
 }
 
@@ -72,7 +73,7 @@ impl AppSession {
         }))
     }
 
-    /// Operations whose end the daemon has said and nobody has seen.
+    /// Operations whose outcome the daemon has written and that have no `seen_at` yet.
     fn ended(&mut self) -> impl Iterator<Item = &mut PendingOperation> {
         let is_new =
             |one: &&mut PendingOperation| one.seen_at.is_none() && one.outcomes.get().is_some();
@@ -84,7 +85,7 @@ fn address(host: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
 }
 
-/// The address that the application of another host listens at.
+/// Returns the address at which the application of another host listens.
 pub(super) fn listens_at(host: usize) -> SocketAddr {
     SocketAddr::new(address(host), PORT)
 }
@@ -93,7 +94,7 @@ fn role(host: usize) -> String {
     format!("d{host}")
 }
 
-/// Adds daemons and their applications.
+/// Adds the daemons and their applications.
 pub(super) fn add(scenario: &mut ScenarioBuilder) -> Result<()> {
     let load = scenario.shared_run.load;
     let sessions = |kind, count| -> Vec<SharedSession> {
@@ -123,10 +124,10 @@ const CALL: u8 = 0;
 const SAY: u8 = 1;
 const HANG_UP: u8 = 2;
 
-/// A stream to another daemon: which host's, and whether this one called.
+/// A stream to another daemon: the other host, and whether this daemon dialled.
 type DaemonLink = (usize, bool);
 
-/// A daemon.
+/// A host's daemon.
 struct Host {
     number: usize,
     daemon: Daemon,
@@ -134,7 +135,7 @@ struct Host {
     sessions: Vec<(Option<SessionId>, SharedSession)>,
     peers: BTreeMap<DaemonLink, PeerId>,
     shared_run: SharedRun,
-    /// What a line takes that an application wrote last.
+    /// Time to read a cache line that an application wrote last.
     line: Duration,
 }
 
@@ -147,7 +148,7 @@ impl Host {
     ) -> Result<Self, ActorError> {
         let device = part.open_device()?;
         let identity = Identity {
-            // Without one, daemons serve loopback addresses alone.
+            // Without a secret, daemons serve loopback addresses alone.
             secret: Some(Secret::new(b"of a play in virtual time")?),
             entropy: [number as u8 + 1; 32],
             ..Identity::open(address(number), 1)
@@ -166,7 +167,7 @@ impl Host {
         })
     }
 
-    /// Hands the daemon what other daemons say.
+    /// Hands the daemon the messages of other daemons.
     fn receive_mail(&mut self, cx: &mut ActorContext<'_>) {
         while let Some(mail) = cx.receive() {
             let from = mail.from.strip_prefix('d');
@@ -194,7 +195,7 @@ impl Host {
         }
     }
 
-    /// Hands the daemon what applications say on their sockets.
+    /// Hands the daemon the packets of its applications.
     fn serve(&mut self) {
         for (session, app_session) in &mut self.sessions {
             let session = *session.get_or_insert_with(|| self.daemon.session_up(1));
@@ -205,7 +206,7 @@ impl Host {
         }
     }
 
-    /// Does what the daemon wants done.
+    /// Executes the daemon's outputs.
     fn execute_commands(&mut self, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         while let Some(output) = self.daemon.output() {
             match output {
@@ -240,7 +241,7 @@ impl Host {
                         continue;
                     };
                     let view = match slab {
-                        // In one process the application's mapping is the daemon's.
+                        // All actors are in one process, so the daemon's mapping serves as the application's.
                         Some(slab) => {
                             let region = self.device.alloc_pd()?.register(&slab, Access::NONE)?;
                             Some(headworks::ring::view_of(&region, 0))
@@ -263,7 +264,8 @@ impl Host {
         lines.find(|(_, one)| **one == peer).map(|(line, _)| *line)
     }
 
-    /// Records that wait to be heard of, and the lines that they lie on.
+    /// Picks up the records that applications have written. Returns their number, and that of the cache lines that the
+    /// daemon reads for them.
     fn picked(&mut self) -> (u64, u64) {
         let (mut records, mut lines) = (0, 0);
         for (_, app_session) in &self.sessions {
@@ -271,14 +273,14 @@ impl Host {
             let new = app_session.written - app_session.heard;
             app_session.heard = app_session.written;
             records += new;
-            // The cursor of each connection that was touched; and the mark.
+            // Each touched connection has a cursor to read; each session with any has a mark in its doorbell.
             let touched = std::mem::take(&mut app_session.touched).len() as u64;
             lines += new + touched + u64::from(touched > 0);
         }
         (records, lines)
     }
 
-    /// Operations that have ended, and atomics that this host has carried out, since it was looked at last.
+    /// Number of operations that have ended and of atomics that this host has executed, since the last call.
     fn done(&mut self) -> u64 {
         let mut done = 0;
         for (_, app_session) in &self.sessions {
@@ -291,7 +293,7 @@ impl Host {
     }
 }
 
-/// Tells another daemon, which sees the stream from the other side.
+/// Sends a message to another daemon. The flag says who dialled from the receiver's point of view.
 fn send_to_daemon(
     cx: &mut ActorContext<'_>,
     (to, by_me): DaemonLink,

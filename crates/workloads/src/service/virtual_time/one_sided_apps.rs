@@ -16,8 +16,8 @@ use crate::service::one_sided::Request;
 
 /// Port at which the servers listen.
 pub(super) const PORT: u16 = 7000;
-/// Bytes of the message in which an application tells its peer the window of its memory.
-const WINDOW: usize = 4;
+/// Bytes of the message in which an application tells its peer the export_id of its memory.
+const EXPORT_ID_BYTES: usize = 4;
 
 /// Processor time of one look at shared memory.
 pub(super) const LOOK: Duration = Duration::from_nanos(20);
@@ -131,7 +131,7 @@ impl Caller {
                 OneSidedOp::Adds { .. } => Op::FetchAdd,
                 OneSidedOp::Reads { .. } | OneSidedOp::Messages { .. } => Op::Read,
             },
-            window: end.window.unwrap_or_default(),
+            export_id: end.export_id.unwrap_or_default(),
             at: request.at,
             local,
             operand: 1,
@@ -223,7 +223,7 @@ pub(super) struct End {
     /// Identifier of the request to export memory over the connection.
     exports: Option<u32>,
     /// Window of the peer's memory, once the peer has sent it.
-    window: Option<u32>,
+    export_id: Option<u32>,
 }
 
 /// What a client does first.
@@ -262,7 +262,7 @@ impl Client {
         let end = |connection, exports| End {
             connection,
             exports,
-            window: None,
+            export_id: None,
         };
         let app_session = &mut *locked(&self.app_session);
         let session = &mut app_session.session;
@@ -309,13 +309,13 @@ impl Client {
                     });
                     self.ends.push(end(connection, exports));
                 }
-                (Event::Exported { request, window }, _) => {
+                (Event::Exported { request, export_id }, _) => {
                     let mut ends = self.ends.iter_mut();
                     let end = ends.find(|end| end.exports == Some(request));
                     let end = end.ok_or_else(|| ActorError::new("no such connection"))?;
                     end.connection.refresh(session.slabs());
-                    let (sent, _) = end.connection.sending.send(&window.to_le_bytes())?;
-                    if sent != WINDOW {
+                    let (sent, _) = end.connection.sending.send(&export_id.to_le_bytes())?;
+                    if sent != EXPORT_ID_BYTES {
                         return Err(ActorError::new("no room for a few bytes"));
                     }
                 }
@@ -332,15 +332,15 @@ impl Client {
     /// memory is allocated.
     fn receive_exports(&mut self, count: usize) -> Result<bool, ActorError> {
         let app_session = locked(&self.app_session);
-        for end in self.ends.iter_mut().filter(|end| end.window.is_none()) {
+        for end in self.ends.iter_mut().filter(|end| end.export_id.is_none()) {
             end.connection.refresh(app_session.session.slabs());
-            let mut bytes = [0; WINDOW];
+            let mut bytes = [0; EXPORT_ID_BYTES];
             let (received, _) = end.connection.receiving.recv(&mut bytes)?;
-            if received == Received::Bytes(WINDOW) {
-                end.window = Some(u32::from_le_bytes(bytes));
+            if received == Received::Bytes(EXPORT_ID_BYTES) {
+                end.export_id = Some(u32::from_le_bytes(bytes));
             }
         }
-        let have = self.ends.iter().filter(|end| end.window.is_some());
+        let have = self.ends.iter().filter(|end| end.export_id.is_some());
         Ok(self.memory.is_some() && have.count() == count)
     }
 }

@@ -28,10 +28,10 @@ fn designs_pay_for_the_copies_that_they_make_and_the_work_that_they_do() {
     for (channel, size, copies, each, clears) in [
         (ring(Variant::Full), 64, [0, 0], message, false),
         (ring(Variant::Copies), 64, [1, 1], message, false),
-        // A ring's default copies short messages into it, and has long ones written in place.
+        // By default a ring copies short messages in, and has long ones written in place.
         (default, 64, [1, 0], message, false),
         (default, 1 << 20, [0, 0], message, false),
-        // Only FaRM clears.
+        // Only FaRM clears memory.
         (baseline(PaperBaseline::Farm), 64, [0, 1], message, true),
         (
             baseline(PaperBaseline::FarmAsPublished),
@@ -48,7 +48,7 @@ fn designs_pay_for_the_copies_that_they_make_and_the_work_that_they_do() {
             false,
         ),
         (baseline(PaperBaseline::L5), 64, [1, 1], message, false),
-        // Only raw WRITEs have perftest's work.
+        // Only raw WRITEs are charged perftest's work.
         (baseline(PaperBaseline::Raw), 64, [0, 0], bench, false),
         (tcp, 64, [1, 1], message, false),
     ] {
@@ -69,10 +69,10 @@ fn an_applications_work_is_on_top() {
     assert_eq!(worked.take.copies, price.take.copies);
 }
 
-/// What was done, in order.
+/// Log of what was done, in order.
 type Log = Rc<RefCell<Vec<String>>>;
 
-/// An arm with room for so many messages, or with so many, of so many bytes.
+/// A transport that has room for, or holds, `left` messages of `size` bytes.
 struct Slots {
     log: Log,
     left: usize,
@@ -118,7 +118,7 @@ impl MessageTransport for Slots {
     }
 }
 
-/// Each message costs 20 ns and a copy at either end, and the receiver's is cleared.
+/// Each message costs 20 ns and a copy at either end; the receiving end also clears it.
 fn price() -> MessageCost {
     let cost = |clears| Cost {
         each: Duration::from_nanos(20),
@@ -131,7 +131,7 @@ fn price() -> MessageCost {
     }
 }
 
-/// A priced arm in a world of its own.
+/// A transport that charges, in a world of its own.
 struct ChargedTransport {
     world: MockContext,
     slots: Slots,
@@ -184,7 +184,7 @@ fn a_message_is_paid_for_before_it_is_posted_and_before_its_slot_is_freed() {
     assert_eq!(end.said(), ["charged 20", "copied 8", "posted"]);
     end.slots.left = 1;
     assert_eq!(end.take(5), TakeResult::Messages(1));
-    // Clearing stores and does not load: half a copy.
+    // Clearing stores but does not load: half a copy.
     let wanted = ["charged 20", "copied 8", "copied 4", "freed"];
     assert_eq!(end.said(), wanted);
 }
@@ -201,14 +201,14 @@ fn what_found_no_room_or_no_message_costs_nothing() {
 #[test]
 fn a_step_in_virtual_time_is_short_and_one_elsewhere_takes_all() {
     let mut end = ChargedTransport::new(1000, 8);
-    // 28 ns each: the third is begun before 60 ns have passed.
+    // 28 ns each: the third begins before 60 ns have passed.
     assert_eq!((end.offer(100), end.world.now), (3, 84));
-    // 32 ns each.
+    // 32 ns each: the second ends after 60 ns have passed.
     assert_eq!(
         (end.take(100), end.world.now),
         (TakeResult::Messages(2), 148)
     );
-    // One that takes longer than a step is handled all the same.
+    // A message that takes longer than a step is handled all the same.
     end.slots.size = 4096;
     assert_eq!(end.offer(100), 1);
     let before = end.world.now;
@@ -227,7 +227,7 @@ fn an_applications_ends_pay_for_what_goes_through_and_for_nothing_else() {
     let said = || std::mem::take(&mut *log.borrow_mut());
     let mut cx = ActorContext::new(&mut world);
     let cost_meter = CostMeter::new(&mut cx, price());
-    // Room for one message.
+    // There is room for one message.
     let mut queue = MockChannel::of(1);
     assert!(cost_meter.at(&mut queue).try_send(&[9; 40]).is_ok());
     assert_eq!(said(), ["charged 20", "copied 40"]);

@@ -1,4 +1,4 @@
-//! Files of both formats, whole, cut off and wrong.
+//! Tests with files of both formats: valid, truncated and malformed.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ use Order::{Big, Little};
 type Frame<'a> = (u32, u32, &'a [u8], u32);
 
 impl Order {
-    /// The low bytes of a number.
+    /// Returns the low `N` bytes of a number.
     fn bytes<const N: usize>(self, number: u32) -> [u8; N] {
         let bytes = std::array::from_fn(|at| (number >> (8 * at)) as u8);
         let reversed = std::array::from_fn(|at| bytes[N - 1 - at]);
@@ -36,7 +36,7 @@ impl Order {
         all.iter().flat_map(|each| self.bytes::<4>(*each)).collect()
     }
 
-    /// A pcap file of these packets: second, fraction, bytes, bytes on the wire.
+    /// Makes a pcap file of these packets.
     fn pcap(self, magic: u32, link: u32, packets: &[Frame<'_>]) -> Vec<u8> {
         let mut file = self.words(&[magic, 0x0002_0004, 0, 0, 65535, link]);
         for (seconds, fraction, bytes, size) in packets {
@@ -64,7 +64,7 @@ impl Order {
         self.block(1, &[&self.half(link)[..], &[0; 6], options].concat())
     }
 
-    /// The option that says an interface's unit of time.
+    /// Makes the option that holds an interface's unit of time.
     fn resolution(self, unit: u8) -> Vec<u8> {
         [&self.half(9)[..], &self.half(1), &[unit, 0, 0, 0]].concat()
     }
@@ -75,7 +75,7 @@ impl Order {
         self.block(6, &[&head[..], bytes].concat())
     }
 
-    /// The block of an old program: its interface, and how many packets were lost.
+    /// Makes the obsolete packet block, with its interface and the number of lost packets.
     fn old(self, [interface, lost]: [u16; 2], time: u64, bytes: &[u8], size: u32) -> Vec<u8> {
         let mut block = self.enhanced(0, time, bytes, size);
         block[..4].copy_from_slice(&self.bytes::<4>(2));
@@ -93,7 +93,7 @@ fn read(file: &[u8]) -> io::Result<Capture> {
     Capture::read_from(file, usize::MAX)
 }
 
-/// Times and sizes of packets, each of which must be of the flow of [`tcp`].
+/// Returns times and sizes of the packets, and asserts that each is of the flow of [`tcp`].
 fn found(capture: &Capture) -> Vec<(u64, u32)> {
     let key = FlowKey::v4([[10, 0, 0, 1], [10, 0, 0, 2]], [1000, 2000], 6);
     let packets = capture.packets.iter();
@@ -129,16 +129,16 @@ fn pcapng_with_interfaces_units_and_blocks_that_are_skipped() {
             order.interface(9999, &[]),
             order.interface(101, &order.resolution(0x8a)),
             order.block(5, &[1; 20]),
-            // A block of names without any.
+            // A name block without names.
             order.block(4, &[]),
             order.enhanced(0, 5, &tcp(), 100),
             order.enhanced(1, 6, ip, 200),
             order.enhanced(2, 6, &tcp(), 300),
             order.enhanced(3, 512, ip, 350),
-            // Packets lost before it are no part of its interface.
+            // The count of lost packets is not part of the interface number.
             order.old([1, 77], 8, ip, 370),
             order.block(3, &[&order.bytes::<4>(400)[..], &tcp()].concat()),
-            // Another section, in the other order: its interfaces are others.
+            // Another section in the other byte order, with its own interfaces.
             other.section(),
             other.interface(101, &[]),
             other.enhanced(0, 7, ip, 500),
@@ -191,7 +191,7 @@ fn a_file_that_is_no_capture_says_what_is_wrong() {
     let mut differs = ng(&Big.block(5, &[]));
     let last = differs.len() - 1;
     differs[last] = 1;
-    // Whether the block's kind is known or skipped.
+    // The length is checked for known blocks and for skipped ones.
     let block = |kind, len| ng(&Big.words(&[kind, len, 0, 0]));
     let huge = [MICROSECONDS, 0, 0, 0, 0, 1, 0, 0, u32::MAX, 60];
     let (short, unequal) = (
@@ -259,7 +259,7 @@ fn an_error_names_the_file_and_no_more_is_read_than_was_asked_for() {
     assert_eq!((capture.packets.len(), capture.note), (2, None));
 }
 
-/// The records of the next packets of a replay.
+/// Returns sequence number, time and size of the next records of a replay.
 fn told(replay: &mut Replay, count: usize) -> Vec<(u64, u64, u64)> {
     let records = (0..count).map(|_| replay.record());
     let each = records.map(|record| (record.sequence, record.time_ns, record.size_bytes));
@@ -294,7 +294,7 @@ proptest! {
             _ => [order.section(), interface, order.enhanced(0, 9, &tcp(), 60)].concat(),
         };
         let _ = read(&[&file[..], &bytes].concat());
-        // A valid file is cut off or changed anywhere.
+        // A valid file is truncated, or one of its bytes is changed.
         if !file.is_empty() {
             let at = at.index(file.len());
             match cut {

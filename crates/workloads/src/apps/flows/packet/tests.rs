@@ -1,10 +1,10 @@
-//! Packets as they are on the wire, and malformed ones.
+//! Tests with packets as they are on the wire, and with malformed ones.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// An IPv4 packet from 10.0.0.1 to 10.0.0.2 with this behind its header.
+/// Makes an IPv4 packet from 10.0.0.1 to 10.0.0.2, with `rest` behind its header.
 pub(crate) fn v4(protocol: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x45, 0, 0, 0, 0, 0];
     packet.extend_from_slice(&fragment.to_be_bytes());
@@ -13,7 +13,7 @@ pub(crate) fn v4(protocol: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// An IPv6 packet from ::1 to ::2.
+/// Makes an IPv6 packet from ::1 to ::2, with `rest` behind its header.
 fn v6(next: u8, rest: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0, 0, 0, next, 64];
     packet.extend_from_slice(&v6_address(1));
@@ -28,7 +28,7 @@ fn v6_address(last: u8) -> [u8; 16] {
     address
 }
 
-/// An Ethernet frame with these tags.
+/// Makes an Ethernet frame with these VLAN tags.
 pub(crate) fn ethernet(tags: &[u16], ethertype: u16, rest: &[u8]) -> Vec<u8> {
     let mut frame = vec![0xee; 12];
     for tag in tags {
@@ -68,7 +68,7 @@ fn the_flow_is_found_whatever_is_around_it() {
     found(LinkType::Cooked2, &cooked, key);
     let tagged = [&[0x81, 0][..], &[0; 18], &[0, 5, 8, 0], &tcp].concat();
     found(LinkType::Cooked2, &tagged, key);
-    // Options of IP push the ports on.
+    // IP options move the ports back.
     let mut optioned = v4(TCP, 0, &[&[1; 4], &PORTS[..]].concat());
     optioned[0] = 0x46;
     found(LinkType::Ip, &optioned, key);
@@ -104,13 +104,13 @@ fn odd_packets_say_what_is_odd() {
         CUT_OFF,
     );
     odd(LinkType::Ip, &[0x55; 40], NOT_IP);
-    // A header shorter than itself; extension headers and tags without an end.
+    // A header length shorter than the header; extension headers and tags without an end.
     let tcp = v4(TCP, 0, &PORTS);
     odd(LinkType::Ip, &[&[0x44], &tcp[1..]].concat(), MALFORMED);
     odd(LinkType::Ip, &v6(0, &[0; 200]), MALFORMED);
     let tagged = ethernet(&[0x8100; 20], IPV4, &tcp);
     odd(LinkType::Ethernet, &tagged, MALFORMED);
-    // Every beginning of a packet with ports is too short.
+    // Every proper prefix of a packet with ports is too short.
     let tagged = ethernet(&[0x8100], IPV4, &tcp);
     let extended = v6(0, &[TCP, 0, 0, 0, 0, 0, 0, 0, 3, 232, 7, 208]);
     for (link, whole) in [(LinkType::Ethernet, tagged), (LinkType::Ip, extended)] {
@@ -143,7 +143,7 @@ proptest! {
         start in 0u8..4,
         (ethertype, version) in prop_oneof![Just(([8, 0], 0x45)), Just(([0x86, 0xdd], 0x60))],
     ) {
-        // Mostly something that goes on past the first check.
+        // Most inputs get past the first check.
         if start > 0 && bytes.len() > 14 {
             bytes[12..14].copy_from_slice(&ethertype);
             bytes[14] = version + start;

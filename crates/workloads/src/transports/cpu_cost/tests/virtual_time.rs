@@ -1,4 +1,4 @@
-//! Pairs in a world of virtual time, paid for.
+//! Pairs of actors in virtual time, with processor time charged.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,7 +13,7 @@ use crate::task::register;
 use crate::testbed::Testbed;
 use crate::transports::job::{Job, Workload};
 
-/// The machines that most of these are about, with other values.
+/// Returns the machine that most of these tests use, with `settings` applied.
 fn machine(settings: &[&str]) -> Preset {
     let mut machine = Preset::named("cx5-100g").unwrap();
     for setting in settings {
@@ -22,7 +22,7 @@ fn machine(settings: &[&str]) -> Preset {
     machine
 }
 
-/// Runs something between two hosts of such machines.
+/// Runs something between two hosts of this kind.
 fn between<T>(machine: &Preset, run: impl FnOnce(&Testbed<'_>) -> T) -> T {
     let mut actors = ActorRegistry::new();
     register(&mut actors, Some(CpuPrices::of(machine)));
@@ -38,7 +38,7 @@ fn between<T>(machine: &Preset, run: impl FnOnce(&Testbed<'_>) -> T) -> T {
     })
 }
 
-/// What a pair reports.
+/// Returns the reports of a pair of actors.
 fn pair(machine: &Preset, channel: Channel, size: usize, workload: Workload) -> [Report; 2] {
     let dir = tempfile::tempdir().unwrap();
     let run = std::time::Duration::from_micros(500);
@@ -46,7 +46,7 @@ fn pair(machine: &Preset, channel: Channel, size: usize, workload: Workload) -> 
     between(machine, |place| place.run_pair(job.clone())).unwrap()
 }
 
-/// Nanoseconds that a message takes one way.
+/// Returns the nanoseconds per message, one way.
 fn each(machine: &Preset, channel: Channel, size: usize) -> f64 {
     let reports = pair(machine, channel, size, Workload::Rate);
     let rate = reports.iter().find_map(Report::per_second).unwrap();
@@ -59,7 +59,7 @@ fn raw_writes_are_as_slow_as_perftest_makes_them() {
     let time = |ns| each(&bench(ns), baseline(PaperBaseline::Raw), 64);
     let (less, more) = (time(200), time(300));
     assert!((more - less - 100.0).abs() < 2.0, "{less} {more}");
-    // Rings do not pay for it.
+    // Rings are not charged for it.
     let ring = ring(Variant::Full);
     assert_eq!(each(&bench(200), ring, 64), each(&bench(300), ring, 64));
 }
@@ -75,7 +75,7 @@ fn copies_take_as_long_as_the_machine_takes_for_them() {
     ]
     .map(baseline)
     {
-        // At 10 Gbit/s nothing else counts; FaRM's receiver clears beside.
+        // At 10 Gbit/s only the copy matters. FaRM's receiver clears memory as well.
         let time = each(&copies(10), channel, size);
         let copied = size as f64 * 8.0 / 10.0;
         let of = match channel {
@@ -105,8 +105,8 @@ fn flows(channel: Channel) -> [Report; 2] {
 #[test]
 fn an_application_sees_completions_when_they_come() {
     let machine = machine(&[]);
-    // A request costs so much; a design that batches only when ten are under way sends one for each record,
-    // unless it is kept from seeing that they are done.
+    // Minimum cost of a request. The design batches only with ten requests in flight. It sends one request per record,
+    // unless it sees completions too late.
     let least = machine.post_ns + machine.doorbell_cpu_ns + machine.poll_cqe_ns;
     let [_, counted] = flows(baseline(PaperBaseline::SocksDirect));
     let rate = counted.per_second().unwrap();
