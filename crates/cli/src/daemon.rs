@@ -22,69 +22,71 @@ use crate::args::device;
 use crate::exit_status;
 use crate::stderr_log::StderrLog;
 
-/// The address where none is named.
+/// Default address of the host.
 const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-/// The port between daemons where none is named.
+/// Default port between daemons.
 const PORT: u16 = 7471;
-/// Seconds that a daemon drains for where nothing else is said.
+/// Default number of seconds that a daemon drains for.
 const DRAIN_SECONDS: u32 = 30;
 
-/// What a daemon is. What the command line does not say, the file does.
+/// Options of `headworks daemon`. An option that is not given is taken from the configuration file.
 #[derive(Args)]
 pub(crate) struct Daemon {
-    /// A file with the same in TOML [default: headworks/daemon.toml in $XDG_CONFIG_HOME or ~/.config, else
-    /// /etc/headworks/daemon.toml, else none]
+    /// Configuration file in TOML, with these same settings [default: headworks/daemon.toml in
+    /// $XDG_CONFIG_HOME or ~/.config, else /etc/headworks/daemon.toml, else none]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The device that carries everything; daemons on one machine that stand for several hosts have a soft host each
-    /// [default: soft]
+    /// Device that carries all traffic; if several daemons on one machine stand for several hosts, each needs
+    /// a soft host of its own [default: soft]
     #[arg(long, value_parser = device)]
     device: Option<DeviceName>,
-    /// The address of this host, which applications of others connect to; daemons on one machine have one each:
-    /// 127.0.0.1, 127.0.0.2 and so on [default: 127.0.0.1]
+    /// Address of this host, which applications on other hosts connect to; daemons on one machine have one
+    /// each: 127.0.0.1,
+    /// 127.0.0.2 and so on [default: 127.0.0.1]
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
-    /// The TCP port between daemons, the same on all hosts [default: 7471]
+    /// TCP port between daemons, the same on all hosts [default: 7471]
     #[arg(long)]
     port: Option<u16>,
-    /// The socket that applications attach to [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or /tmp]
+    /// Socket that applications attach to [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or /tmp]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Whose applications may attach: own, those of the daemon's own user, or all; each user's share nothing with another's
-    /// [default: own]
+    /// Users whose applications may attach: own (the daemon's own user) or all; users share nothing with each
+    /// other [default: own]
     #[arg(long, value_name = "WHOSE")]
     users: Option<AllowedUsers>,
-    /// Where metrics can be had in Prometheus's text: the path of a Unix socket, IP:PORT, or off
+    /// Where to serve metrics in Prometheus's text format: the path of a Unix socket, IP:PORT, or off
     /// [default: SOCKET.metrics]
     #[arg(long, value_name = "WHERE")]
     metrics: Option<Metrics>,
-    /// A file with what all daemons that talk to each other have: 16 to 4,096 bytes that nobody else may read. Without
-    /// one they serve loopback addresses only.
+    /// File with the secret that all daemons that talk to each other share: 16 to 4,096 bytes, readable by
+    /// nobody else. Without it, the daemon serves loopback addresses only.
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
-    /// Seconds that connections may go on after SIGTERM [default: 30]
+    /// Seconds that connections may continue after SIGTERM [default: 30]
     #[arg(long, value_name = "SECS")]
     drain: Option<u32>,
-    /// How much is said on standard error: error, warn, info, debug or trace; -v and -vv say more, too [default: warn]
+    /// Log level on standard error: error, warn, info, debug or trace; -v and -vv can raise it [default:
+    /// warn]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LogLevel>,
-    /// Say whether all of this is legal and the device is there, and serve nothing.
+    /// Check that the configuration is legal and the device opens, then exit.
     #[arg(long)]
     check: bool,
 }
 
-/// What was asked for, with what was left open.
+/// Effective configuration: the command line, completed from the configuration file and the defaults.
 struct DaemonDevice {
     device: DeviceName,
     shell: ServerConfig,
     level: tracing::Level,
     file: ConfigFile,
-    /// Where the file names the device, if it does.
+    /// Place in the configuration file that names the device, if the device comes from there.
     device_at: Option<String>,
 }
 
 impl DaemonDevice {
-    /// The device.
+    /// Opens the device.
     fn open(&self) -> anyhow::Result<Arc<dyn Device>> {
         headworks::open(&self.device).map_err(|error| match &self.device_at {
             Some(at) => exit_status::bad_input(format_args!("{at}: {error}")),
@@ -93,7 +95,7 @@ impl DaemonDevice {
     }
 }
 
-/// What was read, if there was a file.
+/// Path, text and settings of the configuration file, if there is one.
 #[derive(Default)]
 struct ConfigFile {
     file: Option<(PathBuf, String)>,
@@ -101,7 +103,7 @@ struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Where a key is said: in which line of the file.
+    /// Returns where the file sets `key`, for an error message: path, line and key.
     fn at(&self, key: &str) -> String {
         let Some((path, text)) = &self.file else {
             return key.to_owned();
@@ -125,12 +127,12 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         };
         return exit_status::print(&format!("all of it is legal: {read}\n"));
     }
-    // Early, so that no signal ends it half-way.
+    // Installed early, so that a signal never ends the daemon half-way.
     let interrupt = Interrupt::install().map_err(exit_status::bad_input)?;
     let notify = Notify::from_env().map_err(|error| {
         exit_status::bad_input(format_args!("NOTIFY_SOCKET: {error}: nobody listens there"))
     })?;
-    // Whatever keeps it from serving: more of something, or another address, port or path is what helps.
+    // Every failure to serve is bad input: a higher limit or another address, port or path remedies it.
     let device = chosen.open()?;
     let shell = DaemonServer::open(device.clone(), &chosen.shell);
     let mut shell = shell.map_err(exit_status::bad_input)?;
@@ -161,7 +163,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         }
     });
     drop(shell);
-    // After everything that was made from it, so that nothing of it is left in the registry.
+    // Dropped after everything that was made from the device, so that the registry keeps no entry of it.
     drop(device);
     match ended? {
         DaemonExit::Drained => Ok(()),
@@ -254,10 +256,10 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
     })
 }
 
-/// Bytes of a Unix socket's path at most.
+/// Longest path of a Unix socket, in bytes.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Refuses what cannot be the path of a socket, which `at` names.
+/// Refuses a path that is too short or too long for a socket. `at` names the setting in the error.
 fn check_path(at: &str, path: &Path) -> anyhow::Result<()> {
     match path.as_os_str().len() {
         1..=SOCKET_PATH_MAX => Ok(()),
@@ -267,7 +269,7 @@ fn check_path(at: &str, path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// What the file says that was named, or the first of those where one is looked for.
+/// Reads the named configuration file, or the first that exists in the default places.
 fn read_config_file(named: Option<&Path>) -> anyhow::Result<ConfigFile> {
     let read = |path: &Path| {
         let text = std::fs::read_to_string(path);
@@ -299,7 +301,7 @@ fn config_file_paths() -> Vec<PathBuf> {
     all.map(|place| place.join("daemon.toml")).collect()
 }
 
-/// What a file has that nobody else can read, and `at` names.
+/// Reads a secret, and refuses a file that others can access. `at` names the setting in the error.
 fn read_secret(at: &str, path: &Path) -> anyhow::Result<Secret> {
     let wrong =
         |why: String| exit_status::bad_input(format_args!("{at} {}: {why}", path.display()));
@@ -309,7 +311,7 @@ fn read_secret(at: &str, path: &Path) -> anyhow::Result<Secret> {
         return Err(wrong("others may read or write it (chmod 600)".to_owned()));
     }
     let mut bytes = Vec::new();
-    // One more than it may have.
+    // More than a secret may have, so that a longer one is refused and not cut off.
     let read = file.by_ref().take(4200).read_to_end(&mut bytes);
     read.map_err(|error| wrong(error.to_string()))?;
     Secret::new(&bytes).map_err(|error| wrong(error.to_string()))
@@ -322,7 +324,7 @@ fn entropy() -> anyhow::Result<[u8; 32]> {
     Ok(bytes)
 }
 
-/// Another number each time.
+/// Returns a number that differs between starts: nanoseconds since 1970, mixed with the process id.
 fn start_time_nanos() -> u64 {
     let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
     since.as_nanos() as u64 ^ u64::from(std::process::id()) << 48

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::exit_status::print;
 
-/// Lists every device that is there: all it says of itself with `all`.
+/// Lists the available devices; with `all`, all that they declare.
 pub(crate) fn list(all: bool, as_json: bool) -> anyhow::Result<()> {
     let devices = headworks::devices().context("listing the devices")?;
     if as_json {
@@ -59,7 +59,7 @@ fn in_short(device: &DeviceInfo) -> String {
     )
 }
 
-/// Every limit: its name in the library, its value, what it is.
+/// Returns every limit: its name in the library, its value, its meaning.
 fn limits(device: &DeviceInfo) -> [(&'static str, u64, &'static str); 12] {
     let limits = &device.limits;
     [
@@ -167,7 +167,7 @@ fn in_json(device: &DeviceInfo) -> Value {
         "name": device.name.to_string(),
         "description": device.description,
         "gid": gid(device),
-        // Null but on an InfiniBand network.
+        // Null unless the network is InfiniBand.
         "lid": device.lid.map(headworks::verbs::Lid::raw),
         "mtu": device.mtu.bytes(),
         "numa_node": device.numa_node,
@@ -175,7 +175,7 @@ fn in_json(device: &DeviceInfo) -> Value {
         "promises": {
             "ordered_between_writes": promises.ordered_between_writes,
             "atomic_aligned_8": promises.atomic_aligned_8,
-            // Bytes of the longest WRITE of which it holds; 4294967295 for all, 0 for none.
+            // Longest WRITE, in bytes, that the promise holds for: 4294967295 for any, 0 for none.
             "in_order_within_write": promises.in_order_within_write,
         },
     })

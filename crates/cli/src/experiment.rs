@@ -18,7 +18,7 @@ use headworks_experiments::{Options, registry};
 use crate::args;
 use crate::exit_status::{BAD_INPUT, bad_input, code_of};
 
-/// How soon an interrupt is passed on.
+/// Interval at which an interrupt is looked for and passed on to the experiments.
 const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Lists or runs experiments.
@@ -45,7 +45,8 @@ pub(crate) fn run(command: args::Experiment) -> anyhow::Result<()> {
             let trace = run.sim_trace.as_deref().map(TraceFile::new).transpose()?;
             let ran = run_all(&run.names, options, trace.as_ref());
             let was_refused = ran.as_ref().is_err_and(|why| code_of(why) == BAD_INPUT);
-            // Above all of what came to nothing. Of what was not begun there is none.
+            // A failed run is traced, too: it needs its trace most. A refused one did not begin and has no
+            // trace.
             let trace = trace.filter(|_| !was_refused);
             let written = trace.map_or(Ok(()), TraceFile::write);
             ran.and(written)
@@ -62,7 +63,7 @@ fn list() -> anyhow::Result<()> {
     crate::exit_status::print(&text)
 }
 
-/// What is only of simulated devices is not given with others.
+/// Refuses an option that only simulated devices have if the device is another.
 fn only_simulated(option: &str, given: bool, options: &Options) -> anyhow::Result<()> {
     let device = &options.device;
     match given && !is_simulated(device) {
@@ -73,7 +74,7 @@ fn only_simulated(option: &str, given: bool, options: &Options) -> anyhow::Resul
     }
 }
 
-/// No constant has two values.
+/// Refuses two values for one constant.
 fn only_once(set: &[Setting]) -> anyhow::Result<()> {
     let keys = set.iter().map(|setting| setting.constant().key);
     let mut seen = BTreeSet::new();
@@ -85,7 +86,7 @@ fn only_once(set: &[Setting]) -> anyhow::Result<()> {
     }
 }
 
-/// A trace of simulated devices, and the file that it goes to.
+/// Trace of simulated devices, and the file that it is written to.
 struct TraceFile {
     tracer: Tracer,
     path: PathBuf,
@@ -93,7 +94,8 @@ struct TraceFile {
 }
 
 impl TraceFile {
-    /// A file that cannot be written is told of now, not after the measurements. What is there stays until then.
+    /// Reports a file that cannot be written now, not after the measurements. An existing file stays until
+    /// the trace replaces it.
     fn new(path: &Path) -> anyhow::Result<Self> {
         let replacement = AtomicFile::of(path);
         let replacement = replacement
@@ -116,7 +118,8 @@ impl TraceFile {
     }
 }
 
-/// Where the parts run: in processes, or in virtual time, where the options are to know what plays count.
+/// Returns the world that the experiments run in: processes, or virtual time if the device is simulated. For
+/// virtual time, also sets the usage monitor of `options`.
 fn world(options: &mut Options, trace: Option<&TraceFile>) -> anyhow::Result<Arc<dyn World>> {
     let tracer = trace.map(|trace| trace.tracer.clone());
     let Some(simulated) = SimulatedMachine::on(&options.device, &options.set, tracer) else {
@@ -132,7 +135,7 @@ fn run_all(
     mut options: Options,
     trace: Option<&TraceFile>,
 ) -> anyhow::Result<()> {
-    // Before anything that a signal could leave behind.
+    // Installed before anything exists that a signal could leave behind.
     let interrupt = Interrupt::install().context("catching signals")?;
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
         headworks::open(device)?;
@@ -146,7 +149,7 @@ fn run_all(
                 std::thread::sleep(INTERRUPT_CHECK_INTERVAL);
             }
         });
-        // What an interrupt comes too late for stays, and is told of.
+        // Results that are written before an interrupt arrives stay, and are reported.
         let mut tell = |directory: &Path| {
             crate::exit_status::tell(format_args!("written: {}", directory.display()));
         };
@@ -154,7 +157,7 @@ fn run_all(
         over.store(true, Ordering::Relaxed);
         written
     });
-    // Parts that were killed leave their entries.
+    // Killed child processes leave entries in the registry. Those are removed once the world has ended.
     drop(world);
     if written.is_err() {
         let _ = headworks::registry().map(|fabric| fabric.remove_dead());

@@ -1,4 +1,4 @@
-//! Waiting for time to pass, or for a signal.
+//! A sleep that a signal ends early.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use anyhow::Context;
 use headworks::net::Interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Sleeps; says whether a signal ended it.
+/// Sleeps for `time`. Returns whether a signal ended the sleep.
 pub(crate) fn sleep_unless_interrupted(
     interrupt: &Interrupt,
     time: Duration,

@@ -8,23 +8,24 @@ mod trace;
 use clap::Subcommand;
 use headworks::pace::{Observer, PaceStatus};
 
-/// What to do with pacing.
+/// Subcommands of `headworks pace`.
 #[derive(Subcommand)]
 pub(crate) enum Pace {
     /// Measure the base delays of an idle device, and print them as options to add to its name.
     ///
-    /// One small request at a time, from its doorbell to its completion, as pacing measures: SENDs and WRITEs (by WRITEs),
-    /// READs, atomics and datagrams, as far as the device has them. On sim:PRESET the delays are simulated.
+    /// Requests are small and sent one at a time, each timed from its doorbell to its completion, as pacing
+    /// does: SENDs and WRITEs (by WRITEs), READs, atomics and datagrams, as far as the device has them. On
+    /// sim:PRESET the delays are simulated.
     Calibrate(calibrate::Calibrate),
-    /// Show each RNIC that processes of this user pace now: its rate, delay, thresholds, who paces it.
+    /// Show each RNIC that processes of this user pace now: rate, delay, thresholds, processes.
     ///
-    /// Simulated RNICs are paced within their process, and not seen here.
+    /// Simulated RNICs are paced within one process and not visible here.
     Status(status::Status),
-    /// Watch what is paced until Ctrl-C, or for a time, and write a table and a figure of it.
+    /// Sample what is paced until Ctrl-C or for a time, and write a table and a figure.
     ///
-    /// Nothing needs to be paced yet: it waits. Simulated RNICs are paced within their process, and not seen here.
+    /// If nothing is paced yet, it waits. Simulated RNICs are paced within one process and not visible here.
     Trace(trace::Trace),
-    /// List the constants of pacing: what each is, its unit, what it may be.
+    /// List the constants of pacing: meaning, unit, range.
     Constants(constants::Constants),
 }
 
@@ -41,7 +42,7 @@ fn gbps(bytes_per_s: u64) -> f64 {
     bytes_per_s as f64 * 8.0 / 1e9
 }
 
-/// Whether it limits what is in flight, not the rate.
+/// Whether pacing limits the bytes in flight instead of the rate.
 fn is_window(observer: &Observer) -> bool {
     observer.constants().window != 0.0
 }

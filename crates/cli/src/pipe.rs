@@ -14,9 +14,9 @@ use crate::args;
 use crate::exit_status::{bad_input, check_not_simulated};
 use crate::progress::Progress;
 
-/// Refuses a standard input or output that was closed when the program was started: the bytes would
-/// go nowhere and nobody would know. `connects` is whether the connecting side receives; a listener
-/// learns only later which way the bytes go, and mostly receives.
+/// Refuses a standard input or output that was closed when the program started, because the bytes would be
+/// lost unnoticed. `connects` says whether the connecting side receives; it is `None` for a listener, which
+/// learns the direction only later and usually receives.
 fn check_open(connects: Option<bool>) -> anyhow::Result<()> {
     let (closed, name) = match connects {
         Some(false) => (was_closed(&io::stdin()), "input"),
@@ -31,8 +31,8 @@ fn check_open(connects: Option<bool>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the descriptor was closed: the runtime then opens /dev/null there, to read and write, as
-/// no shell does.
+/// Whether the descriptor was closed at the start. Rust's runtime then opens /dev/null there for reading and
+/// writing, which no shell does.
 fn was_closed(fd: &impl AsFd) -> bool {
     let null = rustix::fs::stat("/dev/null").map(|stat| stat.st_rdev);
     let (Ok(stat), Ok(flags)) = (rustix::fs::fstat(fd), rustix::fs::fcntl_getfl(fd)) else {
@@ -43,7 +43,7 @@ fn was_closed(fd: &impl AsFd) -> bool {
         && flags.intersection(OFlags::ACCMODE) == OFlags::RDWR
 }
 
-/// Runs one side.
+/// Runs one side of a pipe.
 pub(crate) fn run(command: &args::Pipe) -> anyhow::Result<()> {
     let receives = match command {
         args::Pipe::Listen(_) => None,

@@ -1,20 +1,20 @@
-//! Bytes and rate on standard error.
+//! Progress display on standard error: bytes and rate.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Bytes between two looks at the bar: a clock read for each piece would cost more than it shows.
+/// Bytes between two updates of the bar. An update reads the clock, which is too expensive for every piece.
 const STRIDE: u64 = 8 << 20;
 
-/// A counter of bytes that shows itself if it was asked to.
+/// Byte counter that is displayed only on request.
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     next: u64,
 }
 
 impl Progress {
-    /// Shown if `shown`; `total` is known or not.
+    /// Creates a counter, displayed if `shown`. `total` is the expected number of bytes, if known.
     pub(crate) fn new(shown: bool, total: Option<u64>, what: &str) -> Self {
         let bar = shown.then(|| {
             let (bar, template) = match total {
@@ -38,7 +38,7 @@ impl Progress {
         Self { bar, next: 0 }
     }
 
-    /// So many bytes in total.
+    /// Sets the number of bytes so far.
     pub(crate) fn at(&mut self, bytes: u64) {
         if let Some(bar) = &self.bar
             && bytes >= self.next
@@ -48,14 +48,14 @@ impl Progress {
         }
     }
 
-    /// Takes it off the screen.
+    /// Removes the bar from the terminal.
     pub(crate) fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }
 
-    /// The end, with so many bytes.
+    /// Sets the final number of bytes and leaves the bar; without a terminal, prints one line instead.
     pub(crate) fn finish(&self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(bytes);

@@ -5,14 +5,16 @@ mod soak;
 
 use clap::Subcommand;
 
-/// What to do with simulated devices.
+/// Subcommands of `headworks sim`.
 #[derive(Subcommand)]
 pub(crate) enum Sim {
-    /// List the constants of the simulated machines: what each is, its unit, where it comes from.
+    /// List the constants of the simulated machines: meaning, unit, source.
     Presets(presets::Presets),
-    /// Run rings on simulated RNICs on which things go wrong, by seeds, and look whether they keep what they promise.
+    /// Run rings on simulated RNICs with injected faults, seed by seed, and check that they keep their
+    /// guarantees.
     ///
-    /// Exit code 1 if a seed finds that they do not: what it stands for is said, and how to run it again.
+    /// Exit code 1 if a seed finds a violation. The violation is printed, with the command that runs the seed
+    /// again.
     Soak(soak::Soak),
 }
 

@@ -1,5 +1,6 @@
-//! What a daemon says on standard error. Others provoke some of it, and whoever reads it may have stopped to: a line is
-//! said [seldom](headworks::daemon::log_ratelimit), and is lost, and counted, where there is no room for it. Nothing waits.
+//! Log of a daemon on standard error. Applications and peers can provoke lines, and the reader may have
+//! stopped reading. Lines are therefore [rate limited](headworks::daemon::log_ratelimit), and a line that
+//! standard error has no room for is dropped and counted. Logging never blocks.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,17 +17,17 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::exit_status::cut;
 
-/// Characters of a line at most: beside what is said of other lines they are no more than the 4,096 bytes that a pipe
-/// takes at once if it takes any.
+/// Longest line, in characters. With the notes about other lines it stays within the 4,096 bytes that a pipe
+/// accepts at once if it accepts any.
 const LINE_MAX: usize = 900;
 
-/// Where a daemon's lines go. Clones are the same one.
+/// Destination of a daemon's log lines. Clones share one state.
 pub(crate) struct StderrLog<F = io::Stderr>(Arc<Mutex<State<F>>>);
 
 struct State<F> {
     out: F,
     seldom: LogRateLimit<Identifier>,
-    /// Lines for which there was no room.
+    /// Lines dropped for lack of room since the last line that was written.
     lost: u64,
 }
 
@@ -50,7 +51,7 @@ impl<F: AsFd> StderrLog<F> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says a line.
+    /// Logs a line; no rate limit applies.
     pub(crate) fn tell(&self, line: impl fmt::Display) {
         self.lock().say(&line.to_string(), 0);
     }
@@ -73,7 +74,7 @@ impl<F: AsFd> State<F> {
     }
 }
 
-/// Whether a line can be written without waiting; also where that fails, which is no wait.
+/// Whether a line can be written without blocking. Also true if the write would fail, which does not block.
 fn has_room(out: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(out, PollFlags::OUT)];
     let polled = poll(&mut fds, Some(&Timespec::default()));
@@ -86,15 +87,15 @@ impl<F> Clone for StderrLog<F> {
     }
 }
 
-/// A line that the libraries say.
+/// Writer for one line that a library logs.
 pub(crate) struct LogLine<'j, F> {
     journal: &'j StderrLog<F>,
-    /// How many like it were not said; `None` where it is not either.
+    /// How many lines of its kind were suppressed before it; `None` if this line is suppressed, too.
     unsaid: Option<u64>,
 }
 
 impl<F: AsFd> io::Write for LogLine<'_, F> {
-    /// All of it: lines are made before they are written.
+    /// Logs all of `bytes`: tracing formats a whole line before it writes it.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(unsaid) = self.unsaid {
             let line = String::from_utf8_lossy(bytes);
@@ -119,7 +120,7 @@ impl<'j, F: AsFd + 'j> MakeWriter<'j> for StderrLog<F> {
     }
 
     fn make_writer_for(&'j self, of: &Metadata<'_>) -> Self::Writer {
-        // Whoever asks for more than that looks for something, and wants all of it.
+        // Debug and trace lines are not limited: they are switched on to find something, and all are needed.
         let is_seldom = *of.level() <= Level::INFO;
         let due = || self.lock().seldom.due(of.callsite(), clock::now());
         LogLine {
@@ -141,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// What lies in a pipe.
+    /// Reads what a pipe holds.
     fn drained(pipe: &mut File) -> String {
         fcntl_setfl(&*pipe, OFlags::NONBLOCK).unwrap();
         let mut bytes = Vec::new();
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_who_does_not_read_and_what_was_lost_is_counted() {
         let (mut pipe, journal) = stderr_log();
-        // Many times what a pipe holds; some are longer than what it takes at once.
+        // Many times what a pipe holds. Some lines are longer than a pipe accepts at once.
         let long = "long ".repeat(2000);
         for number in 0..1000 {
             journal.tell(format_args!("{number} {}", &long[..(number * 10) % 9000]));

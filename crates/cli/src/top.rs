@@ -1,4 +1,4 @@
-//! `headworks top`: a look at a live fabric, or at a daemon, from outside.
+//! `headworks top`: watches a live fabric or daemon from outside.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ mod text;
 use counter_rates::Rates;
 pub(crate) use daemon_metrics::scrape;
 
-/// Shows what is on the fabric, or in a daemon, once or again and again.
+/// Shows the state of the fabric or of a daemon, once or repeatedly.
 pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     if let Some(which) = &args.daemon {
         return daemon_metrics::run(which, args);
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     })
 }
 
-/// Prints what `look` makes of a look, which fits lines of so many characters, as often as was asked for.
+/// Prints the text of `look` as often as was asked for. `look` gets the number of characters of a line.
 fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let redraws = std::io::stdout().is_terminal() && !args.json && args.count.is_none();
@@ -88,7 +88,7 @@ fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> a
         }
     }
     if redraws {
-        // The prompt comes below the last picture.
+        // The prompt appears below the last screen.
         print("\n")?;
     }
     if interrupt.is_raised() {
@@ -97,7 +97,7 @@ fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> a
     Ok(())
 }
 
-/// The picture in place of the one before: home, each line cleared to its end, the rest below too.
+/// Returns the text that replaces the last screen: cursor home, each line and the rest below cleared.
 fn redrawn(text: &str, height: usize) -> String {
     let mut all: Vec<_> = text.lines().collect();
     let room = height.saturating_sub(1).max(1);
@@ -111,7 +111,7 @@ fn redrawn(text: &str, height: usize) -> String {
     format!("\x1b[H{lines}\x1b[J")
 }
 
-/// Columns and rows of the terminal.
+/// Returns the columns and rows of the terminal.
 fn terminal_size() -> (usize, usize) {
     match rustix::termios::tcgetwinsize(std::io::stdout()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),

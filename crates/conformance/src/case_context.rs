@@ -1,4 +1,4 @@
-//! What cases work with: hosts of a world, sides with everything around a queue pair, and waiting.
+//! Helpers for cases: hosts of a world, fixtures (a queue pair with everything around it), and waiting.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ mod connect;
 mod expect;
 mod post_and_poll;
 
-/// How long anything may take before it counts as never.
+/// Time limit of a wait.
 pub const DEADLINE: Duration = Duration::from_millis(10_000);
 
-/// A world, and who is in it.
+/// World of a case, its hosts, and what the case has seen so far.
 pub struct CaseContext<'w> {
     world: &'w mut dyn World,
     handles: HandleTable,
@@ -28,19 +28,19 @@ pub struct CaseContext<'w> {
     devices: BTreeMap<HostId, Id>,
     ends: BTreeMap<HostRole, Host>,
     events: BTreeMap<HostId, Vec<Event>>,
-    /// How often each queue pair was told of as failed.
+    /// Number of [`Event::QpFatal`] events of each queue pair.
     told: BTreeMap<(HostId, Id), u32>,
-    /// Where the packets of the next connection begin to count.
+    /// Initial packet sequence number of connections; `connect` advances it.
     psn: u32,
     deviations: DeviationTracker,
-    /// The name of what is waited for.
+    /// Name of the wait in progress, if it has one.
     wait: Option<&'static str>,
-    /// Events that must come and are known not to.
+    /// Required events that are known not to come.
     kept: Vec<(Host, Event)>,
     skipped: Option<String>,
 }
 
-/// A host and the device that it opened.
+/// Host and the device that it opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     /// The host.
@@ -49,38 +49,38 @@ pub struct Host {
     pub device: Id,
 }
 
-/// How a side is made.
+/// Options of a fixture.
 #[derive(Clone, Debug)]
 pub struct QpOptions {
     /// Transport.
     pub qp_type: QpType,
-    /// Sizes of the queue pair.
+    /// Requested sizes of the queue pair.
     pub caps: QpCaps,
-    /// Completions each CQ holds.
+    /// Depth of each CQ.
     pub depth: u32,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub len: usize,
-    /// The buffer is ordinary memory, which the device did not give.
+    /// The buffer is ordinary process memory, not allocated from the device.
     pub heap: bool,
-    /// What its region allows.
+    /// Access that the region allows.
     pub region: Access,
-    /// What the queue pair lets the peer do.
+    /// Access that the queue pair allows the peer.
     pub access: Access,
     /// ACK timeout, 4.096 µs × 2^timeout.
     pub timeout: u8,
-    /// Transport retries.
+    /// Number of transport retries.
     pub retry_count: u8,
-    /// RNR retries, 7 for ever.
+    /// Number of RNR retries; 7 retries forever.
     pub rnr_retry: u8,
-    /// What the peer waits when no receive is posted.
+    /// Time the peer waits before it retries when no receive is posted.
     pub min_rnr_timer: RnrTimer,
-    /// READs and atomics outstanding as initiator; `None` for as many as the device can.
+    /// Maximum outstanding READs and atomics as initiator; `None` for the device's limit.
     pub max_rd_atomic: Option<u8>,
-    /// READs and atomics that it holds as target; `None` for as many as the device can.
+    /// Maximum outstanding READs and atomics as responder; `None` for the device's limit.
     pub max_dest_rd_atomic: Option<u8>,
-    /// Every send completes.
+    /// Every send request generates a completion.
     pub signal_all: bool,
-    /// Completions carry the time.
+    /// Completions carry timestamps.
     pub timestamps: bool,
 }
 
@@ -112,47 +112,47 @@ impl Default for QpOptions {
     }
 }
 
-/// A queue pair with everything around it: numbers all.
+/// Queue pair with everything around it, as object numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpFixture {
     /// Host of the queue pair.
     pub host: Host,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: Id,
-    /// Where both CQs put their events.
+    /// Completion channel of both CQs.
     pub channel: Id,
-    /// Where its sends complete.
+    /// CQ of its sends.
     pub send_cq: Id,
-    /// Where its receives complete.
+    /// CQ of its receives.
     pub recv_cq: Id,
-    /// Its memory.
+    /// Buffer.
     pub buffer: Id,
-    /// Bytes of it.
+    /// Length of the buffer in bytes.
     pub len: usize,
-    /// Its memory, registered.
+    /// Region of the buffer.
     pub region: Id,
-    /// Its receives' SRQ, if it has one.
+    /// Shared receive queue, if it has one.
     pub srq: Option<Id>,
     /// The queue pair.
     pub qp: Id,
-    /// The sizes it got.
+    /// Sizes that the queue pair got.
     pub caps: QpCaps,
-    /// How many completions its CQs hold.
+    /// Depth of each CQ.
     pub depth: u32,
 }
 
 impl QpFixture {
-    /// `len` bytes of its memory from `offset`, for its own requests.
+    /// Returns `len` bytes of its region from `offset`, for its own requests.
     pub const fn sge(&self, offset: i64, len: u32) -> Piece {
         piece(self.region, offset, len)
     }
 
-    /// Its memory from `offset`, for a peer.
+    /// Returns its region from `offset`, for requests of a peer.
     pub const fn at(&self, offset: i64) -> Remote {
         self.region_at(self.region, offset)
     }
 
-    /// Another region of its host from `offset`, for a peer.
+    /// Returns another region of its host from `offset`, for requests of a peer.
     pub const fn region_at(&self, region: Id, offset: i64) -> Remote {
         Remote::Of {
             host: self.host.id,
@@ -166,7 +166,7 @@ impl QpFixture {
     }
 }
 
-/// `len` bytes of a region from `offset`.
+/// Returns `len` bytes of a region from `offset`.
 pub const fn piece(region: Id, offset: i64, len: u32) -> Piece {
     Piece {
         region,
@@ -179,13 +179,13 @@ pub const fn piece(region: Id, offset: i64, len: u32) -> Piece {
     }
 }
 
-/// Any refusal as the line of a verdict.
+/// Converts an error to the error line of a verdict.
 pub fn error_line(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
 impl<'w> CaseContext<'w> {
-    /// Nobody yet.
+    /// Returns a context without hosts.
     pub fn new(world: &'w mut dyn World) -> Self {
         Self {
             world,
@@ -203,7 +203,7 @@ impl<'w> CaseContext<'w> {
         }
     }
 
-    /// Nobody yet, for the case called `name`.
+    /// Returns a context without hosts for the case `name`.
     pub fn for_case(world: &'w mut dyn World, name: &str) -> Self {
         let deviations = DeviationTracker::for_case(name, world.known_deviations());
         Self {
@@ -212,8 +212,7 @@ impl<'w> CaseContext<'w> {
         }
     }
 
-    /// A part of the case, about the operation called `name`: what is known of devices may be known of
-    /// that one only.
+    /// Runs a section of the case, about the operation `name`. Known deviations may be limited to operations.
     pub fn section(
         &mut self,
         name: &'static str,
@@ -224,14 +223,14 @@ impl<'w> CaseContext<'w> {
         self.deviations.end_section(verdict)
     }
 
-    /// What is to be made of what the case ended with.
+    /// Ends the case and returns its verdict, adjusted for known deviations.
     pub fn finish(&mut self, verdict: Verdict) -> Verdict {
         if self.skipped.is_some() {
             return verdict;
         }
         self.deviations.end(verdict)?;
         for (host, event) in std::mem::take(&mut self.kept) {
-            // Of one that was killed nobody knows.
+            // A killed host cannot be asked: its events count as not received.
             let came = self
                 .events(host)
                 .is_ok_and(|events| events.contains(&event));
@@ -244,24 +243,26 @@ impl<'w> CaseContext<'w> {
         Ok(())
     }
 
-    /// What is known of these devices and did not show, where it need not.
+    /// Returns the known deviations that did not show, where they need not.
     pub fn unseen_deviations(&self) -> &[String] {
         self.deviations.unseen()
     }
 
-    /// The status that counts here where the specification demands the first and the second came.
+    /// Returns the status that a completion must have where the specification demands `demanded` and the
+    /// device reported `found`.
     pub fn expected_status(&mut self, demanded: Status, found: Status) -> Status {
         self.deviations.status(demanded, found)
     }
 
-    /// Whether a request that must end with an error is known to be refused so when it is posted.
+    /// Returns whether a request that must end with an error was refused when posted, as the device is known
+    /// to do.
     pub fn is_known_refusal(&mut self, posted: &Result<(), Refusal>) -> bool {
         let refused = posted.as_ref().err();
         refused.is_some_and(|refusal| self.deviations.refuses(&refusal.kind))
     }
 
-    /// Does what has a name, which every error of it begins with; it may be known that what is waited for
-    /// in it never comes.
+    /// Runs `run` as the wait called `name`. Its errors begin with the name. A known deviation may say that
+    /// this wait never ends.
     pub fn named_wait<T>(
         &mut self,
         name: &'static str,
@@ -273,13 +274,13 @@ impl<'w> CaseContext<'w> {
         found.map_err(|seen| format!("{name}: {seen}"))
     }
 
-    /// A number for an object.
+    /// Returns a new object number.
     pub fn new_id(&mut self) -> Id {
         self.next += 1;
         self.next
     }
 
-    /// Has a host do something.
+    /// Executes a call on a host and returns its reply.
     pub fn call(&mut self, host: HostId, mut call: Call) -> Reply {
         if let Err(text) = self.handles.resolve_call(&mut call) {
             return Reply::No(Refusal::mistake(text));
@@ -289,7 +290,7 @@ impl<'w> CaseContext<'w> {
         reply
     }
 
-    /// Has a host do something that must not be refused.
+    /// Executes a call on a host. A refusal is an error of the case.
     pub fn call_ok(&mut self, host: HostId, call: Call) -> Result<Reply, String> {
         match self.call(host, call) {
             Reply::No(refusal) => Err(refusal.to_string()),
@@ -302,7 +303,7 @@ impl<'w> CaseContext<'w> {
         }
     }
 
-    /// Has a host do something that may be refused.
+    /// Executes a call on a host that may be refused.
     pub fn try_call(&mut self, host: HostId, call: Call) -> Result<Reply, Refusal> {
         match self.call(host, call) {
             Reply::No(refusal) => Err(refusal),
@@ -311,7 +312,7 @@ impl<'w> CaseContext<'w> {
         }
     }
 
-    /// Has hosts do things at the same time.
+    /// Executes calls on hosts concurrently.
     pub fn call_concurrently(&mut self, calls: Vec<(HostId, Call)>) -> Result<Vec<Reply>, String> {
         let mut filled = calls;
         for (_, call) in &mut filled {
@@ -324,7 +325,7 @@ impl<'w> CaseContext<'w> {
         Ok(replies)
     }
 
-    /// Has a host begin what only its death ends.
+    /// Starts a call that ends only when its host is killed.
     pub fn begin_unanswered(&mut self, host: HostId, mut call: Call) -> Verdict {
         self.handles.resolve_call(&mut call)?;
         self.world.begin_unanswered(host, call)
@@ -336,17 +337,17 @@ impl<'w> CaseContext<'w> {
         self.world.kill(host.id)
     }
 
-    /// How the world's devices behave.
+    /// Returns the behaviour of the world's devices.
     pub fn behaviour(&self) -> DeviceBehaviour {
         self.world.behaviour()
     }
 
-    /// What the world's devices are known to do otherwise than the specification has it.
+    /// Returns the known deviations of the world's devices from the specification.
     pub fn deviations(&self) -> &[Deviation] {
         self.world.known_deviations().all
     }
 
-    /// The world's time.
+    /// Returns the world's time.
     pub fn now(&self) -> Instant {
         self.world.now()
     }
@@ -364,7 +365,8 @@ impl<'w> CaseContext<'w> {
         self.world.advance();
     }
 
-    /// Calls `look` until it finds something; an error when it does not within [`DEADLINE`].
+    /// Calls `look` until it finds something. Returns an error after [`DEADLINE`], or earlier if the wait is
+    /// known to hang.
     pub fn wait<T>(
         &mut self,
         what: &str,
@@ -384,18 +386,18 @@ impl<'w> CaseContext<'w> {
         }
     }
 
-    /// Ends the case: it does not apply here, for this reason.
+    /// Marks the case as skipped, because it does not apply here for this reason.
     pub fn skip(&mut self, why: impl Into<String>) -> Verdict {
         self.skipped = Some(why.into());
         Ok(())
     }
 
-    /// Why the case did not apply.
+    /// Returns why the case was skipped.
     pub fn skipped(&self) -> Option<&str> {
         self.skipped.as_deref()
     }
 
-    /// A new host at `end`, with its device open.
+    /// Returns a new host for the role `end`, with its device open.
     pub fn new_host(&mut self, end: HostRole) -> Result<Host, String> {
         let id = self.world.host(end)?;
         if let Some(device) = self.devices.get(&id) {
@@ -410,7 +412,7 @@ impl<'w> CaseContext<'w> {
         Ok(Host { id, device })
     }
 
-    /// The host at `end`; made when first asked for.
+    /// Returns the host with the role `end`; creates it on first use.
     pub fn host(&mut self, end: HostRole) -> Result<Host, String> {
         if let Some(host) = self.ends.get(&end) {
             return Ok(*host);
@@ -420,34 +422,34 @@ impl<'w> CaseContext<'w> {
         Ok(host)
     }
 
-    /// The host at [`HostRole::First`].
+    /// Returns the host with [`HostRole::First`].
     pub fn first_host(&mut self) -> Result<Host, String> {
         self.host(HostRole::First)
     }
 
-    /// The host at [`HostRole::Second`].
+    /// Returns the host with [`HostRole::Second`].
     pub fn second_host(&mut self) -> Result<Host, String> {
         self.host(HostRole::Second)
     }
 
-    /// The device of a host as it presents itself.
+    /// Returns the properties that the device of a host reports.
     pub fn facts(&self, host: Host) -> Result<&DeviceFacts, String> {
         let facts = self.handles.facts(host.id);
         facts.ok_or_else(|| "a host without a device".to_owned())
     }
 
-    /// What numbers objects turned out to have.
+    /// Returns the addresses, keys and numbers of objects.
     pub fn handles(&self) -> &HandleTable {
         &self.handles
     }
 
-    /// Drops an object.
+    /// Destroys an object.
     pub fn destroy(&mut self, host: Host, object: Id) -> Verdict {
         self.call_ok(host.id, Call::Destroy { object }).map(drop)
     }
 }
 
-/// Whether a completion has this number and status.
+/// Checks the identifier and the status of a completion.
 pub fn expect_completion(found: Done, wr_id: u64, status: Status) -> Result<Done, String> {
     if (found.wr_id, found.status) == (wr_id, status) {
         Ok(found)

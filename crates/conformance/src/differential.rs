@@ -1,18 +1,20 @@
-//! The same random programs on two pairs of devices, and whether they did the same.
+//! Runs the same random programs on two pairs of devices and checks that they do the same.
 //!
-//! A [`Program`] is legal and illegal sequences of verbs, as plain data. [`run`] executes it on two
-//! worlds at the same time, step by step, and compares after each what came of it: what every call was
-//! answered with, how every request and every receive ended, where queue pairs are, every byte of
-//! memory; and in the end the asynchronous events. What no device may do is found on each of them alone, or
-//! two of one make would agree on it. What the specification leaves open is a [`DivergenceRule`], with its reason. [`search`] draws programs from seeds, and makes one that disagrees small.
+//! A [`Program`] is a sequence of legal and illegal verbs, as plain data. [`run`] executes it on two worlds
+//! at the same time, step by step. After each step it compares the results: the reply to every call, the
+//! status of every request and receive, the states of queue pairs, every byte of memory, and the
+//! asynchronous events. Behaviour that no device may show is detected on each device separately, because two
+//! devices of the same make would agree on it. What the specification leaves open is a [`DivergenceRule`]
+//! with its reason. [`search`] generates programs from seeds, and minimises one on which the devices
+//! disagree.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`program`] | programs |
-//! | [`generate`] | drawing them |
-//! | [`observation`] | what was seen of a step |
-//! | [`comparison`] | what counts as the same |
-//! | [`search`] | many programs, and the smallest that disagrees |
+//! | [`generate`] | generates programs |
+//! | [`observation`] | what is observed of a step |
+//! | [`comparison`] | decides whether two observations agree |
+//! | [`search`] | tries many programs, and minimises one that disagrees |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,12 +38,12 @@ pub use program::Program;
 use observation::{Span, UnspecifiedBytes};
 use runner::{ProgramRunner, ReportedEvent};
 
-/// Two worlds disagree on a program.
+/// Disagreement of two worlds on a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disagreement {
-    /// In which step; behind the last, in the end.
+    /// Index of the step; the number of steps if it is the teardown.
     pub step: usize,
-    /// What the left one and the right one did, a line each.
+    /// Differences between the left and the right world, one per line.
     pub lines: Vec<String>,
 }
 
@@ -51,23 +53,23 @@ impl fmt::Display for Disagreement {
     }
 }
 
-/// What was compared.
+/// Statistics of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Programs.
+    /// Number of programs.
     pub programs: u64,
-    /// Steps after which everything was compared.
+    /// Number of steps after which everything was compared.
     pub steps: u64,
-    /// How requests and receives ended, and how often.
+    /// Number of requests and receives by fate.
     pub fates: BTreeMap<String, u64>,
-    /// Rules that were needed, and how often.
+    /// Number of uses of each rule that was needed.
     pub uses: RuleUses,
 }
 
-/// How long an event may be later on one of two devices.
+/// Maximum time that an event may be later on one of the two devices.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(2_000);
 
-/// Runs a program on both, and compares.
+/// Runs a program on both worlds and compares them.
 pub fn run(
     program: &Program,
     left: &mut CaseContext<'_>,
@@ -125,7 +127,7 @@ pub fn run(
         .map_err(failed(end, "right"))
 }
 
-/// Compares all memory but for bytes in doubt, which are made the same.
+/// Compares all memory except unspecified bytes, which it sets to the same values.
 fn memory(
     left: &mut ProgramRunner<'_, '_>,
     right: &mut ProgramRunner<'_, '_>,
@@ -166,7 +168,7 @@ fn memory(
     Ok(differences)
 }
 
-/// Compares asynchronous events, of which some may be on their way.
+/// Compares asynchronous events. Waits for events that may still be on their way.
 fn events(
     left: &mut ProgramRunner<'_, '_>,
     right: &mut ProgramRunner<'_, '_>,

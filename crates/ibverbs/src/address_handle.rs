@@ -1,8 +1,8 @@
-//! Address handles by the numbers that requests name them by.
+//! Table of address handles, found by the keys that requests name.
 //!
-//! A number is a place and a generation, so one that is gone names nothing; it belongs to one protection
-//! domain and means nothing in another. Places are used again in the order in which they became free, and
-//! rest before that, so that a number comes back as late as can be.
+//! A key holds a slot's index and a generation, so the key of a destroyed handle finds nothing. A key is valid in
+//! one protection domain only. Slots are reused in the order in which they became free, and rest before that,
+//! so that a key recurs as late as possible.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -12,26 +12,26 @@ use headworks_verbs::{AhKey, ResourceError};
 use crate::abi;
 use crate::raw::Object;
 
-/// Bits of a key that number its place.
+/// Bits of a key that hold the index of its slot.
 const PLACE_BITS: u32 = 20;
-/// Places there are at most.
+/// Largest number of slots.
 pub(crate) const PLACES: u32 = 1 << PLACE_BITS;
-/// Free places that rest while there can be others.
+/// Free slots that are not reused while the table can still grow.
 const RESTING: usize = 64;
 
 #[derive(Default)]
 struct AhSlot {
     /// The key in use, or the last one.
     key: u32,
-    /// Its protection domain, and itself; `None` for a free place.
+    /// Number of the protection domain, and the handle; `None` for a free slot.
     handle: Option<(u32, Arc<Object<abi::Ah>>)>,
 }
 
 struct AhTable {
-    /// Changes whenever one leaves, and is never 0.
+    /// Changes whenever a handle leaves; never 0.
     version: u64,
     places: Vec<AhSlot>,
-    /// The longest free first.
+    /// Indexes of the free slots, the longest free first.
     free: VecDeque<u32>,
 }
 
@@ -85,7 +85,7 @@ impl AddressHandles {
         })?;
         let place = &mut table.places[at as usize];
         let generation = (place.key >> PLACE_BITS).wrapping_add(1) << PLACE_BITS;
-        // Of generation 0 there is none.
+        // Generation 0 is not used.
         let generation = if generation == 0 { PLACES } else { generation };
         place.key = generation | at;
         place.handle = Some((pd, ah));
@@ -104,25 +104,25 @@ impl AddressHandles {
             table.free.push_back(at);
         }
         drop(table);
-        // The system call that destroys it is nobody else's business.
+        // The lock is released first, because destroying the handle takes a system call.
         drop(left);
     }
 
-    /// For a chain of requests of the protection domain `pd`: what is found stays while this is held.
+    /// Locks the table for requests of the protection domain `pd`. Handles that are found stay while this is held.
     pub(crate) fn lookup(&self, pd: u32) -> AhLookup<'_> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         AhLookup { table, pd }
     }
 }
 
-/// The handles that a queue pair's requests may name.
+/// Address handles that a queue pair's requests may name; holds the table's lock.
 pub(crate) struct AhLookup<'a> {
     table: RwLockReadGuard<'a, AhTable>,
     pd: u32,
 }
 
 impl AhLookup<'_> {
-    /// What was found in a table of this version is still there.
+    /// Version of the table. A handle found in a table of the same version is still there.
     #[inline(always)]
     pub(crate) fn version(&self) -> u64 {
         self.table.version

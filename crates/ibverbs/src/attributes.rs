@@ -1,4 +1,4 @@
-//! Queue pair attributes as `ibv_modify_qp` wants them: pure.
+//! Conversion of queue pair attributes for `ibv_modify_qp`: pure.
 
 use headworks_verbs::qp_state::AttrMask;
 use headworks_verbs::{Access, AhInit, Gid, Lid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
@@ -6,20 +6,20 @@ use headworks_verbs::{Access, AhInit, Gid, Lid, ModifyError, QpAttr, QpState, Qp
 use crate::abi::{self, mask};
 use crate::options::Options;
 
-/// The port that queue pairs and address handles use, and how.
+/// The port that queue pairs and address handles use, and its settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) gid_index: u8,
-    /// That entry's address.
+    /// The GID at `gid_index`.
     pub(crate) gid: Gid,
-    /// Where it is on an InfiniBand network.
+    /// The port's LID, if it is on an InfiniBand network.
     pub(crate) lid: Option<Lid>,
-    /// Whether packets need the header that is routed by within the subnet as well.
+    /// Whether packets need a global routing header even within the subnet.
     pub(crate) needs_grh: bool,
-    /// Whether its device does atomics.
+    /// Whether the device supports atomics.
     pub(crate) has_atomics: bool,
-    /// The most retries that it counts.
+    /// Largest retry count that the device takes as a number.
     pub(crate) most_retries: u8,
     pub(crate) options: Options,
 }
@@ -33,7 +33,7 @@ fn words(gid: Gid) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-/// The bytes of a GID as libibverbs holds it.
+/// Converts a GID from libibverbs' representation.
 pub(crate) fn gid(words: [u64; 2]) -> Gid {
     let mut gid = Gid::default();
     gid.0[..8].copy_from_slice(&words[0].to_ne_bytes());
@@ -42,7 +42,7 @@ pub(crate) fn gid(words: [u64; 2]) -> Gid {
 }
 
 impl Port {
-    /// The rights that `access` comes to: a device without atomics refuses the one to them.
+    /// Access flags for `access`. Without atomics the right to them is left out, because the device would refuse it.
     pub(crate) fn rights(&self, access: Access) -> u32 {
         match self.has_atomics {
             true => access.bits(),
@@ -50,19 +50,19 @@ impl Port {
         }
     }
 
-    /// Whether packets to `dgid` need the header that is routed by: on Ethernet all do, on InfiniBand those
-    /// to another subnet (specification, volume 1, section 8.3), and all of a port that several virtual
-    /// ones share, whose packets it tells apart by GID.
+    /// Returns whether packets to `dgid` need a global routing header. On Ethernet all do. On InfiniBand those to
+    /// another subnet do (specification, volume 1, section 8.3), and all packets of a port that several virtual
+    /// ports share, because it tells their packets apart by GID.
     fn is_global(&self, dgid: Gid) -> bool {
         self.lid.is_none() || self.needs_grh || dgid.subnet_prefix() != self.gid.subnet_prefix()
     }
 
-    /// Whether a destination lacks what this port's network needs to reach it.
+    /// Returns whether this port's network needs a LID that the destination lacks.
     pub(crate) fn lacks_lid(&self, dlid: Option<Lid>) -> bool {
         self.lid.is_some() && dlid.is_none()
     }
 
-    /// Refuses a connection to a port that is not addressed as this port's network needs it.
+    /// Refuses a connection to a destination without a LID if this port's network needs one.
     pub(crate) fn check_way(
         &self,
         (from, to): (QpState, QpState),
@@ -79,8 +79,8 @@ impl Port {
         })
     }
 
-    /// The way to a port, for an address handle. What the device's name says of class and level holds
-    /// where the program says nothing.
+    /// The address vector of a destination. The device name's traffic class and service level apply where the
+    /// program gives none.
     pub(crate) fn way(&self, to: &AhInit) -> abi::AhAttr {
         let or = |asked: u8, option: Option<u8>| match asked {
             0 => option.unwrap_or(0),
@@ -100,7 +100,7 @@ impl Port {
             } else {
                 abi::GlobalRoute::default()
             },
-            // A device on Ethernet looks at the GID only.
+            // A device on Ethernet only uses the GID.
             dlid: self.lid.and(to.dlid).map_or(0, Lid::raw),
             sl: or(to.service_level, self.options.service_level),
             is_global: is_global.into(),
@@ -109,7 +109,7 @@ impl Port {
         }
     }
 
-    /// `attr`, which leads from `from` to `to`, and its mask.
+    /// Converts `attr`, for the transition from `from` to `to`. Returns the attributes and their mask.
     pub(crate) fn attributes(
         &self,
         qp_type: QpType,
@@ -127,7 +127,7 @@ impl Port {
             bits |= mask::PKEY_INDEX | mask::PORT;
         }
         if (from, to) == (QpState::Sqe, QpState::Rts) {
-            // The device went to SQE by itself, of which its driver need not know.
+            // The device entered SQE by itself, and its driver may not know it.
             out.cur_qp_state = from as i32;
             bits |= mask::CUR_STATE;
         }
@@ -243,7 +243,7 @@ mod tests {
             (out.port_num, out.qp_access_flags, out.qp_state),
             (2, 15, 1)
         );
-        // Of a second INIT the device wants only what changes.
+        // For a second INIT the device wants only what changes.
         let (_, bits) = port.attributes(QpType::Rc, (Init, Init), &QpAttr::to_state(Init));
         assert_eq!(bits, mask::STATE);
         let (out, bits) = port.attributes(QpType::Rc, (Init, Rtr), &to_rtr());
@@ -305,7 +305,7 @@ mod tests {
             (grh.sgid_index, grh.hop_limit, grh.traffic_class),
             (3, 64, 106)
         );
-        // A connection likewise, and none without a LID.
+        // A connection is addressed the same way, and refused without a LID.
         let way = (QpState::Init, QpState::Rtr);
         let rtr = QpAttr {
             dest_gid: Some(near),
@@ -350,7 +350,7 @@ mod tests {
             port.attributes(QpType::Rc, way, &rts).0.retry_cnt
         };
         assert_eq!((retries("", 7), retries("", 2)), (6, 2));
-        // Who names the device may mean for ever.
+        // An explicit option of the device's name is not limited.
         assert_eq!(retries(",retry_count=7", 7), 7);
     }
 
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!((out.timeout, out.retry_cnt, out.rnr_retry), (20, 1, 2));
         let way = port.way(&AhInit::to(Gid::default()));
         assert_eq!((way.grh.traffic_class, way.sl), (106, 3));
-        // A program that says something of its datagrams means it.
+        // What a program gives for its datagrams overrides the device's name.
         let asked = AhInit {
             traffic_class: 8,
             service_level: 1,
@@ -405,7 +405,7 @@ mod tests {
         let (out, bits) = port("").attributes(QpType::Ud, (QpState::Sqe, QpState::Rts), &rts);
         assert_eq!(bits, mask::STATE | mask::CUR_STATE);
         assert_eq!((out.qp_state, out.cur_qp_state), (3, 5));
-        // Others do not take it.
+        // Other transitions do not name the current state.
         for step in [(QpState::Sqd, QpState::Rts), (QpState::Sqe, QpState::Reset)] {
             let (_, bits) = port("").attributes(QpType::Ud, step, &rts);
             assert_eq!(bits, mask::STATE);

@@ -1,29 +1,28 @@
-//! librdmacm: two processes meet over RDMA itself, by IP address and port.
+//! Connection management by librdmacm: two processes connect over RDMA, by IP address and port.
 //!
-//! The connection manager finds out which device leads to an address, asks the other side, and says how
-//! the queue pairs are to be set; the queue pairs are the caller's, made on a device opened by the
-//! name that [`Route::device`] gives. The library is loaded by the first call that needs it.
+//! The connection manager finds the device with a route to an address, exchanges the request and the answer with
+//! the peer, and returns the attributes of the queue pairs. The queue pairs are the caller's, created on a device
+//! that is opened by the name that [`Route::device`] returns. The library is loaded by the first call that
+//! needs it.
 //!
-//! - The calling side: [`Connection::call`], [`Connection::resolve`] until it names a [`Route`], then
+//! - The connecting side: [`Connection::call`], [`Connection::resolve`] until it returns a [`Route`], then
 //!   [`Connection::prepare`] with a queue pair of that device, its receives, [`Connection::ask`], and
-//!   [`Connection::step`] until it stands.
-//! - The called side: [`CmListener::at`], [`CmListener::try_accept`], [`Connection::route`],
+//!   [`Connection::step`] until the connection is established.
+//! - The accepting side: [`CmListener::at`], [`CmListener::try_accept`], [`Connection::route`],
 //!   [`Connection::greeting`], then [`Connection::prepare`], receives, [`Connection::answer`] (or
 //!   [`Connection::refuse`]), and [`Connection::step`].
 //! - Both, afterwards: [`Connection::is_ended`].
 //!
-//! Nothing blocks: the descriptors ([`AsFd`](std::os::fd::AsFd)) are readable when a step has something
-//! to do.
+//! Nothing blocks: the descriptors ([`AsFd`](std::os::fd::AsFd)) are readable when a step has something to do.
 //!
 //! | module | what |
 //! |---|---|
-//! | `phase` | what comes after what: pure |
-//! | `route`, `hello` | the device's name that a route comes to; the few bytes that travel beforehand: pure |
-//! | `refusal`, `absent` | what a refusal means, in words: pure; what is missing where there is nobody to ask |
-//! | `abi`, `library` | the types of librdmacm's interface; its functions |
+//! | `phase` | state machine of a connection: pure |
+//! | `route`, `hello` | device name of a route; private data of the request and the answer: pure |
+//! | `refusal`, `absent` | text for a refusal: pure; what is missing if the connection manager fails |
+//! | `abi`, `library` | types of librdmacm's interface; its functions |
 //! | `raw` | its event channels and identifiers |
-//! | `connection`, `listener` | the two ends of a meeting |
-
+//! | `connection`, `listener` | one side of a connection; a listener |
 use std::io;
 
 use headworks_verbs::ModifyError;
@@ -53,107 +52,107 @@ pub use route::{Route, RouteError};
 
 use crate::library::LibraryError;
 
-/// The reason of a refusal that is the program's own, or the kernel's in its name
+/// Reason of a refusal by the peer's program, or by the peer's kernel in the program's name
 /// ([`CmError::is_wordless`]).
 pub const REASON_PROGRAM: i32 = 28;
 
-/// Why nobody meets over RDMA here, where that is because librdmacm is not there: one line that says what to
-/// install.
+/// The error if librdmacm cannot be loaded, so that connections over RDMA are not possible. It is one line that
+/// says what to install.
 pub fn missing() -> Option<LibraryError> {
     library::api().err()
 }
 
-/// Two processes did not meet over RDMA, or lost each other.
+/// Why two processes could not connect over RDMA, or lost their connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
-    /// A library is not at hand.
+    /// libibverbs or librdmacm cannot be used.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// Nobody meets by RDMA on this machine.
+    /// The machine has no RDMA device.
     #[error(
         "there is no RDMA device on this machine: `headworks doctor` names ways to one, and the device soft needs none"
     )]
     NoDevice,
-    /// There are devices, and the kernel's connection manager is not loaded.
+    /// There are devices, but the kernel's connection manager is not loaded.
     #[error(
         "the kernel's connection manager for RDMA is not there: `modprobe rdma_ucm` makes /dev/infiniband/rdma_cm"
     )]
     NoManager,
-    /// There are devices, and the kernel's connection manager cannot be used.
+    /// There are devices, but the kernel's connection manager cannot be used.
     #[error("the kernel's connection manager for RDMA (/dev/infiniband/rdma_cm): {source}")]
     Kernel {
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The address to listen at is this machine's, and of no RDMA device.
+    /// The address to listen at belongs to this machine, but to no RDMA device.
     #[error(
-        "no RDMA device has that address, so nobody can come there: listen at the address of one, at 0.0.0.0 or at [::]"
+        "no RDMA device has that address, so no connection can arrive there: listen at the address of one, at 0.0.0.0 or at [::]"
     )]
     NotOfADevice,
-    /// No RDMA device leads there, or nobody has that address.
-    #[error("no RDMA device leads there: {source}")]
+    /// No RDMA device has a route to the address, or no host has the address.
+    #[error("no RDMA device has a route to that address: {source}")]
     NoWay {
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The address is there, and nobody listens at the port.
+    /// The host has the address, but no program listens at the port.
     #[error("nobody listens there for RDMA connections")]
     NobodyListens,
-    /// The other side does not want this connection.
+    /// The peer refuses the connection.
     #[error("{}", refusal::in_words(*reason, is_zeros(greeting)))]
     Refused {
-        /// InfiniBand's number of the reason (specification, volume 1, table 110); [`REASON_PROGRAM`] is the
-        /// program's own.
+        /// InfiniBand's number of the reason (specification, volume 1, table 110); [`REASON_PROGRAM`] if the
+        /// program refuses.
         reason: i32,
-        /// What it says with it.
+        /// Private data of the refusal.
         greeting: Vec<u8>,
     },
-    /// Nobody answered in the time that the connection manager gives.
+    /// The peer did not answer before the connection manager's timeout.
     #[error("nobody answers there: {source}")]
     NoAnswer {
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The device went away.
+    /// The device was removed.
     #[error("the RDMA device was removed")]
     Removed,
-    /// What happened does not belong there.
-    #[error("librdmacm says {event} while {phase}")]
+    /// An event came that the phase of the connection does not allow.
+    #[error("unexpected event {event} of librdmacm while {phase}")]
     Unexpected {
-        /// Its number of the event.
+        /// librdmacm's number of the event.
         event: i32,
-        /// What was being done.
+        /// The phase of the connection.
         phase: &'static str,
     },
-    /// The port's table has no entry for the address, or another one is used.
+    /// The port's GID table has no entry for the address, or the connection uses another device or entry.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// The queue pair could not be moved.
+    /// The state of the queue pair could not be changed.
     #[error("queue pair: {0}")]
     Modify(#[from] ModifyError),
-    /// The process is a forked child of the one that made it.
-    #[error("made before a fork, in the parent")]
+    /// The process is a forked child of the one that created the object.
+    #[error("the connection or listener is the parent's: it was made before a fork")]
     Forked,
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl CmError {
-    /// Whether the kernel of the other side refuses, rather than a program: a listener that went with callers
-    /// waiting, a call that was lost there. No word comes with that but zeros; a program that says none
-    /// looks the same.
+    /// Returns whether the peer's kernel refused, rather than its program: the listener was closed while callers
+    /// waited, or the call was lost there. Such a refusal carries only zeros; a program that refuses without
+    /// private data looks the same.
     pub fn is_wordless(&self) -> bool {
         matches!(self, Self::Refused { greeting, .. } if is_zeros(greeting))
     }
 
-    /// Whether an address was asked for at which this machine cannot listen: it is another's, or in use.
+    /// Returns whether this machine cannot listen at the requested address: it is another machine's, or in use.
     pub fn is_address_unavailable(&self) -> bool {
         matches!(self, Self::System { what: LISTENING, source } if matches!(
             source.kind(),
@@ -161,16 +160,16 @@ impl CmError {
         ))
     }
 
-    /// For `map_err`.
+    /// Returns a conversion of a system error, for `map_err`.
     fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }
 }
 
-/// What was done when an address could not be listened at.
+/// Operation of the error if an address could not be listened at.
 const LISTENING: &str = "listening";
 
-/// Whether nothing was said: zeros fill what the network carries.
+/// Returns whether private data is empty: the network pads it with zeros.
 fn is_zeros(said: &[u8]) -> bool {
     said.iter().all(|byte| *byte == 0)
 }

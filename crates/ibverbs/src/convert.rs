@@ -1,4 +1,4 @@
-//! Between our vocabulary and libibverbs' numbers: pure.
+//! Conversion between our types and libibverbs' numbers: pure.
 
 use headworks_verbs::{
     Completion, CompletionFlags, Instant, Lid, Opcode, PostErrorKind, Qpn, Status,
@@ -6,11 +6,11 @@ use headworks_verbs::{
 
 /// `Wc::wc_flags`: the first 40 bytes of the receive are the GRH.
 const WC_GRH: u32 = 1;
-/// `Wc::wc_flags`: the peer sent an immediate.
+/// `Wc::wc_flags`: the completion has an immediate.
 const WC_WITH_IMM: u32 = 2;
 
-/// What requests were, by the opcode of their completion. Numbers that no request of ours leads to are
-/// taken for SENDs.
+/// Opcodes of requests, by the opcode of their completion. A number that no request of ours leads to counts as
+/// a SEND.
 const OPCODES: [Opcode; 256] = {
     let mut opcodes = [Opcode::Send; 256];
     opcodes[1] = Opcode::Write;
@@ -28,32 +28,32 @@ fn opcode(code: i32) -> Opcode {
     known.copied().unwrap_or_default()
 }
 
-/// The status that libibverbs numbers `code`.
+/// Converts libibverbs' number `code` of a status.
 #[cold]
 fn status(code: i32) -> Status {
     u8::try_from(code).map_or(Status::Fatal, Status::from_code)
 }
 
-/// A queue pair number as the device says it.
+/// Converts a queue pair number as the device reports it.
 #[inline]
 fn qpn(raw: u32) -> Qpn {
     Qpn::new(raw & Qpn::MAX).unwrap_or_default()
 }
 
-/// What a device says of a request that succeeded, field by field: what its kind of request has no use
-/// for a device may leave as it was, and that is not asked for.
+/// Fields of the completion of a request that succeeded. A device may leave a field unwritten if the kind of
+/// request does not use it; such a field is not read.
 pub(crate) trait CompletionFields {
-    /// Of every request.
+    /// Read for every request.
     fn opcode(&self) -> i32;
-    /// Of receives, READs and atomics.
+    /// Read for receives, READs and atomics.
     fn byte_len(&self) -> u32;
-    /// Of receives, as all below.
+    /// Read for receives, as all fields below.
     fn wc_flags(&self) -> u32;
-    /// Of a datagram's.
+    /// Source queue pair of a datagram.
     fn src_qp(&self) -> u32;
-    /// Of a datagram's, on a port that has one itself; 0 on others.
+    /// Source LID of a datagram, if the receiving port has a LID; otherwise 0.
     fn slid(&self) -> u16;
-    /// In network order; where the flags say that there is one.
+    /// Immediate in network byte order; read if the flags say that there is one.
     fn imm_data(&self) -> u32;
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn complete(
     }
 }
 
-/// One that failed: the rest of it means nothing.
+/// The completion of a request that failed. Its other fields have no meaning.
 #[cold]
 #[inline(never)]
 pub(crate) fn failed(wr_id: u64, code: i32, qp_num: u32, timestamp: Instant) -> Completion {
@@ -109,8 +109,8 @@ pub(crate) fn failed(wr_id: u64, code: i32, qp_num: u32, timestamp: Instant) -> 
     }
 }
 
-/// Why the device's library refused to post, by what it returned: a number of the system, or its
-/// negative, as some return it.
+/// Why the device's library refused to post, from its return code: an error number, or its negative with some
+/// libraries.
 #[cold]
 pub(crate) fn refusal(code: i32) -> PostErrorKind {
     match code.wrapping_abs() {
@@ -120,7 +120,7 @@ pub(crate) fn refusal(code: i32) -> PostErrorKind {
     }
 }
 
-/// Nanoseconds of `ticks` of a clock of `khz`.
+/// Converts `ticks` of a clock of `khz` to nanoseconds.
 pub(crate) fn nanos(ticks: u64, khz: u64) -> u64 {
     let nanos = u128::from(ticks) * 1_000_000 / u128::from(khz.max(1));
     u64::try_from(nanos).unwrap_or(u64::MAX)
@@ -160,7 +160,7 @@ mod tests {
     }
 
     fn of(wc: &abi::Wc, timestamp: Instant) -> Completion {
-        // Of what was there before nothing may be left.
+        // The place has other values before, none of which may remain.
         let mut place = Completion {
             byte_len: 1,
             imm: Some(2),
@@ -173,7 +173,7 @@ mod tests {
         place
     }
 
-    /// The other direction: what a device would say.
+    /// The reverse conversion: the completion as a device would write it.
     fn wc_of(completion: &Completion) -> abi::Wc {
         let opcode = match completion.opcode {
             Opcode::Recv => 128,

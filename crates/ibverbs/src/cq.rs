@@ -22,9 +22,9 @@ pub(crate) struct IbvCq {
     pub(crate) cq: Arc<Object<abi::Cq>>,
     id: CqId,
     arm: abi::ReqNotifyCq,
-    /// Timestamps are wanted, and the device has none.
+    /// Whether timestamps are wanted and the device has none.
     reads_clock: bool,
-    /// The device said that it overran.
+    /// Whether the device reported that the queue overran.
     pub(crate) overran: AtomicBool,
     _channel: Option<Arc<dyn CompletionChannel>>,
     context: Arc<Context>,
@@ -120,7 +120,7 @@ impl CompletionQueue for IbvCq {
 }
 
 impl IbvCq {
-    /// Tells of those that failed of what was polled.
+    /// Reports the failed requests among the polled completions.
     #[cold]
     fn some_failed(&self, polled: &[Completion]) {
         let failed = polled
@@ -129,8 +129,8 @@ impl IbvCq {
         failed.for_each(|completion| self.context.failed(completion));
     }
 
-    /// What a poll comes to that brought nothing. A queue that overran may just bring nothing any more, and
-    /// then only an event says so.
+    /// Result of a poll that brought nothing. A queue that overran may simply return no more completions; then
+    /// only an asynchronous event reports it.
     #[inline(never)]
     fn nothing(&self, is_broken: bool) -> Result<usize, PollError> {
         self.context.glance(coarse_ms());

@@ -1,4 +1,4 @@
-//! An opened device: its objects, what they share, and its protection domains.
+//! An opened device: the state that its objects share, and its protection domains.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,12 +25,12 @@ use crate::qp_state_cache::QpStateCache;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
 
-/// What the system said of something that was not made.
+/// Converts the system's error on the creation of an object.
 pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
     refused_or(what, "", source)
 }
 
-/// The same, where too little memory may also mean what `or` says.
+/// As [`refused`]; for a lack of memory, the message also names the cause `or`.
 pub(crate) fn refused_or(what: &'static str, or: &str, source: io::Error) -> ResourceError {
     if source.raw_os_error() == Some(libc::ENOMEM) {
         return ResourceError::NoSpace(format!(
@@ -41,14 +41,14 @@ pub(crate) fn refused_or(what: &'static str, or: &str, source: io::Error) -> Res
     ResourceError::System { what, source }
 }
 
-/// CLOCK_MONOTONIC: the clock of completions where the device has none.
+/// CLOCK_MONOTONIC, which stamps completions if the device has no clock.
 #[inline(never)]
 pub(crate) fn clock() -> Instant {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// The same clock as of the kernel's last tick, in milliseconds: some nanoseconds to read, and no system
+/// The same clock at the kernel's last tick, in milliseconds. Reading it takes a few nanoseconds and no system
 /// call.
 #[inline]
 pub(crate) fn coarse_ms() -> u64 {
@@ -60,11 +60,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many objects of a kind there are, of this process.
+/// Number of this process's objects of a kind.
 #[derive(Default)]
 pub(crate) struct Count(AtomicU32);
 
-/// The objects of a device, counted. Other processes have some too: the device may refuse earlier.
+/// Numbers of a device's objects. Other processes have objects too, so the device may refuse earlier.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) qps: Arc<Count>,
@@ -76,7 +76,7 @@ pub(crate) struct Counts {
 }
 
 impl Count {
-    /// Counts one more, if there may be one.
+    /// Counts one more object, unless the limit is reached.
     pub(crate) fn take(
         self: &Arc<Self>,
         what: &'static str,
@@ -96,7 +96,7 @@ impl Count {
     }
 }
 
-/// One object, counted until it is dropped.
+/// Counts one object until it is dropped.
 pub(crate) struct CountTicket(Arc<Count>);
 
 impl Drop for CountTicket {
@@ -105,21 +105,21 @@ impl Drop for CountTicket {
     }
 }
 
-/// What a device has that its public limits do not name; 0 where it does not say.
+/// Limits of a device that its public limits do not include; 0 if it does not report them.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ExtraLimits {
-    /// Bytes of the largest region.
+    /// Bytes of the largest memory region.
     pub(crate) region_bytes: u64,
-    /// Protection domains.
+    /// Largest number of protection domains.
     pub(crate) pds: u32,
 }
 
-/// What everything made from a device shares.
+/// State shared by all objects of a device.
 pub(crate) struct Context {
     pub(crate) info: DeviceInfo,
     pub(crate) port: Port,
     most: ExtraLimits,
-    /// The frequency of the device's clock, where completions can be stamped with it.
+    /// Frequency of the device's clock in kHz, if completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
     pub(crate) handles: AddressHandles,
@@ -162,12 +162,12 @@ impl Context {
         }
     }
 
-    /// A number for a CQ or an SRQ.
+    /// Returns a new number for a CQ or an SRQ.
     pub(crate) fn next_id(&self) -> u32 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Bytes of the longest message of a queue pair.
+    /// Bytes of the longest message of a queue pair of this type.
     pub(crate) fn max_message(&self, qp_type: QpType) -> u32 {
         match qp_type {
             QpType::Ud => self.info.mtu.bytes(),
@@ -191,7 +191,7 @@ impl Context {
 
     pub(crate) fn leave_qp(&self, qpn: Qpn, life: &Arc<QpStateCache>) {
         let mut lives = locked(&self.lives);
-        // The number may have been given out again meanwhile.
+        // The number may have been given to another queue pair meanwhile.
         let is_ours = |known: &Weak<QpStateCache>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(life));
         if lives.get(&qpn).is_some_and(is_ours) {
             lives.remove(&qpn);
@@ -202,7 +202,7 @@ impl Context {
         locked(&self.lives).get(&qpn).and_then(Weak::upgrade)
     }
 
-    /// A request failed: its queue pair may be in another state since.
+    /// Records a failed request, which may have changed the state of its queue pair.
     #[cold]
     pub(crate) fn failed(&self, completion: &Completion) {
         if let Some(life) = self.life(completion.qpn) {
@@ -210,12 +210,12 @@ impl Context {
         }
     }
 
-    /// Takes the asynchronous events that are there, so that what they say is known.
+    /// Reads all pending asynchronous events and updates the cached states.
     pub(crate) fn pump(&self) {
         self.events.pump(&self.raw, |event| self.note(event));
     }
 
-    /// The same now and then: once per millisecond, for those who look often.
+    /// As [`Context::pump`], but at most once per millisecond, for callers that call often.
     #[inline]
     pub(crate) fn glance(&self, now_ms: u64) {
         if self.events.is_due(now_ms) {
@@ -228,12 +228,12 @@ impl Context {
         self.events.glance(&self.raw, |event| self.note(event));
     }
 
-    /// Has the program hear of a failure that the device did not tell of.
+    /// Reports an event to the program that the device did not report.
     pub(crate) fn tell(&self, event: AsyncEvent) {
         self.events.push(event);
     }
 
-    /// Learns from an event. Whether it is news to the program.
+    /// Updates the cached states from an event. Returns whether to pass the event on to the program.
     fn note(&self, event: &AsyncEvent) -> bool {
         match *event {
             AsyncEvent::QpFatal(qpn) => self.life(qpn).is_none_or(|life| life.device_told()),
@@ -253,7 +253,7 @@ impl Context {
         }
     }
 
-    /// Those queue pairs are in error, since what they stand on is gone.
+    /// Marks these queue pairs as in error, because their CQ or the device is broken.
     fn lose(&self, which: impl Fn(&QpStateCache) -> bool) {
         let lives = locked(&self.lives);
         let lost = lives.values().filter_map(Weak::upgrade);
@@ -262,7 +262,7 @@ impl Context {
     }
 }
 
-/// The device as its users hold it.
+/// An opened device, held by its users.
 pub(crate) struct IbvDevice {
     pub(crate) context: Arc<Context>,
     next_pd: AtomicU32,
@@ -285,7 +285,7 @@ impl Device for IbvDevice {
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
         let context = &self.context;
         context.usable()?;
-        // Before the device is asked, as of the others.
+        // The limit is checked before the device is asked, as for the other objects.
         let limit = match context.most.pds {
             0 => u32::MAX,
             limit => limit,
@@ -343,7 +343,7 @@ impl Device for IbvDevice {
     }
 }
 
-/// A protection domain, as what is made in it holds it.
+/// A protection domain, held by the objects that are made in it.
 pub(crate) struct Pd {
     pub(crate) object: Object<abi::Pd>,
     pub(crate) number: u32,
@@ -351,17 +351,17 @@ pub(crate) struct Pd {
     _ticket: CountTicket,
 }
 
-/// A protection domain as its users hold it.
+/// A protection domain, held by its users.
 struct IbvPd(Arc<Pd>);
 
-/// A registered region: deregistered first, then the rest is let go of.
+/// A registered memory region. The fields are dropped in order, so it is deregistered first.
 struct Registration {
     _mr: Object<abi::Mr>,
     _pd: Arc<Pd>,
     _ticket: CountTicket,
 }
 
-/// An address handle: leaves the table, which destroys it.
+/// An address handle; leaves the table on drop, which destroys it.
 struct IbvAh {
     key: AhKey,
     pd: Arc<Pd>,
@@ -377,7 +377,7 @@ impl AddressHandle for IbvAh {
 impl Drop for IbvAh {
     fn drop(&mut self) {
         let context = &self.pd.context;
-        // In a forked child the table may be locked by a thread that is not here.
+        // In a forked child, a thread that does not exist there may hold the table's lock.
         if !context.raw.is_foreign() {
             context.handles.leave(self.key);
         }
@@ -403,7 +403,7 @@ impl ProtectionDomain for IbvPd {
         }
         let limit = context.info.limits.max_mr;
         let ticket = context.counts.regions.take("memory regions", limit)?;
-        // Never with relaxed ordering: rings rely on the order of WRITEs.
+        // Relaxed ordering is never requested, because rings rely on the order of WRITEs.
         let rights = context.port.rights(access);
         let made = pd.object.register(buffer.as_ptr(), buffer.len(), rights);
         let mr = made.map_err(|error| refused("registering memory", error))?;
@@ -437,7 +437,7 @@ impl ProtectionDomain for IbvPd {
             return Err(ResourceError::NoLid);
         }
         let limit = context.info.limits.max_ah;
-        // Before the device is asked: not all say that this is why they refuse.
+        // The limit is checked first, because not every device says that this is why it refuses.
         let ticket = context.counts.handles.take("address handles", limit)?;
         let made = pd.object.create_ah(context.port.way(init));
         let ah = Arc::new(made.map_err(|error| refused("making an address handle", error))?);

@@ -1,8 +1,8 @@
-//! Memory of the device's liking: shared mappings, so that a fork takes no page away from under the
-//! device; on huge pages where asked for; near the device.
+//! Memory for the device: shared mappings, so that a fork takes no page away from the device; on huge pages if
+//! requested; on the device's NUMA node.
 //!
-//! Small buffers are cut from larger segments, so that many of them cost few descriptors and mappings. A
-//! segment goes when all that was cut from it has gone, and no part is used twice: what is given is zero.
+//! Small buffers are cut from larger segments, so that many of them take few descriptors and mappings. A segment
+//! is freed when all buffers in it are. No part of it is used twice, so new buffers are zeroed.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,22 +10,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_shm::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
 use headworks_verbs::{AllocRequest, Buffer, Pages, ResourceError};
 
-/// Longer ones have a segment to themselves.
+/// Largest small buffer, in bytes; a larger one has a segment of its own.
 const SMALL_MAX: usize = 256 << 10;
-/// What a segment has of its own at its beginning.
+/// Bytes of a segment's header, at its beginning.
 const HEADER: usize = 4096;
-/// The segments that small ones are cut from: with their header one huge page, and not two.
+/// Bytes of the segments that small buffers are cut from: with the header, exactly one huge page.
 const SEGMENT: usize = (2 << 20) - HEADER;
 
-/// Memory of a device.
+/// A buffer in memory for the device.
 pub(crate) struct IbvBuffer {
     segment: Arc<SharedSegment>,
     offset: usize,
     len: usize,
 }
 
-// SAFETY: `len` bytes from `offset` are within the segment, which stays mapped as long as it is held, at
-// one address and writable.
+// SAFETY: the `len` bytes from `offset` are within the segment, which stays mapped at one address, and
+// writable, as long as it is held.
 unsafe impl Buffer for IbvBuffer {
     fn as_ptr(&self) -> *mut u8 {
         self.segment.as_ptr().wrapping_add(self.offset)
@@ -43,28 +43,28 @@ unsafe impl Buffer for IbvBuffer {
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
-        // Longer ones have a segment for themselves.
+        // Small buffers share a segment, whose file holds other buffers too.
         (self.len > SMALL_MAX).then(|| self.segment.fd())
     }
 }
 
-/// A segment that is being cut from, for requests of this kind.
+/// A segment from which small buffers are cut, for requests of the same kind.
 struct OpenSegment {
     pages: Pages,
-    /// As asked for: `None` for the device's own, which is always the same.
+    /// The node that the request named; `None` for the device's own, which never changes.
     numa_node: Option<u32>,
     segment: Arc<SharedSegment>,
     used: usize,
 }
 
-/// Where a device's memory comes from.
+/// Allocator of a device's memory.
 #[derive(Default)]
 pub(crate) struct Arena {
     open: Mutex<Vec<OpenSegment>>,
 }
 
 impl Arena {
-    /// Memory as asked for; near `node` where the request names none.
+    /// Allocates a buffer, near `node` if the request names no node.
     pub(crate) fn alloc(
         &self,
         request: &AllocRequest,
@@ -74,11 +74,11 @@ impl Arena {
         let (len, pages) = (request.len, request.pages);
         let numa_node = request.numa_node.or(node);
         let segment = |len| match segment_of(len, pages, numa_node) {
-            // Nobody asked for the device's own node, and not every process may have memory of it.
+            // Nobody asked for the device's node, and not every process may allocate on it.
             Err(ResourceError::System { what, source })
                 if request.numa_node.is_none() && node.is_some() =>
             {
-                tracing::warn!(%source, "{what}: memory near the device cannot be had; other memory is used");
+                tracing::warn!(%source, "{what}: no memory on the device's NUMA node; memory of another node is used");
                 segment_of(len, pages, None)
             }
             made => made,
@@ -164,19 +164,19 @@ mod tests {
             "{spans:x?}"
         );
         assert!(Arc::ptr_eq(&all[0].segment, &all[6].segment));
-        // The segment is used up sooner or later, and then there is another.
+        // When the segment is used up, the arena opens another.
         let others: Vec<_> = (0..8)
             .map(|_| arena.alloc(&AllocRequest::of(SMALL_MAX), None).unwrap())
             .collect();
         assert!(!Arc::ptr_eq(&all[0].segment, &others[7].segment));
-        // One huge page would hold it, header and all, and is used up.
+        // The segment with its header fills one huge page.
         let size = rustix::fs::fstat(all[0].segment.fd()).unwrap().st_size;
         assert_eq!(size, 2 << 20);
         let large = arena.alloc(&AllocRequest::of(SMALL_MAX + 1), None).unwrap();
         assert_eq!(Arc::strong_count(&large.segment), 1);
     }
 
-    /// What the kernel says of the mapping that `buffer` is in; `None` where it knows no nodes.
+    /// The kernel's line about the mapping of `buffer`; `None` if the kernel has no NUMA support.
     fn policy_of(buffer: &IbvBuffer) -> Option<String> {
         let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
         let start = buffer.segment.as_ptr() as usize;
@@ -195,10 +195,10 @@ mod tests {
             numa_node: Some(node),
             ..AllocRequest::of(100)
         };
-        // Of node 0 there is memory on every machine.
+        // Every machine has memory on node 0.
         let near = Arena::default().alloc(&request, Some(0)).unwrap();
         let anywhere = Arena::default().alloc(&request, None).unwrap();
-        // No machine has as many nodes as this; what nobody asked for is no reason to fail.
+        // No machine has this many nodes. An absent node that no request named must not fail the allocation.
         let (arena, absent) = (Arena::default(), 2000);
         let elsewhere = arena.alloc(&request, Some(absent)).unwrap();
         assert!(arena.alloc(&of_node(absent), Some(0)).is_err());

@@ -1,5 +1,4 @@
-//! The hot path of polling: completions are taken in batches from the device onto the stack and
-//! translated from there.
+//! The hot path of polling: completions are taken from the device onto the stack in batches and converted there.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,32 +9,32 @@ use crate::abi;
 use crate::convert::{self, CompletionFields};
 use crate::raw::{Object, ObjectRef};
 
-/// Completions taken from the device at a time.
+/// Most completions taken from the device with one call.
 const BATCH: usize = 16;
 
-/// What a poll brought.
+/// Result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PollResult {
     pub(crate) count: usize,
-    /// Whether a request failed, of those polled.
+    /// Whether any of the polled completions is of a failed request.
     pub(crate) failed: bool,
-    /// The device said that the queue is broken.
+    /// Whether the device reported that the queue is broken.
     pub(crate) broken: bool,
 }
 
-/// A CQ's way to its completions.
+/// How a CQ's completions are polled.
 pub(crate) enum Poller {
-    /// The usual one.
+    /// Polls without timestamps or LIDs: the usual case.
     Plain(ObjectRef<abi::Cq>, abi::PollCq),
-    /// Of a port that has a LID, as those have that send to it.
+    /// Polls with the sender's LID, because the port has a LID.
     WithLids(ObjectRef<abi::Cq>, abi::PollCq),
-    /// With the device's timestamps, of a clock of so many kHz, and with LIDs or without. One thread at a time.
+    /// Polls with timestamps of the device's clock, with its frequency in kHz, and with or without LIDs. One
+    /// thread polls at a time.
     Stamped(Mutex<Arc<Object<abi::Cq>>>, u64, bool),
 }
 
 impl Poller {
-    /// Takes completions into `out`; each is given the time `now()`, asked once for a batch that is not
-    /// empty, or the device's own.
+    /// Takes completions into `out`. Their timestamp is the device's, or `now()`, called once per non-empty batch.
     #[inline]
     pub(crate) fn poll(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> PollResult {
         match self {
@@ -44,7 +43,7 @@ impl Poller {
         }
     }
 
-    /// The same of the others, which the usual one does not pay for.
+    /// Polls in the other ways; separate so that the usual way does not pay for them.
     #[inline(never)]
     fn poll_rarer(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> PollResult {
         match self {
@@ -68,7 +67,7 @@ fn plain<const LIDS: bool>(
     }
 }
 
-/// More than one batch, as long as they are full.
+/// Polls more than one batch, until one is not full.
 #[inline(never)]
 fn batches<const LIDS: bool>(
     cq: &ObjectRef<abi::Cq>,
@@ -93,7 +92,7 @@ fn batches<const LIDS: bool>(
     all
 }
 
-/// By one call of the device.
+/// Polls one batch with one call of the device.
 #[inline(always)]
 fn batch<const LIDS: bool>(
     cq: &ObjectRef<abi::Cq>,
@@ -108,7 +107,7 @@ fn batch<const LIDS: bool>(
     };
     let asked = places.len().min(BATCH);
     let mut wcs = [const { MaybeUninit::<abi::Wc>::uninit() }; BATCH];
-    // SAFETY: a live CQ, and room for as many as are asked for.
+    // SAFETY: the CQ is alive, and `wcs` has room for as many completions as are asked for.
     let got = unsafe { poll(cq.as_ptr(), asked as i32, wcs.as_mut_ptr().cast()) };
     if got <= 0 {
         polled.broken = got < 0;
@@ -117,8 +116,8 @@ fn batch<const LIDS: bool>(
     polled.count = (got as usize).min(asked);
     let at = now();
     for (place, wc) in places[..polled.count].iter_mut().zip(&wcs) {
-        // SAFETY: one of the first of which the device wrote these. A reference it is not: other fields may
-        // be as they were.
+        // SAFETY: the device wrote these fields of the first `polled.count` completions. No reference is made,
+        // because other fields may be uninitialised.
         let (wr_id, status, qp_num) = unsafe {
             let wc = wc.as_ptr();
             ((*wc).wr_id, (*wc).status, (*wc).qp_num)
@@ -134,38 +133,38 @@ fn batch<const LIDS: bool>(
     polled
 }
 
-/// A completion of a request that succeeded, as far as the device wrote it: made by [`plain`] only.
+/// Completion of a request that succeeded, as far as the device wrote it. Only `batch` makes one.
 struct PlainCompletion<const LIDS: bool>(*const abi::Wc);
 
 impl<const LIDS: bool> CompletionFields for PlainCompletion<LIDS> {
     #[inline(always)]
     fn opcode(&self) -> i32 {
-        // SAFETY: a place of the batch; devices write this field of every request that succeeded.
+        // SAFETY: the pointer is into the batch; devices write this field for every request that succeeded.
         unsafe { (*self.0).opcode }
     }
 
     #[inline(always)]
     fn byte_len(&self) -> u32 {
-        // SAFETY: as above, of requests that have a length.
+        // SAFETY: as above, for requests that have a length.
         unsafe { (*self.0).byte_len }
     }
 
     #[inline(always)]
     fn wc_flags(&self) -> u32 {
-        // SAFETY: as above, of receives.
+        // SAFETY: as above, for receives.
         unsafe { (*self.0).wc_flags }
     }
 
     #[inline(always)]
     fn src_qp(&self) -> u32 {
-        // SAFETY: as above, of receives.
+        // SAFETY: as above, for receives.
         unsafe { (*self.0).src_qp }
     }
 
     #[inline(always)]
     fn slid(&self) -> u16 {
         match LIDS {
-            // SAFETY: as above, of receives of ports that have a LID.
+            // SAFETY: as above, for receives of ports that have a LID.
             true => unsafe { (*self.0).slid },
             false => 0,
         }
@@ -173,12 +172,12 @@ impl<const LIDS: bool> CompletionFields for PlainCompletion<LIDS> {
 
     #[inline(always)]
     fn imm_data(&self) -> u32 {
-        // SAFETY: as above, of receives whose flags say so.
+        // SAFETY: as above, for receives whose flags say so.
         unsafe { (*self.0).imm_data }
     }
 }
 
-/// The same by the extended interface.
+/// Polls through the extended interface.
 #[inline(never)]
 fn stamped(
     cq: &Mutex<Arc<Object<abi::Cq>>>,
@@ -195,21 +194,21 @@ fn stamped(
         return polled;
     }
     let cq = cq.as_ptr().cast::<abi::CqEx>();
-    // SAFETY: made by the extended call, with the fields that are read below; none is changed after that.
+    // SAFETY: the extended call made the CQ, with the fields that are read below; none changes after that.
     let calls = unsafe { ExtendedCqOps::of(cq, lids) };
     let Some(calls) = calls else {
         polled.broken = true;
         return polled;
     };
     let mut attr = abi::PollCqAttr::default();
-    // SAFETY: a live CQ that one thread polls at a time.
+    // SAFETY: the CQ is alive, and the lock lets one thread poll at a time.
     let mut said = unsafe { (calls.start_poll)(cq, &mut attr) };
     if said != 0 {
         polled.broken = said != libc::ENOENT;
         return polled;
     }
     loop {
-        // SAFETY: between a start that succeeded and the end there is a current completion.
+        // SAFETY: between a successful start and the end there is a current completion.
         polled.failed |= unsafe { calls.current(cq, khz, &mut out[polled.count]) };
         polled.count += 1;
         if polled.count == out.len() {
@@ -222,12 +221,12 @@ fn stamped(
             break;
         }
     }
-    // SAFETY: ends what was started.
+    // SAFETY: this ends the poll that was started above.
     unsafe { (calls.end_poll)(cq) };
     polled
 }
 
-/// The calls of an extended CQ.
+/// Functions of an extended CQ.
 struct ExtendedCqOps {
     start_poll: unsafe extern "C" fn(*mut abi::CqEx, *mut abi::PollCqAttr) -> i32,
     next_poll: unsafe extern "C" fn(*mut abi::CqEx) -> i32,
@@ -238,17 +237,19 @@ struct ExtendedCqOps {
     read_qp_num: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_src_qp: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_wc_flags: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
-    /// Where that was asked for.
+    /// Present if LIDs were asked for.
     read_slid: Option<unsafe extern "C" fn(*mut abi::CqEx) -> u32>,
     read_completion_ts: unsafe extern "C" fn(*mut abi::CqEx) -> u64,
 }
 
 impl ExtendedCqOps {
+    /// The functions of `cq`; `None` if one is missing.
+    ///
     /// # Safety
     ///
     /// `cq` is a live extended CQ.
     unsafe fn of(cq: *mut abi::CqEx, lids: bool) -> Option<Self> {
-        // SAFETY: plain fields; none is written after the CQ was made.
+        // SAFETY: these are plain fields, and none is written after the CQ was made.
         unsafe {
             Some(Self {
                 start_poll: (*cq).start_poll?,
@@ -266,13 +267,13 @@ impl ExtendedCqOps {
         }
     }
 
-    /// Writes the current completion to `place`. Whether it is of a request that failed.
+    /// Writes the current completion to `place`. Returns whether its request failed.
     ///
     /// # Safety
     ///
     /// `cq` has a current completion.
     unsafe fn current(&self, cq: *mut abi::CqEx, khz: u64, place: &mut Completion) -> bool {
-        // SAFETY: as the caller says. Of a failed one the opcode and what depends on it are not asked for.
+        // SAFETY: as the caller guarantees. For a failed request, neither the opcode nor what depends on it is read.
         let (at, wr_id, status, qp_num) = unsafe {
             let at = Instant::from_nanos(convert::nanos((self.read_completion_ts)(cq), khz));
             (at, (*cq).wr_id, (*cq).status, (self.read_qp_num)(cq))
@@ -287,7 +288,7 @@ impl ExtendedCqOps {
     }
 }
 
-/// The current completion of an extended CQ, of a request that succeeded: made by [`ExtendedCqOps::current`] only.
+/// Current completion of an extended CQ, of a request that succeeded. Only [`ExtendedCqOps::current`] makes one.
 struct CurrentCompletion<'a> {
     calls: &'a ExtendedCqOps,
     cq: *mut abi::CqEx,
@@ -295,7 +296,7 @@ struct CurrentCompletion<'a> {
 
 impl CompletionFields for CurrentCompletion<'_> {
     fn opcode(&self) -> i32 {
-        // SAFETY: a live CQ with a current completion, which is asked for what it has.
+        // SAFETY: the CQ is alive and has a current completion, which has this field.
         unsafe { (self.calls.read_opcode)(self.cq) }
     }
 

@@ -1,6 +1,6 @@
-//! The hot path of posting: requests are written straight into an array of libibverbs' own, which is
-//! linked beforehand and used again for every call, and handed to the device as one chain: one call, one
-//! doorbell. Lists of scatter/gather entries are not copied at all, since ours are libibverbs'.
+//! The hot path of posting. Requests are written straight into an array of libibverbs' work requests, which is
+//! linked beforehand and reused by every call. The device gets the array as one chain: one call, one doorbell.
+//! Scatter/gather lists are not copied, because our entries are laid out as libibverbs'.
 
 use std::ptr::null_mut;
 
@@ -13,18 +13,19 @@ use crate::address_handle::AhLookup;
 use crate::convert;
 use crate::raw::ObjectRef;
 
-/// The longest chain, in requests; a longer slice takes several doorbells.
+/// Longest chain, in requests; a longer slice takes several doorbells.
 pub(crate) const CHAIN_MAX: usize = 1024;
 
-/// What a send request of a queue pair may be.
+/// Limits of a queue pair's send requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
-    /// Bytes of one message.
+    /// Bytes of the longest message.
     pub(crate) max_message: u32,
-    /// Bytes of a READ and of an atomic; fewer than none where none may be outstanding.
+    /// Bytes of the longest READ; -1 if no READ may be outstanding.
     pub(crate) max_read: i64,
+    /// Bytes of an atomic; -1 if none may be outstanding.
     pub(crate) atomic: i64,
 }
 
@@ -39,7 +40,7 @@ impl Rules {
         }
     }
 
-    /// READs and atomics may be outstanding, or may not.
+    /// Allows or forbids READs and atomics.
     pub(crate) fn may_read(&mut self, may_read: bool) {
         (self.max_read, self.atomic) = match may_read {
             true => (self.max_message.into(), 8),
@@ -47,7 +48,7 @@ impl Rules {
         };
     }
 
-    /// Which of them a request breaks that was not written.
+    /// Returns the reason why `wr` was not written.
     #[cold]
     fn broken_by(&self, wr: &SendWr<'_>) -> PostErrorKind {
         match wr.payload {
@@ -60,23 +61,23 @@ impl Rules {
             Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
                 PostErrorKind::InlineTooLong(self.max_inline)
             }
-            // Not of this transport, not of this payload, not to this address.
+            // The operation does not fit the transport, the payload or the address.
             _ => PostErrorKind::Operation,
         }
     }
 }
 
-/// In place of the number of bytes that are gathered: none, they come with the request.
+/// Stands for the number of gathered bytes if the payload is inline.
 const INLINE: i64 = i64::MAX;
 
-/// What a transport makes of a request: the loop over them is compiled once for each.
+/// How a transport fills in a request. The posting loop is compiled once for each transport.
 pub(crate) trait Transport {
-    /// Writes what `op` says into `out`, which holds the payload already; so many bytes of it are
-    /// gathered, or [`INLINE`]. Whether there is such an operation.
+    /// Writes the operation `op` into `out`, which already holds the payload. `gathered` is the payload's bytes, or
+    /// [`INLINE`]. Returns whether the transport has this operation and may post it.
     fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, gathered: i64, rules: &Rules) -> bool;
 }
 
-/// Reliable connections.
+/// Transport of reliable connections.
 pub(crate) struct Connected;
 
 impl Transport for Connected {
@@ -129,8 +130,8 @@ impl Transport for Connected {
                 out.wr.atomic.rkey = remote.rkey;
                 gathered == rules.atomic
             }
-            // What is in a request that is not posted does not matter. With something else to do here than for
-            // what is no operation at all, the compiler knows that there is no such thing, and does not look.
+            // The content of a request that is not posted does not matter. Because this arm differs from the last
+            // one, the compiler sees that no value reaches the last one, and omits the check for it.
             SendOp::SendTo(_) | SendOp::SendToImm(..) => {
                 out.opcode = opcode::SEND;
                 false
@@ -140,25 +141,25 @@ impl Transport for Connected {
     }
 }
 
-/// Datagrams, to the address handles that may be named.
+/// Transport of datagrams, to the address handles that requests may name.
 pub(crate) struct Datagrams<'a> {
     handles: AhLookup<'a>,
     last: &'a mut CachedAh,
 }
 
-/// The address handle that was named last: it is often the next one too.
+/// The address handle named last, which is often the next one too.
 pub(crate) struct CachedAh {
-    /// Of the table that it was found in.
+    /// Version of the table in which it was found.
     version: u64,
     key: AhKey,
     ah: *mut abi::Ah,
 }
 
-// SAFETY: followed only while the table is locked that it was found in, and has not changed.
+// SAFETY: `ah` is followed only while the table in which it was found is locked and unchanged.
 unsafe impl Send for CachedAh {}
 
 impl CachedAh {
-    /// None yet.
+    /// Creates an empty cache.
     pub(crate) const fn new() -> Self {
         Self {
             version: 0,
@@ -169,7 +170,7 @@ impl CachedAh {
 }
 
 impl<'a> Datagrams<'a> {
-    /// For these requests.
+    /// Prepares to post `wrs`. If the table has changed, the cached handle is not used again.
     #[inline(always)]
     pub(crate) fn to(handles: AhLookup<'a>, last: &'a mut CachedAh, wrs: &[SendWr<'_>]) -> Self {
         if last.version != handles.version() {
@@ -178,7 +179,7 @@ impl<'a> Datagrams<'a> {
         Self { handles, last }
     }
 
-    /// Looks up another than the last one. Whether there is one.
+    /// Looks up `key`, which is not the cached handle's, and caches its handle. Returns whether it was found.
     #[inline(always)]
     fn find(&mut self, key: AhKey) -> bool {
         let found = self.handles.get(key);
@@ -193,7 +194,7 @@ impl<'a> Datagrams<'a> {
     }
 }
 
-/// What the first request does not name, so that it is looked up.
+/// A key that the first request does not name, so that its handle is looked up.
 #[cold]
 fn other_than_first(wrs: &[SendWr<'_>]) -> AhKey {
     match wrs.first().map(|wr| wr.op) {
@@ -229,7 +230,7 @@ impl Transport for Datagrams<'_> {
     }
 }
 
-/// An array of linked requests: each but the last knows the next.
+/// Array of linked requests: each but the last points to the next.
 struct WrArray<T> {
     first: *mut T,
     len: usize,
@@ -242,14 +243,14 @@ impl<T> WrArray<T> {
         Self { first, len }
     }
 
-    /// How many there are before `end`.
+    /// Number of requests before `end`.
     #[cold]
     fn before(&self, end: *mut T) -> usize {
         (end as usize - self.first as usize) / size_of::<T>()
     }
 
-    /// Which of the `count` requests in use `bad` is, or 0 for none of them: a device that does not say
-    /// where it stopped has to be taken to have posted nothing.
+    /// Index of `bad` among the `count` requests in use, or 0 if it is none of them: if a device does not say
+    /// where it stopped, it must be assumed to have posted nothing.
     #[cold]
     fn index_of(&self, bad: *mut T, count: usize) -> usize {
         let offset = (bad as usize).wrapping_sub(self.first as usize);
@@ -265,12 +266,12 @@ impl<T> WrArray<T> {
 impl<T> Drop for WrArray<T> {
     fn drop(&mut self) {
         let all = std::ptr::slice_from_raw_parts_mut(self.first, self.len);
-        // SAFETY: the box taken apart in `new`; nobody else has kept a part of it.
+        // SAFETY: `new` took this box apart, and nothing else keeps a pointer into it.
         drop(unsafe { Box::from_raw(all) });
     }
 }
 
-/// A request, and an entry of its own for an inline payload.
+/// A request with its own scatter/gather entry for an inline payload.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct WrSlot {
@@ -278,7 +279,7 @@ struct WrSlot {
     inline: Sge,
 }
 
-/// Posts to a send queue.
+/// Posts requests to a send queue.
 pub(crate) struct SendChain {
     places: WrArray<WrSlot>,
     pub(crate) rules: Rules,
@@ -286,11 +287,11 @@ pub(crate) struct SendChain {
     qp: ObjectRef<abi::Qp>,
 }
 
-// SAFETY: the array belongs to it alone, and the queue pair may be used from any thread.
+// SAFETY: the array belongs to this value alone, and the queue pair may be used from any thread.
 unsafe impl Send for SendChain {}
 
 impl SendChain {
-    /// For a queue pair of the device whose call `post` is, of `depth` requests.
+    /// Creates a chain for `qp`, whose send queue holds `depth` requests. `post` is the device's function.
     pub(crate) fn new(
         qp: ObjectRef<abi::Qp>,
         post: abi::PostSend,
@@ -314,7 +315,7 @@ impl SendChain {
         let inline = Sge::default();
         let places = WrArray::new(vec![WrSlot { wr, inline }; len].into_boxed_slice());
         for at in 0..len - 1 {
-            // SAFETY: both are within the array, which is ours.
+            // SAFETY: both are within the array, which belongs to this value.
             unsafe { (*places.first.add(at)).wr.next = places.first.add(at + 1).cast() };
         }
         Self {
@@ -325,21 +326,21 @@ impl SendChain {
         }
     }
 
-    /// Posts `wrs` by one call of the device. Those before the one that is refused are posted.
+    /// Posts `wrs` with one call of the device. If a request is refused, those before it are posted.
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
         wrs: &[SendWr<'_>],
         mut transport: impl Transport,
     ) -> Result<(), PostError> {
-        // None wraps around, and is no chain either.
+        // An empty slice wraps around and so takes the other path: it is no chain either.
         if wrs.len().wrapping_sub(1) >= self.places.len {
             return self.post_long(wrs, transport);
         }
         self.post_some(wrs, &mut transport)
     }
 
-    /// By several calls, each as long as it may be; by none, if there is nothing to post.
+    /// Posts with several calls, each as long as possible; with none if there is nothing to post.
     #[cold]
     fn post_long(
         &mut self,
@@ -355,7 +356,7 @@ impl SendChain {
         Ok(())
     }
 
-    /// At least one, and as many as there are places at most.
+    /// Posts at least one request, and at most as many as the array has slots.
     #[inline(always)]
     fn post_some(
         &mut self,
@@ -364,17 +365,17 @@ impl SendChain {
     ) -> Result<(), PostError> {
         let mut place = self.places.first;
         for wr in wrs {
-            // SAFETY: there are as many places as requests at least.
+            // SAFETY: there are at least as many slots as requests.
             if !write(unsafe { &mut *place }, wr, &self.rules, transport) {
                 return self.stop(place, wr);
             }
-            // SAFETY: as above; at most one past the end.
+            // SAFETY: as above; the result is at most one past the end.
             place = unsafe { place.add(1) };
         }
         self.ring(place)
     }
 
-    /// `wr`, which would have gone into `place`, is refused: those before it are posted.
+    /// Refuses `wr`, which would have gone into `place`, and posts the requests before it.
     #[cold]
     fn stop(&mut self, place: *mut WrSlot, wr: &SendWr<'_>) -> Result<(), PostError> {
         let count = self.places.before(place);
@@ -384,15 +385,15 @@ impl SendChain {
         Err(self.rules.broken_by(wr).at(count))
     }
 
-    /// Hands the requests before the place `end` to the device.
+    /// Hands the requests before `end` to the device.
     #[inline(always)]
     fn ring(&mut self, end: *mut WrSlot) -> Result<(), PostError> {
         let first = self.places.first;
         let mut bad = null_mut();
-        // SAFETY: there is at least one before `end`, and it is at most one past the array's end; all of
-        // them were written by the caller. Their lists of entries are those of the requests, which outlive
-        // this call, and our own. The link of the last of all is never followed: it is cut whenever that
-        // is posted.
+        // SAFETY: at least one request is before `end`, which is at most one past the array's end. The caller
+        // wrote all requests before it. Their scatter/gather lists are the caller's, which outlive this call, or
+        // the array's own. The last link of the array is never followed: the chain is always cut after its last
+        // request.
         let posted = unsafe {
             let last = &raw mut (*end.sub(1)).wr;
             (*last).next = null_mut();
@@ -413,7 +414,7 @@ impl SendChain {
     }
 }
 
-/// Writes `wr` into `place`, all but its link. Whether it may be posted.
+/// Writes `wr` into `place`, except its link. Returns whether it may be posted.
 #[inline(always)]
 fn write(
     place: &mut WrSlot,
@@ -443,7 +444,7 @@ fn write(
             place.inline.addr = bytes.as_ptr() as u64;
             place.inline.len = bytes.len() as u32;
             out.sg_list = &place.inline;
-            // An entry of no bytes has a meaning of its own on some devices.
+            // On some devices, an entry of 0 bytes has a meaning of its own.
             out.num_sge = i32::from(!bytes.is_empty());
             flags |= abi::SEND_INLINE;
             INLINE
@@ -454,8 +455,8 @@ fn write(
     transport.write(out, &wr.op, gathered, rules)
 }
 
-/// Writes any list of entries, and says how many bytes they gather; not if they are too many. Apart, since
-/// most requests have one.
+/// Writes a list of any length. Returns the bytes that it gathers, or `None` if they or the entries are too
+/// many. This is a separate function because most requests have one entry.
 #[cold]
 #[inline(never)]
 fn gather(out: &mut abi::SendWr, wr: &SendWr<'_>, rules: &Rules) -> Option<i64> {
@@ -471,31 +472,31 @@ fn gather(out: &mut abi::SendWr, wr: &SendWr<'_>, rules: &Rules) -> Option<i64> 
     Some(len)
 }
 
-/// How many bytes a list of entries gathers.
+/// Number of bytes that a list of entries gathers.
 fn length(sges: &[Sge]) -> i64 {
     sges.iter().map(|sge| i64::from(sge.len)).sum()
 }
 
-/// Where receives are posted to.
+/// The queue that receives are posted to.
 pub(crate) enum Receives {
-    /// A queue pair's own queue.
+    /// A queue pair's own receive queue.
     Own(ObjectRef<abi::Qp>, abi::PostRecv),
-    /// A shared one.
+    /// A shared receive queue.
     Shared(ObjectRef<abi::Srq>, abi::PostSrqRecv),
 }
 
-/// Posts receives.
+/// Posts receives to a receive queue.
 pub(crate) struct RecvChain {
     wrs: WrArray<abi::RecvWr>,
     max_sge: u32,
     to: Receives,
 }
 
-// SAFETY: as for the other chain.
+// SAFETY: as for `SendChain`; the shared receive queue, too, may be used from any thread.
 unsafe impl Send for RecvChain {}
 
 impl RecvChain {
-    /// For a queue of `depth` receives of at most `max_sge` entries.
+    /// Creates a chain for a queue of `depth` receives with at most `max_sge` entries each.
     pub(crate) fn new(to: Receives, depth: u32, max_sge: u32) -> Self {
         let len = (depth as usize).clamp(1, CHAIN_MAX);
         let none = abi::RecvWr {
@@ -506,23 +507,23 @@ impl RecvChain {
         };
         let wrs = WrArray::new(vec![none; len].into_boxed_slice());
         for at in 0..len - 1 {
-            // SAFETY: both are within the array, which is ours.
+            // SAFETY: both are within the array, which belongs to this value.
             unsafe { (*wrs.first.add(at)).next = wrs.first.add(at + 1) };
         }
         Self { wrs, max_sge, to }
     }
 
-    /// Posts `wrs` by one call of the device. Those before the one that is refused are posted.
+    /// Posts `wrs` with one call of the device. If a receive is refused, those before it are posted.
     #[inline(always)]
     pub(crate) fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        // As in `SendChain::post`.
+        // An empty slice wraps around, as in `SendChain::post`.
         if wrs.len().wrapping_sub(1) >= self.wrs.len {
             return self.post_long(wrs);
         }
         self.post_some(wrs)
     }
 
-    /// By several calls, each as long as it may be; by none, if there is nothing to post.
+    /// Posts with several calls, each as long as possible; with none if there is nothing to post.
     #[cold]
     fn post_long(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut done = 0;
@@ -534,7 +535,7 @@ impl RecvChain {
         Ok(())
     }
 
-    /// At least one, and as many as there are places at most.
+    /// Posts at least one receive, and at most as many as the array has slots.
     #[inline(always)]
     fn post_some(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let max_sge = self.max_sge as usize;
@@ -543,8 +544,8 @@ impl RecvChain {
             if wr.sges.len() > max_sge {
                 return self.stop(out);
             }
-            // SAFETY: there are as many places as requests at least, and then `out` is one past the end
-            // at most.
+            // SAFETY: there are at least as many slots as requests. After the last one, `out` is at most one past
+            // the end.
             unsafe {
                 (*out).wr_id = wr.wr_id;
                 (*out).sg_list = wr.sges.as_ptr();
@@ -555,7 +556,7 @@ impl RecvChain {
         self.ring(out)
     }
 
-    /// The one that would have gone to `out` has too many entries: those before it are posted.
+    /// Refuses the receive that would have gone to `out`, for too many entries, and posts those before it.
     #[cold]
     fn stop(&mut self, out: *mut abi::RecvWr) -> Result<(), PostError> {
         let count = self.wrs.before(out);

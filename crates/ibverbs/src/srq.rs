@@ -42,7 +42,7 @@ impl IbvSrq {
         let made = pd.object.create_srq(id, attr);
         let (srq, got) = made.map_err(|error| refused("making a shared receive queue", error))?;
         let srq = Arc::new(srq);
-        // Some say what they gave, some only when asked, and some leave it.
+        // Some devices return the size on creation, some only when asked, and some do not report it.
         let said = srq.query().map_or(0, |said| said.max_wr);
         let max_wr = match said {
             0 => got.max_wr.max(init.max_wr),

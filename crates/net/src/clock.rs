@@ -3,7 +3,7 @@
 use headworks_verbs::Instant;
 use rustix::time::{ClockId, clock_gettime};
 
-/// CLOCK_MONOTONIC now. Comparable between the processes of one machine since its boot.
+/// Reads CLOCK_MONOTONIC. All processes of one machine can compare its times until the next boot.
 pub fn now() -> Instant {
     let t = clock_gettime(ClockId::Monotonic);
     // Neither part is ever negative on this clock.

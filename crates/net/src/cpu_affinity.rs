@@ -1,4 +1,4 @@
-//! Which processors this thread may run on, and where they are.
+//! The processors that this thread may run on, and their NUMA nodes.
 
 use std::fs;
 use std::io;
@@ -22,8 +22,7 @@ pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     })
 }
 
-/// The processors that the calling thread may run on, ascending. Empty only where the kernel refuses
-/// to say.
+/// The processors that the calling thread may run on, ascending. Empty only if the kernel does not tell.
 pub fn allowed_cpus() -> Vec<usize> {
     match sched_getaffinity(None) {
         Ok(set) => (0..CpuSet::MAX_CPU)
@@ -36,7 +35,7 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// The NUMA node that a processor belongs to, where the machine says so.
+/// The NUMA node of a processor, if the machine tells.
 pub fn numa_node_of(cpu: usize) -> Option<u32> {
     fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}"))
         .ok()?

@@ -7,34 +7,34 @@ use headworks_verbs::BringUpError;
 
 use crate::framing::FrameError;
 
-/// Two processes did not meet, or lost each other.
+/// Two processes could not meet, or lost each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
     /// The name is not legal, is taken, or nobody listens under it; or the registry cannot be used.
     #[error(transparent)]
     Fabric(#[from] RegistryError),
-    /// Text with a colon that is no address.
+    /// The text has a colon but is no address.
     #[error(
         "bad address {0:?}: HOST:PORT or [IPV6]:PORT, rdma: before it to meet over RDMA, with a port up to 65535"
     )]
     BadAddress(String),
-    /// An address cannot be listened at.
+    /// This machine cannot listen at the address.
     #[error(
         "{address}: {source}: it takes an address of this machine, and a port where nobody listens"
     )]
     CannotListen {
         /// The address.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nobody answers at an address.
+    /// Connecting to an address failed.
     #[error("{address}: {source}")]
     Unreachable {
         /// The address.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The deadline passed.
@@ -43,16 +43,16 @@ pub enum NetError {
         /// What was waited for.
         what: &'static str,
     },
-    /// The interrupt's descriptor was readable.
+    /// The interrupt's descriptor became readable.
     #[error("interrupted")]
     Interrupted,
     /// The other end closed or died.
     #[error("the other end is gone")]
     PeerGone,
-    /// The other end is another user's.
+    /// The other end belongs to another user.
     #[error("the other end belongs to user {theirs}, this one to user {ours}")]
     OtherUser {
-        /// Its user id.
+        /// User id of the other end.
         theirs: u32,
         /// User id of this process.
         ours: u32,
@@ -63,21 +63,21 @@ pub enum NetError {
     /// A control message is too long.
     #[error("control message: {0}")]
     Frame(#[from] FrameError),
-    /// The other end does not read; try again when the line takes more.
+    /// The other end does not read. Try again when the line takes more.
     #[error("the other end does not read its control messages")]
     Full,
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl NetError {
-    /// Whether an address was asked for at which this machine cannot listen: it is another's, or in use.
+    /// Whether this machine cannot listen at the address because it is another machine's, or in use.
     pub fn is_address_unavailable(&self) -> bool {
         matches!(self, Self::CannotListen { source, .. } if matches!(
             source.kind(),
@@ -85,7 +85,7 @@ impl NetError {
         ))
     }
 
-    /// For `map_err`.
+    /// Returns a constructor of [`NetError::Unreachable`] for `map_err`.
     pub(crate) fn unreachable(address: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Unreachable {
             address: address.to_owned(),
@@ -93,7 +93,7 @@ impl NetError {
         }
     }
 
-    /// For `map_err`.
+    /// Returns a constructor of [`NetError::System`] for `map_err`.
     pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System {
             what,

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Rung by anyone, heard by one sleeper.
+/// Any thread may signal it; one sleeper waits for it.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// One that is silent.
+    /// Creates one that is not readable.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(
             0,
@@ -18,13 +18,13 @@ impl EventFd {
         )?))
     }
 
-    /// Makes the descriptor readable until it is silenced.
+    /// Makes the descriptor readable until it is cleared.
     pub fn signal(&self) {
-        // Fails only when the counter is full, and then it is readable already.
+        // The write fails only if the counter is full; the descriptor is readable then anyway.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it unreadable.
+    /// Makes the descriptor unreadable.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }

@@ -1,27 +1,27 @@
-//! Messages on a byte stream: a 32-bit little-endian length and that many bytes. The length is
-//! refused before anything is kept for it.
+//! Messages on a byte stream: a 32-bit little-endian length and that many bytes. A length that is too large
+//! is refused before any memory is allocated for it.
 
-/// A stream's bytes are not the messages that this end speaks.
+/// The bytes of a stream are no messages that this end accepts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
     /// A message longer than this end accepts or sends.
     #[error("message of {len} bytes: at most {max}")]
     TooLong {
-        /// What it claims to be.
+        /// The length in the header.
         len: usize,
-        /// What is accepted.
+        /// The longest that is accepted.
         max: usize,
     },
-    /// The message's content is not one of the protocol.
+    /// The content is no message of the protocol.
     #[error("malformed message: {0}")]
     Malformed(&'static str),
 }
 
-/// Bytes in front of each message.
+/// Length of the header in front of each message.
 pub const HEADER: usize = 4;
 
-/// Appends a message of the concatenated `parts` to `out`; nothing is appended when it is too long.
+/// Appends a message that consists of the concatenated `parts` to `out`. Appends nothing if it is too long.
 pub fn encode_frame(out: &mut Vec<u8>, parts: &[&[u8]], max: usize) -> Result<(), FrameError> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     match u32::try_from(len) {
@@ -32,11 +32,11 @@ pub fn encode_frame(out: &mut Vec<u8>, parts: &[&[u8]], max: usize) -> Result<()
     Ok(())
 }
 
-/// Bytes of an empty buffer that are kept for what comes next. Parts measure what they hold themselves:
-/// a long mail of theirs should not be in that for good.
+/// Capacity in bytes that an empty buffer keeps for later messages. Actors measure their own memory use, and
+/// a long message must not add to that for good.
 pub const RETAINED_CAPACITY: usize = 4 << 10;
 
-/// Cuts a byte stream into messages.
+/// Splits a byte stream into messages.
 #[derive(Debug)]
 pub struct FrameDecoder {
     max: usize,
@@ -54,7 +54,7 @@ impl FrameDecoder {
         }
     }
 
-    /// Takes what arrived.
+    /// Appends bytes that arrived.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.start > 0 {
             self.bytes.drain(..self.start);
@@ -63,7 +63,8 @@ impl FrameDecoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole message. After an error the stream is of no further use: the error repeats.
+    /// Returns the next whole message, if there is one. After an error the stream cannot be used any more:
+    /// the error repeats.
     pub fn next_message(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
         let rest = &self.bytes[self.start..];
         let Some((header, rest)) = rest.split_first_chunk::<HEADER>() else {
@@ -86,8 +87,8 @@ impl FrameDecoder {
         Ok(Some(message))
     }
 
-    /// Gives back what arrived behind the last message, for whoever reads the stream in another way from
-    /// here on.
+    /// Removes and returns the bytes behind the last message, for a reader that parses the stream in another
+    /// way from here on.
     pub(crate) fn take_rest(&mut self) -> Vec<u8> {
         let rest = self.bytes.split_off(self.start);
         *self = Self::new(self.max);

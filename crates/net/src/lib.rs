@@ -1,24 +1,26 @@
-//! Connections between processes, and how a process waits: what production code needs of the operating system
-//! beside shared memory.
+//! Connections between processes, and waiting: what production code needs of the operating system in addition
+//! to shared memory.
 //!
 //! The module list is a map of the crate:
 //!
-//! - between two processes: [`rendezvous`] (they meet under a name of the registry, or at an address), [`mod@line`] (the
-//!   control connection that they have then: bring-up of a queue pair, short messages, the peer's death), [`qp_stream`]
-//!   (a byte stream over a connected queue pair, for a line to run over), [`framing`] (length-prefixed messages on a
-//!   byte stream);
+//! - between two processes: [`rendezvous`] (they meet under a name of the registry, or at an address),
+//!   [`mod@line`] (their control connection: bring-up of a queue pair, short messages, the peer's death),
+//!   [`qp_stream`] (a byte stream over a connected queue pair, for a line to run over), [`framing`]
+//!   (length-prefixed messages on a byte stream);
 //! - between an application and a daemon: [`packets`] (a Unix socket of packets, with open files);
 //! - waiting: [`waiting`] (yield for a bounded time, then sleep), [`WaitLimit`] (a deadline or an interrupt),
 //!   [`EventFd`] (wakes a thread of the same process), [`signals`] (Ctrl-C);
 //! - time and processors: [`clock`] (the one place that reads the real clock), [`cpu_affinity`].
 //!
-//! One process listens under a name in the registry ([`Listener::bind`]), the other dials it ([`dial`],
-//! [`dial_wait`] where it may be early). On different hosts they meet at an address instead
-//! ([`Listener::bind_tcp`], [`dial_tcp`], [`dial_tcp_wait`]): whoever reaches it may come, and what is said there,
-//! keys of memory among it, is neither encrypted nor authenticated, as RDMA itself is not. Or they have a
-//! queue pair connected by other means, and the line runs over that ([`QpStream`]). Both have a [`Line`] then: it
-//! carries the bytes of a [`BringUp`](headworks_verbs::BringUp) and, afterwards, short control messages; it stays
-//! open for as long as the connection lives, because its end is the peer's death.
+//! One process listens under a name in the registry ([`Listener::bind`]), and the other dials it ([`dial`],
+//! or [`dial_wait`] if the listener may not be there yet). On different hosts they meet at an address instead
+//! ([`Listener::bind_tcp`], [`dial_tcp`], [`dial_tcp_wait`]). Any host that reaches the address may connect.
+//! What is sent there, memory keys included, is neither encrypted nor authenticated, as RDMA itself is not.
+//! If the processes have a queue pair connected by other means, the line can run over that ([`QpStream`]).
+//!
+//! Both processes then have a [`Line`]. It carries the bytes of a [`BringUp`](headworks_verbs::BringUp) and,
+//! afterwards, short control messages. It stays open for as long as the connection lives, because its end is
+//! the sign of the peer's death.
 //!
 //! Steps ([`BringUpOnLine::step`], [`Line::recv_control`], …) never block; the calls that wait take a
 //! [`WaitLimit`].

@@ -1,4 +1,5 @@
-//! A line: the control connection between two processes that have met, a byte stream of bring-up and short messages.
+//! A line: the control connection between two processes that have met. It is a byte stream for bring-up and
+//! short messages.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -28,31 +29,31 @@ pub use transport::LineTransport;
 
 /// Longest control message, in bytes.
 pub const CONTROL_MESSAGE_MAX: usize = 64 << 10;
-/// Seconds without a sign of life after which the other host counts as gone.
+/// Seconds without an answer after which the other host counts as gone.
 pub const KEEPALIVE_TIMEOUT_S: u32 = 10;
-/// Bytes handed over and not taken by the socket.
+/// Most bytes that were handed over and that the socket has not taken.
 const UNWRITTEN_MAX: usize = 256 << 10;
 
 /// One end of a line.
 ///
 /// - Bring-up, first and at most once: [`Line::bring_up`], or [`BringUpOnLine`] step by step.
-/// - Control messages, never blocking: [`Line::send_control`], [`Line::recv_control`], [`Line::flush`];
-///   waiting: [`Line::recv_control_wait`].
-/// - The peer's end: [`Line::peer_gone`]; the descriptor ([`AsFd`]) is readable then, as it is when a
-///   message waits.
+/// - Control messages: [`Line::send_control`], [`Line::recv_control`] and [`Line::flush`] never block;
+///   [`Line::recv_control_wait`] waits.
+/// - The peer's end: [`Line::peer_gone`]. The descriptor ([`AsFd`]) is readable then, as it is when a message
+///   waits.
 #[derive(Debug)]
 pub struct Line {
     io: LineIo,
     peer_pid: Option<u32>,
     peer_host: Option<IpAddr>,
-    /// Read and not yet understood: of the bring-up, then of the messages.
+    /// Bytes that were read and not parsed yet: of the bring-up, then of the messages.
     pub(super) inbox: Vec<u8>,
     messages: FrameDecoder,
     unwritten: Vec<u8>,
     ended: bool,
 }
 
-/// What a line runs over.
+/// The transport of a line.
 #[derive(Debug)]
 enum LineIo {
     Socket(OwnedFd),
@@ -79,7 +80,7 @@ impl LineIo {
 }
 
 impl Line {
-    /// Both ends, for two parties of one process.
+    /// Creates both ends, for two parties in one process.
     pub fn pair() -> Result<(Self, Self), NetError> {
         let (one, other) = UnixStream::pair().map_err(NetError::system("socket pair"))?;
         Ok((Self::from_unix(one)?, Self::from_unix(other)?))
@@ -97,13 +98,13 @@ impl Line {
         Ok(Self::new(LineIo::Socket(socket), Some(peer_pid)))
     }
 
-    /// A line over something that is no socket, such as a [`QpStream`](super::QpStream).
+    /// Makes a line over a transport that is no socket, such as a [`QpStream`](super::QpStream).
     pub fn from_transport(carrier: Box<dyn LineTransport>) -> Self {
         Self::new(LineIo::Transport(carrier), None)
     }
 
-    /// A line over a connected TCP socket: to another host. A host that vanishes without a word is
-    /// noticed after some seconds of silence ([`KEEPALIVE_TIMEOUT_S`]).
+    /// Makes a line over a connected TCP socket, to another host. A host that vanishes is noticed after some
+    /// seconds of silence ([`KEEPALIVE_TIMEOUT_S`]).
     pub fn from_tcp(stream: TcpStream) -> Result<Self, NetError> {
         let alone = std::time::Duration::from_secs(KEEPALIVE_TIMEOUT_S.into()) / 2;
         let probes: u32 = 5;
@@ -113,7 +114,7 @@ impl Line {
             .and_then(|()| set_tcp_keepidle(&stream, alone))
             .and_then(|()| set_tcp_keepintvl(&stream, alone / probes))
             .and_then(|()| set_tcp_keepcnt(&stream, probes))
-            // What was sent and nobody acknowledged counts by itself.
+            // Keepalive does not cover data that was sent and not acknowledged; this does.
             .and_then(|()| set_tcp_user_timeout(&stream, KEEPALIVE_TIMEOUT_S * 1000));
         set.map_err(NetError::system("a TCP socket"))?;
         let line = Self::new(LineIo::Socket(stream.into()), None);
@@ -132,18 +133,18 @@ impl Line {
         }
     }
 
-    /// The process at the other end, as the kernel knew it when the line was made; `None` if it is on
-    /// another host.
+    /// Process id of the other end, as the kernel recorded it when the line was made. `None` if the other end
+    /// is on another host.
     pub fn peer_pid(&self) -> Option<u32> {
         self.peer_pid
     }
 
-    /// The other end's address, if it came over a network and is known.
+    /// Address of the other end, if it connected over a network and is known.
     pub fn peer_host(&self) -> Option<IpAddr> {
         self.peer_host
     }
 
-    /// This line, whose other end has that address.
+    /// Sets the address of the other end.
     #[must_use]
     pub fn with_peer_host(mut self, host: Option<IpAddr>) -> Self {
         self.peer_host = host;
@@ -151,7 +152,7 @@ impl Line {
     }
 
     /// Connects `qp`, which is in RESET or INIT, with the queue pair that the other end brings up at the same
-    /// time; `payload` is for the other side, and theirs is in the [`Hello`]. Waits.
+    /// time. `payload` is for the other side; the other side's is in the returned [`Hello`]. Waits.
     pub fn bring_up<'u>(
         &mut self,
         device: &DeviceInfo,
@@ -170,7 +171,7 @@ impl Line {
         }
     }
 
-    /// Sends a message of up to [`CONTROL_MESSAGE_MAX`] bytes, or keeps what the socket does not take for
+    /// Sends a message of up to [`CONTROL_MESSAGE_MAX`] bytes. Keeps what the socket does not take for
     /// [`Line::flush`].
     pub fn send_control(&mut self, message: &[u8]) -> Result<(), NetError> {
         if self.unwritten.len() > UNWRITTEN_MAX {
@@ -180,7 +181,7 @@ impl Line {
         self.flush().map(drop)
     }
 
-    /// Sends what is left over, and says whether all of it is gone.
+    /// Sends bytes that are left over. Returns whether all of them are sent.
     pub fn flush(&mut self) -> Result<bool, NetError> {
         let mut done = 0;
         while done < self.unwritten.len() {
@@ -197,7 +198,7 @@ impl Line {
         Ok(self.unwritten.is_empty())
     }
 
-    /// Waits until all that was handed over is with the socket. What is not is lost with the line.
+    /// Waits until the socket has taken all messages. What it has not taken is lost with the line.
     pub fn flush_wait<'u>(&mut self, until: impl Into<WaitLimit<'u>>) -> Result<(), NetError> {
         let until = until.into();
         while !self.flush()? {
@@ -206,7 +207,7 @@ impl Line {
         Ok(())
     }
 
-    /// The next message, if it is there.
+    /// Returns the next message, if there is one.
     pub fn recv_control(&mut self) -> Result<Option<Vec<u8>>, NetError> {
         loop {
             if let Some(message) = self.messages.next_message()? {
@@ -216,7 +217,7 @@ impl Line {
                 if self.ended {
                     return Err(NetError::PeerGone);
                 }
-                // What was woken for may be that the other end takes more.
+                // The caller may have been woken because the other end takes more.
                 if !self.unwritten.is_empty() {
                     self.flush()?;
                 }
@@ -242,7 +243,7 @@ impl Line {
         }
     }
 
-    /// Whether the other end has closed or died. What it sent before can still be received. A system
+    /// Whether the other end has closed or died. What it sent before can still be received. This is a system
     /// call: ask when the descriptor is readable, or now and then.
     pub fn peer_gone(&self) -> bool {
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -255,7 +256,7 @@ impl Line {
             }
     }
 
-    /// Whether the line ended; a line that did has nothing left to read.
+    /// Whether the line has ended. Then nothing is left to read.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
@@ -264,8 +265,8 @@ impl Line {
         self.unwritten.extend_from_slice(bytes);
     }
 
-    /// Has what arrived behind the last message in the inbox again: the bring-up's greeting may have come
-    /// along with the message before it.
+    /// Moves the bytes behind the last message back into the inbox, because the peer's hello may have arrived
+    /// together with the message before it.
     pub(super) fn restore_inbox(&mut self) {
         let mut rest = self.messages.take_rest();
         if !rest.is_empty() {
@@ -274,7 +275,7 @@ impl Line {
         }
     }
 
-    /// Reads what is there into the inbox, up to a bound; says whether it was anything.
+    /// Reads what is there into the inbox, up to a bound. Returns whether there was anything.
     pub(super) fn read(&mut self) -> Result<bool, NetError> {
         let mut bytes = [0; 8 << 10];
         match self.io.recv(&mut bytes) {
@@ -299,7 +300,7 @@ impl Line {
     }
 }
 
-/// Whether an error says that the other end is gone.
+/// Whether an error means that the other end is gone.
 fn is_loss(error: &io::Error) -> bool {
     let gone = [
         io::ErrorKind::BrokenPipe,

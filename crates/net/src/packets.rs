@@ -1,5 +1,5 @@
-//! Packets between processes of one machine, with an open file where one is needed: a Unix socket under a path.
-//! Nothing here blocks.
+//! Packets between processes of one machine, with an open file where one is needed, over a Unix socket under
+//! a path. Nothing here blocks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,33 +17,33 @@ use rustix::net::{
 
 /// Longest packet in bytes.
 pub const PACKET_MAX: usize = 4096;
-/// Files that may be sent with one packet, as the kernel has it.
+/// Most files in one packet; the kernel's limit.
 const FILES_MAX: usize = 253;
-/// Callers that may wait to be accepted.
+/// Most connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// One end of a way for packets. Readable ([`AsFd`]) when a packet waits, or the other end is gone.
+/// One end of a packet connection. Readable ([`AsFd`]) when a packet waits or the other end is gone.
 #[derive(Debug)]
 pub struct PacketSocket(OwnedFd);
 
-/// A packet that came.
+/// A received packet.
 #[derive(Debug)]
 pub struct Packet {
-    /// What it says.
+    /// The packet's data.
     pub bytes: Vec<u8>,
-    /// The files that came with it; with an honest one there is one at most.
+    /// The files that came with it; an honest sender sends at most one.
     pub files: Vec<OwnedFd>,
 }
 
-/// What [`PacketSocket::recv`] found.
+/// Result of [`PacketSocket::recv`].
 #[derive(Debug)]
 pub enum RecvOutcome {
     /// A packet.
     Packet(Packet),
-    /// None yet.
+    /// No packet yet.
     WouldBlock,
-    /// None ever: the other end is gone.
+    /// The other end is gone, and no packet is left.
     Closed,
 }
 
@@ -53,40 +53,40 @@ fn socket() -> io::Result<OwnedFd> {
 }
 
 impl PacketSocket {
-    /// Calls whoever listens at `path`.
+    /// Connects to the process that listens at `path`.
     ///
     /// # Errors
     ///
-    /// As connect(2) has them: nobody listens, there is no such path, not allowed.
+    /// The errors of connect(2): nobody listens, the path does not exist, permission is denied.
     pub fn dial(path: &Path) -> io::Result<Self> {
         let socket = socket()?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self(socket))
     }
 
-    /// The user whose process is at the other end, as the kernel knew it when they met.
+    /// User id of the process at the other end, as the kernel recorded it when the connection was made.
     ///
     /// # Errors
     ///
-    /// As getsockopt(2) has them.
+    /// The errors of getsockopt(2).
     pub fn user(&self) -> io::Result<u32> {
         Ok(socket_peercred(&self.0)?.uid.as_raw())
     }
 
-    /// That process.
+    /// Process id of the other end, as the kernel recorded it when the connection was made.
     ///
     /// # Errors
     ///
-    /// As getsockopt(2) has them.
+    /// The errors of getsockopt(2).
     pub fn pid(&self) -> io::Result<u32> {
         Ok(socket_peercred(&self.0)?.pid.as_raw_nonzero().get() as u32)
     }
 
-    /// Sends a packet, with a file if there is one. `false`: there is no room for it now.
+    /// Sends a packet, with a file if there is one. Returns `false` if there is no room for it now.
     ///
     /// # Errors
     ///
-    /// The other end is gone, and what else sendmsg(2) has.
+    /// The other end is gone, and the other errors of sendmsg(2).
     pub fn send(&self, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<bool> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = SendAncillaryBuffer::new(&mut space);
@@ -102,18 +102,20 @@ impl PacketSocket {
         }
     }
 
-    /// The next packet. Of one that is longer than [`PACKET_MAX`], which nobody honest sends, there are no bytes.
+    /// Receives the next packet. A packet longer than [`PACKET_MAX`], which no honest sender sends, is
+    /// returned without its data.
     ///
-    /// All files that came with it are handed on: the last close of a file may block, so that who must not wait
-    /// closes no file of somebody else's.
+    /// All files that came with the packet are returned, and none is closed here: the last close of a file
+    /// may block.
     ///
     /// # Errors
     ///
-    /// As recvmsg(2) has them.
+    /// The errors of recvmsg(2).
     pub fn recv(&self) -> io::Result<RecvOutcome> {
         let mut bytes = [0; PACKET_MAX];
         let came = match recv_with_fds(&self.0, &mut bytes) {
-            // The other end was closed before it had received everything: that is said once, in front of what it had sent.
+            // The other end closed before it had received everything. The kernel reports this once, ahead of
+            // what the other end had sent.
             Err(Errno::CONNRESET) => recv_with_fds(&self.0, &mut bytes),
             came => came,
         };
@@ -132,11 +134,12 @@ impl PacketSocket {
     }
 }
 
-/// Receives without waiting: how many bytes, what files came with them, and whether there was more.
+/// Receives without waiting. Returns the number of bytes, the files that came with them, and whether data was
+/// cut off.
 ///
 /// # Errors
 ///
-/// As recvmsg(2) has them.
+/// The errors of recvmsg(2).
 pub fn recv_with_fds(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -168,22 +171,23 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// Where others call; the path is removed when it is dropped.
+/// Accepts connections at a path. The path is removed when this is dropped.
 #[derive(Debug)]
 pub struct PacketListener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Held for as long as somebody listens; the kernel releases it on death.
+    /// Held as long as this listens. The kernel releases it if the process dies.
     _lock: OwnedFd,
 }
 
 impl PacketListener {
-    /// Listens at `path`, with `mode` as its permissions: whoever may write to it may call. What a dead one has left
-    /// there is replaced. A file `path.lock` beside it says that somebody listens.
+    /// Listens at `path`, with `mode` as its permissions: a process that may write to the path may connect. A
+    /// socket that a dead process left there is replaced. The file `path.lock` beside it marks a living
+    /// listener.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::AddrInUse`] where a living process listens there; and as bind(2) has them.
+    /// [`io::ErrorKind::AddrInUse`] if a living process listens there, and the errors of bind(2).
     pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         let lock_path = lock_of(path);
@@ -200,7 +204,7 @@ impl PacketListener {
     }
 
     fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<OwnedFd> {
-        // Nothing but a socket is removed.
+        // Only a socket is removed, never another file.
         match std::fs::symlink_metadata(path) {
             Ok(left) if left.file_type().is_socket() => std::fs::remove_file(path)?,
             Ok(_) => {
@@ -212,22 +216,22 @@ impl PacketListener {
         }
         let socket = socket()?;
         bind(&socket, address)?;
-        // Nobody can call yet.
+        // The permissions are set before `listen`, while nobody can connect.
         rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
         listen(&socket, BACKLOG)?;
         Ok(socket)
     }
 
-    /// Where it listens.
+    /// The path at which it listens.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The next caller, if one waits.
+    /// Accepts the next connection, if one waits.
     ///
     /// # Errors
     ///
-    /// As accept(2) has them; too many files are open, for one.
+    /// The errors of accept(2), for example too many open files.
     pub fn accept(&self) -> io::Result<Option<PacketSocket>> {
         match accept_with(&self.socket, FLAGS) {
             Ok(socket) => Ok(Some(PacketSocket(socket))),
@@ -240,7 +244,8 @@ impl PacketListener {
 impl Drop for PacketListener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-        // While it is held: whoever waits for it sees that it is no more.
+        // Removed while it is locked: a process that opened it before notices, once it has the lock, that the
+        // file is gone.
         let _ = std::fs::remove_file(lock_of(&self.path));
     }
 }
@@ -251,7 +256,7 @@ fn lock_of(path: &Path) -> PathBuf {
     lock_path.into()
 }
 
-/// The lock of a path, which is there for as long as it is held.
+/// Creates and locks the lock file of a path. The file exists as long as the lock is held.
 fn lock(path: &Path) -> io::Result<OwnedFd> {
     loop {
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -261,7 +266,7 @@ fn lock(path: &Path) -> io::Result<OwnedFd> {
             Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),
             Err(error) => return Err(error.into()),
         }
-        // Its last holder may have removed it since it was opened.
+        // The last holder may have removed the file since it was opened.
         let held = rustix::fs::fstat(&lock)?;
         match rustix::fs::stat(path) {
             Ok(there) if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino) => {

@@ -1,10 +1,11 @@
-//! A byte stream over a connected queue pair, for a line to run over: SEND and RECEIVE, in pieces, each of
-//! which finds a receive.
+//! A byte stream over a connected queue pair, for a line to run over. It is sent in pieces by SEND, each of
+//! which finds a posted receive.
 //!
-//! A message is the number that `receive_credits` has it carry (8 bytes, little-endian) and up to `PAYLOAD_MAX` bytes of
-//! the stream. That the other end is gone says the [`QpConnection`], or a request that fails. A host that
-//! vanishes without a word would fail none, so every few seconds one asks for a sign of life: a WRITE of
-//! nothing, which takes no receive and which no program over there sees.
+//! A message is the number that `receive_credits` has it carry (8 bytes, little-endian) and up to
+//! `PAYLOAD_MAX` bytes of the stream. The [`QpConnection`], or a request that fails, tells that the other end
+//! is gone. If the other host vanishes, no request fails while none is in flight. Therefore the stream probes
+//! the peer every few seconds with an empty WRITE, which takes no receive and which no program on the peer
+//! sees.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -34,40 +35,41 @@ mod receive_credits;
 #[allow(unsafe_code, reason = "copies into and out of registered memory")]
 mod region_copy;
 
-/// Receives of each side, and messages that one may have under way.
+/// Receives of each side, and the most messages that it may have in flight.
 const MESSAGES: usize = 16;
-/// Bytes of a message.
+/// Longest message, in bytes.
 const MESSAGE: usize = 4096;
 const HEADER: usize = 8;
-/// Bytes of the stream in a message, at most.
+/// Most bytes of the stream in one message.
 const PAYLOAD_MAX: usize = MESSAGE - HEADER;
-/// Seconds between two requests for a sign of life.
+/// Seconds between two probes of the peer.
 const PROBE_INTERVAL_S: u32 = 3;
-/// How long what was sent may take to arrive when the stream is dropped.
+/// How long dropping the stream waits for what was sent to arrive.
 const LINGER: Duration = Duration::from_secs(2);
-/// Times that one step looks at the completion queue.
+/// Most polls of the completion queue in one step.
 const POLLS_PER_STEP: usize = 16;
 
-/// Which request completed: a message sent from a place, or received in one, or neither.
+/// Kind of a completed request, in the upper half of its `wr_id`: a message sent from a place, a message
+/// received in a place, or a probe.
 const SENT: u64 = 0;
 const RECEIVED: u64 = 1 << 32;
 const PROBE: u64 = 2 << 32;
 
-/// What says that the other end of a queue pair's connection is gone, beside the queue pair. Its descriptor
-/// is readable when it may have something to say.
+/// Tells whether the other end of a queue pair's connection is gone, independently of the queue pair. Its
+/// descriptor is readable when this may have changed.
 pub trait QpConnection: AsFd + Send {
-    /// Whether it is.
+    /// Whether the other end is gone.
     fn is_disconnected(&mut self) -> bool;
 
-    /// Tells the other end that this one goes.
+    /// Tells the other end that this end closes.
     fn disconnect(&mut self);
 }
 
 /// A stream whose queue pair is not connected yet.
 ///
-/// In this order: bring [`QpStreamSetup::queue_pair`] to INIT, [`QpStreamSetup::post_receives`], connect it (the
-/// other side may send from then on), [`QpStreamSetup::finish`]. What a forked child finishes is none of its
-/// own: it is the parent's, as a [`QpStream`] is.
+/// The order of calls: bring [`QpStreamSetup::queue_pair`] to INIT, [`QpStreamSetup::post_receives`], connect
+/// it (the other side may send from then on), [`QpStreamSetup::finish`]. A stream that a forked child
+/// finishes is of no use there: it belongs to the parent, as a [`QpStream`] does.
 pub struct QpStreamSetup {
     qp: Box<dyn QueuePair>,
     cq: Arc<dyn CompletionQueue>,
@@ -79,7 +81,7 @@ pub struct QpStreamSetup {
 }
 
 impl QpStreamSetup {
-    /// Makes the queue pair and its memory (128 KiB, locked) on `device`.
+    /// Creates the queue pair and its memory (128 KiB, locked) on `device`.
     pub fn new(device: &Arc<dyn Device>) -> Result<Self, ResourceError> {
         let pd = device.alloc_pd()?;
         let channel = device.create_channel()?;
@@ -117,17 +119,17 @@ impl QpStreamSetup {
         })
     }
 
-    /// The queue pair to connect; it needs the right to remote WRITEs.
+    /// The queue pair to connect. It must allow remote WRITEs.
     pub fn queue_pair(&mut self) -> &mut dyn QueuePair {
         &mut *self.qp
     }
 
-    /// Posts the receives; the queue pair is in INIT.
+    /// Posts the receives. The queue pair must be in INIT.
     pub fn post_receives(&mut self) -> Result<(), PostError> {
         (0..MESSAGES).try_for_each(|place| post_receive(&mut *self.qp, &self.region, place))
     }
 
-    /// The stream; the queue pair is in RTS.
+    /// Returns the stream. The queue pair must be in RTS.
     pub fn finish(self, connection: Box<dyn QpConnection>) -> Result<QpStream, NetError> {
         QpStream::over(self, connection).map_err(NetError::system("a stream over a queue pair"))
     }
@@ -141,7 +143,7 @@ fn post_receive(qp: &mut dyn QueuePair, region: &Region, place: usize) -> Result
     }])
 }
 
-/// Where messages to send and messages that came lie.
+/// Offsets of the messages to send; those of received messages are behind them.
 const fn send_offset(place: usize) -> usize {
     place * MESSAGE
 }
@@ -150,7 +152,7 @@ const fn recv_offset(place: usize) -> usize {
     (MESSAGES + place) * MESSAGE
 }
 
-/// A message that came, and what of it was not received yet.
+/// A received message and the range of it that was not handed out yet.
 struct Arrived {
     place: usize,
     at: usize,
@@ -159,19 +161,19 @@ struct Arrived {
 
 /// A byte stream over a connected queue pair.
 ///
-/// Dropping it waits for what was sent to arrive, for two seconds at most, as the kernel does for a
-/// socket; then the other end is told.
+/// Dropping it waits for what was sent to arrive, for two seconds at most, as the kernel does for a socket.
+/// Then it tells the other end.
 ///
-/// In a forked child it is over, and dropping it does nothing: it is the parent's.
+/// In a forked child the stream has ended, and dropping it does nothing: it belongs to the parent.
 pub struct QpStream {
     state: Mutex<State>,
     made_by: ForkGeneration,
-    /// Over everything that a step has to do with.
+    /// Epoll descriptor over everything that a step handles.
     all: OwnedFd,
 }
 
 struct State {
-    // Destroyed before what it was made from.
+    // Declared before `connection`, so that the queue pair is destroyed first.
     parts: QpStreamSetup,
     connection: Box<dyn QpConnection>,
     credits: ReceiveCredits,
@@ -180,9 +182,9 @@ struct State {
     probe_pending: bool,
     is_armed: bool,
     ended: bool,
-    /// A step left something to do.
+    /// Whether the last step left something to do.
     has_more: bool,
-    /// Readable while there is something to receive, or the end.
+    /// Readable while there is something to receive, or the stream has ended.
     ready: EventFd,
     is_raised: bool,
     timer: OwnedFd,
@@ -241,9 +243,9 @@ impl QpStream {
         })
     }
 
-    /// The state, after a step; `None` in a forked child. There the lock may be held by a thread that is not
-    /// there, and the descriptors are shared with the parent: a tick that was read or an alarm that was
-    /// rung would be the parent's.
+    /// Does a step and returns the locked state; `None` in a forked child. There the lock may be held by a
+    /// thread that the child does not have. The descriptors are shared with the parent, so reading a timer
+    /// tick or signalling there would affect the parent.
     fn lock_stepped(&self) -> Option<MutexGuard<'_, State>> {
         if self.made_by.is_foreign() {
             return None;
@@ -302,18 +304,18 @@ impl Drop for QpStream {
             }
         }
         state.connection.disconnect();
-        // The peer may be sending: nothing lands in this memory any more.
+        // The peer may still be sending. In the error state nothing is written to this memory any more.
         let _ = state.parts.qp.modify(&QpAttr::to_state(QpState::Error));
     }
 }
 
 impl State {
-    /// Does what can be done now.
+    /// Does what can be done now without blocking.
     fn step(&mut self) {
         if self.ended {
             return;
         }
-        // Looked at first: what was sent before the end is in the completion queue then.
+        // Checked before polling: what was sent before the disconnect is then in the completion queue.
         let is_cut = self.connection.is_disconnected();
         if rustix::io::read(&self.timer, &mut [0; 8]).is_ok() {
             self.probe_peer();
@@ -387,14 +389,15 @@ impl State {
         }
     }
 
-    /// Tells the other side of receives, if nothing else has for long.
+    /// Announces reposted receives by an empty message if one is due.
     fn send_credit_update(&mut self) {
         if !self.ended && self.credits.is_update_due() {
             self.post(&[]);
         }
     }
 
-    /// Sends a message with these bytes, at most `PAYLOAD_MAX`, if there is a place for it.
+    /// Sends a message with these bytes, at most `PAYLOAD_MAX`, if there is a free place for it. Returns
+    /// whether there was.
     fn post(&mut self, bytes: &[u8]) -> bool {
         let Some(place) = self.free.pop() else {
             return false;
@@ -475,7 +478,8 @@ impl State {
         }
     }
 
-    /// Has the descriptor be readable as long as it has to be, whoever has looked at completions.
+    /// Keeps the descriptor readable as long as there is something to receive, even if a step has already
+    /// polled its completion.
     fn update_readiness(&mut self) {
         let is_ready = self.ended || self.has_more || !self.arrived.is_empty();
         match (is_ready, self.is_raised) {
@@ -486,7 +490,8 @@ impl State {
         self.is_raised = is_ready;
     }
 
-    /// Before it is dropped: whether nothing is under way. Nobody will receive what came.
+    /// For the drop: whether nothing that was sent is in flight. Received messages are discarded, since
+    /// nobody will read them.
     fn is_drained(&mut self) -> bool {
         self.step();
         self.arrived.clear();

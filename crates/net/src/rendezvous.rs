@@ -19,14 +19,14 @@ mod address;
 
 pub use address::RendezvousAddr;
 
-/// What was done when a wait for a listener ended that was not there.
+/// The `what` of [`NetError::Deadline`] if no listener appeared in time.
 pub const NO_LISTENER: &str = "nobody listens: waiting for a listener";
-/// How long an early caller waits before it calls again: under a name, and over a network.
+/// How long a process that is too early waits before it dials again, under a name and over a network.
 const RETRY_NAME: Duration = Duration::from_millis(2);
 const RETRY_TCP: Duration = Duration::from_millis(50);
 
-/// Listens under a name or at an address, which is free again when the value is dropped or its process
-/// dies.
+/// Listens under a name or at an address. The name or address is free again when the value is dropped or its
+/// process dies.
 #[derive(Debug)]
 pub struct Listener(ListenSocket);
 
@@ -37,7 +37,7 @@ enum ListenSocket {
 }
 
 impl Listener {
-    /// Takes the name, if no living process has it.
+    /// Claims the name, unless a living process has it.
     pub fn bind(fabric: &Arc<Registry>, name: &str) -> Result<Self, NetError> {
         let claim = fabric.bind_name(name)?;
         claim
@@ -47,7 +47,7 @@ impl Listener {
         Ok(Self(ListenSocket::Name(claim)))
     }
 
-    /// Listens at `address`, `HOST:PORT`; port 0 takes a free one. Looks the host up, which may take as
+    /// Listens at `address`, `HOST:PORT`; port 0 takes a free one. Resolves the host name, which may take as
     /// long as the system's resolver does.
     pub fn bind_tcp(address: &str) -> Result<Self, NetError> {
         let failed = |source| NetError::CannotListen {
@@ -63,7 +63,7 @@ impl Listener {
             .map_err(failed)
     }
 
-    /// The address that it listens at, if it is one.
+    /// The address at which it listens; `None` if it listens under a name.
     pub fn address(&self) -> Option<SocketAddr> {
         match &self.0 {
             ListenSocket::Name(_) => None,
@@ -71,8 +71,8 @@ impl Listener {
         }
     }
 
-    /// The next caller, if one waits. Callers under a name that are other users' are turned away, and those
-    /// at an address whose connection is of no use.
+    /// Accepts the next connection, if one waits. Under a name, connections of other users are refused. At an
+    /// address, connections that cannot be used are dropped.
     pub fn try_accept(&self) -> Result<Option<Line>, NetError> {
         loop {
             let line = match &self.0 {
@@ -95,13 +95,13 @@ impl Listener {
                 },
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(None),
-                    // It hung up before it was accepted, or the network between failed.
+                    // The connection was closed before it was accepted, or the network failed.
                     io::ErrorKind::Interrupted
                     | io::ErrorKind::ConnectionAborted
                     | io::ErrorKind::NetworkDown
                     | io::ErrorKind::NetworkUnreachable
                     | io::ErrorKind::HostUnreachable => {}
-                    // accept(2) has them treated so: errors that wait on the connection.
+                    // accept(2) says to retry after pending network errors of the new connection.
                     _ if is_connection_error(&error) => {}
                     _ => return Err(NetError::system("accepting")(error)),
                 },
@@ -109,7 +109,7 @@ impl Listener {
         }
     }
 
-    /// Waits for the next caller.
+    /// Waits for the next connection.
     pub fn accept<'u>(&self, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
         let until = until.into();
         loop {
@@ -123,7 +123,7 @@ impl Listener {
 }
 
 impl AsFd for Listener {
-    /// Readable when a caller waits.
+    /// Readable when a connection waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
             ListenSocket::Name(claim) => claim.listener().as_fd(),
@@ -132,7 +132,7 @@ impl AsFd for Listener {
     }
 }
 
-/// Whether an error of accept(2) is of the connection that was to be accepted.
+/// Whether an error of accept(2) concerns only the connection that was to be accepted.
 fn is_connection_error(error: &io::Error) -> bool {
     const ALL: [Errno; 5] = [
         Errno::PROTO,
@@ -144,12 +144,12 @@ fn is_connection_error(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| ALL.contains(&errno))
 }
 
-/// Calls whoever listens under `name`, now.
+/// Connects to the process that listens under `name`, without waiting.
 pub fn dial(fabric: &Registry, name: &str) -> Result<Line, NetError> {
     Line::from_unix(fabric.connect_name(name)?)
 }
 
-/// Calls whoever listens under `name`, and waits for a listener that is not there yet.
+/// Connects to the process that listens under `name`, and waits if there is no listener yet.
 pub fn dial_wait<'u>(
     fabric: &Registry,
     name: &str,
@@ -165,16 +165,16 @@ pub fn dial_wait<'u>(
     }
 }
 
-/// Calls whoever listens at `address`, `HOST:PORT`, and waits for the answer. Looks the host up, which
-/// may take as long as the system's resolver does; of several addresses the first that answers counts, and
-/// one that does not leaves time for those behind it.
+/// Connects to the process that listens at `address`, `HOST:PORT`, and waits for the answer. Resolves the
+/// host name, which may take as long as the system's resolver does. If there are several addresses, they are
+/// tried in turn until one answers; an address that does not answer leaves time for those behind it.
 pub fn dial_tcp<'u>(address: &str, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
     let called = connect_any(&look_up(address)?, false, &until.into())?;
     Line::from_tcp(called.map_err(NetError::unreachable(address))?)
 }
 
-/// [`dial_tcp`] that waits for a listener that is not there yet: as long as one of the addresses says that
-/// nobody listens there.
+/// Like [`dial_tcp`], but waits for a listener that is not there yet, as long as one of the addresses refuses
+/// the connection because nobody listens.
 pub fn dial_tcp_wait<'u>(address: &str, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
     let until = until.into();
     let there = look_up(address)?;
@@ -196,13 +196,14 @@ fn look_up(address: &str) -> Result<Vec<SocketAddr>, NetError> {
     Ok(found.collect())
 }
 
-/// Whether the host is there, and nobody listens.
+/// Whether the host is there and nobody listens.
 fn is_refusal(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ConnectionRefused
 }
 
-/// Calls one address after the other; the inner error is the network's, and that nobody listens at one of
-/// them counts for more than what the others say. `again`: after that all are called once more.
+/// Tries one address after the other. The inner error is the network's. That nobody listens at one of the
+/// addresses takes precedence over the errors of the others. `again`: the caller will then try all of them
+/// once more.
 fn connect_any(
     there: &[SocketAddr],
     again: bool,
@@ -227,7 +228,7 @@ fn connect_any(
     Ok(Err(failed))
 }
 
-/// One call to one address; the inner error is the network's.
+/// Tries to connect to one address. The inner error is the network's.
 fn connect_one(
     at: &SocketAddr,
     until: &WaitLimit<'_>,
@@ -251,7 +252,7 @@ fn connect_one(
         Err(errno) => return Ok(Err(errno)),
     }
     let stream = TcpStream::from(socket);
-    // A call that came from the port that it goes to is answered by itself.
+    // A socket whose own port is the destination connects to itself, so nobody listens there.
     match stream.local_addr().ok() == stream.peer_addr().ok() {
         true => Ok(Err(Errno::CONNREFUSED)),
         false => Ok(Ok(stream)),
@@ -268,18 +269,19 @@ mod tests {
         WaitLimit::deadline(clock::now() + Duration::from_secs(60))
     }
 
-    /// Where nobody listens; it was free a moment ago.
+    /// An address where nobody listens: its port was free a moment ago.
     fn refused() -> SocketAddr {
         let found = TcpListener::bind("127.0.0.1:0").expect("a port");
         found.local_addr().expect("its address")
     }
 
-    /// Where TCP does not lead, whatever the machine is connected to.
+    /// An address that TCP cannot reach, whatever network the machine has.
     fn unreachable() -> SocketAddr {
         (Ipv4Addr::BROADCAST, 9).into()
     }
 
-    /// Where calls are not answered: as many wait there as may. They do until the descriptors are closed.
+    /// An address where connections are not answered, because its queue is full until the descriptors are
+    /// closed.
     fn silent() -> (SocketAddr, [OwnedFd; 2]) {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let flags = SocketFlags::CLOEXEC;

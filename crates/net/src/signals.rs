@@ -1,4 +1,4 @@
-//! Ctrl-C as a flag and a descriptor to sleep on.
+//! Ctrl-C as a flag and a descriptor to wait on.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,9 +13,9 @@ use signal_hook::{flag, low_level};
 /// Exit code of an interrupted program.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// SIGINT, SIGTERM and SIGHUP, caught until the value is dropped. A second signal ends the program at
-/// once with [`EXIT_INTERRUPTED`], in case it no longer listens. A SIGHUP that is ignored, as `nohup`
-/// has it, stays ignored.
+/// Catches SIGINT, SIGTERM and SIGHUP until the value is dropped. A second signal ends the program at once
+/// with [`EXIT_INTERRUPTED`], in case the program no longer reacts. An ignored SIGHUP stays ignored, as
+/// `nohup` requires.
 pub struct Interrupt {
     raised: Arc<AtomicBool>,
     terminated: Arc<AtomicBool>,
@@ -36,13 +36,13 @@ impl Interrupt {
             ids: Vec::new(),
         };
         let hangup = (!is_ignored(SIGHUP)?).then_some(SIGHUP);
-        // Before the flag that is looked at first.
+        // Registered before the other flag: a program that sees `raised` also sees this one.
         let terminated = Arc::clone(&interrupt.terminated);
         interrupt.ids.push(flag::register(SIGTERM, terminated)?);
         for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             let raised = || Arc::clone(&interrupt.raised);
             let exit = i32::from(EXIT_INTERRUPTED);
-            // In this order: the shutdown looks at the flag that an earlier signal set.
+            // The order matters: the conditional shutdown checks the flag as an earlier signal left it.
             let ids = [
                 flag::register_conditional_shutdown(signal, exit, raised())?,
                 flag::register(signal, raised())?,
@@ -58,7 +58,7 @@ impl Interrupt {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// Another signal raises it again, as if there had been none; the one after that ends the program.
+    /// Clears the flag, so that another signal raises it again. Only the signal after that ends the program.
     pub fn rearm(&self) {
         while (&self.readable)
             .read(&mut [0; 16])
@@ -67,14 +67,14 @@ impl Interrupt {
         self.raised.store(false, Ordering::Relaxed);
     }
 
-    /// Whether SIGTERM was among them: whoever has work under way is to finish it.
+    /// Whether SIGTERM was among the signals. It asks a program to finish work in progress.
     pub fn is_termination(&self) -> bool {
         self.terminated.load(Ordering::Relaxed)
     }
 }
 
 impl AsFd for Interrupt {
-    /// Readable once a signal came, and from then on until it is [rearmed](Interrupt::rearm).
+    /// Readable once a signal came, until it is [rearmed](Interrupt::rearm).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.readable.as_fd()
     }
@@ -88,7 +88,7 @@ impl Drop for Interrupt {
     }
 }
 
-/// Whether this process ignores the signal, as whoever started it may have arranged.
+/// Whether this process ignores the signal, as its parent may have arranged.
 fn is_ignored(signal: i32) -> io::Result<bool> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -115,7 +115,7 @@ mod tests {
         assert!(interrupt.is_raised());
         assert!(interrupt.is_termination());
 
-        // Whoever has heard it can hear another, where it would have ended the program.
+        // After rearming, another signal is caught; without it, that signal would end the program.
         interrupt.rearm();
         assert!(!interrupt.is_raised() && interrupt.is_termination());
         kill_process(getpid(), Signal::INT).expect("signals itself");

@@ -1,4 +1,4 @@
-//! Limit of a wait: a deadline, or a descriptor that interrupts.
+//! Limits of a wait: a deadline, or a descriptor that interrupts it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,7 +9,7 @@ use crate::NetError;
 use crate::clock;
 use crate::waiting::{WaitPhase, Waiter, WakeReason, ready_events};
 
-/// The longest share of a wait, where something else is to be tried after it.
+/// Longest share of a wait if something else is to be tried after it.
 const TRY_MAX: Duration = Duration::from_secs(3);
 
 /// How long a call may wait: until a deadline, or until a descriptor is readable, such as
@@ -21,7 +21,7 @@ pub struct WaitLimit<'a> {
 }
 
 impl<'a> WaitLimit<'a> {
-    /// Until this instant of the real clock.
+    /// Waits until this instant of the real clock at most.
     pub const fn deadline(deadline: Instant) -> Self {
         Self {
             deadline,
@@ -29,7 +29,7 @@ impl<'a> WaitLimit<'a> {
         }
     }
 
-    /// This, or until `interrupt` is readable.
+    /// Adds an interrupt: the wait also ends when `interrupt` is readable.
     pub fn or_readable(self, interrupt: &'a impl AsFd) -> Self {
         Self {
             interrupt: Some(interrupt.as_fd()),
@@ -37,7 +37,7 @@ impl<'a> WaitLimit<'a> {
         }
     }
 
-    /// This, or until `deadline` if that is earlier.
+    /// Moves the deadline to `deadline` if that is earlier.
     pub fn no_later_than(self, deadline: Instant) -> Self {
         Self {
             deadline: self.deadline.min(deadline),
@@ -45,8 +45,8 @@ impl<'a> WaitLimit<'a> {
         }
     }
 
-    /// For the first of `tries` that follow each other from `now` on: so long that each has an equal share
-    /// of the time that is left, and three seconds at most. The last one has all of it.
+    /// The limit for the first of `tries` successive tries from `now` on. Each try gets an equal share of the
+    /// time that is left, three seconds at most; the last one gets all of it.
     pub fn share(self, now: Instant, tries: usize) -> Self {
         let left = self.deadline.since(now).nanos();
         let share = Duration::from_nanos(left / tries.max(1) as u64).min(TRY_MAX);
@@ -61,17 +61,17 @@ impl<'a> WaitLimit<'a> {
         now >= self.deadline
     }
 
-    /// Waits until `nap` is over; `what` is waited for.
+    /// Waits until `nap` has passed. `what` names the wait in an error.
     pub fn wait_until(&self, what: &'static str, nap: Instant) -> Result<(), NetError> {
         self.wait(what, &[], Some(nap))
     }
 
-    /// Waits until `fd` is readable; `what` is waited for.
+    /// Waits until `fd` is readable. `what` names the wait in an error.
     pub fn wait_readable(&self, what: &'static str, fd: &impl AsFd) -> Result<(), NetError> {
         self.wait(what, &[(fd.as_fd(), PollFlags::IN)], None)
     }
 
-    /// Waits until one of `fds` is readable, or `nap` is over; `what` is waited for.
+    /// Waits until one of `fds` is readable or `nap` has passed. `what` names the wait in an error.
     pub fn wait_any_readable(
         &self,
         what: &'static str,
@@ -82,7 +82,7 @@ impl<'a> WaitLimit<'a> {
         self.wait(what, &fds, Some(nap))
     }
 
-    /// Waits for `events` on one of `fds`, and no longer than `nap`.
+    /// Waits for `events` on one of `fds`, until `nap` at most.
     pub(crate) fn wait(
         &self,
         what: &'static str,
@@ -101,7 +101,7 @@ impl<'a> WaitLimit<'a> {
             .wait_polling(&mut polled, Some(deadline), &mut |_: WaitPhase| false)
             .map_err(|source| NetError::System { what, source })?;
         let raised = |fd: &BorrowedFd<'_>| match woken {
-            // A time that is over is over before anything is looked at.
+            // The waiter checks the deadline before it polls, so the descriptor may not have been polled.
             WakeReason::Deadline => !ready_events(*fd, PollFlags::IN).is_empty(),
             _ => !polled[0].revents().is_empty(),
         };
@@ -151,7 +151,7 @@ mod tests {
         let ever = WaitLimit::deadline(Instant::FAR_FUTURE);
         assert_eq!(ever.share(at(10), 2).deadline, at(13));
         assert_eq!(ever.share(at(10), 1).deadline, Instant::FAR_FUTURE);
-        // One that has passed gets no longer.
+        // A deadline in the past is not extended.
         let past = WaitLimit::deadline(at(5)).share(at(10), 2);
         assert!(past.deadline == at(5) && past.is_over(at(5)) && !past.is_over(at(4)));
     }

@@ -1,12 +1,12 @@
-//! How to wait: yield for a bounded time, then sleep.
+//! Strategies for waiting: yield for a bounded time, then sleep.
 //!
-//! A blocking wake-up costs about 50 µs, a cache line from one core to another 280 ns, so a waiter
-//! looks around for about as long as a wake-up costs before it sleeps. It gives its core away while it
-//! looks: where processes outnumber cores, spinning with `pause` keeps from the core exactly the one that is
-//! waited for, and made a request through four processes five times slower than sleeping at once.
+//! A blocking wake-up costs about 50 µs; moving a cache line from one core to another costs 280 ns. A waiter
+//! therefore polls for about as long as a wake-up costs before it sleeps. It yields its core between two
+//! polls. If processes outnumber cores, spinning with `pause` keeps the core from the very process that is
+//! waited for: it made a request through four processes five times slower than sleeping at once.
 //!
-//! [`Backoff`] decides and reads no clock; [`Waiter`] is the shell that does what it says. Those who poll
-//! and never sleep ask [`PollInterval`] how densely.
+//! [`Backoff`] makes the decision and reads no clock; [`Waiter`] is the shell that carries it out. Pollers
+//! that never sleep ask [`PollInterval`] how often to poll.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,19 +18,19 @@ use rustix::thread::sched_yield;
 
 use crate::{clock, cpu_affinity};
 
-/// How long a waiter looks around before it sleeps: about what being woken costs.
+/// How long a waiter polls before it sleeps: about the cost of being woken.
 pub const SPIN_BUDGET: Duration = Duration::from_micros(50);
 
 /// What a waiter does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackoffAction {
-    /// Look again soon.
+    /// Poll again soon.
     Spin,
     /// Sleep until something happens.
     Sleep,
 }
 
-/// When to stop looking and sleep. Pure: the time is an argument.
+/// Decides when to stop polling and sleep. Pure: the time is an argument.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     budget: Duration,
@@ -38,7 +38,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Looks for `budget` before it says [`BackoffAction::Sleep`].
+    /// Polls for `budget` before it returns [`BackoffAction::Sleep`].
     pub const fn new(budget: Duration) -> Self {
         Self {
             budget,
@@ -46,12 +46,12 @@ impl Backoff {
         }
     }
 
-    /// Something happened: the next wait starts afresh.
+    /// Starts afresh, after something happened.
     pub fn reset(&mut self) {
         self.since = None;
     }
 
-    /// Nothing happened by `now`.
+    /// Decides what to do next if nothing happened by `now`.
     pub fn idle(&mut self, now: Instant) -> BackoffAction {
         let since = *self.since.get_or_insert(now);
         if now.since(since) < self.budget {
@@ -68,18 +68,18 @@ impl Default for Backoff {
     }
 }
 
-/// What to do with the core between two looks.
+/// What a waiter does with its core between two polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SpinMode {
-    /// Offer it to others: right whenever there may be more waiters than cores.
+    /// Yield it: right whenever there may be more waiters than cores.
     #[default]
     Yield,
-    /// Keep it: only where every waiter has a core to itself.
+    /// Keep it: only if every waiter has a core to itself.
     Pause,
 }
 
 impl SpinMode {
-    /// The right way for `waiters` threads that spin at the same time on the cores this thread may use.
+    /// The right mode for `waiters` threads that spin at the same time on the cores this thread may use.
     pub fn for_waiters(waiters: usize) -> Self {
         // One core is left to the rest of the machine.
         if waiters < cpu_affinity::allowed_cpus().len() {
@@ -90,29 +90,30 @@ impl SpinMode {
     }
 }
 
-/// How long to leave a line of memory alone that another core writes and this one polls. Pure.
+/// How long to leave a cache line alone that another core writes and this one polls. Pure.
 ///
-/// Every look takes the line from the writer, who then waits for it with the next store. Where
-/// messages stream, a look right after an empty one finds one message; a moment later it finds
-/// several, and both sides have fetched the line once for all of them. Where one message is waited
-/// for at a time, as in a ping-pong, nothing is put off.
+/// Every poll takes the line from the writer, whose next store then waits for it. In a stream of messages, a
+/// poll right after an empty one finds one message. A moment later it finds several, and both sides have
+/// fetched the line once for all of them. If one message is waited for at a time, as in a ping-pong, nothing
+/// is delayed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PollInterval {
     found: u32,
 }
 
 impl PollInterval {
-    /// `pause` instructions after a look that ends a run of messages: 0.15 to 0.7 µs, depending on
-    /// the processor; about what it takes to fetch a line and give it back.
+    /// Number of `pause` instructions after the empty poll that ends a run of messages: 0.15 to 0.7 µs,
+    /// depending on the processor, which is about what it takes to fetch a line and give it back.
     const STREAMING: u32 = 16;
 
-    /// A look found a message.
+    /// Records that a poll found a message.
     #[inline]
     pub fn on_message(&mut self) {
         self.found += 1;
     }
 
-    /// A look found nothing: how many `pause` instructions to pass before the next one.
+    /// Records that a poll found nothing. Returns how many `pause` instructions to execute before the next
+    /// one.
     #[inline]
     pub fn on_empty(&mut self) -> u32 {
         let streams = self.found > 1;
@@ -121,19 +122,19 @@ impl PollInterval {
     }
 }
 
-/// What a look is for.
+/// Purpose of a call of the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitPhase {
-    /// Just look.
+    /// Just check the condition.
     Poll,
-    /// The waiter is about to sleep: arm what wakes it, *then* look once more.
+    /// The waiter is about to sleep: arm what wakes it, *then* check once more.
     Arm,
 }
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeReason {
-    /// The look found something.
+    /// The condition holds.
     Ready,
     /// A descriptor is readable, or its other end is gone.
     Fd,
@@ -149,12 +150,12 @@ pub struct Waiter {
     spins: u32,
 }
 
-/// Of so many moments that [`SpinMode::Pause`] passes (some 2 µs), one is offered to others after all: the
+/// With [`SpinMode::Pause`], the core is yielded after all once in this many moments (some 2 µs), because the
 /// cores that were counted may be busy with something else.
 const PAUSES: u32 = 64;
 
 impl Waiter {
-    /// Looks around for `budget` in the way `spin` says, then sleeps.
+    /// Polls for `budget` in the mode `spin`, then sleeps.
     pub const fn new(budget: Duration, spin: SpinMode) -> Self {
         Self {
             backoff: Backoff::new(budget),
@@ -163,7 +164,7 @@ impl Waiter {
         }
     }
 
-    /// Passes a moment between two looks, for callers that loop by themselves.
+    /// Passes a moment between two polls, for callers with a loop of their own.
     #[inline]
     pub fn spin_once(&mut self) {
         self.spins = self.spins.wrapping_add(1);
@@ -173,10 +174,10 @@ impl Waiter {
         }
     }
 
-    /// Waits until `look` says yes, one of `fds` is readable (or hung up), or `deadline` has passed.
+    /// Waits until `look` returns true, one of `fds` is readable (or hung up), or `deadline` has passed.
     ///
-    /// While spinning, `look` is asked every time and the descriptors, which cost a system call, every
-    /// eighth. `look` is called with [`WaitPhase::Arm`] before every sleep, and must arm then whatever
+    /// While spinning, `look` is called every time. The descriptors cost a system call and are polled every
+    /// eighth time. Before every sleep `look` is called with [`WaitPhase::Arm`]; it must then arm whatever
     /// makes one of the descriptors readable.
     pub fn wait(
         &mut self,
@@ -191,7 +192,7 @@ impl Waiter {
         self.wait_polling(&mut polled, deadline, &mut look)
     }
 
-    /// [`Waiter::wait`] with the events of each descriptor chosen by the caller.
+    /// Like [`Waiter::wait`], with the events of each descriptor chosen by the caller.
     pub fn wait_polling(
         &mut self,
         fds: &mut [PollFd<'_>],
@@ -228,7 +229,7 @@ impl Waiter {
     }
 }
 
-/// Sleeps until a descriptor has something or the deadline passes; a signal may end it early.
+/// Sleeps until a descriptor is ready or the deadline passes. A signal may end the sleep early.
 pub fn sleep(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<usize> {
     poll_for(fds, deadline.map(|deadline| deadline.since(clock::now())))
 }
@@ -246,14 +247,14 @@ fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<usi
     }
 }
 
-/// What a descriptor has now.
+/// The events that a descriptor has now.
 pub fn ready_events(fd: BorrowedFd<'_>, events: PollFlags) -> PollFlags {
     let mut polled = [PollFd::new(&fd, events)];
     poll_now(&mut polled).map_or(PollFlags::empty(), |_| polled[0].revents())
 }
 
 fn timespec(span: Duration) -> Timespec {
-    // A sleep is cut at an hour: every caller looks at its deadline again.
+    // A sleep is limited to an hour; every caller checks its deadline again.
     let nanos = span.nanos().min(3_600_000_000_000);
     Timespec {
         tv_sec: (nanos / 1_000_000_000) as i64,

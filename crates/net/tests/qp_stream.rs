@@ -20,7 +20,7 @@ use headworks_verbs::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long anything may take: only what hangs fails.
+/// A generous time limit: only a test that hangs fails.
 fn limit() -> Instant {
     clock::now() + Duration::from_secs(60)
 }
@@ -46,7 +46,7 @@ fn hosts() -> Hosts {
     }
 }
 
-/// Hangs the stream on one end of a socket pair: closed, it is cut.
+/// The connection of a stream is one end of a socket pair: when the other end closes, the stream is cut.
 struct SocketConnection(UnixStream);
 
 impl QpConnection for SocketConnection {
@@ -67,7 +67,7 @@ impl AsFd for SocketConnection {
     }
 }
 
-/// Brings both to INIT; what it returns, to RTS.
+/// Brings both queue pairs to INIT. The returned closure brings them to RTS.
 fn connect(
     devices: &[Arc<dyn Device>; 2],
     one: &mut dyn QueuePair,
@@ -82,7 +82,7 @@ fn connect(
     move |one, other| first.connect_both(one, &mut second, other).expect("RTS")
 }
 
-/// Two ends of a stream that are connected.
+/// Creates two connected ends of a stream.
 fn streams(hosts: &Hosts) -> [QpStream; 2] {
     streams_on(hosts, |end| Box::new(SocketConnection(end)))
 }
@@ -94,7 +94,7 @@ fn streams_on(
     setups(hosts).map(|(setup, end)| setup.finish(hang(end)).expect("a stream"))
 }
 
-/// What two such are made of: queue pairs that have met, and what the ends hang on.
+/// Creates the parts of two such ends: connected queue pairs, and the sockets of their connections.
 fn setups(hosts: &Hosts) -> [(QpStreamSetup, UnixStream); 2] {
     let [one, other] = &hosts.devices;
     let mut one = QpStreamSetup::new(one).expect("a setup");
@@ -111,7 +111,7 @@ fn lines(hosts: &Hosts) -> [Line; 2] {
     streams(hosts).map(|stream| Line::from_transport(Box::new(stream)))
 }
 
-/// Waits until it may have something to say; its timer has something now and then.
+/// Waits until the descriptor is readable, which the stream's timer makes it now and then.
 fn wait(on: &impl AsFd, end: Instant) {
     let until = WaitLimit::deadline(end);
     let woken = until.wait_readable("the stream", on);
@@ -125,7 +125,7 @@ fn bytes_arrive_in_order_whoever_waits_only_by_the_descriptor() {
     let hosts = hosts();
     let [one, other] = streams(&hosts);
     let all: Vec<u8> = (0..BYTES).map(|at| ((at * 31) >> 3) as u8).collect();
-    // Both ways at once, in pieces of many sizes.
+    // Both directions at once, in pieces of many sizes.
     let side = |stream: &QpStream| {
         let (mut sent, mut got) = (0, 0);
         let end = limit();
@@ -165,7 +165,7 @@ fn what_is_there_and_not_received_keeps_the_descriptor_readable() {
     let mut word = [0; 3];
     wait(&other, limit());
     for expected in [&b"two"[..], b" wo", b"rds"] {
-        // Whatever a step has taken off the completion queue.
+        // This step takes what there is off the completion queue.
         assert!(!other.is_gone());
         assert!(is_readable(&other), "before {expected:?}");
         assert_eq!(other.recv(&mut word).expect("a word"), expected.len());
@@ -174,8 +174,8 @@ fn what_is_there_and_not_received_keeps_the_descriptor_readable() {
     wait_until_unreadable(&other);
 }
 
-/// There is nothing to receive, and its descriptor says so, but for an event that was under way, or a
-/// timer's.
+/// Waits until the descriptor is not readable, while nothing is to be received. A late event or the timer may
+/// make it readable for a while.
 fn wait_until_unreadable(stream: &QpStream) {
     let end = limit();
     loop {
@@ -199,7 +199,7 @@ fn a_line_carries_long_messages_to_a_reader_that_is_slow() {
     let [mut one, mut other] = lines(&hosts);
     let full = (0..).find_map(|_| one.send_control(&[7; 60_000]).err());
     assert!(matches!(full, Some(NetError::Full)));
-    // More than can be under way: the rest goes when the other side reads, and without being asked.
+    // More is sent than fits: the rest goes when the other side reads, without a further call of `flush`.
     thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..4 {
@@ -239,7 +239,7 @@ fn what_was_sent_before_the_end_arrives_before_it() {
     assert!(matches!(end, NetError::PeerGone), "{end}");
 }
 
-/// A queue pair that is none of a stream, and memory of it.
+/// Creates a queue pair that belongs to no stream, and memory for it.
 fn raw_queue_pair(device: &Arc<dyn Device>) -> (Box<dyn QueuePair>, Region) {
     let pd = device.alloc_pd().expect("a domain");
     let cq = device.create_cq(&CqInit {
@@ -260,7 +260,7 @@ fn raw_queue_pair(device: &Arc<dyn Device>) -> (Box<dyn QueuePair>, Region) {
     (qp.expect("a queue pair"), region)
 }
 
-/// A stream, and who is connected with it and keeps to nothing.
+/// Creates a stream, and a raw queue pair connected with it that breaks the protocol.
 fn stream_to_raw_peer(hosts: &Hosts) -> (QpStream, UnixStream, Box<dyn QueuePair>, Region) {
     let mut setup = QpStreamSetup::new(&hosts.devices[0]).expect("a setup");
     let (mut qp, region) = raw_queue_pair(&hosts.devices[1]);
@@ -280,14 +280,14 @@ fn ends(stream: &QpStream) {
         wait(stream, end);
     }
     assert_eq!(stream.recv(&mut [0; 8]).expect("the end"), 0);
-    // Whoever only waits must hear of it.
+    // A program that only waits must be woken, too.
     assert!(is_readable(stream));
 }
 
 #[test]
 fn a_peer_that_keeps_to_nothing_ends_the_stream() {
-    // Nothing at all; less than a number; a number of receives that were never posted (the memory may
-    // hold anything but zeros); more than a receive has room for.
+    // No bytes; less than a number; a number of receives that were never posted (the memory may hold anything
+    // but zeros); more than a receive has room for.
     for (len, number) in [(0, 0), (7, 0), (8, 1), (20, u64::MAX), (4097, 0)] {
         let hosts = hosts();
         let (stream, _other, mut qp, region) = stream_to_raw_peer(&hosts);
@@ -316,26 +316,26 @@ fn a_peer_that_vanishes_without_a_word_is_missed() {
     let hosts = hosts();
     let (stream, _other, qp, _region) = stream_to_raw_peer(&hosts);
     assert!(!stream.is_gone());
-    // Nothing is under way that could fail, and nobody cuts the thread.
+    // No request is in flight that could fail, and the connection is not cut.
     drop(qp);
     ends(&stream);
 }
 
-/// Runs `f` in a forked child, and says whether it answered yes; one that hangs is ended.
+/// Runs `f` in a forked child and returns what it returned. A child that hangs is killed.
 fn run_in_forked_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child only runs `f`, which uses and drops a stream, and ends at once.
+    // SAFETY: the child only runs `f`, which uses and drops a stream, and then exits at once.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", io::Error::last_os_error()),
         0 => {
-            // SAFETY: a timer of the child's.
+            // SAFETY: the timer belongs to the child.
             unsafe { libc::alarm(60) };
             let code = i32::from(f());
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: this ends the child without running any code of the parent.
             unsafe { libc::_exit(code) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: our own child and a valid place for its status.
+            // SAFETY: the process is our own child, and the place for its status is valid.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             assert!(libc::WIFEXITED(status), "the child hung: {status:#x}");
             libc::WEXITSTATUS(status) == 1
@@ -343,7 +343,7 @@ fn run_in_forked_child(f: impl FnOnce() -> bool) -> bool {
     }
 }
 
-/// Whether a child is refused everything.
+/// Whether every call is refused, as it must be in a child.
 fn is_refused(stream: &QpStream) -> bool {
     let broken = |outcome: io::Result<usize>| {
         outcome.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
@@ -351,7 +351,7 @@ fn is_refused(stream: &QpStream) -> bool {
     broken(stream.send(b"child")) && broken(stream.recv(&mut [0; 8])) && stream.is_gone()
 }
 
-/// The stream works as if nothing had been.
+/// Checks that the stream still works in both directions.
 fn passes_words(streams: &[&QpStream; 2]) {
     for [from, to] in [*streams, [streams[1], streams[0]]] {
         assert_eq!(from.send(b"word").expect("sends"), 4);
@@ -377,7 +377,7 @@ fn what_a_forked_child_does_with_a_stream_its_parent_does_not_notice() {
     passes_words(&[&one, &other]);
     let mut held = Some(one);
     for _ in 0..2 {
-        // Each call by itself: what the first one does must not hide what the next one would.
+        // Each call gets a child of its own: what the first call does must not hide the effect of the next.
         let one = held.as_ref().expect("the child's copy is gone, not ours");
         assert!(run_in_forked_child(|| one.is_gone()));
         wait_until_unreadable(one);
@@ -387,7 +387,7 @@ fn what_a_forked_child_does_with_a_stream_its_parent_does_not_notice() {
         wait_until_unreadable(one);
         assert!(run_in_forked_child(|| is_refused(one)));
         wait_until_unreadable(one);
-        // In the child it is taken; here it stays.
+        // The child takes and drops its copy; the parent keeps its own.
         assert!(run_in_forked_child(|| {
             drop(held.take());
             true
@@ -407,7 +407,7 @@ fn what_was_set_up_before_a_fork_is_the_parents_whoever_finishes_it() {
         .finish(Box::new(SocketConnection(there)))
         .expect("a stream");
     let mut one = Some((one, Box::new(SocketConnection(here))));
-    // In the child it is taken; here it stays.
+    // The child takes its copy; the parent keeps its own.
     assert!(run_in_forked_child(|| {
         let (setup, thread) = one.take().expect("not taken");
         let stream = setup.finish(thread).expect("a stream");
@@ -419,7 +419,7 @@ fn what_was_set_up_before_a_fork_is_the_parents_whoever_finishes_it() {
     passes_words(&[&one, &other]);
 }
 
-/// Stops a step in the middle, when it is told to, until it is let go on.
+/// Pauses a step in the middle, on request, until it is released.
 struct PausingConnection {
     thread: SocketConnection,
     gate: UnixStream,
@@ -462,14 +462,15 @@ fn a_child_forked_in_the_middle_of_a_step_does_not_wait_for_its_end() {
     let one = Arc::new(one);
     let steps = one.clone();
     thread::scope(|scope| {
-        // Closed by what fails here, so that nobody waits for it.
+        // Moved here, so that a failure below closes it and the paused step does not wait for ever.
         let mut key = key;
         let stepping = scope.spawn(move || steps.is_gone());
         key.read_exact(&mut [0]).expect("it has stopped");
         assert!(run_in_forked_child(|| is_refused(&one)));
-        // As the last owner: the other one is a thread that the child does not have.
+        // The child drops the stream as its last owner, since it does not have the thread that is the other
+        // owner.
         assert!(run_in_forked_child(|| {
-            // SAFETY: the value is not used again in the child, which ends.
+            // SAFETY: the child does not use the value again before it exits.
             drop(unsafe { std::ptr::read(&raw const *one) });
             true
         }));

@@ -1,5 +1,5 @@
-//! Two processes meet and bring up a queue pair; here two threads do, over a queue pair that only
-//! remembers its states.
+//! Rendezvous and bring-up of two processes. Two threads stand for them, with queue pairs that only remember
+//! their states.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -115,7 +115,7 @@ fn two_ends_meet_under_a_name_connect_and_talk() {
 
 #[test]
 fn two_ends_meet_at_an_address_connect_and_talk() {
-    // A port that was free a moment ago: nobody listens there yet when the caller calls.
+    // The port was free a moment ago, so nobody listens there yet when the caller dials.
     let found = Listener::bind_tcp("127.0.0.1:0").expect("a port");
     let address = found.address().expect("it is one").to_string();
     drop(found);
@@ -152,7 +152,7 @@ fn a_peer_at_an_address_that_dies_is_gone() {
     assert!(line.peer_gone());
 }
 
-/// A caller and a listener, whichever comes first, on two threads; the listener's line afterwards.
+/// Runs a caller and a listener on two threads, whichever comes first, and returns the listener's line.
 fn talk(
     dial: impl FnOnce() -> Result<Line, NetError> + Send,
     listen: impl FnOnce() -> Listener,
@@ -183,7 +183,7 @@ fn answer(caller: thread::ScopedJoinHandle<'_, MockQueuePair>, listener: &Listen
         (hello.qpn.raw(), hello.payload.as_slice()),
         (7, b"caller".as_slice())
     );
-    // In the same write as the last byte of the bring-up, for all that the other end knows.
+    // For all that the other end knows, this comes in the same write as the last byte of the bring-up.
     line.send_control(b"hello").expect("open");
     let other = caller.join().expect("the caller");
     assert!(line.peer_gone(), "its line was dropped");
@@ -196,7 +196,7 @@ fn answer(caller: thread::ScopedJoinHandle<'_, MockQueuePair>, listener: &Listen
     line
 }
 
-/// What our end says when the other's first bytes are these.
+/// The error of our end when the other end's first bytes are these.
 fn answer_to(bytes: &[u8]) -> NetError {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair");
     theirs.write_all(bytes).expect("writes");
@@ -233,7 +233,7 @@ fn greetings_cut_into_bytes_are_put_together() {
         Line::from_unix(one).expect("ours"),
         Line::from_unix(other).expect("ours"),
     );
-    // Each direction goes through a thread that passes on single bytes.
+    // In each direction a thread passes on single bytes.
     let relay = |mut from: UnixStream, mut to: UnixStream| {
         thread::spawn(move || {
             let mut byte = [0];
@@ -279,7 +279,7 @@ fn a_greeting_that_comes_along_with_the_message_before_it_is_found() {
         BringUpOnLine::start(&device(), &mut left, ConnectionParams::default(), vec![])
             .expect("starts");
     assert!(started.step(&mut one, &mut left).expect("open").is_none());
-    // Both lie there, and are read at once.
+    // Both messages have arrived and are read at once.
     assert_eq!(
         other.recv_control_wait(soon()).expect("a message"),
         b"begin"

@@ -1,31 +1,31 @@
-//! The caches of an RNIC: which entries of the host's tables are on the chip. Pure.
+//! An RNIC's caches: which entries of the tables in host memory are on the chip. Pure.
 
 use crate::random::{Random, mix};
 
-/// Which entry goes when there is no room.
+/// Replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// The one that was not used for longest.
+    /// The least recently used entry is replaced.
     LeastRecent,
-    /// Any one.
+    /// A random entry is replaced.
     Random,
 }
 
-/// How a key finds its set.
+/// Mapping of keys to sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Index {
-    /// By its low bits: neighbours are in neighbouring sets.
+    /// By its low bits: neighbouring keys are in neighbouring sets.
     Low,
-    /// By all of them: sets fill unevenly.
+    /// By a hash: sets fill unevenly.
     Hashed,
 }
 
-/// A set-associative cache of keys; 0 is none.
+/// A set-associative cache of keys; key 0 is a free entry.
 #[derive(Debug)]
 pub(crate) struct Cache {
     ways: usize,
     sets: u64,
-    /// Set after set; with [`Policy::LeastRecent`] the most recent of a set first.
+    /// Keys, set after set. With [`Policy::LeastRecent`] the most recently used of a set is first.
     keys: Vec<u64>,
     policy: Policy,
     index: Index,
@@ -33,7 +33,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// One of so many entries, less what makes no whole set. With none, nothing ever misses.
+    /// Creates a cache of `entries`, rounded down to whole sets (at least one). With 0 entries it never misses.
     pub(crate) fn new(entries: u64, ways: usize, policy: Policy, index: Index, seed: u64) -> Self {
         let ways = ways.max(1);
         let sets = match entries {
@@ -50,7 +50,7 @@ impl Cache {
         }
     }
 
-    /// Where the set of a key begins.
+    /// Returns the index in `keys` at which a key's set begins.
     #[inline]
     fn set_of(&self, key: u64) -> usize {
         let index = match self.index {
@@ -61,13 +61,13 @@ impl Cache {
         index as usize * self.ways
     }
 
-    /// Whether it holds everything there ever is.
+    /// Whether it is unlimited and never misses.
     #[inline(always)]
     pub(crate) fn is_endless(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Uses the entry of `key`, which is not 0: whether it was there. It is afterwards.
+    /// Uses the entry of `key`, which must not be 0, and adds it if it is missing. Returns whether it was there.
     #[inline(always)]
     pub(crate) fn touch(&mut self, key: u64) -> bool {
         self.is_endless() || self.use_entry(key)
@@ -101,7 +101,7 @@ impl Cache {
         }
     }
 
-    /// Forgets an entry: whether it was there.
+    /// Removes an entry. Returns whether it was there.
     #[inline(always)]
     pub(crate) fn forget(&mut self, key: u64) -> bool {
         self.is_endless() || self.drop_entry(key)
@@ -119,7 +119,7 @@ impl Cache {
 mod tests {
     use super::*;
 
-    /// How many of twenty rounds of uses miss.
+    /// Counts the misses of twenty rounds over all keys.
     fn misses(policy: Policy, index: Index, entries: u64, keys: u64) -> usize {
         let mut cache = Cache::new(entries, 8, policy, index, 1);
         let uses = (0..20).flat_map(|_| 1..=keys);
@@ -130,7 +130,7 @@ mod tests {
     fn what_fits_misses_once_and_what_does_not_again_and_again() {
         for policy in [Policy::LeastRecent, Policy::Random] {
             assert_eq!(misses(policy, Index::Low, 512, 512), 512);
-            // Sets fill unevenly, so not to the brim.
+            // Sets fill unevenly, so only a small share of the entries can be used without misses.
             assert_eq!(
                 misses(policy, Index::Hashed, 1 << 14, 256),
                 256,

@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_net::EventFd;
 use headworks_verbs::{CompletionChannel, CqId, ResourceError};
 
-/// Where completion queues put their events.
+/// A completion channel, to which completion queues add their events.
 #[derive(Clone, Debug)]
 pub(crate) struct SimChannel(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Which opening of a device made it.
+    /// Number of the device opening that made it.
     opened: u32,
-    /// One of its network's, who counts them.
+    /// Clone of the network's counter, which counts its channels.
     _counted: Arc<()>,
     alarm: EventFd,
     events: Mutex<VecDeque<u32>>,

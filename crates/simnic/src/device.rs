@@ -1,4 +1,4 @@
-//! A device of a simulated host, and all that is made from it.
+//! A device of a simulated host, and the objects made from it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,11 +19,11 @@ use crate::preset::Preset;
 use crate::registered_memory;
 use crate::wqe::{ReceiveWqe, Wqe};
 
-/// Bytes of a request beside its data, and of a line of it.
+/// Bytes of a request without its data, and of one line of it.
 const HEADER: u64 = 32;
 const LINE: u64 = 64;
 
-/// The model, for all devices of a world.
+/// The model, shared by all devices of a network.
 #[derive(Clone)]
 pub(crate) struct SharedModel(Arc<Mutex<Model>>);
 
@@ -42,11 +42,11 @@ impl SharedModel {
     }
 }
 
-/// A device.
+/// One opening of a host's device.
 pub(crate) struct SimDevice {
     pub(crate) model: SharedModel,
     pub(crate) host: u32,
-    /// Which opening this is: what others made is none of its objects.
+    /// Number of this opening. Objects of other openings are refused.
     pub(crate) opened: u32,
     pub(crate) info: DeviceInfo,
     pub(crate) alarm: Arc<EventFd>,
@@ -94,7 +94,7 @@ impl Device for SimDevice {
         ResourceError::check("CQ depth", init.depth, 1..=self.info.limits.max_cqe)?;
         let channel = match &init.channel {
             None => None,
-            // What another provider made cannot be written to.
+            // A channel of another provider or another opening is refused.
             Some(channel) => {
                 let own = channel.as_any().downcast_ref::<SimChannel>();
                 let own = own.filter(|channel| channel.is_of(self.opened));
@@ -167,7 +167,7 @@ impl Device for SimDevice {
     }
 }
 
-/// Pages, ordinary and huge: they are 2 to the power of these.
+/// log2 of the sizes of ordinary and of huge pages.
 #[derive(Clone, Copy)]
 struct Pages(u32, u32);
 
@@ -194,12 +194,12 @@ struct SimPd {
     info: DeviceInfo,
 }
 
-/// Deregisters when it is dropped.
+/// Deregisters a region when it is dropped.
 struct Registration(SharedModel, u32);
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // Let go of outside of the lock: it may be the last.
+        // The buffer is dropped after the lock is released: this may be its last reference.
         let _buffer = self.0.lock().regions.remove(self.1);
     }
 }
@@ -343,7 +343,7 @@ impl SimPd {
     }
 }
 
-/// Lets go of its key when it is dropped.
+/// An address handle; frees its key when it is dropped.
 struct SimAh(SharedModel, u32);
 
 impl AddressHandle for SimAh {
@@ -463,7 +463,7 @@ struct SimQp {
     caps: QpCaps,
     has_srq: bool,
     limits: headworks_verbs::DeviceLimits,
-    // Outlive it.
+    // Held so that they outlive the queue pair.
     _cqs: (Arc<dyn CompletionQueue>, Arc<dyn CompletionQueue>),
     _srq: Option<Arc<dyn SharedReceiveQueue>>,
 }
@@ -530,7 +530,7 @@ impl QueuePair for SimQp {
             if upto == before + 1
                 && let Some(wqe) = qp.sq.back_mut()
             {
-                // One that is short comes with its doorbell, and need not be fetched.
+                // A short request comes with its doorbell and is not fetched.
                 let sges = 16 * wqe.data.sges().len() as u64;
                 let data = wqe
                     .data
@@ -609,7 +609,7 @@ impl Drop for SimQp {
     }
 }
 
-/// Whether a request may be posted, and how many bytes it is of.
+/// Returns the number of bytes of a request, or why it may not be posted.
 #[inline]
 fn check_send(qp: &Qp, wr: &SendWr<'_>) -> Result<u32, PostErrorKind> {
     if !matches!(

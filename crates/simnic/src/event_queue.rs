@@ -1,20 +1,20 @@
-//! What happens when: events in the order of time, and of their coming where that is the same. Pure.
+//! Pending events, ordered by time; events of the same time keep the order in which they were added. Pure.
 //!
-//! Most are soon: those of the next microseconds lie in buckets, of which only the one whose time it is is in
-//! order. The others are in a heap until their bucket comes near.
+//! Most events are due soon: those of the next microseconds lie in buckets, of which only the current one is
+//! sorted. Later events lie in a heap until their bucket comes near.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use crate::hardware_units::Ps;
 
-/// A bucket's time: 2 to the power of this, 262 ns.
+/// log2 of a bucket's duration in picoseconds: 262 ns.
 const SHIFT: u32 = 18;
-/// Buckets: 268 µs ahead.
+/// Number of buckets, which reach 268 µs ahead.
 const BUCKETS: usize = 1024;
 const WORDS: usize = BUCKETS / 64;
 
-/// Something far ahead, with how many were put there before it.
+/// An event beyond the buckets, with the number of such events that were added before it.
 #[derive(Debug)]
 struct Far<E> {
     at: Ps,
@@ -22,20 +22,20 @@ struct Far<E> {
     event: E,
 }
 
-/// Events to come; small ones, as they are moved.
+/// Pending events. They should be small, because they are moved.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
-    /// The present bucket's number: all before it are done.
+    /// Number of the current bucket. Earlier ones are done.
     now: u64,
-    /// What is in it and before it, in order; those before `done` have happened.
+    /// Events up to the end of the current bucket, sorted; the first `done` of them were taken.
     open: Vec<(Ps, E)>,
     done: usize,
-    /// What is in each of the next buckets, in the order of its coming.
+    /// Events of the next buckets, in the order in which they were added.
     near: Vec<Vec<(Ps, E)>>,
-    /// Which of those have something.
+    /// Bitmap of the next buckets that have events.
     filled: [u64; WORDS],
     far: BinaryHeap<Reverse<Far<E>>>,
-    /// How many were far so far.
+    /// Number of events added to `far` so far.
     next: u64,
 }
 
@@ -54,7 +54,7 @@ impl<E> Default for EventQueue<E> {
 }
 
 impl<E: Copy> EventQueue<E> {
-    /// Has something happen at that time, after all that was put there before.
+    /// Adds an event, behind all earlier ones of the same time.
     #[inline]
     pub(crate) fn put(&mut self, at: Ps, event: E) {
         let bucket = at >> SHIFT;
@@ -78,7 +78,7 @@ impl<E: Copy> EventQueue<E> {
         self.filled[index / 64] |= 1 << (index % 64);
     }
 
-    /// When the next event is.
+    /// Returns the time of the next event.
     #[inline]
     pub(crate) fn next_at(&mut self) -> Option<Ps> {
         if self.done == self.open.len() {
@@ -87,7 +87,7 @@ impl<E: Copy> EventQueue<E> {
         self.open.get(self.done).map(|entry| entry.0)
     }
 
-    /// The next event, if it is no later than `limit`.
+    /// Takes the next event, if it is due by `limit`.
     #[inline(always)]
     pub(crate) fn take(&mut self, limit: Ps) -> Option<(Ps, E)> {
         if self.done == self.open.len() {
@@ -101,7 +101,7 @@ impl<E: Copy> EventQueue<E> {
         Some(entry)
     }
 
-    /// Opens the next bucket that has something, if any has; all of the present one have happened.
+    /// Makes the next bucket with events the current one, if there is any. All events of the old one were taken.
     #[inline(never)]
     fn turn(&mut self) {
         self.open.clear();
@@ -112,7 +112,7 @@ impl<E: Copy> EventQueue<E> {
             return;
         };
         self.now = bucket;
-        // What is near now was far. It was put before all that is put there from now on.
+        // Far events that are near now go first: they were added before any that is added to their bucket later.
         while let Some(Reverse(entry)) = self.far.peek()
             && (entry.at >> SHIFT) - bucket < BUCKETS as u64
             && let Some(Reverse(Far { at, event, .. })) = self.far.pop()
@@ -122,7 +122,7 @@ impl<E: Copy> EventQueue<E> {
         let index = bucket as usize % BUCKETS;
         std::mem::swap(&mut self.open, &mut self.near[index]);
         self.filled[index / 64] &= !(1 << (index % 64));
-        // Those of one time stay as they were put.
+        // The sort is stable: events of the same time keep their order.
         self.open.sort_by_key(|entry| entry.0);
     }
 
@@ -133,7 +133,7 @@ impl<E: Copy> EventQueue<E> {
             let word = (begin / 64 + step) % WORDS;
             let mut bits = self.filled[word];
             match step {
-                // The first word's beginning comes last.
+                // The first word's low bits are the last buckets.
                 0 => bits &= !0 << (begin % 64),
                 WORDS => bits &= !(!0 << (begin % 64)),
                 _ => {}
@@ -189,8 +189,8 @@ mod tests {
     }
 
     proptest! {
-        /// As a heap would have it, whatever comes when: within a bucket, near, far, and before what is
-        /// open already.
+        /// Compares with a heap, for events within a bucket, near and far ones, and ones before events of the
+        /// current bucket.
         #[test]
         fn the_order_is_a_heaps(steps in proptest::collection::vec((0u32..5, any::<u64>()), 1..400)) {
             let (mut event_queue, mut oracle) = (EventQueue::default(), BinaryHeap::new());

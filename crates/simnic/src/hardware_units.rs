@@ -1,55 +1,55 @@
-//! What work queues for: units that serve one thing after the other, and pipes that carry bytes. Pure.
+//! Resources that work waits for: units that serve one item at a time, and pipes that carry bytes. Pure.
 //!
-//! None of them holds a queue. Who comes says when, and is told when its turn begins and when it ends; who
-//! comes next waits until then. So a caller must come in the order of time, as events do. Only pipes are asked for
-//! what is yet to come, and at different distances (bytes behind a stall, or those that must be read first): so they
-//! remember for how long they will be idle before that.
+//! None of them holds a queue. A caller passes the time of arrival and gets the time at which the service ends; the
+//! next caller is served after that. So callers must come in the order of time, as events do. Only pipes are booked
+//! ahead, and by different spans (bytes behind a stall, or bytes that must be read first), so a pipe remembers its
+//! last idle gaps.
 
 /// Virtual time in picoseconds: at 100 Gbit/s a byte takes 80.
 pub(crate) type Ps = u64;
 
-/// Bits of a pipe's pace behind the point.
+/// Fractional bits of a pipe's time per byte.
 const FRACTION: u32 = 32;
 
 /// Picoseconds of a nanosecond.
 pub(crate) const NS: Ps = 1_000;
 
-/// A time that never comes, some 106 days after the beginning: spans without end are cut to it, and what is added to
-/// it is a time still.
+/// A time that never comes, 106 days after the start. Endless spans are cut to it, and adding to it does not
+/// overflow.
 pub(crate) const NEVER: Ps = Ps::MAX / 2;
 
-/// So long after that; never, if it is too long.
+/// Returns `at + span`, but at most [`NEVER`].
 pub(crate) fn later(at: Ps, span: Ps) -> Ps {
     at.saturating_add(span).min(NEVER)
 }
 
-/// Whole picoseconds of some nanoseconds.
+/// Converts nanoseconds to whole picoseconds.
 pub(crate) fn ns(nanos: f64) -> Ps {
     (nanos * NS as f64).round() as Ps
 }
 
-/// A time in which something was busy.
+/// An interval in which a unit or a pipe was busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BusyInterval {
-    /// Which server; a pipe is one.
+    /// Index of the unit; 0 for a pipe.
     pub(crate) unit: u32,
     pub(crate) begin: Ps,
     pub(crate) end: Ps,
-    /// What it carried.
+    /// Bytes carried.
     pub(crate) bytes: u64,
 }
 
-/// When something was busy, if anybody wants to know.
+/// Log of busy intervals. It records nothing until it is started.
 #[derive(Debug, Default)]
 pub(crate) struct BusyLog(Option<Vec<BusyInterval>>);
 
 impl BusyLog {
-    /// Somebody wants to know from now on.
+    /// Starts recording.
     pub(crate) fn begin(&mut self) {
         self.0.get_or_insert_default();
     }
 
-    /// What was noted since it was last asked for.
+    /// Takes the intervals that were recorded since the last call.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = BusyInterval> {
         self.0.iter_mut().flat_map(|noted| noted.drain(..))
     }
@@ -74,7 +74,7 @@ impl BusyLog {
     }
 }
 
-/// Some equal servers, each of which serves one thing at a time.
+/// Equal servers, each of which serves one item at a time.
 #[derive(Debug)]
 pub(crate) struct Units {
     free_at: Vec<Ps>,
@@ -91,7 +91,7 @@ impl Units {
         }
     }
 
-    /// The server that is free first, and when that is.
+    /// Returns the server that is free first, and when that is.
     pub(crate) fn first_free(&self) -> (usize, Ps) {
         let mut best = (0, self.free_at[0]);
         for (index, &at) in self.free_at.iter().enumerate().skip(1) {
@@ -102,15 +102,15 @@ impl Units {
         best
     }
 
-    /// Has a server be busy until `end`, from `begin` on, which is not before it is free.
+    /// Occupies a server from `begin`, which must not be before it is free, until `end`.
     pub(crate) fn take(&mut self, unit: usize, begin: Ps, end: Ps) {
         self.free_at[unit] = end;
         self.busy[unit] += end - begin;
         self.log.note(unit, (begin, end), 0);
     }
 
-    /// Serves what comes `at` and takes `cost`, by one that is free or the one that is free first: when it is
-    /// done.
+    /// Serves an item that arrives `at` and takes `cost`, on an idle server or else the one that is free first.
+    /// Returns when it is done.
     pub(crate) fn serve(&mut self, at: Ps, cost: Ps) -> Ps {
         let (unit, free) = match self.free_at.iter().position(|free| *free <= at) {
             Some(unit) => (unit, at),
@@ -121,25 +121,25 @@ impl Units {
         begin + cost
     }
 
-    /// Time that each of the servers was busy.
+    /// Returns the time that each server was busy.
     pub(crate) fn busy(&self) -> &[Ps] {
         &self.busy
     }
 }
 
-/// How many times of idleness a pipe remembers.
+/// Number of idle gaps that a pipe remembers.
 const GAPS: usize = 4;
 
-/// A way on which bytes go one after the other.
+/// A path that carries bytes in sequence: a bus direction or a link.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     free_at: Ps,
-    /// When it is idle before that, of late; which is forgotten next.
+    /// Last idle gaps before `free_at`, and the index of the one to be replaced next.
     gaps: [(Ps, Ps); GAPS],
     oldest: usize,
-    /// When the last of them ended.
+    /// End of the latest gap.
     gaps_end: Ps,
-    /// What a byte takes, in picoseconds times 2 to the power of [`FRACTION`].
+    /// Time per byte, in picoseconds times 2 to the power of [`FRACTION`].
     per_byte: u64,
     busy: Ps,
     bytes: u64,
@@ -147,7 +147,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// One of so many gigabits per second.
+    /// Creates a pipe of this rate in Gbit/s.
     pub(crate) fn new(gbps: f64) -> Self {
         Self {
             free_at: 0,
@@ -161,19 +161,20 @@ impl Pipe {
         }
     }
 
-    /// What these bytes take.
+    /// Returns how long the pipe takes for these bytes.
     #[inline(always)]
     pub(crate) fn time(&self, bytes: u64) -> Ps {
         ((u128::from(bytes) * u128::from(self.per_byte)) >> FRACTION) as Ps
     }
 
-    /// Carries bytes that come `at`: when the last of them is through.
+    /// Carries bytes that arrive `at`. Returns when the last of them is through.
     #[inline(always)]
     pub(crate) fn carry(&mut self, at: Ps, bytes: u64) -> Ps {
         self.carry_through(at, bytes, 0)
     }
 
-    /// Carries bytes whose first come `at`, and whose last do not come before `last`: when those are through.
+    /// Carries bytes of which the first arrive `at` and the last are through at `last` or later. Returns when the last
+    /// are through.
     #[inline(always)]
     pub(crate) fn carry_through(&mut self, at: Ps, bytes: u64, last: Ps) -> Ps {
         let time = self.time(bytes);
@@ -199,7 +200,7 @@ impl Pipe {
         end
     }
 
-    /// Carries bytes where it would be idle, if that is long enough; the longer part of what is left stays idle.
+    /// Carries bytes in an idle gap, if one is long enough. The longer part of what is left of the gap stays a gap.
     #[inline(never)]
     fn fit(&mut self, at: Ps, time: Ps, last: Ps) -> Option<Ps> {
         self.gaps.iter_mut().find_map(|gap| {
@@ -253,19 +254,19 @@ mod tests {
     fn what_comes_before_something_later_goes_before_it_if_it_fits() {
         let mut link = Pipe::new(100.0);
         assert_eq!(link.carry(100_000, 1000), 180_000);
-        // Idle until then, but not for so long.
+        // The gap before is too short for these bytes.
         assert_eq!(link.carry(90_000, 200), 196_000);
         assert_eq!(link.carry(10_000, 1000), 90_000);
         assert_eq!(link.carry(10_000, 100), 98_000);
         assert_eq!(link.carry(10_000, 26), 198_080);
-        // Of what is left the longer part stays idle; what comes late takes its place until it is through.
+        // The longer remainder stays a gap. Bytes whose last come late occupy it until they are through.
         assert_eq!(link.carry_through(0, 10, 99_000), 99_000);
         assert_eq!(link.carry(0, 1), 99_080);
     }
 
     proptest! {
-        /// Nothing is carried before it comes, nor while something else is; and a pipe that is asked in the order
-        /// of time is one with a queue.
+        /// No bytes are carried before they arrive, nor two at once. A pipe whose callers come in the order of time
+        /// behaves like a queue.
         #[test]
         fn no_two_are_carried_at_once(asked in proptest::collection::vec((0u64..5_000, 1u64..300), 1..100)) {
             let (mut pipe, mut carried) = (Pipe::new(8_000.0), Vec::new());

@@ -17,29 +17,29 @@ use crate::preset::Preset;
 /// Longest message, in bytes.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 const LEGAL: &str = "host=NAME, seed=N";
-/// Longest name of a host, in bytes.
+/// Longest host name, in bytes.
 const HOST_MAX: usize = 64;
 const HOST: &str = "host=NAME, 1 to 64 of [A-Za-z0-9._-]";
 const SEED: &str = "seed=N, a number from 0 to 18446744073709551615";
-/// The kind of every device here, as names begin.
+/// Kind of these devices, with which their names begin.
 pub const KIND: &str = "sim";
 const DEFAULT_PRESET: &str = "cx5-100g";
 const DEFAULT_HOST: &str = "h1";
 
-/// Simulated RNICs. Those of one preset and seed are on one network; outside of a world their time goes on
-/// with the calls that are made.
+/// Provider of simulated RNICs. Those of the same preset and seed are on one network. Outside of a world, time
+/// advances with the calls that are made.
 #[derive(Default)]
 pub struct SimProvider {
     networks: Mutex<Networks>,
-    /// Whatever names say.
+    /// Overrides the preset that a name says.
     preset: Option<Preset>,
     rules: Option<Rules>,
 }
 
-/// By preset and seed.
+/// Networks by preset and seed.
 type Networks = BTreeMap<(&'static str, u64), SharedModel>;
 
-/// What a name asks for.
+/// Options in a device's name.
 pub(crate) struct SimDeviceOptions {
     pub(crate) preset: Preset,
     pub(crate) seed: u64,
@@ -47,12 +47,12 @@ pub(crate) struct SimDeviceOptions {
 }
 
 impl SimProvider {
-    /// Simulated RNICs, of a network of their own.
+    /// Creates a provider with networks of its own.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Simulated RNICs of machines like this, whichever preset is named.
+    /// Creates a provider whose machines have this preset, whatever preset a name says.
     pub fn of(preset: Preset) -> Self {
         Self {
             preset: Some(preset),
@@ -60,14 +60,14 @@ impl SimProvider {
         }
     }
 
-    /// These, on networks in which things go wrong by `rules`.
+    /// Returns this provider with faults injected by `rules`.
     #[must_use]
     pub fn with_rules(self, rules: Rules) -> Self {
         let rules = Some(rules);
         Self { rules, ..self }
     }
 
-    /// A digest of all that happened on each network, as [`SimWorld::run_digest`](crate::SimWorld::run_digest) has it.
+    /// Returns a digest of the run on each network, as [`SimWorld::run_digest`](crate::SimWorld::run_digest) does.
     pub fn run_digests(&self) -> Vec<(u64, u64)> {
         let networks = self.networks();
         let all = networks
@@ -76,21 +76,21 @@ impl SimProvider {
         all.collect()
     }
 
-    /// Lets time pass on all networks, for whoever uses them outside of a world.
+    /// Lets time pass on all networks, for callers outside of a world.
     pub fn advance(&self, by: Duration) {
         for network in self.networks().values() {
             network.lock().advance(by);
         }
     }
 
-    /// The time on the network that is furthest; zero where there is none.
+    /// Returns the latest time of any network; zero if there is none.
     pub fn now(&self) -> Instant {
         let networks = self.networks();
         let times = networks.values().map(|network| network.lock().time());
         Instant::from_nanos(times.max().unwrap_or(0) / NS)
     }
 
-    /// What the RNICs counted, by host.
+    /// Returns the RNICs' counters, by host.
     pub fn counters(&self) -> Vec<(String, Counters)> {
         let networks = self.networks();
         let hosts = networks.values().flat_map(|network| {
@@ -137,27 +137,27 @@ impl SimDeviceOptions {
     }
 }
 
-/// Whether a host may be called that: as the names of devices.
+/// Whether a host's name is legal. The rules are those of device names.
 fn is_host(name: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     (1..=HOST_MAX).contains(&name.len()) && name.bytes().all(legal)
 }
 
-/// Whether a device of that name is simulated, in virtual time.
+/// Whether a device of that name is simulated in virtual time.
 pub fn is_simulated(name: &DeviceName) -> bool {
     name.kind() == KIND
 }
 
-/// The machines that a device's name stands for, and the seed of chance.
+/// Returns the preset and the seed that a device's name asks for.
 ///
 /// # Errors
 ///
-/// Those of [`Provider::open`] where a name says what it must not.
+/// As [`Provider::open`], if the name has an unknown preset or an illegal option.
 pub fn machine(name: &DeviceName) -> Result<(Preset, u64), OpenError> {
     SimDeviceOptions::of(name).map(|asked| (asked.preset, asked.seed))
 }
 
-/// Opens the device of a host of this network.
+/// Opens the device of a host in this network.
 pub(crate) fn open(
     model: &SharedModel,
     name: &DeviceName,

@@ -1,12 +1,12 @@
-//! Requests as the RNIC has them: what was posted, with its bytes or where those are.
+//! Requests as the RNIC holds them: as they were posted, with their bytes or where those are.
 
 use headworks_verbs::{Opcode, Payload, RecvWr, SendFlags, SendOp, SendWr, Sge};
 
 use crate::hardware_units::Ps;
-/// Inline bytes that fit a request.
+/// Longest inline payload that is stored without an allocation, in bytes.
 const SHORT: usize = 24;
 
-/// Where a request's bytes are.
+/// A request's bytes if they are inline, or else their location.
 #[derive(Debug)]
 pub(crate) enum WqeData {
     None,
@@ -36,7 +36,7 @@ impl WqeData {
         }
     }
 
-    /// The gather list; of an inline payload none.
+    /// Returns the gather list; empty for an inline payload.
     pub(crate) fn sges(&self) -> &[Sge] {
         match self {
             Self::One(sge) => std::slice::from_ref(sge),
@@ -45,7 +45,7 @@ impl WqeData {
         }
     }
 
-    /// The bytes of an inline payload.
+    /// Returns the bytes of an inline payload.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         match self {
             Self::Short(bytes, len) => Some(&bytes[..usize::from(*len)]),
@@ -62,27 +62,27 @@ pub(crate) struct Wqe {
     pub(crate) op: SendOp,
     pub(crate) data: WqeData,
     pub(crate) len: u32,
-    /// Its first packet's number.
+    /// Sequence number of its first packet.
     pub(crate) psn: u64,
     pub(crate) packets: u32,
     pub(crate) signaled: bool,
     reads: bool,
     pub(crate) fenced: bool,
-    /// It may have to wait for READs or atomics before it.
+    /// Whether it may have to wait for READs or atomics before it.
     pub(crate) waits: bool,
     pub(crate) solicited: bool,
-    /// Of a READ or an atomic: bytes that came back.
+    /// Bytes received of a READ's or an atomic's response.
     pub(crate) returned: u32,
-    /// It has come with its doorbell.
+    /// Whether it came with its doorbell, so that it is not fetched.
     pub(crate) pushed: bool,
-    /// When the RNIC knows of it, if its doorbell is no event ([`Model::ring`](crate::model::Model::ring)).
+    /// Time at which the RNIC knows of it, if its doorbell is quiet ([`Model::ring`](crate::model::Model::ring)).
     pub(crate) known_at: Ps,
-    /// The response is whole.
+    /// Whether its whole response arrived.
     pub(crate) answered: bool,
 }
 
 impl Wqe {
-    /// As it is posted, of `len` bytes.
+    /// Creates a request of `len` bytes from a posted one.
     #[inline]
     pub(crate) fn new(wr: &SendWr<'_>, len: u32, psn: u64, mtu: u32, signal_all: bool) -> Self {
         let data = match wr.payload {
@@ -116,13 +116,13 @@ impl Wqe {
         }
     }
 
-    /// Whether it brings something back.
+    /// Whether it is a READ or an atomic.
     #[inline]
     pub(crate) fn reads(&self) -> bool {
         self.reads
     }
 
-    /// The number behind its last packet's.
+    /// Returns the sequence number after its last packet's.
     pub(crate) fn end(&self) -> u64 {
         self.psn + u64::from(self.packets)
     }
@@ -147,7 +147,7 @@ impl Wqe {
     }
 }
 
-/// What the cache of requests knows a request by.
+/// Returns a request's key in the cache of requests.
 pub(crate) fn cache_key(qp: u32, number: u64) -> u64 {
     (u64::from(qp) + 1) << 40 | (number & ((1 << 40) - 1))
 }
@@ -157,9 +157,9 @@ pub(crate) fn cache_key(qp: u32, number: u64) -> u64 {
 pub(crate) struct ReceiveWqe {
     pub(crate) wr_id: u64,
     pub(crate) data: WqeData,
-    /// How many receives of its queue pair there are no more once this one is polled; an SRQ's has none.
+    /// Receives up to this number occupy no slot of the queue pair once this one is polled; 0 for an SRQ's.
     pub(crate) position: u64,
-    /// When it was posted: who posts may be ahead of what the model has come to.
+    /// Time of posting, which may be ahead of the model's time.
     pub(crate) at: Ps,
 }
 
@@ -173,7 +173,7 @@ impl ReceiveWqe {
         }
     }
 
-    /// Bytes that it has room for.
+    /// Returns the number of bytes that fit.
     pub(crate) fn room(&self) -> u64 {
         self.data.sges().iter().map(|sge| u64::from(sge.len)).sum()
     }

@@ -1,11 +1,15 @@
-//! Rings on simulated RNICs on which things go wrong, by a seed, and whether they keep what they promise.
+//! Runs rings on simulated RNICs under injected faults, from a seed, and checks that the rings keep their
+//! promises.
 //!
-//! A seed says everything: the machines, the ring's configuration, how its ends are used, what goes wrong
-//! (`plan`). The sides are actors (`ring_actor`) of a world of virtual time; a record of what they did is judged when all
-//! have ended (`oracle`): no message lost, doubled, overtaken or changed; none that waits for ever; nothing left behind;
-//! after an error, what the ends say was delivered was. The same seed and program do the same, to the event.
+//! A seed determines everything: the machines, the ring's configuration, how its ends are used, and which
+//! faults occur (`plan`). The sides are actors (`ring_actor`) in a world of virtual time. A record of
+//! what they did is judged when all have ended (`oracle`). No message may be lost, duplicated, reordered
+//! or changed, and none may wait for ever. Nothing may be left behind. After an error, messages that the
+//! ends report as delivered must have been delivered. The same seed and program produce the same run,
+//! event by event.
 //!
-//! The crate is a library, so that a test runs a batch of seeds and `headworks sim soak` as many as there is time for.
+//! The crate is a library, so that a test can run a batch of seeds and `headworks sim soak` as many as
+//! time allows.
 
 mod message_contents;
 #[cfg(test)]
@@ -27,47 +31,47 @@ use headworks::verbs::{DeviceName, Duration, Instant};
 use oracle::SoakRun;
 use plan::{Plan, RECEIVER};
 
-/// How long nothing may happen to a ring that is to go on, in virtual time: ten times what a peer that says
-/// nothing is given up after.
+/// Longest virtual time without progress on rings that should go on: ten times that after which a silent
+/// peer is given up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(6);
-/// How often it is looked whether anything did.
+/// How often the coordinator checks for progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Looks after which nothing may be under way any more once all ends have what they wanted: longer than anything is
-/// retried.
+/// Number of checks after which no packet may be in flight any more, once all ends have everything.
+/// Longer than anything is retried.
 const QUIESCE_POLLS_MAX: u32 = 100;
-/// Events of a seed at most: five times those of as many packets as a plan's messages are expected to take.
+/// Maximum number of events of a seed: five times those of as many packets as a plan's messages may take.
 const EVENTS_MAX: u64 = 20_000_000;
 
-/// The result of a seed.
+/// Result of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedResult {
-    /// Messages that were received.
+    /// Number of messages received.
     pub messages: u64,
-    /// Rings.
+    /// Number of rings.
     pub rings: usize,
-    /// Rings that broke, as they were meant to.
+    /// Number of rings that broke, as they were expected to.
     pub broken: usize,
-    /// Packets that were sent again.
+    /// Number of packets that were retransmitted.
     pub sent_again: u64,
-    /// A digest of all events: the same in every run.
+    /// Digest of all events: the same in every run.
     pub run_digest: u64,
-    /// Events.
+    /// Number of events.
     pub events: u64,
 }
 
-/// A seed with which a promise was not kept.
+/// A seed with which a promise was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The seed.
     pub seed: u64,
-    /// The plan that the seed stands for.
+    /// The plan of the seed, as text.
     pub plan: String,
-    /// The promises that were not kept, a line each.
+    /// The broken promises, one a line.
     pub what: Vec<String>,
 }
 
 impl Violation {
-    /// The command that runs it again.
+    /// Returns the command that runs the seed again.
     pub fn replay(&self) -> String {
         format!(
             "headworks sim soak --seeds {}..{}",
@@ -91,18 +95,18 @@ impl fmt::Display for Violation {
 ///
 /// # Errors
 ///
-/// The promises that were not kept; a panic, wherever it was, is one too.
+/// The promises that were broken. A panic anywhere is one, too.
 pub fn run(seed: u64) -> Result<SeedResult, Box<Violation>> {
     guarded(seed, || Plan::of(seed))
 }
 
-/// Runs what `plan` makes, and catches what panics.
+/// Runs the plan that `plan` makes, and catches panics.
 fn guarded(seed: u64, plan: impl FnOnce() -> Plan) -> Result<SeedResult, Box<Violation>> {
     let violated = |plan: String, what: Vec<String>| Box::new(Violation { seed, plan, what });
     let panicked = |why: Box<dyn Any + Send>| {
         let text = why.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| why.downcast_ref::<&str>().copied());
-        vec![format!("panicked: {}", text.unwrap_or("without words"))]
+        vec![format!("panicked: {}", text.unwrap_or("no message"))]
     };
     let plan = catch_unwind(AssertUnwindSafe(plan))
         .map_err(|why| violated("no plan was made".to_owned(), panicked(why)))?;
@@ -123,7 +127,7 @@ fn run_plan(plan: Plan) -> Result<SeedResult, Vec<String>> {
     wrong.extend(observations.judge(plan));
     let mut left = world.object_counts();
     if !plan.lingers {
-        // What was on its way when everybody had gone never came: no time has passed since.
+        // Packets in flight when the last actor left never arrived, since virtual time stopped then.
         left.packets = 0;
     }
     if !left.is_empty() {
@@ -149,10 +153,10 @@ fn run_plan(plan: Plan) -> Result<SeedResult, Vec<String>> {
     })
 }
 
-/// The machines that a plan names.
+/// Returns the preset of a plan, with its constants applied.
 fn machine(plan: &Plan) -> Preset {
     let named = Preset::named(plan.preset);
-    // The plan names presets that there are.
+    // Plans name only presets that exist.
     let mut preset = named.unwrap_or_else(|| unreachable!("no preset {}", plan.preset));
     for (key, value) in &plan.constants {
         if let Err(error) = preset.set(key, value) {
@@ -182,7 +186,7 @@ fn scenario_of(run: &Arc<SoakRun>) -> (ActorRegistry, Scenario) {
     (actors, Scenario::of(parts))
 }
 
-/// Runs the play: tells those that go on who died, and ends it if nothing moves any more.
+/// Runs the scenario: tells the other actors which one died, and ends the run if nothing moves any more.
 fn coordinate(
     world: &SimWorld,
     scenario: &Scenario,
@@ -222,7 +226,7 @@ fn coordinate(
                 if let Some(expected) = expected.filter(|_| !is_looked_at) {
                     looks += 1;
                     since = now;
-                    // What was lost is sent again.
+                    // Lost packets are retransmitted, so wait until none is in flight.
                     let found = world.object_counts();
                     if found.packets > 0 && looks < QUIESCE_POLLS_MAX {
                         continue;

@@ -1,4 +1,5 @@
-//! What each message is, from its number alone: either end knows what the other must have sent.
+//! Contents of each message, derived from its number alone, so that either end knows what the other must have
+//! sent.
 
 use headworks::ring::Framing;
 use headworks::sim::faults::Random;
@@ -6,13 +7,13 @@ use headworks::sim::faults::Random;
 use crate::plan::Plan;
 
 impl Plan {
-    /// Bytes of message `number` of a ring.
+    /// Returns the length of message `number` of a ring, in bytes.
     pub(super) fn message_len(&self, ring: usize, number: u64) -> usize {
         match self.configs[0].framing {
             Framing::Fixed(len) => len,
             Framing::Variable(most) => {
                 let mut random = Random::of(self.seed, &[2, ring as u64, number]);
-                // Mostly short ones, and all lengths up to the longest.
+                // Mostly short messages, and all lengths up to the longest.
                 let most = match random.below(3) {
                     0 => most as u64,
                     _ => (most as u64).min(200),
@@ -22,7 +23,7 @@ impl Plan {
         }
     }
 
-    /// Fills `place` with as many bytes of message `number` of a ring.
+    /// Fills `place` with the first bytes of message `number` of a ring.
     pub(super) fn fill(&self, ring: usize, number: u64, place: &mut [u8]) {
         let mut random = Random::of(self.seed, &[3, ring as u64, number]);
         for chunk in place.chunks_mut(8) {
@@ -37,7 +38,7 @@ impl Plan {
         bytes
     }
 
-    /// The error in bytes that came as message `number` of a ring.
+    /// Returns what is wrong with bytes that came as message `number` of a ring.
     pub(super) fn wrong(&self, ring: usize, number: u64, bytes: &[u8]) -> Option<String> {
         let expected = self.message(ring, number);
         if expected == bytes {

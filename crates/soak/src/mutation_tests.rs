@@ -1,4 +1,4 @@
-//! Whether the soak sees what it is there to see: runs that are spoilt on purpose, each in its own way.
+//! Tests of the soak itself: each run is corrupted on purpose in its own way, and the soak must notice.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +15,10 @@ use headworks::verbs::{
 use crate::plan::{ExpectedFailure, Plan, RECEIVER, Unprinted, WrapDevice};
 use crate::{EVENTS_MAX, SeedResult, Violation, guarded};
 
-/// The message that is spoilt.
+/// Number of the message that is corrupted.
 const AFFECTED_MESSAGE: u64 = 20;
 
-/// An object that a spoilt device makes.
+/// An extra object that a test makes on a device.
 type Object = Result<Box<dyn Any + Send>, ResourceError>;
 
 fn queue_pair(device: &dyn Device) -> Object {
@@ -48,12 +48,13 @@ fn channel(device: &dyn Device) -> Object {
     Ok(Box::new(device.create_channel()?))
 }
 
-/// Objects that are there as long as a device is used.
+/// An object that lives as long as its device is used.
 struct LeakedObject(#[expect(dead_code, reason = "it is dropped")] Mutex<Box<dyn Any + Send>>);
 
 impl Interposer for LeakedObject {}
 
-/// Swallows WRITEs of slots from number [`AFFECTED_MESSAGE`] on: that one, or all from then on, with those of cursors.
+/// Drops WRITEs from slot WRITE [`AFFECTED_MESSAGE`] on: only that one, or all from then on, those of cursors
+/// included.
 struct SendFilter {
     all: bool,
     slots: AtomicU64,
@@ -75,7 +76,7 @@ impl Interposer for SendFilter {
     }
 }
 
-/// The device of a sender that swallows what it is to send.
+/// Returns the device of a role; that of a sender drops WRITEs.
 fn dropping_sends(role: &str, device: Arc<dyn Device>, all: bool) -> Arc<dyn Device> {
     match role {
         RECEIVER => device,
@@ -89,7 +90,7 @@ fn dropping_sends(role: &str, device: Arc<dyn Device>, all: bool) -> Arc<dyn Dev
     }
 }
 
-/// The device of a sender with an object more, which is never let go of if it `leaks`.
+/// Returns the device of a role; that of a sender has one object more, which is never freed if it `leaks`.
 fn with_extra_object(
     role: &str,
     device: Arc<dyn Device>,
@@ -108,7 +109,7 @@ fn with_extra_object(
     Arc::new(InterposedDevice::new(device, Arc::new(kept)))
 }
 
-/// One ring on which nothing goes wrong.
+/// Returns a plan of one ring on which nothing goes wrong.
 pub(crate) fn plan_without_faults() -> Plan {
     with_config(RingConfig {
         transmit_every: Some(1),
@@ -123,7 +124,7 @@ fn with_config(config: RingConfig) -> Plan {
     Plan::without_faults(0, [config.clone(), config])
 }
 
-/// Two rings that cross, on which nothing goes wrong.
+/// Returns a plan of two crossing rings on which nothing goes wrong.
 fn crossing() -> Plan {
     Plan {
         rings: 2,
@@ -132,7 +133,7 @@ fn crossing() -> Plan {
     }
 }
 
-/// One of few packets that are short and many that are lost: each gap has hundreds sent again.
+/// Returns a plan with short packets of which many are lost: for each gap, hundreds are retransmitted.
 pub(crate) fn plan_with_faults(messages: u64) -> Plan {
     let mut plan = with_config(RingConfig {
         slot_size: Some(5_120),
@@ -151,19 +152,19 @@ pub(crate) fn plan_with_faults(messages: u64) -> Plan {
     plan
 }
 
-/// The plan, bounded as those that are drawn.
+/// Returns the plan with its messages bounded, as in plans made from a seed.
 pub(crate) fn bounded(mut plan: Plan) -> Plan {
     plan.bound_messages();
     plan
 }
 
-/// The plan, in which a rule is at work besides.
+/// Returns the plan with one more rule.
 fn with(mut plan: Plan, rule: impl Rule + 'static) -> Plan {
     plan.add_rule("a rule".to_owned(), rule);
     plan
 }
 
-/// The plan, in which a rule is expected to end rings of the sender's host.
+/// Returns the plan with a rule that is expected to end rings of the sender's host.
 fn with_death(mut plan: Plan, rule: impl Rule + 'static) -> Plan {
     let fatal = ExpectedFailure::Host("sender0".to_owned());
     plan.add_fatal_rule("a death".to_owned(), rule, fatal);
@@ -174,7 +175,7 @@ fn run(plan: Plan) -> Result<SeedResult, Box<Violation>> {
     guarded(0, || plan)
 }
 
-/// The violations of a plan, as one text.
+/// Returns the violations of a plan as one text.
 fn violation_of(plan: Plan) -> String {
     let violation = run(plan).expect_err("unnoticed");
     assert_eq!(violation.replay(), "headworks sim soak --seeds 0..1");
@@ -248,7 +249,7 @@ fn whatever_happens_to_a_message_is_seen() {
 #[test]
 fn what_a_device_does_not_send_is_seen() {
     let devices: [(WrapDevice, &str); 2] = [
-        // A slot that was not written has the message of the lap before.
+        // A slot that was not written still has the message of the lap before.
         (
             |role, device| dropping_sends(role, device, false),
             "message 12 came in place of 20",
@@ -296,7 +297,7 @@ fn what_a_device_has_too_much_is_seen_while_its_owner_lives_and_after() {
         ),
     ];
     for (around, what) in leaks {
-        // Where nobody stays to be looked at, what is left is seen all the same.
+        // If actors do not stay to be inspected, what they leave behind is still noticed.
         for (plan, lingers) in [
             (plan_without_faults(), true),
             (crossing(), true),
@@ -332,14 +333,14 @@ fn a_host_that_stops_is_seen() {
 fn a_panic_is_told_with_its_seed() {
     let early = guarded(7, || panic!("no plan")).expect_err("panicked");
     assert!(early.to_string().contains("no plan") && early.replay().ends_with("7..8"));
-    // In a rule, which is asked where no actor is stepped.
+    // The panic is in a rule, which runs outside of any actor's step.
     let bad = rules::from_fn(|event, _| (event.number > 50).then(|| panic!("a rule")));
     assert!(violation_of(with(plan_without_faults(), bad)).contains("a rule"));
 }
 
 #[test]
 fn a_ring_breaks_only_of_what_came_to_pass() {
-    // A queue pair fails, and that was not planned; and where it was. Of two rings that cross the other goes on.
+    // A queue pair fails, once unplanned and once planned. If rings cross, the other one goes on.
     let kill = || rules::kill_queue_pair_at("sender0", 30);
     for (plan, least) in [(plan_without_faults as fn() -> Plan, 0), (crossing, 200)] {
         let told = violation_of(with(plan(), kill()));
@@ -347,7 +348,7 @@ fn a_ring_breaks_only_of_what_came_to_pass() {
         let ran = run(with_death(plan(), kill())).expect("planned");
         assert!(ran.broken == 1 && ran.messages >= least, "{ran:?}");
     }
-    // What was planned never came, and something else did it.
+    // The planned failure never comes; something else breaks the ring.
     let plan = with_death(
         plan_without_faults(),
         rules::kill_queue_pair_at("sender0", u64::MAX),
@@ -361,7 +362,7 @@ fn a_ring_breaks_only_of_what_came_to_pass() {
 
 #[test]
 fn what_goes_back_for_each_gap_is_bounded() {
-    // Nearly all that happens is packets sent again, about four events each.
+    // Nearly all events come from retransmitted packets, about four events each.
     let smooth = run(plan_without_faults()).expect("nothing is wrong");
     assert_eq!(smooth.sent_again, 0);
     let plan_with_faults = run(bounded(plan_with_faults(600))).expect("nothing is wrong");

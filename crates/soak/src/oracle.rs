@@ -1,4 +1,4 @@
-//! What the ends of rings did, and whether that is what they promise. Pure.
+//! Records what the ends of rings did, and judges whether they kept their promises. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use headworks::sim::ObjectCounts;
 
 use crate::plan::Plan;
 
-/// A plan that is run, and the observations that its ends write.
+/// A plan that is run, and the observations of its ends.
 pub(super) struct SoakRun {
     pub(super) plan: Plan,
     observations: Mutex<Observations>,
@@ -31,14 +31,14 @@ impl SoakRun {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes down that bytes came by a ring.
+    /// Records that a message came over a ring.
     pub(super) fn record_message(&self, ring: usize, bytes: &[u8]) {
         let mut observations = self.observations();
         observations.moved += 1;
         let record = &mut observations.rings[ring];
         let wrong = self.plan.wrong(ring, record.received, bytes);
         record.received += 1;
-        // Later messages are wrong as well, and add nothing.
+        // After one wrong message, later ones are wrong as well and say nothing new.
         if record.wrong.is_empty() {
             record.wrong.extend(wrong);
         }
@@ -53,42 +53,42 @@ impl SoakRun {
     }
 }
 
-/// What all ends did.
+/// Observations of all ends.
 #[derive(Debug, Default)]
 pub(super) struct Observations {
     pub(super) rings: Vec<RingRecord>,
-    /// Goes up whenever something is sent or received, or an end ends.
+    /// Increases whenever something is sent or received, or an end ends.
     pub(super) moved: u64,
-    /// Who has all it wanted and stays to be looked at, and the objects that it has.
+    /// Roles that have everything and stay to be inspected, with the objects that each has.
     pub(super) lingering: BTreeMap<String, ObjectCounts>,
 }
 
-/// What the ends of one ring did.
+/// Observations of the ends of one ring.
 #[derive(Debug, Default)]
 pub(super) struct RingRecord {
-    /// Slots taken, ever, behind each message that was accepted.
+    /// For each accepted message, the number of slots sent up to its end.
     pub(super) tails: Vec<u64>,
-    /// A message met with an error, and may have gone out all the same.
+    /// Whether sending a message failed with an error, but the message may have gone out.
     pub(super) in_doubt: bool,
-    /// Slots that were sent, published and consumed, as the sender said at its end.
+    /// Slots sent, published and consumed, as the sender reported when it ended.
     pub(super) cursors: [u64; 3],
-    /// Messages received.
+    /// Number of messages received.
     pub(super) received: u64,
-    /// Slots consumed, ever, as the receiver says.
+    /// Number of slots consumed, as the receiver reports.
     pub(super) consumed: Option<u64>,
-    /// How the sending end and the receiving end ended.
+    /// Results of the sending end and of the receiving end.
     pub(super) ends: [Option<EndResult>; 2],
-    /// The receiver ended it on purpose.
+    /// Whether the receiver removed the ring on purpose.
     pub(super) removed: bool,
-    /// What the receiver saw that must not be.
+    /// Errors that the receiver saw.
     pub(super) wrong: Vec<String>,
 }
 
-/// How an end ended: whole, if neither is so.
+/// How an end ended. It is whole if it had no error and was not told that the other end is gone.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EndResult {
     pub(super) error: Option<RingError>,
-    /// It was told that the other end is gone.
+    /// Whether it was told that the other end is gone.
     pub(super) told: bool,
 }
 
@@ -99,7 +99,7 @@ impl EndResult {
 }
 
 impl Observations {
-    /// What those who are alive have, if all of them linger.
+    /// Returns the objects that the living roles have, if all of them linger.
     pub(super) fn held_by(&self, alive: &[&String]) -> Option<ObjectCounts> {
         let mut all = ObjectCounts::default();
         for role in alive {
@@ -112,7 +112,7 @@ impl Observations {
         Some(all)
     }
 
-    /// What was not as promised, a line each.
+    /// Returns the broken promises, one a line.
     pub(super) fn judge(&self, plan: &Plan) -> Vec<String> {
         let mut wrong = Vec::new();
         for (ring, record) in self.rings.iter().enumerate() {
@@ -131,7 +131,7 @@ impl RingRecord {
             .all(|end| end.is_some_and(EndResult::is_whole))
     }
 
-    /// `messages` are to pass, unless the ring may break.
+    /// Returns the broken promises. `messages` must pass, unless the ring may break.
     fn judge(&self, messages: u64, may_break: bool) -> Vec<String> {
         let mut wrong = self.wrong.clone();
         let (accepted, received, ends) = (self.tails.len() as u64, self.received, &self.ends);
@@ -142,17 +142,17 @@ impl RingRecord {
         };
         promise(
             received <= accepted + u64::from(self.in_doubt),
-            format!("{received} messages came of {accepted} that were sent"),
+            format!("{received} messages came, but {accepted} were sent"),
         );
         promise(
             may_break || !self.is_broken(),
             format!("broke without a cause: {ends:?}"),
         );
         for error in ends.iter().flatten().filter_map(|end| end.error) {
-            // All that breaks rings here is that one end is gone, for the other.
+            // Here a ring can break only because its other end is gone.
             promise(
                 error.is_peer_gone(),
-                format!("broke of what nothing here causes: {error}"),
+                format!("broke with an unexpected error: {error}"),
             );
         }
         promise(
@@ -162,11 +162,11 @@ impl RingRecord {
         let [Some(end), _] = ends else {
             return wrong;
         };
-        // Messages that a sender reports as delivered were delivered, and none that it did not publish.
+        // What a sender reports as delivered was received, and the receiver saw only what was published.
         let cursors @ [sent, published, consumed] = self.cursors;
         let seen = match received {
             0 => 0,
-            // The last one may be that in doubt.
+            // The last message may be the one in doubt, which has no tail.
             _ => self
                 .tails
                 .get(received as usize - 1)
@@ -187,7 +187,7 @@ impl RingRecord {
         promise(
             delivered <= received,
             format!(
-                "{delivered} messages are delivered by the sender's word, {received} were received"
+                "{delivered} messages are delivered according to the sender, {received} were received"
             ),
         );
         promise(
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// The violations after `change` to a correct record of three messages of two slots each.
+    /// Returns the violations after `change` to a correct record of three messages of two slots each.
     fn judged(may_break: bool, change: impl FnOnce(&mut RingRecord)) -> String {
         let mut record = RingRecord {
             tails: vec![2, 4, 6],
@@ -250,7 +250,7 @@ mod tests {
             ("the receiver 5", |record| record.consumed = Some(5)),
             ("cross", |record| record.cursors[1] = 7),
             ("not all was consumed", |record| record.cursors[2] = 4),
-            ("nothing here causes", |record| {
+            ("unexpected error", |record| {
                 breaks(record, RingError::Header(7))
             }),
             ("twice", |record| record.wrong.push("twice".to_owned())),

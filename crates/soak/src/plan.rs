@@ -1,4 +1,4 @@
-//! What a seed stands for: machines, rings, how their ends are used, what goes wrong. Pure.
+//! Plan of a seed: machines, rings, how their ends are used, and which faults occur. Pure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,68 +9,70 @@ use headworks::sim::faults::{FaultEvent, Random, Rule, Rules, Verdict, rules};
 use headworks::sim::{ObjectCounts, Preset};
 use headworks::verbs::{Device, Duration, Instant, Pages, Promises};
 
-/// The role of the receiving end.
+/// Role of the receiving end.
 pub(super) const RECEIVER: &str = "receiver";
-/// The host of all senders, where they share one.
+/// Host of all senders, if they share one.
 const SENDERS: &str = "senders";
 
-/// Packets that all messages of a plan are expected to take, at most; a packet is about four events.
+/// Maximum number of packets that the messages of a plan are expected to take. A packet is about four
+/// events.
 const PACKETS_MAX: u64 = 1_000_000;
-/// The shortest slices that paced devices cut.
+/// Bytes of the smallest slices that paced devices cut.
 const SLICE_MIN: u64 = 256;
-/// What is sent of a message beside its bytes, at most: cursors, either way.
+/// Maximum number of requests for a message without those for its bytes: cursors, in both directions.
 const WORDS: u64 = 3;
-/// Packets that could be sent while a sender's timer runs out, at the four events that one is.
+/// Number of packets, at four events each, whose events equal those until a sender's timer expires.
 const PACKETS_IN_TIMEOUT: u64 = 15_000;
-/// Messages of a ring that are sent whatever they take.
+/// Minimum number of messages of a ring, however many packets they take.
 const FEW: u64 = 20;
-/// One packet in so many meets a fault.
+/// Fault rates: one packet in this many meets a fault.
 const SOME: [u64; 4] = [1_000, 200, 50, 20];
-/// The promises of the device that polled rings need.
+/// Promises of a device that polled rings need.
 const PROMISES: Promises = Promises {
     ordered_between_writes: true,
     atomic_aligned_8: true,
     in_order_within_write: 0,
 };
 
-/// What a seed stands for.
+/// Plan of a seed.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) preset: &'static str,
-    /// Constants that are set to something else.
+    /// Constants of the preset that are changed, and their values.
     pub(super) constants: Vec<(&'static str, &'static str)>,
     pub(super) rings: usize,
-    /// There are two, between the same two ends, one each way.
+    /// Whether there are two rings between the same two ends, one in each direction.
     pub(super) crosses: bool,
-    /// All senders are on this host; otherwise each is on its own.
+    /// Host of all senders; if unset, each sender is on its own host.
     pub(super) senders_host: Option<&'static str>,
-    /// The receiver is a group.
+    /// Whether the receiver is a group.
     pub(super) is_group: bool,
-    /// Of the sending ends and of the receiving one.
+    /// Configurations of the sending ends and of the receiving ends.
     pub(super) configs: [RingConfig; 2],
     pub(super) promises: Promises,
-    /// Messages of each ring.
+    /// Number of messages of each ring.
     pub(super) messages: u64,
     pub(super) sending: UsagePattern,
     pub(super) receiving: UsagePattern,
     pub(super) rules: Rules,
-    /// Ends stay when they have all they wanted, so that what they have then is counted.
+    /// Whether ends stay when they have everything, so that their objects are counted.
     pub(super) lingers: bool,
-    /// A ring of a group that the receiver ends, after so many messages of it.
+    /// A ring of a group that the receiver removes, and the number of its messages after which it does.
     pub(super) removes: Option<(usize, u64)>,
-    /// Replaces the device of a role: only tests of the soak itself use another device.
+    /// Replaces the device of a role. Only tests of the soak itself use another device.
     pub(super) wrap_device: Unprinted<WrapDevice>,
-    /// The message that is sent as that of a number: another one only in tests of the soak itself.
+    /// Maps a message's number to that of the message sent in its place. Differs only in tests of the soak
+    /// itself.
     pub(super) sends: Unprinted<fn(u64) -> u64>,
-    /// Options of the devices' name that pace them; empty where they are not paced.
+    /// Options in the devices' names that pace them; empty if they are not paced.
     pub(super) pacing: String,
     pub(super) fatal: ExpectedFailure,
-    /// Of so many packets a thousand are lost or overtaken, so that the receiver sees a gap.
+    /// Packets per thousand that are lost or overtaken, so that the receiver sees a gap.
     pub(super) gaps: u64,
-    /// Of so many answers a thousand are lost.
+    /// Acknowledgements per thousand that are lost.
     pub(super) lost_answers: u64,
-    /// It came to that.
+    /// Whether the rule for `fatal` ever fired.
     pub(super) fired: Arc<AtomicBool>,
     pub(super) said: Vec<String>,
 }
@@ -78,7 +80,7 @@ pub(super) struct Plan {
 /// Replaces the device of a role.
 pub(super) type WrapDevice = fn(&str, Arc<dyn Device>) -> Arc<dyn Device>;
 
-/// A function. A plan is printed without it: where a function is differs from run to run.
+/// A function. It is left out of a printed plan, since its address differs from run to run.
 #[derive(Clone, Copy)]
 pub(super) struct Unprinted<F>(pub(super) F);
 
@@ -88,7 +90,7 @@ impl<F> fmt::Debug for Unprinted<F> {
     }
 }
 
-/// A rule of which is noted whether it ever had something to say.
+/// A rule that records whether it ever gave a verdict.
 struct RecordedRule<R> {
     rule: R,
     fired: Arc<AtomicBool>,
@@ -111,29 +113,29 @@ impl<R: Rule> Rule for RecordedRule<R> {
 /// How an end is used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UsagePattern {
-    /// Messages in a row at most.
+    /// Maximum number of messages in a row.
     pub(super) batch: u64,
-    /// Once in so many batches it does something else for a while.
+    /// One in this many batches, the end rests for a while; 0: never.
     pub(super) rests: u64,
-    /// For how long at most.
+    /// Longest rest.
     pub(super) rest: Duration,
-    /// What a message costs it.
+    /// Processor time of a message.
     pub(super) cost: Duration,
-    /// It sleeps on its descriptor where it has one.
+    /// Whether the end sleeps on its descriptor, if it has one.
     pub(super) sleeps: bool,
-    /// Of a receiver: messages are held and released in any order.
+    /// Receivers only: whether messages are held and released in any order.
     pub(super) holds: bool,
 }
 
-/// What ends a ring.
+/// Failure that may end a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ExpectedFailure {
     Nothing,
     /// An actor dies.
     Crash(String),
-    /// A queue pair of a host fails by itself, or its link is down for longer than is retried.
+    /// A queue pair of a host fails by itself, or the host's link is down for longer than is retried.
     Host(String),
-    /// Queue pairs fail by themselves, whichever they are.
+    /// Queue pairs of any host fail by themselves.
     AnyHost,
 }
 
@@ -164,7 +166,7 @@ impl Plan {
             ..Self::without_faults(seed, configs)
         };
         if crosses {
-            // One that sleeps on one ring sleeps on both.
+            // A side that sleeps on one ring sleeps on both.
             plan.sending.sleeps = plan.receiving.sleeps;
         }
         if is_group && random.once_in(4) {
@@ -179,7 +181,7 @@ impl Plan {
         plan
     }
 
-    /// One ring on which nothing goes wrong, and which is used in one way.
+    /// Returns a plan of one ring on which nothing goes wrong, with one usage pattern.
     pub(super) fn without_faults(seed: u64, configs: [RingConfig; 2]) -> Self {
         let pace = UsagePattern {
             batch: 3,
@@ -216,11 +218,12 @@ impl Plan {
         }
     }
 
-    /// Has no more messages than take [`PACKETS_MAX`].
+    /// Reduces the number of messages so that they take at most [`PACKETS_MAX`] packets.
     ///
-    /// Whatever is behind a gap is sent again (the specification's reliable connections go back, they do not choose), and
-    /// that is all that the sender has under way, at most its array. Of 640 KiB in packets of 256 B, one in 14 of
-    /// which is lost or overtaken, each message goes over the wire more than a hundred times.
+    /// After a gap, the sender retransmits everything behind it (reliable connections go back N; the
+    /// specification has no selective retransmission). That is all that it has in flight, at most its array.
+    /// With 640 KiB in packets of 256 B, one in 14 of them lost or overtaken, each message crosses the wire
+    /// more than a hundred times.
     pub(super) fn bound_messages(&mut self) {
         let mtu = self.constant("link.mtu").unwrap_or(1024);
         let ring = &self.configs[0];
@@ -228,16 +231,16 @@ impl Plan {
         let under_way = u64::from(ring.slots) * slot / mtu;
         let longest = match ring.framing {
             Framing::Fixed(_) => slot,
-            // A third of the messages are up to that long, the others take a slot (`messages`).
+            // A third of the messages are up to that long; the others take about a slot (`message_contents`).
             Framing::Variable(longest) => slot + longest as u64 / 6,
         };
         let times = 1 + self.gaps * under_way / 1_000;
-        // What is held back and cut goes in small pieces, with a call of the program's for each.
+        // A paced device cuts what it holds back into small pieces, and the program makes a call for each.
         let pieces = if self.is_paced() { 16 } else { 1 };
         let mut each = longest.div_ceil(mtu) * times * pieces * self.rings as u64;
         if self.pacing.contains("pace_window=1") {
-            // A slice or two are under way at a time: behind a lost one nothing comes that would tell the receiver, and
-            // the sender's timer runs out, while programs call all the time.
+            // Only a slice or two are in flight. After a lost one, no packet follows that shows the receiver
+            // a gap. So the sender's timer must expire, while programs make calls all the time.
             let requests = longest.div_ceil(SLICE_MIN) + WORDS;
             let losses_of_1000 = requests * (self.gaps + self.lost_answers);
             each += losses_of_1000 * PACKETS_IN_TIMEOUT / 1_000 * self.rings as u64;
@@ -248,7 +251,8 @@ impl Plan {
         }
     }
 
-    /// The role of the end that sends on a ring; of two that cross, of the one that is not called the receiver.
+    /// Returns the role of the end that sends on a ring. If rings cross, it is the side that is not
+    /// [`RECEIVER`].
     pub(super) fn sender(&self, ring: usize) -> String {
         match self.crosses {
             true => "sender0".to_owned(),
@@ -256,7 +260,7 @@ impl Plan {
         }
     }
 
-    /// The host of that end.
+    /// Returns the host of the end that sends on a ring.
     fn senders_host(&self, ring: usize) -> String {
         match self.senders_host {
             Some(host) => host.to_owned(),
@@ -264,12 +268,12 @@ impl Plan {
         }
     }
 
-    /// Whether an actor may die.
+    /// Returns whether an actor may die.
     pub(super) fn may_die(&self, role: &str) -> bool {
         self.fatal == ExpectedFailure::Crash(role.to_owned())
     }
 
-    /// Whether there was a reason for a ring to break.
+    /// Returns whether there was a reason for a ring to break.
     pub(super) fn may_break(&self, ring: usize) -> bool {
         if !self.fired.load(Ordering::Relaxed) {
             return false;
@@ -282,26 +286,26 @@ impl Plan {
         }
     }
 
-    /// Whether ends made from this one of the two configurations have a completion channel.
+    /// Returns whether ends made from configuration `config` have a completion channel.
     fn sleeps(&self, config: usize) -> bool {
         let can_poll = self.promises.ordered_between_writes && self.promises.atomic_aligned_8;
         self.configs[config].mode == Mode::Notify || !can_poll
     }
 
-    /// Whether devices are paced.
+    /// Returns whether devices are paced.
     pub(super) fn is_paced(&self) -> bool {
         !self.pacing.is_empty()
     }
 
-    /// The objects of a connected end that is made from this one of the two configurations, or of a group whose rings
+    /// Returns the objects of a connected end made from configuration `config`, or of a group whose rings
     /// have all gone.
     pub(super) fn objects(&self, config: usize, of_group: bool) -> ObjectCounts {
         let is_end = usize::from(!of_group);
-        // Where nothing is taken inline, cursors are sent from a region of their own.
+        // Without inline payloads, cursors are sent from a region of their own.
         let is_inline = self.constant("nic.max_inline") != Some(0);
         ObjectCounts {
             queue_pairs: is_end,
-            // A paced device has one of its own for each.
+            // A paced device adds one of its own for each.
             completion_queues: 1 + usize::from(self.is_paced()),
             completion_channels: usize::from(self.sleeps(config)),
             regions: 1 + if is_inline { 0 } else { is_end },
@@ -309,7 +313,7 @@ impl Plan {
         }
     }
 
-    /// Hosts on which something may go wrong.
+    /// Returns a host on which something may go wrong.
     fn random_host(&self, random: &mut Random) -> String {
         match random.once_in(2) {
             true => RECEIVER.to_owned(),
@@ -333,13 +337,13 @@ impl Plan {
         self.rules = std::mem::replace(&mut self.rules, Rules::new(0)).with(rule);
     }
 
-    /// What a constant was set to.
+    /// Returns the changed value of a constant, if it is changed.
     fn constant(&self, key: &str) -> Option<u64> {
         let found = self.constants.iter().find(|(name, _)| *name == key);
         found.and_then(|(_, value)| value.parse().ok())
     }
 
-    /// A fault that once in so many packets makes some late. How many.
+    /// Adds a fault that delays one packet in some number. Returns that number.
     fn add_late<R: Rule + 'static>(
         &mut self,
         said: &str,
@@ -351,7 +355,7 @@ impl Plan {
         times
     }
 
-    /// A fault of a host that lasts for a power of two of microseconds.
+    /// Adds a fault of a host that lasts for a power of two of microseconds.
     fn add_spell<R: Rule + 'static>(
         &mut self,
         said: &str,
@@ -365,10 +369,10 @@ impl Plan {
         self.add_rule(said, rule(&host, from, span));
     }
 
-    /// Faults that rings survive.
+    /// Adds faults that rings survive.
     fn add_faults(&mut self, random: &mut Random) {
-        // Eight times in a row is a cause to give up: that must be out of reach, also for packets of which all
-        // are lost with one.
+        // A sender gives up after eight losses in a row. That must be out of reach, also for bursts, all of
+        // whose packets are lost with one.
         let burst = self.constant("nic.burst").unwrap_or(4);
         if random.once_in(2) {
             let times = random.one_of(&SOME).max(12 * burst);
@@ -416,7 +420,7 @@ impl Plan {
         }
     }
 
-    /// What rings do not.
+    /// Adds a fault that rings do not survive.
     fn add_death(&mut self, random: &mut Random) {
         let host = self.random_host(random);
         match random.below(4) {
@@ -473,7 +477,7 @@ fn micros(count: u64) -> Duration {
     Duration::from_micros(count)
 }
 
-/// A time at which rings are likely to be at work.
+/// Returns a time at which rings are likely to be busy.
 fn moment(random: &mut Random) -> Instant {
     let scale = 1 << random.within(6, 14);
     Instant::ZERO + micros(random.within(scale / 2, scale))
@@ -490,7 +494,8 @@ fn pace(random: &mut Random) -> UsagePattern {
     }
 }
 
-/// Machines are as their preset has them, or smaller: short packets, few at a time, caches that hold little.
+/// Returns changed constants: machines match their preset, or have short packets, short bursts or small
+/// caches.
 fn constants(random: &mut Random) -> Vec<(&'static str, &'static str)> {
     let mut all = Vec::new();
     if random.once_in(3) {
@@ -508,7 +513,8 @@ fn constants(random: &mut Random) -> Vec<(&'static str, &'static str)> {
     all
 }
 
-/// Whether and how devices are paced: from hardly ever holding anything back to holding back and cutting nearly all.
+/// Returns the devices' pacing options, if any: from hardly ever holding anything back to cutting nearly
+/// everything.
 fn pacing(seed: u64) -> String {
     let random = &mut Random::of(seed, &[2]);
     if !random.once_in(3) {
@@ -535,14 +541,14 @@ fn pacing(seed: u64) -> String {
     options
 }
 
-/// What the two ends are made from, and what their devices promise.
+/// Returns the configurations of the two ends, and the promises of their devices.
 fn configs(is_group: bool, random: &mut Random) -> ([RingConfig; 2], Promises) {
     let mut promises = PROMISES;
     let modes = [Mode::Poll, Mode::Poll, Mode::Notify, Mode::Latency];
     let most = if is_group { 3 } else { 4 };
     let mode = random.one_of(&modes[..most]);
     if mode == Mode::Latency && !random.once_in(4) {
-        // The model places bytes in order; no preset promises it.
+        // The model places bytes in order, but no preset promises it.
         promises.in_order_within_write = u32::MAX;
     }
     let config = loop {
@@ -552,7 +558,7 @@ fn configs(is_group: bool, random: &mut Random) -> ([RingConfig; 2], Promises) {
         }
     };
     let mut configs = [config.clone(), config];
-    // One end that sleeps makes both.
+    // If one end sleeps, both do.
     if mode == Mode::Poll && random.once_in(6) {
         let end = if is_group {
             1
@@ -566,7 +572,7 @@ fn configs(is_group: bool, random: &mut Random) -> ([RingConfig; 2], Promises) {
             false => promises.atomic_aligned_8 = false,
         }
         if is_group {
-            // Nothing can be polled: a group must be told.
+            // Without these promises nothing can be polled, so a group needs notifications.
             configs[1].mode = Mode::Notify;
         }
     }

@@ -1,7 +1,8 @@
-//! Actor at one side of the rings: it connects them by mail, sends and receives until it has all it wanted or they broke,
-//! stays to be inspected, and leaves.
+//! Actor at one side of the rings. It connects them by mail, and sends and receives until it has
+//! everything or the rings break. Then it stays to be inspected, and leaves.
 //!
-//! A side is a sender, a receiver, a group of receivers, or a group of a sender and a receiver whose rings cross.
+//! A side is a sender, a receiver, a group of receivers, or a group of a sender and a receiver of
+//! crossing rings.
 
 use std::mem::replace;
 use std::os::fd::BorrowedFd;
@@ -21,14 +22,16 @@ use headworks::verbs::{BringUp, Device, Duration};
 use crate::oracle::{EndResult, SoakRun};
 use crate::plan::{Plan, RECEIVER};
 
-/// Messages of a ring that are held at most.
+/// Maximum number of messages of a ring that are held.
 const HELD: usize = 8;
-/// How often a side on a paced device makes a call: in virtual time nothing else releases what that holds back.
+/// How often a side on a paced device makes a call. In virtual time nothing else releases what the device
+/// holds back.
 const PACED_CALL_INTERVAL: Duration = Duration::from_micros(20);
 
-// Mail is the number of a ring, one of these, and for the first one bytes of the bring-up.
+// Mail consists of the number of a ring, one of these constants, and for the first one bytes of the
+// bring-up.
 const CONNECTING: u8 = 0;
-/// The other end has all it wanted.
+/// The other end has sent or received everything.
 const DONE: u8 = 1;
 /// The other end is gone.
 const GONE: u8 = 2;
@@ -52,13 +55,13 @@ impl UnconnectedEnd {
 
 enum State {
     Connecting(Box<(BringUp, UnconnectedEnd)>),
-    /// Connected, and alone.
+    /// Connected, and in no group.
     Sender(Box<Sender>),
-    /// Connected, and alone.
+    /// Connected, and in no group.
     Receiver(Box<Receiver>),
     /// Connected, and in the group.
     Member(RingId),
-    /// With the end, unless the group dropped it.
+    /// Ended. Holds the end, unless the group dropped it.
     Over(Option<Box<dyn Send>>),
 }
 
@@ -69,28 +72,29 @@ struct RingEnd {
     with: String,
     sends: bool,
     state: State,
-    /// The other end is gone, or this one removed the ring.
+    /// The other end is gone, or this end has removed the ring.
     gone: bool,
-    /// The other end has all it wanted.
+    /// The other end has sent or received everything.
     done: bool,
-    /// Messages that were taken by hand.
+    /// Messages taken with `try_take` and not yet released.
     held: Vec<HeldMessage>,
-    /// The descriptor to sleep on, if there is one and the plan sleeps.
+    /// Descriptor to sleep on, if there is one and the plan sleeps.
     fd: Option<WakeFd>,
 }
 
 struct RingActor {
     run: Arc<SoakRun>,
-    /// The sending one first. Before the group: seats are dropped before it.
+    /// Ends of rings, the sending one first. Declared before `group`, because seats must be dropped before
+    /// it.
     links: Vec<RingEnd>,
     group: Group,
     random: Random,
-    /// The next message to send.
+    /// Number of the next message to send.
     next: u64,
     leaves: bool,
 }
 
-/// Evaluates `$act` with the receiver of a link, in the group or not; `None` if the link has none.
+/// Evaluates `$act` with the receiver of a link, whether in the group or not; `None` if the link has none.
 macro_rules! with_receiver {
     ($link:expr, $group:expr, $receiver:ident => $act:expr) => {
         match &mut $link.state {
@@ -105,10 +109,10 @@ macro_rules! with_receiver {
     };
 }
 
-/// The place of a link and the error of a call on it.
+/// Index of a link, and the error of a call on it.
 type Failure = (usize, RingError);
 
-/// The side of that part: it sends on ring `sends`, or receives.
+/// Makes the actor of `part`. It sends on ring `sends`, or receives.
 pub(super) fn new(
     part: &ActorInit,
     sends: Option<usize>,
@@ -151,7 +155,7 @@ pub(super) fn new(
     Ok(Box::new(side))
 }
 
-/// The device of a part, with what the plan has it promise.
+/// Opens the device of an actor, with the promises of the plan.
 fn open(part: &ActorInit, plan: &Plan) -> Result<Arc<dyn Device>, ActorError> {
     struct Unwatched;
     impl Interposer for Unwatched {}
@@ -169,7 +173,7 @@ fn open(part: &ActorInit, plan: &Plan) -> Result<Arc<dyn Device>, ActorError> {
 }
 
 impl RingEnd {
-    /// Begins to connect that end of a ring to the role.
+    /// Starts to connect that end of a ring to the role `with`.
     fn new(
         device: &dyn Device,
         ring: usize,
@@ -197,7 +201,7 @@ impl RingEnd {
         matches!(self.state, State::Over(_))
     }
 
-    /// Mails what the bring-up has to say.
+    /// Mails the output of the bring-up.
     fn send_bring_up(&mut self, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         if let State::Connecting(both) = &mut self.state {
             let bytes = both.0.output();
@@ -209,7 +213,7 @@ impl RingEnd {
         Ok(())
     }
 
-    /// The connected sender of a sending end.
+    /// Returns the connected sender of a sending end.
     fn sender<'s>(&'s mut self, group: &'s mut Group) -> Option<&'s mut Sender> {
         match &mut self.state {
             State::Sender(sender) => Some(sender),
@@ -248,7 +252,7 @@ impl RingActor {
         if self.links.iter().all(RingEnd::is_over) {
             return Ok(self.wait_for_inspection(cx));
         }
-        // Both directions have their turn, whatever the other finds.
+        // Both directions run in each step, whatever the other one finds.
         let (sends, receives) = (self.send(cx)?, self.receive(cx)?);
         let pace = match self.links[0].sends {
             true => self.run.plan.sending,
@@ -267,7 +271,7 @@ impl RingActor {
 
     fn on_mail(&mut self, mail: &Mail, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         if mail.from == COORDINATOR {
-            // The role that died, or nothing: everybody is to leave.
+            // The coordinator mails the role that died, or nothing when every actor has to leave.
             self.leaves |= mail.bytes.is_empty();
             for link in &mut self.links {
                 link.gone |= link.with.as_bytes() == mail.bytes;
@@ -275,7 +279,7 @@ impl RingActor {
             return Ok(());
         }
         let [ring, what, bytes @ ..] = mail.bytes.as_slice() else {
-            return Err(ActorError::new("mail that says nothing"));
+            return Err(ActorError::new("mail without a ring and a kind"));
         };
         let at = ring_end_index(&self.links, |link| link.ring == usize::from(*ring));
         match *what {
@@ -286,7 +290,7 @@ impl RingActor {
         Ok(())
     }
 
-    /// Hands on bytes of the bring-up of a link, which may be connected then.
+    /// Hands bytes to the bring-up of a link. After that the link may be connected.
     fn connect(
         &mut self,
         at: usize,
@@ -295,7 +299,7 @@ impl RingActor {
     ) -> Result<(), ActorError> {
         let (plan, link) = (&self.run.plan, &mut self.links[at]);
         let State::Connecting(both) = &mut link.state else {
-            return Err(ActorError::new("mail of the bring-up when that is over"));
+            return Err(ActorError::new("mail of a bring-up that is already over"));
         };
         let (up, setup) = &mut **both;
         up.input(setup.end().queue_pair(), bytes)?;
@@ -334,7 +338,7 @@ impl RingActor {
         Ok(())
     }
 
-    /// Whether a call changed something; one that failed ends its link.
+    /// Returns whether a call changed something. A failed call ends its link.
     fn changed(
         &mut self,
         called: Result<bool, Failure>,
@@ -350,7 +354,7 @@ impl RingActor {
         self.next == self.run.plan.messages
     }
 
-    /// Sends a batch: whether there is more to send, and room for it.
+    /// Sends a batch. Returns whether there is more to send, and room for it.
     fn send(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let sent = self.send_batch(cx).map_err(|error| (0, error));
         self.changed(sent, cx)
@@ -381,7 +385,7 @@ impl RingActor {
                     run.observations().rings[ring].in_doubt = true;
                     return Err(error);
                 }
-                Err(error) => unreachable!("a message that the ring takes: {error}"),
+                Err(error) => unreachable!("the ring takes every message of the plan: {error}"),
             }
         }
         if self.random.once_in(16) {
@@ -390,7 +394,7 @@ impl RingActor {
         Ok(!is_full && self.next < messages)
     }
 
-    /// Receives a batch: whether there may be more.
+    /// Receives a batch. Returns whether there may be more.
     fn receive(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let pace = self.run.plan.receiving;
         if self.links.iter().all(|link| link.sends) {
@@ -405,7 +409,7 @@ impl RingActor {
         Ok(true)
     }
 
-    /// Receives a message, in one of the ways there are: whether there was one, or a ring broke.
+    /// Receives a message by `try_take` or `try_recv`. Returns whether there was one, or a ring broke.
     fn receive_one(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let mut received = Ok(None);
         if self.run.plan.receiving.holds && self.random.once_in(2) {
@@ -425,7 +429,7 @@ impl RingActor {
         self.changed(received.map(|at| at.is_some()), cx)
     }
 
-    /// Receives a message in the ring's order: which link it came by.
+    /// Receives a message in the ring's order. Returns the link that it came by.
     fn receive_next(&mut self) -> Result<Option<usize>, Failure> {
         let run = &self.run;
         if let State::Receiver(receiver) = &mut self.links[0].state {
@@ -446,7 +450,8 @@ impl RingActor {
         }
     }
 
-    /// Takes a message of a link by hand and holds it: whether there was one. If many are held, releases any first.
+    /// Takes a message of a link and holds it. Returns whether there was one. At [`HELD`] messages, releases
+    /// one first.
     fn take(&mut self, at: usize) -> Result<bool, RingError> {
         let (run, link) = (&self.run, &mut self.links[at]);
         let (ring, held) = (link.ring, &mut link.held);
@@ -467,7 +472,7 @@ impl RingActor {
         Ok(found)
     }
 
-    /// Removes a ring after the plan's number of its messages, whatever its sender is doing.
+    /// Removes a ring after the plan's number of messages, whatever its sender is doing.
     fn may_remove(&mut self, at: usize, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         let link = &mut self.links[at];
         let removes = self.run.plan.removes;
@@ -480,10 +485,10 @@ impl RingActor {
         self.end(at, None, cx)
     }
 
-    /// Nothing can be received, and there is nothing to send or no room.
+    /// Acts when nothing can be received, and there is nothing to send or no room.
     fn idle(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         for at in 0..self.links.len() {
-            // The sender may wait for their room.
+            // The sender may wait for the slots of held messages.
             let link = &mut self.links[at];
             let held = std::mem::take(&mut link.held);
             let released = with_receiver!(link, self.group, receiver => {
@@ -520,14 +525,15 @@ impl RingActor {
         ))
     }
 
-    /// Drives what is connected: whether something changed.
+    /// Steps the connected ends. Returns whether something changed.
     fn step_connected(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, ActorError> {
         let has_all = self.run.has_all(0);
         let tended = match &mut self.links[0].state {
             State::Sender(sender) => sender.step().map_err(|error| (0, error)),
             State::Receiver(receiver) => {
                 let stepped = receiver.step();
-                // The sender is to see that it is done; before that, the ring pushes what it must by itself.
+                // Once all is received, push the head, so that the sender sees it. Before that the ring does
+                // so by itself as needed.
                 let pushed = match stepped {
                     Ok(false) if has_all => receiver.push_head().map(|_| false),
                     stepped => stepped,
@@ -542,7 +548,7 @@ impl RingActor {
         self.changed(tended, cx)
     }
 
-    /// Whether an end has all it wanted, or gets no more.
+    /// Returns whether an end has sent or received everything, or its ring is gone.
     fn is_complete(&mut self, at: usize) -> bool {
         let (is_all_sent, link) = (self.is_all_sent(), &mut self.links[at]);
         let has_all = match link.sends {
@@ -555,14 +561,15 @@ impl RingActor {
         link.gone || has_all
     }
 
-    /// Whether there is more to send, and room for it.
+    /// Returns whether there is more to send, and room for it.
     fn has_room(&mut self) -> bool {
         let is_all_sent = self.is_all_sent();
         let sender = self.links[0].sender(&mut self.group);
         !is_all_sent && sender.is_some_and(|sender| !sender.is_full())
     }
 
-    /// The descriptors of the ends that are connected, if all have one; otherwise the side waits for memory.
+    /// Returns the descriptors of the connected ends if all have one; otherwise none, and the side waits for
+    /// memory.
     fn wake_fds(&self) -> Vec<WakeFd> {
         let is_connected =
             |link: &&RingEnd| !matches!(link.state, State::Connecting(_)) && !link.is_over();
@@ -587,7 +594,7 @@ impl RingActor {
         }
     }
 
-    /// Ends a link: writes down how, and tells the other end of it.
+    /// Ends a link: records how it ended, and tells the other end.
     fn end(
         &mut self,
         at: usize,
@@ -622,7 +629,7 @@ impl RingActor {
         observations.moved += 1;
         let record = &mut observations.rings[link.ring];
         let tells = if link.sends {
-            // One that never was connected is no end.
+            // An end that was never connected has no result.
             record.ends[0] = cursors.map(|_| ended);
             record.cursors = cursors.unwrap_or_default();
             cursors.is_some()
@@ -639,7 +646,8 @@ impl RingActor {
         Ok(())
     }
 
-    /// All links are over: the side stays, with all that it has, until the coordinator inspected that, or goes at once.
+    /// Acts when all links are over. The side keeps its objects until the coordinator has inspected them, or
+    /// leaves at once.
     fn wait_for_inspection(&self, cx: &ActorContext<'_>) -> Step {
         let plan = &self.run.plan;
         if !plan.lingers {
@@ -657,10 +665,10 @@ impl RingActor {
     }
 }
 
-/// The place of the link that `is` accepts.
+/// Returns the index of the link that `is` accepts.
 fn ring_end_index(links: &[RingEnd], is: impl Fn(&RingEnd) -> bool) -> usize {
     let found = links.iter().position(is);
-    found.unwrap_or_else(|| unreachable!("a ring that this side has no end of"))
+    found.unwrap_or_else(|| unreachable!("this side has no end of that ring"))
 }
 
 fn group_member_index(links: &[RingEnd], ring: RingId) -> usize {
@@ -668,7 +676,7 @@ fn group_member_index(links: &[RingEnd], ring: RingId) -> usize {
     ring_end_index(links, is)
 }
 
-/// Sends message `number` of a ring, in one of the ways there are.
+/// Sends message `number` of a ring: by `try_send`, or by a reservation that it commits.
 fn send_one(
     plan: &Plan,
     (ring, number): (usize, u64),
@@ -678,7 +686,7 @@ fn send_one(
     let config = &plan.configs[0];
     let len = plan.message_len(ring, number);
     if random.once_in(8) {
-        // A place that is filled and dropped is nobody's message.
+        // A reservation that is filled and dropped sends no message.
         sender.try_reserve(len)?.fill(0xee);
     }
     let number = (plan.sends.0)(number);
@@ -702,7 +710,7 @@ fn send_one(
     }
 }
 
-/// A descriptor to sleep on, if the end has one and is to sleep.
+/// Returns a descriptor to sleep on, if the end has one and is to sleep.
 fn wake_fd_if(sleeps: bool, fd: Option<BorrowedFd<'_>>) -> Result<Option<WakeFd>, ActorError> {
     Ok(fd.filter(|_| sleeps).map(WakeFd::duplicate).transpose()?)
 }

@@ -1,11 +1,11 @@
-//! Rings on simulated RNICs under faults by seed: a batch of seeds, and the same seed twice.
+//! Rings on simulated RNICs under faults from a seed: a batch of seeds, and the same seed twice.
 
 use std::process::Command;
 
 use headworks::testing::{SEED_VARIABLE, each_seed};
 use headworks_soak as soak;
 
-/// Has this program print what a seed comes to, and nothing else.
+/// Makes this program print the results of its seeds and nothing else.
 const HISTORY: &str = "HEADWORKS_TEST_HISTORY";
 
 #[test]
@@ -41,7 +41,7 @@ fn the_same_seed_is_the_same_to_the_event_also_in_another_process() {
         return;
     }
     assert_eq!(here, run());
-    // Where memory lies is different there.
+    // Another process has other memory addresses.
     let name = "the_same_seed_is_the_same_to_the_event_also_in_another_process";
     let ours = std::env::current_exe().expect("this program");
     let other = Command::new(ours)
@@ -55,7 +55,7 @@ fn the_same_seed_is_the_same_to_the_event_also_in_another_process() {
         .nth(1)
         .and_then(|rest| rest.lines().next());
     assert_eq!(there, Some(here.join("/").as_str()), "{text}");
-    // And other seeds are something else.
+    // Different seeds have different results.
     let all: std::collections::BTreeSet<_> = here.iter().collect();
     assert_eq!(all.len(), seeds.len());
 }

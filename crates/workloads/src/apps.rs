@@ -1,5 +1,5 @@
-//! The applications that message channels are measured with: the three case studies of RB² (section V-C). Each is
-//! two objects with a bounded `step`, one for each process.
+//! The applications that message channels are measured with: the three case studies of RB² (section V-C).
+//! Each is two objects with a bounded `step`, one for each process.
 //!
 //! | module | case | one side | the other |
 //! |---|---|---|---|
@@ -9,9 +9,9 @@
 //! | [`request_response`] | the loops of clients and servers | | |
 //!
 //! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
-//! [`MessageReceiver`](headworks::ring::MessageReceiver) ends. The ends are handed to each step, so a message costs
-//! no dynamic dispatch. Except for [`flows::Capture::read`] none of them waits, reads a clock or does I/O. Each
-//! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
+//! [`MessageReceiver`](headworks::ring::MessageReceiver) ends. The ends are handed to each step, so a message
+//! costs no dynamic dispatch. Except for [`flows::Capture::read`] none of them waits, reads a clock or does
+//! I/O. Each They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
 
 pub mod flows;
 pub mod http;
@@ -29,8 +29,8 @@ pub enum StepProgress {
     Worked,
     /// Nothing could be done before the other side does something.
     Idle,
-    /// Everything is done, and everything sent is on its way. Further steps do no harm. They are needed as long as
-    /// the other side needs this side's channels served.
+    /// Everything is done, and everything sent is on its way. Further steps do no harm. They are needed as
+    /// long as the other side needs this side's channels served.
     Done,
 }
 

@@ -7,9 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Replacement of a file's contents. The new contents are written to a temporary file beside the target, which is then
-/// renamed over it; until then the old contents stay. Dropping an unfinished replacement removes the temporary file.
-/// A killed process may leave one behind; the next replacement of the same file removes it.
+/// Replacement of a file's contents. The new contents are written to a temporary file beside the target,
+/// which is then renamed over it; until then the old contents stay. Dropping an unfinished replacement
+/// removes the temporary file. A killed process may leave one behind; the next replacement of the same file
+/// removes it.
 #[derive(Debug)]
 pub struct AtomicFile {
     file: File,
@@ -18,13 +19,13 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Starts to replace the file at `path`, which need not exist. A symbolic link is followed. A device or a pipe is
-    /// written to directly.
+    /// Starts to replace the file at `path`, which need not exist. A symbolic link is followed. A device or a
+    /// pipe is written to directly.
     ///
     /// # Errors
     ///
-    /// `path` names something other than a file, the file may not be written, or no temporary file can be created
-    /// beside it.
+    /// `path` names something other than a file, the file may not be written, or no temporary file can be
+    /// created beside it.
     pub fn of(path: &Path) -> io::Result<Self> {
         let path = match fs::metadata(path) {
             Ok(there) => {
@@ -82,7 +83,8 @@ const SUFFIX: &str = ".tmp";
 /// Attempts to create a temporary file: others may hold the name or the lock, or remove the file at once.
 const TRIES: u32 = 100;
 
-/// Creates a temporary file beside `path`. It is locked while it is open, which tells it from files of dead processes.
+/// Creates a temporary file beside `path`. It is locked while it is open, which tells it from files of dead
+/// processes.
 fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     for _ in 0..TRIES {
@@ -95,8 +97,8 @@ fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
             Err(why) if why.kind() == io::ErrorKind::AlreadyExists => continue,
             made => made?,
         };
-        // A process that cleans up may have found the file before it was locked: it may hold the lock, or have removed
-        // the file.
+        // A process that cleans up may have found the file before it was locked: it may hold the lock, or
+        // have removed the file.
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => continue,
             // Where locks are not supported, clean-up cannot lock either and removes nothing.
@@ -112,7 +114,8 @@ fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
     ))
 }
 
-/// Removes the temporary files beside `path` that no process has open. Failures are ignored: leftovers do no harm.
+/// Removes the temporary files beside `path` that no process has open. Failures are ignored: leftovers do no
+/// harm.
 fn remove_abandoned(path: &Path, name: &OsStr) {
     let beside = path.parent().filter(|path| !path.as_os_str().is_empty());
     let Ok(all) = fs::read_dir(beside.unwrap_or_else(|| Path::new("."))) else {

@@ -1,8 +1,9 @@
 //! The case studies as actors: an application's two sides, over the channels of any design.
 //!
-//! [`StudyTask`] names the application and the design. [`actor`] makes an actor of it, which connects its channels by
-//! mail and then steps its side. The applications check what they receive; anything else that both sides must agree on
-//! goes by mail as well. The side that knows when everything is done measures the time.
+//! [`StudyTask`] names the application and the design. [`actor`] makes an actor of it, which connects its
+//! channels by mail and then steps its side. The applications check what they receive; anything else that
+//! both sides must agree on goes by mail as well. The side that knows when everything is done measures the
+//! time.
 
 mod actors;
 
@@ -72,9 +73,9 @@ pub struct StudyTask {
 }
 
 impl StudyTask {
-    /// Returns how long the application of `role` computes for a message that it sends, and for one that it takes.
-    /// Used where time is virtual. Measured with this code in loops without a channel, on one core of a present-day
-    /// server.
+    /// Returns how long the application of `role` computes for a message that it sends, and for one that it
+    /// takes. Used where time is virtual. Measured with this code in loops without a channel, on one core of
+    /// a present-day server.
     fn work(&self, role: Role) -> [Duration; 2] {
         let nanos = match (&self.study, role) {
             // Sender: replay and write a record. Receiver: parse and count it.
@@ -90,8 +91,8 @@ impl StudyTask {
         nanos.map(Duration::from_nanos)
     }
 
-    /// Returns the length in bytes of the longest message to the receiver, and of the longest reply if there are
-    /// replies; and whether all messages have that length.
+    /// Returns the length in bytes of the longest message to the receiver, and of the longest reply if there
+    /// are replies; and whether all messages have that length.
     fn messages(&self) -> (usize, Option<usize>, bool) {
         match self.study {
             CaseStudy::Flows { .. } => (crate::apps::flows::RECORD, None, true),

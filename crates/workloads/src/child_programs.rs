@@ -1,5 +1,5 @@
-//! Small programs within this one that are started as separate processes: the TCP program that `headworks pipe` is
-//! compared with, and the program whose instructions per posted WRITE are counted.
+//! Small programs within this one that are started as separate processes: the TCP program that `headworks
+//! pipe` is compared with, and the program whose instructions per posted WRITE are counted.
 
 pub mod post_writes;
 pub mod tcp_copy;
@@ -15,8 +15,8 @@ use crate::error::WorkloadError;
 use crate::service;
 use crate::subprocess::{PROBE, Subprocess, SubprocessError, command, this_program};
 
-/// Runs the probe that this process was started as, and returns its exit code; `None` if it was not started as a
-/// probe. A program that runs experiments calls this first.
+/// Runs the probe that this process was started as, and returns its exit code; `None` if it was not started
+/// as a probe. A program that runs experiments calls this first.
 pub fn child_main(open: &DeviceOpener) -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     if args.next()? != PROBE {
@@ -50,8 +50,8 @@ fn run(words: &[String], open: &DeviceOpener) -> Result<(), WorkloadError> {
     }
 }
 
-/// Counts the instructions of a 64-byte WRITE that is posted by itself, and returns them with Valgrind's version.
-/// The count is the difference between two runs under callgrind, so that one-time work cancels out.
+/// Counts the instructions of a 64-byte WRITE that is posted by itself, and returns them with Valgrind's
+/// version. The count is the difference between two runs under callgrind, so that one-time work cancels out.
 pub fn post_instructions(
     device: &DeviceName,
     stop: &AtomicBool,

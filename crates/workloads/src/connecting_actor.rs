@@ -37,7 +37,8 @@ pub trait WorkloadDriver<A>: Send {
     }
 }
 
-/// Makes the actor that runs `drive` over the ends that `connect` makes. A gated actor waits for [`BEGIN`] in between.
+/// Makes the actor that runs `drive` over the ends that `connect` makes. A gated actor waits for [`BEGIN`] in
+/// between.
 pub fn connecting_actor<C: Connect + 'static>(
     connect: C,
     is_gated: bool,

@@ -8,8 +8,8 @@ use headworks::verbs::{DeviceName, Duration, OpenError};
 pub struct CpuPrices {
     /// Time that perftest spends on a request outside verbs calls: the constant `cpu.bench`.
     pub bench: Duration,
-    /// Time to handle a message, without copies and verbs calls: framing, checking the ring, reading a word of the
-    /// message. The constant `cpu.message`.
+    /// Time to handle a message, without copies and verbs calls: framing, checking the ring, reading a word
+    /// of the message. The constant `cpu.message`.
     pub message: Duration,
 }
 
@@ -24,16 +24,16 @@ impl CpuPrices {
     }
 }
 
-/// Nanoseconds that perftest spends on a request outside verbs calls on a simulated machine: the constant `cpu.bench`,
-/// with these settings applied. 0 for other devices, where that time passes by itself.
+/// Nanoseconds that perftest spends on a request outside verbs calls on a simulated machine: the constant
+/// `cpu.bench`, with these settings applied. 0 for other devices, where that time passes by itself.
 pub fn perftest_ns(device: &DeviceName, set: &[Setting]) -> u64 {
     let machine = machine(device, set).and_then(Result::ok);
     machine.map_or(0, |(preset, _)| preset.bench_ns as u64)
 }
 
-/// Returns the machine that a simulated device stands for, with `set` applied to its constants, and the random seed.
-/// `None` if the device is not simulated. Paced devices are supported. This is the only place here that makes a preset
-/// of a device name.
+/// Returns the machine that a simulated device stands for, with `set` applied to its constants, and the
+/// random seed. `None` if the device is not simulated. Paced devices are supported. This is the only place
+/// here that makes a preset of a device name.
 ///
 /// # Errors
 ///

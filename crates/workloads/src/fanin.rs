@@ -1,7 +1,7 @@
 //! One receiving thread and many rings: the pair of actors of the experiment `ring-fanin`.
 //!
-//! The receiver starts the phases one by one. In each phase the sender does one thing until it is told to stop. It then
-//! mails how many messages it sent, so that all of them are received before the next phase.
+//! The receiver starts the phases one by one. In each phase the sender does one thing until it is told to
+//! stop. It then mails how many messages it sent, so that all of them are received before the next phase.
 
 mod receiver;
 mod sender;
@@ -19,8 +19,8 @@ pub use crate::report::PhaseResult;
 pub const SIZE: usize = 64;
 /// Number of slots of a ring.
 pub const SLOTS: u32 = 128;
-/// Most messages that a saturating sender puts into a ring, and that the receiver takes from a ring, before going on to
-/// the next ring.
+/// Most messages that a saturating sender puts into a ring, and that the receiver takes from a ring, before
+/// going on to the next ring.
 pub const BURST: u32 = 32;
 
 /// How the receiving ends check for messages.
@@ -41,7 +41,8 @@ pub enum FaninLoad {
     All,
     /// Sends such bursts to one ring only.
     One,
-    /// Sends bursts to one ring, and after each burst one message to one of the other rings, published at once.
+    /// Sends bursts to one ring, and after each burst one message to one of the other rings, published at
+    /// once.
     Flood,
 }
 

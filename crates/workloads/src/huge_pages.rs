@@ -1,4 +1,4 @@
-//! How much of a process's memory lies on huge pages: what it got, not what it asked for.
+//! Amount of a process's memory on huge pages: what it got, not what it asked for.
 
 use std::sync::atomic::Ordering;
 
@@ -10,21 +10,21 @@ use crate::error::WorkloadError;
 /// Memory on huge pages, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugePages {
-    /// On pages of 2 MiB or more that the system had reserved.
+    /// Bytes on reserved pages of 2 MiB or more.
     pub reserved_bytes: u64,
-    /// On ordinary pages that the kernel merged.
+    /// Bytes on ordinary pages that the kernel merged into huge ones.
     pub merged_bytes: u64,
 }
 
 impl HugePages {
-    /// Of the calling process, of all that it has mapped to be shared. Nothing where the kernel does not
-    /// say.
+    /// Returns the huge pages of the calling process, over all its shared mappings. Zero if the kernel does
+    /// not tell.
     pub fn here() -> Self {
         let text = std::fs::read_to_string("/proc/self/smaps_rollup");
         Self::parse(&text.unwrap_or_default())
     }
 
-    /// From the text that the kernel has of a process (proc_pid_smaps(5)).
+    /// Parses the kernel's account of a process (proc_pid_smaps(5)).
     fn parse(text: &str) -> Self {
         let sum = |keys: [&str; 2]| -> u64 {
             let kib = text.lines().filter_map(|line| {
@@ -40,14 +40,15 @@ impl HugePages {
         }
     }
 
-    /// Bytes on reserved and on merged huge pages.
+    /// Returns the bytes on reserved and on merged huge pages.
     pub fn bytes(self) -> u64 {
         self.reserved_bytes + self.merged_bytes
     }
 }
 
-/// Bytes on huge pages among that many buffers of a device, each of so many bytes and all touched, on `numa_node` or on
-/// the device's own node. The buffers are gone afterwards.
+/// Allocates `buffers` buffers of `len` bytes on a device, touches all of them, and returns how many bytes
+/// lie on huge pages. The memory is on `numa_node`, or by default on the device's own node. The buffers are
+/// freed afterwards.
 pub fn huge_bytes(
     device: &DeviceName,
     (buffers, len): (u64, u64),

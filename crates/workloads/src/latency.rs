@@ -1,30 +1,30 @@
-//! Latency: one histogram, its quantiles, and an open-loop schedule of intended send times.
+//! Latency: a histogram, its quantiles, and an open-loop schedule of intended send times.
 
 use hdrhistogram::Histogram as Hdr;
 use headworks::verbs::{Instant, time::Duration};
 use serde::{Deserialize, Serialize};
 
-/// Longest latency that is told apart from longer ones.
+/// Longest latency in nanoseconds that is distinguished from longer ones.
 const HIGHEST_NANOS: u64 = 60_000_000_000;
 
-/// Latencies in nanoseconds, to three significant digits.
+/// Histogram of latencies in nanoseconds, to three significant digits.
 #[derive(Clone, Debug)]
 pub struct Histogram(Hdr<u64>);
 
 /// The quantiles that are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Quantiles {
-    /// How many were measured.
+    /// Number of latencies.
     pub count: u64,
-    /// Half were no slower.
+    /// Median, in nanoseconds.
     pub p50_ns: f64,
-    /// 99 of 100 were no slower.
+    /// 99th percentile, in nanoseconds.
     pub p99_ns: f64,
-    /// 999 of 1,000 were no slower.
+    /// 99.9th percentile, in nanoseconds.
     pub p999_ns: f64,
-    /// The slowest.
+    /// Longest latency, in nanoseconds.
     pub max_ns: f64,
-    /// The mean.
+    /// Mean latency, in nanoseconds.
     pub mean_ns: f64,
 }
 
@@ -35,29 +35,29 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Adds a latency.
     pub fn record(&mut self, latency: Duration) {
         self.0.saturating_record(latency.nanos());
     }
 
-    /// Counts what another has counted.
+    /// Adds all latencies of another histogram.
     pub fn add(&mut self, other: &Self) {
         // Both have the same bounds.
         let added = self.0.add(&other.0);
         debug_assert!(added.is_ok());
     }
 
-    /// How many were counted.
+    /// Returns the number of latencies.
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// Whether none was counted.
+    /// Returns whether there are no latencies.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The quantiles, each multiplied by `scale` (0.5 makes a round trip one way).
+    /// Returns the quantiles, each multiplied by `scale` (0.5 turns a round trip into one way).
     pub fn quantiles(&self, scale: f64) -> Quantiles {
         let at = |q: f64| self.0.value_at_quantile(q) as f64 * scale;
         Quantiles {
@@ -71,8 +71,8 @@ impl Histogram {
     }
 }
 
-/// When each message of an open-loop load should be sent. Latency counts from there, whether or
-/// not the sender managed to send in time: a stalled system is not asked less often.
+/// Intended send times of an open-loop load. Latency counts from the intended time even if the sender is
+/// late: a stalled system is not asked less often.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     start: Instant,
@@ -80,7 +80,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// `per_second` messages, evenly spaced, the first at `start`.
+    /// Makes a schedule of `per_second` messages, evenly spaced, the first at `start`.
     pub fn new(start: Instant, per_second: f64) -> Self {
         Self {
             start,
@@ -88,13 +88,13 @@ impl Schedule {
         }
     }
 
-    /// When message `index` should be sent.
+    /// Returns the intended send time of message `index`.
     pub fn intended(&self, index: u64) -> Instant {
         let nanos = index as f64 * 1e9 / self.per_second;
         self.start + Duration::from_nanos(nanos as u64)
     }
 
-    /// How many messages should have been sent by `now`.
+    /// Returns how many messages should have been sent by `now`.
     pub fn due(&self, now: Instant) -> u64 {
         if now < self.start {
             return 0;
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_stall_is_seen_by_every_message_that_was_due_in_it() {
-        // 1 message per microsecond; the sender stalls for 100 us, then sends all that is due.
+        // 1 message per microsecond; the sender stalls for 100 us, then sends every message that is due.
         let schedule = Schedule::new(Instant::from_nanos(1_000), 1e6);
         let after = Instant::from_nanos(101_000);
         assert_eq!(schedule.due(Instant::ZERO), 0);

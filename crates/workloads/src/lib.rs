@@ -1,26 +1,27 @@
-//! Workloads and the transports that carry them: what experiments, and later evaluations, measure with.
+//! Workloads, and the transports that carry them: the parts of which experiments are made.
 //!
 //! # Map
 //!
 //! | module | what |
 //! |---|---|
 //! | [`transports`] | message channels as generic ends, and the workloads that drive them |
-//! | [`nic`] | loads on a device itself: queue pairs by the thousand, receives, wake-ups |
+//! | [`nic`] | loads on a device itself: thousands of queue pairs, receives, wake-ups |
 //! | [`fanin`] | one thread that receives from many rings, and their senders |
 //! | [`apps`] | applications over message channels: flow measurement, a key-value store, HTTP |
 //! | [`case_studies`] | the case studies as actors: an application's side over any transport |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
-//! | [`task`], [`actor_pair`] | what the two actors of a pair are told to do, and what each is made from |
-//! | [`connecting_actor`], [`mail_bring_up`] | actors that connect and then drive a workload; bringing queue pairs up by mail |
-//! | [`testbed`], [`nic_measurements`] | running pairs of actors, in either world; what is asked of many workloads |
+//! | [`task`], [`actor_pair`] | the task of a pair, and what its two actors are made from |
+//! | [`connecting_actor`], [`mail_bring_up`] | actors that connect, then drive a workload; connecting by mail |
+//! | [`testbed`], [`nic_measurements`] | running pairs of actors; measurements with loads on a NIC |
 //! | [`report`], [`error`] | what an actor found, and why it cannot go on |
-//! | [`cpu_prices`] | what processors of a simulated machine pay for work of the program's own |
+//! | [`cpu_prices`] | processor time of the program's own work on a simulated machine |
 //! | [`simulated_machine`] | the simulated machine that a device name stands for, and a world of it |
-//! | [`usage_samples`] | samples of what a simulated play counts |
+//! | [`usage_samples`] | samples of a simulated machine's counters |
 //! | [`subprocess`], [`ucx_perftest`], [`child_programs`] | other programs, and this one started as another process |
 //! | [`latency`], [`stats`] | the histogram and the open-loop schedule; medians and spreads |
 //! | [`random`], [`seeds`] | seeded randomness; the seed of a simulated run |
-//! | [`atomic_file`], [`huge_pages`], [`cpu_affinity`], [`progress_bar`] | files replaced whole, huge pages, processor affinity, progress on standard error |
+//! | [`atomic_file`], [`huge_pages`] | files that are replaced atomically; memory on huge pages |
+//! | [`cpu_affinity`], [`progress_bar`] | processor affinity; progress on standard error |
 #![forbid(unsafe_code)]
 
 pub mod actor_pair;

@@ -1,4 +1,4 @@
-//! The bring-up of all queue pairs of an actor by mail.
+//! Connects all queue pairs of an actor by mail.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::connecting_actor::Connect;
 use crate::error::{Result, WorkloadError};
 use crate::seeds::bring_up_seed;
 
-/// Any number of ends, which are connected by mail and then become an arm. Each mail is about all of them, and both actors
-/// must list theirs in the same order.
+/// Ends that connect by mail and then become an arm. Each mail carries the bring-up of all ends, so both
+/// actors must list theirs in the same order.
 pub struct MailBringUp<S, F> {
     ends: Vec<(S, BringUp)>,
     finish: Option<F>,
@@ -25,7 +25,7 @@ fn failed(why: impl std::fmt::Display) -> WorkloadError {
 }
 
 impl<S: Unconnected, F> MailBringUp<S, F> {
-    /// Connects `ends` on `device`; `finish` makes an arm of them, each with the greeting of its peer.
+    /// Starts to connect `ends` on `device`. `finish` makes an arm of the ends and their peers' greetings.
     pub fn start<A>(device: Arc<dyn Device>, ends: Vec<S>, finish: F) -> Result<Self>
     where
         F: FnOnce(Vec<(S, Vec<u8>)>) -> Result<A>,
@@ -79,7 +79,7 @@ where
             if !is_silent {
                 cx.send_mail(&mail)?;
             }
-            // No mail beyond that is read.
+            // Once all are connected, no more mail is read: it is meant for the workload.
             if self.ends.iter().all(|(_, up)| up.is_connected()) {
                 break;
             }

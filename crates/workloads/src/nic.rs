@@ -1,16 +1,16 @@
-//! What is measured of a device itself, below any channel of messages: one file per pair of parts.
+//! Measurements of a device itself, without message channels: one file per kind of actor pair.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`one_way_messages`] | 64 bytes one way: WRITEs into polled memory, or SENDs into receives of an SRQ |
-//! | [`one_sided`] | WRITEs over one queue pair or a thousand; into memory from anywhere, or the bare call |
-//! | [`footprint`] | what a connected queue pair takes |
-//! | [`wakeups`] | waking each other by completion channels, or by eventfds |
-//! | [`verb_load`] | one verb over so many queue pairs, each so deep in requests, and what pacing says meanwhile |
-//! | [`request_times`] | requests in batches, in flows, there and back, or call by call, timed |
-//! | [`endpoint`] | an end's queue pairs and what they hang on; meeting the other end |
-//! | `requester`, `repeated_work` | posting and polling; working again and again |
-//! | [`rate_meter`] | the measured time |
+//! | [`one_sided`] | WRITEs over one queue pair or a thousand; WRITEs into any memory, or the bare system call |
+//! | [`footprint`] | memory of a connected queue pair |
+//! | [`wakeups`] | two ends wake each other by completion channels, or by eventfds |
+//! | [`verb_load`] | one verb over many queue pairs with many outstanding requests, and the state of pacing meanwhile |
+//! | [`request_times`] | times of requests: in batches, in flows, as ping-pong, or call by call |
+//! | [`endpoint`] | opening an end's device objects, and connecting to the other end |
+//! | `requester`, `repeated_work` | posting and polling; repeating a piece of work |
+//! | [`rate_meter`] | warm-up and measured time |
 
 pub mod endpoint;
 pub mod footprint;
@@ -35,50 +35,50 @@ use serde::{Deserialize, Serialize};
 use crate::actor_pair::PairContext;
 use crate::error::{Result, WorkloadError};
 
-/// What a pair of parts does.
+/// Workload of a pair of actors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum NicWorkload {
-    /// Messages of 64 bytes one way, posted in chains of so many.
+    /// Messages of 64 bytes one way, posted in chains.
     Flow {
-        /// How they travel.
+        /// Path of the messages.
         way: MessagePath,
         /// Requests per call, on both sides: 1 or 16.
         chain: usize,
     },
-    /// WRITEs of 64 bytes, round robin.
+    /// WRITEs of 64 bytes, round robin over queue pairs.
     Spread {
-        /// Over how many queue pairs.
+        /// Number of queue pairs.
         queue_pairs: usize,
         /// Requests per call: 1 or 16.
         chain: usize,
     },
-    /// What queue pairs take.
+    /// Memory of queue pairs.
     Footprint {
         /// Number of queue pairs.
         queue_pairs: usize,
     },
-    /// Into memory of the other end that did not come from its device.
+    /// Writes into memory of the other end that did not come from its device.
     Foreign {
-        /// Bytes at a time.
+        /// Bytes per write.
         size: usize,
-        /// By which way.
+        /// Path of the writes.
         over: RemoteWritePath,
     },
-    /// Waking each other in turn.
+    /// Two ends wake each other in turn.
     Wake(WakeMethod),
-    /// One verb, as much of it as goes.
+    /// One verb, at the highest rate.
     Loaded(VerbLoad),
-    /// Requests in batches, each of which is timed.
+    /// Requests in batches; each request is timed.
     Batches(Batches),
-    /// The same in flows, timed as a whole.
+    /// Requests in flows; each flow is timed as a whole.
     Flows(Flows),
-    /// As much of it as goes, looked at meanwhile.
+    /// One verb at the highest rate, sampled meanwhile.
     Sampled(SampledLoad),
-    /// One message at a time, there and back.
+    /// Ping-pong: one message at a time, there and back.
     PingPong(VerbLoad),
-    /// Short WRITEs, each call timed.
+    /// Short WRITEs; each call is timed.
     Posts {
-        /// Requests of a call.
+        /// Requests per call: 1 or 16.
         chain: usize,
     },
 }
@@ -86,13 +86,13 @@ pub enum NicWorkload {
 /// How bytes get into another process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RemoteWritePath {
-    /// By WRITE.
+    /// RDMA WRITE.
     Verbs,
-    /// By `process_vm_writev`.
+    /// The system call `process_vm_writev`.
     SystemCall,
 }
 
-/// What wakes a sleeping end.
+/// Means that wakes a sleeping end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WakeMethod {
     /// A SEND whose completion raises its completion channel.
@@ -101,7 +101,7 @@ pub enum WakeMethod {
     EventFd,
 }
 
-/// How messages travel.
+/// Path of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum MessagePath {
     /// WRITE into memory that the receiver polls.
@@ -110,44 +110,44 @@ pub enum MessagePath {
     SharedReceives,
 }
 
-/// One point to measure, as told to both parts.
+/// One point to measure; both actors receive it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicTask {
-    /// What to do.
+    /// The workload.
     pub what: NicWorkload,
-    /// Measured time.
+    /// Measured time, in nanoseconds.
     pub run_ns: u64,
-    /// Time before that, not measured.
+    /// Warm-up time before that, in nanoseconds.
     pub warm_ns: u64,
-    /// Whether what is measured of several pairs begins when all are warm, and ends at the same time of all; of
-    /// [`NicWorkload::Loaded`] and [`NicWorkload::Sampled`] only.
+    /// Whether several pairs measure the same interval, which begins when all are warm. Only for
+    /// [`NicWorkload::Loaded`] and [`NicWorkload::Sampled`].
     pub together: bool,
-    /// A private directory for names.
+    /// A private directory for socket names.
     pub dir: PathBuf,
 }
 
 impl NicTask {
-    /// Measured time.
+    /// Returns the measured time.
     pub fn run(&self) -> Duration {
         Duration::from_nanos(self.run_ns)
     }
 
-    /// Time before that.
+    /// Returns the warm-up time before that.
     pub fn warm(&self) -> Duration {
         Duration::from_nanos(self.warm_ns)
     }
 }
 
-/// What a part is made of.
+/// What an actor is made from.
 struct Setup<'a> {
     task: &'a NicTask,
     pair: &'a PairContext,
 }
 
-/// A part, if it could be made.
+/// An actor, or the reason why it could not be made.
 type Made = Result<Box<dyn Actor>>;
 
-/// The actor of `task` that has the pair's role.
+/// Makes the actor of `task` for the pair's role.
 pub fn actor(task: &NicTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     let setup = &Setup { task, pair };
     match task.what {
@@ -167,7 +167,7 @@ pub fn actor(task: &NicTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
     }
 }
 
-/// The number in a mail.
+/// Decodes the number in a mail.
 fn number(mail: Vec<u8>) -> Result<u64> {
     let bytes = mail.try_into();
     let bytes = bytes.map_err(|_| WorkloadError("no count in the mail".into()))?;

@@ -1,4 +1,4 @@
-//! What loads on a NIC come to on a testbed.
+//! Measurements with loads on a NIC, on a testbed.
 
 use headworks::verbs::Duration;
 
@@ -8,10 +8,10 @@ use crate::nic::{Batches, Flows, NicTask, NicWorkload, SampledLoad, VerbLoad};
 use crate::report::{PacingSample, Report};
 use crate::testbed::{Testbed, private_dir};
 
-/// The warm-up, and the measured time after it.
+/// Warm-up time, and measured time after it.
 pub type Times = (Duration, Duration);
 
-/// Has so many pairs do that, for a time after a warm-up. What `of` finds in the reports of the sending ends.
+/// Runs `what` in `pairs` pairs at once. Returns what `of` finds in the reports of the sending ends.
 fn run<T>(
     testbed: &Testbed<'_>,
     what: NicWorkload,
@@ -31,7 +31,7 @@ fn run<T>(
     Ok(reports.filter_map(|[sent, _]| of(sent)).collect())
 }
 
-/// The latencies in a report, if there are any.
+/// Returns the latencies in a report, if there are any.
 fn latency(report: Report) -> Option<Quantiles> {
     match report {
         Report::Latency(found) if found.count > 0 => Some(found),
@@ -40,9 +40,9 @@ fn latency(report: Report) -> Option<Quantiles> {
 }
 
 impl VerbLoad {
-    /// Requests per second of so many pairs together, over the second time after the first; `None` if none ended.
-    /// Several pairs measure the same time, once all are warm: none has the link for itself because others came later
-    /// or went earlier.
+    /// Measures the requests per second of `pairs` pairs together; `None` if no request completed. Several
+    /// pairs measure the same interval, once all are warm. So none of them has the link to itself because
+    /// others start later or end earlier.
     pub fn rate(&self, testbed: &Testbed<'_>, pairs: usize, times: Times) -> Result<Option<f64>> {
         let rate = |report: Report| report.per_second();
         let sum: f64 = run(testbed, NicWorkload::Loaded(*self), pairs, times, rate)?
@@ -53,8 +53,8 @@ impl VerbLoad {
 }
 
 impl Batches {
-    /// From the doorbell to the completion, of each request in a batch, over the second time after the first; none if
-    /// no batch ended.
+    /// Measures the time from doorbell to completion, for each request in a batch; none if no batch
+    /// completed.
     pub fn batch_delays(&self, testbed: &Testbed<'_>, times: Times) -> Result<Vec<Quantiles>> {
         let delays = run(
             testbed,
@@ -75,8 +75,8 @@ impl Batches {
 }
 
 impl Flows {
-    /// How long flows took that began within the second time after the first, of each of so many pairs; one of each at
-    /// least.
+    /// Measures how long flows take that begin in the measured time, for each of `pairs` pairs. Each measures
+    /// at least one flow.
     pub fn times(
         &self,
         testbed: &Testbed<'_>,
@@ -88,7 +88,7 @@ impl Flows {
 }
 
 impl SampledLoad {
-    /// What each of so many pairs saw from its first step on, until `run` was over after `warm`.
+    /// Returns the samples of each of `pairs` pairs, from its first step to the end of the measured time.
     pub fn pacing_samples(
         &self,
         testbed: &Testbed<'_>,
@@ -108,11 +108,12 @@ impl SampledLoad {
     }
 }
 
-/// Half the time from a message to its answer, by one verb that is not answered by itself, over the second time after the
-/// first; `None` if there was none.
+/// Measures half the time from a message to its answer; `None` if there was no answer. The verb must be one
+/// that the responder does not answer with data.
 ///
-/// A WRITE is seen by its last word, which is polled (perftest polls the last byte). On a device that places bytes out
-/// of order that says no more than that this word came. SENDs and WRITEs with immediate are seen by their completions.
+/// The receiver sees a WRITE by polling its last word (perftest polls the last byte). On a device that places
+/// bytes out of order, that shows only that this word came. It sees SENDs and WRITEs with immediate by their
+/// completions.
 pub fn half_round_trip(
     load: &VerbLoad,
     testbed: &Testbed<'_>,
@@ -121,8 +122,8 @@ pub fn half_round_trip(
     Ok(run(testbed, NicWorkload::PingPong(*load), 1, times, latency)?.pop())
 }
 
-/// What a call that posts `chain` short WRITEs (1 or 16) takes with all that is polled of it, over the second
-/// time after the first; `None` if there was none.
+/// Measures how long a call takes that posts `chain` short WRITEs (1 or 16), including the polls of their
+/// completions; `None` if there was no call.
 pub fn call_times(testbed: &Testbed<'_>, chain: usize, times: Times) -> Result<Option<Quantiles>> {
     Ok(run(testbed, NicWorkload::Posts { chain }, 1, times, latency)?.pop())
 }
@@ -146,7 +147,7 @@ mod tests {
         let times = (Duration::from_micros(20), Duration::from_micros(100));
         let place = machines.testbed(&stop);
         let sent = run(&place, NicWorkload::Loaded(load), 8, times, Some).unwrap();
-        // But for the time from a completion to the next.
+        // The intervals differ only by the time between two completions.
         let measured = |report: &Report| match report {
             Report::Rate {
                 nanos, began_ns, ..
@@ -158,7 +159,7 @@ mod tests {
             let (first, last) = (times.iter().min(), times.iter().max());
             assert!(last.unwrap() - first.unwrap() < 10_000, "{sent:?}");
         }
-        // No more than the link carries, as it would be if some ended while others went on.
+        // The rate is no higher than the link's. It would be higher if some pairs ended while others went on.
         let rate: f64 = sent.iter().filter_map(Report::per_second).sum();
         let gbit_per_s = rate * 4096.0 * 8e-9;
         assert!((85.0..=100.0).contains(&gbit_per_s), "{gbit_per_s}");

@@ -1,5 +1,5 @@
-//! Progress on standard error: a bar on a terminal, a line now and then elsewhere, with the time left where it is
-//! known.
+//! Progress on standard error: a progress bar on a terminal, or occasional lines elsewhere. It includes the
+//! time left if that is known.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Between two lines where there is no terminal.
+/// Least time between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Progress of one experiment.
@@ -23,9 +23,9 @@ pub struct ProgressReporter {
     alike: bool,
 }
 
-/// What a bar shows.
+/// Template of the bar.
 const BAR: &str = "{prefix} [{bar:30}] {pos}/{len}, {eta} left: {msg}";
-/// The same of points of which some take much longer than others.
+/// Template of the bar if some points take much longer than others.
 const UNEVEN: &str = "{prefix} [{bar:30}] {pos}/{len}, {elapsed} so far: {msg}";
 
 fn style(template: &str) -> ProgressStyle {
@@ -33,7 +33,7 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 impl ProgressReporter {
-    /// Of the experiment called `name`; shows nothing until [`expect`](Self::expect).
+    /// Makes the reporter of experiment `name`. It shows nothing until [`expect`](Self::expect).
     pub fn new(name: &'static str) -> Self {
         let now = Instant::now();
         let bar = std::io::stderr().is_terminal().then(|| {
@@ -53,8 +53,8 @@ impl ProgressReporter {
         }
     }
 
-    /// There will be `points` more; `alike` if each takes about as long as any other: else nobody knows how much
-    /// time is left.
+    /// Announces `points` more points. `alike` says that each takes about as long as any other; otherwise the
+    /// time left is not shown.
     pub fn expect(&mut self, points: u64, alike: bool) {
         self.total += points;
         self.alike &= alike;
@@ -68,7 +68,7 @@ impl ProgressReporter {
         }
     }
 
-    /// Now measuring `what`.
+    /// Shows that `what` is being measured now.
     pub fn at(&mut self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());
@@ -78,7 +78,7 @@ impl ProgressReporter {
         }
     }
 
-    /// Where it is after `elapsed`.
+    /// Returns the progress line after `elapsed`.
     fn line(&self, elapsed: Duration, what: &str) -> String {
         let left = match self.alike {
             true => format!(", {} left", time_left(elapsed, self.done, self.total)),
@@ -87,7 +87,7 @@ impl ProgressReporter {
         format!("{}: {}/{}{left}: {what}", self.name, self.done, self.total)
     }
 
-    /// One more point is done.
+    /// Notes that one more point is done.
     pub fn done(&mut self) {
         self.done += 1;
         if let Some(bar) = &self.bar {
@@ -95,7 +95,7 @@ impl ProgressReporter {
         }
     }
 
-    /// Something that whoever waits should know now.
+    /// Prints a message that the user should see at once.
     pub fn note(&self, what: &str) {
         match &self.bar {
             Some(bar) => bar.println(format!("{}: {what}", self.name)),
@@ -103,7 +103,7 @@ impl ProgressReporter {
         }
     }
 
-    /// Nothing more comes.
+    /// Ends the progress display.
     pub fn finish(&mut self) {
         match &self.bar {
             Some(bar) => bar.finish_and_clear(),
@@ -116,7 +116,7 @@ impl ProgressReporter {
     }
 }
 
-/// A line on standard error, which may have no reader.
+/// Prints a line on standard error. Errors are ignored, because standard error may have no reader.
 pub(crate) fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! Seeded random numbers, the same on every machine.
+//! Seeded random numbers, identical on every machine.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,29 +6,29 @@ use std::hash::{BuildHasherDefault, Hasher};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// A stream of random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
+/// Random number generator: SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
 pub struct Random(pub(crate) SplitMix64);
 
 impl Random {
-    /// The stream of `seed`.
+    /// Makes the generator of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::seed_from_u64(seed))
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 random bits.
     #[inline]
     pub fn word(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `limit`; 0 if `limit` is 0.
+    /// Returns a random number below `limit`; 0 if `limit` is 0.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.word()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// A number from 0 up to, but never, 1.
+    /// Returns a random number from 0 (inclusive) to 1 (exclusive).
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -40,8 +40,8 @@ pub fn mix(word: u64) -> u64 {
     SplitMix64::seed_from_u64(word.wrapping_sub(0x9E37_79B9_7F4A_7C15)).next_u64()
 }
 
-/// A map of keys that hash as one word, found in a few instructions. Its hash is not keyed: for keys that no
-/// adversary chooses, or where slow look-ups do no harm.
+/// A map whose keys hash as one word, with look-ups of a few instructions. Its hash is not keyed, so it is
+/// only for keys that no adversary chooses, or where slow look-ups do no harm.
 pub(crate) type MixedMap<K, V> = HashMap<K, V, BuildHasherDefault<Mixed>>;
 
 /// The hasher of a [`MixedMap`].

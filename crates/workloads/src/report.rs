@@ -1,4 +1,4 @@
-//! What the actors of a pair report.
+//! Reports of the actors of a pair.
 
 use headworks::verbs::Instant;
 use headworks_baselines::counting::Counts;
@@ -8,94 +8,94 @@ use crate::error::{Result, WorkloadError};
 use crate::latency::Quantiles;
 use crate::stats::Shares;
 
-/// What an actor found.
+/// Result of an actor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// Nothing: the other actor reports.
+    /// No result: the other actor reports.
     None,
-    /// Connected, and waiting to be told to begin. Another report follows.
+    /// The actor is connected, and waits to be told to begin. Another report follows.
     Ready,
-    /// Messages in a time.
+    /// A number of messages over a time.
     Rate {
         /// Number of messages.
         messages: u64,
-        /// In how many nanoseconds.
+        /// Measured time, in nanoseconds.
         nanos: u64,
-        /// When they began, in nanoseconds on the clock that all actors share.
+        /// Beginning of the measured time, in nanoseconds on the clock that all actors share.
         began_ns: u64,
     },
-    /// Latencies, one way; or of round trips, where those were asked for.
+    /// Latencies, one way; or of round trips, where those were requested.
     Latency(Quantiles),
-    /// From the doorbell to the completion, of each request in a batch.
+    /// Latencies from doorbell to completion, for each request in a batch.
     Delays(Vec<Quantiles>),
-    /// What was seen of a load while it ran.
+    /// Samples of a load over its run.
     PacingSamples(Vec<PacingSample>),
-    /// What was counted of many rings, phase by phase.
+    /// Counts of many rings, phase by phase.
     Phases(Vec<PhaseResult>),
-    /// Requests answered in a time, one after the other, and how long each took.
+    /// Requests answered one at a time, and their latencies.
     Served {
         /// Number of messages.
         messages: u64,
-        /// In how many nanoseconds.
+        /// Measured time, in nanoseconds.
         nanos: u64,
-        /// Of each.
+        /// Latencies of the requests.
         latency: Quantiles,
     },
-    /// What an end posted and polled for so many messages, warm-up included.
+    /// Requests and completions of an end, warm-up included.
     Counted {
-        /// Messages that it moved.
+        /// Number of messages that the end moved.
         messages: u64,
-        /// For all of them.
+        /// Requests and completions for all these messages.
         counts: Counts,
     },
-    /// What a process's memory grew by.
+    /// Growth of a process's memory.
     Grown {
-        /// Bytes from the heap.
+        /// Growth of the heap, in bytes.
         heap: i64,
-        /// Bytes resident.
+        /// Growth of the resident set, in bytes.
         resident: i64,
     },
 }
 
-/// What was seen at one time.
+/// Sample of a load at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PacingSample {
-    /// When, on the clock that all parts share.
+    /// Time of the sample, on the clock that all actors share.
     pub at_ns: u64,
-    /// Requests that have ended so far.
+    /// Number of requests completed so far.
     pub done: u64,
-    /// What the pacing says; `None` where there is none.
+    /// State of the pacing; `None` if the device is not paced.
     pub pacing: Option<PacingState>,
 }
 
-/// What the pacing of an RNIC said.
+/// State of an RNIC's pacing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PacingState {
-    /// Bytes a second.
+    /// Rate, in bytes per second.
     pub rate: f64,
-    /// The average delay, in nanoseconds.
+    /// Average delay, in nanoseconds.
     pub delay_ns: f64,
-    /// How many base delays that is beyond the first.
+    /// By how many base delays `delay_ns` exceeds the base delay.
     pub ratio: f64,
-    /// The rate rises up to that many, and falls from that many on.
+    /// The rate rises for ratios up to the first, and falls for ratios from the second on.
     pub thresholds: (f64, f64),
-    /// Active queue pairs.
+    /// Number of active queue pairs.
     pub active: u32,
 }
 
-/// What was counted in one phase.
+/// Counts of one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseResult {
-    /// Messages, or looks in vain, each over all rings.
+    /// Number of messages, or of checks that found none, over all rings.
     pub count: u64,
-    /// In this time.
+    /// Measured time, in nanoseconds.
     pub nanos: u64,
-    /// How evenly the messages came: from all rings, or from all but the flooding one.
+    /// Fairness of the messages: over all rings, or over all except the flooding one.
     pub shares: Option<Shares>,
 }
 
 impl Report {
-    /// Computes a rate from a count of messages between two times.
+    /// Makes a rate from a number of messages between two times.
     pub fn rate(messages: u64, began: Instant, ended: Instant) -> Self {
         Self::Rate {
             messages,
@@ -104,17 +104,17 @@ impl Report {
         }
     }
 
-    /// For the coordinator.
+    /// Encodes the report for the coordinator.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data has a JSON form")
     }
 
-    /// From an actor.
+    /// Decodes an actor's report.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         serde_json::from_slice(bytes).map_err(|e| WorkloadError::at("report", e))
     }
 
-    /// Messages per second, if it is a rate over some time.
+    /// Returns the messages per second, if the report has a number of messages over a time.
     pub fn per_second(&self) -> Option<f64> {
         match *self {
             Self::Rate {

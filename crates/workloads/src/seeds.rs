@@ -1,18 +1,18 @@
-//! What chance decides in a run.
+//! Seeds of the random decisions of a run.
 
 use headworks::verbs::{DeviceInfo, DeviceName};
 
 use crate::cpu_prices::machine;
 use crate::random::mix;
 
-/// The seed that a simulated run is named with, `seed=N` of its device; `None` where time is real, and nothing
-/// comes out twice.
+/// Returns the seed of a simulated run, `seed=N` of its device's name. `None` where time is real, so that no
+/// run is repeatable.
 pub fn seed(device: &DeviceName) -> Option<u64> {
     machine(device, &[])?.ok().map(|(_, seed)| seed)
 }
 
-/// What an end draws the first numbers of its packets from when it meets the other: different for each process,
-/// and on a simulated device the same for the same seed and host.
+/// Returns the seed of the initial packet sequence numbers that an end draws when it connects. It differs
+/// between processes. On a simulated device, it depends only on the device's seed and host.
 pub(crate) fn bring_up_seed(info: &DeviceInfo) -> u32 {
     let Some(seed) = seed(&info.name) else {
         return std::process::id();
@@ -21,7 +21,7 @@ pub(crate) fn bring_up_seed(info: &DeviceInfo) -> u32 {
     stirred(seed, host) as u32
 }
 
-/// What a part draws what it alone does from: another for each role, and as for [`bring_up_seed`].
+/// Returns the seed of an actor's own random decisions: like [`bring_up_seed`], but different for each role.
 pub(crate) fn actor_seed(info: &DeviceInfo, role: &str) -> u64 {
     stirred(bring_up_seed(info).into(), role)
 }

@@ -1,17 +1,17 @@
-//! The service as it is used: daemons and applications, as processes of this program and in virtual time.
+//! The service in use: daemons and applications, as processes of this program and in virtual time.
 //!
 //! | module | what |
 //! |---|---|
-//! | `one_sided` | one-sided requests of a caller: what is asked for, and whether the answer is right; in both worlds |
-//! | [`native_verbs`] | programs that speak verbs themselves; in both worlds |
+//! | `one_sided` | one-sided requests of a client, and a check of their results; in both worlds |
+//! | [`native_verbs`] | programs that use verbs directly; in both worlds |
 //! | [`virtual_time`] | the daemon's core and its applications on simulated hosts, and threads that share queue pairs |
-//! | [`daemon_hosts`] | two daemons, and the processes beside them, until they are dropped |
+//! | [`daemon_hosts`] | two daemons, and the processes beside them, which end when they are dropped |
 //! | [`load`] | applications that measure: messages, and one-sided requests |
-//! | `servers` | applications that are asked: over the service, and over TCP |
-//! | [`controlled_app`] | applications that are told what to do: they ask each other now and then, or hold connections |
-//! | [`control`] | processes that are told what to do |
-//! | [`rusage`] | what processes take of this machine |
-//! | [`shm_relay`] | four processes that hand a message on through shared memory: what a way over two daemons takes at least |
+//! | `servers` | applications that answer: over the service, and over TCP |
+//! | [`controlled_app`] | applications that follow commands: they send occasional requests, or hold connections |
+//! | [`control`] | processes that follow commands |
+//! | [`rusage`] | resources of this machine that processes use |
+//! | [`shm_relay`] | a message through four processes by shared memory: lower bound of a path over two daemons |
 
 pub mod control;
 pub mod controlled_app;
@@ -35,34 +35,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::WorkloadError;
 
-/// What a process of this program is to be.
+/// Role of a process of this program.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Role {
     /// A daemon.
     Daemon {
-        /// Its device.
+        /// Name of its device.
         device: String,
-        /// The address that it serves.
+        /// Address that it listens at.
         address: SocketAddr,
-        /// The socket that applications attach to.
+        /// Path of the socket that applications attach to.
         socket: PathBuf,
     },
-    /// An application of the daemon at that socket that others connect to.
+    /// An application that others connect to.
     Serving {
-        /// The socket.
+        /// Path of its daemon's socket.
         socket: PathBuf,
-        /// The port.
+        /// Port that it listens on.
         port: u16,
     },
-    /// A TCP server, which says its port.
+    /// A TCP server, which prints its port.
     ServingTcp,
-    /// An application that measures, and says what.
+    /// An application that measures and reports.
     Load(load::LoadClient),
-    /// An application that is told what to do.
+    /// An application that follows commands.
     App(controlled_app::ControlledApp),
-    /// A program with verbs of its own, whose memory others use.
+    /// A program that uses verbs directly, and whose memory others access.
     IdleQueuePairs(native_verbs::IdleQueuePairs),
-    /// A link of a chain.
+    /// A process of a chain that forwards messages.
     RelayHop(shm_relay::RelayHop),
 }
 
@@ -80,14 +80,14 @@ impl From<std::io::Error> for WorkloadError {
     }
 }
 
-/// Makes an error of a cause, with what was being done in front of it.
+/// Makes an error that names what was being done before the cause.
 fn failed<E: Display>(what: &str) -> impl Fn(E) -> WorkloadError {
     move |error| WorkloadError::at(what, error)
 }
 
-/// Does what this process was started for.
+/// Runs the role that this process was started for.
 pub(crate) fn run_role(role: &str) -> Result<()> {
-    // If the process that started it is killed, nothing else ends it.
+    // If the process that started this one is killed, nothing else ends it.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("the parent's death"))?;
     let role: Role = serde_json::from_str(role).map_err(failed("role"))?;
     match role {

@@ -1,4 +1,5 @@
-//! Simulated machines: what a device's name and settings stand for, and a world of them.
+//! Simulated machines: the machine that a device's name and settings stand for, and a world of two such
+//! hosts.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -22,18 +23,18 @@ pub struct SimulatedMachine {
 }
 
 impl SimulatedMachine {
-    /// Of the preset of that name; `None` if there is none.
+    /// Makes the machine of the preset `name`; `None` if there is no such preset.
     pub fn named(name: &str) -> Option<Self> {
         let device: DeviceName = format!("sim:{name}").parse().ok()?;
         Self::on(&device, &[], None)?.ok()
     }
 
-    /// What `device` stands for, with other values for some constants, where what happens is traced if there is a
-    /// tracer. `None` if it is not simulated.
+    /// Makes the machine that `device` stands for, with `set` applied to its constants. A tracer, if there is
+    /// one, traces what happens. `None` if the device is not simulated.
     ///
     /// # Errors
     ///
-    /// Those of opening a device of that name.
+    /// Errors of opening a device of that name.
     pub fn on(
         device: &DeviceName,
         set: &[Setting],
@@ -56,33 +57,33 @@ impl SimulatedMachine {
         Some(machine(device, set)?.map(on))
     }
 
-    /// Of every preset.
+    /// Makes a machine of every preset.
     pub fn all() -> Vec<Self> {
         let all = Preset::NAMES.into_iter();
         all.filter_map(Self::named).collect()
     }
 
-    /// The constants.
+    /// Returns the constants.
     pub fn preset(&self) -> &Preset {
         &self.preset
     }
 
-    /// The device that both hosts have.
+    /// Returns the device that both hosts have.
     pub fn device(&self) -> &DeviceName {
         &self.device
     }
 
-    /// What the latest play counted.
+    /// Returns the monitor of the latest scenario's usage.
     pub fn usage_monitor(&self) -> &Arc<UsageMonitor> {
         &self.usage_monitor
     }
 
-    /// Where plays of the experiments' actors run on it.
+    /// Returns the world that runs scenarios of workload actors on this machine.
     pub fn world(&self) -> &Arc<dyn World> {
         &self.world
     }
 
-    /// Where pairs of parts run on it; `stop` ends that.
+    /// Returns a testbed that runs pairs of actors on this machine. Setting `stop` ends a run.
     pub fn testbed<'a>(&self, stop: &'a AtomicBool) -> Testbed<'a> {
         Testbed {
             world: self.world.clone(),

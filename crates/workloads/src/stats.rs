@@ -1,6 +1,6 @@
-//! Medians and spreads: pure functions over repeats.
+//! Medians and spreads over repeats, as pure functions.
 
-/// A figure over repeats: the median and how far the repeats lay apart.
+/// A figure over repeats: its median and range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     /// The median; for an even number of repeats the mean of the two in the middle.
@@ -9,12 +9,12 @@ pub struct Spread {
     pub low: f64,
     /// The largest repeat.
     pub high: f64,
-    /// How many repeats there were.
+    /// Number of repeats.
     pub repeats: usize,
 }
 
 impl Spread {
-    /// Over `samples`; those that are not finite are left out. `None` when none is left.
+    /// Computes the spread of `samples` without those that are not finite. `None` if none is left.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|x| x.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -28,7 +28,7 @@ impl Spread {
         })
     }
 
-    /// Of a figure that has one value only.
+    /// Makes the spread of a figure that has one value only.
     pub fn single(value: f64) -> Self {
         Self {
             median: value,
@@ -38,7 +38,7 @@ impl Spread {
         }
     }
 
-    /// The same figure in another unit.
+    /// Converts the figure to another unit, by a factor.
     pub fn scaled(self, by: f64) -> Self {
         let (a, b) = (self.low * by, self.high * by);
         Self {
@@ -50,17 +50,17 @@ impl Spread {
     }
 }
 
-/// How evenly something was shared out.
+/// Fairness: how evenly something is shared out.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Shares {
-    /// Jain's index: (Σx)² / (n Σx²), from 1/n, where one has all, to 1, where all have the same.
+    /// Jain's index: (Σx)² / (n Σx²), from 1/n, if one part has everything, to 1, if all parts are equal.
     pub jain: f64,
     /// The smallest share over the largest.
     pub smallest_over_largest: f64,
 }
 
 impl Shares {
-    /// Of `parts`; `None` if there is none, or nothing in any.
+    /// Computes the fairness of `parts`; `None` if there are no parts, or all are 0.
     pub fn of(parts: &[u64]) -> Option<Self> {
         let (smallest, largest) = (parts.iter().min()?, parts.iter().max()?);
         if *largest == 0 {
@@ -75,13 +75,13 @@ impl Shares {
     }
 }
 
-/// The median of `samples`, leaving out what is not finite.
+/// Returns the median of `samples` without those that are not finite.
 pub fn median(samples: &[f64]) -> Option<f64> {
     Spread::of(samples).map(|s| s.median)
 }
 
-/// `ours / theirs`, repeat by repeat: repeats of one round were measured next to each other, so
-/// that a machine that slows down slows both. Repeats beyond the shorter of the two are left out.
+/// Computes `ours / theirs`, repeat by repeat. Repeats of one round were measured next to each other, so a
+/// machine that slows down slows both. Repeats beyond the shorter of the two are left out.
 pub fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     let pairs = ours.iter().zip(theirs);
     Spread::of(
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_round() {
-        // The machine became half as fast: the ratio did not change.
+        // The machine became half as fast, and the ratio did not change.
         let ratio = paired_ratio(&[10.0, 5.0], &[20.0, 10.0]).unwrap();
         assert_eq!((ratio.low, ratio.median, ratio.high), (0.5, 0.5, 0.5));
         assert_eq!(paired_ratio(&[1.0], &[0.0]), None);

@@ -1,4 +1,4 @@
-//! Other programs: started pinned, bounded in time, never left behind.
+//! Other programs: started on a given processor, limited in time, and always ended.
 
 use std::io::Read;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -10,10 +10,10 @@ use rustix::process::Pid;
 use crate::cpu_affinity::pin_process;
 use crate::error::WorkloadError;
 
-/// First argument of a process of this program that is a probe.
+/// First argument of a process of this program that runs a probe.
 pub(crate) const PROBE: &str = "__experiment-probe";
 
-/// A program of somebody else's could not be run; the text is one clear line.
+/// Reason why another program could not be run, in one clear line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SubprocessError(pub String);
@@ -24,7 +24,7 @@ impl From<SubprocessError> for WorkloadError {
     }
 }
 
-/// This program, as probe `words`.
+/// Makes the command that starts this program as probe `words`.
 pub fn child_program(words: &[&str]) -> Result<Command, SubprocessError> {
     let mut command = Command::new(this_program()?);
     command.arg(PROBE).args(words);
@@ -35,32 +35,32 @@ pub fn child_program(words: &[&str]) -> Result<Command, SubprocessError> {
     Ok(command)
 }
 
-/// The file of this program.
+/// Returns the path of this program's file.
 pub fn this_program() -> Result<std::path::PathBuf, SubprocessError> {
     std::env::current_exe().map_err(|e| SubprocessError(format!("this program's file: {e}")))
 }
 
-/// A child that does not outlive its owner.
+/// A child process that is killed when this is dropped.
 #[derive(Debug)]
 pub struct Subprocess {
     child: Child,
     name: String,
 }
 
-/// What a program left.
+/// Result of a program that has ended.
 #[derive(Clone, Debug, Default)]
 pub struct SubprocessOutput {
-    /// Whether it ended with exit code 0.
+    /// Whether its exit code was 0.
     pub success: bool,
-    /// Its standard output, where it was not sent elsewhere.
+    /// Its standard output, unless that was redirected or taken.
     pub out: String,
     /// Its standard error.
     pub err: String,
 }
 
 impl Subprocess {
-    /// Starts `command` on processor `cpu`. What it writes is kept in the pipe until it ends, so
-    /// this is for programs that write little.
+    /// Starts `command` on processor `cpu`. Its output stays in the pipe until it ends, so this is for
+    /// programs that write little.
     pub fn start(command: &mut Command, cpu: Option<usize>) -> Result<Self, SubprocessError> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command
@@ -74,23 +74,23 @@ impl Subprocess {
         Ok(running)
     }
 
-    /// Which process it is.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Its standard input and output, where both are pipes and nobody has them yet: [`finish`](Self::finish) has no
-    /// output then.
+    /// Takes the child's standard input and output, if both are pipes that were not taken before. After that,
+    /// [`finish`](Self::finish) returns no output.
     pub fn take_pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
     }
 
-    /// Whether it has ended.
+    /// Returns whether the child has ended.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for its end, at most for `limit` or until `stop` is set.
+    /// Waits until the child has ended, at most for `limit`, or until `stop` is set.
     pub fn finish(
         mut self,
         limit: Duration,
@@ -136,7 +136,7 @@ impl Drop for Subprocess {
     }
 }
 
-/// A command whose output is kept.
+/// Makes a command whose output is captured.
 pub fn command(program: &str) -> Command {
     let mut command = Command::new(program);
     command

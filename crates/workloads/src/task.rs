@@ -1,4 +1,4 @@
-//! What the two actors of a pair are told to do, and the actor that does it.
+//! The task of the two actors of a pair, and the actor that performs it.
 
 use headworks_runtime::{Actor, ActorRegistry};
 use serde::{Deserialize, Serialize};
@@ -10,10 +10,10 @@ use crate::transports::job::Job;
 use crate::transports::transport_actor as transports;
 use crate::{case_studies, fanin, nic};
 
-/// Name of the actor that does any [`Task`].
+/// Name of the actor that performs any [`Task`].
 pub const ACTOR: &str = "workload";
 
-/// One point to measure, as both actors of a pair are told it.
+/// One point to measure; both actors of a pair receive it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Task {
     /// Messages over a transport.
@@ -44,12 +44,12 @@ into_task!(
 );
 
 impl Task {
-    /// As an actor's arguments.
+    /// Encodes the task as an actor's arguments.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data has a JSON form")
     }
 
-    /// From an actor's arguments.
+    /// Decodes the task from an actor's arguments.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let task = serde_json::from_slice(bytes).map_err(|e| WorkloadError::at("task", e))?;
         match &task {
@@ -64,7 +64,7 @@ impl Task {
         }
     }
 
-    /// Nanoseconds that it is planned to take.
+    /// Returns the planned duration in nanoseconds.
     pub fn planned_ns(&self) -> u64 {
         match self {
             Self::Messages(job) => job.run_ns.saturating_add(job.warm_ns),
@@ -77,7 +77,7 @@ impl Task {
         }
     }
 
-    /// The actor that does it.
+    /// Makes the actor that performs the task.
     fn actor(self, pair: &PairContext) -> Result<Box<dyn Actor>> {
         match self {
             Self::Messages(job) => transports::actor(job, pair),
@@ -88,7 +88,7 @@ impl Task {
     }
 }
 
-/// Adds the actor of every task to `cast`. In a world of virtual time processors pay `prices`.
+/// Adds the actor of every task to `actors`. In virtual time, work is charged at `prices`.
 pub fn register(actors: &mut ActorRegistry, prices: Option<CpuPrices>) {
     actors.register(ACTOR, move |part| {
         let task = Task::from_bytes(&part.args)?;

@@ -1,4 +1,4 @@
-//! Running pairs of actors, in either world.
+//! Running pairs of actors, in real or virtual time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,36 +16,36 @@ use crate::report::Report;
 use crate::task::{ACTOR, Task};
 use crate::usage_samples::UsageSamples;
 
-/// Beyond the planned time, a pair has so long to connect and to report.
+/// Time beyond the planned time that a pair has to connect and to report.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// And three times as long as planned, but no longer than this, where a machine is busy.
+/// Most time added for a busy machine. Up to this, three times the planned time is added.
 const DELAY_MAX: Duration = Duration::from_secs(60);
 
-/// Where pairs run: a world, the hosts' devices and processors, and what ends it early.
+/// Where pairs run: a world, the devices and processors of both hosts, and a flag that stops a run.
 #[derive(Clone)]
 pub struct Testbed<'a> {
     /// The world.
     pub world: Arc<dyn World>,
-    /// Of the sender and of the receiver.
+    /// Devices of the sender and of the receiver.
     pub devices: [DeviceName; 2],
-    /// Of the sender and of the receiver.
+    /// Processors of the sender and of the receiver.
     pub cpus: [usize; 2],
-    /// Set by an interrupt.
+    /// Set by an interrupt: ends a run.
     pub stop: &'a AtomicBool,
-    /// What plays count, where time is virtual.
+    /// Monitor of the simulated machines' usage, where time is virtual.
     pub usage_monitor: Option<Arc<UsageMonitor>>,
-    /// What the last one counted while it was measured.
+    /// Usage over the measured time of the last scenario.
     pub measured_usage: Arc<Mutex<Option<Usage>>>,
 }
 
-/// A directory for the names of one measurement.
+/// Makes a directory for the names of one measurement.
 pub fn private_dir() -> Result<tempfile::TempDir> {
     let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
     dir.map_err(|why| WorkloadError::at("private directory", why))
 }
 
 impl Testbed<'_> {
-    /// The same with all actors of a play in threads of this process. Not where time is virtual.
+    /// Makes the same testbed with all actors in threads of this process. Not for virtual time.
     #[must_use]
     pub fn in_threads(&self) -> Self {
         let mut actors = ActorRegistry::new();
@@ -57,24 +57,25 @@ impl Testbed<'_> {
         }
     }
 
-    /// Runs one pair of `task`; answers what the sender and the receiver report.
+    /// Runs one pair of `task`. Returns the reports of the sender and of the receiver.
     pub fn run_pair(&self, task: impl Into<Task>) -> Result<[Report; 2]> {
         let pair = self.run(task, 1)?.pop();
         pair.ok_or_else(|| WorkloadError("no pair ran".into()))
     }
 
-    /// Whether so many pairs have fewer processors than actors. Simulated ones have as many.
+    /// Returns whether `pairs` pairs have fewer processors than actors. Simulated hosts have enough.
     pub fn is_crowded(&self, pairs: usize) -> bool {
         let is_short = self.cpus[0] == self.cpus[1] || 2 * pairs > allowed_cpus().len();
         is_short && !self.is_simulated()
     }
 
-    /// Whether time is virtual here.
+    /// Returns whether time is virtual here.
     pub fn is_simulated(&self) -> bool {
         is_simulated(&self.devices[0])
     }
 
-    /// The processors of pair `pair`: its own two if there are so many, of which the first pair has `cpus`.
+    /// Returns the processors of pair `pair`. Pairs have two processors each, and share them in turn if there
+    /// are too few. The first pair has `cpus`.
     pub fn cpus_of(&self, pair: usize) -> [usize; 2] {
         if self.is_simulated() {
             return [pair; 2];
@@ -86,12 +87,13 @@ impl Testbed<'_> {
         }
     }
 
-    /// What the simulated machines counted while the last play was measured: `None` where there are none.
+    /// Returns the usage of the simulated machines over the measured time of the last scenario; `None`
+    /// without them.
     pub fn usage(&self) -> Option<Usage> {
         self.measured_usage().clone()
     }
 
-    /// The same, which is then forgotten.
+    /// Takes what [`usage`](Self::usage) returns.
     pub fn take_usage(&self) -> Option<Usage> {
         self.measured_usage().take()
     }
@@ -102,7 +104,7 @@ impl Testbed<'_> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device of the sending parts or of the receiving ones: simulated ones are on two hosts.
+    /// Returns the device of the sending or of the receiving actors. Simulated devices are on two hosts.
     fn device(&self, index: usize) -> DeviceName {
         let device = &self.devices[index];
         if !self.is_simulated() || device.option("host").is_some() {
@@ -113,9 +115,9 @@ impl Testbed<'_> {
         name.parse().unwrap_or_else(|_| device.clone())
     }
 
-    /// Runs `pairs` pairs of `task` at once; answers what the sender and the receiver of each report. The pairs take
-    /// turns in the processors. They begin together if the task says so: everything that connects is connected before
-    /// the first message is sent.
+    /// Runs `pairs` pairs of `task` at once. Returns the reports of the sender and of the receiver of each
+    /// pair. The pairs share the processors in turn. If the task says so, they begin together: all are
+    /// connected before the first message is sent.
     pub fn run(&self, task: impl Into<Task>, pairs: usize) -> Result<Vec<[Report; 2]>> {
         self.play(&task.into(), pairs)
     }
@@ -135,7 +137,7 @@ impl Testbed<'_> {
         let names: Vec<String> = parts.iter().map(|part| part.role.clone()).collect();
         let running = self.world.start(&Scenario::of(parts));
         let mut running = running.map_err(|e| WorkloadError::at("stage", e))?;
-        // On the world's own clock.
+        // The deadline is on the world's own clock.
         let deadline = running.now() + allowed(task.planned_ns());
         let mut looks = UsageSamples::default();
         *self.measured_usage() = None;
@@ -156,7 +158,7 @@ impl Testbed<'_> {
                                 let told = running.send(&Role::Sender.name_in(pair), BEGIN);
                                 told.map_err(|e| WorkloadError::at("stage", e))?;
                             }
-                            // Nothing before is measured: looks are for what comes.
+                            // The measured time begins later, so earlier samples are dropped.
                             looks = UsageSamples::default();
                         }
                     }
@@ -182,7 +184,7 @@ impl Testbed<'_> {
                 return Err(WorkloadError("the pair did not finish in time".into()));
             }
         }
-        // The last to end may have failed, and all be over before that was heard of.
+        // The last actor to end may have failed, and the loop above ended before it polled that event.
         for name in &names {
             match running.outcome(name) {
                 None | Some(ActorOutcome::Done) => {}
@@ -202,7 +204,8 @@ impl Testbed<'_> {
     }
 }
 
-/// When all that reported a rate were measuring it, in nanoseconds; the whole time where none did.
+/// Returns the interval, in nanoseconds, in which all actors that reported a rate were measuring; the whole
+/// time if there are none.
 fn measured(reports: &[Report]) -> (u64, u64) {
     let (mut from, mut until) = (0, u64::MAX);
     for report in reports {
@@ -217,7 +220,7 @@ fn measured(reports: &[Report]) -> (u64, u64) {
     (from, until)
 }
 
-/// How long something may take that is planned to take so many nanoseconds.
+/// Returns how long a task may take that is planned to take `planned_ns` nanoseconds.
 fn allowed(planned_ns: u64) -> Duration {
     let delay = planned_ns.saturating_mul(3).min(DELAY_MAX.nanos());
     Duration::from_nanos(

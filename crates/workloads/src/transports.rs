@@ -1,9 +1,8 @@
-//! Transports of messages: one file per kind of transport, and the workloads that drive them.
+//! Transports of messages, one file per kind, and the workloads that drive them.
 //!
-//! An arm is one end of a channel of messages of one size, two-way where the workload sends
-//! something back. It never waits unless its [`Waiting`](job::Waiting) says that it blocks.
-//! Workloads are generic over it, so that a message costs no dynamic dispatch: one step of an actor
-//! moves a batch.
+//! An arm is one end of a channel of messages of one size, two-way where the workload sends something back.
+//! It never waits unless its [`Waiting`](job::Waiting) says that it blocks. Workloads are generic over it, so
+//! a message costs no dynamic dispatch: one step of an actor moves a batch.
 
 pub mod bare_ring;
 mod buffer;
@@ -24,14 +23,14 @@ pub mod verbs_connect;
 
 pub use crate::error::{Result, WorkloadError};
 
-/// How an arm works, so that a reader can judge the comparison.
+/// Description of an arm, so that a reader can judge the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArmNote {
-    /// Its name in the points.
+    /// The arm's name in the points.
     pub name: String,
     /// Text of the note.
     pub what: String,
-    /// Whether both sides poll or block.
+    /// How both sides wait: they poll, or they block.
     pub waiting: &'static str,
     /// How often a message's bytes are copied on the way.
     pub copies: String,
@@ -41,7 +40,7 @@ pub struct ArmNote {
 pub trait MessageSource {
     /// Writes one message.
     fn fill(&mut self, message: &mut [u8]);
-    /// The message that was written last could not be sent: the next is to be the same.
+    /// Notes that the last message written could not be sent: the next one must be the same.
     fn again(&mut self);
 }
 
@@ -51,10 +50,10 @@ pub trait MessageSink {
     fn take(&mut self, message: &[u8]);
 }
 
-/// What [`MessageTransport::take`] found.
+/// Result of [`MessageTransport::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeResult {
-    /// So many messages; 0 for none at the moment.
+    /// Number of messages taken; 0 if there is none at the moment.
     Messages(usize),
     /// The other end has finished and everything was taken.
     Ended,
@@ -62,21 +61,21 @@ pub enum TakeResult {
 
 /// One end of a channel.
 pub trait MessageTransport {
-    /// The processor time that its messages cost; `None` where time is not virtual.
+    /// Returns the processor time that its messages cost; `None` where time is real.
     fn price(&self) -> Option<cpu_cost::MessageCost> {
         None
     }
 
-    /// Hands over at most `n` messages, each filled by `fill`; answers how many it accepted.
+    /// Offers at most `n` messages, each written by `fill`. Returns how many it accepted.
     fn offer<F: MessageSource>(&mut self, n: usize, fill: &mut F) -> Result<usize>;
 
     /// Takes at most `max` messages.
     fn take<S: MessageSink>(&mut self, max: usize, sink: &mut S) -> Result<TakeResult>;
 
-    /// Puts what was accepted on its way; answers whether all of it is. Called when the sender
-    /// has nothing more to send at the moment, so it must be cheap when there is nothing to do.
+    /// Sends what was accepted. Returns whether all of it is on its way. Called when the sender has nothing
+    /// more to send at the moment, so it must be cheap when there is nothing to do.
     fn flush(&mut self) -> Result<bool>;
 
-    /// Nothing more will be offered; everything was flushed.
+    /// Ends the sending: nothing more will be offered, and everything was flushed.
     fn finish(&mut self) -> Result<()>;
 }

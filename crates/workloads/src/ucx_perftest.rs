@@ -1,4 +1,4 @@
-//! `ucx_perftest`, the benchmark that comes with UCX, as an external peer.
+//! Runs `ucx_perftest`, the benchmark that comes with UCX, for comparison.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::AtomicBool;
@@ -6,38 +6,38 @@ use std::time::Duration;
 
 use crate::subprocess::{Subprocess, SubprocessError, command};
 
-/// The transports that are best between two processes of one host.
+/// The best transports between two processes of one host.
 pub const TRANSPORTS: &str = "posix,cma,self";
-/// Longest time of one measurement.
+/// Time limit of one measurement.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often the client is started before the server is up.
+/// Most attempts to start the client until the server is up.
 const TRIES: usize = 40;
 
-/// One of its tests.
+/// One of the tests of `ucx_perftest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerftestRun {
-    /// Its name there.
+    /// Name of the test in `ucx_perftest`.
     pub name: &'static str,
-    /// Bytes of a message.
+    /// Length of a message, in bytes.
     pub size: usize,
-    /// Messages that are measured.
+    /// Number of measured messages.
     pub count: u64,
-    /// Messages before them.
+    /// Number of warm-up messages before them.
     pub warm: u64,
 }
 
-/// The final line of a test.
+/// Result of a test, from its final line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerftestResult {
-    /// Half the messages took no longer, one way; in a bandwidth test the time between two.
+    /// Median one-way latency in microseconds; in a bandwidth test, the time between two messages.
     pub p50_us: f64,
-    /// The mean over the whole test.
+    /// Mean over the whole test, in microseconds.
     pub mean_us: f64,
     /// Messages per second over the whole test.
     pub per_second: f64,
 }
 
-/// The version of the installed UCX, or why there is none.
+/// Returns the version of the installed UCX, or an error if it is not installed.
 pub fn version(stop: &AtomicBool) -> Result<String, SubprocessError> {
     let mut info = command("ucx_info");
     let info = Subprocess::start(info.arg("-v"), None)
@@ -86,7 +86,7 @@ pub fn run(
             return Ok(end);
         }
         last = client.err + &client.out;
-        // The server may not listen yet; anything else fails again and is told.
+        // The server may not listen yet. Any other failure repeats, and is reported after the last attempt.
         std::thread::sleep(Duration::from_millis(25));
     }
     let line = last
@@ -106,7 +106,7 @@ fn free_port() -> Result<u16, SubprocessError> {
         .map_err(|why| SubprocessError(format!("no free port: {why}")))
 }
 
-/// The version in what `ucx_info -v` prints, as in `# Version 1.13.1` or `# Library version: 1.17.0`.
+/// Finds the version in the output of `ucx_info -v`, as in `# Version 1.13.1` or `# Library version: 1.17.0`.
 pub fn parse_version(text: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let rest = line.trim_start_matches(['#', ' ']);
@@ -122,9 +122,9 @@ pub fn parse_version(text: &str) -> Option<String> {
     })
 }
 
-/// The last final line in what `ucx_perftest` prints: iterations, then three times in
-/// microseconds, two bandwidths and two rates. Versions differ in the label and in a percentile
-/// column, so the fields count from the end. Printed with `-f` alone, the label may be missing.
+/// Parses the last final line in the output of `ucx_perftest`: iterations, then three times in microseconds,
+/// two bandwidths and two rates. The label is optional: versions differ in it, and with `-f` alone it may be
+/// missing.
 pub fn parse_final(text: &str) -> Option<PerftestResult> {
     text.lines().rev().find_map(|line| {
         let line = line.trim().trim_start_matches("Final:");

@@ -1,15 +1,16 @@
-//! Samples of what a simulated play counts while it runs, so that a measured interval can be cut out of it.
+//! Samples of a simulated machine's counters over a run, from which the usage of a measured interval is
+//! computed.
 
 use headworks::sim::{Usage, UsageMonitor};
 
-/// How many looks are kept. Beyond, every other one is forgotten, and they are taken half as often.
+/// Most samples kept. Beyond that, every other sample is dropped, and samples are taken half as often.
 const LOOKS: usize = 64;
-/// Time between two of the first looks, in picoseconds: 20 µs.
+/// Time between the first samples, in picoseconds: 20 µs.
 const FIRST_EVERY: u64 = 20_000_000;
-/// Picoseconds of a nanosecond.
+/// Picoseconds in a nanosecond.
 const NS: u64 = 1_000;
 
-/// What a play had counted at times that lie about as far apart as each other.
+/// Samples of the usage, at about equal intervals.
 #[derive(Debug)]
 pub struct UsageSamples {
     every: u64,
@@ -26,12 +27,12 @@ impl Default for UsageSamples {
 }
 
 impl UsageSamples {
-    /// How long to play on until a look is due again, in nanoseconds.
+    /// Returns the time until the next sample is due, in nanoseconds.
     pub fn pause_ns(&self) -> u64 {
         self.every / NS
     }
 
-    /// Samples, if one is due.
+    /// Takes a sample if one is due.
     pub fn sample(&mut self, usage_monitor: &UsageMonitor) {
         if let Some(usage) = usage_monitor.now() {
             self.note(usage);
@@ -54,8 +55,9 @@ impl UsageSamples {
         }
     }
 
-    /// What lies between two looks within that time, in nanoseconds; where there are no two, between the last before
-    /// it and the first behind it, or from the beginning, or to the last. `None` without any.
+    /// Returns the usage between the first and the last sample in an interval, in nanoseconds. If there are
+    /// no two samples in it, returns the usage between the last sample before it, or the beginning, and the
+    /// first after it, or the last of all. `None` without any sample.
     pub fn between(&self, began_ns: u64, ended_ns: u64) -> Option<Usage> {
         let within = |usage: &&Usage| (began_ns..=ended_ns).contains(&(usage.over / NS));
         let first = self.taken.iter().find(within);
@@ -83,7 +85,7 @@ mod tests {
     use headworks::sim::Counters;
     use headworks::sim::utilisation::HostUsage;
 
-    /// A play that has counted one request a microsecond.
+    /// Usage of a machine that has counted one request per microsecond.
     fn up_to(micros: u64) -> Usage {
         let counters = Counters {
             requests: micros,
@@ -112,13 +114,13 @@ mod tests {
         let micros = found.over / 1_000_000;
         assert!((34_000..=40_000).contains(&micros), "{micros}");
         assert_eq!(found.hosts[0].counters.requests, micros);
-        // Too short to hold two: those on either side of it.
+        // Too short to hold two samples: those on either side are used.
         let every = looks.every / 1_000_000;
         let around = looks.between(20_000_000, 20_000_001).unwrap();
         let micros = around.over / 1_000_000;
         assert!((every..=2 * every + 40).contains(&micros), "{micros}");
         assert_eq!(around.hosts[0].counters.requests, micros);
-        // None behind it, none before it.
+        // No sample after the interval, or none before it.
         let last = looks.between(99_999_999, u64::MAX).unwrap();
         assert!(last.over < 100_000_000 * 1_000 / 2, "{}", last.over);
         let first = looks.between(0, 1).unwrap();

@@ -15,17 +15,17 @@ use serde_json::{Value, json};
 use crate::args::device;
 use crate::exit_status::{bad_input, print, tell};
 
-/// Which devices.
+/// Options of `headworks pace calibrate`.
 #[derive(clap::Args)]
 pub(crate) struct Calibrate {
-    /// The device to measure, idle: KIND[:NAME][,key=value…]
+    /// Device to measure, which must be idle: KIND[:NAME][,key=value…]
     #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
     device: DeviceName,
-    /// The device that its requests go to, opened by this process, too. Without it another host where --device is a soft or
-    /// a simulated one, else --device itself.
+    /// Device that the requests go to; this process opens it, too. Default: another host if --device is a
+    /// soft or a simulated one, else --device itself.
     #[arg(long, value_parser = device)]
     peer_device: Option<DeviceName>,
-    /// For programs: a JSON object.
+    /// Print JSON for programs: an object.
     #[arg(long)]
     json: bool,
 }
@@ -65,7 +65,7 @@ pub(crate) fn run(command: &Calibrate) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses two that cannot reach each other, whatever they are.
+/// Refuses two devices of which it is known without opening them that they cannot reach each other.
 fn check(device: &DeviceName, peer: &DeviceName) -> anyhow::Result<()> {
     if device.kind() != peer.kind() {
         return Err(bad_input(format_args!(

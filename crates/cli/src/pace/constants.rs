@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::exit_status::print;
 
-/// How they are listed.
+/// Options of `headworks pace constants`.
 #[derive(clap::Args)]
 pub(crate) struct Constants {
-    /// For programs: a JSON array.
+    /// Print JSON for programs: an array.
     #[arg(long)]
     json: bool,
 }
@@ -28,7 +28,7 @@ fn range(constant: &Constant) -> String {
     format!("{} to {}{whole}", constant.lowest, constant.highest)
 }
 
-/// What a column has of a constant.
+/// Text of one column for a constant.
 type Column = fn(&Constant) -> String;
 
 fn in_text() -> String {

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::{gbps, is_window, micros};
 use crate::exit_status::print;
 
-/// How it is shown.
+/// Options of `headworks pace status`.
 #[derive(clap::Args)]
 pub(crate) struct Status {
-    /// For programs: a JSON array of the RNICs.
+    /// Print JSON for programs: an array of the RNICs.
     #[arg(long)]
     json: bool,
 }
@@ -80,7 +80,7 @@ fn in_json(observer: &Observer) -> Value {
         "line_rate_bytes_per_s": constants.line_rate(),
         "min_rate_bytes_per_s": constants.min_rate(),
         "window": is_window(observer),
-        // 0 before the first.
+        // 0 before the first completion.
         "delay_ns": status.delay.nanos(),
         "ratio": status.ratio,
         "raise_below": status.raise_below,

@@ -25,24 +25,25 @@ use crate::interruptible_sleep::sleep_unless_interrupted;
 const FOR_MAX: u64 = 365 * 24 * 3600;
 /// Longest interval, in milliseconds: a minute.
 const INTERVAL_MAX: u64 = 60_000;
-/// Samples that one trace has at most.
+/// Most samples of one trace.
 const SAMPLES_MAX: usize = 1_000_000;
-/// Points of a line of the figure, at most.
+/// Most points of a line of the figure.
 const POINTS_MAX: usize = 1000;
 
-/// What to watch, for how long.
+/// Options of `headworks pace trace`.
 #[derive(clap::Args)]
 pub(crate) struct Trace {
     /// Milliseconds between two samples, 1 to 60000.
     #[arg(long, value_name = "N", default_value = "10", value_parser = interval, allow_hyphen_values = true)]
     interval_ms: u64,
-    /// End after so many seconds; without it at Ctrl-C, or after a million samples.
+    /// End after this many seconds; by default at Ctrl-C, or after a million samples.
     #[arg(long = "for", id = "secs", value_name = "SECS", value_parser = secs, allow_hyphen_values = true)]
     secs: Option<u64>,
-    /// Where pace.csv and pace.svg go. Made if it is missing; what is there by these names is replaced.
+    /// Directory of pace.csv and pace.svg. A missing one is created; existing files of these names are
+    /// replaced.
     #[arg(long, value_name = "DIR", default_value = "results")]
     out: PathBuf,
-    /// Watch this RNIC only, KIND[:NAME], whatever options follow; without it all that are paced.
+    /// Watch this RNIC only, KIND[:NAME]; further options are ignored. Default: every RNIC that is paced.
     #[arg(long, value_name = "NAME", value_parser = device)]
     device: Option<DeviceName>,
 }
@@ -62,15 +63,15 @@ fn secs(text: &str) -> Result<u64, String> {
     within(text, FOR_MAX, "seconds")
 }
 
-/// An RNIC at a time.
+/// State of one RNIC at one time.
 struct Sample {
     seconds: f64,
-    /// Which of those that were seen.
+    /// Number of the RNIC, in the order in which RNICs were first seen.
     rnic: usize,
     status: PaceStatus,
 }
 
-/// The files, which are there whole or not at all.
+/// The two output files. Each appears whole or not at all.
 struct Files {
     csv: AtomicFile,
     svg: AtomicFile,
@@ -78,7 +79,7 @@ struct Files {
 }
 
 impl Files {
-    /// What cannot be written is told of now, not after an hour.
+    /// Reports files that cannot be written now, not after an hour of sampling.
     fn new(directory: &Path) -> anyhow::Result<Self> {
         let refused =
             |path: &Path, why| bad_input(format_args!("--out: {}: {why}", path.display()));
@@ -115,7 +116,7 @@ impl Files {
 pub(crate) fn run(command: &Trace) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let only = command.device.as_ref().map(named).transpose()?;
-    // A registry that cannot be looked at is told of before anything is made.
+    // Reports an unreadable registry before any file or directory is created.
     observers()?;
     let files = Files::new(&command.out)?;
     let mut watch = TraceRecorder {
@@ -133,10 +134,10 @@ pub(crate) fn run(command: &Trace) -> anyhow::Result<()> {
     ended
 }
 
-/// The RNIC of a device that is to be watched.
+/// Returns the name of the RNIC of a device that is to be watched.
 fn named(device: &DeviceName) -> anyhow::Result<String> {
     match device.kind() {
-        // What else is in the name is of opening it, which happens to nothing here.
+        // Other options of the name concern opening the device, and nothing opens it here.
         "soft" | "ibv" => Ok(check(device).map(|()| rnic(device))?),
         _ if is_simulated(device) => Err(bad_input(format_args!(
             "{device} is simulated, and paced within its process only: nothing of it is seen from here"
@@ -150,7 +151,7 @@ fn named(device: &DeviceName) -> anyhow::Result<String> {
 struct TraceRecorder {
     only: Option<String>,
     began: Instant,
-    /// By name: in which order they were seen.
+    /// Number of each RNIC by its name, in the order in which they were first seen.
     rnics: BTreeMap<String, usize>,
     samples: Vec<Sample>,
 }
@@ -173,7 +174,8 @@ impl TraceRecorder {
                 });
                 break Ok(());
             }
-            // From the beginning on: what a look takes delays no other. Those that are missed are left out.
+            // Sample times are multiples of the interval, so that a slow sample delays no other. Missed ones
+            // are left out.
             let now = self.began.elapsed();
             while next <= now {
                 next += interval;
@@ -217,7 +219,7 @@ impl TraceRecorder {
         Ok(())
     }
 
-    /// The names, in the order of their numbers.
+    /// Returns the names of the RNICs, in the order of their numbers.
     fn names(&self) -> Vec<&str> {
         let mut names: Vec<_> = self
             .rnics
@@ -242,10 +244,10 @@ impl TraceRecorder {
         let names = self.names();
         let row = |sample: &Sample| {
             let status = &sample.status;
-            // Before the first completion there is no delay.
+            // There is no delay before the first completion.
             let is_seen = status.delay.nanos() > 0;
             let cells: [Cell; 8] = [
-                // To the microsecond.
+                // Rounded to the microsecond.
                 ((sample.seconds * 1e6).round() / 1e6).into(),
                 names[sample.rnic].into(),
                 gbps(status.rate_bytes_per_s).into(),
@@ -295,7 +297,7 @@ impl TraceRecorder {
     }
 }
 
-/// How long it has watched, on a terminal.
+/// Creates the display of samples taken and time passed, which only a terminal shows.
 fn bar() -> ProgressBar {
     let bar = ProgressBar::no_length();
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));

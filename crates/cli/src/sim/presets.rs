@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 
 use crate::exit_status::{bad_input, print};
 
-/// Which machines, and how.
+/// Options of `headworks sim presets`.
 #[derive(clap::Args)]
 pub(crate) struct Presets {
-    /// One of them only.
+    /// List this preset only.
     name: Option<String>,
-    /// For programs: a JSON object of all constants.
+    /// Print JSON for programs: an object of all constants.
     #[arg(long)]
     json: bool,
 }
@@ -41,13 +41,13 @@ fn chosen(name: Option<&str>) -> anyhow::Result<Vec<Preset>> {
     Ok(vec![preset])
 }
 
-/// A constant's values, as they are written.
+/// Returns the value of a constant in each preset.
 fn values(presets: &[Preset], constant: &Constant) -> Vec<f64> {
     let of = |preset: &Preset| preset.value(constant.key);
     presets.iter().filter_map(of).collect()
 }
 
-/// What values it may have.
+/// Describes the range of a constant.
 fn bounds(constant: &Constant) -> String {
     let (lowest, highest) = (constant.lowest, constant.highest);
     match (constant.is_power(), constant.is_whole()) {

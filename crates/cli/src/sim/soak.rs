@@ -10,21 +10,21 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::exit_status::{Exit, FAILED, bad_input, print, tell};
 
-/// Seeds that are run where nobody says which.
+/// Default seeds.
 const SEEDS: Range<u64> = 1..1001;
-/// Where seeds end that have no end.
+/// End of a range of seeds that has no end.
 const ENDLESS: u64 = u64::MAX;
 /// Longest time, in seconds: a year.
 const FOR_MAX: u64 = 365 * 24 * 3600;
 
-/// Which seeds.
+/// Options of `headworks sim soak`.
 #[derive(clap::Args)]
 pub(crate) struct Soak {
-    /// Run the seeds from A up to B, which is not run itself; A.. has no end, and needs --for. [default: 1..1001; 1..
-    /// with --for]
+    /// Run the seeds from A up to, but not including, B; A.. has no end and needs --for. [default: 1..1001;
+    /// 1.. with --for]
     #[arg(long, value_name = "A..B", value_parser = seeds, allow_hyphen_values = true)]
     seeds: Option<Range<u64>>,
-    /// Begin no other seed after so many seconds.
+    /// Start no further seed after this many seconds.
     #[arg(long = "for", id = "secs", value_name = "SECS", value_parser = secs, allow_hyphen_values = true)]
     secs: Option<u64>,
 }
@@ -53,10 +53,10 @@ fn secs(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("whole seconds, 1 to {FOR_MAX}"))
 }
 
-/// What all seeds came to.
+/// Totals over all seeds.
 #[derive(Default)]
 struct SoakTotals {
-    /// The first.
+    /// First seed.
     from: u64,
     seeds: u64,
     messages: u64,
@@ -65,7 +65,7 @@ struct SoakTotals {
     failed: u64,
 }
 
-/// Runs them, one after the other.
+/// Runs the seeds one after the other.
 pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let seeds = match (&command.seeds, command.secs) {
@@ -136,7 +136,7 @@ impl SoakTotals {
     }
 }
 
-/// How far it is, on a terminal.
+/// Creates the progress bar, which only a terminal shows.
 fn bar(seeds: &Range<u64>) -> ProgressBar {
     let (bar, template) = match seeds.end {
         ENDLESS => (

@@ -1,14 +1,14 @@
-//! What happened between two looks.
+//! Rates between two snapshots.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use headworks::inspect::{ContextSnapshot, QueuePairSnapshot, RegistrySnapshot};
 
-/// A queue pair for good: its context's incarnation and process, and its number.
+/// Unique key of a queue pair: incarnation of its context, id and start time of its process, its number.
 pub(super) type Key = (u64, u32, u64, u32);
 
-/// Per second.
+/// Requests and bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rate {
     pub(super) requests: f64,
@@ -22,7 +22,7 @@ impl std::ops::AddAssign for Rate {
     }
 }
 
-/// The rates of all queue pairs that were there at both looks, or came between them.
+/// Rates of all queue pairs in the later of two snapshots, including those that are not in the earlier one.
 pub(super) struct Rates(HashMap<Key, Rate>);
 
 impl Rates {
@@ -68,7 +68,7 @@ fn key(context: &ContextSnapshot, qp: &QueuePairSnapshot) -> Key {
     (context.incarnation, context.pid, context.start_time, qp.qpn)
 }
 
-/// Requests posted, and bytes that they moved.
+/// Returns the number of requests posted and of bytes that they moved.
 pub(super) fn traffic_of(qp: &QueuePairSnapshot) -> (u64, u64) {
     let counters = &qp.counters;
     let bytes = counters.sent_bytes.saturating_add(counters.read_bytes);

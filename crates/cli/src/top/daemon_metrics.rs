@@ -1,4 +1,4 @@
-//! A look at a daemon: what it says to whoever asks for its metrics, and what became of that since the look before.
+//! Watches a daemon: reads its metrics and shows them, with rates since the last sample.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,9 +18,9 @@ use super::text::{bytes, cut, plain, uptime};
 use crate::args::Top;
 use crate::exit_status::bad_input;
 
-/// How long a daemon may take to answer.
+/// Longest time that a daemon may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of an answer at most: as many applications are a mistake.
+/// Longest answer, in bytes: enough for more applications than a daemon can have.
 const ANSWER_MAX: u64 = 64 << 20;
 
 pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
@@ -50,7 +50,7 @@ pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
     })
 }
 
-/// Asks a daemon.
+/// Requests a daemon's metrics.
 pub(crate) fn scrape(at: &MetricsAt) -> anyhow::Result<String> {
     let nobody = || format!("no daemon says at {at} what it does");
     match at {
@@ -82,7 +82,7 @@ fn ask(mut stream: impl Read + Write) -> anyhow::Result<String> {
     Ok(body.to_owned())
 }
 
-/// What is known of one subject: its labels, and its metrics by name.
+/// Labels of one subject, and its metrics by name.
 #[derive(Default)]
 struct MetricsRow {
     labels: Vec<(String, String)>,
@@ -108,7 +108,7 @@ impl MetricsRow {
 
 type Rows = BTreeMap<Vec<(String, String)>, MetricsRow>;
 
-/// What a daemon said.
+/// Metrics of a daemon at one time.
 struct MetricsSnapshot {
     daemon: MetricsRow,
     domains: Rows,
@@ -116,7 +116,7 @@ struct MetricsSnapshot {
     applications: Rows,
 }
 
-/// The look before.
+/// The sample before, and the time since.
 struct PreviousMetrics<'a> {
     look: &'a MetricsSnapshot,
     seconds: f64,
@@ -175,7 +175,7 @@ impl MetricsSnapshot {
         let up = Duration::try_from_secs_f64(daemon.value("uptime_seconds")).unwrap_or_default();
         let sum = |rows: &Rows, name: &str| {
             let values = rows.values().map(|row| row.value(name));
-            // A sum of nothing would be -0.
+            // The sum of no values would be -0.
             values.fold(0.0, |sum, value| sum + value)
         };
         // Writing to a string does not fail.
@@ -297,7 +297,7 @@ fn of_user<'a>(rows: &'a Rows, user: &str) -> impl Iterator<Item = (&'a Labels, 
         .filter(move |(_, row)| row.label("user") == user)
 }
 
-/// A count: so many in all, or, since the look before, so many per second.
+/// A counter: the total, or, if there is an earlier sample, the rate since then.
 enum CounterKind {
     InAll(f64),
     PerSecond(f64),
@@ -351,7 +351,7 @@ mod tests {
         );
         assert!(drawn.contains("127.0.0.2"), "{drawn}");
         assert!(drawn.contains("2.0 KiB"), "{drawn}");
-        // Half a second later it has sent as much again.
+        // Half a second later it has sent twice as many bytes.
         let later = MetricsSnapshot::of(SAID.replace("2048", "4096")).unwrap();
         let earlier = PreviousMetrics {
             look: &look,

@@ -1,4 +1,4 @@
-//! A look as text.
+//! A sample as text.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use headworks::verbs::{DeviceName, QpState};
 
 use super::counter_rates::{Rate, Rates, traffic_of};
 
-/// What was seen, and how it is shown.
+/// A snapshot of the fabric, and how it is displayed.
 pub(super) struct FabricView<'a> {
     pub(super) object_counts: &'a RegistrySnapshot,
-    /// Since the look before, if there was one.
+    /// Rates since the snapshot before, if there is one.
     pub(super) rates: Option<&'a Rates>,
     pub(super) device: &'a DeviceName,
-    /// Characters of a line.
+    /// Most characters of a line.
     pub(super) width: usize,
-    /// The most queue pairs shown of a context; `None` shows only sums.
+    /// Most queue pairs shown of a context; `None` shows only sums.
     pub(super) queue_pairs: Option<usize>,
 }
 
@@ -122,14 +122,14 @@ impl FabricView<'_> {
         }
     }
 
-    /// The busiest queue pairs, one a line.
+    /// Appends the busiest queue pairs, one per line.
     fn queue_pairs(&self, text: &mut String, context: &ContextSnapshot, most: usize) {
         let mut pairs: Vec<_> = context.queue_pairs.iter().collect();
         if pairs.is_empty() {
             return;
         }
         let rate = |qp: &QueuePairSnapshot| self.rates.map(|rates| rates.of(context, qp));
-        // By what they do now where that is known, else by what they have done.
+        // Sorted by the current rate if it is known, then by the totals.
         pairs.sort_by(|a, b| {
             let now = |qp| rate(qp).map_or(0.0, |rate: Rate| rate.requests);
             let by_rate = now(b).total_cmp(&now(a));
@@ -169,7 +169,7 @@ impl FabricView<'_> {
     }
 }
 
-/// As much of each line as fits.
+/// Cuts each line to `width` characters.
 pub(super) fn cut(text: &str, width: usize) -> String {
     text.lines()
         .map(|line| match line.char_indices().nth(width) {
@@ -179,7 +179,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
         .collect()
 }
 
-/// What another process wrote, without what a terminal would obey.
+/// Returns text that another process wrote, without control characters, which a terminal would obey.
 pub(super) fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })

@@ -1,7 +1,7 @@
-//! When two devices that were asked the same did the same.
+//! Decides whether two devices that got the same calls did the same.
 //!
-//! Everything is compared but for what a [`DivergenceRule`] leaves out. Each says why, and a run says how often
-//! it was needed, so that none hides anything unnoticed.
+//! Everything is compared except what a [`DivergenceRule`] leaves out. Each rule states its reason, and a run
+//! counts how often it was needed, so that no rule hides anything unnoticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,39 +19,39 @@ use divergence::Divergence;
 #[cfg(test)]
 mod tests;
 
-/// Why a difference is none.
+/// Reason why a difference is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DivergenceRule {
-    /// What a failed request had named for writing may hold anything: the specification places bytes
-    /// for certain only with a completion that is a success (volume 1, section 9.5).
+    /// Memory that a failed request named for writing may hold anything: the specification guarantees the
+    /// bytes only with a successful completion (volume 1, section 9.5).
     BytesOfFailed,
-    /// Pieces of a list that name the same bytes are written in any order: where the last byte that
-    /// arrives for an address comes from is not said (section 10.8.2).
+    /// Pieces of a list that overlap are written in any order: the specification does not say which piece
+    /// supplies the last byte for an address (section 10.8.2).
     PiecesOverlap,
-    /// What precedes a datagram describes the way it took, which is another on another network.
+    /// The GRH of a datagram describes its path, which differs between networks.
     Headers,
-    /// What is wrong with a receive behind the bytes that arrive may be found, or not. Where it is, that
-    /// line is in error from this receive on.
+    /// A fault in a receive behind the bytes that arrive may be detected or not. If it is, the line is in
+    /// error from this receive on.
     UnusedBytes,
-    /// What can never succeed may be refused when it is posted or complete in error: which, the
-    /// specification leaves to the device (section 10.8.3). Where it fails, that line is in error.
+    /// A request that can never succeed may be refused when posted or complete with an error: the
+    /// specification leaves it to the device (section 10.8.3). If it fails, the line is in error.
     RefusedOrFailed,
-    /// Both refused it for good, or it failed on both; the reason is the first one that the device found,
-    /// here or over there: in which order they look at what is wrong is theirs. Everything else is the
-    /// same, but that the peer hears of what was found over there, and of nothing else.
+    /// Both devices refused the request for good, or it failed on both, but for different reasons. Of
+    /// several faults, local or remote, a device reports the first that it finds, and each device has its
+    /// own order. Nothing else may differ, except that the peer fails only for a fault found there.
     OtherReason,
-    /// A WRITE with immediate that is refused has taken a receive, which then fails, or has not
+    /// A refused WRITE with immediate has taken a receive, which then fails, or has not
     /// (section 9.7.5.1.4).
     TakenOrNot,
-    /// What is known of a device: this case of the suite sees it.
+    /// Known deviation of a device, which this case of the suite observes.
     Known(&'static str),
-    /// A failure that a completion tells of may be told of by an event as well
+    /// An event may report a failure that a completion reports as well
     /// ([`DeviceBehaviour::reports_failure_twice`]).
     ToldTwice,
 }
 
 impl DivergenceRule {
-    /// In one line.
+    /// Returns the reason in one line.
     pub const fn why(self) -> &'static str {
         match self {
             Self::BytesOfFailed => "bytes that a failed request named for writing may be anything",
@@ -75,35 +75,35 @@ impl fmt::Display for DivergenceRule {
     }
 }
 
-/// How often each rule was needed.
+/// Number of uses of each rule.
 pub type RuleUses = BTreeMap<DivergenceRule, u64>;
 
-/// Receives posted to a queue pair in error are not flushed there: the case that sees it.
+/// Case that observes that receives posted to a queue pair in error are not flushed there.
 pub(super) const CASE_RECEIVES_NOT_FLUSHED: &str = "states::error_flushes_in_order";
-/// A datagram that cannot be sent takes its queue pair to the error state: the case that sees it.
+/// Case that observes that a datagram which cannot be sent moves its queue pair to the error state.
 pub(super) const CASE_NO_SQE: &str = "datagrams::stops_at_a_bad_key";
-/// What is fenced and not answered waits without end, if it or something behind it is a READ or an atomic: the
-/// case that sees it.
+/// Case that observes that a fenced request hangs if the peer does not answer, and it or a request behind
+/// it is a READ or an atomic.
 pub(super) const CASE_FENCED_HANGS: &str = "matrix::fenced_and_unanswered";
-/// What is not answered waits without end, if something behind it fails here: the case that sees it.
+/// Case that observes that an unanswered request hangs if a request behind it has a local fault.
 pub(super) const CASE_UNANSWERED_HANGS: &str = "matrix::wrong_behind_what_is_unanswered";
 
-/// What both devices may differ in: the left one and the right one.
+/// Differences that are allowed between the left and the right device.
 #[derive(Clone, Debug, Default)]
 pub struct AllowedDivergence {
-    /// How they behave.
+    /// Behaviour of each device.
     pub behaviour: [DeviceBehaviour; 2],
-    /// What is known of them.
+    /// Known deviations of each device.
     pub known: [Vec<Deviation>; 2],
 }
 
 impl AllowedDivergence {
-    /// Whether a case is known to get no further on one of them.
+    /// Returns whether the case is known to end early on one of the devices.
     pub(super) fn ends(&self, case: &str) -> bool {
         (0..2).any(|device| self.device_deviates(device, case))
     }
 
-    /// Whether a case is known to get no further on that one, 0 for the left one.
+    /// Returns whether the case is known to end early on this device: 0 is the left one.
     pub(super) fn device_deviates(&self, device: usize, case: &str) -> bool {
         let ends = |known: &Deviation| {
             matches!(
@@ -114,14 +114,15 @@ impl AllowedDivergence {
         self.known[device].iter().any(ends)
     }
 
-    /// Whether an event is known not to come on that one, 0 for the left one.
+    /// Returns whether the event is known not to come on this device: 0 is the left one.
     pub(super) fn keeps(&self, device: usize, event: &str) -> bool {
         let keeps = |known: &Deviation| matches!(known.behaviour, DeviantBehaviour::Keeps(name) if name == event);
         self.known[device].iter().any(keeps)
     }
 }
 
-/// What must have been the status where a device says `found`, and which case knows that.
+/// Returns the statuses that the specification may have demanded where a device reports `found`, each with
+/// the case that observes the deviation, if it is one.
 fn demanded(known: &[Deviation], found: Status) -> Vec<(Status, Option<&'static str>)> {
     let mut all = vec![(found, None)];
     for known in known {
@@ -138,8 +139,9 @@ fn demanded(known: &[Deviation], found: Status) -> Vec<(Status, Option<&'static 
     all
 }
 
-/// The errors by which a request is refused for good: it has several of these faults, or some devices find
-/// them only when they execute it. No room, the state, a fork or a broken device is another matter.
+/// Errors of requests that can never succeed. Devices may differ in which of several such faults they report,
+/// and in whether they report it when the request is posted or executed. The other errors are no such faults:
+/// a full queue, a wrong state, a fork, a broken device.
 const LASTING: [&str; 4] = [
     "TooManySges",
     "InlineTooLong",
@@ -151,18 +153,18 @@ fn is_lasting(kind: &str) -> bool {
     LASTING.contains(&kind)
 }
 
-/// What two devices did in a step, compared.
+/// Result of comparing a step on two devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepComparison {
-    /// What no rule allows.
+    /// Differences that no rule allows.
     pub differences: Vec<String>,
-    /// Bytes that one wrote and the other did not, as a rule allows.
+    /// Bytes that only one device may have written, as a rule allows.
     pub unspecified: Vec<UnspecifiedBytes>,
-    /// After this they are in different states, as a rule allows: nothing behind it can be compared.
+    /// The devices are in different states, as a rule allows: later steps cannot be compared.
     pub is_last: bool,
 }
 
-/// Compares a step.
+/// Compares the observations of a step.
 pub fn compare(
     left: &StepObservation,
     right: &StepObservation,
@@ -191,7 +193,7 @@ pub fn compare(
             about.is_some_and(|about| split.allows(*wr_id, about, both, allowed))
         };
         if let Some(split) = splits.iter().find(explains) {
-            // What one of them alone executed.
+            // Only one device may have executed it.
             let was_executed = both.into_iter().flatten().any(WorkFate::is_good);
             let about = about.filter(|_| was_executed);
             let spans = about.map(|about| &about.spans).into_iter().flatten();
@@ -218,7 +220,7 @@ pub fn compare(
         let is_refused = |split: &Divergence| split.rule == DivergenceRule::RefusedOrFailed;
         match rule_for_outcomes(&left.outcome, &right.outcome) {
             Some(rule) => needed.push(rule),
-            // What became of the request says it better.
+            // The fate of the request already accounts for this difference.
             None if splits.iter().any(is_refused) => {}
             None => differences.push(format!("answered {:?} / {:?}", left.outcome, right.outcome)),
         }
@@ -233,7 +235,7 @@ pub fn compare(
     verdict
 }
 
-/// The rule by which two different fates are alike, whatever else came of the step.
+/// Returns the rule that allows two different fates, whatever else the step did.
 fn rule_for_fates(
     both: [Option<&WorkFate>; 2],
     (is_manifold, is_receive): (bool, bool),
@@ -252,7 +254,7 @@ fn rule_for_fates(
     }
 }
 
-/// The rule by which two different statuses say the same.
+/// Returns the rule that allows two different statuses.
 fn rule_for_statuses(
     left: Status,
     right: Status,
@@ -290,7 +292,7 @@ fn shown(fate: Option<&WorkFate>) -> String {
     fate.map_or_else(|| "nothing".to_owned(), |fate| format!("{fate:?}"))
 }
 
-/// Queue pairs that are in different places, though no split allows that.
+/// Returns the differences between queue pair states that no divergence explains.
 fn compare_snapshots(both: [&StepObservation; 2], splits: &[Divergence]) -> Vec<String> {
     let mut differences = Vec::new();
     let [left, right] = both.map(|seen| &seen.snapshots);

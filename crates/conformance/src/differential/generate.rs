@@ -1,4 +1,4 @@
-//! Drawing programs.
+//! Generates random programs.
 
 use headworks_verbs::{Access, QpState};
 use proptest::collection::vec;
@@ -11,10 +11,10 @@ use super::program::{
     QpPair, RegionSpec, Request, Slice, SliceFault,
 };
 
-/// Steps of a program.
+/// Maximum number of steps of a program.
 const STEPS_MAX: usize = 12;
 
-/// The program of a seed.
+/// Returns the program of a seed.
 pub fn program_of_seed(seed: u64) -> Program {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -26,7 +26,7 @@ pub fn program_of_seed(seed: u64) -> Program {
     }
 }
 
-/// Any program of at most this many steps.
+/// Generates a program of at most this many steps.
 fn program(steps: usize) -> impl Strategy<Value = Program> {
     let memory = || vec(memory(), 1..4);
     let lines = || prop_oneof![4 => vec(line(), 1..2), 1 => vec(line(), 2..3)];
@@ -48,7 +48,7 @@ fn program(steps: usize) -> impl Strategy<Value = Program> {
         })
 }
 
-/// The step, with operations of the transport of its line, but for a few.
+/// Adapts most operations of a step to the transport of its line.
 fn fitting(step: ProgramStep, lines: &[QpPair]) -> ProgramStep {
     let datagrams = |line: u8| lines[usize::from(line) % lines.len()].datagrams;
     match step {
@@ -69,7 +69,7 @@ fn fitting(step: ProgramStep, lines: &[QpPair]) -> ProgramStep {
     }
 }
 
-/// A datagram instead of a request; instead of an atomic, an operation that there is not.
+/// Turns a request into a datagram. An atomic becomes a WRITE, an operation that UD does not have.
 fn datagram(request: Request) -> Request {
     let op = match request.op {
         Op::Send | Op::Read => None,
@@ -169,7 +169,7 @@ fn slice_of(len: impl Strategy<Value = u16>) -> impl Strategy<Value = Slice> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Small numbers, so that some comparisons find what they expect.
+    // Small numbers make some comparisons find the value that they expect.
     let word = || prop_oneof![0u64..4, any::<u64>()];
     prop_oneof![
         4 => Just(Op::Send),
@@ -250,7 +250,7 @@ fn step() -> impl Strategy<Value = ProgramStep> {
         3 => (0u8..2).prop_map(|line| ProgramStep::Reconnect { line }),
         1 => (0u8..2, memory()).prop_map(|(end, memory)| ProgramStep::Register { end, memory }),
         1 => (0u8..2, any::<u8>()).prop_map(|(end, which)| ProgramStep::Deregister { end, which }),
-        // A peer that is gone does not answer, which takes as long as that is waited for.
+        // A destroyed peer does not answer, and each wait for it takes the full timeout, so it is rare.
         1 => (place(), rarely(3)).prop_map(|((line, end), is_destroyed)| match is_destroyed {
             true => ProgramStep::Destroy { line, end },
             false => ProgramStep::Reconnect { line },

@@ -1,4 +1,4 @@
-//! What was seen of a step.
+//! What is observed of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -8,76 +8,76 @@ use headworks_verbs::{Opcode, QpState, Status};
 use super::comparison::DivergenceRule;
 use crate::call::Refusal;
 
-/// What came of a step on one pair of devices.
+/// Result of a step on one pair of devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepObservation {
-    /// What the call was answered with.
+    /// Reply to the call of the step.
     pub outcome: CallOutcome,
-    /// What became of requests and receives, by their numbers.
+    /// Fates of requests and receives, by `wr_id`.
     pub fates: BTreeMap<u64, WorkFate>,
-    /// Where those requests and receives are.
+    /// Where those requests and receives were posted, by `wr_id`.
     pub about: BTreeMap<u64, PostedTo>,
-    /// Where queue pairs are then, and what waits there.
+    /// States of the queue pairs after the step, by line and end, and their outstanding work.
     pub snapshots: Vec<[QpSnapshot; 2]>,
-    /// Receives with something wrong, and how many bytes of them come before that.
+    /// Faulty receives, each with the number of bytes before its fault.
     pub faulty_receives: BTreeMap<u64, usize>,
-    /// Queue pairs, by line and end, that do not complete what is outstanding, on devices that are known for
-    /// that: all that may be why.
+    /// Queue pairs, by line and end, that do not complete their outstanding work on devices that are known
+    /// to hang, with all reasons that may apply.
     pub stuck: BTreeMap<(usize, usize), Vec<KnownHang>>,
-    /// Requests with several things wrong.
+    /// Requests with several faults.
     pub several_faults: BTreeSet<u64>,
-    /// Bytes of which the specification does not say what they are.
+    /// Bytes whose values the specification leaves open.
     pub unspecified: Vec<UnspecifiedBytes>,
-    /// What no device may do, whatever another does.
+    /// Behaviour that no device may show, whatever the other device does.
     pub violations: Vec<String>,
 }
 
-/// Something waits without end.
+/// Known reason why work may hang.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownHang {
-    /// The case that sees it.
+    /// Case that observes it.
     pub case: &'static str,
-    /// One of these requests does.
+    /// Requests, of which one hangs.
     pub among: RangeInclusive<u64>,
 }
 
 /// Where a request or a receive was posted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PostedTo {
-    /// To which line.
+    /// Line.
     pub line: usize,
-    /// And end.
+    /// End.
     pub end: usize,
-    /// It is a receive.
+    /// It is a receive, not a request.
     pub is_receive: bool,
-    /// Bytes that it may write, here or over there.
+    /// Memory that it may write, local or remote.
     pub spans: Vec<Span>,
 }
 
-/// Bytes, by host, memory and range, and why they are in doubt.
+/// Bytes whose values the specification leaves open, and the rule that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnspecifiedBytes {
-    /// Which bytes.
+    /// The bytes.
     pub span: Span,
-    /// What says so.
+    /// The rule.
     pub rule: DivergenceRule,
 }
 
-/// Bytes of memory.
+/// Range of bytes of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The host.
+    /// End: the index of the host.
     pub end: usize,
-    /// The memory, by its number there.
+    /// Index of the memory on that host.
     pub memory: usize,
-    /// The first byte.
+    /// First byte.
     pub from: usize,
-    /// Behind the last.
+    /// End of the range, exclusive.
     pub to: usize,
 }
 
 impl Span {
-    /// Whether both have a byte in common.
+    /// Returns whether both ranges have a byte in common.
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.end == other.end
             && self.memory == other.memory
@@ -86,18 +86,18 @@ impl Span {
     }
 }
 
-/// What a call was answered with.
+/// Outcome of a step's call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// It was done.
+    /// The call succeeded.
     Done,
-    /// There was nothing to do it with.
+    /// There was no object to execute it on.
     Nothing,
-    /// It was refused: why, and for which request of a chain.
+    /// The call was refused.
     Refused {
-        /// The error's variant.
+        /// Variant name of the error.
         kind: String,
-        /// Which request.
+        /// Index of the refused request in its chain.
         index: Option<usize>,
     },
 }
@@ -111,34 +111,34 @@ impl From<Refusal> for CallOutcome {
     }
 }
 
-/// What became of a request or a receive.
+/// Fate of a request or a receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkFate {
-    /// It was refused when it was posted.
+    /// It was refused when posted, with this error.
     Refused(String),
-    /// It is behind one that was refused.
+    /// It is behind a request of its chain that was refused.
     NotPosted,
-    /// It completed with success. What means nothing is left out.
+    /// It completed successfully. Fields without a meaning are left out.
     Success {
-        /// What it was.
+        /// Opcode of the completion.
         opcode: Opcode,
-        /// Bytes, of receives and of what brings some.
+        /// Length, for receives, READs and atomics.
         bytes: Option<u32>,
-        /// Immediate.
+        /// Immediate, if there is one.
         imm: Option<u32>,
-        /// The sender of a datagram: its line and host.
+        /// Line and end of the sender of a datagram.
         source: Option<(usize, usize)>,
-        /// By which queue pair a shared receive was taken.
+        /// Queue pair that took a shared receive, by line and end.
         by: Option<(usize, usize)>,
     },
-    /// It was not signalled, and one behind it completed.
+    /// It is unsignalled, and a later request completed.
     Silent,
-    /// It completed with this.
+    /// It completed with this error status.
     Failed(Status),
 }
 
 impl WorkFate {
-    /// In a word or two.
+    /// Returns the fate in a word or two.
     pub fn name(&self) -> String {
         match self {
             Self::Refused(kind) => format!("refused: {kind}"),
@@ -149,24 +149,24 @@ impl WorkFate {
         }
     }
 
-    /// It was executed.
+    /// Returns whether it was executed.
     pub const fn is_good(&self) -> bool {
         matches!(self, Self::Success { .. } | Self::Silent)
     }
 }
 
-/// Where a queue pair is.
+/// State and outstanding work of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpSnapshot {
-    /// Its state; `None` if it is gone.
+    /// State; `None` if the queue pair was destroyed.
     pub state: Option<QpState>,
-    /// Requests without a completion.
+    /// Number of requests without a completion.
     pub sends: usize,
-    /// Receives of its own, or of its shared queue, without one.
+    /// Number of receives of its own or its shared queue without a completion.
     pub receives: usize,
 }
 
-/// A status that the peer had to fail for.
+/// Returns whether the status means that the peer's queue pair failed.
 pub(super) const fn is_of_the_peer(status: Status) -> bool {
     matches!(
         status,

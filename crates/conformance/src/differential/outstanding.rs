@@ -1,41 +1,41 @@
-//! What is outstanding on a queue pair, and which completion may come next.
+//! Outstanding work of a queue pair, and which completion may come next.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use headworks_verbs::{QpState, Status};
 
-/// A request that was posted.
+/// Request that was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SentRequest {
     pub(super) wr_id: u64,
-    /// It completes.
+    /// It generates a completion.
     pub(super) is_signaled: bool,
-    /// A receive of the peer completes with it, if it is a success.
+    /// If it succeeds, a receive of the peer completes.
     pub(super) arrives: bool,
-    /// Its bytes go into a receive of the peer: some of them, perhaps, though it fails.
+    /// Its bytes go into a receive of the peer; some of them may arrive even if it fails.
     pub(super) fills: bool,
-    /// What the peer's receive tells.
+    /// Immediate that the peer's receive reports.
     pub(super) imm: Option<u32>,
-    /// It waits for the READs and atomics before it.
+    /// It waits for earlier READs and atomics.
     pub(super) is_fenced: bool,
     /// It is a READ or an atomic.
     pub(super) is_fetch: bool,
-    /// Something is wrong with the memory here that it sends.
+    /// The local memory that it sends has a fault.
     pub(super) is_wrong_here: bool,
 }
 
-/// Immediates of what arrived on a connection, in order: each end tells of it in its own time.
+/// Immediates of the messages on a connection, in order. The two ends report them at different times.
 #[derive(Debug, Default)]
 pub(super) struct Immediates {
-    /// As they were sent.
+    /// Immediates that the sender has reported as sent.
     pub(super) expected: VecDeque<Option<u32>>,
-    /// As they were received.
+    /// Immediates that the receiver has reported.
     pub(super) found: VecDeque<Option<u32>>,
 }
 
 impl Immediates {
-    /// The error is one that was sent and received otherwise.
+    /// Compares the immediates that both ends have reported. Returns an error if two differ.
     pub(super) fn compare(&mut self) -> Result<(), String> {
         while let (Some(sent), Some(received)) = (self.expected.front(), self.found.front()) {
             let both = (*sent, *received);
@@ -49,36 +49,36 @@ impl Immediates {
     }
 }
 
-/// What is outstanding on a queue pair.
+/// Outstanding work of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct OutstandingWork {
     pub(super) sends: VecDeque<SentRequest>,
     /// Receives of its own.
     pub(super) receives: VecDeque<u64>,
-    /// Receives that must complete yet, because the peer's request did; below zero while a receive
-    /// has completed before the request that took it.
+    /// Number of receives that must still complete because a request of the peer completed. Negative while
+    /// receives have completed before the requests that took them.
     pub(super) due: i64,
-    /// What those tell, or told.
+    /// Immediates of those receives.
     pub(super) immediates: Immediates,
     /// A receive failed.
     pub(super) has_failed_receive: bool,
-    /// The peer was told that this side failed.
+    /// A completion of the peer said that this queue pair failed.
     pub(super) must_fail: bool,
-    /// A request failed: all behind it complete.
+    /// A request failed, so all requests behind it generate completions.
     failed: bool,
 }
 
-/// What a completion of a request says of that and of those before it.
+/// Requests that a completion retires.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Retired {
-    /// Those that ended without a completion.
+    /// Earlier requests, which ended without a completion.
     pub(super) silent: Vec<SentRequest>,
-    /// The one that completed.
+    /// The request that completed.
     pub(super) found: Option<SentRequest>,
 }
 
 impl OutstandingWork {
-    /// A send request completes. The error is what no device may do.
+    /// Records the completion of a send request. The error describes behaviour that no device may show.
     pub(super) fn sent(&mut self, wr_id: u64, status: Status) -> Result<Retired, String> {
         let at = self.sends.iter().position(|sent| sent.wr_id == wr_id);
         let at = at.ok_or_else(|| format!("request {wr_id} completed and was not outstanding"))?;
@@ -103,7 +103,7 @@ impl OutstandingWork {
         Ok(Retired { silent, found })
     }
 
-    /// A receive of its own completes. The error is what no device may do.
+    /// Records the completion of a receive of its own. The error describes behaviour that no device may show.
     pub(super) fn received(&mut self, wr_id: u64) -> Result<(), String> {
         let next = self.receives.pop_front();
         if next == Some(wr_id) {
@@ -112,7 +112,7 @@ impl OutstandingWork {
         Err(format!("receive {wr_id} completed instead of {next:?}"))
     }
 
-    /// Outstanding requests from the first fence on, if there is a READ or an atomic among them.
+    /// Returns the outstanding requests from the first fence on, if a READ or an atomic is among them.
     pub(super) fn fetches_behind_a_fence(&self) -> Option<RangeInclusive<u64>> {
         let mut behind = self.sends.iter().skip_while(|sent| !sent.is_fenced);
         let first = behind.clone().next()?.wr_id;
@@ -120,7 +120,7 @@ impl OutstandingWork {
         behind.any(|sent| sent.is_fetch).then_some(first..=last)
     }
 
-    /// Outstanding requests before one that fails here.
+    /// Returns the outstanding requests before the first with a local fault.
     pub(super) fn before_a_failure_here(&self) -> Option<RangeInclusive<u64>> {
         let wrong = self.sends.iter().position(|sent| sent.is_wrong_here)?;
         let first = self.sends.front()?.wr_id;
@@ -128,17 +128,17 @@ impl OutstandingWork {
         Some(first..=last)
     }
 
-    /// It is in RESET: nothing is outstanding any more.
+    /// Forgets all outstanding work: the queue pair is in RESET.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// It sends again.
+    /// Clears the failure: the queue pair is in RTS again.
     pub(super) fn revive(&mut self) {
         self.failed = false;
     }
 
-    /// What is still to come, of a queue pair in this state.
+    /// Returns a description of what must still complete in this state, if anything.
     pub(super) fn awaits(&self, state: QpState) -> Option<String> {
         let sends = self.sends.len();
         let receives = self.receives.len();

@@ -1,88 +1,90 @@
 //! Programs: what is done on two hosts, as plain data.
 //!
-//! A program names memory and queue pairs by numbers that are taken modulo what there is, so that any
-//! numbers are a program, and what is left when some of it is taken away is one, too. Everything
-//! that is wrong with a request is said ([`SliceFault`], or what its memory allows), never left to chance.
+//! A program refers to memory and lines by numbers that are taken modulo what exists. Any numbers therefore
+//! form a program, and so does a program from which parts were removed. Every fault of a request is explicit
+//! ([`SliceFault`], or the access of its memory), never left to chance.
+//!
+//! A *line* is a pair of queue pairs, one on each host. An *end* is the index of a host.
 
 use std::fmt;
 
 use headworks_verbs::{Access, QpState};
 
-/// Bytes of every piece of memory.
+/// Length of every memory in bytes.
 pub const LEN: usize = 4096;
-/// Requests send from below this and bring to what is above, so that a chain never writes what it
-/// reads here: the specification would not say what comes of it.
+/// Boundary in every memory: requests send from below it and fetch to above it. A chain therefore never
+/// writes memory that it reads locally, for which the specification would not define the result.
 pub const HALF: usize = LEN / 2;
-/// Bytes of the longest piece.
+/// Maximum length of a piece in bytes.
 pub const PIECE_MAX: u16 = 1500;
-/// Bytes of the longest datagram.
+/// Maximum length of a datagram in bytes.
 pub const DATAGRAM_MAX: u16 = 300;
-/// Bytes of the longest inline payload.
+/// Maximum length of an inline payload in bytes.
 pub const INLINE_MAX: u32 = 64;
-/// Requests and receives that a queue pair has room for.
+/// Number of requests, and of receives, that a queue pair holds.
 pub const DEPTH: u32 = 64;
-/// Pieces of a request.
+/// Maximum number of pieces of a request.
 pub const PIECES_MAX: u32 = 3;
 
-/// What is done.
+/// Program for two hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Memory that each host has from the beginning.
+    /// Memory of each host at the beginning.
     pub memory: [Vec<RegionSpec>; 2],
-    /// Pairs of queue pairs, one on each host.
+    /// Lines.
     pub lines: Vec<QpPair>,
-    /// One after the other: the next begins when everything has come to rest.
+    /// Steps in order. A step begins when the one before has come to rest.
     pub steps: Vec<ProgramStep>,
-    /// In which order everything is destroyed in the end.
+    /// Seed of the order in which all objects are destroyed at the end.
     pub teardown_seed: u64,
 }
 
-/// Memory, registered.
+/// Memory and its registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
-    /// What it allows.
+    /// Access that the region allows.
     pub access: Access,
-    /// Ordinary memory, which no device gave.
+    /// The memory is ordinary process memory, not allocated from a device.
     pub heap: bool,
-    /// Of another protection domain than the queue pairs.
+    /// The region is in another protection domain than the queue pairs.
     pub foreign: bool,
 }
 
-/// A queue pair on each host, connected with each other, or sending datagrams to each other.
+/// Line: a queue pair on each host. RC queue pairs are connected; UD ones send datagrams to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpPair {
-    /// UD; RC if not.
+    /// The queue pairs are UD; otherwise RC.
     pub datagrams: bool,
-    /// On each host.
+    /// Configuration of the queue pair on each host.
     pub ends: [QpConfig; 2],
 }
 
-/// How a queue pair is made.
+/// Configuration of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpConfig {
     /// Receives come from a shared receive queue.
     pub shared: bool,
-    /// Sends and receives complete into one CQ.
+    /// Sends and receives share one CQ.
     pub one_cq: bool,
-    /// Every send completes.
+    /// Every send request generates a completion.
     pub signal_all: bool,
-    /// What the peer may do.
+    /// Access that the queue pair allows the peer.
     pub access: Access,
 }
 
-/// What is done in a step.
+/// Step of a program.
 #[expect(missing_docs, reason = "fields say which line, end and memory, modulo")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProgramStep {
-    /// Receives are posted; to the queue pair itself, though it has a shared queue, if `astray`.
+    /// Posts receives. If `astray`, posts them to the queue pair itself even if it has a shared queue.
     Receive {
         line: u8,
         end: u8,
         chain: Vec<Vec<Slice>>,
         astray: bool,
     },
-    /// Receives are posted over there and send requests here; if `anew`, on a line that is brought up
-    /// again first where it needs that.
+    /// Posts receives at the other end and send requests at this end. If `anew`, first reconnects the line
+    /// unless both its queue pairs are in RTS.
     Send {
         line: u8,
         end: u8,
@@ -90,66 +92,66 @@ pub enum ProgramStep {
         receives: Vec<Vec<Slice>>,
         chain: Vec<Request>,
     },
-    /// A queue pair is moved, with no attributes.
+    /// Moves a queue pair to a state, without attributes.
     Modify { line: u8, end: u8, to: QpState },
-    /// Both ends are reset and brought up again.
+    /// Resets both ends and connects them again.
     Reconnect { line: u8 },
-    /// A queue pair is destroyed.
+    /// Destroys a queue pair.
     Destroy { line: u8, end: u8 },
-    /// Memory is registered.
+    /// Allocates and registers memory.
     Register { end: u8, memory: RegionSpec },
-    /// Memory is deregistered; it stays.
+    /// Deregisters a region; its memory stays.
     Deregister { end: u8, which: u8 },
 }
 
-/// Bytes of some memory.
+/// Part of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// Which memory.
+    /// Index of the memory.
     pub memory: u8,
-    /// From where on, modulo what is left of it.
+    /// Offset, modulo the number of possible offsets.
     pub at: u16,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u16,
-    /// What is wrong.
+    /// Fault.
     pub wrong: SliceFault,
 }
 
-/// What is wrong with a slice, beside what its memory does not allow.
+/// Fault of a slice, beside the access that its memory lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceFault {
-    /// The request is sound.
+    /// No fault.
     Not,
-    /// The key is no region's.
+    /// The key belongs to no region.
     Key,
-    /// It ends a byte behind the region.
+    /// The slice ends one byte behind the region.
     End,
-    /// It begins a byte before the region.
+    /// The slice begins one byte before the region.
     Start,
-    /// It is nowhere near.
+    /// The address is far from all memory.
     Far,
-    /// The region is gone, if one is.
+    /// The region is deregistered, if there is such a region.
     Gone,
-    /// Half a word aside: where words are asked for.
+    /// The address is misaligned by half a word; only for words.
     Aside,
 }
 
-/// A send request.
+/// Send request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Operation of the request.
     pub op: Op,
-    /// Its bytes here.
+    /// Local data.
     pub local: LocalData,
-    /// Where over there; its length is that of the bytes here.
+    /// Remote memory. Its length is that of the local data, or 8 for atomics.
     pub remote: Slice,
-    /// Completes; the last of a chain always does.
+    /// The request is signalled; the last of a chain always is.
     pub signaled: bool,
-    /// Waits for what was brought before.
+    /// The request waits for earlier READs and atomics.
     pub fence: bool,
 }
 
-/// What a request does.
+/// Operation of a request.
 #[expect(missing_docs, reason = "what verbs call them")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -165,43 +167,43 @@ pub enum Op {
     FetchAdd {
         add: u64,
     },
-    /// A datagram.
+    /// Datagram.
     SendTo {
         imm: Option<u32>,
         good_qkey: bool,
     },
 }
 
-/// A request's bytes here.
+/// Local data of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalData {
     /// Pieces of registered memory.
     Gather(Vec<Slice>),
-    /// In the request.
+    /// Inline payload of this length.
     Inline(u8),
-    /// One piece more than the queue pair takes.
+    /// One piece more than the queue pair allows.
     TooMany(Slice),
-    /// A byte more than the queue pair takes in a request.
+    /// Inline payload one byte longer than the queue pair allows.
     InlineTooLong,
 }
 
 impl Op {
-    /// It brings something here.
+    /// Returns whether it writes local memory: READs and atomics.
     pub const fn brings(self) -> bool {
         matches!(self, Self::Read) || self.is_atomic()
     }
 
-    /// On a word.
+    /// Returns whether it is an atomic.
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// It names memory over there.
+    /// Returns whether it names remote memory.
     pub const fn names_memory(self) -> bool {
         !matches!(self, Self::Send | Self::SendImm(_) | Self::SendTo { .. })
     }
 
-    /// What the peer must allow.
+    /// Returns the access that the peer must allow.
     pub const fn needs(self) -> Access {
         match self {
             Self::Send | Self::SendImm(_) | Self::SendTo { .. } => Access::NONE,
@@ -211,7 +213,7 @@ impl Op {
         }
     }
 
-    /// It takes a receive over there.
+    /// Returns whether it takes a receive of the peer.
     pub const fn takes_receive(self) -> bool {
         matches!(
             self,
@@ -221,7 +223,7 @@ impl Op {
 }
 
 impl Request {
-    /// A device may refuse it when it is posted, whatever the memory is.
+    /// Returns whether a device may refuse the request when it is posted, whatever the state of the memory.
     pub fn is_refusable(&self) -> bool {
         let local = match &self.local {
             LocalData::Gather(slices) => {

@@ -1,8 +1,9 @@
-//! A program on one pair of devices: step by step, each until everything has come to rest.
+//! Runs a program on one pair of devices, step by step.
 //!
-//! A step is over when whatever must complete has: signalled requests, receives that a completed
-//! request took, everything of a queue pair in error. So what races is inside of one chain of
-//! requests, whose order the specification defines, and the next step finds the same on every device.
+//! A step ends when everything that must complete has completed: signalled requests, receives that a
+//! completed request took, and all work of a queue pair in error. Races therefore happen only inside one
+//! chain of requests, whose order the specification defines, and the next step starts from the same state on
+//! every device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,46 +28,46 @@ mod transitions;
 
 use expected_failure::ExpectedFailure;
 
-/// What datagrams must name.
+/// Q_Key of the queue pairs.
 const QKEY: u32 = 0x1234;
 
-/// A program's objects on one pair of devices.
+/// Objects of a program on one pair of devices.
 pub(super) struct ProgramRunner<'b, 'w> {
     bench: &'b mut CaseContext<'w>,
-    /// Which of both this is: 0 for the left one.
+    /// Index of this pair: 0 is the left one, 1 the right one.
     device: usize,
     hosts: [Host; 2],
-    /// The domain of the queue pairs, and another one.
+    /// Per end: the protection domain of the queue pairs, and another one.
     pds: [[Id; 2]; 2],
     regions: [Vec<Region>; 2],
     lines: Vec<[RunningQp; 2]>,
     next_wr: u64,
-    /// Where receives put what arrives.
+    /// Memory into which each receive scatters.
     scattered: BTreeMap<u64, Vec<Span>>,
-    /// Receives with something wrong, and how many bytes of them come before that.
+    /// Faulty receives, each with the number of bytes before its fault.
     faulty_receives: BTreeMap<u64, usize>,
-    /// The most bytes that such can take on any device.
+    /// Maximum number of bytes that a faulty receive can take on any device.
     reach: BTreeMap<u64, usize>,
-    /// What requests name: here if they bring something, and over there.
+    /// Memory that each request names for writing: local for READs and atomics, remote for the others.
     named: BTreeMap<u64, Vec<Span>>,
-    /// Where READs and atomics fetch from.
+    /// Remote source of each READ and atomic.
     fetched: BTreeMap<u64, Span>,
-    /// What is wrong with requests.
+    /// Faults of each request.
     causes: BTreeMap<u64, ExpectedFailure>,
-    /// The line and the end that requests and receives were posted to.
+    /// Line and end to which each request and receive was posted.
     places: BTreeMap<u64, (usize, usize)>,
     objects: Vec<(Host, Id)>,
-    /// No event tells that a queue pair over a shared receive queue has taken its last receive.
+    /// No event reports that a queue pair with a shared receive queue has taken its last receive.
     keeps_last: bool,
-    /// What is posted to a queue pair in error is flushed, receives too.
+    /// Receives posted to a queue pair in error are flushed.
     receives_in_error: bool,
-    /// The cases that know why something may wait without end.
+    /// Cases that know why work may hang on this pair.
     hangs: Vec<&'static str>,
-    /// Queue pairs whose failure a completion of their own told.
+    /// Queue pairs whose failure a completion has reported.
     told: Vec<(usize, usize)>,
 }
 
-/// Registered memory.
+/// Memory and its region.
 struct Region {
     id: Id,
     buffer: Id,
@@ -74,20 +75,20 @@ struct Region {
     is_live: bool,
 }
 
-/// A queue pair of a line.
+/// Queue pair of a line.
 struct RunningQp {
     side: QpFixture,
     options: QpOptions,
     is_gone: bool,
     state: QpState,
     outstanding: OutstandingWork,
-    /// Receives of its shared queue.
+    /// Outstanding receives of its shared receive queue.
     shared: Vec<u64>,
-    /// For datagrams to the other end.
+    /// Address handle for datagrams to the other end.
     ah: Option<Id>,
-    /// How often it failed by itself.
+    /// Number of times that it failed by itself.
     failures: usize,
-    /// How often it went to the error state, whoever had it do so.
+    /// Number of times that it entered the error state, by itself or by a `modify`.
     errors: usize,
 }
 
@@ -103,7 +104,7 @@ impl ProgramRunner<'_, '_> {
         }
     }
 
-    /// Does a step, and waits until everything has come to rest.
+    /// Executes a step and waits until everything has come to rest.
     pub(super) fn step(
         &mut self,
         step: &ProgramStep,
@@ -180,12 +181,12 @@ impl ProgramRunner<'_, '_> {
         Ok(seen)
     }
 
-    /// The line and the end that these numbers mean.
+    /// Returns the line and the end for the numbers of a step.
     fn place(&self, line: u8, end: u8) -> (usize, usize) {
         (usize::from(line) % self.lines.len(), usize::from(end) % 2)
     }
 
-    /// Where a request or a receive was posted.
+    /// Returns where a request or a receive was posted.
     fn about(&self, wr_id: u64) -> Option<(u64, PostedTo)> {
         let (line, end) = *self.places.get(&wr_id)?;
         let spans = self
@@ -206,7 +207,7 @@ impl ProgramRunner<'_, '_> {
         self.next_wr
     }
 
-    /// All memory, also what is not registered any more.
+    /// Returns the contents of all memory, including memory that is no longer registered.
     pub(super) fn memory(&mut self) -> Result<[Vec<Vec<u8>>; 2], String> {
         let mut all = [Vec::new(), Vec::new()];
         for (end, found) in all.iter_mut().enumerate() {
@@ -225,7 +226,7 @@ impl ProgramRunner<'_, '_> {
         Ok(all)
     }
 
-    /// Gives bytes in doubt a value that is known.
+    /// Sets unspecified bytes to known values.
     pub(super) fn equalise(&mut self, span: Span) -> Verdict {
         let call = Call::Fill {
             buffer: self.regions[span.end][span.memory].buffer,
@@ -236,8 +237,8 @@ impl ProgramRunner<'_, '_> {
         self.call_ok(span.end, call).map(drop)
     }
 
-    /// Asynchronous events so far: of which line and host, and whether a completion of that queue
-    /// pair had told of the failure already.
+    /// Returns the asynchronous events so far. For each it notes whether a completion of the queue pair had
+    /// already reported the failure.
     pub(super) fn events(&mut self) -> Result<Vec<ReportedEvent>, String> {
         let mut told = Vec::new();
         for end in 0..2 {
@@ -261,17 +262,17 @@ impl ProgramRunner<'_, '_> {
         Ok(told)
     }
 
-    /// The time of its world.
+    /// Returns the time of its world.
     pub(super) fn now(&self) -> Instant {
         self.bench.now()
     }
 
-    /// Lets time pass.
+    /// Lets a little time pass.
     pub(super) fn advance(&mut self) {
         self.bench.advance();
     }
 
-    /// Destroys everything, in an order that `teardown_seed` chooses.
+    /// Destroys all objects, in an order that `teardown_seed` determines.
     pub(super) fn destroy_all(self, teardown_seed: u64) -> Verdict {
         let mut objects = self.objects;
         let mut draw = crate::buffer_access::random_bytes(teardown_seed);
@@ -287,7 +288,7 @@ impl ProgramRunner<'_, '_> {
     }
 }
 
-/// An asynchronous event.
+/// Asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReportedEvent {
     pub(super) line: usize,

@@ -1,4 +1,4 @@
-//! Many programs, and the minimise that disagrees.
+//! Tries many programs, and minimises one that disagrees.
 
 use std::fmt::Write as _;
 
@@ -7,33 +7,33 @@ use headworks_verbs::Duration;
 use super::{Disagreement, Program, Tally, generate, run, shrink};
 use crate::{CaseContext, World};
 
-/// How long such are tried: each may wait in vain.
+/// Time limit for minimising: each program tried may wait for a timeout.
 const SHRINK_TIME_MAX: Duration = Duration::from_millis(60_000);
 
-/// Which programs are tried.
+/// Programs to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {
-    /// The seed of the first; the next has the next.
+    /// Seed of the first program; each further program has the next seed.
     pub first: u64,
-    /// Number of programs that were run.
+    /// Number of programs to try.
     pub programs: u64,
-    /// Whether one that disagrees is made smaller.
+    /// Whether a program that disagrees is minimised.
     pub shrinks: bool,
 }
 
-/// A seed whose program two worlds disagree on.
+/// Program on which two worlds disagree.
 #[derive(Clone, Debug)]
 pub struct Counterexample {
-    /// The seed.
+    /// Seed of the original program.
     pub seed: u64,
-    /// The minimise program found.
+    /// Smallest program found.
     pub program: Program,
-    /// What they disagree on there.
+    /// Disagreement on that program.
     pub disagreement: Disagreement,
 }
 
 impl Counterexample {
-    /// In some lines, for somebody who wants to see it again by this command.
+    /// Returns a report of several lines, with the command that reproduces it.
     pub fn report(&self, left: &str, right: &str, command: &str) -> String {
         let Self {
             seed,
@@ -50,7 +50,7 @@ impl Counterexample {
     }
 }
 
-/// Tries programs on pairs of worlds until one disagrees.
+/// Tries programs on a pair of worlds until one disagrees.
 pub fn search<L: World, R: World>(
     search: Search,
     mut left: impl FnMut() -> L,
@@ -74,7 +74,7 @@ pub fn search<L: World, R: World>(
         }
         println!("seed {seed} disagrees, {disagreement}; looking for a smaller program");
         let until = ours.now() + SHRINK_TIME_MAX;
-        // Whoever disagreed may be in any state: on new worlds from now on.
+        // The worlds that disagreed may be in any state, so each further program gets new ones.
         let again = |program: &Program| {
             let (mut first, mut second) = (left(), right());
             let (mut ours, mut theirs) =
@@ -95,8 +95,8 @@ pub fn search<L: World, R: World>(
     (tally, None)
 }
 
-/// The minimise program on which `again` still finds a disagreement, of those that are the given one
-/// without some of it.
+/// Returns the smallest program found by removing parts of `program`, such that `again` still finds a
+/// disagreement.
 fn minimise(
     program: Program,
     disagreement: Disagreement,

@@ -1,11 +1,11 @@
-//! Programs that are another without some of it. Numbers in a program are taken modulo what there is,
-//! so anything can be left out.
+//! Generates programs that are smaller than a given one. Numbers in a program are taken modulo what exists,
+//! so any part can be removed.
 
 use headworks_verbs::Access;
 
 use super::program::{LocalData, Program, ProgramStep, Request, Slice, SliceFault};
 
-/// All that are a little less, the much smaller ones first.
+/// Returns all programs that are a little smaller, the much smaller ones first.
 pub(super) fn smaller_programs(program: &Program) -> Vec<Program> {
     let mut all = Vec::new();
     let steps = program.steps.len();
@@ -100,7 +100,7 @@ fn smaller_steps(step: &ProgramStep) -> Vec<ProgramStep> {
     }
 }
 
-/// Chains that lack one, or have one that is less.
+/// Returns the chains that lack one element, or have a smaller one.
 fn smaller_chains<T: Clone>(chain: &[T], less: impl Fn(&T) -> Vec<T>) -> Vec<Vec<T>> {
     let mut all = Vec::new();
     for at in 0..chain.len() {
@@ -149,7 +149,7 @@ fn smaller_requests(request: &Request) -> Vec<Request> {
     all
 }
 
-/// The same without one of them, but no fewer than `least`; or with one that is plainer.
+/// Returns the lists that lack one slice, with at least `least` left, or have a simpler one.
 fn smaller_slices(slices: &[Slice], least: usize) -> Vec<Vec<Slice>> {
     let mut all = Vec::new();
     for at in 0..slices.len() {

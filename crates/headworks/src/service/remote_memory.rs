@@ -146,7 +146,7 @@ impl Drop for ResultSlots {
 
 impl Stream {
     /// Lets the other end read, write or change memory, until it is [revoked](Self::revoke) or the connection
-    /// is over. Bytes sent from now on can tell the other end of the [export](Export::export).
+    /// is over. Bytes sent from now on can tell the other end of the [export](Export::id).
     ///
     /// # Errors
     ///

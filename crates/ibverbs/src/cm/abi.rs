@@ -1,6 +1,6 @@
-//! The types of librdmacm's interface, as far as they are used here, and no code.
+//! Types of librdmacm's binary interface, as far as this crate uses them; no code.
 //!
-//! Written from what is known of the binary interface: names are ours, sizes and offsets are checked
+//! They are written from knowledge of the binary interface. The names are ours. Sizes and offsets are checked
 //! below when compiling for x86-64, and against the C headers in `tests/headers.rs` where those are
 //! installed.
 
@@ -14,13 +14,13 @@ pub(crate) struct EventChannel {
     pub(crate) fd: c_int,
 }
 
-/// `ibv_sa_path_rec`: a way through the network, as its manager (on Ethernet: the kernel) has it.
+/// `ibv_sa_path_rec`: a path through the network, from the subnet manager (on Ethernet, from the kernel).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PathRec {
     pub(crate) dgid: [u64; 2],
     pub(crate) sgid: [u64; 2],
-    /// In network order, as the next.
+    /// In network byte order, as `slid`.
     pub(crate) dlid: u16,
     pub(crate) slid: u16,
     pub(crate) raw_traffic: c_int,
@@ -40,7 +40,7 @@ pub(crate) struct PathRec {
     pub(crate) preference: u8,
 }
 
-/// `rdma_cm_id`, with its `rdma_route`, up to what is used.
+/// `rdma_cm_id` with its `rdma_route`, up to the last field that is used.
 #[repr(C)]
 pub(crate) struct Id {
     pub(crate) verbs: *mut Context,
@@ -54,14 +54,14 @@ pub(crate) struct Id {
     pub(crate) pkey: u16,
     pub(crate) path_rec: *mut PathRec,
     pub(crate) num_paths: c_int,
-    /// The end of the route.
+    /// Padding at the end of the route.
     pub(crate) padding: c_int,
     pub(crate) port_space: c_int,
     pub(crate) port_num: u8,
     pub(crate) event: Unused,
 }
 
-/// `rdma_port_space`: as TCP has it, for connected queue pairs.
+/// `rdma_port_space`: `RDMA_PS_TCP`, for connected queue pairs.
 pub(crate) const PS_TCP: c_int = 0x106;
 
 /// `rdma_conn_param`.
@@ -90,7 +90,7 @@ pub(crate) struct UdParam {
     pub(crate) qkey: u32,
 }
 
-/// What an event says: of connections, the first of the two.
+/// Parameters of an event: `conn` for events of connections.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union Param {
@@ -122,7 +122,7 @@ pub(crate) mod event {
     pub(crate) const ESTABLISHED: i32 = 9;
     pub(crate) const DISCONNECTED: i32 = 10;
     pub(crate) const DEVICE_REMOVAL: i32 = 11;
-    /// Of multicast, of addresses that change hands, of numbers that may be used again; later ones.
+    /// First of the events that are ignored: multicast, address changes, end of TIMEWAIT, and later additions.
     pub(crate) const FIRST_OF_OTHERS: i32 = 12;
 }
 

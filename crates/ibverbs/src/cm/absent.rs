@@ -1,4 +1,4 @@
-//! Why there is no connection manager to ask: what of it is in the file system. Looked for only once it failed.
+//! Why the connection manager cannot be used, from the file system. It is read only after a failure.
 
 use std::fs;
 use std::io;
@@ -6,16 +6,16 @@ use std::path::Path;
 
 use super::CmError;
 
-/// Whether the kernel has a device of RDMA, below `root`, which is `/` but in tests.
+/// Returns whether the kernel has an RDMA device. `root` is `/` except in tests.
 pub(super) fn has_device(root: &Path) -> bool {
     match fs::read_dir(root.join("sys/class/infiniband")) {
         Ok(mut devices) => devices.next().is_some(),
-        // What cannot be read may have one.
+        // A folder that cannot be read may hold one.
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }
 
-/// What is missing where the library cannot reach it, and says `source`.
+/// The error if librdmacm cannot reach the kernel and fails with `source`.
 pub(super) fn why(root: &Path, source: io::Error) -> CmError {
     if !has_device(root) {
         return CmError::NoDevice;
@@ -51,7 +51,7 @@ mod tests {
             );
         };
         none(&said());
-        // The kernel knows what such devices are, and has none; its manager does not help.
+        // The kernel has RDMA support but no device; loading its connection manager would not help.
         make("sys/class/infiniband");
         none(&said());
         make("dev/infiniband/rdma_cm");

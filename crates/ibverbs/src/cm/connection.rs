@@ -110,7 +110,7 @@ impl Connection {
     pub(super) fn asked(libraries: Libraries, mut id: Id, said: Vec<u8>) -> Result<Self, CmError> {
         let channel = libraries.channel()?;
         id.migrate(&channel)
-            .map_err(CmError::system("taking a caller over"))?;
+            .map_err(CmError::system("taking over a connection request"))?;
         let mut asked = Self::new(libraries, id, Phase::Ready);
         asked.greeting = said;
         Ok(asked)
@@ -253,7 +253,7 @@ impl Connection {
                 Err(error) => Err(error),
             };
             if let Err(error) = ended {
-                tracing::warn!(%error, "a connection is given up");
+                tracing::warn!(%error, "connection given up after an error");
                 self.phase = Phase::Ended;
             }
         }

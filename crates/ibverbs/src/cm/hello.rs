@@ -1,41 +1,41 @@
-//! The few bytes that travel with the question whether to connect, and with the answer: pure.
+//! Private data of a connection's request and answer: pure.
 //!
-//! They say only that both sides mean the same, so that a program of another kind is turned away before
-//! anything else is said.
+//! It holds only a magic and a version, so that a program of another kind is refused before anything else is
+//! sent.
 
-/// Bytes that a question can take along; of an answer, too, that is all that is used.
+/// Most bytes of private data in a request; an answer is held to the same limit.
 pub const GREETING_MAX: usize = 56;
 
 const MAGIC: [u8; 6] = *b"HWcmgr";
 const VERSION: u16 = 1;
 
-/// What a side says of itself: magic and version.
+/// What a side sends about itself: magic and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// The version of what is said over the connection.
+    /// Version of the protocol over the connection.
     pub version: u16,
 }
 
-/// The other side is of another kind.
+/// Why the peer's greeting is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GreetingError {
-    /// Another program.
+    /// The peer is another program.
     #[error("the other side is another program")]
     Foreign,
-    /// Another version.
-    #[error("the other side meets in version {found}, this is version {VERSION}")]
+    /// The peer has another version.
+    #[error("the other side connects with version {found} of the protocol, this side with version {VERSION}")]
     Version {
-        /// Its version.
+        /// The peer's version.
         found: u16,
     },
 }
 
 impl Greeting {
-    /// This program's.
+    /// The greeting of this program.
     pub const OURS: Self = Self { version: VERSION };
 
-    /// As it travels.
+    /// The greeting as bytes.
     pub fn bytes(self) -> [u8; 8] {
         let mut bytes = [0; 8];
         bytes[..6].copy_from_slice(&MAGIC);
@@ -43,7 +43,8 @@ impl Greeting {
         bytes
     }
 
-    /// Whether `bytes`, behind which there may be any number of zeros, are the greeting of this version.
+    /// Checks that `bytes` are the greeting of this version; any number of bytes may follow, since the network
+    /// pads with zeros.
     pub fn check(bytes: &[u8]) -> Result<(), GreetingError> {
         match bytes {
             [magic @ .., low, high] if magic == MAGIC => match u16::from_le_bytes([*low, *high]) {

@@ -1,4 +1,4 @@
-//! librdmacm, loaded at run time: which of its functions are called, and where they are.
+//! librdmacm, loaded at run time: the functions that this crate calls, and their addresses.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use super::abi;
 use crate::abi::QpAttr;
 use crate::library::{self, LibraryError};
 
-/// The file that the dynamic linker is asked for.
+/// File name that the dynamic linker loads.
 const FILE: &CStr = c"librdmacm.so.1";
 
 library::functions! {
@@ -33,7 +33,7 @@ library::functions! {
     ack_cm_event: fn(*mut abi::Event) -> c_int;
 }
 
-/// The functions of the machine's librdmacm, which is loaded by the first call and stays loaded.
+/// The functions of the machine's librdmacm. The first call loads it, and it stays loaded.
 pub(crate) fn api() -> Result<&'static CmApi, LibraryError> {
     static LOADED: OnceLock<Result<CmApi, LibraryError>> = OnceLock::new();
     LOADED

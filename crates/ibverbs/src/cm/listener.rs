@@ -1,4 +1,4 @@
-//! A listener: where calls come.
+//! A listener for connections.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,15 +11,15 @@ use super::raw::Id;
 use super::route::{self, RouteError};
 use super::{CmError, LISTENING};
 
-/// Calls that may wait to be taken.
+/// Most requests that wait to be accepted.
 const BACKLOG: i32 = 8;
 
-/// Listens at an address for calls over RDMA; the port is free again when it is dropped.
+/// Listens at an address for connections over RDMA. Dropping it frees the port.
 pub struct CmListener {
     libraries: Libraries,
     id: Id,
     address: SocketAddr,
-    /// Whose the address is.
+    /// The device's port that has the address; `None` for the unspecified address.
     of: Option<Port>,
 }
 
@@ -37,8 +37,8 @@ impl std::fmt::Debug for CmListener {
 }
 
 impl CmListener {
-    /// Listens at `address`, on all RDMA devices if that is the unspecified one; port 0 takes a free one. An
-    /// address that no device has is refused, where the kernel would take it and nobody could come.
+    /// Listens at `address`; on all RDMA devices if it is the unspecified address. Port 0 takes a free port. An
+    /// address that no device has is refused: the kernel would accept it, but no connection could arrive there.
     pub fn at(address: &SocketAddr) -> Result<Self, CmError> {
         Self::by(Libraries::load()?, address)
     }
@@ -51,7 +51,7 @@ impl CmListener {
                 Some(libc::ENODEV) => CmError::NotOfADevice,
                 _ => CmError::system(LISTENING)(source),
             })?;
-        // It takes a loopback address all the same, and does not say whose it is.
+        // The kernel accepts a loopback address nevertheless, and reports no device for it.
         let way = id.way();
         if way.is_none() && !address.ip().is_unspecified() {
             return Err(CmError::NotOfADevice);
@@ -71,7 +71,7 @@ impl CmListener {
         })
     }
 
-    /// Whether callers come here by way of `device`: if the address is one device's alone, they come by that.
+    /// Checks that connections here can use `device`. If the address belongs to one device, they use that one.
     pub fn check(&self, device: &DeviceName) -> Result<(), RouteError> {
         match &self.of {
             Some(of) => route::check_address(&of.device, of.number, device),
@@ -79,13 +79,13 @@ impl CmListener {
         }
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The next caller, if one waits. Never blocks. One that cannot be taken over, for want of a descriptor
-    /// for example, is turned away.
+    /// The next connection request, if one waits. Never blocks. A request that cannot be taken over, for lack of a
+    /// descriptor for example, is refused.
     pub fn try_accept(&self) -> Result<Option<Connection>, CmError> {
         let channel = &self.id.channel;
         if channel.is_foreign() {
@@ -96,13 +96,13 @@ impl CmListener {
             let heard = heard.map_err(CmError::system("reading events of a listener"))?;
             let Some(heard) = heard else { return Ok(None) };
             let Some(caller) = heard.caller else {
-                // By another nobody comes here.
+                // If the listener's own device is removed, no connection can arrive. Other devices do not matter.
                 if heard.event == event::DEVICE_REMOVAL && self.of.is_some() {
                     return Err(CmError::Removed);
                 }
                 tracing::debug!(
                     event = heard.event,
-                    "an event that a listener has no use for"
+                    "event ignored by a listener"
                 );
                 continue;
             };
@@ -115,7 +115,7 @@ impl CmListener {
 }
 
 impl AsFd for CmListener {
-    /// Readable when a caller waits.
+    /// The descriptor, readable when a request waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.channel.fd()
     }

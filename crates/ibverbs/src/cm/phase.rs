@@ -1,37 +1,37 @@
-//! What comes after what when two sides meet: pure.
+//! State machine of a connection: pure.
 
 use std::io;
 
 use super::CmError;
 use super::abi::event;
 
-/// Why a listener that is not there is refused: nobody has that service.
+/// InfiniBand's reason "invalid service ID": no program listens there.
 const NO_SUCH_SERVICE: i32 = 8;
 
-/// How far a meeting is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The address is looked for.
+    /// The address is being resolved.
     Address,
-    /// The way there is looked for.
+    /// The address is resolved, and the route is being resolved.
     ResolvedRoute,
-    /// It is known, and the next step is the caller's; or a question has come, and the answer is.
+    /// The route is known, and the program has to ask; or a request has come, and the program has to answer.
     Ready,
-    /// The other side was asked.
+    /// The request was sent.
     Asked,
-    /// It was answered, and has to say that it heard.
+    /// The request was accepted, and the peer has to confirm.
     Answered,
     /// Both sides can send.
     Up,
-    /// It is over.
+    /// The connection is over.
     Ended,
 }
 
 impl Phase {
     fn name(self) -> &'static str {
         match self {
-            Self::Address => "looking for the address",
-            Self::ResolvedRoute => "looking for the way",
+            Self::Address => "resolving the address",
+            Self::ResolvedRoute => "resolving the route",
             Self::Ready => "ready to connect",
             Self::Asked => "connecting",
             Self::Answered => "answering",
@@ -41,23 +41,23 @@ impl Phase {
     }
 }
 
-/// What there is to do because of an event.
+/// The action that an event requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextAction {
-    /// Nothing more.
+    /// No action.
     Nothing,
-    /// The way is to be asked for.
+    /// Resolve the route.
     FindWay,
-    /// The queue pair is to go up, and the other side to hear of it.
+    /// Move the queue pair to RTS and confirm to the peer.
     StepUp,
 }
 
-/// The system's error that a status is; negative where it comes from the kernel as it is.
+/// The system's error for an event's status, which is negative if it comes from the kernel unchanged.
 fn system(status: i32) -> io::Error {
     io::Error::from_raw_os_error(status.saturating_abs())
 }
 
-/// Where an event leads from `phase`, and what there is to do; `said` is what came with it.
+/// The phase that an event leads to, and the action that it requires. `said` is the event's private data.
 pub(crate) fn next(
     phase: Phase,
     event: i32,
@@ -65,7 +65,7 @@ pub(crate) fn next(
     said: &[u8],
 ) -> Result<(Phase, NextAction), CmError> {
     match (phase, event) {
-        // Late ones, and those that nobody needs.
+        // These are late events, or events that are ignored in any phase.
         (Phase::Ended, _) | (_, event::FIRST_OF_OTHERS..) => Ok((phase, NextAction::Nothing)),
         (_, event::DEVICE_REMOVAL) => match phase {
             Phase::Up => Ok((Phase::Ended, NextAction::Nothing)),
@@ -84,7 +84,7 @@ pub(crate) fn next(
             reason: status,
             greeting: said.to_vec(),
         }),
-        // Whoever asked may be gone before the answer came.
+        // The connecting side may be gone before the answer arrives.
         (Phase::Asked | Phase::Answered, event::UNREACHABLE | event::CONNECT_ERROR) => {
             let source = system(status);
             Err(CmError::NoAnswer { source })
@@ -94,7 +94,7 @@ pub(crate) fn next(
             Err(CmError::NoAnswer { source })
         }
         (Phase::Up, event::ESTABLISHED) => Ok((phase, NextAction::Nothing)),
-        // The end, however it is put.
+        // All of these events end a connection.
         (Phase::Up, event::DISCONNECTED | event::CONNECT_ERROR | event::UNREACHABLE) => {
             Ok((Phase::Ended, NextAction::Nothing))
         }

@@ -1,18 +1,18 @@
-//! What a refusal of the connection manager means, in words: pure.
+//! Texts for the connection manager's refusals: pure.
 
 use super::REASON_PROGRAM;
 
-/// The reason of a refusal, which is InfiniBand's number (specification, volume 1, table 110), for people;
-/// `is_wordless`: nothing but zeros came with it.
+/// The text for a refusal's reason, which is InfiniBand's number (specification, volume 1, table 110).
+/// `is_wordless`: the refusal carried only zeros.
 pub(super) fn in_words(reason: i32, is_wordless: bool) -> String {
     let words = match reason {
         1 | 3 => "the other side has no room for another connection",
-        4 => "the other side gave the connection up: its time was over",
-        10 => "the other side takes this for a connection of before, which it has not given up yet",
-        12 | 13 => "the other side does not know the address that it was called at",
-        24 | 25 => "the other side asks to be called at another port or address",
-        26 => "the other side does not take packets of this size",
-        REASON_PROGRAM if is_wordless => "whoever listened there is gone or has met somebody else",
+        4 => "the other side gave up the connection: it timed out",
+        10 => "the other side takes this for an earlier connection, which it has not closed yet",
+        12 | 13 => "the other side does not know the address of the request",
+        24 | 25 => "the other side redirects to another port or address",
+        26 => "the other side does not support packets of this size",
+        REASON_PROGRAM if is_wordless => "the listener there is gone or has accepted another connection",
         REASON_PROGRAM => "the program there refuses the connection",
         _ => return format!("the other side refuses the connection (reason {reason})"),
     };
@@ -40,6 +40,6 @@ mod tests {
     #[test]
     fn what_a_program_refuses_is_told_from_what_the_kernel_refuses_for_it() {
         assert!(in_words(REASON_PROGRAM, false).contains("the program there refuses"));
-        assert!(in_words(REASON_PROGRAM, true).contains("gone or has met somebody else"));
+        assert!(in_words(REASON_PROGRAM, true).contains("gone or has accepted another connection"));
     }
 }

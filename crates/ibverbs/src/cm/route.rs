@@ -1,76 +1,76 @@
-//! The device that a meeting came to, as a name to open: pure.
+//! The device name that a resolved route comes to: pure.
 
 use headworks_verbs::{DeviceName, Gid, Mtu};
 
 use crate::gid::{Entry, GidType};
 
-/// Where a connection goes through this machine, as the connection manager found it.
+/// The route of a connection on this machine, as the connection manager resolved it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// libibverbs' name of the device.
+    /// Name of the device in libibverbs.
     pub device: String,
-    /// Its port.
+    /// Number of the device's port.
     pub port: u8,
-    /// Which of the port's addresses.
+    /// Index of the address in the port's GID table.
     pub gid_index: u8,
-    /// The longest packet of the way; `None` if it was not said.
+    /// Longest packet of the path; `None` if it is not known.
     pub mtu: Option<Mtu>,
     /// Service level, 0 to 15.
     pub service_level: u8,
     /// Traffic class.
     pub traffic_class: u8,
-    /// Which of the port's partition keys, on an InfiniBand network; `None` elsewhere.
+    /// Index in the port's partition key table, on an InfiniBand network; `None` elsewhere.
     pub pkey_index: Option<u16>,
 }
 
-/// A route does not fit what there is, or what was asked for.
+/// Why a route cannot be used: it does not fit the device, or not the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
-    /// Another device than was named.
+    /// The route uses another device than the named one.
     #[error(
-        "the connection goes through {found}, and the device that was named is {asked}: name that one, or an address on {asked}'s network"
+        "the connection goes through {found}, but the named device is {asked}: name {found}, or an address on {asked}'s network"
     )]
     OtherDevice {
-        /// What was named.
+        /// The named device.
         asked: String,
-        /// Where it goes.
+        /// The route's device.
         found: String,
     },
-    /// The address to listen at is another device's than the one that was named.
+    /// The address to listen at belongs to another device than the named one.
     #[error(
-        "the address to listen at is one of {found}, and the device that was named is {asked}: name that one, or an address of {asked}"
+        "the address to listen at belongs to {found}, but the named device is {asked}: name {found}, or an address of {asked}"
     )]
     NotItsAddress {
-        /// What was named.
+        /// The named device.
         asked: String,
-        /// Whose it is.
+        /// The device that has the address.
         found: String,
     },
-    /// The connection manager's address is not in the port's table.
+    /// The connection manager's address is not in the port's GID table.
     #[error("port {port} of {device} does not have the address {gid} that the connection uses")]
     NoGid {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Its port.
+        /// Number of the port.
         port: u8,
         /// The address.
         gid: std::net::Ipv6Addr,
     },
-    /// The connection manager uses another entry of the table than the one that its address is in.
-    #[error("the connection uses GID index {found} of {device}, and index {expected} was expected")]
+    /// The connection manager uses another entry of the GID table than the one expected for its address.
+    #[error("the connection uses GID index {found} of {device}, but index {expected} was expected")]
     OtherGid {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// The entry that it uses.
+        /// Index that the connection uses.
         found: u8,
-        /// The entry of this address.
+        /// Index expected for the address.
         expected: u8,
     },
 }
 
 impl Route {
-    /// The name of this way's device, for the queue pair that the meeting itself connects.
+    /// Name of the route's device, for the queue pair that the connection manager connects.
     pub fn own_device(&self) -> Result<DeviceName, RouteError> {
         match DeviceName::of_kind("ibv") {
             Ok(any) => self.device(&any),
@@ -78,9 +78,8 @@ impl Route {
         }
     }
 
-    /// The name of this way's device, with what `asked`, the name that the user gave, says of it; all
-    /// that it leaves open is the route's. `ibv` alone leaves open everything; one that names
-    /// another device or port is refused.
+    /// Name of the route's device with the options of `asked`, the name that the user gave. Options that it omits
+    /// are the route's. `ibv` alone omits everything. A name of another device or port is refused.
     pub fn device(&self, asked: &DeviceName) -> Result<DeviceName, RouteError> {
         if let Some((asked, found)) = other(&self.device, self.port, asked) {
             return Err(RouteError::OtherDevice { asked, found });
@@ -108,7 +107,7 @@ impl Route {
                 name.push_str(&format!(",{key}={value}"));
             }
         }
-        // What libibverbs calls a device may be no legal name here; then it cannot be opened either.
+        // libibverbs' name of a device may be illegal as a `DeviceName`; then the device cannot be opened.
         name.parse().map_err(|_| RouteError::OtherDevice {
             asked: asked.to_string(),
             found: name,
@@ -116,7 +115,7 @@ impl Route {
     }
 }
 
-/// Whether `asked` leaves it at this port of this device, which an address belongs to.
+/// Checks that `asked` names this port of this device, to which an address belongs, or leaves it open.
 pub(super) fn check_address(device: &str, port: u8, asked: &DeviceName) -> Result<(), RouteError> {
     match other(device, port, asked) {
         Some((asked, found)) => Err(RouteError::NotItsAddress { asked, found }),
@@ -124,7 +123,7 @@ pub(super) fn check_address(device: &str, port: u8, asked: &DeviceName) -> Resul
     }
 }
 
-/// What `asked` names and what was found, where those are two devices, or two ports.
+/// The device that `asked` names and the one that was found, if they differ in device or port.
 fn other(device: &str, port: u8, asked: &DeviceName) -> Option<(String, String)> {
     let whole = |device: &str, port: Option<&str>| match port {
         Some(port) => format!("ibv:{device},port={port}"),
@@ -138,8 +137,7 @@ fn other(device: &str, port: u8, asked: &DeviceName) -> Option<(String, String)>
     (name != device || other_port.is_some()).then(|| (whole(name, other_port), found))
 }
 
-/// Which of a port's addresses `gid` is: on Ethernet the connection manager uses version 2 of RoCE
-/// where there is one.
+/// Index of `gid` in a port's table. On Ethernet the connection manager uses the RoCE v2 entry if there is one.
 pub(crate) fn index_of(entries: &[Entry], gid: Gid) -> Option<u8> {
     let of = |wanted: fn(&Entry) -> bool| {
         let found = entries
@@ -149,7 +147,7 @@ pub(crate) fn index_of(entries: &[Entry], gid: Gid) -> Option<u8> {
     };
     of(|entry| entry.gid_type == GidType::RoceV2).or_else(|| {
         let known = of(|entry| entry.gid_type != GidType::Unknown);
-        // Where types are not known, version 2 comes behind version 1.
+        // If types are not known, version 2 follows version 1.
         known.or_else(|| {
             entries
                 .iter()

@@ -265,7 +265,7 @@ fn every_way_to_fail_is_told() {
     for (event, status, expected) in [
         (event::ADDR_ERROR, -libc::ETIMEDOUT, "timed out"),
         (event::DEVICE_REMOVAL, 0, "removed"),
-        (event::DISCONNECTED, 0, "looking for the address"),
+        (event::DISCONNECTED, 0, "resolving the address"),
     ] {
         let mut call = here.call().unwrap();
         here.fails(event, status, b"");
@@ -274,7 +274,7 @@ fn every_way_to_fail_is_told() {
     }
     for (event, status, expected) in [
         (event::REJECTED, 8, "nobody listens"),
-        (event::REJECTED, 28, "gone or has met somebody else"),
+        (event::REJECTED, 28, "gone or has accepted another connection"),
         (event::REJECTED, 99, "(reason 99)"),
         (event::UNREACHABLE, -libc::ETIMEDOUT, "nobody answers"),
     ] {

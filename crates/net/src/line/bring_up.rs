@@ -1,4 +1,4 @@
-//! A queue pair's bring-up over a line, in steps that never block.
+//! Bring-up of a queue pair over a line, in steps that never block.
 
 use headworks_verbs::bringup::{ConnectionParams, Hello};
 use headworks_verbs::{BringUp, DeviceInfo, QueuePair};
@@ -6,8 +6,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::{Line, NetError};
 
-/// A connection being made: call [`BringUpOnLine::step`] until it says who the peer is, whenever the
-/// line's descriptor is readable (or writable, while [`Line::flush`] says `false`).
+/// A connection in progress. Call [`BringUpOnLine::step`] until it returns the peer's hello, whenever the
+/// line's descriptor is readable (or writable, while [`Line::flush`] returns `false`).
 #[derive(Debug)]
 pub struct BringUpOnLine(BringUp);
 
@@ -26,8 +26,8 @@ impl BringUpOnLine {
         Ok(Self(BringUp::start(device, qp, tuning, seed, payload)?))
     }
 
-    /// Does what can be done now; the peer's greeting once both ends can send and receive. After an
-    /// error both the line and the queue pair are of no further use.
+    /// Does what can be done now. Returns the peer's hello once both ends can send and receive. After an
+    /// error neither the line nor the queue pair can be used any more.
     pub fn step(
         &mut self,
         line: &mut Line,
@@ -37,7 +37,7 @@ impl BringUpOnLine {
         loop {
             line.write(&self.0.output());
             let written = match line.flush() {
-                // It may have said why before it went.
+                // The peer may have sent the reason before it went.
                 Err(NetError::PeerGone) if !self.0.is_connected() => false,
                 written => written?,
             };

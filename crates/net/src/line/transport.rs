@@ -1,4 +1,4 @@
-//! What a line may run over where that is no socket.
+//! The transport of a line that runs over no socket.
 
 use std::fmt;
 use std::io;
@@ -9,12 +9,12 @@ use std::os::fd::AsFd;
 /// The descriptor is readable while there is something to receive, the other end is gone, or a
 /// [`LineTransport::send`] that was refused may be tried again.
 pub trait LineTransport: AsFd + Send + Sync + fmt::Debug {
-    /// Takes bytes from the front of `bytes` and says how many, at least one;
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock) while it takes none,
+    /// Takes bytes from the front of `bytes` and returns how many, at least one. Fails with
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) while it takes none, and with
     /// [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the other end is gone.
     fn send(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Hands out bytes that came and says how many; 0 at the end,
+    /// Copies received bytes and returns how many; 0 at the end of the stream. Fails with
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) while there are none.
     fn recv(&self, bytes: &mut [u8]) -> io::Result<usize>;
 

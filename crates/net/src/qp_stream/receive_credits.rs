@@ -1,30 +1,31 @@
-//! How many messages may be under way, so that each finds a receive: pure.
+//! Credit-based flow control: how many messages may be in flight so that each finds a posted receive. Pure.
 //!
-//! Both sides have as many receives posted as the other may count on. A message takes one; when it is
-//! posted again, the other side may send one more, and hears so by the next message: each carries the
-//! number of receives that were posted again, ever. A side that has nothing to say tells of it by an
-//! empty message once half of them have been. Such a message takes a receive like any other, so the last
-//! one is kept for it: it can always be sent, and then both sides can never wait for each other.
+//! Each side posts a fixed number of receives, which the peer knows. A message consumes one. When the receive
+//! is posted again, the peer may send one more message. The peer learns this from the next message, since
+//! each message carries the total number of receives that its sender has reposted. A side with nothing to
+//! send announces reposts by an empty message, once half of the receives have been reposted. An empty message
+//! consumes a receive like any other, so the last credit is reserved for it. It can therefore always be sent,
+//! and the two sides never wait for each other.
 
-/// What one side knows.
+/// One side's view of the credits.
 #[derive(Clone, Debug)]
 pub(super) struct ReceiveCredits {
     receives: u64,
     /// Messages sent.
     sent: u64,
-    /// Receives that the other side posted again, as it told.
+    /// Receives that the peer reposted, by its latest announcement.
     reposted_by_peer: u64,
-    /// Receives that this side posted again, and what of that was told.
+    /// Receives that this side reposted. `announced` is how many of them the peer has been told of.
     reposted: u64,
     announced: u64,
 }
 
-/// The other side says what cannot be.
+/// The peer announced an impossible number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BadCredit;
 
 impl ReceiveCredits {
-    /// Both sides have so many receives, at least 2.
+    /// Both sides have `receives` receives, at least 2.
     pub(super) const fn new(receives: u64) -> Self {
         Self {
             receives,
@@ -35,34 +36,34 @@ impl ReceiveCredits {
         }
     }
 
-    /// Receives that the other side has for what is sent next, at least.
+    /// Receives that the peer has at least for the messages sent next.
     fn credit(&self) -> u64 {
         self.receives + self.reposted_by_peer - self.sent
     }
 
-    /// Whether a message with something in it may be sent.
+    /// Whether a message with data may be sent.
     pub(super) fn may_send(&self) -> bool {
         self.credit() > 1
     }
 
-    /// Whether an empty message is due, and may be sent.
+    /// Whether an empty message is due and may be sent.
     pub(super) fn is_update_due(&self) -> bool {
         self.reposted - self.announced >= self.receives / 2 && self.credit() > 0
     }
 
-    /// A message is sent: the number that it carries.
+    /// Records that a message is sent. Returns the number that it must carry.
     pub(super) fn send(&mut self) -> u64 {
         self.sent += 1;
         self.announced = self.reposted;
         self.reposted
     }
 
-    /// A receive was posted again.
+    /// Records that a receive was posted again.
     pub(super) fn repost(&mut self) {
         self.reposted += 1;
     }
 
-    /// A message came, with this number.
+    /// Records a received message that carries `number`.
     pub(super) fn on_message(&mut self, number: u64) -> Result<(), BadCredit> {
         if !(self.reposted_by_peer..=self.sent).contains(&number) {
             return Err(BadCredit);
@@ -81,7 +82,8 @@ mod tests {
 
     const RECEIVES: u64 = 4;
 
-    /// A side, the messages on their way to it (number, whether empty), and those that it holds unread.
+    /// A side, the messages on their way to it (number, whether empty), and the number of messages it holds
+    /// unread.
     struct Side {
         credits: ReceiveCredits,
         coming: VecDeque<(u64, bool)>,
@@ -103,7 +105,7 @@ mod tests {
             }
         }
 
-        /// A message arrives; it must find a receive.
+        /// Delivers a message, which must find a receive.
         fn arrive(&mut self) -> bool {
             let Some((number, is_empty)) = self.coming.pop_front() else {
                 return false;
@@ -156,7 +158,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any order: no message without a receive, no standstill, and silence in the end.
+        /// In any order of steps every message finds a receive, nothing stalls, and in the end nothing more
+        /// is sent.
         #[test]
         fn everything_arrives_and_nothing_is_sent_in_vain(
             sends in (0u32..60, 0u32..60),
@@ -166,7 +169,7 @@ mod tests {
             for each in acts {
                 act(&mut sides, each);
             }
-            // Then in turn, until nothing happens.
+            // Then both sides take turns until nothing happens.
             let mut rounds = 0;
             while (0..6).fold(false, |acted, each| act(&mut sides, each) | acted) {
                 rounds += 1;

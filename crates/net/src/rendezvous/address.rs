@@ -1,22 +1,22 @@
-//! Where two processes meet: under a name on one machine, or at an address of the network, over TCP or
-//! over RDMA.
+//! Meeting points of two processes: a name on one machine, or an address of the network, over TCP or over
+//! RDMA.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::NetError;
 
-/// What begins an address at which to meet over RDMA.
+/// Prefix of an address at which to meet over RDMA.
 const RDMA: &str = "rdma:";
 
-/// A place to meet. Text with a colon is an address, any other a name.
+/// A meeting point. Text with a colon is an address; any other text is a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RendezvousAddr {
-    /// A name in the fabric's registry: processes of one user of one machine.
+    /// A name in the fabric's registry, for processes of one user on one machine.
     Name(String),
-    /// `HOST:PORT`, `[IPV6]:PORT`: whoever reaches it may come.
+    /// `HOST:PORT` or `[IPV6]:PORT`. Any host that reaches it may connect.
     Tcp(String),
-    /// `rdma:HOST:PORT`: the same by RDMA's own connection manager. This is `HOST:PORT`.
+    /// `rdma:HOST:PORT`: like `Tcp`, by RDMA's own connection manager. This holds `HOST:PORT`.
     Rdma(String),
 }
 
@@ -27,14 +27,14 @@ impl FromStr for RendezvousAddr {
         if !text.contains(':') {
             return Ok(Self::Name(text.to_owned()));
         }
-        // `rdma:7471` alone is a port of a host of that name.
+        // `rdma:7471` alone is port 7471 of a host called `rdma`.
         let over_rdma = text.strip_prefix(RDMA).filter(|rest| rest.contains(':'));
         let Some((host, port)) = over_rdma.unwrap_or(text).rsplit_once(':') else {
             return Err(NetError::BadAddress(text.to_owned()));
         };
         let is_bracketed = host.starts_with('[') && host.ends_with(']') && host.len() > 2;
         let is_host = !host.is_empty() && (is_bracketed || !host.contains([':', '[', ']']));
-        // Digits only: the standard parser takes a sign, too.
+        // Only digits are allowed, because the standard parser would take a sign, too.
         let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok();
         match (is_host && is_port, over_rdma) {
             (true, None) => Ok(Self::Tcp(text.to_owned())),

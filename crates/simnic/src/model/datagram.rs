@@ -1,4 +1,4 @@
-//! Datagrams: unconnected, unanswered, and lost where nobody takes them.
+//! Datagrams: unconnected, unacknowledged, and dropped if nobody can receive them.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub(crate) struct AddressHandles {
 }
 
 impl AddressHandles {
-    /// Enters one of that domain; its key.
+    /// Adds an address handle of a protection domain. Returns its key.
     pub(crate) fn enter(&mut self, pd: u32, init: &AhInit) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1);
@@ -47,10 +47,10 @@ impl AddressHandles {
     }
 }
 
-/// What travels with a datagram.
+/// Contents of a datagram under way.
 #[derive(Debug)]
 pub(crate) struct DatagramHeader {
-    /// What goes to memory, header first.
+    /// GRH and payload, as they go to memory.
     pub(super) bytes: Box<[u8]>,
     qkey: u32,
     from: Qpn,
@@ -58,7 +58,7 @@ pub(crate) struct DatagramHeader {
     solicited: bool,
 }
 
-/// Whom a request is for.
+/// Returns the destination of a datagram request.
 fn destination(op: SendOp) -> Option<Destination> {
     match op {
         SendOp::SendTo(to) | SendOp::SendToImm(to, _) => Some(to),
@@ -67,8 +67,8 @@ fn destination(op: SendOp) -> Option<Destination> {
 }
 
 impl Model {
-    /// What goes on the wire of a datagram, header first: `None` for one that is not sent. The error is the
-    /// request's.
+    /// Returns a datagram's GRH and payload; `None` if it is not sent. An error is the status that the request
+    /// ends with.
     #[inline(never)]
     pub(super) fn datagram(&mut self, qp: QpRef, number: u64) -> Result<Option<Box<[u8]>>, Status> {
         let (hosts, regions) = (&self.hosts, &self.regions);
@@ -84,7 +84,7 @@ impl Model {
             .handles
             .get(to.ah.0, pd)
             .ok_or(Status::LocalQpOperation)?;
-        // C10-93.1.1: of a message longer than the port's MTU no packet is sent, and no error is made of it.
+        // C10-93.1.1: no packet of a message longer than the port's MTU is sent, and this is no error.
         if wqe.len > mtu {
             return Ok(None);
         }
@@ -97,7 +97,7 @@ impl Model {
         Ok(Some(bytes.into()))
     }
 
-    /// A datagram is gone: its request is done, and it is on its way to whoever it is for.
+    /// Completes the request of a datagram that has left, and sends the datagram to its destination.
     #[inline(never)]
     pub(super) fn send_datagram(&mut self, from: QpRef, bytes: Option<Box<[u8]>>, gone: Ps) {
         let Some(qp) = self.qp(from) else {
@@ -134,7 +134,7 @@ impl Model {
         let Some(there) = there.filter(|qp| qp.qp_type == QpType::Ud) else {
             return;
         };
-        // The highest bit asks for the queue pair's own (10.2.5).
+        // If its highest bit is set, the sender's own Q_Key is used (10.2.5).
         let qkey = match to.qkey >> 31 {
             0 => to.qkey,
             _ => own_key,
@@ -168,7 +168,7 @@ impl Model {
         }
     }
 
-    /// A datagram comes: it is taken by a receive, or lost.
+    /// Handles an arriving datagram: places it in a receive, or drops it.
     pub(super) fn take_datagram(&mut self, piece: Piece) {
         let PieceKind::Datagram(label) = &piece.kind else {
             return;
@@ -183,7 +183,7 @@ impl Model {
             return;
         }
         let len = bytes.len() as u64;
-        // One that is too short is left for the next (class D of 9.9.3).
+        // A receive that is too short is left for the next datagram (class D of 9.9.3).
         let first = qp.receives.queue.front();
         if qp.srq.is_none() && first.is_none_or(|receive| receive.room() < len) {
             return;
@@ -199,7 +199,7 @@ impl Model {
         let from = Span::of(bytes);
         let mut targets = Vec::with_capacity(2);
         let placed = match receive.room() < len {
-            // An SRQ's: it ends so, and its queue pair goes on (class E).
+            // A receive of an SRQ that is too short ends with this error; its queue pair goes on (class E).
             true => Err(Status::LocalLength),
             false => self
                 .regions
@@ -236,7 +236,7 @@ impl Model {
         }
     }
 
-    /// A datagram cannot be sent: sending is over, receiving goes on.
+    /// Moves a queue pair that cannot send a datagram to SQE: it sends no more, but still receives.
     pub(super) fn stop_sending(&mut self, index: u32) {
         let at = self.now + self.cost.dma_write;
         if let (_, Some(qp)) = &mut self.qps[index as usize]
@@ -248,7 +248,7 @@ impl Model {
     }
 }
 
-/// The bytes of a request, where they are.
+/// Copies a request's payload to `to`.
 fn copy_payload(
     wqe: &Wqe,
     regions: &registered_memory::Regions,

@@ -1,6 +1,7 @@
-//! A key-value store (RB² section V-C, case 2) under YCSB's workload C: reads only, of keys whose popularity follows
-//! Zipf's law. The popularity is YCSB's "scrambled Zipfian": a rank is drawn by Zipf's law and hashed into the records.
-//! Popular records therefore lie all over the table, and their popularity does not depend on its size.
+//! A key-value store (RB² section V-C, case 2) under YCSB's workload C: reads only, of keys whose popularity
+//! follows Zipf's law. The popularity is YCSB's "scrambled Zipfian": a rank is drawn by Zipf's law and hashed
+//! into the records. Popular records therefore lie all over the table, and their popularity does not depend
+//! on its size.
 //!
 //! | request, bytes | what | | response, bytes | what |
 //! |---|---|---|---|---|
@@ -10,8 +11,8 @@
 //!
 //! Numbers are little-endian. The lengths are those of the paper.
 //!
-//! YCSB: B. Cooper, A. Silberstein, E. Tam, R. Ramakrishnan, R. Sears, "Benchmarking cloud serving systems with
-//! YCSB", SoCC 2010.
+//! YCSB: B. Cooper, A. Silberstein, E. Tam, R. Ramakrishnan, R. Sears, "Benchmarking cloud serving systems
+//! with YCSB", SoCC 2010.
 
 use headworks::ring::{MessageSender, SendError};
 use rand_distr::{Distribution, Zipf};

@@ -1,8 +1,8 @@
 //! Requests and responses over two channels: the loops of a client and of a server, and how they poll.
 //!
-//! Two channels that cross each other can stop each other: each side waits for what the other would send or free
-//! if it were not itself waiting. A side that finds a channel full or empty therefore serves both, as
-//! [`Group`](headworks::ring::Group) does for rings.
+//! Two channels in opposite directions can deadlock: each side waits for the other to send, or to free space,
+//! while the other waits as well. A side that finds a channel full or empty therefore serves both channels,
+//! as [`Group`](headworks::ring::Group) does for rings.
 
 use std::hint::spin_loop;
 
@@ -12,8 +12,8 @@ use headworks_net::PollInterval;
 use super::{StepProgress, room};
 use crate::error::Result;
 
-/// Vain polls between two looks at what the hot calls do not see: errors, the peer's death, space that was not
-/// announced.
+/// Number of empty polls between two steps of the channels. A step notices what the fast path does not:
+/// errors, the peer's death, space that was not announced.
 const EVERY: u32 = 256;
 
 /// How a side polls its channels.
@@ -24,13 +24,14 @@ pub(super) struct PollTurns {
 }
 
 impl PollTurns {
-    /// A message was there.
+    /// Notes that a message was there.
     #[inline]
     pub(super) fn found(&mut self) {
         self.spacing.on_message();
     }
 
-    /// No message was there: leaves a stream that ran dry alone for a moment. Whether a look at the rest is due.
+    /// Notes that no message was there, and pauses before a stream that ran dry is polled again. Returns
+    /// whether a step of the channels is due.
     #[inline]
     fn pass(&mut self) -> bool {
         for _ in 0..self.spacing.on_empty() {
@@ -40,7 +41,7 @@ impl PollTurns {
         self.vain.is_multiple_of(EVERY)
     }
 
-    /// Nothing came on `inward`, the only channel there is.
+    /// Notes that nothing came on `inward`, the only channel, and serves it now and then.
     #[inline]
     pub(super) fn serve_while_empty(
         &mut self,
@@ -53,7 +54,7 @@ impl PollTurns {
         Ok(())
     }
 
-    /// `out`, the only channel there is, has no room.
+    /// Notes that `out`, the only channel, has no room, and serves it now and then.
     #[inline]
     pub(super) fn serve_while_full(
         &mut self,
@@ -66,7 +67,8 @@ impl PollTurns {
         Ok(())
     }
 
-    /// Nothing came on `inward`: what was sent on `out` must not be held back meanwhile.
+    /// Notes that nothing came on `inward`. Flushes `out`, because its messages must not be held back while
+    /// this side waits.
     #[inline]
     fn empty(
         &mut self,
@@ -88,28 +90,28 @@ fn serve(out: &mut impl MessageSender, inward: &mut impl MessageReceiver) -> Res
     Ok(())
 }
 
-/// The requests of a client, by number from 0, and what they must be answered.
+/// The requests of a client, numbered from 0, and a check of their responses.
 pub trait Requests {
-    /// Requests sent, and responses taken, in one step at most.
+    /// Most requests sent, and most responses taken, in one step.
     const BATCH: usize;
-    /// A step sends a request, which is published at once, or takes a response, never both: a caller can read a
-    /// clock between them.
+    /// Whether a step either sends a request, which is published at once, or takes a response. The caller can
+    /// then read a clock between the two.
     const ALTERNATE: bool;
 
-    /// Sends a request.
+    /// Sends request `number`.
     fn ask(&self, number: u64, out: &mut impl MessageSender) -> Result<(), SendError>;
 
-    /// Checks that `response` answers a request.
+    /// Checks that `response` answers request `number`.
     fn check(&self, number: u64, response: &[u8]) -> Result<()>;
 }
 
-/// Sends requests, up to a window of them at a time, and checks that each is answered, in order.
+/// Sends requests, up to a window of them outstanding, and checks that each is answered, in order.
 #[derive(Clone, Debug)]
 pub struct Client<Q> {
     requests: Q,
     total: u64,
     window: u64,
-    /// Requests that a step sends, and responses that it takes, at most; at least 1.
+    /// Most requests that a step sends, and most responses that it takes; at least 1.
     pub batch: usize,
     sent: u64,
     answered: u64,
@@ -117,7 +119,8 @@ pub struct Client<Q> {
 }
 
 impl<Q: Requests> Client<Q> {
-    /// Sends the first `total` of `requests`, `window` (at least 1) of them at a time.
+    /// Makes a client that sends the first `total` of `requests`, with `window` (at least 1) of them
+    /// outstanding.
     pub(super) fn over(requests: Q, total: u64, window: usize) -> Self {
         Self {
             requests,
@@ -130,7 +133,8 @@ impl<Q: Requests> Client<Q> {
         }
     }
 
-    /// Sends what there is room for, and takes what is there. [`StepProgress::Done`] once every request was answered.
+    /// Sends what there is room for, and takes what is there. [`StepProgress::Done`] once all requests are
+    /// answered.
     #[inline]
     pub fn step(
         &mut self,
@@ -176,7 +180,7 @@ impl<Q: Requests> Client<Q> {
         from: &mut impl MessageReceiver,
     ) -> Result<usize> {
         for received in 0..self.batch.max(1) {
-            // With nothing to wait for, the next message would answer nothing.
+            // No request is outstanding, so a message would answer none.
             if !self.is_waiting() {
                 return Ok(received);
             }
@@ -192,31 +196,31 @@ impl<Q: Requests> Client<Q> {
         Ok(self.batch)
     }
 
-    /// Whether a request is on its way.
+    /// Returns whether a request is outstanding.
     pub fn is_waiting(&self) -> bool {
         self.sent > self.answered
     }
 
-    /// Responses that came, and were right.
+    /// Returns how many responses came and were right.
     pub fn answered(&self) -> u64 {
         self.answered
     }
 }
 
-/// What a server answers.
+/// Parses and answers requests.
 pub trait Service {
-    /// A request, parsed.
+    /// A parsed request.
     type Request: Copy;
 
-    /// Requests answered in one step at most.
+    /// Most requests answered in one step.
     const BATCH: usize;
-    /// Each response is published at once.
+    /// Whether each response is published at once.
     const PROMPT: bool;
 
     /// Parses a request.
     fn parse(&self, message: &[u8]) -> Result<Self::Request>;
 
-    /// Sends the response.
+    /// Sends the response to a request.
     fn answer(&self, to: Self::Request, out: &mut impl MessageSender) -> Result<(), SendError>;
 }
 
@@ -224,16 +228,17 @@ pub trait Service {
 #[derive(Clone, Debug)]
 pub struct Server<S: Service> {
     service: S,
-    /// Received, and not answered for lack of room: at most one, so the others wait in their channel.
+    /// A request that is received but not answered for lack of room. There is at most one; the others stay in
+    /// the channel.
     waiting: Option<S::Request>,
     answered: u64,
-    /// Requests that a step answers at most; at least 1.
+    /// Most requests that a step answers; at least 1.
     pub batch: usize,
     polling: PollTurns,
 }
 
 impl<S: Service> Server<S> {
-    /// A server of `service`.
+    /// Makes a server of `service`.
     pub fn new(service: S) -> Self {
         Self {
             service,
@@ -244,8 +249,8 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Answers what is there, as far as there is room. Never [`StepProgress::Done`]: only the client knows whether it
-    /// will ask again.
+    /// Answers the requests that are there, as far as there is room. Never returns [`StepProgress::Done`]:
+    /// only the client knows whether it will send another request.
     #[inline]
     pub fn step(
         &mut self,
@@ -276,7 +281,7 @@ impl<S: Service> Server<S> {
         Ok(StepProgress::Worked)
     }
 
-    /// Requests answered so far.
+    /// Returns how many requests were answered so far.
     pub fn answered(&self) -> u64 {
         self.answered
     }

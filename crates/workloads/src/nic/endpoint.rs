@@ -1,4 +1,4 @@
-//! Opening one end of the measured queue pairs, and meeting the other end by mail.
+//! Opens one end of the measured queue pairs, and connects it to the other end by mail.
 
 use headworks::ring::Unconnected;
 use headworks::verbs::bringup::ConnectionParams;
@@ -13,12 +13,12 @@ use crate::error::{Result, WorkloadError};
 use crate::mail_bring_up::MailBringUp;
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
-/// Everything but the queue pairs, on the part's device, which its name may have paced.
+/// Opens everything except the queue pairs, on the actor's device, which is paced if its name says so.
 pub fn open(pair: &PairContext, shape: &EndSizes) -> Result<End> {
     Ok(End::open(pair.clone().paced().open_device()?, shape)?)
 }
 
-/// A queue pair that is not connected, and what it tells the other end.
+/// A queue pair that is not connected, and its greeting to the other end.
 struct EndpointBringUp(Box<dyn QueuePair>, Vec<u8>);
 
 impl Unconnected for EndpointBringUp {
@@ -35,12 +35,12 @@ impl Unconnected for EndpointBringUp {
     }
 }
 
-/// An address of memory, as a payload.
+/// Encodes a memory address as a greeting.
 pub fn emit(at: RemoteAddr) -> Vec<u8> {
     [&at.addr.to_le_bytes()[..], &at.rkey.to_le_bytes()].concat()
 }
 
-/// The address in a payload.
+/// Decodes the memory address of a greeting.
 pub fn parse(payload: &[u8]) -> Result<RemoteAddr> {
     let Ok([a, b, c, d, e, f, g, h, key @ ..]) = <[u8; 12]>::try_from(payload) else {
         let text = "connecting: no address in the greeting";
@@ -52,7 +52,7 @@ pub fn parse(payload: &[u8]) -> Result<RemoteAddr> {
 }
 
 impl Setup<'_> {
-    /// An end that posts `load`, with `len` bytes of memory; it is not connected.
+    /// Makes an end that posts `load`, with `len` bytes of memory. It is not connected.
     pub(super) fn source(
         &self,
         load: super::VerbLoad,
@@ -67,15 +67,15 @@ impl Setup<'_> {
 }
 
 impl Requester {
-    /// The part that connects this end first, and then is what `run` makes of it. The ends tell each other the address
-    /// of memory that the other may work on.
+    /// Makes the actor that connects this end, and then continues as the actor that `run` makes of it. Each
+    /// end tells the other the address of memory that the other may access.
     pub(super) fn connect<F>(mut self, offered: RemoteAddr, run: F) -> Made
     where
         F: FnOnce(Self) -> Made + Send + 'static,
     {
         let mut greeting = emit(offered);
         let queue_pairs = self.end.queue_pairs.drain(..);
-        // The first one greets for all.
+        // The first queue pair's greeting is for all.
         let apart = queue_pairs.map(|qp| EndpointBringUp(qp, std::mem::take(&mut greeting)));
         let apart = apart.collect();
         let mut meet = MailBringUp::start(self.end.device.clone(), apart, |met| {
@@ -90,13 +90,13 @@ impl Requester {
         started(move |cx| meet.step(cx))
     }
 
-    /// The address of this end's memory from `offset` on.
+    /// Returns the remote address of this end's memory at `offset`.
     pub(super) fn offer(&self, offset: usize) -> RemoteAddr {
         self.memory.region().remote(offset)
     }
 }
 
-/// A part that is the one which `start` answers, once it does.
+/// Makes an actor that calls `start` until it returns an actor, and then continues as that actor.
 pub(super) fn started<F>(mut start: F) -> Made
 where
     F: FnMut(&mut ActorContext<'_>) -> Result<Option<Box<dyn Actor>>> + Send + 'static,
@@ -111,7 +111,7 @@ where
     })
 }
 
-/// A part whose step is a function; what the part keeps, the function has captured.
+/// Makes an actor whose step is a closure. The closure has captured the actor's state.
 pub(super) fn acting<F>(step: F) -> Made
 where
     F: FnMut(&mut ActorContext<'_>) -> Result<Step, ActorError> + Send + 'static,

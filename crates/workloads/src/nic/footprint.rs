@@ -1,5 +1,5 @@
-//! Memory of connected queue pairs: what heap and resident set grow by from before they are made to when each has been
-//! connected and has executed a WRITE, in both processes.
+//! Memory of connected queue pairs: the growth of heap and resident set, in both processes, from before the
+//! queue pairs are made until each of them is connected and has executed a WRITE.
 
 use std::sync::atomic::Ordering;
 
@@ -13,23 +13,23 @@ use crate::error::{Result, WorkloadError};
 use crate::report::Report;
 use headworks_runtime::{ActorError, Step};
 
-/// Bytes of the WRITE.
+/// Length of the WRITE, in bytes.
 const SIZE: usize = 64;
 
-/// The part that has a role: both do the same.
+/// Makes the actor of either role: both do the same.
 pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     let shape = |queue_pairs| shape(queue_pairs, 256);
     let mut end = endpoint::open(setup.pair, &shape(queue_pairs))?;
     let memory = end.memory(2 * SIZE)?;
-    // What is done once, by the first queue pair, is not any queue pair's.
+    // One-time work is left to a first queue pair, so that it is not attributed to the others.
     end.populate(&shape(1))?;
     end.queue_pairs.clear();
-    // The list of handles is the program's.
+    // The vector of handles belongs to the program, so it is not counted.
     end.queue_pairs.reserve_exact(queue_pairs);
     let mut source = Requester::new(VerbLoad::of(Verb::Write, SIZE), end, memory);
     let before = held()?;
     source.end.populate(&shape(queue_pairs))?;
-    // The number that this end writes.
+    // The number that this end writes into the other end's memory.
     let number = match setup.pair.role {
         Role::Sender => 1,
         Role::Receiver => 2,
@@ -46,7 +46,7 @@ pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
             let Some(after) = after else {
                 let word = source.memory.word(0);
                 word.store(number, Ordering::Relaxed);
-                // With one WRITE each queue pair has looked up all that it will.
+                // After one WRITE, a queue pair has looked up everything that it will.
                 for at in 0..queue_pairs {
                     source.post::<1>(at, at as u64, |_| 0, |_| true)?;
                     source.wait()?;
@@ -69,7 +69,7 @@ pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     })
 }
 
-/// Bytes of heap, and resident ones.
+/// Returns the bytes of heap in use, and the resident bytes.
 fn held() -> Result<[i64; 2]> {
     let heap = kernel::heap_in_use();
     let heap =

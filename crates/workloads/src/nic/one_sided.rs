@@ -1,5 +1,6 @@
-//! One end works on memory of the other, which sits and checks at the end what arrived: WRITEs over one queue pair or
-//! spread over many, and WRITEs into memory that did not come from the device beside the bare system call.
+//! One end writes to memory of the other, which is passive and checks at the end what arrived. There are
+//! WRITEs over one queue pair or spread over many, and WRITEs into memory that did not come from the device,
+//! compared with the bare system call.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,14 +18,14 @@ use crate::actor_pair::{PairMail, Role, wait};
 use crate::error::{Result, WorkloadError};
 use crate::report::Report;
 
-/// Bytes of a small WRITE.
+/// Length of a small WRITE, in bytes.
 pub const SIZE: usize = 64;
-/// Small WRITEs go round so many places: with as many queue pairs each has one of its own.
+/// Number of places that small WRITEs go to in turn: with as many queue pairs, each has a place of its own.
 pub const PLACES: usize = 1000;
-/// One request in so many of a queue pair is signalled, not all queue pairs at the same time.
+/// One of this many requests of a queue pair is signalled. The queue pairs are out of step with each other.
 pub const SIGNAL_EVERY: u64 = 32;
 
-/// WRITEs of [`SIZE`] bytes round robin over `queue_pairs`, in chains.
+/// Makes the actor for WRITEs of [`SIZE`] bytes, round robin over `queue_pairs` queue pairs, in chains.
 pub(super) fn spread(queue_pairs: usize, chain: usize, setup: &Setup<'_>) -> Made {
     let load = VerbLoad::of(Verb::Write, SIZE);
     let source = setup.source(load, &shape(queue_pairs, 4096), PLACES * SIZE)?;
@@ -42,11 +43,10 @@ pub(super) fn spread(queue_pairs: usize, chain: usize, setup: &Setup<'_>) -> Mad
     }
 }
 
-/// WRITEs of `size` bytes into memory that the other end did not get from its device, or as many bytes by the bare system
-/// call.
+/// Makes the actor for WRITEs of `size` bytes into memory that the other end did not get from its device, or
+/// for as many bytes by the bare system call.
 pub(super) fn foreign(size: usize, over: RemoteWritePath, setup: &Setup<'_>) -> Made {
     let mut source = setup.source(VerbLoad::of(Verb::Write, size), &shape(1, 256), size)?;
-    // A system call takes so long that reading the clock beside it does not count.
     let meter = RateMeter::new(setup.task, 1000);
     if setup.pair.role == Role::Sender {
         let (offered, number) = (source.offer(0), 0);
@@ -68,24 +68,24 @@ pub(super) fn foreign(size: usize, over: RemoteWritePath, setup: &Setup<'_>) -> 
     source.memory = Memory::over(region);
     let mut offered = source.offer(0);
     if over == RemoteWritePath::SystemCall {
-        // A system call takes the process id in place of a key.
+        // The system call takes the process id in place of the key.
         offered.rkey = std::process::id();
     }
     source.connect(offered, |source| target(source, holds_last))
 }
 
-/// What the last word of a place holds, before and after.
+/// Returns the constant that the last word of a place holds, in the source and in the target.
 const fn last_word(place: usize) -> u64 {
     !(place as u64)
 }
 
 struct Spread<const CHAIN: usize> {
     source: Requester,
-    /// Chains posted.
+    /// Number of chains posted.
     chains: u64,
-    /// Signalled ones that were not polled.
+    /// Number of signalled chains whose completion was not polled.
     open: u64,
-    /// The queue pair that is next, and how often all of them had their turn.
+    /// Index of the next queue pair; `turn` counts the completed rounds over all queue pairs.
     next: usize,
     turn: u64,
 }
@@ -115,7 +115,8 @@ impl<const CHAIN: usize> RepeatedWork for Spread<CHAIN> {
             let word = self.source.memory.word(place(number));
             word.store(number, Ordering::Relaxed);
         }
-        // The last of a chain, once in so many of its queue pair's, which are out of step.
+        // The last request of every `chains`th chain of a queue pair is signalled. The queue pairs are out of
+        // step.
         let chains = (SIGNAL_EVERY / CHAIN as u64).max(1);
         let signalled = (self.turn + self.next as u64 + 1).is_multiple_of(chains);
         let last = first + CHAIN as u64 - 1;
@@ -139,7 +140,7 @@ impl<const CHAIN: usize> RepeatedWork for Spread<CHAIN> {
         while self.open > 0 {
             self.open -= self.source.completed()? as u64;
         }
-        // Each has done its share.
+        // Each queue pair must have posted its share.
         let all = self.source.end.queue_pairs.len() as u64;
         for at in 0..all {
             let chains = self.chains / all + u64::from(at < self.chains % all);
@@ -149,7 +150,7 @@ impl<const CHAIN: usize> RepeatedWork for Spread<CHAIN> {
     }
 }
 
-/// Checks what a queue pair has counted, if it counts.
+/// Checks how many requests a queue pair has counted, if it has counters.
 fn posted(source: &Requester, at: usize, expected: u64) -> Result<()> {
     let counters = source.end.queue_pairs[at].counters();
     match counters.map(|counted| counted.sends_posted) {
@@ -160,7 +161,7 @@ fn posted(source: &Requester, at: usize, expected: u64) -> Result<()> {
     }
 }
 
-/// Writes to one place, with the number of the write in its first and last word.
+/// Writes to one place. The first and the last word hold the number of the write.
 struct RemoteCopy {
     source: Requester,
     over: RemoteWritePath,
@@ -213,7 +214,8 @@ impl RepeatedWork for RemoteCopy {
     }
 }
 
-/// The end that is written to. Once the other end says how many WRITEs it counted, `holds` checks the memory.
+/// Makes the end that is written to. Once the other end has mailed how many WRITEs it counted, `holds` checks
+/// the memory.
 fn target(source: Requester, holds: fn(&Requester, u64) -> Result<()>) -> Made {
     acting(move |cx| {
         let Some(mail) = cx.receive_mail() else {
@@ -225,7 +227,7 @@ fn target(source: Requester, holds: fn(&Requester, u64) -> Result<()>) -> Made {
     })
 }
 
-/// Checks a word of a target's memory after `count` WRITEs.
+/// Checks a word of the target's memory after `count` WRITEs.
 fn check(source: &Requester, count: u64, offset: usize, expected: u64) -> Result<()> {
     let found = source.memory.word(offset).load(Ordering::Acquire);
     match found == expected {
@@ -236,7 +238,7 @@ fn check(source: &Requester, count: u64, offset: usize, expected: u64) -> Result
     }
 }
 
-/// Each of [`PLACES`] holds the number of the last WRITE that went there, and the place's last word.
+/// Checks that each of [`PLACES`] places holds the number of the last WRITE to it, and its last word.
 fn holds_places(source: &Requester, count: u64) -> Result<()> {
     for number in count.saturating_sub(PLACES as u64)..count {
         let place = number as usize % PLACES;
@@ -246,7 +248,8 @@ fn holds_places(source: &Requester, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// The first and the last word hold the number of the last one of all, which came after those that were counted.
+/// Checks that the first and the last word hold the number of the final WRITE, which follows the `count`
+/// counted ones.
 fn holds_last(source: &Requester, count: u64) -> Result<()> {
     check(source, count, 0, count)?;
     check(source, count, source.load.size - 8, count)

@@ -1,10 +1,10 @@
-//! Messages of 64 bytes one way, in two ways that differ in nothing else: WRITEs into memory that the receiver polls, and
-//! SENDs into receives that it posts to an SRQ.
+//! One-way messages of 64 bytes, by two paths that differ in nothing else: WRITEs into memory that the
+//! receiver polls, and SENDs into receives that it posts to an SRQ.
 //!
-//! In both the sender fills a slot of its own registered memory (first and last word), posts it (one request a call, or
-//! a chain of them) and signals one in [`SIGNAL_EVERY`]. At most [`DEPTH`] messages are under way, going by a head that
-//! the receiver WRITEs back every [`PUSH_EVERY`] messages. The receiver reads and checks the first and the last word of
-//! every message where it lies.
+//! With both, the sender writes the first and the last word of a slot in its own registered memory and posts
+//! it, one request per call or a chain of them. One of [`SIGNAL_EVERY`] requests is signalled. At most
+//! [`DEPTH`] messages are outstanding: the receiver WRITEs its head back every [`PUSH_EVERY`] messages. The
+//! receiver checks the first and the last word of every message in place.
 
 use std::sync::atomic::Ordering;
 
@@ -20,21 +20,21 @@ use crate::error::{Result, WorkloadError};
 use crate::report::Report;
 use headworks_runtime::Step;
 
-/// Bytes of a message.
+/// Length of a message, in bytes.
 pub const SIZE: usize = 64;
-/// Messages under way at most: slots of the polled memory, receives of the SRQ.
+/// Most messages outstanding: slots of the polled memory, or receives in the SRQ.
 pub const DEPTH: usize = 128;
-/// One request in so many is signalled.
+/// One of this many requests is signalled.
 pub const SIGNAL_EVERY: u64 = 32;
-/// The receiver tells how far it is after so many messages.
+/// The receiver sends its head after this many messages.
 pub const PUSH_EVERY: u64 = DEPTH as u64 / 4;
 
 /// Offset of a message's last word.
 const LAST: usize = SIZE - 8;
-/// Tries in one step.
+/// Attempts per step.
 const TRIES: usize = 256;
 
-/// The part that has a role.
+/// Makes the actor for the pair's role.
 pub(super) fn part(way: MessagePath, chain: usize, setup: &Setup<'_>) -> Made {
     match chain {
         1 => part_of::<1>(way, setup),
@@ -52,7 +52,7 @@ fn part_of<const CHAIN: usize>(way: MessagePath, setup: &Setup<'_>) -> Made {
     let mut load = VerbLoad::of(verb, SIZE);
     if setup.pair.role == Role::Receiver {
         shape.shared_receives = receives;
-        // The receiver posts the head only.
+        // The receiver posts only its head.
         (load.verb, load.inline) = (Verb::Write, true);
     }
     let mut source = setup.source(load, &shape, DEPTH * SIZE)?;
@@ -80,13 +80,13 @@ fn part_of<const CHAIN: usize>(way: MessagePath, setup: &Setup<'_>) -> Made {
     }
 }
 
-/// Where the message of that number, or the receive of that identifier, lies.
+/// Returns the offset of message `number`, or of the receive with that identifier.
 #[inline(always)]
 fn place(number: u64) -> usize {
     number as usize % DEPTH * SIZE
 }
 
-/// The part that sends, until the receiver has enough.
+/// Makes the actor that sends until the receiver has enough.
 fn sender<const CHAIN: usize>(source: Requester, head: Memory) -> Made {
     let (next, taken, mut stopped) = (0, 0, false);
     let mut sender = Sender::<CHAIN> {
@@ -98,7 +98,7 @@ fn sender<const CHAIN: usize>(source: Requester, head: Memory) -> Made {
     acting(move |cx| {
         let mail = cx.receive_mail();
         if stopped {
-            // Requests that wait are carried on by polling.
+            // Polling makes progress on requests that wait.
             sender.source.completed()?;
             return match mail {
                 Some(_) => cx.done(&Report::None),
@@ -160,7 +160,7 @@ impl<const CHAIN: usize> Sender<CHAIN> {
     }
 }
 
-/// The part that receives, and measures.
+/// Makes the actor that receives and measures.
 fn receiver<const CHAIN: usize>(source: Requester, mut meter: RateMeter) -> Made {
     let mut receiver = Receiver::<CHAIN> {
         source,
@@ -168,7 +168,7 @@ fn receiver<const CHAIN: usize>(source: Requester, mut meter: RateMeter) -> Made
         pushed: 0,
         pushes: 0,
     };
-    // Whether that is enough, and how many the sender says that it sent.
+    // Whether the measured time is over, and how many messages the sender says that it sent.
     let (mut is_over, mut total) = (false, None);
     acting(move |cx| {
         for _ in 0..TRIES {
@@ -195,7 +195,7 @@ fn receiver<const CHAIN: usize>(source: Requester, mut meter: RateMeter) -> Made
 }
 
 struct Receiver<const CHAIN: usize> {
-    /// The receiver polls this memory, or receives into it.
+    /// Its memory is polled or received into.
     source: Requester,
     next: u64,
     pushed: u64,
@@ -203,7 +203,7 @@ struct Receiver<const CHAIN: usize> {
 }
 
 impl<const CHAIN: usize> Receiver<CHAIN> {
-    /// Takes what is there, up to a chain; says how many.
+    /// Takes the messages that are there, up to a chain. Returns how many.
     #[inline(always)]
     fn take(&mut self) -> Result<usize> {
         let taken = match self.source.end.srq {
@@ -216,7 +216,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
         Ok(taken)
     }
 
-    /// Polls the memory.
+    /// Takes messages by polling the memory.
     #[inline(always)]
     fn look(&mut self) -> Result<usize> {
         for taken in 0..CHAIN {
@@ -229,7 +229,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
         Ok(CHAIN)
     }
 
-    /// Polls the CQ, and posts the receives again.
+    /// Takes messages by polling the CQ, and posts the receives again.
     #[inline(always)]
     fn receive(&mut self) -> Result<usize> {
         let mut found = [Completion::default(); CHAIN];
@@ -248,7 +248,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
         Ok(count)
     }
 
-    /// Reads the next message, in the slot at `place`.
+    /// Checks the next message, in the slot at `place`.
     #[inline(always)]
     fn check(&mut self, place: usize) -> Result<()> {
         let word = |offset| self.source.memory.word(place + offset);
@@ -263,7 +263,7 @@ impl<const CHAIN: usize> Receiver<CHAIN> {
         Ok(())
     }
 
-    /// Tells the sender how far this end is.
+    /// WRITEs the head to the sender: how many messages this end has taken.
     fn push(&mut self) -> Result<()> {
         self.pushes += 1;
         let signalled = self.pushes.is_multiple_of(SIGNAL_EVERY);

@@ -1,4 +1,4 @@
-//! The measured time, which follows a warm-up: of what is counted, and of what is timed one by one.
+//! The measured time, which follows a warm-up: for counts, and for operations that are timed one by one.
 
 use headworks::verbs::Instant;
 use headworks::verbs::time::Duration;
@@ -7,7 +7,7 @@ use super::NicTask;
 use crate::report::Report;
 use headworks_runtime::ActorContext;
 
-/// Counted between two clock reads, at least: a clock read costs more than a small message.
+/// Least count between two clock reads: a clock read costs more than a small message.
 const CLOCK_EVERY: u64 = 256;
 
 /// Counts over the measured time.
@@ -15,7 +15,7 @@ const CLOCK_EVERY: u64 = 256;
 pub struct RateMeter {
     warm: Duration,
     run: Duration,
-    /// Counted before the measured time begins, at least.
+    /// Least count before the measured time begins.
     warm_count: u64,
     clock_every: u64,
     first: Option<Instant>,
@@ -24,7 +24,8 @@ pub struct RateMeter {
 }
 
 impl RateMeter {
-    /// The times of `task`, where at least `warm_count` are counted before it is measured.
+    /// Makes a meter with the times of `task`. At least `warm_count` must be counted before the measured
+    /// time.
     pub fn new(task: &NicTask, warm_count: u64) -> Self {
         Self {
             warm: task.warm(),
@@ -37,7 +38,8 @@ impl RateMeter {
         }
     }
 
-    /// Measures `run_ns` from the next one on after `count` of them. Reads the clock for each.
+    /// Makes a meter that measures for `run_ns`, from the first count above `count` on. It reads the clock at
+    /// every count.
     pub fn from_next(count: u64, run_ns: u64) -> Self {
         Self {
             warm: Duration::ZERO,
@@ -50,7 +52,7 @@ impl RateMeter {
         }
     }
 
-    /// Reads the clock for each: for what takes longer than that.
+    /// Makes it read the clock at every count: for operations that take longer than a clock read.
     #[must_use]
     pub fn at_every_one(self) -> Self {
         Self {
@@ -59,7 +61,7 @@ impl RateMeter {
         }
     }
 
-    /// `count` in all so far. Says whether that is enough.
+    /// Notes the total count so far. Returns whether the measured time is over.
     #[inline]
     pub fn count(&mut self, count: u64, cx: &mut ActorContext<'_>) -> bool {
         if count - self.end.1 < self.clock_every {
@@ -77,7 +79,7 @@ impl RateMeter {
         now.since(begin) >= self.run
     }
 
-    /// How many in how long.
+    /// Returns the count over the measured time.
     pub fn report(&self) -> Report {
         let (began, before) = self.begin.unwrap_or(self.end);
         let (ended, after) = self.end;
@@ -89,7 +91,7 @@ impl RateMeter {
     }
 }
 
-/// The measured time of what is timed one by one.
+/// Warm-up and measured time of operations that are timed one by one.
 #[derive(Debug)]
 pub struct LatencyMeter {
     warm: Duration,
@@ -98,7 +100,7 @@ pub struct LatencyMeter {
 }
 
 impl LatencyMeter {
-    /// The times of `task`.
+    /// Makes a meter with the times of `task`.
     pub fn new(task: &NicTask) -> Self {
         Self {
             warm: task.warm(),
@@ -107,17 +109,17 @@ impl LatencyMeter {
         }
     }
 
-    /// Begins the warm-up, unless it has begun. How long ago that was.
+    /// Begins the warm-up, unless it has begun. Returns the time since it began.
     pub fn begin(&mut self, now: Instant) -> Duration {
         now.since(*self.first.get_or_insert(now))
     }
 
-    /// Whether the warm-up was over `at` that time; begins it.
+    /// Returns whether the warm-up was over at time `at`. Begins the warm-up if necessary.
     pub fn is_warm(&mut self, at: Instant) -> bool {
         self.begin(at) >= self.warm
     }
 
-    /// Whether the measured time was over `at` that time; begins the warm-up.
+    /// Returns whether the measured time was over at time `at`. Begins the warm-up if necessary.
     pub fn is_over(&mut self, at: Instant) -> bool {
         self.begin(at) >= self.over
     }

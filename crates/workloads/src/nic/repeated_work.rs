@@ -1,4 +1,4 @@
-//! An end that does a piece of work again and again, and measures how often.
+//! An end that repeats a piece of work, and measures how often per time.
 
 use super::Made;
 use super::endpoint::acting;
@@ -7,22 +7,23 @@ use crate::actor_pair::{PairMail, wait};
 use crate::error::Result;
 use headworks_runtime::Step;
 
-/// Pieces of work in one step: so many that what a step itself costs is less than a hundredth, also of small WRITEs.
+/// Pieces of work per step: enough that the step itself costs less than a hundredth of them, even for small
+/// WRITEs.
 const BATCH: usize = 256;
 
 /// A piece of work.
 pub(super) trait RepeatedWork: Send {
-    /// Does it; says how many requests or calls that was.
+    /// Does it once. Returns how many requests or calls that was.
     fn once(&mut self) -> Result<u64>;
 
-    /// Sees the last one done.
+    /// Waits until all of it has completed.
     fn finish(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// The part that works until it has measured enough. It says how often it worked, and is finished when the other end
-/// has read that.
+/// Makes the actor that repeats `work` until it has measured enough. It mails the count to the other end, and
+/// is done when the other end answers.
 pub(super) fn repeating(mut work: impl RepeatedWork + 'static, mut meter: RateMeter) -> Made {
     let (mut count, mut is_over) = (0, false);
     acting(move |cx| {

@@ -1,4 +1,4 @@
-//! How long requests take: in batches, in flows, there and back, or call by call.
+//! Times of requests: in batches, in flows, as ping-pong, or call by call.
 
 use std::sync::atomic::Ordering;
 
@@ -16,28 +16,29 @@ use crate::latency::Histogram;
 use crate::report::Report;
 use headworks_runtime::{ActorContext, Step};
 
-/// Requests in batches on one queue pair, each rung by itself, with pauses between the batches. A batch of one is the
-/// latency of a request.
+/// Batches of requests on one queue pair, with pauses in between. Each request has its own doorbell. A batch
+/// of one measures the latency of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Batches {
-    /// Of what: a batch has as many requests as it is deep, all on the first queue pair.
+    /// The load: a batch has `depth` requests, all on the first queue pair.
     pub load: VerbLoad,
-    /// From the last doorbell of a batch to the next batch, in nanoseconds; that does not begin before the one before
-    /// it has ended.
+    /// Nanoseconds from the last doorbell of a batch to the next batch, which does not begin before the
+    /// previous one has completed.
     pub pause_ns: u64,
 }
 
-/// The part of batches that has a role.
+/// Makes the actor of batches for the pair's role.
 pub(super) fn batches(Batches { load, pause_ns }: Batches, setup: &Setup<'_>) -> Made {
     let mut timed = LatencyMeter::new(setup.task);
     verb_load::pair(load, setup, move |mut source| {
         let mut delays = vec![Histogram::default(); load.depth];
-        // When the requests of this batch were posted, how many of them are done, and when the next batch begins.
+        // Times at which this batch's requests were posted, how many of them are done, and when the next
+        // batch begins.
         let (mut posted, mut done) = (Vec::with_capacity(load.depth), 0);
         let mut resumes = Instant::ZERO;
         acting(move |cx| {
             let now = cx.now();
-            // A busy machine may have taken all that time: one batch is measured in any case.
+            // On a busy machine, all of that time may be gone: at least one batch is measured anyway.
             let is_enough = delays.iter().all(|each| !each.is_empty());
             if timed.is_over(now) && posted.is_empty() && is_enough {
                 let delays = delays.iter().map(|each| each.quantiles(1.0));
@@ -54,7 +55,7 @@ pub(super) fn batches(Batches { load, pause_ns }: Batches, setup: &Setup<'_>) ->
             if posted.is_empty() {
                 return Ok(Step::Again);
             }
-            // As many as perftest takes in one look.
+            // As many as perftest takes in one poll.
             let mut found = [Completion::default(); 16];
             let count = source.poll(&mut found)?.len();
             if count == 0 {
@@ -62,7 +63,8 @@ pub(super) fn batches(Batches { load, pause_ns }: Batches, setup: &Setup<'_>) ->
             }
             let now = cx.now();
             for _ in 0..count {
-                // A batch is measured if it began in the measured time. Requests of one queue pair end in order.
+                // A batch is measured if it began in the measured time. Requests of one queue pair complete
+                // in order.
                 if timed.is_warm(posted[0]) {
                     delays[done].record(now.since(posted[done]));
                 }
@@ -77,26 +79,27 @@ pub(super) fn batches(Batches { load, pause_ns }: Batches, setup: &Setup<'_>) ->
     })
 }
 
-/// So many requests over some queue pairs, one flow after the other: each is timed from the first doorbell until all
-/// have ended.
+/// Flows of requests over some queue pairs, one flow at a time. A flow is timed from its first doorbell until
+/// all its requests have completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Flows {
-    /// Of what, over which queue pairs; they take turns.
+    /// The load. A flow's requests use its queue pairs in turn.
     pub load: VerbLoad,
-    /// Requests of a flow.
+    /// Number of requests of a flow.
     pub requests: usize,
 }
 
-/// Requests of flows that one step posts, and completions that it takes: few, as [`PostingOrder::Random`](super::PostingOrder) has it.
+/// Most requests of flows that one step posts, and most completions that it takes. It is small for the reason
+/// given at [`PostingOrder::Random`](super::PostingOrder).
 const FLOW_BATCH: usize = 4;
 
-/// The part of flows that has a role.
+/// Makes the actor of flows for the pair's role.
 pub(super) fn flows(Flows { load, requests }: Flows, setup: &Setup<'_>) -> Made {
     let mut timed = LatencyMeter::new(setup.task);
     let requests = requests.max(1);
     verb_load::pair(load, setup, move |mut source| {
         let mut outstanding = vec![0; load.queue_pairs];
-        // When this flow began, and how far it is.
+        // When this flow began, and how many of its requests are posted and done.
         let mut began = Instant::ZERO;
         let (mut posted, mut done) = (0, 0);
         let mut times = Histogram::default();
@@ -136,11 +139,11 @@ pub(super) fn flows(Flows { load, requests }: Flows, setup: &Setup<'_>) -> Made 
     })
 }
 
-/// Receives that are posted at a time, and sends that may be outstanding: their completions are taken while the answer
-/// is on its way.
+/// Number of receives posted, and most sends outstanding. Completions of sends are taken while the answer is
+/// under way.
 const OUTSTANDING: u32 = 16;
 
-/// The part of a ping-pong that has a role.
+/// Makes the actor of a ping-pong for the pair's role.
 pub(super) fn ping_pong(load: VerbLoad, setup: &Setup<'_>) -> Made {
     if load.verb.is_answered() || load.size < 8 || !load.size.is_multiple_of(8) {
         return Err(WorkloadError(format!("no ping-pong of {load}")));
@@ -155,7 +158,7 @@ pub(super) fn ping_pong(load: VerbLoad, setup: &Setup<'_>) -> Made {
         LatencyMeter::new(setup.task),
         setup.pair.role == Role::Sender,
     );
-    // What is sent, and where the other end's messages go.
+    // The first half holds what is sent; the other end's messages go to the second.
     let source = setup.source(load, &shape, 2 * load.size)?;
     let offered = source.offer(load.size);
     source.connect(offered, move |source| {
@@ -195,10 +198,10 @@ pub(super) fn ping_pong(load: VerbLoad, setup: &Setup<'_>) -> Made {
     })
 }
 
-/// The messages of either end of a ping-pong.
+/// Messages of either end of a ping-pong.
 struct PingPong {
     source: Requester,
-    /// Messages sent and seen, ever: the number of a message is its last word.
+    /// Number of messages sent; `seen` is the number received. A message's last word is its number.
     sent: u64,
     seen: u64,
     outstanding: usize,
@@ -227,7 +230,7 @@ impl PingPong {
         Ok(())
     }
 
-    /// Takes completions of what was sent; whether more may be.
+    /// Takes completions of sends. Returns whether another send may be posted.
     fn has_room(&mut self) -> Result<bool> {
         if self.outstanding > 0 {
             self.outstanding -= self.source.completed()?;
@@ -235,7 +238,7 @@ impl PingPong {
         Ok(self.outstanding < OUTSTANDING as usize)
     }
 
-    /// Whether the next message has come.
+    /// Returns whether the next message has come.
     fn has_come(&self) -> Result<bool> {
         let last = self.source.memory.word(2 * self.source.load.size - 8);
         let next = self.seen + 1;
@@ -254,16 +257,17 @@ impl PingPong {
     }
 }
 
-/// Bytes of a WRITE of a call.
+/// Length of a WRITE, in bytes.
 const SIZE: usize = 64;
-/// Places that calls write to in turn.
+/// Number of places that WRITEs go to in turn.
 const PLACES: usize = 64;
-/// Requests of a call, at most.
+/// Most requests of a call.
 pub const CHAIN_MAX: usize = 16;
-/// Calls of a step.
+/// Number of calls in a step.
 const CALLS: usize = 64;
 
-/// The part of calls that has a role: the receiver's memory is written, and it does nothing.
+/// Makes the actor that times calls, for the pair's role. The receiver's memory is written, and it does
+/// nothing.
 pub(super) fn posts(chain: usize, setup: &Setup<'_>) -> Made {
     let mut shape = shape(1, CHAIN_MAX as u32);
     shape.caps.max_send_wr = CHAIN_MAX as u32;
@@ -278,7 +282,7 @@ pub(super) fn posts(chain: usize, setup: &Setup<'_>) -> Made {
     }
 }
 
-/// The end that is written to, and sleeps: polling would slow down the end that posts where both share a core.
+/// Makes the end that is written to. It sleeps: polling would slow down the posting end if both share a core.
 fn idle_responder(source: Requester) -> Made {
     acting(move |cx| {
         let _written = &source;
@@ -289,7 +293,7 @@ fn idle_responder(source: Requester) -> Made {
     })
 }
 
-/// The end that writes, in chains.
+/// Makes the end that posts chains of WRITEs, and times each call.
 fn caller<const CHAIN: usize>(mut source: Requester, mut timed: LatencyMeter) -> Made {
     let mut posted = 0;
     let mut call = move || -> Result<()> {

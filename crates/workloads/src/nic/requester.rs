@@ -1,4 +1,5 @@
-//! One end of queue pairs that posts requests of one verb, or the receives that they take, and polls for completions.
+//! One end of queue pairs that posts requests of one verb, or the receives that they consume, and polls
+//! completions.
 
 use headworks::verbs::{
     Completion, CompletionQueue, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
@@ -9,7 +10,7 @@ use headworks_baselines::{End, EndSizes, Memory};
 use super::{Verb, VerbLoad};
 use crate::error::{Result, WorkloadError};
 
-/// The shape of `queue_pairs` that receive nothing.
+/// Returns the sizes of an end of `queue_pairs` queue pairs that receive nothing.
 pub(super) fn shape(queue_pairs: usize, cq_depth: u32) -> EndSizes {
     EndSizes {
         queue_pairs,
@@ -23,21 +24,21 @@ pub(super) fn shape(queue_pairs: usize, cq_depth: u32) -> EndSizes {
     }
 }
 
-/// An end that posts.
+/// An end that posts requests.
 pub(super) struct Requester {
-    /// What it posts: of its load the verb, the size, and whether that is inline.
+    /// The load. Verb, size, and whether the payload is inline determine each request.
     pub(super) load: VerbLoad,
     pub(super) end: End,
-    /// What is sent, or where what is read goes.
+    /// Source of what is sent, or destination of what is read.
     pub(super) memory: Memory,
     /// The other end's memory.
     pub(super) target: RemoteAddr,
-    /// What goes inline.
+    /// Payload of inline requests.
     pub(super) bytes: Vec<u8>,
 }
 
 impl Requester {
-    /// An end that is not connected.
+    /// Makes an end that is not connected.
     pub(super) fn new(load: VerbLoad, end: End, memory: Memory) -> Self {
         Self {
             load,
@@ -48,8 +49,8 @@ impl Requester {
         }
     }
 
-    /// Posts `N` requests on queue pair `at` by one doorbell. They are numbered from `first`; a number decides the
-    /// place in both ends' memory, and whether the request is signalled.
+    /// Posts `N` requests on queue pair `at` with one doorbell. They are numbered from `first`. A request's
+    /// number determines its place in both ends' memory, and whether it is signalled.
     #[inline(always)]
     pub(super) fn post<const N: usize>(
         &mut self,
@@ -59,7 +60,7 @@ impl Requester {
         is_signalled: impl Fn(u64) -> bool,
     ) -> Result<()> {
         let verb = self.load.verb;
-        // What most experiments post is told from the rest once a call, not once a request.
+        // The most common request is distinguished once per call, not once per request.
         if verb == Verb::Write && !self.load.inline {
             return self.write::<N>(at, first, place, is_signalled);
         }
@@ -79,7 +80,7 @@ impl Requester {
         self.post_as::<N>(at, first, place, is_signalled, op, is_inline)
     }
 
-    /// [`post`](Self::post), of WRITEs of registered memory.
+    /// [`post`](Self::post) for WRITEs from registered memory.
     #[inline(always)]
     pub(super) fn write<const N: usize>(
         &mut self,
@@ -92,7 +93,8 @@ impl Requester {
         self.post_as::<N>(at, first, place, is_signalled, op, false)
     }
 
-    /// [`post`](Self::post), of the operation that `op` makes for a number and a place in the other end's memory.
+    /// [`post`](Self::post) for the operation that `op` makes of a number and a place in the other end's
+    /// memory.
     #[inline(always)]
     fn post_as<const N: usize>(
         &mut self,
@@ -124,20 +126,20 @@ impl Requester {
         posted.map_err(|e| WorkloadError::at("posting", e))
     }
 
-    /// Takes completions of requests, none of which may be of a failure.
+    /// Takes completions of requests. A failed completion is an error.
     #[inline]
     pub(super) fn poll<'f>(&self, found: &'f mut [Completion]) -> Result<&'f [Completion]> {
         polled(&*self.end.send_cq, found)
     }
 
-    /// Takes completions of requests; says how many.
+    /// Takes completions of requests, and returns how many there were.
     #[inline]
     pub(super) fn completed(&self) -> Result<usize> {
         let mut found = [Completion::default(); 16];
         Ok(self.poll(&mut found)?.len())
     }
 
-    /// Polls until a request has ended.
+    /// Polls until at least one request has completed.
     pub(super) fn wait(&self) -> Result<()> {
         while self.completed()? == 0 {
             std::hint::spin_loop();
@@ -145,7 +147,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Posts receives, `N` at most, to the SRQ, if there is one. Their identifiers decide the places in memory.
+    /// Posts receives, at most `N`, to the SRQ, if there is one. Their identifiers determine their places in
+    /// memory.
     #[inline(always)]
     pub(super) fn receive<const N: usize>(
         &self,
@@ -165,7 +168,7 @@ impl Requester {
         posted.map_err(|e| WorkloadError::at("posting receives", e))
     }
 
-    /// A message at `place` in memory.
+    /// Returns the scatter/gather element of a message at `place` in memory.
     #[inline(always)]
     fn sge(&self, place: usize) -> Sge {
         let region = self.memory.region();
@@ -173,7 +176,7 @@ impl Requester {
     }
 }
 
-/// Takes completions, none of which may be of a failure.
+/// Takes completions. A failed completion is an error.
 #[inline]
 pub(crate) fn polled<'f>(
     cq: &dyn CompletionQueue,

@@ -1,5 +1,5 @@
-//! Every pair does its work, in one process, and says what it counted. What arrives is checked by the
-//! parts themselves.
+//! Runs every pair in one process, and asserts that it counts something. The actors themselves check what
+//! arrives.
 
 use super::*;
 use crate::actor_pair::Role;
@@ -44,7 +44,7 @@ fn writes_spread_over_queue_pairs() {
 
 #[test]
 fn memory_of_queue_pairs_is_counted_on_both_ends() {
-    // Other tests would be counted too.
+    // A process of its own, because the memory of other tests would be counted too.
     let alone = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--ignored", "nic::tests::memory_alone"])
         .output()
@@ -60,7 +60,7 @@ fn memory_alone() {
         let Report::Grown { heap, .. } = report else {
             panic!("{report:?}");
         };
-        // Both ends are of one process here.
+        // Both ends are in one process here.
         assert!((50 * 100..50 * 100_000).contains(&heap), "{heap}");
     }
 }

@@ -1,7 +1,8 @@
-//! One verb over some queue pairs, each of which is kept so deep in requests, as perftest does. The end that posts
-//! measures, and may be looked at while it runs; the other end checks nothing but takes what is sent to it.
+//! One verb over some queue pairs, with a fixed number of requests outstanding on each, as in perftest. The
+//! end that posts measures, and may be sampled while it runs. The other end checks nothing; it only receives
+//! what is sent to it.
 //!
-//! [`timed`](super::request_times) times requests of the same loads.
+//! [`request_times`](super::request_times) times requests of the same loads.
 
 use headworks::verbs::{Completion, DeviceInfo, Duration, Instant, QpCaps};
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use crate::report::{PacingSample, PacingState, Report};
 use crate::seeds::actor_seed;
 use headworks_runtime::{ActorContext, ActorError, Step};
 
-/// Which verb.
+/// A verb that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Verb {
     /// SEND into receives of an SRQ.
@@ -45,7 +46,7 @@ impl Verb {
         Self::FetchAdd,
     ];
 
-    /// Its name.
+    /// Returns the verb's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -57,69 +58,71 @@ impl Verb {
         }
     }
 
-    /// Whether it is an atomic operation, on 8 bytes.
+    /// Returns whether this is an atomic operation, on 8 bytes.
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// Whether something comes back: it ends where it began.
+    /// Returns whether the responder returns data, so that the operation completes where it began.
     pub fn is_answered(self) -> bool {
         self.is_atomic() || self == Self::Read
     }
 
-    /// Whether it takes a receive.
+    /// Returns whether this consumes a receive.
     pub(super) fn is_received(self) -> bool {
         matches!(self, Self::Send | Self::WriteImm)
     }
 }
 
-/// The load of one pair of parts.
+/// The load of one pair of actors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct VerbLoad {
-    /// Which verb.
+    /// The verb.
     pub verb: Verb,
-    /// Whether the bytes come with the request; not of what is answered.
+    /// Whether the payload is inline; false for verbs that the responder answers with data.
     pub inline: bool,
-    /// Bytes of a message, a multiple of 8; of an atomic 8.
+    /// Length of a message in bytes, a multiple of 8; 8 for an atomic operation.
     pub size: usize,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub queue_pairs: usize,
-    /// Requests outstanding of each.
+    /// Number of requests outstanding on each queue pair.
     pub depth: usize,
-    /// What the program does for a request beside the verbs, in nanoseconds, where time is virtual:
+    /// Nanoseconds that the program spends on a request outside verbs calls, where time is virtual.
     /// perftest's share is the preset's `cpu.bench`.
     pub work_ns: u64,
-    /// How the program goes about it.
+    /// Order in which the program posts.
     pub posting_order: PostingOrder,
-    /// Requests that must have ended before the load is warm, or twice as many as are outstanding, if those are
-    /// fewer. A program that counts completions needs twice as many, since it takes those that ended while it filled
-    /// queue pairs faster than requests end. What the RNIC counts is right before that.
+    /// Upper bound of the completions before the load is warm; without it, twice as many as requests are
+    /// outstanding. A program that counts completions needs that many: requests that ended while it filled
+    /// the queue pairs are polled faster than requests end. The RNIC's own counters are right earlier.
     pub warm_requests: usize,
 }
 
-/// A load that is looked at while it runs: how much is done, and what the pacing of the RNIC says.
+/// A load that is sampled while it runs: how much is done, and the state of the RNIC's pacing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SampledLoad {
     /// The workload of each pair.
     pub load: VerbLoad,
-    /// Between two looks, in nanoseconds: at multiples of that, or as soon after as the part is stepped.
+    /// Nanoseconds between two samples. They are taken at multiples of it, or at the actor's first step after
+    /// that.
     pub every_ns: u64,
 }
 
-/// How a program posts.
+/// Order in which a program posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PostingOrder {
-    /// To queue pairs in the order in which they were made. A step posts as many as are outstanding of one, and later
-    /// as many as 64 completions make room for.
+    /// To the queue pairs in the order in which they were made. A step posts all requests of one queue pair,
+    /// and later as many requests as up to 64 completions make room for.
     RoundRobin,
-    /// As a program of its own beside others. It posts to queue pairs in a random order of its own: units of a
-    /// simulated RNIC have neighbouring ones, so programs in step would all be at the same unit. A step posts at most
-    /// so many: where time is virtual, the programs see what they share beside the RNIC between steps.
+    /// Like one of several independent programs: each posts to its queue pairs in a random order of its own.
+    /// A simulated RNIC assigns queue pairs to its units in turn, so programs in step would all use the same
+    /// unit at the same time. A step posts at most this many requests. Where time is virtual, programs see
+    /// what they share beside the RNIC only between steps.
     Random(usize),
 }
 
 impl PostingOrder {
-    /// What a step posts where there are so many to post.
+    /// Returns how many requests a step posts if there are `many` to post.
     fn at_once(self, many: usize) -> usize {
         match self {
             Self::RoundRobin => many,
@@ -129,7 +132,7 @@ impl PostingOrder {
 }
 
 impl VerbLoad {
-    /// Of one queue pair and one request at a time, from registered memory, by a program that does nothing else.
+    /// Makes a load of one queue pair with one request at a time, from registered memory, without other work.
     pub const fn of(verb: Verb, size: usize) -> Self {
         Self {
             verb,
@@ -160,16 +163,17 @@ impl std::fmt::Display for VerbLoad {
     }
 }
 
-/// Receives of the SRQ.
+/// Number of receives in the SRQ.
 const RECEIVES: u32 = 4096;
-/// Completions that one step takes.
+/// Most completions that one step takes.
 const BATCH: usize = 64;
-/// Messages from which on every one is worth reading the clock for, in bytes.
+/// Message length in bytes from which on the clock is read for every message.
 const LARGE: usize = 16 * 1024;
-/// Bytes that need not be exceeded before the measured time.
+/// The warm-up needs no more than this many bytes.
 const WARM_BYTES: usize = 256 << 20;
 
-/// The part of `load` that has a role. It is looked at every so many nanoseconds, if at all.
+/// Makes the actor of `load` for the pair's role. It is sampled every `watched_every` nanoseconds, if that is
+/// set.
 pub(super) fn part(load: VerbLoad, watched_every: Option<u64>, setup: &Setup<'_>) -> Made {
     let task = setup.task;
     let most = (WARM_BYTES / load.size).min(load.warm_requests).max(1);
@@ -183,12 +187,13 @@ pub(super) fn part(load: VerbLoad, watched_every: Option<u64>, setup: &Setup<'_>
         false => (task, Start::Begun),
     };
     let meter = RateMeter::new(task, (2 * all).min(most) as u64);
-    // What all wait for is not to come late.
+    // All pairs wait until this one is warm, so it reads the clock at every count and is not late.
     let mut meter = match load.size >= LARGE || start != Start::Begun {
         true => meter.at_every_one(),
         false => meter,
     };
-    // What ended while the queue pairs were filled is taken, or that many were: before that completions are taken
+    // The load has caught up once a poll returns fewer completions than it could, or once `behind` requests
+    // are done. Until then it takes completions of requests that ended while the queue pairs were filled,
     // faster than requests end.
     let (behind, mut has_caught_up) = ((4 * all).min(most) as u64, false);
     let mut watch = watched_every.map(|every| PacingSampler {
@@ -197,7 +202,7 @@ pub(super) fn part(load: VerbLoad, watched_every: Option<u64>, setup: &Setup<'_>
         looks: Vec::new(),
     });
     pair(load, setup, move |mut source| {
-        // Requests that were posted before the first completion was looked for, and that have ended.
+        // Number of requests posted before the first poll, and number of completed requests.
         let (mut filled, mut done) = (0, 0);
         let mut found = [Completion::default(); BATCH];
         acting(move |cx| {
@@ -254,10 +259,10 @@ pub(super) fn part(load: VerbLoad, watched_every: Option<u64>, setup: &Setup<'_>
     })
 }
 
-/// Samples of a load over time.
+/// Takes samples of a load over time.
 struct PacingSampler {
     every: u64,
-    /// When the next look is due.
+    /// When the next sample is due.
     next: Instant,
     looks: Vec<PacingSample>,
 }
@@ -284,7 +289,7 @@ impl PacingSampler {
     }
 }
 
-/// A pair of which one end posts as `run` has it, and the other takes what it must.
+/// Makes a pair's actor: the sender continues as the actor that `run` makes, the receiver as the responder.
 pub(super) fn pair<F>(load: VerbLoad, setup: &Setup<'_>, run: F) -> Made
 where
     F: FnOnce(Requester) -> Made + Send + 'static,
@@ -309,13 +314,13 @@ where
     })
 }
 
-/// The end that is written to, read from, or takes what is sent.
+/// Makes the end that is written to, is read from, or receives messages.
 fn responder(source: Requester) -> Made {
     let receive = move |source: &Requester, count| {
         (0..count).try_for_each(|_| source.receive::<1>(&[0], |_| 0))
     };
     receive(&source, RECEIVES as usize)?;
-    // Room for completions: most looks find none.
+    // Made once and reused: most polls find no completion.
     let mut found = [Completion::default(); BATCH];
     acting(move |cx| {
         if cx.receive_mail().is_some() {
@@ -330,7 +335,8 @@ fn responder(source: Requester) -> Made {
     })
 }
 
-/// The shape of an end that posts `load`, or takes it by `receives` if it takes some.
+/// Returns the sizes of an end that posts `load`, or that receives it with `receives` receives if the verb
+/// needs them.
 pub(super) fn loaded_shape(load: &VerbLoad, cq_depth: u32, receives: u32) -> EndSizes {
     let shape = shape(load.queue_pairs, cq_depth);
     EndSizes {
@@ -343,7 +349,7 @@ pub(super) fn loaded_shape(load: &VerbLoad, cq_depth: u32, receives: u32) -> End
     }
 }
 
-/// In an order that the seed decides.
+/// Shuffles a slice; the seed determines the order.
 fn shuffle<T>(all: &mut [T], seed: u64) {
     let mut random = Random::new(seed);
     for last in (1..all.len()).rev() {
@@ -352,26 +358,27 @@ fn shuffle<T>(all: &mut [T], seed: u64) {
 }
 
 impl Requester {
-    /// Posts a request on a queue pair, at its own place, with a doorbell of its own. Its completion says which.
+    /// Posts a request on a queue pair, at its own place, with its own doorbell. Its completion's `wr_id` is
+    /// the index of the queue pair.
     pub(super) fn post_on(&mut self, at: usize) -> Result<()> {
         let place = at * self.load.size.max(8);
         self.post::<1>(at, at as u64, |_| place, |_| true)
     }
 }
 
-/// What a poster has before it.
+/// Progress of the sending actor up to its measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// To become warm, which its meter tells, and then to wait for the others; to measure for so many nanoseconds
-    /// then.
+    /// Warms up, as its meter decides, then waits for the other pairs, and then measures for this many
+    /// nanoseconds.
     Together(u64),
-    /// To be told that all are warm.
+    /// Is warm, and waits until all others are. Measures for this many nanoseconds then.
     Warm(u64),
-    /// Nothing: its meter measures, after a warm-up of its own where there are no others.
+    /// Measures. If it does not wait for others, its meter includes a warm-up.
     Begun,
 }
 
-/// The end of a part that measures: tells the other.
+/// Ends a measuring actor: tells the other end, and reports.
 pub(super) fn finished(cx: &mut ActorContext<'_>, report: Report) -> Result<Step, ActorError> {
     cx.send_mail(b"finished")?;
     cx.done(&report)

@@ -1,5 +1,5 @@
-//! Waking each other in turn: by a SEND that raises a completion channel, and by bare eventfds. Both ends sleep in `poll`
-//! until they are woken, read what woke them, and wake the other.
+//! Two ends wake each other in turn: by SENDs that raise a completion channel, or by bare eventfds. Each end
+//! sleeps in `poll` until it is woken, reads what woke it, and wakes the other.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -19,25 +19,25 @@ use crate::error::{Result, WorkloadError};
 use crate::report::Report;
 use headworks_runtime::{ActorContext, ActorError, Step};
 
-/// Receives posted, each of one word.
+/// Number of receives posted, of one word each.
 const RECEIVES: usize = 16;
-/// One SEND in so many is signalled.
+/// One of this many SENDs is signalled.
 const SIGNAL_EVERY: u64 = 32;
-/// An end that is not woken for so long looks whether the other end has finished.
+/// An end that was not woken for this long checks whether the other end has finished.
 const LOOK_AFTER: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 
-/// One end's two ways.
+/// One end's means to wake and to be woken.
 trait Waking: Send {
-    /// Wakes the other end, for the time `number`.
+    /// Wakes the other end, as wake-up `number`.
     fn wake(&mut self, number: u64) -> Result<()>;
-    /// Sleeps until it is woken for the time `number`; `false` if nobody did for long.
+    /// Sleeps until wake-up `number`; `false` after [`LOOK_AFTER`] without one.
     fn sleep(&mut self, number: u64) -> Result<bool>;
 }
 
-/// The part that has a role.
+/// Makes the actor for the pair's role.
 pub(super) fn part(waker: WakeMethod, setup: &Setup<'_>) -> Made {
     let (role, task) = (setup.pair.role, setup.task.clone());
     if waker == WakeMethod::EventFd {
@@ -67,14 +67,15 @@ pub(super) fn part(waker: WakeMethod, setup: &Setup<'_>) -> Made {
     })
 }
 
-/// Where the receive of that identifier lies.
+/// Returns the offset of the memory of receive `slot`.
 fn place(slot: u64) -> usize {
     slot as usize % RECEIVES * 8
 }
 
-/// The end that wakes first, of whose work a piece is a round trip, or the end that is woken and wakes the other.
+/// Makes the actor of one end. The sender wakes first, and repeats round trips; the receiver wakes the other
+/// when it is woken.
 fn turns<E: Waking + 'static>(mut ends: E, role: Role, task: &NicTask) -> Made {
-    // Round trips.
+    // Number of round trips.
     let mut count = 0;
     if role == Role::Sender {
         let meter = RateMeter::new(task, 100).at_every_one();
@@ -100,7 +101,7 @@ fn turns<E: Waking + 'static>(mut ends: E, role: Role, task: &NicTask) -> Made {
     })
 }
 
-/// Sleeps until `fd` is readable; `false` after long.
+/// Sleeps until `fd` is readable; `false` after [`LOOK_AFTER`].
 fn readable(fd: BorrowedFd<'_>) -> Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     match poll(&mut fds, Some(&LOOK_AFTER)) {
@@ -152,7 +153,7 @@ impl Waking for ChannelWaking {
     }
 }
 
-/// What is read wakes this end, what is written the other.
+/// The eventfds of one end: `here` wakes this end, `there` wakes the other.
 struct EventFdWaking {
     here: OwnedFd,
     there: OwnedFd,
@@ -181,7 +182,8 @@ impl Waking for EventFdWaking {
     }
 }
 
-/// Passes eventfds to the other end, over a socket at `path`; answers them once both ends have them.
+/// Makes eventfds at the sender and passes them to the receiver, over a socket at `path`. Returns this end's
+/// eventfds once it has them.
 fn passing(
     role: Role,
     path: PathBuf,
@@ -213,7 +215,7 @@ fn passing(
             connected = listener.accept().map_err(failed("accepting"))?;
             return Ok(None);
         };
-        // The other end sends both at once.
+        // The other end sends the two packets together.
         let received = || match socket.recv().map_err(failed("receiving eventfds"))? {
             RecvOutcome::Packet(mut packet) => Ok(packet.files.pop()),
             RecvOutcome::WouldBlock => Ok(None),
@@ -227,12 +229,12 @@ fn passing(
     }
 }
 
-/// The work of the end that wakes first.
+/// Work of the end that wakes first: round trips.
 struct Wakes<E> {
     ends: E,
-    /// Round trips.
+    /// Number of round trips.
     count: u64,
-    /// It has woken the other end and was not woken since.
+    /// Whether it has woken the other end and was not woken since.
     waits: bool,
 }
 

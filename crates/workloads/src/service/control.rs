@@ -41,7 +41,7 @@ impl ControlledChild {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut running = Subprocess::start(&mut command, Some(cpu))?;
-        let (tells, says) = running.take_pipes().expect("it was started with both");
+        let (tells, says) = running.take_pipes().expect("both pipes were requested");
         let (give, lines) = channel();
         thread::spawn(move || {
             let mut said = BufReader::new(says).lines().map_while(|line| line.ok());
@@ -74,7 +74,7 @@ impl ControlledChild {
         match said == what {
             true => Ok(()),
             false => Err(WorkloadError(format!(
-                "a process says {said:?}, not {what:?}"
+                "a process replied {said:?} instead of {what:?}"
             ))),
         }
     }
@@ -88,7 +88,7 @@ impl ControlledChild {
         let deadline = Instant::now() + limit;
         loop {
             match self.says.recv_timeout(LOOK) {
-                Ok(line) => return serde_json::from_str(&line).map_err(failed("a process says")),
+                Ok(line) => return serde_json::from_str(&line).map_err(failed("reply of a process")),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.exit_error(stop)),
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -97,7 +97,7 @@ impl ControlledChild {
             }
             if Instant::now() > deadline {
                 return Err(WorkloadError(format!(
-                    "a process said nothing in {limit:?}"
+                    "a process did not reply within {limit:?}"
                 )));
             }
         }
@@ -112,7 +112,7 @@ impl ControlledChild {
             Some(Err(error)) => Some(error.0),
             None => None,
         };
-        WorkloadError(last.unwrap_or_else(|| "a process ended without a word".to_owned()))
+        WorkloadError(last.unwrap_or_else(|| "a process ended without an error message".to_owned()))
     }
 }
 
@@ -122,10 +122,10 @@ pub(super) fn reply(what: &impl Serialize) -> Result<()> {
 }
 
 fn write(to: &mut impl Write, what: &impl Serialize) -> Result<()> {
-    let mut line = serde_json::to_vec(what).map_err(failed("a word"))?;
+    let mut line = serde_json::to_vec(what).map_err(failed("message"))?;
     line.push(b'\n');
     let written = to.write_all(&line).and_then(|()| to.flush());
-    written.map_err(failed("another process"))
+    written.map_err(failed("sending to another process"))
 }
 
 /// Waits for the next command to this process. Returns `None` at the end of the input.
@@ -133,5 +133,5 @@ pub(super) fn next_command<T: DeserializeOwned>() -> Result<Option<T>> {
     let line = std::io::stdin().lock().lines().next().transpose();
     let line = line.map_err(failed("standard input"))?;
     let told = line.map(|line| serde_json::from_str(&line)).transpose();
-    told.map_err(failed("what this process is told"))
+    told.map_err(failed("command to this process"))
 }

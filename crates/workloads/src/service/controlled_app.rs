@@ -1,5 +1,6 @@
-//! Applications that follow commands: they ask each other short questions at a rate, or hold idle connections. They use
-//! the service, or queue pairs of their own. Their resource use is measured from outside.
+//! Applications that follow commands: they ask each other short questions at a rate, or hold idle
+//! connections. They use the service, or queue pairs of their own. Their resource use is measured from
+//! outside.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -62,8 +63,8 @@ pub enum AppTransport {
     Verbs {
         /// Name of the device.
         device: String,
-        /// If set, a thread polls the completion queue all the time and yields its processor to others. Else the
-        /// thread sleeps on a completion channel whenever it has nothing to do.
+        /// If set, a thread polls the completion queue all the time and yields its processor to others. Else
+        /// the thread sleeps on a completion channel whenever it has nothing to do.
         polls: bool,
     },
     /// None. Shows what a program costs that does nothing.
@@ -111,8 +112,8 @@ trait AppConnections: Send {
     /// Sends a message over connection `connection` modulo their number.
     fn send(&mut self, connection: usize) -> Result<()>;
 
-    /// Takes messages that have come, and appends the connection of each to `came`. Waits for the first no longer
-    /// than until `until`.
+    /// Takes messages that have come, and appends the connection of each to `came`. Waits for the first no
+    /// longer than until `until`.
     fn take(&mut self, until: Instant, came: &mut Vec<usize>) -> Result<()>;
 
     /// Whether [`take`](Self::take) busy-polls.
@@ -289,7 +290,7 @@ impl AppConnections for ServiceStreams {
                 let opening: Vec<_> = (0..threads).map(start).collect();
                 let joined = opening.into_iter().map(|thread| thread.join());
                 joined
-                    .map(|opened| opened.expect("it does not panic"))
+                    .map(|opened| opened.expect("the thread does not panic"))
                     .collect()
             });
             for opened in opened {
@@ -334,7 +335,8 @@ impl AppConnections for ServiceStreams {
         Ok(())
     }
 
-    /// Sends on all streams before it receives on any, since each end has its connections in an order of its own.
+    /// Sends on all streams before it receives on any, since each end has its connections in an order of its
+    /// own.
     fn use_all(&mut self) -> Result<()> {
         for stream in &mut self.streams {
             stream.send_all(&[1])?;

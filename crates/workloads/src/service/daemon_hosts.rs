@@ -137,8 +137,8 @@ impl DaemonHosts {
         Ok((Ipv4Addr::LOCALHOST, port).into())
     }
 
-    /// Runs a measuring process on processor `cpu` and returns its figure: the median in nanoseconds, or bytes or
-    /// operations per second.
+    /// Runs a measuring process on processor `cpu` and returns its figure: the median in nanoseconds, or
+    /// bytes or operations per second.
     pub fn run_child(
         &self,
         role: &Role,

@@ -1,4 +1,4 @@
-//! Applications that measure: how long an answer takes, how much goes, and how many operations on the other's memory.
+//! Applications that measure latency, throughput, or one-sided operations on another application's memory.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -21,35 +21,36 @@ use crate::error::WorkloadError;
 use crate::latency::{Histogram, Schedule};
 use crate::random::Random;
 
-/// Bytes after which a sink answers with one.
+/// Bytes after which a sink answers one byte.
 const SINK_EACH: u64 = 1 << 20;
-/// How many times [`SINK_EACH`] may be under way to a sink.
+/// Maximum multiple of [`SINK_EACH`] that may be under way to a sink.
 const SINK_AHEAD: u64 = 16;
 
-/// By what an application talks to another.
+/// Transport between the applications.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LoadTransport {
-    /// A stream of the service's, waiting as they do: looking around for a while, and then asleep.
+    /// A stream of the service. It waits as streams do by default: it polls for a while, then sleeps.
     Service {
-        /// The daemon's socket.
+        /// Socket of the daemon.
         socket: PathBuf,
-        /// The other application; for one-sided requests one of each host.
+        /// Address of the other application; for one-sided requests, one address of each host.
         to: Vec<SocketAddr>,
-        /// Both sides sleep in poll(2) whenever nothing is there.
+        /// Whether both sides sleep in poll(2) whenever no data is there.
         asleep: bool,
     },
-    /// Queue pairs of its own, for operations on memory of other programs' ([`IdleQueuePairs`](super::native_verbs::IdleQueuePairs)).
+    /// Queue pairs of its own, for operations on the memory of
+    /// [`IdleQueuePairs`](super::native_verbs::IdleQueuePairs).
     Verbs {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// The names of the others.
+        /// Names of the other programs.
         names: Vec<String>,
     },
     /// A TCP connection.
     Tcp {
-        /// The other application.
+        /// Address of the other application.
         to: SocketAddr,
-        /// Both sides look all the time; else calls block.
+        /// Whether both sides busy-poll; else calls block.
         spinning: bool,
     },
 }
@@ -57,36 +58,37 @@ pub enum LoadTransport {
 /// An application that measures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadClient {
-    /// The load.
+    /// Kind of load.
     pub what: LoadKind,
-    /// What carries it.
+    /// Transport that carries it.
     pub by: LoadTransport,
-    /// Nanoseconds before it is measured.
+    /// Duration of the warm-up in nanoseconds.
     pub warm_ns: u64,
-    /// Nanoseconds that are measured.
+    /// Duration of the measurement in nanoseconds.
     pub run_ns: u64,
 }
 
-/// What is measured.
+/// Kind of load that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum LoadKind {
-    /// There and back, one message at a time.
+    /// Round trips, one message at a time.
     PingPong {
         /// Bytes of a message.
         size: usize,
     },
-    /// There and back at a rate, whatever comes back: from when each should have been sent.
+    /// Round trips in an open loop: messages are sent at a rate, whatever comes back. Latency counts from
+    /// each message's intended send time.
     Load {
         /// Bytes of a message.
         size: usize,
         /// Messages per second.
         per_second: f64,
     },
-    /// One way, as much as goes; the receiver looks at it where it lies. Over the service alone.
+    /// One way, as fast as possible. The receiver looks at the data in place. Only over the service.
     Bulk {
-        /// Bytes at a time.
+        /// Bytes sent at a time.
         size: usize,
-        /// From so many pieces of memory that is lent; 0: copied.
+        /// Number of pieces of memory that the sender lends in turn; 0: the sender copies.
         lent: usize,
     },
     /// One-sided requests. Not over TCP.
@@ -94,11 +96,11 @@ pub enum LoadKind {
 }
 
 fn not_over(what: &str) -> WorkloadError {
-    WorkloadError(format!("not over {what}"))
+    WorkloadError(format!("this load does not run over {what}"))
 }
 
 impl LoadClient {
-    /// When it is measured.
+    /// Returns when to measure, with the warm-up beginning now.
     fn interval(&self) -> Range<Instant> {
         let warm = clock::now() + Duration::from_nanos(self.warm_ns);
         warm..warm + Duration::from_nanos(self.run_ns)
@@ -125,11 +127,11 @@ impl LoadClient {
             LoadTransport::Service { socket, to, .. } => {
                 Ok((Service::attach(socket, "experiment")?, to))
             }
-            _ => Err(WorkloadError("over the service alone".to_owned())),
+            _ => Err(WorkloadError("this load runs only over the service".to_owned())),
         }
     }
 
-    /// A stream of the service to an application that is told what it is for.
+    /// Opens a stream of the service to an application, and sends it `wish`: what the connection is for.
     fn connect(&self, wish: &[u8]) -> Result<(Service, Stream)> {
         let (service, to) = self.service()?;
         let mut stream = service.connect(to[0])?;
@@ -137,7 +139,7 @@ impl LoadClient {
         Ok((service, stream))
     }
 
-    /// A stream to an application that sends everything back.
+    /// Opens a stream to an application that echoes everything.
     fn both(&self) -> Result<Box<dyn ByteStream>> {
         Ok(match &self.by {
             LoadTransport::Service { asleep: true, .. } => {
@@ -155,7 +157,7 @@ impl LoadClient {
         })
     }
 
-    /// A thread sends when it is time to, whatever the other has received.
+    /// Measures [`LoadKind::Load`]. A thread sends each message when it is due, whatever has come back.
     fn load(&self, size: usize, per_second: f64) -> Result<f64> {
         let (mut reader, mut writer): (Box<dyn Read>, Box<dyn Write + Send>) = match &self.by {
             LoadTransport::Service { .. } => {
@@ -176,7 +178,7 @@ impl LoadClient {
             let message = vec![7; size];
             for index in 0..count {
                 while clock::now() < schedule.intended(index) {
-                    // Others are to run meanwhile.
+                    // Yield the processor to others.
                     thread::yield_now();
                 }
                 writer.write_all(&message)?;
@@ -189,7 +191,7 @@ impl LoadClient {
             reader.read_exact(&mut back)?;
             found.record(clock::now().since(schedule.intended(index)));
         }
-        sender.join().expect("it does not panic")?;
+        sender.join().expect("the thread does not panic")?;
         median(&found)
     }
 
@@ -226,13 +228,13 @@ impl LoadClient {
         }
     }
 
-    /// One-sided requests per second, or bytes of their answers.
+    /// Measures one-sided requests per second, or bytes per second of their answers.
     fn request(&self, mut load: OneSidedLoad) -> Result<f64> {
         if !load.connections.is_multiple_of(load.hosts) {
-            return Err(WorkloadError("not as many connections to each".to_owned()));
+            return Err(WorkloadError("connections must be a multiple of the hosts".to_owned()));
         }
         if let one_sided::OneSidedOp::Reads { bytes, region } = &mut load.what {
-            // Each connection has a part of the memory.
+            // Each connection has its own part of the memory.
             *region = (*region / (load.connections / load.hosts)).max(*bytes);
         }
         let mut port: Box<dyn RequestTransport> = match &self.by {
@@ -261,10 +263,10 @@ fn per_second(count: u64, nanos: u64) -> f64 {
     count as f64 * 1e9 / nanos.max(1) as f64
 }
 
-/// What is sent in bulk.
+/// Source of bulk data.
 enum Source {
     Copied(Vec<u8>),
-    /// Pieces of memory, of which the oldest is sent again once it was returned.
+    /// Spare pieces of memory, and loans. When none is spare, the oldest loan is reclaimed and sent again.
     Lent(Vec<SharedMemory>, VecDeque<Loan>),
 }
 
@@ -289,7 +291,7 @@ impl Source {
                 let memory = match spare.pop() {
                     Some(memory) => memory,
                     None => {
-                        let oldest = lent.pop_front().expect("what is not spare is lent");
+                        let oldest = lent.pop_front().expect("every piece is spare or lent");
                         stream.reclaim(oldest).map_err(failed("lent memory"))?
                     }
                 };
@@ -301,7 +303,7 @@ impl Source {
     }
 }
 
-/// What is both read and written.
+/// A stream that can be read and written.
 trait ByteStream: Read + Write {}
 impl<T: Read + Write> ByteStream for T {}
 
@@ -313,7 +315,7 @@ fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
 }
 
 fn nothing() -> WorkloadError {
-    WorkloadError("nothing came back while it was measured".to_owned())
+    WorkloadError("no answer came during the measurement".to_owned())
 }
 
 fn median(found: &Histogram) -> Result<f64> {
@@ -323,7 +325,7 @@ fn median(found: &Histogram) -> Result<f64> {
     }
 }
 
-/// Exchanges messages, one at a time; answers the median latency in nanoseconds.
+/// Exchanges messages, one at a time; returns the median latency in nanoseconds.
 pub(super) fn pingpong(
     interval: Range<Instant>,
     mut exchange: impl FnMut() -> Result<()>,

@@ -1,5 +1,5 @@
-//! Verbs as a program uses them without the service: a device context, queue pairs, completion queues, receives and
-//! memory of its own. Used in both worlds.
+//! Verbs as a program uses them without the service: a device context, queue pairs, completion queues,
+//! receives and memory of its own. Used in both worlds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -104,7 +104,8 @@ impl Native {
         })
     }
 
-    /// Connects some queue pairs with as many of the other program; returns the address of the other program's memory.
+    /// Connects some queue pairs with as many of the other program; returns the address of the other
+    /// program's memory.
     pub(super) fn meet(&mut self, line: &mut Line, which: Range<usize>) -> Result<RemoteAddr> {
         let ours = emit(self.memory.region().remote(0));
         let mut theirs = None;
@@ -160,8 +161,8 @@ impl Native {
         polled(&*self.end.recv_cq, found)
     }
 
-    /// Waits for receives; call after a poll that found none. The first call arms the completion channel, the next
-    /// sleeps on it until `until` at most. Returns whether to poll again.
+    /// Waits for receives; call after a poll that found none. The first call arms the completion channel, the
+    /// next sleeps on it until `until` at most. Returns whether to poll again.
     pub(super) fn sleep(&mut self, until: Instant) -> Result<bool> {
         if !std::mem::replace(&mut self.is_armed, true) {
             self.end.recv_cq.arm(false);

@@ -1,5 +1,6 @@
-//! One-sided requests of one caller: generates them, checks the answers, and counts completions. Both worlds share
-//! this, whatever carries the requests. Also the transports that carry them on real daemons and devices.
+//! One-sided requests of one caller: generates them, checks the answers, and counts completions. Both worlds
+//! share this, whatever carries the requests. Also the transports that carry them on real daemons and
+//! devices.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -50,14 +51,16 @@ pub enum OneSidedOp {
 pub struct OneSidedLoad {
     /// Kind of request.
     pub what: OneSidedOp,
-    /// Number of callers: threads, each with its own core as long as there are enough. One on real daemons and devices.
+    /// Number of callers: threads, each with its own core as long as there are enough. One on real daemons
+    /// and devices.
     pub callers: usize,
-    /// Number of connections in all, or of queue pairs where callers have their own: a multiple of the callers.
+    /// Number of connections in all, or of queue pairs where callers have their own: a multiple of the
+    /// callers.
     pub connections: usize,
     /// Number of hosts that the connections go to, in turn.
     pub hosts: usize,
-    /// Outstanding requests of each caller, over its connections in turn. On real daemons and devices the connection of
-    /// each request is random, and each connection has its own part of the memory.
+    /// Outstanding requests of each caller, over its connections in turn. On real daemons and devices the
+    /// connection of each request is random, and each connection has its own part of the memory.
     pub outstanding: usize,
 }
 
@@ -203,7 +206,8 @@ impl RequestGenerator {
         !self.free.is_empty() && now < self.interval.end
     }
 
-    /// Returns the next request of a caller that began to prepare it at `began`. Call only if it [wants](Self::wants).
+    /// Returns the next request of a caller that began to prepare it at `began`. Call only if it
+    /// [wants](Self::wants).
     pub(super) fn next(&mut self, began: Instant) -> Option<Request> {
         let slot = self.free.pop()?;
         let connection = match self.draws {
@@ -257,7 +261,8 @@ pub(super) trait RequestTransport {
     fn peek(&mut self) -> Result<Vec<u8>>;
 }
 
-/// Makes requests until the window is over and all have completed. Then checks the sum of the counters, if any.
+/// Makes requests until the window is over and all have completed. Then checks the sum of the counters, if
+/// any.
 pub(super) fn drive(work: &mut RequestGenerator, port: &mut dyn RequestTransport) -> Result<()> {
     let mut ended = Vec::new();
     loop {
@@ -285,14 +290,14 @@ pub(super) fn drive(work: &mut RequestGenerator, port: &mut dyn RequestTransport
             .map(|at| u64::from_le_bytes(words[at / 8]));
         let (sum, added) = (counted.sum::<u64>(), work.counts.ended);
         if sum != added {
-            let why = format!("the counters say {sum}, but {added} were added");
+            let why = format!("{added} additions were made, but the counters add up to {sum}");
             return Err(WorkloadError(why));
         }
     }
     Ok(())
 }
 
-/// One-sided requests over the service: each connection with the window of its memory at the other end.
+/// One-sided requests over the service: each connection with the export id of its memory at the other end.
 pub(super) struct ServiceRequests {
     service: Service,
     what: OneSidedOp,
@@ -389,7 +394,8 @@ impl VerbsRequests {
         number * self.what.bytes()
     }
 
-    /// Opens queue pairs, as many to each of the named programs. Each connection reads its own part of the memory.
+    /// Opens queue pairs, as many to each of the named programs. Each connection reads its own part of the
+    /// memory.
     pub(super) fn open(device: &str, names: &[String], load: OneSidedLoad) -> Result<Self> {
         let what = load.what;
         let shape = shape(load.connections, load.outstanding, load.outstanding);

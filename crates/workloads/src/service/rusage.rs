@@ -33,7 +33,8 @@ pub fn pause(time: Duration, stop: &AtomicBool) -> Result<()> {
     Err(WorkloadError("interrupted".to_owned()))
 }
 
-/// Returns what was read in `/proc`; `None` if the process, thread or descriptor has gone since it was listed.
+/// Returns what was read in `/proc`; `None` if the process, thread or descriptor has gone since it was
+/// listed.
 fn unless_gone<T>(read: std::io::Result<T>) -> Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
@@ -57,7 +58,7 @@ fn list(pid: Pid, directory: &str) -> Result<Vec<PathBuf>> {
 fn field(text: &str, key: &str) -> Result<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key));
     let number = rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-    number.ok_or_else(|| WorkloadError(format!("/proc says nothing of {key}")))
+    number.ok_or_else(|| WorkloadError(format!("/proc has no field {key}")))
 }
 
 /// Memory use of a process.
@@ -65,11 +66,11 @@ fn field(text: &str, key: &str) -> Result<u64> {
 pub struct MemoryUsage {
     /// Bytes of private memory and its share of mapped files, without shared memory (PSS less `Pss_Shmem`).
     pub own: u64,
-    /// Bytes of memfds that no earlier process in the list has open: memory that processes share or devices use.
-    /// Counts all that the kernel has allocated, whether a process has touched it or not.
+    /// Bytes of memfds that no earlier process in the list has open: memory that processes share or devices
+    /// use. Counts all that the kernel has allocated, whether a process has touched it or not.
     pub shared: u64,
-    /// Bytes mapped, with its share of what others map as well (PSS of proc_pid_smaps(5)): roughly what the process
-    /// has touched.
+    /// Bytes mapped, with its share of what others map as well (PSS of proc_pid_smaps(5)): roughly what the
+    /// process has touched.
     pub mapped: u64,
 }
 
@@ -134,8 +135,8 @@ pub struct CpuTimes {
 }
 
 impl CpuLoad {
-    /// Measures the load of processes for `time`. Right only for threads that exist all the time. Reading all of them
-    /// takes a while on a busy machine, so each process has its own interval.
+    /// Measures the load of processes for `time`. Right only for threads that exist all the time. Reading all
+    /// of them takes a while on a busy machine, so each process has its own interval.
     pub fn of(pids: &[Pid], time: Duration, stop: &AtomicBool) -> Result<Self> {
         let look = || -> Result<Vec<(Instant, CpuTimes)>> {
             let look = |pid: &Pid| Ok((Instant::now(), CpuTimes::of(&[*pid])?));
@@ -155,7 +156,8 @@ impl CpuLoad {
 }
 
 impl CpuTimes {
-    /// Returns the sum over all threads that the processes have now. The times of threads that have ended are lost.
+    /// Returns the sum over all threads that the processes have now. The times of threads that have ended are
+    /// lost.
     pub fn of(pids: &[Pid]) -> Result<Self> {
         let mut sum = Self::default();
         for pid in pids {
@@ -173,7 +175,7 @@ impl CpuTimes {
     fn add(&mut self, schedule: &str, status: &str) -> Result<()> {
         let mut numbers = schedule.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(ran)), Some(Ok(waited))) = (numbers.next(), numbers.next()) else {
-            return Err(WorkloadError(format!("no times of threads: {schedule}")));
+            return Err(WorkloadError(format!("no thread times in schedstat: {schedule}")));
         };
         self.ran_ns += ran;
         self.waited_ns += waited;

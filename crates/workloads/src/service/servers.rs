@@ -20,10 +20,11 @@ pub(super) enum ConnectionPurpose {
     Echo = b'e',
     /// The server echoes everything from a thread that sleeps in poll(2) whenever no data is there.
     EchoAsleep = b'a',
-    /// The server discards everything. The next eight bytes give a number N: it answers one byte for every N received.
-    /// It reads the first byte of each piece of data in place.
+    /// The server discards everything. The next eight bytes give a number N: it answers one byte for every N
+    /// received. It reads the first byte of each piece of data in place.
     Sink = b's',
-    /// The next eight bytes give a size. The server exports that much memory and sends back its export, four bytes.
+    /// The next eight bytes give a size. The server exports that much memory and sends back the
+    /// export id, four bytes.
     WriteExport = b'w',
 }
 
@@ -41,7 +42,8 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
             continue;
         }
         if wish[0] == ConnectionPurpose::WriteExport as u8 {
-            // There are many such connections, and they need no thread. First revoke the memory of peers that are gone.
+            // There are many such connections, and they need no thread. First revoke the memory of peers that
+            // are gone.
             held = held.into_iter().filter_map(still_held).collect();
             if let Ok(export) = export(&service, &mut stream) {
                 stream.set_nonblocking(true);
@@ -119,7 +121,8 @@ fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
     Ok(export)
 }
 
-/// Echoes everything over TCP until the process is killed. If a client's first byte is [`SPINNING`], its thread spins.
+/// Echoes everything over TCP until the process is killed. If a client's first byte is [`SPINNING`], its
+/// thread spins.
 pub(super) fn serve_tcp() -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     reply(&listener.local_addr()?.port())?;

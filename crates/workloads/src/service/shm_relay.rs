@@ -1,5 +1,6 @@
 //! Four processes that forward a message through rings in shared memory, and the answer back, without verbs.
-//! Its latency is the lower bound for a path over two daemons where each process yields its processor while it waits.
+//! Its latency is the lower bound for a path over two daemons where each process yields its processor while
+//! it waits.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -86,8 +87,8 @@ impl RelayHop {
     }
 }
 
-/// Measures the median round-trip time of messages of `size` bytes over a chain, in nanoseconds. The first two
-/// processes run on the first processor, the last two on the second.
+/// Measures the median round-trip time of messages of `size` bytes over a chain, in nanoseconds. The first
+/// two processes run on the first processor, the last two on the second.
 pub fn measure(
     size: usize,
     (warm, run): (Duration, Duration),
@@ -117,6 +118,6 @@ pub fn measure(
             directory,
         )?);
     }
-    let measuring = links.last_mut().expect("there are links");
+    let measuring = links.last_mut().expect("the chain has processes");
     measuring.receive(warm + run + Duration::from_secs(20), stop)
 }

@@ -1,5 +1,6 @@
-//! The service in virtual time, compared with plain verbs: the daemon's core and its applications on simulated hosts,
-//! and threads that have queue pairs of their own or share some under a lock (RaaS, section VI).
+//! The service in virtual time, compared with plain verbs: the daemon's core and its applications on
+//! simulated hosts, and threads that have queue pairs of their own or share some under a lock (RaaS, section
+//! VI).
 //!
 //! | module | what |
 //! |---|---|
@@ -46,13 +47,16 @@ pub enum RequestPath {
 pub struct LoadResult {
     /// Requests completed per second.
     pub per_second: f64,
-    /// Bytes received by the callers' RNIC per second. Correct even if long answers are incomplete at the end.
+    /// Bytes received by the callers' RNIC per second. Correct even if long answers are incomplete at the
+    /// end.
     pub bytes_per_second: f64,
-    /// Time of each request, from when its caller begins to prepare it until the caller has seen that it is over.
+    /// Time of each request, from when its caller begins to prepare it until the caller has seen that it is
+    /// over.
     pub latency: Quantiles,
     /// Number of queue pairs on the callers' host.
     pub queue_pairs: usize,
-    /// Number of requests completed in the whole run. Each request that was made completed with the right answer.
+    /// Number of requests completed in the whole run. Each request that was made completed with the right
+    /// answer.
     pub ended: u64,
 }
 
@@ -80,12 +84,12 @@ fn nanos(nanos: f64) -> Duration {
 
 /// Name of the callers' host.
 const CALLERS: &str = "h0";
-/// How long a run may take beside warm-up and measurement.
+/// How long a run may take in addition to warm-up and measurement.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl OneSidedLoad {
-    /// Runs the load on such machines for `times`: warm-up and measurement, in virtual time. A wrong or missing
-    /// answer is an error.
+    /// Runs the load on such machines for `times`: warm-up and measurement, in virtual time. A wrong or
+    /// missing answer is an error.
     pub fn measure(
         &self,
         arm: RequestPath,
@@ -129,7 +133,7 @@ impl OneSidedLoad {
                 return Err(WorkloadError("interrupted".to_owned()));
             }
             if now > limit {
-                return Err(WorkloadError("it does not end".to_owned()));
+                return Err(WorkloadError("the run does not end".to_owned()));
             }
             let interval = shared_run.interval();
             let next = interval.and_then(|interval| interval.get(looks.len()).copied());
@@ -153,7 +157,7 @@ impl OneSidedLoad {
         }
         drop(running);
         let [(from, before), (until, after)] = looks[..] else {
-            return Err(WorkloadError("it ended before it was measured".to_owned()));
+            return Err(WorkloadError("the run ended before the measurement".to_owned()));
         };
         let state = shared_run.state();
         let counts = &state.counts;
@@ -164,7 +168,7 @@ impl OneSidedLoad {
         if let (OneSidedOp::Adds { .. }, Some(sum)) = (self.what, state.sum)
             && sum != counts.asked
         {
-            let why = format!("{} were added, and the counters say {sum}", counts.asked);
+            let why = format!("{} additions were made, but the counters add up to {sum}", counts.asked);
             return Err(WorkloadError(why));
         }
         Ok(LoadResult {

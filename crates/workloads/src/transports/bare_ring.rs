@@ -1,5 +1,5 @@
-//! Connecting the bare ring. Each actor makes the memory of the ring that comes in and mails where it is. As with the ring
-//! on verbs, there is a ring back only for workloads that send something back.
+//! Connects bare rings. Each actor makes the memory of its incoming ring and mails where it is. As on verbs,
+//! the ring back exists only for workloads that send something back.
 
 use headworks_baselines::{BareReceiver, BareSegment, BareSender};
 use headworks_runtime::ActorContext;
@@ -10,16 +10,16 @@ use crate::actor_pair::{PairMail, Role};
 use crate::connecting_actor::Connect;
 use crate::error::{Result, WorkloadError};
 
-/// Connects the ring there and, where the workload needs it, the one back.
+/// Connects the ring there and, if the workload needs it, the one back.
 pub struct BareConnect {
     job: Job,
     role: Role,
-    /// The memory of the ring that comes in, once it is made.
+    /// Memory of the incoming ring, once it is made.
     inward: Option<BareSegment>,
 }
 
 impl BareConnect {
-    /// For `job`.
+    /// Connects for `job`.
     pub fn new(job: Job, role: Role) -> Self {
         let inward = None;
         Self { job, role, inward }
@@ -35,7 +35,7 @@ impl Connect for BareConnect {
 
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<Self::Connected>> {
         let (slots, slot) = (self.job.slots as usize, self.job.size.next_multiple_of(64));
-        // As the ring's defaults: α and γ, and β.
+        // The ring's defaults: α and γ are a quarter of the slots, β is an eighth.
         let (quarter, eighth) = ((slots / 4).max(1) as u64, (slots / 8).max(1));
         let both = self.job.is_two_way();
         if self.inward.is_none() && (both || self.role == Role::Receiver) {

@@ -1,5 +1,5 @@
-//! The kernel's byte streams as transports: TCP, Unix sockets and pipes. To connect one, the receiving actor makes the
-//! names and mails where they are, and the sending actor follows.
+//! The kernel's byte streams as transports: TCP, Unix sockets and pipes. To connect one, the receiving actor
+//! makes the names and mails where they are, and the sending actor follows.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -59,7 +59,7 @@ impl ByteStream {
         loop {
             match rustix::io::read(&self.incoming, self.inward.room()) {
                 Ok(0) if !self.inward.pending().is_empty() => {
-                    return Err(WorkloadError("cut off in a message".into()));
+                    return Err(WorkloadError("the stream ended within a message".into()));
                 }
                 Ok(0) => return Ok(None),
                 Ok(n) => {
@@ -143,7 +143,8 @@ pub struct ByteStreamConnect {
 enum State {
     Start,
     Listening(OwnedFd),
-    /// This actor has opened both pipes, the one to read and the one to write. The sender has not opened them yet.
+    /// This actor has opened both pipes, the one to read and the one to write. The sender has not opened them
+    /// yet.
     Piped(OwnedFd, OwnedFd),
 }
 

@@ -117,7 +117,7 @@ mod tests {
         for number in 1..=9 {
             let row = format!("M{number}-");
             let of = names.iter().filter(|name| name.starts_with(&row));
-            // M7 and M9 change two things each, which are also measured alone.
+            // M7 and M9 have two variants each.
             assert_eq!(
                 of.count(),
                 if [7, 9].contains(&number) { 2 } else { 1 },

@@ -1,5 +1,5 @@
-//! Two message channels of one actor as an arm, one out and one in: the ring on verbs, the bare ring and the baseline designs
-//! alike. Messages are copied in from the application's memory or written in place
+//! A transport of one actor made of two message channels, one out and one in: rings on verbs, bare rings, or
+//! baseline designs. Messages are copied in from the application's memory or written in place
 //! ([`Channel::in_place`](super::job::Channel::in_place)).
 
 use std::hint::spin_loop;
@@ -13,38 +13,38 @@ use super::job::Job;
 use super::{MessageSink, MessageSource, MessageTransport, TakeResult};
 use crate::error::{Result, WorkloadError};
 
-/// Bytes of the application's own messages that lie around before they are sent, about.
+/// Approximate bytes of the application's messages that wait to be sent.
 const OUTBOX: usize = 4096;
-/// Messages in there at most.
+/// Maximum number of messages in the outbox.
 const OUTBOX_MESSAGES: usize = 16;
-/// Looks at a full or an empty ring in one call.
+/// Polls of a full or an empty ring in one call.
 const TRIES: u32 = 64;
-/// Calls that found the ring full or empty between two looks at the rest: errors, the peer's death.
+/// Number of calls that find the ring full or empty between two checks for errors and the peer's death.
 const LOOK_EVERY: u32 = 16;
-/// Calls of `flush` between two of those looks.
+/// Number of calls of `flush` between two such checks.
 const LOOK_FLUSHES: u32 = 256;
 
-/// The ends of one actor; one of them where nothing is sent back.
+/// The ends of one actor. Workloads that send nothing back have only one.
 pub struct ChannelEnds<S, R> {
     /// The actor sends on this one.
     pub sender: Option<S>,
     /// The actor receives from this one.
     pub receiver: Option<R>,
-    /// Work beside sending and receiving, which most channels have none of.
+    /// Work other than sending and receiving; most channels have none.
     pub extra: Option<PerMessageWork<S, R>>,
 }
 
-/// Work with a message beside sending and receiving it.
+/// Work for each message other than sending and receiving it.
 pub enum PerMessageWork<S, R> {
     /// Messages are copied to this memory of the application before they are read.
     Copy(Vec<u8>),
-    /// These are called with either end after each message.
+    /// Functions called with the sending or receiving end after each message.
     After(fn(&S), fn(&R)),
 }
 
 #[cold]
 fn one_way() -> WorkloadError {
-    WorkloadError("ring: this workload goes the other way".into())
+    WorkloadError("ring: this actor has no channel in that direction".into())
 }
 
 #[cold]
@@ -57,7 +57,7 @@ fn sending(why: impl std::fmt::Display) -> WorkloadError {
     WorkloadError::at("sending", why)
 }
 
-/// Answers whether there was room.
+/// Returns whether there was room.
 #[inline(always)]
 fn room(sent: Result<(), SendError>) -> Result<bool> {
     match sent {
@@ -68,7 +68,7 @@ fn room(sent: Result<(), SendError>) -> Result<bool> {
 }
 
 impl<S, R> ChannelEnds<S, R> {
-    /// Without work beside sending and receiving.
+    /// Makes ends without work other than sending and receiving.
     pub fn new(sender: Option<S>, receiver: Option<R>) -> Self {
         Self {
             sender,
@@ -79,7 +79,7 @@ impl<S, R> ChannelEnds<S, R> {
 }
 
 impl<S: MessageSender, R: MessageReceiver> ChannelEnds<S, R> {
-    /// Sends a message in one way or another; whether there was room.
+    /// Sends a message by calling `send`. Returns whether there was room.
     #[inline]
     fn send(&mut self, send: impl FnOnce(&mut S) -> Result<(), SendError>) -> Result<bool> {
         let sender = self.sender.as_mut().ok_or_else(one_way)?;
@@ -90,7 +90,7 @@ impl<S: MessageSender, R: MessageReceiver> ChannelEnds<S, R> {
         Ok(sent)
     }
 
-    /// Sends a message of `len` bytes filled in place; whether there was room.
+    /// Sends a message of `len` bytes, filled in place. Returns whether there was room.
     #[inline(always)]
     fn put_in_place<F: MessageSource>(&mut self, len: usize, fill: &mut F) -> Result<bool> {
         let mut is_written = false;
@@ -100,14 +100,14 @@ impl<S: MessageSender, R: MessageReceiver> ChannelEnds<S, R> {
                 is_written = true;
             })
         })?;
-        // There was room in the channel, and then none in the device's queue.
+        // There was room in the channel, but none in the device's queue.
         if is_written && !sent {
             fill.again();
         }
         Ok(sent)
     }
 
-    /// Takes a message; whether there was one.
+    /// Takes a message. Returns whether there was one.
     #[inline(always)]
     fn get<T: MessageSink>(&mut self, sink: &mut T) -> Result<bool> {
         let receiver = self.receiver.as_mut().ok_or_else(one_way)?;
@@ -126,7 +126,7 @@ impl<S: MessageSender, R: MessageReceiver> ChannelEnds<S, R> {
         Ok(got.map_err(receiving)?.is_some())
     }
 
-    /// Publishes what was sent; whether all of it is published.
+    /// Publishes what was sent. Returns whether all of it is published.
     #[inline]
     fn publish(&mut self) -> Result<bool> {
         match &mut self.sender {
@@ -135,7 +135,7 @@ impl<S: MessageSender, R: MessageReceiver> ChannelEnds<S, R> {
         }
     }
 
-    /// Sees to what the hot calls do not look at.
+    /// Checks what the hot calls do not: errors and the peer's death.
     fn look(&mut self) -> Result<()> {
         if let Some(sender) = &mut self.sender {
             sender.step().map_err(sending)?;
@@ -148,29 +148,30 @@ impl<S: MessageSender, R: MessageReceiver> ChannelEnds<S, R> {
     }
 }
 
-/// An arm made of two channels.
+/// A transport made of two channels.
 pub struct ChannelPair<S, R> {
     ends: ChannelEnds<S, R>,
     price: Option<MessageCost>,
     size: usize,
     in_place: bool,
     yields: bool,
-    /// Looks at a full or an empty ring in one call.
+    /// Polls of a full or an empty ring in one call.
     looks: u32,
-    /// Messages of the application on their way into the ring.
+    /// The application's messages on their way into the ring.
     outbox: Buffer,
     spacing: PollInterval,
-    /// Calls in a row that found nothing to do.
+    /// Number of calls that found nothing to do.
     idle: u32,
     flushes: u32,
     finished: bool,
 }
 
 impl<S: MessageSender, R: MessageReceiver> ChannelPair<S, R> {
-    /// For messages as `job` has them, which cost `price` where time is virtual.
+    /// Makes a transport for the messages of `job`, which cost `price` where time is virtual.
     pub fn new(job: &Job, ends: ChannelEnds<S, R>, price: Option<MessageCost>) -> Self {
         let in_place = job.channel.in_place(job.size);
-        // A few, so that none is copied while the processor still holds back the stores that made it.
+        // Several messages, so that the stores that wrote a message have left the store buffer before it is
+        // copied.
         let outbox = match in_place {
             true => 0,
             false => (OUTBOX / job.size).clamp(1, OUTBOX_MESSAGES) * job.size,
@@ -181,7 +182,7 @@ impl<S: MessageSender, R: MessageReceiver> ChannelPair<S, R> {
             size: job.size,
             in_place,
             yields: job.yields,
-            // Where time is virtual it has to pass between two looks.
+            // In virtual time, time must pass between two polls.
             looks: if price.is_some() { 1 } else { TRIES },
             outbox: Buffer::new(outbox),
             spacing: PollInterval::default(),
@@ -203,7 +204,7 @@ impl<S: MessageSender, R: MessageReceiver> ChannelPair<S, R> {
         Ok(())
     }
 
-    /// Tries for a bounded time; whether `put` succeeded.
+    /// Tries `put` a bounded number of times. Returns whether it succeeded.
     #[inline]
     fn patiently(
         &mut self,
@@ -219,7 +220,7 @@ impl<S: MessageSender, R: MessageReceiver> ChannelPair<S, R> {
         Ok(false)
     }
 
-    /// Sends what lies in the outbox; whether nothing is left.
+    /// Sends what is in the outbox. Returns whether nothing is left.
     #[inline]
     fn empty_outbox(&mut self) -> Result<bool> {
         let size = self.size;
@@ -288,7 +289,7 @@ impl<S: MessageSender, R: MessageReceiver> MessageTransport for ChannelPair<S, R
             for _ in 0..self.spacing.on_empty() {
                 spin_loop();
             }
-            // What was taken is handled before anything is waited for.
+            // Messages that were taken are handled before anything waits.
             tries += 1;
             if taken > 0 || tries > self.looks {
                 break;
@@ -302,7 +303,7 @@ impl<S: MessageSender, R: MessageReceiver> MessageTransport for ChannelPair<S, R
 
     fn flush(&mut self) -> Result<bool> {
         match self.flush_now() {
-            // Everything was delivered, and the peer may be gone before its mail is here.
+            // Everything was delivered, and the peer may exit before its mail arrives.
             Err(_) if self.finished => Ok(true),
             flushed => flushed,
         }
@@ -323,7 +324,7 @@ mod tests {
     use crate::transports::message_contents::{MessageChecker, MessageWriter};
     use crate::transports::mock_channel::MockChannel;
 
-    /// Both ends of a queue with room for so many messages.
+    /// Makes a transport of both ends of a queue with room for `room` messages.
     fn arm(size: usize, room: usize) -> ChannelPair<MockChannel, MockChannel> {
         let run = std::time::Duration::ZERO;
         let job = Job::new(

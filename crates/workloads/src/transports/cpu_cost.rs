@@ -1,8 +1,8 @@
-//! Processor time that an actor is charged where time is virtual, beside calls of verbs. Elsewhere the actor pays by
-//! computing, and nothing here runs.
+//! Processor time, other than that of verbs calls, that an actor is charged where time is virtual. Elsewhere
+//! the actor spends real time, and nothing here runs.
 //!
-//! Work is charged where it is done: a message before it is posted, its copy before its slot is freed. So it delays
-//! what follows as it would on a machine.
+//! Work is charged where it is done: a message before it is posted, its copy before its slot is freed. So it
+//! delays what follows as it would on a machine.
 
 use std::cell::RefCell;
 
@@ -15,18 +15,18 @@ pub use crate::cpu_prices::CpuPrices;
 use crate::error::Result;
 use headworks_runtime::ActorContext;
 
-/// A step takes so long in virtual time, about, where there is enough to do: what others do meanwhile is
-/// seen in the next one.
+/// Approximate length of a busy step in virtual time. An actor sees in its next step what others did
+/// meanwhile.
 const STEP: Duration = Duration::from_nanos(60);
 
-/// What one message costs one of its two ends.
+/// Cost of one message to one of its two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Whatever its length.
+    /// Time that does not depend on the length.
     pub each: Duration,
-    /// How often its bytes are copied.
+    /// Number of times that the bytes are copied.
     pub copies: u32,
-    /// Whether its bytes are zeroed: that stores and does not load, so it is half a copy.
+    /// Whether the bytes are zeroed. That stores but does not load, so it costs half a copy.
     pub clears: bool,
 }
 
@@ -42,17 +42,17 @@ impl Cost {
     }
 }
 
-/// What a message costs.
+/// Cost of a message to both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageCost {
-    /// The sending end.
+    /// Cost to the sending end.
     pub send: Cost,
-    /// The receiving end.
+    /// Cost to the receiving end.
     pub take: Cost,
 }
 
 impl MessageCost {
-    /// Of a message of `size` bytes on `channel`.
+    /// Returns the cost of a message of `size` bytes on `channel`.
     pub fn of(channel: Channel, size: usize, prices: CpuPrices) -> Self {
         let [sender, receiver] = match channel {
             Channel::Baseline(PaperBaseline::Farm) => [0, 1],
@@ -82,7 +82,7 @@ impl MessageCost {
         }
     }
 
-    /// The same for an application that computes so long for a message that it sends, and for one that it
+    /// Adds the time for which an application computes for each message that it sends, and for each that it
     /// takes.
     #[must_use]
     pub fn with_work(mut self, [send, take]: [Duration; 2]) -> Self {
@@ -92,12 +92,12 @@ impl MessageCost {
     }
 }
 
-/// Whether a step that began then has taken as long as it should.
+/// Returns whether a step that began at `began` has taken as long as it should.
 pub(crate) fn is_long(began: Instant, cx: &mut ActorContext<'_>) -> bool {
     cx.now().since(began) >= STEP
 }
 
-/// Pays for each message that goes through it.
+/// Charges the cost of each message that passes through it.
 struct Charged<'a, 'c, T: ?Sized> {
     inner: &'a mut T,
     cx: &'a mut ActorContext<'c>,
@@ -122,7 +122,7 @@ impl MessageSink for Charged<'_, '_, dyn MessageSink + '_> {
     }
 }
 
-/// [`MessageTransport::offer`], paid for.
+/// Does [`MessageTransport::offer`] and charges it.
 #[inline]
 pub(super) fn offer<A: MessageTransport, F: MessageSource>(
     arm: &mut A,
@@ -136,7 +136,7 @@ pub(super) fn offer<A: MessageTransport, F: MessageSource>(
     }
 }
 
-/// One copy for all that fill, so that there is less to compile.
+/// One instance for all sources, so that there is less to compile.
 #[inline(never)]
 fn offer_charged<A: MessageTransport>(
     arm: &mut A,
@@ -156,7 +156,7 @@ fn offer_charged<A: MessageTransport>(
     Ok(accepted)
 }
 
-/// [`MessageTransport::take`], paid for.
+/// Does [`MessageTransport::take`] and charges it.
 #[inline]
 pub(super) fn take<A: MessageTransport, S: MessageSink>(
     arm: &mut A,
@@ -170,7 +170,7 @@ pub(super) fn take<A: MessageTransport, S: MessageSink>(
     }
 }
 
-/// One copy for all that take, so that there is less to compile.
+/// One instance for all sinks, so that there is less to compile.
 #[inline(never)]
 fn take_charged<A: MessageTransport>(
     arm: &mut A,
@@ -192,14 +192,14 @@ fn take_charged<A: MessageTransport>(
     Ok(TakeResult::Messages(taken))
 }
 
-/// Where the ends of an application's channels pay.
+/// Charges the messages of an application's channels to its actor.
 pub struct CostMeter<'e, 'c> {
     cx: RefCell<&'e mut ActorContext<'c>>,
     price: MessageCost,
 }
 
 impl<'e, 'c> CostMeter<'e, 'c> {
-    /// Messages cost this.
+    /// Makes a meter that charges `price` for each message.
     pub fn new(cx: &'e mut ActorContext<'c>, price: MessageCost) -> Self {
         let cx = RefCell::new(cx);
         Self { cx, price }
@@ -209,7 +209,7 @@ impl<'e, 'c> CostMeter<'e, 'c> {
         cost.charge(len, &mut self.cx.borrow_mut());
     }
 
-    /// This end, whose messages are paid for.
+    /// Wraps a channel's end so that its messages are charged.
     pub fn at<'a, E>(&'a self, end: &'a mut E) -> ChargedEnd<'a, 'e, 'c, E> {
         ChargedEnd {
             end,
@@ -218,7 +218,7 @@ impl<'e, 'c> CostMeter<'e, 'c> {
     }
 }
 
-/// An end of a channel whose messages are paid for.
+/// An end of a channel whose messages are charged.
 pub struct ChargedEnd<'a, 'e, 'c, E> {
     end: &'a mut E,
     cost_meter: &'a CostMeter<'e, 'c>,

@@ -118,8 +118,8 @@ named! {
 }
 
 named! {
-    /// RB² in full, or with one of its optimisations switched off. M1 to M9 are the rows of the paper's Table II, the
-    /// others appear in its figures. Rows other than M8 use huge pages where the machine has some.
+    /// RB² in full, or with one of its optimisations switched off. M1 to M9 are the rows of the paper's Table
+    /// II, the others appear in its figures. Rows other than M8 use huge pages where the machine has some.
     Variant {
         Full = "rb2-in-place", "publish every 32, transmit every 16, push every 32; in place";
         HugePages = "M1-full", "publish every 32, transmit every 16, push every 32; in place; huge \
@@ -154,8 +154,8 @@ impl Variant {
 }
 
 impl Channel {
-    /// Returns whether messages of `size` bytes are written in place, if the channel supports it, rather than copied
-    /// from the application's memory.
+    /// Returns whether messages of `size` bytes are written in place, if the channel supports it, rather than
+    /// copied from the application's memory.
     pub fn in_place(self, size: usize) -> bool {
         match self {
             Self::Ring(RingMode::Paper(variant)) => variant != Variant::Copies,
@@ -173,7 +173,8 @@ pub const IN_PLACE: usize = 64 * 1024;
 pub enum Workload {
     /// As many messages as possible, one way, for a time.
     Rate,
-    /// As many messages as possible, one way, until a number was sent after the warm-up, or until the time is up.
+    /// As many messages as possible, one way, until a number was sent after the warm-up, or until the time is
+    /// up.
     Volume {
         /// Maximum number of messages sent after the warm-up.
         messages: u64,
@@ -242,7 +243,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes a job of messages of `size` bytes in 128 slots, with defaults otherwise. A fifth of `run` is warm-up.
+    /// Makes a job of messages of `size` bytes in 128 slots, with defaults otherwise. A fifth of `run` is
+    /// warm-up.
     pub fn new(
         channel: Channel,
         workload: Workload,

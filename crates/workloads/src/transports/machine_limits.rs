@@ -1,5 +1,5 @@
-//! Limits of the machine itself, without any channel: a cache line's round trip between two processors, and a copy
-//! between two arrays. Threads suffice: processes would see the same.
+//! Limits of the machine itself, without any channel: a cache line's round trip between two processors, and a
+//! copy between two arrays. Threads suffice: processes would see the same.
 
 use std::any::Any;
 use std::hint::{black_box, spin_loop};
@@ -17,8 +17,8 @@ const BATCH: u64 = 200;
 #[repr(align(128))]
 struct Flag(AtomicU64);
 
-/// Returns the nanoseconds that a cache line takes from one processor to another: half of its round trip, measured
-/// for `run`, as the median over batches.
+/// Returns the nanoseconds that a cache line takes from one processor to another: half of its round trip,
+/// measured for `run`, as the median over batches.
 pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64> {
     let flags = [Flag(AtomicU64::new(0)), Flag(AtomicU64::new(0))];
     std::thread::scope(|scope| {
@@ -61,8 +61,8 @@ pub fn half_cache_line_round_trip(cpus: [usize; 2], run: Duration) -> Result<f64
     })
 }
 
-/// Returns copies of `size` bytes per second, slot by slot from one array of `slots` slots to another, again and
-/// again: the upper bound for a ring's own copy.
+/// Returns copies of `size` bytes per second, slot by slot from one array of `slots` slots to another, again
+/// and again: the upper bound for a ring's own copy.
 pub fn array_to_array(cpu: usize, size: usize, slots: usize, run: Duration) -> Result<f64> {
     let work = || {
         pin(cpu)?;

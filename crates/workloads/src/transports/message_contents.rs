@@ -9,8 +9,8 @@ use crate::latency::{Histogram, Schedule};
 /// Writes one message after the other.
 #[derive(Default)]
 pub struct MessageWriter {
-    /// Whether every byte is written, with a value that changes from message to message. Otherwise only the message's
-    /// number is written, into its first word.
+    /// Whether every byte is written, with a value that changes from message to message. Otherwise only the
+    /// message's number is written, into its first word.
     touches: bool,
     next: u64,
 }
@@ -147,8 +147,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Sends 600 messages, writing those twice for which `again` is true, and then one that `harm` changes. Returns how
-    /// many were wrong before the last one, and in all.
+    /// Sends 600 messages, writing those twice for which `again` is true, and then one that `harm` changes.
+    /// Returns how many were wrong before the last one, and in all.
     fn wrong(
         touches: bool,
         again: impl Fn(u64) -> bool,

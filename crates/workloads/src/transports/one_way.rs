@@ -1,5 +1,5 @@
-//! One-way messages: as many as possible, or an open-loop load, whose messages are due at fixed times whether or not
-//! earlier ones were taken.
+//! One-way messages: as many as possible, or an open-loop load, whose messages are due at fixed times whether
+//! or not earlier ones were taken.
 
 use headworks::verbs::{Instant, time::Duration};
 use headworks_runtime::{ActorContext, ActorError, Step};
@@ -15,8 +15,8 @@ use crate::report::Report;
 
 /// Steps without a message after which the receiver checks whether the sender has finished.
 const LOOK_EVERY: u32 = 256;
-/// Minimum number of messages between two clock reads of a receiver that measures its rate. A ring hands over a few at
-/// a time, and a clock read costs more than one of them.
+/// Minimum number of messages between two clock reads of a receiver that measures its rate. A ring hands over
+/// a few at a time, and a clock read costs more than one of them.
 const CLOCK_EVERY: usize = 256;
 /// Approximate number of latencies measured per second.
 const MEASURED_PER_SECOND: f64 = 500_000.0;
@@ -41,7 +41,8 @@ pub trait Source: MessageSource + Send {
     /// Returns the maximum number of messages to send at `now`.
     fn due(&self, job: &Job, now: Instant) -> usize;
 
-    /// Returns whether the source is done after `time`, with `sent` messages, `warm` of them during the warm-up.
+    /// Returns whether the source is done after `time`, with `sent` messages, `warm` of them during the
+    /// warm-up.
     fn is_over(&self, job: &Job, time: Duration, sent: u64, warm: u64) -> bool;
 }
 
@@ -114,7 +115,8 @@ impl<F: Source> Sender<F> {
         }
     }
 
-    /// Offers the messages that are due. Returns the time since the first offer, and whether the source is done.
+    /// Offers the messages that are due. Returns the time since the first offer, and whether the source is
+    /// done.
     fn offer(
         &mut self,
         arm: &mut impl MessageTransport,
@@ -339,8 +341,8 @@ impl<A: MessageTransport, S: ReceiveSink> WorkloadDriver<A> for Receiver<S> {
         let (batch, is_virtual) = (S::batch(&self.job), arm.price().is_some());
         match cpu_cost::take(arm, batch, &mut self.sink, cx)? {
             TakeResult::Messages(0) => {
-                // In virtual time, measuring begins when the ring is empty. Messages that already lie in the ring
-                // take no time and must not be counted.
+                // In virtual time, measuring begins when the ring is empty. Messages that already lie in the
+                // ring take no time and must not be counted.
                 if is_virtual && self.first.is_some() && self.begin.is_none() {
                     self.begin(cx.now(), self.job.warm());
                 }
@@ -359,7 +361,8 @@ impl<A: MessageTransport, S: ReceiveSink> WorkloadDriver<A> for Receiver<S> {
                 if is_measured && self.taken - self.end.1 >= batch.min(CLOCK_EVERY) as u64 {
                     let now = cx.now();
                     self.end = (now, self.taken);
-                    // In virtual time, wait for a moment when the ring is empty; if none comes, begin later.
+                    // In virtual time, prefer a moment when the ring is empty: begin here only after twice
+                    // the warm-up.
                     self.begin(now, self.job.warm().times(1 + u64::from(is_virtual)));
                 }
                 return Ok(Step::Again);

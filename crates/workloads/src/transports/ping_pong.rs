@@ -1,4 +1,5 @@
-//! Round trips, one message at a time. Reports half the round trip as the latency, unless the job asks for round trips.
+//! Round trips, one message at a time. Reports half the round trip as the latency, unless the job asks for
+//! round trips.
 
 use headworks::verbs::Instant;
 use headworks_runtime::{ActorContext, ActorError, Step};

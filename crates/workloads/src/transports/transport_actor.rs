@@ -179,7 +179,8 @@ mod tests {
     fn every_channel_carries_every_size_unharmed() {
         for channel in channels() {
             for (size, touch) in [(8, false), (24, true), (100_000, true), (200_000, false)] {
-                // The receiver checks the contents. How many messages come after the warm-up depends on the scheduler.
+                // The receiver checks the contents. How many messages come after the warm-up depends on the
+                // scheduler.
                 let [_, got] = pair(channel, Workload::Rate, |job| {
                     (job.size, job.touch) = (size, touch);
                 });

@@ -1,5 +1,6 @@
-//! Connects channels on verbs: the ring and the designs that it is compared with. Mail brings up the queue pairs. The
-//! channel back exists only for workloads that send something back: a second array of large slots is a lot of memory.
+//! Connects channels on verbs: the ring and the designs that it is compared with. Mail brings up the queue
+//! pairs. The channel back exists only for workloads that send something back: a second array of large slots
+//! is a lot of memory.
 
 use std::iter;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub trait ChannelDesign: Send + 'static {
     /// Makes a receiving end.
     fn receiver(&self, device: &Arc<dyn Device>) -> Result<Self::Receiving, SetupError>;
 
-    /// Sets up the work beside sending and receiving messages of `size` bytes.
+    /// Sets up the work other than sending and receiving messages of `size` bytes.
     fn adjust(&self, _: &mut ChannelEndsOf<Self>, _size: usize)
     where
         Self: Sized,
@@ -75,8 +76,8 @@ impl<K: ChannelDesign> Unconnected for End<K> {
     }
 }
 
-/// Connects the ends of the actor with `role`. `there` is the channel from the sending actor, `back` the one to it; it
-/// is unset where nothing is sent back.
+/// Connects the ends of the actor with `role`. `there` is the channel from the sending actor, `back` the one
+/// to it; it is unset where nothing is sent back.
 pub fn meet<K: ChannelDesign>(
     device: Arc<dyn Device>,
     role: Role,

@@ -1,6 +1,6 @@
-//! Where the devices part on a line, as a rule allows: what one of them did failed on the other, whose queue
-//! pairs are in error then. Only that line is excused, only what came of it on the one that failed, and
-//! nothing before.
+//! Divergences: places where the two devices part on a line, as a rule allows. A request or a receive failed
+//! on one device only, and its queue pairs are in error there. A divergence excuses only that line, only the
+//! results on the device that failed, and nothing before.
 
 use headworks_verbs::{QpState, Status};
 
@@ -12,21 +12,21 @@ use crate::differential::observation::{
     KnownHang, PostedTo, QpSnapshot, StepObservation, WorkFate, is_of_the_peer,
 };
 
-/// One such place.
+/// Divergence of the two devices on a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Divergence {
     pub(super) rule: DivergenceRule,
     line: usize,
-    /// Whose queue pairs may be in error on one device alone.
+    /// Ends whose queue pair may be in error on one device only.
     ends: [bool; 2],
-    /// Which device that is: 0 for the left one.
+    /// Index of the device that failed: 0 is the left one.
     failed: usize,
-    /// The request or the receive that it comes from.
+    /// The `wr_id` of the request or the receive at which the divergence begins.
     from: u64,
 }
 
 impl Divergence {
-    /// Whether it explains that this came of a request or a receive.
+    /// Returns whether the divergence explains the two fates of a request or a receive.
     pub(super) fn allows(
         &self,
         wr_id: u64,
@@ -44,12 +44,12 @@ impl Divergence {
             DivergenceRule::Known(CASE_FENCED_HANGS | CASE_UNANSWERED_HANGS)
         );
         if hangs && is_request && wr_id <= self.from {
-            // Nothing tells that those before it were executed, either.
+            // On the device that hangs, nothing tells that earlier unsignalled requests were executed.
             let is_before = wr_id < self.from && failed == Some(&WorkFate::Silent);
             return whole.is_none() && (wr_id == self.from || is_before);
         }
         if let (None, Some(WorkFate::Failed(status))) = (whole, failed) {
-            // What waits there is flushed, and a receive may have been taken by what failed.
+            // The device that failed flushes outstanding work, and the failed request may have taken a receive.
             let known = &allowed.known[self.failed];
             let is_taken = || {
                 let mut meant = demanded(known, *status).into_iter();
@@ -64,7 +64,7 @@ impl Divergence {
         match self.rule {
             DivergenceRule::RefusedOrFailed if wr_id == self.from => true,
             DivergenceRule::RefusedOrFailed => {
-                // What is refused there as well was looked at there alone.
+                // Only the device that failed got to this request, and may have refused it too.
                 let is_lost = |failed: &WorkFate| match failed {
                     WorkFate::Refused(kind) => is_lasting(kind),
                     fate => *fate == WorkFate::Failed(Status::Flushed),
@@ -78,7 +78,7 @@ impl Divergence {
                 let known = &allowed.known[self.failed];
                 let may_end = |status| match status {
                     Status::Flushed => true,
-                    // Of the receive itself, and of the request that took it.
+                    // This arm is for the receive itself, the next one for the request that took it.
                     status if wr_id == self.from => demanded(known, status)
                         .iter()
                         .any(|(meant, _)| *meant == Status::LocalProtection),
@@ -95,7 +95,7 @@ impl Divergence {
         }
     }
 
-    /// Whether it explains that a queue pair is in these places: the one that failed is in error.
+    /// Returns whether the divergence explains the two states of a queue pair: the failed one is in error.
     pub(super) fn parts(&self, place: (usize, usize), both: [&QpSnapshot; 2]) -> bool {
         let (line, end) = place;
         let state = both[self.failed].state;
@@ -104,7 +104,7 @@ impl Divergence {
     }
 }
 
-/// All of a step.
+/// Returns all divergences of a step.
 pub(super) fn find_divergences(
     both: [&StepObservation; 2],
     allowed: &AllowedDivergence,
@@ -124,7 +124,7 @@ pub(super) fn find_divergences(
                 continue;
             };
             let Some(whole) = sides.0.fates.get(wr_id) else {
-                // Of a shared queue: nothing flushes the one that was not taken.
+                // A receive of a shared queue: if it is not taken, nothing flushes it.
                 let state =
                     |seen: &StepObservation| Some(seen.snapshots.get(about.line)?[about.end].state);
                 let fail_both = state(sides.0) == state(sides.1);
@@ -157,12 +157,12 @@ pub(super) fn find_divergences(
                     if is_lasting(kind)
                         && (!is_silence(*status) || sides.1.several_faults.contains(wr_id)) =>
                 {
-                    // One that was flushed has not put it in error.
+                    // A flushed request did not cause the error state.
                     ends[about.end] = *status != Status::Flushed;
                     ends[1 - about.end] = is_of_the_peer(*status);
                     DivergenceRule::RefusedOrFailed
                 }
-                // What was found over there, the peer hears of.
+                // The responder found the fault, so the peer's queue pair failed.
                 WorkFate::Failed(other)
                     if sides.1.several_faults.contains(wr_id)
                         && ![*other, *status].contains(&Status::Flushed)
@@ -200,7 +200,7 @@ pub(super) fn find_divergences(
     splits
 }
 
-/// Queue pairs that are in SQE on one, and in error on another that knows no SQE.
+/// Returns the queue pairs in SQE on one device and in error on the other, which is known not to enter SQE.
 fn without_sqe(
     sides: (&StepObservation, &StepObservation),
     failed: usize,
@@ -230,7 +230,7 @@ fn without_sqe(
     splits
 }
 
-/// Queue pairs that fail on one, since the peer does not answer, and on another wait without end.
+/// Returns the queue pairs whose peer does not answer: they fail on one device and hang on the other, as known.
 fn stuck(
     sides: (&StepObservation, &StepObservation),
     failed: usize,
@@ -261,7 +261,7 @@ fn stuck(
     splits
 }
 
-/// The peer does not answer.
+/// Returns whether the status means that the peer did not answer, or had no receive.
 const fn is_silence(status: Status) -> bool {
     matches!(status, Status::RetryExceeded | Status::RnrRetryExceeded)
 }

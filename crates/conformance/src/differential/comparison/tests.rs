@@ -6,7 +6,7 @@ use crate::differential::observation::{PostedTo, Span};
 
 const LINES: usize = 2;
 
-/// A step in which nothing came of anything: two lines, in RTS.
+/// Returns a step without requests: two lines in RTS.
 fn nothing() -> StepObservation {
     let standing = QpSnapshot {
         state: Some(QpState::Rts),
@@ -26,7 +26,7 @@ fn nothing() -> StepObservation {
     }
 }
 
-/// Bytes of request `wr_id`.
+/// Returns the bytes of request `wr_id`.
 fn span(wr_id: u64) -> Span {
     Span {
         end: 0,
@@ -36,7 +36,7 @@ fn span(wr_id: u64) -> Span {
     }
 }
 
-/// What came of requests: number, line, end, fate.
+/// Returns a step with these requests: number, line, end, fate.
 fn step(fates: &[(u64, usize, usize, WorkFate)]) -> StepObservation {
     let mut seen = nothing();
     for (wr_id, line, end, fate) in fates {
@@ -53,7 +53,7 @@ fn step(fates: &[(u64, usize, usize, WorkFate)]) -> StepObservation {
     seen
 }
 
-/// The same with this queue pair in error, its receives flushed.
+/// Returns the step with this queue pair in error and its receives flushed.
 fn in_error(mut seen: StepObservation, line: usize, end: usize) -> StepObservation {
     seen.snapshots[line][end] = QpSnapshot {
         state: Some(QpState::Error),
@@ -77,7 +77,7 @@ fn executed(bytes: u32) -> WorkFate {
     }
 }
 
-/// Compares both ways round: which is which makes no difference.
+/// Compares both ways round: the result must not depend on the order of the devices.
 fn compared(
     one: &StepObservation,
     other: &StepObservation,
@@ -316,7 +316,7 @@ fn a_receive_that_a_refused_write_took_fails_or_is_flushed_and_a_request_is_not(
     is_found(&with(Status::LocalLength, true), &with(flushed, true));
 }
 
-/// How many differences there are where this is known of the other one; nothing is compared after them.
+/// Returns the number of differences if this deviation of `other` is known. No later step is compared.
 fn differences(
     one: &StepObservation,
     other: &StepObservation,

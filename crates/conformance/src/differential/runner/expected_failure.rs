@@ -1,25 +1,25 @@
-//! What is wrong with a request, and so what may not come of it on any device: this is known without
-//! another device to compare with.
+//! Faults of a request, and the statuses that they rule out on any device. This check needs no other device
+//! to compare with.
 
 use headworks_verbs::Status;
 
-/// What is wrong with a request.
+/// Faults of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExpectedFailure {
-    /// With memory here.
+    /// The local memory has a fault.
     pub(super) here: bool,
-    /// With memory over there.
+    /// The remote memory has a fault.
     pub(super) there: bool,
-    /// With what it asks of the peer: not allowed, not aligned, or perhaps longer than the receive.
+    /// The request may be invalid to the peer: not allowed, misaligned, or longer than the receive.
     pub(super) form: bool,
-    /// The peer refuses it for one of both.
+    /// The peer refuses it, for its memory or its form.
     pub(super) refuses: bool,
-    /// It cannot succeed: some of it has bytes.
+    /// It cannot succeed, because it accesses at least one byte that it may not.
     pub(super) must_fail: bool,
 }
 
 impl ExpectedFailure {
-    /// What is impossible about a request that ended so.
+    /// Returns why a request with these faults cannot have ended with this status, if it cannot.
     pub(super) fn contradicts(self, status: Status) -> Option<&'static str> {
         let (is_possible, why) = match status {
             Status::Success => (!self.must_fail, "succeeded, and names what it may not"),

@@ -1,4 +1,4 @@
-//! Posting receives and requests.
+//! Steps that post receives and requests.
 
 use headworks_verbs::{GRH_BYTES, QpState, QpType};
 
@@ -11,27 +11,27 @@ use crate::differential::observation::{CallOutcome, Span, StepObservation, WorkF
 use crate::differential::outstanding::SentRequest;
 use crate::differential::program::{self, LocalData, Request, Slice, SliceFault};
 
-/// A request as it is posted.
+/// Request that is ready to be posted.
 struct PreparedRequest {
     send: Send,
-    /// What it names here, if it brings something, and over there.
+    /// Memory that it writes: local for READs and atomics, remote for the others.
     spans: Vec<Span>,
-    /// What it may have brought is not there before what is behind it goes on its way, without a fence.
+    /// What it fetches. Without a fence, later requests may start before the fetched bytes arrive.
     brought: Option<FetchedBytes>,
-    /// A datagram that is received.
+    /// It is a datagram that takes a receive.
     is_received: bool,
     len: usize,
-    /// How many things may be wrong with it.
+    /// Number of its possible faults.
     wrongs: usize,
-    /// The failure that is expected of it.
+    /// Failure that its faults lead to.
     cause: ExpectedFailure,
 }
 
-/// What a READ or an atomic does.
+/// What a READ or an atomic fetches.
 #[derive(Clone, Copy)]
 struct FetchedBytes {
     from: Span,
-    /// It fails, when what is behind it may have been executed.
+    /// The request fails, and later requests may have been executed by then.
     fails: bool,
 }
 
@@ -70,7 +70,7 @@ impl ProgramRunner<'_, '_> {
                 self.faulty_receives
                     .insert(wr_id, before + targets[at].good);
             }
-            // Of no bytes nothing can be wrong.
+            // A piece of length 0 is not accessed, so its fault does not limit the receive.
             let bars = |target: &ResolvedSlice| target.is_bad && target.len > 0;
             if let Some(at) = targets.iter().position(bars) {
                 let before = targets[..at].iter().map(|target| target.len).sum::<usize>();
@@ -107,7 +107,7 @@ impl ProgramRunner<'_, '_> {
         for request in chain {
             let mut next = self.request(line, end, request);
             if request.op.takes_receive() {
-                // Whether there is one for it is looked at before its memory, or after.
+                // A device looks for a receive before it checks the memory, or after.
                 next.wrongs += usize::from(receives == 0 && next.cause.refuses);
                 receives = receives.saturating_sub(1);
             }
@@ -124,7 +124,7 @@ impl ProgramRunner<'_, '_> {
             }
         }
         fence(&mut ready);
-        // What is not behind a completion could be under way in the next step.
+        // Requests behind the last completion could be under way in the next step.
         let all = ud || chain.iter().any(Request::is_refusable);
         for request in &mut ready {
             request.send.signaled |= all;
@@ -145,11 +145,11 @@ impl ProgramRunner<'_, '_> {
                 ),
                 false => request.is_received && receiver.state.can_receive(),
             },
-            // A datagram that fails was not sent.
             imm: match request.send.op {
                 Op::SendImm(imm) | Op::WriteImm(_, imm) => Some(imm),
                 _ => None,
             },
+            // A datagram that fails was not sent.
             fills: connected && matches!(request.send.op, Op::Send | Op::SendImm(_)),
             is_fenced: request.send.fence,
             is_fetch: request.brought.is_some(),
@@ -173,8 +173,8 @@ impl ProgramRunner<'_, '_> {
         Ok(outcome)
     }
 
-    /// How many of these datagrams do not depend on when they arrive: one that finds no receive, or
-    /// one that is too short, is lost now, and would not be in the next step.
+    /// Returns how many of these datagrams can be sent without a race. A datagram that finds no receive, or one
+    /// that is too short, is lost now, but would not be lost in the next step.
     fn datagrams_that_fit(&self, line: usize, end: usize, ready: &[PreparedRequest]) -> usize {
         let receiver = &self.lines[line][1 - end];
         if receiver.is_gone {
@@ -325,7 +325,7 @@ impl ProgramRunner<'_, '_> {
                         qkey: if good_qkey { QKEY } else { QKEY ^ 1 },
                         imm,
                     },
-                    // On a connection there are no datagrams.
+                    // A connection has no datagrams.
                     None => Op::Send,
                 }
             }
@@ -333,14 +333,14 @@ impl ProgramRunner<'_, '_> {
     }
 }
 
-/// Fences what the specification would let overtake a READ or an atomic before it, where that would
-/// show: it may write what that reads, and it may have been executed when that fails.
+/// Fences requests that the specification allows to overtake an earlier READ or atomic, where that would
+/// show: such a request may write what the READ reads, or may have been executed when the READ fails.
 fn fence(ready: &mut [PreparedRequest]) {
     let mut open: Vec<FetchedBytes> = Vec::new();
     for request in ready {
         let writes = |brought: &FetchedBytes| match request.send.op {
             Op::Read(_) => false,
-            // Into a receive, wherever that is.
+            // It writes into a receive, whose memory is not known here.
             Op::Send | Op::SendImm(_) | Op::SendTo { .. } => true,
             _ => request
                 .spans
@@ -357,7 +357,7 @@ fn fence(ready: &mut [PreparedRequest]) {
     }
 }
 
-/// How many of a chain were posted, by what posting it was answered with; notes what became of the
+/// Returns how many requests of a chain were posted, given the outcome of the post. Records the fates of the
 /// others.
 fn posted(outcome: &CallOutcome, numbers: &[u64], seen: &mut StepObservation) -> usize {
     let CallOutcome::Refused { kind, index } = outcome else {

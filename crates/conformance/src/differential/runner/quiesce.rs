@@ -1,4 +1,4 @@
-//! Coming to rest: which completions come, and what of a step is still under way.
+//! Waits until a step has come to rest, and checks the completions that come.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::differential::observation::{
     KnownHang, Span, StepObservation, UnspecifiedBytes, WorkFate, is_of_the_peer,
 };
 
-/// How long anything may take that may be known to wait without end. A peer that is gone is given up sooner.
+/// Time after which work that may be known to hang counts as stuck. A device gives up on a missing peer sooner.
 const STUCK_AFTER: Duration = Duration::from_nanos(2 * DeviantBehaviour::HANG_TIMEOUT.nanos());
 
 impl ProgramRunner<'_, '_> {
-    /// Polls and looks until everything that must come has come, and then whether more does.
+    /// Polls until everything that must come has come, and then whether more comes.
     pub(super) fn quiesce(&mut self, seen: &mut StepObservation) -> Verdict {
         let now = self.bench.now();
         let (until, stuck_from) = (now + DEADLINE, now + STUCK_AFTER);
@@ -63,7 +63,7 @@ impl ProgramRunner<'_, '_> {
         Ok(())
     }
 
-    /// Queue pairs that may be known to wait without end, and by which case.
+    /// Returns the queue pairs that may be known to hang, with the cases that observe it.
     fn known_hangs(&self) -> BTreeMap<(usize, usize), Vec<KnownHang>> {
         let lines = self.lines.iter().enumerate();
         let all = lines.flat_map(|(line, pair)| {
@@ -102,7 +102,7 @@ impl ProgramRunner<'_, '_> {
         None
     }
 
-    /// An event that must come yet: after a RESET it might not.
+    /// Returns a required event that has not come. It is awaited now because it might not come after a RESET.
     fn missing_event(&mut self) -> Result<Option<String>, String> {
         let twice = self.bench.behaviour().reports_failure_twice;
         for end in 0..2 {
@@ -128,7 +128,7 @@ impl ProgramRunner<'_, '_> {
         Ok(None)
     }
 
-    /// Takes whatever completions there are; says whether there were some.
+    /// Takes all available completions and returns whether there were any.
     fn poll_all(&mut self, seen: &mut StepObservation) -> Result<bool, String> {
         let of = |(end, tail): (usize, &RunningQp)| {
             let QpFixture {
@@ -301,7 +301,7 @@ impl ProgramRunner<'_, '_> {
                 }
             }
             status => {
-                // Some of what did not arrive may be in the first of them.
+                // The first receive that fails may hold a part of the message.
                 if !tail.outstanding.has_failed_receive {
                     seen.unspecified
                         .extend(spans.iter().map(|span| UnspecifiedBytes {
@@ -317,7 +317,7 @@ impl ProgramRunner<'_, '_> {
         Ok(())
     }
 
-    /// What was fetched from bytes in doubt is in doubt as well.
+    /// Returns the bytes that were fetched from unspecified bytes, and so are unspecified as well.
     pub(super) fn fetched_in_doubt(&self, seen: &StepObservation) -> Vec<UnspecifiedBytes> {
         let mut doubts = Vec::new();
         let good = seen.fates.iter().filter(|(_, fate)| fate.is_good());
@@ -340,7 +340,7 @@ impl ProgramRunner<'_, '_> {
         doubts
     }
 
-    /// Which of the queue pairs of `end` has this number.
+    /// Returns the line and end of the queue pair of `end` with this number.
     fn source(&self, end: usize, qpn: u32) -> Option<(usize, usize)> {
         let host = self.hosts[end].id;
         let mut known = self.bench.handles().find_qpn(qpn);
@@ -352,13 +352,13 @@ impl ProgramRunner<'_, '_> {
     }
 }
 
-/// A status of what the peer refused before it placed any of it: key, bounds, access and the form of a
-/// request are looked at first (section 9.7.4.1).
+/// Returns whether the status means that the peer refused a request before it placed any byte: it checks key,
+/// bounds, access and the form of the request first (section 9.7.4.1).
 const fn is_refused_there(status: Status) -> bool {
     matches!(status, Status::RemoteAccess | Status::RemoteInvalidRequest)
 }
 
-/// What several pieces of one request name.
+/// Returns the bytes that several pieces of one request name.
 fn twice(spans: &[Span]) -> Vec<UnspecifiedBytes> {
     let mut doubts = Vec::new();
     for (at, span) in spans.iter().enumerate() {
@@ -376,7 +376,7 @@ fn twice(spans: &[Span]) -> Vec<UnspecifiedBytes> {
     doubts
 }
 
-/// The first 40 bytes of a receive.
+/// Returns the first 40 bytes of a receive, which hold the GRH.
 fn header(spans: &[Span]) -> Vec<UnspecifiedBytes> {
     let mut left = headworks_verbs::GRH_BYTES;
     let mut doubts = Vec::new();

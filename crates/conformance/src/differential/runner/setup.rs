@@ -1,4 +1,4 @@
-//! Making what a program has.
+//! Creates the objects of a program.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::differential::program::{
 use crate::world::HostRole;
 
 impl<'b, 'w> ProgramRunner<'b, 'w> {
-    /// Makes what the program has from the beginning, and brings all of it up.
+    /// Creates the initial objects of a program and connects all lines.
     pub(in crate::differential) fn new(
         bench: &'b mut CaseContext<'w>,
         device: usize,
@@ -79,7 +79,7 @@ impl<'b, 'w> ProgramRunner<'b, 'w> {
         id
     }
 
-    /// Registers new memory; when that is refused, there is none.
+    /// Allocates and registers memory. If the registration is refused, there is no new memory.
     pub(super) fn register(
         &mut self,
         end: usize,
@@ -195,7 +195,7 @@ impl<'b, 'w> ProgramRunner<'b, 'w> {
         let side = QpFixture {
             host,
             pd,
-            // Nobody asks for these.
+            // These are not used.
             channel: 0,
             buffer: 0,
             region: 0,
@@ -227,7 +227,7 @@ fn options(qp_type: QpType, ending: &QpConfig) -> QpOptions {
         access: ending.access,
         signal_all: ending.signal_all,
         timeout: 12,
-        // Seven is for ever on some devices, as with RNR retries.
+        // On some devices 7 retries forever, as it does for RNR retries.
         retry_count: 6,
         rnr_retry: 1,
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
@@ -241,7 +241,7 @@ fn options(qp_type: QpType, ending: &QpConfig) -> QpOptions {
     options
 }
 
-/// The seed of what memory holds at first.
+/// Returns the seed of the initial contents of a memory.
 fn fill_seed(end: usize, number: usize) -> u64 {
     (end as u64 + 1) << 32 | number as u64
 }

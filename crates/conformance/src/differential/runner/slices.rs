@@ -1,4 +1,4 @@
-//! What slices mean: which bytes of which region, and what is wrong with them.
+//! Resolves slices: which bytes of which region, and with which fault.
 
 use headworks_verbs::Access;
 
@@ -7,20 +7,20 @@ use crate::call::{AddressFault, Piece, Remote};
 use crate::differential::observation::Span;
 use crate::differential::program::{HALF, LEN, Slice, SliceFault};
 
-/// For what memory is named.
+/// Purpose for which a slice names memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SliceUse {
-    /// To be sent.
+    /// Local source of a request.
     Source,
-    /// To be written to, by what a request brings or a receive takes.
+    /// Local destination of a READ, an atomic or a receive.
     Sink,
-    /// By the peer.
+    /// Remote memory of a request.
     Peer,
-    /// By the peer, a word.
+    /// Remote word of an atomic.
     Word,
 }
 
-/// Bytes that a slice means.
+/// Memory that a slice names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ResolvedSlice {
     end: usize,
@@ -28,14 +28,14 @@ pub(super) struct ResolvedSlice {
     offset: i64,
     pub(super) len: usize,
     address_fault: AddressFault,
-    /// How many bytes of it come before what is wrong.
+    /// Number of its bytes before the fault.
     pub(super) good: usize,
-    /// A request that names them here fails.
+    /// A request that names it locally fails.
     pub(super) is_bad: bool,
 }
 
 impl ResolvedSlice {
-    /// The bytes of it that there are.
+    /// Returns the part of it that exists.
     pub(super) fn span(&self) -> Span {
         let inside = |at: i64| at.clamp(0, LEN as i64) as usize;
         Span {
@@ -110,7 +110,7 @@ impl ProgramRunner<'_, '_> {
         }
     }
 
-    /// Whether a peer may do that to it.
+    /// Returns whether a peer may access the target in this way.
     pub(super) fn lets(&self, target: &ResolvedSlice, need: Access) -> bool {
         let allowed = self.regions[target.end][target.memory].memory.access;
         !target.is_bad && target.len <= LEN && allowed.contains(need)

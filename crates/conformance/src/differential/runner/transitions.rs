@@ -1,4 +1,4 @@
-//! States and objects.
+//! Steps that change states and destroy objects.
 
 use headworks_verbs::{Psn, QpAttr, QpState, QpType};
 
@@ -8,7 +8,7 @@ use crate::call::Call;
 use crate::differential::observation::CallOutcome;
 
 impl ProgramRunner<'_, '_> {
-    /// From RESET to RTS, both ends.
+    /// Moves both ends of a line from RESET to RTS.
     pub(super) fn bring_up(&mut self, line: usize) -> Verdict {
         let [a, b] = &self.lines[line];
         let (a, of_a, b, of_b) = (a.side, a.options.clone(), b.side, b.options.clone());

@@ -14,22 +14,22 @@ use crate::error::{Result, WorkloadError};
 /// A packet of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its flow.
+    /// The packet's flow.
     pub key: FlowKey,
-    /// When it was seen, in ns since 1970.
+    /// Time of the packet, in ns since 1970.
     pub time_ns: u64,
-    /// Its size on the wire, in bytes.
+    /// Size of the packet on the wire, in bytes.
     pub size_bytes: u32,
 }
 
-/// Packets of a file, or synthetic ones: at least one.
+/// Packets of a file, or synthetic packets: at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// The packets whose flow is known, in the order of the file.
+    /// The packets whose flow is known, in file order.
     pub packets: Vec<Packet>,
-    /// Packets before the last of these whose flow is not known.
+    /// Number of packets that were skipped because their flow is unknown.
     pub skipped: u64,
-    /// The report's remark about the reading, if there is one.
+    /// Remark on the reading for the report, if there is one.
     pub note: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl Capture {
     /// Reads the first `most` packets of the file at `path`, at least one.
     pub fn read(path: &Path, most: usize) -> Result<Self> {
         let read = || {
-            // Opening a named pipe would wait for somebody to write.
+            // Opening a named pipe would block until somebody opens it for writing.
             match std::fs::metadata(path)?.is_file() {
                 true => Self::read_from(File::open(path)?, most),
                 false => Err(io::Error::other("not a regular file")),
@@ -46,7 +46,7 @@ impl Capture {
         read().map_err(|why| WorkloadError(format!("{}: {why}", path.display())))
     }
 
-    /// Reads the first `most` packets of what has the form of a file, at least one.
+    /// Reads the first `most` packets from a reader, at least one.
     pub fn read_from(reader: impl Read, most: usize) -> io::Result<Self> {
         let (mut packets, mut skipped) = (Vec::new(), BTreeMap::new());
         let ended = each_packet(reader, |link, time_ns, size_bytes, bytes| {
@@ -66,7 +66,7 @@ impl Capture {
         let notes = notes.map(|(why, count)| format!("{count} packets skipped: {why}"));
         let mut notes: Vec<_> = notes.collect();
         match ended {
-            // Somebody ended the recording: what came before is good.
+            // The recording was interrupted: the packets before that are valid.
             Err(why) if why.kind() == ErrorKind::UnexpectedEof => {
                 if packets.is_empty() && others == 0 {
                     return Err(io::Error::other("ends too early"));
@@ -88,13 +88,14 @@ impl Capture {
     }
 }
 
-/// The packets of a capture, again and again. The time of each round begins where the round before it ended.
+/// Replays the packets of a capture in an endless loop. The time of each round begins where the previous
+/// round ended.
 #[derive(Clone, Debug)]
 pub struct Replay {
     capture: Arc<Capture>,
     at: usize,
     sequence: u64,
-    /// When the capture began, and what is added to its times in this round.
+    /// Time of the first packet of the capture; `shift_ns` is added to the times since then in this round.
     began_ns: u64,
     shift_ns: u64,
     latest_ns: u64,
@@ -113,7 +114,7 @@ impl Replay {
         }
     }
 
-    /// The next record. Their sequence counts from 0; a clone gives the same ones again.
+    /// Returns the next record. Sequence numbers count from 0. A clone returns the same records.
     #[inline]
     pub fn record(&mut self) -> Record {
         if self.at == self.capture.packets.len() {

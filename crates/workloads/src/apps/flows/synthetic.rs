@@ -14,8 +14,8 @@ use crate::random::Random;
 
 /// Default number of flows.
 pub const FLOWS: u32 = 1 << 16;
-/// Shape of the Pareto distribution of flow sizes: the smaller, the heavier its tail. Measurements of the Internet
-/// give 1 to 1.5.
+/// Shape of the Pareto distribution of flow sizes: the smaller, the heavier its tail. Measurements of the
+/// Internet give 1 to 1.5.
 const SHAPE: f64 = 1.2;
 /// Packets of the largest flow for each packet of the smallest: where the distribution is cut off.
 const LARGEST: f64 = 1e5;

@@ -1,6 +1,7 @@
 //! A host's daemon in virtual time: the daemon's own core, on a core of a simulated host.
 //!
-//! The model charges the daemon's copies and verbs calls. The processor time of the daemon's own code is charged here.
+//! The model charges the daemon's copies and verbs calls. The processor time of the daemon's own code is
+//! charged here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,15 +19,16 @@ use super::one_sided_apps::PORT;
 use super::{OneSidedOp, ScenarioBuilder, SharedRun, locked, message_apps, nanos, one_sided_apps};
 use crate::service::Result;
 
-/// Processor time of an idle step of the daemon. This and the next three constants were measured with this code on
-/// soft devices, all on one core of a present-day server (AMD EPYC); the time of the devices is subtracted.
+/// Processor time of an idle step of the daemon. This and the next three constants were measured with this
+/// code on soft devices, all on one core of a present-day server (AMD EPYC); the time of the devices is
+/// subtracted.
 const STEP: Duration = Duration::from_nanos(60);
 /// Added to that for each session, whose doorbell the daemon reads.
 const SESSION: Duration = Duration::from_nanos(6);
 /// Added to that when the step finds work.
 const BUSY: Duration = Duration::from_nanos(350);
-/// Processor time of half of an application's request: from its record to where it is posted, and from there to its
-/// completion. The daemon that executes an atomic needs as much for it.
+/// Processor time of half of an application's request: from its record to where it is posted, and from there
+/// to its completion. The daemon that executes an atomic needs as much for it.
 const HALF_REQUEST: Duration = Duration::from_nanos(82);
 
 /// An application's session with its daemon, and what both know of each other in virtual time.
@@ -53,7 +55,8 @@ pub(super) struct PendingOperation {
     /// Index among the application's outstanding operations.
     pub(super) slot: usize,
     pub(super) outcomes: Outcomes,
-    /// End of the daemon's step that wrote the outcome, once it did. The application does not see the outcome earlier.
+    /// End of the daemon's step that wrote the outcome, once it did. The application does not see the outcome
+    /// earlier.
     pub(super) seen_at: Option<Instant>,
 }
 
@@ -252,7 +255,7 @@ impl Host {
                 }
                 Output::Signal { .. } => {}
                 Output::EndSession(_) => {
-                    return Err(ActorError::new("the daemon has turned an application away"));
+                    return Err(ActorError::new("the daemon ended an application's session"));
                 }
             }
         }
@@ -264,8 +267,8 @@ impl Host {
         lines.find(|(_, one)| **one == peer).map(|(line, _)| *line)
     }
 
-    /// Picks up the records that applications have written. Returns their number, and that of the cache lines that the
-    /// daemon reads for them.
+    /// Picks up the records that applications have written. Returns their number, and that of the cache lines
+    /// that the daemon reads for them.
     fn picked(&mut self) -> (u64, u64) {
         let (mut records, mut lines) = (0, 0);
         for (_, app_session) in &self.sessions {

@@ -12,7 +12,8 @@ use crate::service::Result;
 /// Bytes copied at a time: as many as a record carries.
 const PIECE: usize = 64 << 10;
 
-/// Adds the applications of these sessions: one that begins, and one on the other host that answers as many bytes.
+/// Adds the applications of these sessions: one that begins, and one on the other host that answers as many
+/// bytes.
 pub(super) fn add(
     scenario: &mut ScenarioBuilder,
     bytes: usize,
@@ -166,7 +167,7 @@ impl Actor for Talker {
                 let _: bool = connection.receiving.consume(count as u64);
                 app_session.touched.insert(connection.handle());
                 if bytes != self.message[got..got + count] {
-                    return Err(ActorError::new("bytes of a message are wrong"));
+                    return Err(ActorError::new("a message arrived with wrong bytes"));
                 }
                 cx.charge(LOOK);
                 if got + count < len {

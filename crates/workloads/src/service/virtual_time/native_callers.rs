@@ -39,8 +39,8 @@ impl SimulatedLock {
 
     /// Asks for the lock for thread `who`, which joins the queue if `queues`.
     ///
-    /// `Ok(cost)`: the thread has the lock after that time, uses it in the same step, and [releases](Self::release) it.
-    /// `Err(at)`: the thread is to ask again at `at`.
+    /// `Ok(cost)`: the thread has the lock after that time, uses it in the same step, and
+    /// [releases](Self::release) it. `Err(at)`: the thread is to ask again at `at`.
     pub(super) fn ask(
         &mut self,
         who: usize,

@@ -16,7 +16,7 @@ use crate::service::one_sided::Request;
 
 /// Port at which the servers listen.
 pub(super) const PORT: u16 = 7000;
-/// Bytes of the message in which an application tells its peer the export_id of its memory.
+/// Bytes of the message in which an application tells its peer the export id of its memory.
 const EXPORT_ID_BYTES: usize = 4;
 
 /// Processor time of one look at shared memory.
@@ -107,7 +107,7 @@ impl Caller {
             over += 1;
             let outcome = one.outcomes.get().map(|(outcome, _)| outcome);
             if outcome != Some(Outcome::Done) {
-                let why = format!("an operation ended: {outcome:?}");
+                let why = format!("an operation failed: {outcome:?}");
                 return Err(ActorError::new(why));
             }
             let (local, _) = self.places(one.slot)?;
@@ -142,7 +142,7 @@ impl Caller {
         let (lent, _) = end.connection.sending.operate(&operation)?;
         if lent.is_none() {
             return Err(ActorError::new(
-                "no room for a record: more than it has room for are outstanding",
+                "no room for a record: too many operations are outstanding",
             ));
         }
         app_session.written += 1;
@@ -186,7 +186,7 @@ impl Actor for Caller {
             self.about = Some(cx.now());
             cx.charge(self.think);
         } else if work.load.what.bytes() > SHORT && ended == 0 {
-            // The time between two polls does not matter beside the time of a long answer.
+            // The time between two polls does not matter compared with the time of a long answer.
             return Ok(Step::At(now + PAUSE));
         }
         Ok(Step::Again)
@@ -222,7 +222,7 @@ pub(super) struct End {
     pub(super) connection: Box<Connection>,
     /// Identifier of the request to export memory over the connection.
     exports: Option<u32>,
-    /// Window of the peer's memory, once the peer has sent it.
+    /// Export id of the peer's memory, once the peer has sent it.
     export_id: Option<u32>,
 }
 
@@ -231,8 +231,8 @@ pub(super) struct End {
 pub(super) enum Opening {
     /// The client connects to the applications of these hosts.
     Connects(Vec<usize>),
-    /// The client listens. If it has memory, it fills it for these requests, and exports it to each application that
-    /// connects.
+    /// The client listens. If it has memory, it fills it for these requests, and exports it to each
+    /// application that connects.
     Listens(OneSidedOp),
 }
 
@@ -316,7 +316,7 @@ impl Client {
                     end.connection.refresh(session.slabs());
                     let (sent, _) = end.connection.sending.send(&export_id.to_le_bytes())?;
                     if sent != EXPORT_ID_BYTES {
-                        return Err(ActorError::new("no room for a few bytes"));
+                        return Err(ActorError::new("no room to send the export id"));
                     }
                 }
                 (Event::Refused { why, .. } | Event::Over(why), _) => {
@@ -328,8 +328,8 @@ impl Client {
         Ok(())
     }
 
-    /// Receives the windows of the peers' memory. Returns whether `count` connections have one and the client's own
-    /// memory is allocated.
+    /// Receives the export ids of the peers' memory. Returns whether `count` connections have one and the
+    /// client's own memory is allocated.
     fn receive_exports(&mut self, count: usize) -> Result<bool, ActorError> {
         let app_session = locked(&self.app_session);
         for end in self.ends.iter_mut().filter(|end| end.export_id.is_none()) {

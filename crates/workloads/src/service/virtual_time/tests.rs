@@ -87,7 +87,8 @@ fn messages_come_whole_and_the_longer_the_later() {
 fn a_lock_is_had_in_the_order_of_asking_and_is_dearer_the_more_wait() {
     let (has, waits) = (Duration::from_nanos, Instant::from_nanos);
     let mut lock = SimulatedLock::new([has(150), has(10)]);
-    // Each entry: thread, time and whether it queues; the expected answer; the time of release if it got the lock.
+    // Each entry: thread, time and whether it queues; the expected answer; the time of release if it got the
+    // lock.
     let trace = [
         ((1, 100, true), Ok(0), 200),
         ((1, 200, true), Ok(0), 300),

@@ -105,8 +105,8 @@ fn flows(channel: Channel) -> [Report; 2] {
 #[test]
 fn an_application_sees_completions_when_they_come() {
     let machine = machine(&[]);
-    // Minimum cost of a request. The design batches only with ten requests in flight. It sends one request per record,
-    // unless it sees completions too late.
+    // Minimum cost of a request. The design batches only with ten requests in flight. It sends one request
+    // per record, unless it sees completions too late.
     let least = machine.post_ns + machine.doorbell_cpu_ns + machine.poll_cqe_ns;
     let [_, counted] = flows(baseline(PaperBaseline::SocksDirect));
     let rate = counted.per_second().unwrap();
