@@ -125,12 +125,14 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
             Some((path, _)) => format!("{} was read", path.display()),
             None => "no file was read".to_owned(),
         };
-        return exit_status::print(&format!("all of it is legal: {read}\n"));
+        return exit_status::print(&format!("the configuration is legal: {read}\n"));
     }
     // Installed early, so that a signal never ends the daemon half-way.
     let interrupt = Interrupt::install().map_err(exit_status::bad_input)?;
     let notify = Notify::from_env().map_err(|error| {
-        exit_status::bad_input(format_args!("NOTIFY_SOCKET: {error}: nobody listens there"))
+        exit_status::bad_input(format_args!(
+            "NOTIFY_SOCKET: {error}: no service manager listens there"
+        ))
     })?;
     // Every failure to serve is bad input: a higher limit or another address, port or path remedies it.
     let device = chosen.open()?;
@@ -154,8 +156,8 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
             .sum();
         let seconds = chosen.shell.drain.as_secs_f64();
         let waits = match ends {
-            0 => "ending: there are no connections".to_owned(),
-            ends => format!("ending: {ends} ends of connections may go on for {seconds} s"),
+            0 => "stopping: there are no connections".to_owned(),
+            ends => format!("stopping: {ends} connection ends may continue for {seconds} s"),
         };
         journal.tell(&waits);
         if let Some(notify) = &notify {
@@ -168,7 +170,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     match ended? {
         DaemonExit::Drained => Ok(()),
         DaemonExit::Cut(ends) => {
-            journal.tell(format_args!("{ends} ends of connections were reset"));
+            journal.tell(format_args!("{ends} connection ends were reset"));
             Ok(())
         }
         DaemonExit::Interrupted => Err(exit_status::interrupted()),
@@ -198,7 +200,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
     let canonical = address.to_canonical();
     if canonical.is_unspecified() || canonical.is_multicast() {
         return Err(exit_status::bad_input(format_args!(
-            "{} {address}: it is one address, at which other hosts reach this one, neither unspecified nor multicast",
+            "{} {address}: it must be an address at which other hosts reach this one, neither unspecified nor multicast",
             says(command.address.is_some(), "--address", "address"),
         )));
     }
@@ -227,7 +229,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
         check_path(&metrics_at, path)?;
         if *path == socket {
             return Err(exit_status::bad_input(format_args!(
-                "{metrics_at} {}: applications attach there ({socket_at}): a path of its own, IP:PORT, or off",
+                "{metrics_at} {}: applications attach at that path ({socket_at}); name another path, IP:PORT, or off",
                 path.display()
             )));
         }
@@ -264,7 +266,7 @@ fn check_path(at: &str, path: &Path) -> anyhow::Result<()> {
     match path.as_os_str().len() {
         1..=SOCKET_PATH_MAX => Ok(()),
         len => Err(exit_status::bad_input(format_args!(
-            "{at} {path:?} has {len} bytes: a path of 1 to {SOCKET_PATH_MAX} bytes"
+            "{at} {path:?} has {len} bytes: name a path of 1 to {SOCKET_PATH_MAX} bytes"
         ))),
     }
 }

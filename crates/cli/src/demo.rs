@@ -1,4 +1,4 @@
-//! `headworks demo`: what this is, shown in half a minute.
+//! `headworks demo`: shows in half a minute what Headworks does.
 
 mod bulk_pipe;
 mod daemons;
@@ -23,21 +23,21 @@ use crate::exit_status::{self, interrupted};
 
 pub(crate) use peer_process::run as run_child;
 
-/// How long the other process may take for whatever comes next.
+/// Longest wait for the next step of the other process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the demonstration runs with.
+/// Devices of the demonstration, and the interrupt that ends it.
 pub(crate) struct Demo {
     device: DeviceName,
-    /// The other process's.
+    /// Device of the other process.
     peer: DeviceName,
     interrupt: Interrupt,
 }
 
-/// What is made up takes no longer, in seconds, however slow the device.
+/// Longest time of one generated load, in seconds, however slow the device is.
 const LONGEST_S: u64 = 5;
 
-/// The time for one thing.
+/// Time limit of one load: [`LONGEST_S`] from its creation.
 struct TimeLimit(Instant);
 
 impl TimeLimit {
@@ -54,17 +54,18 @@ impl TimeLimit {
     }
 }
 
-/// What the system's own means are to carry.
+/// Load for the operating system's transports.
 #[derive(Clone, Copy)]
 struct MeasuredLoad {
-    /// Of the stream.
+    /// Number of stream pieces.
     pieces: usize,
-    /// There and back.
+    /// Number of round trips.
     trips: u64,
 }
 
 impl MeasuredLoad {
-    /// The usual, or as much less as the device could do.
+    /// Returns the usual stream, reduced to the part that the device managed in time, and a quarter of the
+    /// round trips that it managed.
     fn after(bulk: &bulk_pipe::BulkResult, small: &small_messages::SmallMessageResult) -> Self {
         let pieces = (os_transports::PIECES as f64 * bulk.part).ceil() as usize;
         let trips = small.trips / 4;
@@ -75,20 +76,20 @@ impl MeasuredLoad {
     }
 }
 
-/// Throughput and latency of one way of passing bytes.
+/// Throughput and latency of one transport.
 struct ResultRow {
     name: &'static str,
     gigabytes: f64,
     one_way_ns: f64,
 }
 
-/// Shows everything.
+/// Runs the whole demonstration.
 pub(crate) fn run(
     path: Option<PathBuf>,
     device: DeviceName,
     peer: Option<DeviceName>,
 ) -> anyhow::Result<()> {
-    // Before anything that a signal could leave behind.
+    // Installed before anything exists that a signal could leave behind.
     let interrupt = Interrupt::install().context("catching signals")?;
     if let Some(path) = &path {
         check(path)
@@ -106,20 +107,20 @@ pub(crate) fn run(
     };
     let shown = demo.show(path);
     if shown.is_err() {
-        // The other process was killed, by us or by the Ctrl-C that reaches both; whoever opens a device
-        // next removes what the dead left in the registry.
+        // The other process was killed, by this one or by the Ctrl-C that reaches both. Opening a device
+        // removes what the dead left in the registry.
         let _ = headworks::open(&demo.device);
-        // Where that joins no registry: the two met there all the same.
+        // Some devices join no registry, but the two processes met there all the same.
         let _ = headworks::registry().map(|fabric| fabric.remove_dead());
     }
     if demo.interrupt.is_raised() {
-        // Whatever broke, broke because of it.
+        // Whatever else failed, failed because of the interrupt.
         return Err(interrupted());
     }
     shown
 }
 
-/// Whether a path can be sent.
+/// Checks that a path is a readable file or directory.
 fn check(path: &Path) -> io::Result<()> {
     let kind = std::fs::metadata(path)?.file_type();
     if kind.is_dir() {
@@ -151,7 +152,7 @@ impl Demo {
             rows.push(self.measure_transport(kind, load)?);
         }
         say(
-            "3. Beside what the operating system offers, measured just now between the same two\n   processes: a stream in pieces of 256 KiB, and 64 bytes there and back, halved.\n",
+            "3. Compared with the operating system's transports, measured just now between the same two\n   processes: a stream in pieces of 256 KiB, and half a round trip of 64 bytes.\n",
         );
         say(&format!(
             "   {:<14}{:>12}{:>18}",
@@ -172,12 +173,12 @@ impl Demo {
         Ok(())
     }
 
-    /// Starts this program as the other process, in the role that `args` say.
+    /// Starts this program as the other process, in the role that `args` name.
     fn spawn(&self, args: &[&str]) -> anyhow::Result<PeerProcess> {
         self.spawn_on(&self.peer, args)
     }
 
-    /// The same, with that device.
+    /// Does what [`Demo::spawn`] does, with the given device.
     fn spawn_on(&self, device: &DeviceName, args: &[&str]) -> anyhow::Result<PeerProcess> {
         let child = Command::new("/proc/self/exe")
             .arg("demo-child")
@@ -195,12 +196,12 @@ impl Demo {
         exit_status::tell(format_args!("   … {what}"));
     }
 
-    /// Fails once Ctrl-C was pressed. Cheap enough for every message.
+    /// Fails once Ctrl-C was pressed. Cheap enough to call for every message.
     fn check_interrupt(&self) -> anyhow::Result<()> {
         check_interrupt(Some(&self.interrupt))
     }
 
-    /// Waits for something to read: what the other process says, or itself.
+    /// Waits until `fd` is readable: the other process has written something, or has connected.
     fn await_readable(&self, fd: &impl AsFd) -> anyhow::Result<()> {
         let fds = [fd.as_fd(), self.interrupt.as_fd()];
         let until = clock::now() + PATIENCE;
@@ -213,12 +214,12 @@ impl Demo {
         }
     }
 
-    /// Waits for the other process's end, and answers what it said.
+    /// Waits for the other process to end, and returns what it wrote.
     fn finish(&self, mut other: PeerProcess) -> anyhow::Result<String> {
         drop(other.0.stdin.take());
         let mut said = String::new();
         if let Some(mut out) = other.0.stdout.take() {
-            // It says one line, or nothing, and ends.
+            // It writes one line, or nothing, and ends.
             self.await_readable(&out)?;
             out.read_to_string(&mut said).context("the other process")?;
         }
@@ -238,18 +239,18 @@ fn check_interrupt(interrupt: Option<&Interrupt>) -> anyhow::Result<()> {
     }
 }
 
-/// The other process; it does not outlive this value.
+/// The other process. Dropping this value kills it.
 struct PeerProcess(Child);
 
 impl Drop for PeerProcess {
     fn drop(&mut self) {
-        // It has ended already, or must now.
+        // It has ended already, or must end now.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A speed given in GB/s, in the unit that shows it.
+/// Formats a speed given in GB/s, in the unit that suits it.
 fn speed(gigabytes: f64) -> String {
     match gigabytes {
         0.1.. => format!("{gigabytes:.2} GB/s"),
@@ -257,12 +258,12 @@ fn speed(gigabytes: f64) -> String {
     }
 }
 
-/// A name that nobody else listens under.
+/// Returns a name that no other process listens under.
 fn unique(what: &str) -> String {
     format!("demo-{what}-{}", std::process::id())
 }
 
-/// A line of the demonstration; a reader that has seen enough is no failure.
+/// Prints a line of the demonstration. A closed standard output is no failure.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -80,11 +80,19 @@ fn limits(device: &DeviceInfo) -> [(&'static str, u64, &'static str); 12] {
             "bytes of an inline payload",
         ),
         ("max_cq", limits.max_cq.into(), "completion queues"),
-        ("max_cqe", limits.max_cqe.into(), "completions one holds"),
+        (
+            "max_cqe",
+            limits.max_cqe.into(),
+            "completions of a completion queue",
+        ),
         ("max_mr", limits.max_mr.into(), "registered regions"),
         ("max_ah", limits.max_ah.into(), "address handles"),
         ("max_srq", limits.max_srq.into(), "shared receive queues"),
-        ("max_srq_wr", limits.max_srq_wr.into(), "receives one holds"),
+        (
+            "max_srq_wr",
+            limits.max_srq_wr.into(),
+            "receives of a shared receive queue",
+        ),
         (
             "max_rd_atomic",
             limits.max_rd_atomic.into(),

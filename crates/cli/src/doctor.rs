@@ -1,9 +1,9 @@
-//! `headworks doctor`: looks at what tends to be wrong around RDMA, and names the command that mends it.
+//! `headworks doctor`: looks for common RDMA problems, and names the command that fixes each.
 //!
-//! | module | what |
+//! | module | purpose |
 //! |---|---|
-//! | `system_info` | reads what the machine says of itself, from `/proc` and `/sys`; which devices can be used, and how, say those who open them |
-//! | `advice` | what follows from that: decided without looking at anything else; `advice::rdma_device` of a device |
+//! | `system_info` | reads `/proc` and `/sys`, and asks the libraries which devices can be used, and how |
+//! | `advice` | derives the findings from these facts alone; `advice::rdma_device` for one device |
 
 mod advice;
 mod system_info;
@@ -18,7 +18,8 @@ use crate::exit_status::{Exit, FAILED, bad_input, print};
 use advice::{Finding, Verdict};
 use system_info::{RdmaLibraries, SystemInfo};
 
-/// Looks, at one device if it is named, and prints what it found. Fails if something keeps a device from working.
+/// Checks this machine, or one device if it is named, and prints the findings. Fails if something keeps a
+/// device from working.
 pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<()> {
     let root = Path::new("/");
     if let Some(device) = device {
@@ -49,22 +50,22 @@ pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<
     }
     let code = FAILED;
     let line = format!(
-        "{broken} of {} checks found what keeps a device from working",
+        "{broken} of {} checks found a problem that keeps a device from working",
         findings.len()
     );
     Err(Exit { code, line }.into())
 }
 
-/// Refuses a name that is none of the kernel's RDMA devices, and options of it that no device takes.
+/// Refuses a name that no RDMA device of the kernel has, and options that no device takes.
 fn check(device: &DeviceName, there: &[String]) -> anyhow::Result<()> {
     if device.kind() != rdma::KIND {
         return Err(bad_input(format_args!(
-            "doctor examines RDMA devices, as in ibv:mlx5_0, and without a name this machine: {device} is no RDMA device"
+            "{device} is no RDMA device: doctor examines RDMA devices, as in ibv:mlx5_0, or without a name this machine"
         )));
     }
     if device.name().is_none() && device.options().next().is_some() {
         return Err(bad_input(format_args!(
-            "{device}: options are of one device, which is to be named, as in ibv:mlx5_0,port=2"
+            "{device}: options need the name of a device, as in ibv:mlx5_0,port=2"
         )));
     }
     let is_there = |name| there.iter().any(|there| there == name);
@@ -80,7 +81,7 @@ fn check(device: &DeviceName, there: &[String]) -> anyhow::Result<()> {
     match devices::choice(device) {
         Err(OpenError::NotFound { .. }) => Ok(()),
         Err(error) if devices::is_bad_input(&error) => Err(error.into()),
-        // What is wrong otherwise is what is looked for.
+        // Any other error is among what the checks look for.
         _ => Ok(()),
     }
 }

@@ -52,8 +52,8 @@ pub(crate) fn interrupted() -> anyhow::Error {
 pub(crate) fn check_not_simulated(device: &DeviceName) -> anyhow::Result<()> {
     match is_simulated(device) {
         true => Err(bad_input(format_args!(
-            "{device} is simulated, in a world of this process alone: no other process is there to meet (`headworks \
-             experiment run NAME --device {device}` runs in one process; for two name another device)"
+            "{device} is simulated within this process, and no other process can connect to it: name another device (`headworks \
+             experiment run NAME --device {device}` needs one process only)"
         ))),
         false => Ok(()),
     }
@@ -97,7 +97,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         error.kind(),
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        tell("headworks: no command given: `--help` lists them");
+        tell("headworks: no command given; `headworks --help` lists the commands");
         return BAD_INPUT.into();
     }
     let line = first.trim_start_matches("error: ");

@@ -68,7 +68,7 @@ fn only_simulated(option: &str, given: bool, options: &Options) -> anyhow::Resul
     let device = &options.device;
     match given && !is_simulated(device) {
         true => Err(bad_input(format_args!(
-            "{option} is about simulated devices, and not {device}: name one with --device sim:PRESET"
+            "{option} needs a simulated device, and {device} is none: name one with --device sim:PRESET"
         ))),
         false => Ok(()),
     }

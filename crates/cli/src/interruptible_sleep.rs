@@ -23,7 +23,7 @@ pub(crate) fn sleep_unless_interrupted(
         };
         match poll(&mut [PollFd::new(interrupt, PollFlags::IN)], Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).context("waiting for the next look"),
+            Err(error) => return Err(error).context("waiting for the next sample"),
         }
     }
 }

@@ -24,7 +24,7 @@ fn check_open(connects: Option<bool>) -> anyhow::Result<()> {
     };
     if closed {
         let line = format!(
-            "standard {name} is closed (or is /dev/null to read and write, which looks the same): give it a file, a pipe or /dev/null"
+            "standard {name} is closed (or is /dev/null opened to read and write, which looks the same): redirect it to a file, a pipe or /dev/null"
         );
         return Err(bad_input(line));
     }

@@ -27,12 +27,12 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     let (kind, host) = (args.device.kind(), args.device.name());
     if kind != "soft" {
         return Err(bad_input(format_args!(
-            "top looks at soft devices only, not at {kind:?} (known: soft, soft:HOST)"
+            "top watches soft devices only, not {kind:?} (known: soft, soft:HOST)"
         )));
     }
     if let Some((option, _)) = args.device.options().next() {
         return Err(bad_input(format_args!(
-            "device option {option:?} means nothing to top: soft or soft:HOST"
+            "top takes no device options such as {option:?}: name soft or soft:HOST"
         )));
     }
     let mut before: Option<(Instant, RegistrySnapshot)> = None;

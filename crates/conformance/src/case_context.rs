@@ -238,7 +238,7 @@ impl<'w> CaseContext<'w> {
                 self.deviations.note(format!("{event:?} came"));
                 continue;
             }
-            crate::ensure!(!came, "came, and was known not to: {event:?}");
+            crate::ensure!(!came, "event came, but is known not to: {event:?}");
         }
         Ok(())
     }

@@ -201,7 +201,7 @@ impl DeviationTracker {
         self.judge(verdict, |known| known.operations.is_empty())?;
         let all = self.known.iter().flat_map(|known| known.operations);
         match all.into_iter().find(|part| !self.judged.contains(*part)) {
-            Some(part) => Err(format!("a deviation of {part}, which this case has not")),
+            Some(part) => Err(format!("a deviation of {part}, which is no section here")),
             None => Ok(()),
         }
     }
@@ -238,7 +238,7 @@ impl DeviationTracker {
             .map(|(_, known)| format!("{:?}", known.behaviour))
             .collect();
         match missing.first() {
-            Some(first) if self.is_certain => Err(format!("known and not seen: {first}")),
+            Some(first) if self.is_certain => Err(format!("known deviation did not show: {first}")),
             _ => {
                 let part = self.part.map_or(String::new(), |part| format!("{part}: "));
                 let missing = missing.into_iter().map(|does| format!("{part}{does}"));

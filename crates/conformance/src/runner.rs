@@ -65,7 +65,7 @@ pub fn run_cases<W: World>(
         let skipped = bench.skipped().map(str::to_owned);
         for unseen in bench.unseen_deviations() {
             println!(
-                "{name}: {}: known of another kernel, and not seen: {unseen}",
+                "{name}: {}: known deviation of another kernel did not show: {unseen}",
                 case.name
             );
         }

@@ -1,8 +1,10 @@
-//! The same random programs on two devices: what one does the other does, up to what the
-//! specification leaves open. `HEADWORKS_SEED=N` runs the program of one seed, as a failure printed
-//! it; `PROPTEST_CASES=N` says how many are run, and `HEADWORKS_LONG` asks for many more. On the machine's
-//! own RDMA devices as in `ibv.rs`: skipped, with the reason, where there is none, and `HEADWORKS_REQUIRE=ibv`
-//! has that fail.
+//! Runs the same random programs on two devices and checks that they do the same, up to what the
+//! specification leaves open.
+//!
+//! `HEADWORKS_SEED=N` runs the program of one seed, as a failure prints it. `PROPTEST_CASES=N` sets the
+//! number of programs, and `HEADWORKS_LONG` multiplies it. Without an RDMA device, the test on this
+//! machine's devices is skipped, with the reason; with `HEADWORKS_REQUIRE=ibv` it fails instead, as in
+//! `ibv.rs`.
 
 use std::time::Instant;
 
@@ -20,8 +22,8 @@ mod soft_registry;
 use rdma_devices::{RDMA_NIC_BEHAVIOUR, devices, known_deviations, opener};
 use soft_registry::soft_opener;
 
-/// Which programs: that of `HEADWORKS_SEED`, or as many as `PROPTEST_CASES` says or else so many, and twenty times
-/// that with `HEADWORKS_LONG`.
+/// Returns the programs to run: that of `HEADWORKS_SEED`, or else `PROPTEST_CASES` programs, or else
+/// `programs`. `HEADWORKS_LONG` multiplies the number by twenty.
 fn wanted(programs: u64) -> Search {
     let number = |name: &str| {
         let text = std::env::var(name).ok()?;
@@ -46,7 +48,7 @@ fn wanted(programs: u64) -> Search {
     }
 }
 
-/// Runs programs on both, and says how that went; `test` is the name of the test that does.
+/// Runs programs on both worlds and prints the results. `test` is the name of the calling test.
 fn compare<L: World, R: World>(
     test: &str,
     names: [&str; 2],
@@ -77,13 +79,13 @@ fn compare<L: World, R: World>(
     }
 }
 
-/// The names of two soft hosts with these options.
+/// Returns a layout of soft hosts whose names have these options.
 fn hosts(options: &str) -> WorldLayout {
     let [first, second, third] = ["h1", "h2", "h3"].map(|host| format!("soft:{host}{options}"));
     WorldLayout::of([&*first, &*second, &*third]).with(DeviceBehaviour::SOFT)
 }
 
-/// What two ordinary hosts do, those of another layout do.
+/// Compares ordinary soft hosts with those of another layout.
 fn compare_soft(test: &str, name: &str, programs: u64, other: &WorldLayout) {
     let parent = tempfile::tempdir().expect("tempdir");
     let [first, second] = ["first", "second"].map(|name| parent.path().join(name));
@@ -123,10 +125,10 @@ fn hostile_soft_devices_agree() {
     compare_soft("hostile_soft_devices_agree", "hostile", 250, &layout);
 }
 
-/// Changes what a call was answered with.
+/// Changes the reply to a call.
 type Falsification = fn(&Call, &mut Reply);
 
-/// What an ordinary software RNIC does, NICs do.
+/// Compares an ordinary software RNIC with the RDMA devices of this machine.
 #[test]
 fn of_libibverbs() {
     let Some(names) = devices() else { return };
@@ -143,7 +145,7 @@ fn of_libibverbs() {
     );
 }
 
-/// A world whose answers somebody changes.
+/// World that changes the replies of its hosts.
 struct FalsifyingWorld {
     honest: InProcessWorld,
     lie: Falsification,
@@ -172,7 +174,7 @@ impl World for FalsifyingWorld {
         self.honest.advance();
     }
 
-    /// Ten times as fast as it is: some things are waited for in vain here.
+    /// Returns a time that runs ten times as fast, because changed replies make some waits time out.
     fn now(&self) -> headworks_verbs::Instant {
         let now = self.honest.now();
         now + Duration::from_nanos(9 * now.nanos())
@@ -191,14 +193,14 @@ impl World for FalsifyingWorld {
     }
 }
 
-/// Changes completions.
+/// Changes the completions in a reply.
 fn completions(reply: &mut Reply, change: impl FnOnce(&mut Vec<Done>)) {
     if let Reply::Completions(done) = reply {
         change(done);
     }
 }
 
-/// One lie each, of many kinds: all that is compared.
+/// Changes to replies, at least one for everything that is compared.
 const FALSIFICATIONS: &[(&str, Falsification)] = &[
     ("another status", |_, reply| {
         completions(reply, |all| {

@@ -1,4 +1,5 @@
-//! `docs/conformance.md` says what the cases cover, `docs/verbs.md` what devices do differently.
+//! Checks the generated pages `docs/conformance.md` (what cases cover) and `docs/verbs.md` (what devices do
+//! differently).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::path::Path;
 use headworks_conformance::doc_tables::{self, device_differences};
 use headworks_conformance::{cases, known_deviations};
 
-/// What is generated is what is there, or is written there if that is asked for.
+/// Checks that a page of `docs/` is what was generated, or writes it if the environment asks for that.
 fn expect_page(name: &str, generated: &str) {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let path = docs.join(name);

@@ -1,7 +1,7 @@
-//! The cases on the machine's own RDMA devices: between two of them (or two openings of one, where there
-//! is one only), on one that talks to itself, and between processes that can be killed. Skipped, with the
-//! reason, where there is none; `HEADWORKS_REQUIRE=ibv` has that fail. `cargo xtask rxe` is a machine that
-//! has two.
+//! Runs the cases on the RDMA devices of this machine: between two devices (or two openings of the only
+//! one), on one device in loopback, and between processes that can be killed. Without a device the tests are
+//! skipped, with the reason; with `HEADWORKS_REQUIRE=ibv` they fail instead. `cargo xtask rxe` provides a
+//! machine with two devices.
 
 use headworks_conformance::worlds::{InProcessWorld, ProcessWorld, WorldLayout, processes};
 use headworks_conformance::{World, cases, runner};

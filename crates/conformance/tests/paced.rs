@@ -1,5 +1,5 @@
-//! The cases on paced devices, around software and simulated RNICs: as fast as they go, and where nearly
-//! every request has to wait, and long ones are cut.
+//! Runs the cases on paced devices, around software and simulated RNICs: with the default pacing, and with a
+//! pacing in which nearly every request has to wait and long ones are cut.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ mod soft_registry;
 use sim_network::{SIM_BEHAVIOUR, SimNetwork};
 use soft_registry::soft_opener;
 
-/// Every device paced, with these constants; those of one host share.
+/// Returns an opener that paces every device with this configuration. Devices of one host share their pacing.
 fn paced(inner: DeviceOpener, config: &PacingConfig, is_real: bool) -> DeviceOpener {
     let shares: Mutex<BTreeMap<[u8; 16], SharedPacing>> = Mutex::default();
     let config = Arc::new(config.clone());
@@ -58,7 +58,7 @@ fn share() -> SharedPacing {
     SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")
 }
 
-/// Nearly everything has to wait.
+/// Returns a configuration in which nearly every request has to wait.
 fn narrow() -> PacingConfig {
     let mut config = PacingConfig::default();
     for (key, value) in [
@@ -100,7 +100,7 @@ fn on_soft(name: &str, config: &PacingConfig) {
     on(name, config, "", PACED_SOFT_BEHAVIOUR);
 }
 
-/// On software RNICs whose names have these options.
+/// Runs the cases on paced software RNICs whose names have these options.
 fn on(name: &str, config: &PacingConfig, options: &str, behaviour: DeviceBehaviour) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
@@ -124,7 +124,7 @@ fn soft_where_everything_waits() {
     on_soft("narrow soft", &narrow());
 }
 
-/// As of such devices without pacing.
+/// Behaviour of paced hostile devices: the refusals and empty polls are those of hostile ones without pacing.
 const HOSTILE_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     spurious_refusals: 3,
     empty_polls_max: 6,
@@ -151,14 +151,15 @@ fn hostile_where_everything_waits() {
     );
 }
 
-/// As of simulated RNICs elsewhere, but for what waits.
+/// Behaviour of simulated RNICs, except for what pacing changes.
 const PACED_SIM_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     progresses_without_calls: false,
     defers_requests: true,
     ..SIM_BEHAVIOUR
 };
 
-/// Cases whose sender makes no call while its receiver waits: in virtual time nobody else lets go what waits.
+/// Cases whose sender makes no call while its receiver waits. In virtual time nothing else posts the requests
+/// that wait.
 const CASES_WITHOUT_EVENTS: [&str; 3] = [
     "cq::several_pollers",
     "datagrams::sq_full",

@@ -1,4 +1,4 @@
-//! The cases on simulated RNICs, in virtual time: between hosts, and on one that talks to itself.
+//! Runs the cases on simulated RNICs in virtual time: between hosts, and on one device in loopback.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn run_in(name: &str, layout: &WorldLayout) {
     let (ran, skipped, failed) = (tally.ran, &tally.skipped, &tally.failed);
     println!("{name}: {ran} cases, {} skipped", skipped.len());
     assert!(failed.is_empty(), "{name}: {failed:?}");
-    // Whoever names cases may name none that runs here.
+    // The cases that the environment names may all be skipped here.
     let is_all = std::env::var_os("HEADWORKS_CASE").is_none();
     assert!(ran > skipped.len() || !is_all, "{name}: {skipped:?}");
 }

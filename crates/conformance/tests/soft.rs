@@ -1,5 +1,5 @@
-//! The cases on the software RNIC: between two soft hosts, between two contexts of one, on one
-//! device that talks to itself, between processes that can be killed; and between hostile devices.
+//! Runs the cases on the software RNIC: between two soft hosts, between two contexts of one, on one device in
+//! loopback, between processes that can be killed, and between hostile devices.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn child_process_entry() {
     child_entry_in_test(&actors, no_device_opener());
 }
 
-/// Runs the cases in worlds of a fabric of their own, which must be gone after each.
+/// Runs each case in a world with its own fabric, which must be gone afterwards.
 fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
@@ -34,7 +34,7 @@ fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
         let name_of = case.name.clone();
         tally.add(runner::run_cases(name, [case], || world(&path)));
         if path.exists() {
-            // Whoever was killed leaves an entry, which goes with the next to come.
+            // A killed host leaves an entry, which the next host to open removes.
             let next = opener(&path)(&"soft:h4".parse().expect("a name"));
             drop(next.expect("opens after a death"));
         }
@@ -50,7 +50,7 @@ fn run_in<W: World>(name: &str, world: impl Fn(&Path) -> W) {
     } = tally;
     println!("{name}: {ran} cases, {} skipped", skipped.len());
     assert!(failed.is_empty(), "{name}: {failed:?}");
-    // Those that one name asks for may all be such as this world skips, and has said so.
+    // All cases that the environment names may be skipped here, and the runner has printed why.
     let asked = std::env::var("HEADWORKS_CASE").unwrap_or_default();
     let none = ran == 0 && (asked.is_empty() || skipped.is_empty());
     assert!(!none, "{name}: no case ran: HEADWORKS_CASE is {asked:?}");
@@ -78,7 +78,7 @@ fn on_one_device() {
     run_in("loopback", |path| local(path, layout.clone()));
 }
 
-/// Hostile at both ends: within what they declare and what the specification leaves open.
+/// Returns a layout of hostile devices, which do whatever their declarations and the specification allow.
 fn hostile(options: &str) -> WorldLayout {
     let name = |host: &str| format!("soft:{host},hostile,kills=no,{options}");
     let [first, second, third] = ["h1", "h2", "h3"].map(name);
@@ -90,7 +90,7 @@ fn hostile(options: &str) -> WorldLayout {
     })
 }
 
-/// These, and many more where long runs are asked for.
+/// Returns these seeds, or many more if long runs are requested.
 fn seeds(few: [u64; 2]) -> Vec<u64> {
     match std::env::var_os("HEADWORKS_LONG") {
         Some(_) => (1..=32).collect(),
@@ -173,7 +173,7 @@ fn when_both_die_the_next_one_cleans_up() {
     let (a, b) = bench.connected_pair().expect("connects");
     bench.kill(a.host).expect("killed");
     bench.kill(b.host).expect("killed");
-    // Until they are dead.
+    // Dropping the world waits until both hosts are dead.
     drop(world);
     let entries = || std::fs::read_dir(&path).map_or(0, Iterator::count);
     assert!(entries() >= 2, "the dead leave their entries");

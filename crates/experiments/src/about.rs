@@ -1,4 +1,4 @@
-//! How an experiment presents itself, and how experiments are run.
+//! The description of an experiment, and the options of a run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,38 +10,39 @@ use serde::Serialize;
 
 use crate::simulated_machine;
 
-/// The publication that a figure is compared with.
+/// The publication whose figure an experiment reproduces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Paper {
-    /// Its title.
+    /// Title of the publication.
     pub title: &'static str,
-    /// When it was published.
+    /// Year of publication.
     pub year: u16,
     /// The figure or table, as the paper numbers it.
     pub figure: &'static str,
 }
 
-/// How an experiment presents itself, and what it runs on.
+/// Description of an experiment: names, texts, and the devices that it runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// What it is called on the command line and in the results directory.
+    /// Name on the command line and in the results directory.
     pub name: &'static str,
-    /// One line on it.
+    /// Summary in one line.
     pub line: &'static str,
-    /// What is measured, in a sentence or two.
+    /// Description of what is measured, in one or two sentences.
     pub measures: &'static str,
-    /// The publication it repeats a figure of.
+    /// The publication whose figure the experiment reproduces.
     pub paper: Option<Paper>,
-    /// The devices on which it means something.
+    /// The devices on which the experiment is meaningful.
     pub runs_on: RunsOn,
-    /// Whether it paces devices itself, and is given plain ones.
+    /// Whether the experiment paces devices itself; it then takes only devices without pacing options.
     pub paces: bool,
-    /// Whether it replays the capture of [`Options::trace`] if there is one.
+    /// Whether the experiment replays the capture of [`Options::trace`], if one is given.
     pub replays: bool,
 }
 
 impl About {
-    /// An experiment of any device that repeats no figure, does not pace and replays nothing.
+    /// Describes an experiment that runs on any device, reproduces no figure, does not pace and replays
+    /// nothing.
     pub const fn new(name: &'static str, line: &'static str, measures: &'static str) -> Self {
         Self {
             name,
@@ -55,21 +56,21 @@ impl About {
     }
 }
 
-/// The devices on which an experiment means something.
+/// The devices on which an experiment is meaningful.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunsOn {
-    /// Any; the software RNIC unless another is named.
+    /// Any device; the software RNIC unless another one is named.
     Any,
-    /// Devices of this kind, one of which must be named.
+    /// Devices of this kind only; one must be named.
     Kind(&'static str),
-    /// Simulated devices, one of which must be named.
+    /// Simulated devices only; one must be named.
     Simulated,
-    /// Devices of this machine, for the reason given as the end of a sentence.
+    /// Devices that are not simulated. The text is the reason, as the end of a sentence.
     Real(&'static str),
 }
 
 impl RunsOn {
-    /// The kind that a device must be of.
+    /// Returns the kind that a device must have, if there is only one.
     pub fn kind(self) -> Option<&'static str> {
         match self {
             Self::Kind(kind) => Some(kind),
@@ -79,29 +80,29 @@ impl RunsOn {
     }
 }
 
-/// How to run experiments.
+/// Options of a run of experiments.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The device, of the sending host where there are two.
+    /// The device; with two hosts, the sending host's.
     pub device: DeviceName,
-    /// Whether it was named; one that was not is the default, and an experiment may take others then.
+    /// Whether the user named the device. If not, it is the default, and an experiment may use other devices.
     pub is_named: bool,
-    /// The other host's device. Unset: the same, on the soft fabric with another host name.
+    /// The other host's device. If unset, [`Options::peer`] derives it from `device`.
     pub peer_device: Option<DeviceName>,
-    /// About a minute in total: every arm, less time per point.
+    /// Runs for about a minute in total: every arm, with less time per point.
     pub quick: bool,
-    /// A capture of packets, for experiments that replay one.
+    /// Packet capture for experiments that replay one.
     pub trace: Option<PathBuf>,
-    /// Other values for constants of the simulated machines, where the device is one.
+    /// Settings that override constants of the simulated machines, if the device is simulated.
     pub set: Vec<Setting>,
-    /// What plays count in the world of virtual time, where the experiments run in one.
+    /// Monitor of the simulated machines' usage, if the experiments run in virtual time.
     pub usage_monitor: Option<Arc<UsageMonitor>>,
-    /// Where the results go; each experiment has a directory of its name below it.
+    /// Directory of the results; each experiment has a subdirectory of its name.
     pub out: PathBuf,
 }
 
 impl Options {
-    /// On `device`, in full, into `results`.
+    /// Options of a full run on `device`, with results in `results`.
     pub fn on(device: DeviceName) -> Self {
         Self {
             device,
@@ -115,7 +116,8 @@ impl Options {
         }
     }
 
-    /// Other values for constants of the simulated machines, by key: of what was given twice the last.
+    /// Returns the settings of the simulated machines, in the order of their keys. Of several settings of one
+    /// key, only the last counts.
     pub fn settings(&self) -> impl Iterator<Item = &Setting> {
         let by_key = self
             .set
@@ -124,13 +126,15 @@ impl Options {
         by_key.collect::<BTreeMap<_, _>>().into_values()
     }
 
-    /// The machine that the device simulates, with its settings, and the seed; `None` if it simulates none.
+    /// Returns the machine that the device simulates, with its settings, and the seed; `None` if it simulates
+    /// none.
     pub fn machine(&self) -> Option<Result<(Preset, u64), OpenError>> {
         simulated_machine::machine(&self.device, &self.set)
     }
 
-    /// The other host's device: as given, or for a soft device another host of the same fabric, and for a simulated
-    /// one another of the same network.
+    /// Returns the other host's device: the given one if there is one; for a soft device, another host of the
+    /// same fabric; for a simulated device that names its host, another host of the same network; otherwise
+    /// the same name.
     pub fn peer(&self) -> DeviceName {
         if let Some(peer) = &self.peer_device {
             return peer.clone();

@@ -1,4 +1,4 @@
-//! What an experiment measures with: the options, the stop flag, the budget and the rounds.
+//! What an experiment measures with: options, stop flag, time budget and rounds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,39 +19,41 @@ use crate::testbed::Testbed;
 use crate::transports::WorkloadError;
 use crate::utilisation;
 
-/// What all experiments of a quick run take together, leaving some of the minute for the report.
+/// Total time of all experiments of a quick run. The rest of the minute is for the report.
 const QUICK_TOTAL: Duration = Duration::from_secs(54);
-/// No point is measured for less.
+/// Shortest time for which a point is measured.
 const SHORTEST: Duration = Duration::from_millis(8);
-/// Rounds of a full run.
+/// Number of rounds of a full run.
 const FULL_ROUNDS: usize = 7;
-/// Rounds of a quick run, if the budget lasts.
+/// Number of rounds of a quick run, if the budget allows.
 const QUICK_ROUNDS: usize = 3;
-/// So many times its budget a quick run may take before it begins nothing more: only slow devices come to that.
+/// A quick run that has taken this multiple of its budget starts no further point. Only slow devices reach
+/// it.
 const OVERDUE: f64 = 3.0;
-/// An arm that failed so often is not tried again.
+/// Number of failures after which an arm is not measured again.
 const GIVE_UP_AFTER: usize = 3;
 
-/// The samples of each point, one a round, `None` where there is none; and why an arm failed, the last time that it did.
+/// The samples of each point, one a round, `None` in a round without one; and, by arm, the reason of its last
+/// failure.
 type Rounds<S> = (Vec<Vec<Option<S>>>, BTreeMap<String, String>);
 
-/// How the points of a sweep are timed, and what their parameters are called.
+/// The time that the points of a sweep get, and the units of their parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
-    /// The unit of the swept parameter, as in `64 B`; empty where labels leave it out.
+    /// Unit of the swept parameter, as in `64 B`. If empty, labels omit the parameter.
     pub x: &'static str,
-    /// The unit of the second parameter; empty where labels leave it out, as they do where it is 1.
+    /// Unit of the second parameter. If empty, labels omit the parameter; they also omit it where it is 1.
     pub n: &'static str,
-    /// The part of a quick run's budget that goes here.
+    /// Share of what is left of a quick run's budget that this sweep gets.
     pub share: f64,
     /// Time to start, connect and end the processes of a point.
     pub overhead: Duration,
-    /// How long a point is measured in a full run.
+    /// Time for which a full run measures a point.
     pub full: Duration,
 }
 
 impl Sweep {
-    /// Over a parameter in that unit, with most of a quick run's budget.
+    /// Makes a sweep over a parameter with unit `x`, with most of a quick run's budget.
     pub const fn over(x: &'static str, overhead: Duration, full: Duration) -> Self {
         Self {
             x,
@@ -62,7 +64,7 @@ impl Sweep {
         }
     }
 
-    /// With that part of a quick run's budget.
+    /// Sets the share of a quick run's budget.
     pub const fn share(self, share: f64) -> Self {
         Self { share, ..self }
     }
@@ -82,26 +84,27 @@ impl Sweep {
     }
 }
 
-/// Handed to an experiment while it runs.
+/// The means with which a running experiment measures: options, testbed, budget, rounds and interrupt.
 pub struct Bench<'a> {
-    /// How to run.
+    /// Options of the run.
     pub options: &'a Options,
-    /// Where pairs of parts run.
+    /// World, devices and processors of the pairs of actors.
     pub testbed: Testbed<'a>,
     stop: &'a AtomicBool,
     progress: ProgressReporter,
     started: Instant,
     budget: Option<Duration>,
-    /// Whether it goes by the wall clock where time is virtual, too.
+    /// Whether the wall clock limits the run even where time is virtual.
     by_the_wall_clock: bool,
-    /// How busy simulated machines were at each point, by its number, the last time that it was measured.
+    /// Label of each point and usage of the simulated machines at its last measurement, by the point's
+    /// number.
     usage: BTreeMap<usize, (String, Usage)>,
-    /// Points so far, each of which has a number.
+    /// Number of points so far; each point is numbered.
     points: usize,
 }
 
 impl<'a> Bench<'a> {
-    /// For one of `experiments` experiments of a run.
+    /// Makes the bench of the experiment `name`, one of `experiments` experiments of a run.
     pub fn new(
         name: &'static str,
         options: &'a Options,
@@ -118,7 +121,7 @@ impl<'a> Bench<'a> {
             usage_monitor: options.usage_monitor.clone(),
             measured_usage: Arc::default(),
         };
-        // What is simulated comes out the same, whatever else runs.
+        // Simulated experiments do not share the budget: their results must not depend on what else runs.
         let share = match testbed.is_simulated() {
             true => QUICK_TOTAL,
             false => QUICK_TOTAL / experiments.max(1) as u32,
@@ -136,15 +139,16 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// An outcome that says where both ends run, and that they share a processor where they do.
+    /// Makes an outcome that says where both ends run. A note is added if they share a processor.
     pub fn outcome(&self) -> Outcome {
         self.pinned(|[here, there]| {
             format!("sender or client on cpu {here}, receiver or server on cpu {there}")
         })
     }
 
-    /// [`Self::outcome`] of parts that run on processors of this machine as `pinning` says, of the sender's and the
-    /// receiver's; or on those of simulated ones.
+    /// Makes an outcome as [`Self::outcome`] does, with the assignment of actors to processors in the words
+    /// of `pinning`, which receives the processors of the sender and of the receiver. On simulated machines
+    /// the outcome says that each actor has a core of its own.
     pub fn pinned(&self, pinning: impl FnOnce([usize; 2]) -> String) -> Outcome {
         let (mut outcome, cpus) = (Outcome::default(), self.testbed.cpus);
         if self.testbed.is_simulated() {
@@ -160,7 +164,8 @@ impl<'a> Bench<'a> {
         outcome
     }
 
-    /// Measures `points` alternately, each as long as `sweep` has it; `sample` is handed the time for a point.
+    /// Measures `points` alternately, each for as long as `sweep` allows. `sample` measures one point for the
+    /// time that it receives.
     pub fn measure<A: Copy + PartialEq + std::fmt::Display>(
         &mut self,
         points: Vec<Point<A>>,
@@ -182,8 +187,8 @@ impl<'a> Bench<'a> {
         Ok(Measured::new(points.into_iter().zip(samples), failures))
     }
 
-    /// Measures a list of samples for each of `points`, alternately: the samples at index `i` of the lists of a point are
-    /// those of the point with `i` for its parameter x.
+    /// Measures a list of samples for each of `points`, alternately. The samples at index `i` of a point's
+    /// lists become those of the point whose parameter x is `i`.
     pub fn measure_lists<A: Copy + PartialEq + std::fmt::Display>(
         &mut self,
         points: &[Point<A>],
@@ -204,7 +209,7 @@ impl<'a> Bench<'a> {
         Ok(measured)
     }
 
-    /// An error once an interrupt was asked for.
+    /// Returns [`RunError::Interrupted`] once an interrupt was requested.
     pub fn check(&self) -> Result<(), RunError> {
         match self.stop.load(Ordering::Relaxed) {
             true => Err(RunError::Interrupted),
@@ -212,29 +217,31 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The flag that an interrupt sets, for loops that wait.
+    /// Returns the flag that an interrupt sets, for loops that wait.
     pub fn stop(&self) -> &AtomicBool {
         self.stop
     }
 
-    /// For an experiment that measures what simulating takes: its figures are of wall time, so points are
-    /// repeated and a quick run ends in time, as on any other device.
+    /// Makes the wall clock limit the run even where time is virtual. An experiment that measures the speed
+    /// of the simulator calls this: its results are wall time, so points are repeated and a quick run ends in
+    /// time, as on any other device.
     pub fn by_the_wall_clock(&mut self) {
         self.by_the_wall_clock = true;
     }
 
-    /// Whether what is measured has a time of its own, and comes out the same again.
+    /// Returns whether results are in virtual time, so that a second measurement gives the same.
     fn is_virtual(&self) -> bool {
         self.testbed.is_simulated() && !self.by_the_wall_clock
     }
 
-    /// Whether points take about as long as each other: on simulated devices as long as there is much to simulate.
+    /// Returns whether points take about the same wall time. On simulated devices they do not: the time
+    /// depends on how much there is to simulate.
     fn takes_alike(&self) -> bool {
         !self.testbed.is_simulated()
     }
 
-    /// Time since the start. What is simulated has its own time: how much of it is measured, and what, does not depend on
-    /// how fast it goes, or no two runs would be the same.
+    /// Returns the wall time since the start, or zero in virtual time. There, how much is measured must not
+    /// depend on the simulator's speed, or no two runs would give the same results.
     fn elapsed(&self) -> Duration {
         match self.is_virtual() {
             true => Duration::ZERO,
@@ -242,19 +249,22 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Whether a quick run has taken that part of its budget, or would have after `more`. Never in a full run.
+    /// Returns whether a quick run has taken the fraction `part` of its budget, or would have after `more`.
+    /// False in a full run.
     fn has_taken(&self, part: f64, more: Duration) -> bool {
         self.budget
             .is_some_and(|budget| self.elapsed() + more > budget.mul_f64(part))
     }
 
-    /// What perftest does for a request beside the verbs, in nanoseconds, where time is virtual.
+    /// Returns the processor time that perftest takes for a request beside the verbs, in nanoseconds; zero
+    /// where time is real.
     pub fn perftest_ns(&self) -> u64 {
         simulated_machine::perftest_ns(&self.options.device, &self.options.set)
     }
 
-    /// How long one of `points` points, measured in every round, may take: `full`, or what
-    /// `part` of what is left of a quick run's budget allows after `overhead` per point.
+    /// Returns the time for one of `points` points that are measured in every round: `full` in a full run. In
+    /// a quick run it is the point's share of `part` of the remaining budget, less `overhead`, between
+    /// `SHORTEST` and `full`.
     pub fn time_per_point(
         &self,
         points: usize,
@@ -270,7 +280,8 @@ impl<'a> Bench<'a> {
         each.saturating_sub(overhead).max(SHORTEST).min(full)
     }
 
-    /// Whether most of a quick run's budget is used up, on a machine so busy that it would not end in time.
+    /// Returns whether a quick run has used most of its budget. The machine is then so busy that the run
+    /// would not end in time.
     pub fn is_late(&self) -> bool {
         self.has_taken(0.6, Duration::ZERO)
     }
@@ -293,18 +304,19 @@ impl<'a> Bench<'a> {
         Ok(result)
     }
 
-    /// How often every point is measured, if the budget lasts.
+    /// Returns how many times every point is measured, if the budget allows.
     pub fn rounds(&self) -> usize {
         match self.options.quick {
-            // The same again would come of it.
+            // In virtual time a second round gives the same results.
             _ if self.is_virtual() => 1,
             true => QUICK_ROUNDS,
             false => FULL_ROUNDS,
         }
     }
 
-    /// Measures `points` alternately: all of them in order, then all again. A quick run whose budget is spent stops after
-    /// the round it is in. An arm that failed three times, whatever came between, is not tried again.
+    /// Measures `points` alternately: all of them in order, then all again. A quick run whose budget is spent
+    /// stops after the current round. An arm that has failed [`GIVE_UP_AFTER`] times, in a row or not, is not
+    /// measured again.
     fn alternate<A: Copy + PartialEq + std::fmt::Display, S>(
         &mut self,
         points: &[Point<A>],
@@ -338,7 +350,7 @@ impl<'a> Bench<'a> {
                     None
                 } else {
                     measure(self, point).unwrap_or_else(|why| {
-                        // What failed while an interrupt stopped it is not a failure.
+                        // An error that an interrupt causes is not the arm's failure.
                         if self.check().is_ok() {
                             self.progress.note(&format!("{label} failed: {why}"));
                             failures.insert(arm, (failed + 1, why.to_string()));
@@ -356,14 +368,14 @@ impl<'a> Bench<'a> {
         Ok((samples, failures.collect()))
     }
 
-    /// Keeps how busy simulated machines were at a point.
+    /// Records the simulated machines' usage at the point `number`.
     fn note_usage(&mut self, number: usize, label: String) {
         if let Some(usage) = self.testbed.take_usage() {
             self.usage.insert(number, (label, usage));
         }
     }
 
-    /// How busy simulated machines were at each point, as a table.
+    /// Returns a table of the simulated machines' usage at each point.
     pub(crate) fn utilisation(&self) -> Option<Grid> {
         utilisation::grid(self.usage.values())
     }
@@ -377,7 +389,7 @@ impl<'a> Bench<'a> {
 mod tests {
     use super::*;
 
-    /// A bench of one experiment in a run of `experiments`.
+    /// Makes a bench for one of `experiments` experiments of a run.
     fn bench(device: &str, quick: bool, experiments: usize) -> Bench<'static> {
         let options = Options {
             quick,
@@ -395,10 +407,10 @@ mod tests {
         )
     }
 
-    /// Called as the arms are.
+    /// A sweep whose points are labelled with their arms' names alone.
     const UNNAMED: Sweep = Sweep::over("", Duration::ZERO, Duration::ZERO);
 
-    /// Measures a point of each arm.
+    /// Measures one point of each arm.
     fn alternate<A: Copy + PartialEq + std::fmt::Display, S>(
         bench: &mut Bench<'_>,
         arms: &[A],
@@ -469,12 +481,12 @@ mod tests {
         assert_eq!(time(&early), time(&late));
         assert!(!late.is_late() && !late.has_taken(1.0, full));
         assert_eq!(late.rounds(), 1);
-        // What simulating takes does.
+        // The wall clock limits an experiment that measures the simulator itself.
         late.by_the_wall_clock();
         assert!(
             late.has_taken(OVERDUE, full) && late.rounds() == QUICK_ROUNDS && !late.takes_alike()
         );
-        // An experiment may find its place later.
+        // An experiment may replace the testbed after the bench is made.
         let mut bench = bench("soft", true, 1);
         assert!(bench.rounds() == QUICK_ROUNDS && bench.takes_alike());
         bench.testbed = early.testbed.clone();

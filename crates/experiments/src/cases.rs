@@ -1,4 +1,4 @@
-//! The experiments, in the order in which they are listed and run.
+//! The experiments.
 
 mod prelude;
 pub mod raas;
@@ -12,17 +12,17 @@ pub mod weir;
 
 use crate::experiment::Experiment;
 
-/// Every experiment, in the order in which they are listed and run.
+/// Returns every experiment, in the order in which they are listed and run.
 pub fn registry() -> &'static [&'static dyn Experiment] {
     ALL
 }
 
-/// The experiment called `name`.
+/// Returns the experiment called `name`.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
     registry().iter().copied().find(|e| e.about().name == name)
 }
 
-/// Every experiment, in the order in which they are listed.
+/// Every experiment, in the order in which they are listed and run.
 const ALL: &[&dyn Experiment] = &[
     &ring_vs_peers::RING_VS_PEERS,
     &ring_fanin::RING_FANIN,

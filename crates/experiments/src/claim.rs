@@ -1,4 +1,4 @@
-//! A value that a paper states: how it is meant, and in which section.
+//! A value that a paper states: the form of the claim, and the section that makes it.
 
 use std::fmt;
 
@@ -6,31 +6,32 @@ use serde::Serialize;
 
 use crate::format::human;
 
-/// "About" covers this part of the stated value in both directions.
+/// Tolerance of [`Claim::About`] in both directions, as a fraction of the stated value.
 pub const ABOUT: f64 = 0.15;
-/// An exact value covers what rounds to it: this part of it.
+/// Tolerance of [`Claim::Exactly`], as a fraction of the stated value: it accepts what rounds to that value.
 pub const EXACT: f64 = 0.02;
 
-/// How a paper states a value.
+/// A value as a paper states it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Claim {
-    /// The value itself, read to [`EXACT`].
+    /// The value itself, within [`EXACT`].
     Exactly(f64),
-    /// "About", "around", "close to": read to [`ABOUT`].
+    /// "About", "around", "close to": within [`ABOUT`].
     About(f64),
     /// "Below", "less than", "at most".
     Below(f64),
     /// "Above", "more than", "at least".
     Above(f64),
-    /// "Higher than", "better than": more than what rounds to it, read to [`EXACT`]. What is as much is not more.
+    /// "Higher than", "better than": higher than every value that rounds to the stated one ([`EXACT`]). An
+    /// equal value does not satisfy the claim.
     More(f64),
-    /// From the first to the second.
+    /// The range from the first to the second value.
     Between(f64, f64),
 }
 
 impl Claim {
-    /// Whether `ours` is what the paper states.
+    /// Returns whether `ours` satisfies the claim.
     pub fn holds(self, ours: f64) -> bool {
         let tolerance = match self {
             Self::Exactly(_) => EXACT,
@@ -40,7 +41,9 @@ impl Claim {
         self.off(ours).abs() <= tolerance
     }
 
-    /// How far `ours` is from the nearest value that the claim allows: 0.1 is a tenth more.
+    /// Returns the relative deviation of `ours` from the nearest value that the claim allows; 0.1 is a tenth
+    /// more. For [`Claim::Exactly`] and [`Claim::About`] that is the stated value itself, without its
+    /// tolerance.
     pub fn off(self, ours: f64) -> f64 {
         match self {
             Self::Exactly(value) | Self::About(value) => ours / value - 1.0,
@@ -65,13 +68,13 @@ impl fmt::Display for Claim {
     }
 }
 
-/// A claim with the section of the paper that makes it.
+/// A claim, and the section of the paper that makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PaperValue {
-    /// What is claimed, in the unit of the metric.
+    /// The claim, in the unit of the metric.
     pub claim: Claim,
-    /// Section, figure or table, as the paper numbers it; "derived: …" where the value follows from a sentence,
-    /// "calibrated: …" where a constant of simulated RNICs was fitted to it.
+    /// Section, figure or table, as the paper numbers it. It begins with "derived: " where the value follows
+    /// from a sentence, and with "calibrated: " where a constant of simulated RNICs was fitted to the value.
     pub section: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What an experiment is.
+//! The trait of all experiments, and the type that declares one as a table.
 
 use std::fmt;
 
@@ -9,34 +9,37 @@ use crate::error::RunError;
 use crate::outcome::Outcome;
 use crate::table::{Measured, Table};
 
-/// One experiment. It measures through the [`Bench`] it is handed and writes nothing itself.
+/// An experiment. It measures through the [`Bench`] that it receives and writes no files itself.
 pub trait Experiment: Sync {
-    /// How it presents itself.
+    /// Returns the experiment's description.
     fn about(&self) -> &About;
 
-    /// Every metric of its summary, with what the paper states of it.
+    /// Returns the keys of all metrics of the summary, each with the paper's value if there is one.
     fn metrics(&self) -> Vec<(String, Option<PaperValue>)>;
 
-    /// The files of its figures, where they do not depend on the device.
+    /// Returns the file names of the charts that do not depend on the device.
     fn figures(&self) -> Vec<String>;
 
-    /// Measures everything. What could not be measured goes to [`Outcome::skip`]; an error is for
-    /// an interrupt or for what makes the whole experiment pointless.
+    /// Measures everything. What cannot be measured goes to [`Outcome::skip`].
+    ///
+    /// # Errors
+    ///
+    /// An interrupt, or a failure that makes the whole experiment pointless.
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError>;
 }
 
-/// An experiment that is declared: a table, and what measures its points.
+/// A declared experiment: a table, and the function that measures its points.
 pub struct Case<A: 'static> {
-    /// How it presents itself.
+    /// The experiment's description.
     pub about: About,
-    /// What it compares and reports.
+    /// Makes the table of arms, columns, metrics, charts and checks.
     pub table: fn() -> Table<A>,
-    /// Measures the points. It may add to the table what depends on the device, and record in the outcome what is not
-    /// computed from points.
+    /// Measures the points. It may add to the table what depends on the device, and record in the outcome what is
+    /// not computed from points.
     pub measure: Measure<A>,
 }
 
-/// Measures the points of a table.
+/// A function that measures the points of a table.
 pub type Measure<A> =
     fn(&mut Bench<'_>, &mut Table<A>, &mut Outcome) -> Result<Measured<A>, RunError>;
 

@@ -1,9 +1,9 @@
-//! What results are written as: CSV, SVG, and numbers as people write them.
+//! Output formats: CSV and Markdown tables, SVG charts, and numbers for people to read.
 
 pub mod grid;
 pub mod svg;
 
-/// A number with three significant digits or so, as people write it.
+/// Formats a number for people to read, with about three significant digits.
 pub fn human(x: f64) -> String {
     match x.abs() {
         a if !a.is_finite() => x.to_string(),

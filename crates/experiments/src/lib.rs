@@ -1,20 +1,20 @@
-//! Experiments: what they are, what they measure with, and how results are written.
+//! Experiments: their declaration, the runner, and the reports that it writes.
 //!
 //! # Map
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`about`], [`experiment`] | what an [`Experiment`] is, its [`About`], [`Options`] |
-//! | [`runner`], [`error`] | [`run`] experiments by name, and why a run ends early |
-//! | [`mod@bench`] | what a running experiment is handed: budget, rounds in which arms alternate, interrupt |
+//! | [`about`], [`experiment`] | [`Experiment`], its description [`About`], and [`Options`] |
+//! | [`runner`], [`error`] | [`run`], which runs experiments by name, and its errors |
+//! | [`mod@bench`] | what a running experiment measures with: budget, rounds in which arms alternate, interrupt |
 //! | [`table`] | an experiment as a table, and its renderer |
 //! | [`claim`] | a value that a paper states: exact, about, below, above, range |
 //! | [`cases`] | the experiments, a file or folder for each paper; the [`registry`] |
-//! | [`outcome`], [`report`], [`mod@format`] | what was found; CSV, JSON, SVG and Markdown |
+//! | [`outcome`], [`report`], [`mod@format`] | results, and their output as CSV, JSON, SVG and Markdown |
 //! | `utilisation` | utilisation of simulated machines at each point |
-//! | [`machine`] | the machine that it ran on |
+//! | [`machine`] | description of the machine that an experiment ran on |
 //!
-//! What is measured with, the transports and workloads, is the crate `headworks-workloads`, whose modules are re-exported.
+//! The transports and workloads are in the crate `headworks-workloads`, whose modules are re-exported.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![forbid(unsafe_code)]

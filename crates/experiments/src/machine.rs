@@ -1,23 +1,23 @@
-//! What an experiment ran on, without anything that identifies the machine.
+//! Description of the machine that an experiment ran on, without anything that identifies the machine.
 
 use serde::Serialize;
 
-/// The profile that this program was built with: `dist` for figures.
+/// Name of the profile that this program was built with; published results use `dist`.
 pub const PROFILE: &str = env!("HEADWORKS_PROFILE");
 
-/// The machine as it stands in a summary.
+/// The machine's description in a summary.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
-    /// The processor's own name.
+    /// Model name of the processor, or the architecture if the kernel reports none.
     pub cpu: String,
-    /// Logical cores this process may use.
+    /// Logical cores that this process may use.
     pub cores: usize,
     /// Memory in GiB.
     pub memory_gib: f64,
 }
 
 impl Machine {
-    /// This machine.
+    /// Describes this machine.
     pub fn here() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         Self {

@@ -1,4 +1,4 @@
-//! What an experiment found, before it is written down.
+//! The results of one run of an experiment, before they are written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,24 +12,24 @@ use crate::stats::Spread;
 pub use crate::format::grid::Grid;
 pub use headworks_workloads::transports::ArmNote;
 
-/// Everything that one run of an experiment found.
+/// The results of one run of an experiment.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What it ran on, where that is not the device of the options.
+    /// Devices that the experiment ran on; empty if it was the device of the options.
     pub devices: Vec<DeviceName>,
-    /// Every measured point, for `points.csv`.
+    /// All measured points, for `points.csv`.
     pub points: Grid,
-    /// One SVG each.
+    /// Charts; each becomes one SVG file.
     pub figures: Vec<Figure>,
     /// Tables for the report.
     pub grids: Vec<Grid>,
-    /// What was compared, and how each waited.
+    /// The compared arms, and how each waits.
     pub arms: Vec<ArmNote>,
     /// External programs and their versions.
     pub versions: Vec<(String, String)>,
-    /// Which part ran on which processor.
+    /// Assignment of actors to processors, in words.
     pub pinning: String,
-    /// How often every arm was measured.
+    /// Number of times that every arm was measured.
     pub repeats: usize,
     /// Remarks for the report.
     pub notes: Vec<String>,
@@ -37,12 +37,12 @@ pub struct Outcome {
     skipped: BTreeMap<String, String>,
 }
 
-/// The reason given for a key whose points this run does not measure: another device or a full run does. The report
-/// only counts such keys.
+/// Reason for a key whose points this run does not measure, although a run on another device or a full run
+/// does. The report only counts such keys.
 pub const ELSEWHERE: &str = "not part of this run";
 
 impl Outcome {
-    /// The devices that it ran on, as people write them, and whether they are simulated.
+    /// Returns the names of the devices that the experiment ran on, and whether all of them are simulated.
     pub fn ran_on(&self, options: &Options) -> (String, bool) {
         let devices = match &*self.devices {
             [] => std::slice::from_ref(&options.device),
@@ -53,7 +53,8 @@ impl Outcome {
         (names.join(", "), simulated)
     }
 
-    /// Has every drawing say that it is simulated, if it is: who sees one alone has nothing else that says it.
+    /// Adds "(simulated)" to the title of every chart if the devices are simulated. A chart may be seen
+    /// without its report.
     pub(crate) fn say_simulated(&mut self, options: &Options) {
         let (_, simulated) = self.ran_on(options);
         for figure in self.figures.iter_mut().filter(|_| simulated) {
@@ -63,14 +64,14 @@ impl Outcome {
         }
     }
 
-    /// Records a figure under `key`.
+    /// Records the value of the metric `key`.
     pub fn measured(&mut self, key: impl Into<String>, value: Spread) {
         let key = key.into();
         self.skipped.remove(&key);
         self.ratios.insert(key, value);
     }
 
-    /// Records why `key` has no figure. A figure that is there already stays.
+    /// Records why the metric `key` has no value. A value that was recorded before stays.
     pub fn skip(&mut self, key: impl Into<String>, why: impl Into<String>) {
         let key = key.into();
         if !self.ratios.contains_key(&key) {
@@ -78,7 +79,7 @@ impl Outcome {
         }
     }
 
-    /// Records `value`, or `why` there is none.
+    /// Records `value`, or `why` if there is no value.
     pub fn measured_or(&mut self, key: &str, value: Option<Spread>, why: impl Into<String>) {
         match value {
             Some(value) => self.measured(key, value),
@@ -86,8 +87,8 @@ impl Outcome {
         }
     }
 
-    /// Skips every key of `declared` that is neither measured nor skipped, and notes keys that nobody declared: a bug of
-    /// the experiment, whose figures are kept all the same.
+    /// Skips every key of `declared` that is neither measured nor skipped. Adds a note about keys that are
+    /// recorded but not declared, which is a bug of the experiment; their values stay.
     pub fn complete<'k>(&mut self, declared: impl Iterator<Item = &'k str>) {
         let declared: BTreeSet<&str> = declared.collect();
         for key in &declared {
@@ -103,12 +104,12 @@ impl Outcome {
         }
     }
 
-    /// The figures by key.
+    /// Returns the measured values by key.
     pub fn ratios(&self) -> &BTreeMap<String, Spread> {
         &self.ratios
     }
 
-    /// Why keys have no figure.
+    /// Returns the reasons of the keys without a value.
     pub fn skipped(&self) -> &BTreeMap<String, String> {
         &self.skipped
     }

@@ -1,4 +1,4 @@
-//! What is written to `DIR/NAME/`: `points.csv`, `summary.json`, one SVG per figure, `report.md`.
+//! Writes the results to `DIR/NAME/`: `points.csv`, `summary.json`, one SVG per chart, `report.md`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,11 +16,11 @@ use crate::machine::{Machine, PROFILE};
 use crate::outcome::{ELSEWHERE, Outcome};
 use crate::seeds;
 
-/// A file could not be written.
+/// The error of writing a file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}", path.display())]
 pub struct WriteError {
-    /// The file, or the directory that it was to be in.
+    /// The file, or the directory that should have contained it.
     pub path: PathBuf,
     /// The operating system's error.
     pub source: io::Error,
@@ -34,11 +34,11 @@ impl WriteError {
     }
 }
 
-/// The files that every experiment has, besides its figures.
+/// Names of the files that every experiment has besides its charts.
 const FILES: [&str; 3] = ["points.csv", "report.md", "summary.json"];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// That what is in `dir`, the directory of an experiment, can be replaced.
+/// Checks that the result files in `dir`, the directory of an experiment, can be replaced.
 pub fn check(dir: &Path) -> Result<(), WriteError> {
     FILES
         .map(|name| dir.join(name))
@@ -53,43 +53,43 @@ pub fn check(dir: &Path) -> Result<(), WriteError> {
 pub struct Results<'a> {
     /// The experiment.
     pub about: &'a About,
-    /// The paper's statements, by metric.
+    /// The paper's values, by metric.
     pub stated: BTreeMap<String, PaperValue>,
-    /// How it was run.
+    /// Options of the run.
     pub options: &'a Options,
-    /// The machine that it ran on.
+    /// The machine that the experiment ran on.
     pub machine: Machine,
-    /// The experiment's outcome.
+    /// The results of the experiment.
     pub outcome: &'a Outcome,
 }
 
-/// `summary.json`, which programs read, field by field.
+/// The fields of `summary.json`, which programs read.
 #[derive(Serialize)]
 struct Summary<'a> {
     experiment: &'static str,
     paper: Option<Paper>,
     device: String,
-    /// Whether the device is a simulated one.
+    /// Whether all devices are simulated.
     simulated: bool,
-    /// The seed: `seed=N` of a simulated device, or its default. `None` where time is real.
+    /// The seed of a simulated device: `seed=N`, or the default. `None` where time is real.
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    /// Constants of the simulated machines that were given other values (`--set KEY=VALUE`), in the constants'
-    /// units. Empty: the preset as it is, or real machines.
+    /// Settings of the simulated machines (`--set KEY=VALUE`), in the constants' units. Empty if the preset
+    /// is unchanged or the machines are real.
     settings: BTreeMap<&'static str, Number>,
     machine: &'a Machine,
     version: &'static str,
     profile: &'static str,
     repeats: usize,
     ratios: BTreeMap<&'a String, f64>,
-    /// The paper's statement about a metric: the claim and its section.
+    /// The paper's value of a metric: the claim and its section.
     paper_values: &'a BTreeMap<String, PaperValue>,
     skipped: &'a BTreeMap<String, String>,
 }
 
 impl Results<'_> {
-    /// Writes everything into `DIR/NAME`, each file whole; the summary is last, so that a directory with a summary is
-    /// complete. Answers the experiment's directory.
+    /// Writes all files to `DIR/NAME` and returns that directory. Each file is replaced as a whole. The
+    /// summary is written last, so a directory with a summary is complete.
     pub fn write(&self, dir: &Path) -> Result<PathBuf, WriteError> {
         let dir = dir.join(self.about.name);
         std::fs::create_dir_all(&dir).map_err(WriteError::at(&dir))?;
@@ -138,7 +138,7 @@ impl Results<'_> {
         text.expect("plain data has a JSON form") + "\n"
     }
 
-    /// `report.md`, which people read.
+    /// Makes `report.md`, which people read.
     fn markdown(&self) -> String {
         let Self { about, outcome, .. } = self;
         let About {
@@ -182,7 +182,7 @@ impl Results<'_> {
         out
     }
 
-    /// The device, the machine and the options of the run: names and values.
+    /// Returns the device, the machine and the options of the run, as names and values.
     fn environment(&self) -> Vec<(&str, String)> {
         let Self {
             options, outcome, ..
@@ -218,7 +218,7 @@ impl Results<'_> {
         all
     }
 
-    /// The table of figures. Keys of other points are only counted.
+    /// Makes the table of metrics. Keys that this run does not measure are only counted.
     fn ratios(&self) -> String {
         let paper = |key: &str| {
             let stated = self.stated.get(key);
@@ -245,12 +245,12 @@ impl Results<'_> {
     }
 }
 
-/// A setting's key and value, without a point where there is nothing behind it.
+/// Returns a setting's key and value; a whole number has no decimal point.
 fn number(setting: &Setting) -> (&'static str, Number) {
     let value = setting.value();
     let whole = (value.fract() == 0.0).then_some(value as i64);
     let number = whole.map(Number::from).or_else(|| Number::from_f64(value));
-    // A setting is in its constant's bounds: finite.
+    // A setting is within the bounds of its constant, so it is finite.
     (setting.constant().key, number.unwrap_or_else(|| 0.into()))
 }
 
@@ -261,7 +261,7 @@ mod tests {
     use crate::stats::Spread;
     use serde_json::{Value, json};
 
-    /// The report and the summary of a run on that device with those settings.
+    /// Returns the report and the summary of a run on `device` with the settings `set`.
     fn written(device: &str, set: &[&str]) -> (String, Value) {
         let (title, year, figure) = ("T", 2022, "Fig. 3");
         let about = About {
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_report_says_what_ran_where_and_how() {
-        // The last value of a constant that is given twice holds.
+        // The last value of a constant that is given twice counts.
         let set = ["nic.icm=1", "link.rate=56", "nic.icm=7"];
         let simulated = [
             "- device: sim:cx5-100g,seed=3 (simulated)",

@@ -1,4 +1,4 @@
-//! Running experiments by name.
+//! Runs experiments by name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,14 +18,18 @@ use crate::report::{self, Results, WriteError};
 use crate::simulated_machine;
 use crate::utilisation;
 
-/// Runs the experiments called `names` one after the other and writes the results of each as soon
-/// as it is finished, which `written` is told of with its directory. `stop`, once set, ends the run at the next
-/// point with [`RunError::Interrupted`]. Directories are made with the first
-/// results.
+/// Runs the experiments called `names` one after the other. The results of each are written as soon as it has
+/// finished; `written` is then called with their directory. `stop`, once set, ends the run at the next point
+/// with [`RunError::Interrupted`]. Directories are made with the first results.
 ///
-/// Pairs of parts run in `world`, whose cast has what [`register`](crate::register) adds. The
-/// program that calls this begins with [`child_main`](crate::child_main): some measurements start
-/// it again as another process.
+/// Pairs of actors run in `world`, whose registry of actors must hold the actor that
+/// [`register`](crate::register) adds. The calling program must begin with [`child_main`](crate::child_main):
+/// some measurements start the program again as another process.
+///
+/// # Errors
+///
+/// [`RunError::BadInput`] before anything is measured, if a name or an option is invalid; otherwise the first
+/// error of an experiment or of writing its results.
 pub fn run(
     names: &[String],
     options: &Options,
@@ -44,7 +48,7 @@ pub fn run(
     run_all(chosen, options, world, stop, written)
 }
 
-/// Refuses options with which the chosen experiments cannot run, with the reason.
+/// Checks that the chosen experiments can run with these options; returns the reason if not.
 fn check(chosen: &[&dyn Experiment], options: &Options) -> Result<(), String> {
     for experiment in chosen {
         check_devices(experiment.about(), options)?;
@@ -63,15 +67,15 @@ fn check(chosen: &[&dyn Experiment], options: &Options) -> Result<(), String> {
     check_out(&options.out, names)
 }
 
-/// Refuses an output directory that cannot be written, before anything is measured. The run makes directories with the
-/// first results.
+/// Checks that the output directory can be written, before anything is measured. The check leaves no new
+/// directory behind: the run makes directories with the first results.
 fn check_out<'a>(out: &Path, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
     let dirs: Vec<PathBuf> = names.map(|name| out.join(name)).collect();
     let mut all = std::iter::once(out).chain(dirs.iter().map(PathBuf::as_path));
     if let Some(path) = all.find(|path| path.exists() && !path.is_dir()) {
         return Err(format!("--out: {} is no directory", path.display()));
     }
-    // The check makes the directories, and removes those that were not there before.
+    // The check makes the directories, and removes those that did not exist before.
     let made: Vec<&Path> = out.ancestors().take_while(|path| !path.exists()).collect();
     let mut checked = std::fs::create_dir_all(out).map_err(WriteError::at(out));
     for dir in &dirs {
@@ -90,7 +94,8 @@ fn check_out<'a>(out: &Path, names: impl Iterator<Item = &'a str>) -> Result<(),
     checked.map_err(|why| format!("--out: {why}"))
 }
 
-/// An experiment runs on its kind of devices, and on simulated ones only where that means something.
+/// Checks that the devices are of the experiment's kind, and simulated only if the experiment is meaningful
+/// there.
 fn check_devices(about: &About, options: &Options) -> Result<(), String> {
     let (name, runs_on) = (about.name, about.runs_on);
     for device in std::iter::once(&options.device).chain(&options.peer_device) {
@@ -107,7 +112,7 @@ fn check_devices(about: &About, options: &Options) -> Result<(), String> {
                 "{name} does not run on {device}, which is simulated: {why} (name another with --device: soft or ibv:NAME)"
             ));
         }
-        // A device whose constants are wrong is refused when it is opened.
+        // The pacing options are invalid, or ask for pacing; either way the experiment cannot use this name.
         if about.paces && !matches!(headworks::pace::split(device), Ok((_, None))) {
             return Err(format!(
                 "{name} paces devices itself: name {device} without pace and pace_KEY"
@@ -117,7 +122,7 @@ fn check_devices(about: &About, options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Both hosts of a simulated network are of one preset and follow one seed.
+/// Checks that both hosts of a simulated network have the same preset and seed.
 fn check_peer(options: &Options) -> Result<(), String> {
     let Options {
         device,
@@ -130,7 +135,7 @@ fn check_peer(options: &Options) -> Result<(), String> {
     let stands_for = |device| match simulated_machine::machine(device, &[]) {
         Some(Ok((preset, seed))) => Ok(Some((preset.name, seed))),
         None => Ok(None),
-        // Opening the device says what is wrong with it.
+        // Opening the device reports what is wrong with it.
         Some(Err(_)) => Err(()),
     };
     match (stands_for(device), stands_for(peer)) {
@@ -195,13 +200,13 @@ mod tests {
     use crate::table::{Measured, Table};
     use std::sync::atomic::Ordering;
 
-    /// A world in which nothing is played.
+    /// A world that runs no actors.
     fn nowhere() -> Arc<dyn World> {
         let simulated = simulated_machine::SimulatedMachine::named("cx5-100g");
         simulated.expect("a preset").world().clone()
     }
 
-    /// A temporary directory, and options on `device` whose results go below it.
+    /// Makes a temporary directory, and options on `device` whose results go below it.
     fn on(device: &str) -> (tempfile::TempDir, Options) {
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
@@ -211,14 +216,15 @@ mod tests {
         (dir, options)
     }
 
-    /// How a run ends that was interrupted before it began.
+    /// Returns the error of a run that is interrupted before it begins.
     fn interrupted(name: &str, options: &Options) -> RunError {
         let (world, stop) = (nowhere(), AtomicBool::new(true));
         let mut written = |path: &Path| panic!("{} was written", path.display());
         run(&[name.to_owned()], options, &world, &stop, &mut written).unwrap_err()
     }
 
-    /// That a run is refused as bad input, in one line that says all of `parts`, and leaves nothing behind.
+    /// Asserts that a run is refused as bad input, with an error of one line that contains all of `parts`,
+    /// and that it leaves no directory behind.
     fn refused(name: &str, options: &Options, parts: &[&str]) {
         let was_there = options.out.exists();
         let error = interrupted(name, options);
@@ -229,7 +235,7 @@ mod tests {
         assert_eq!(options.out.exists(), was_there);
     }
 
-    /// That a run is not refused.
+    /// Asserts that a run is not refused.
     fn begins(name: &str, options: &Options) {
         let error = interrupted(name, options);
         assert!(matches!(error, RunError::Interrupted), "{error}");
@@ -242,7 +248,7 @@ mod tests {
         options.out = all.join("results");
         begins("rb2-table2", &options);
         assert!(!all.exists());
-        // Of another run, or of somebody who wants it there.
+        // A directory that another run or the user made stays.
         std::fs::create_dir(&all).unwrap();
         begins("rb2-table2", &options);
         assert!(all.exists() && !options.out.exists());
@@ -251,7 +257,7 @@ mod tests {
         assert!(all.exists());
     }
 
-    /// An experiment that finds nothing, and one that is interrupted.
+    /// Two experiments: the first finds nothing, the second is interrupted.
     const QUICK: [Case<&str>; 2] = {
         const fn case(measure: Measure<&'static str>) -> Case<&'static str> {
             let about = About::new("quick", "Nothing.", "Nothing.");
@@ -306,14 +312,14 @@ mod tests {
 
     #[test]
     fn where_nothing_can_be_written_is_bad_input_before_anything_is_measured() {
-        // Nobody makes anything there, whoever they are.
+        // No user can create anything in these directories.
         for out in ["/proc/self/results", "/proc/self/task"] {
             let (_dir, mut options) = on("soft");
             options.out = out.into();
             let said = format!("--out: cannot write {out}: ");
             refused("rb2-table2", &options, &[&said]);
         }
-        // A directory in the place of a file.
+        // A directory has the name of a result file.
         for name in ["points.csv", "report.md", "summary.json"] {
             let (_dir, options) = on("soft");
             let taken = options.out.join("rb2-table2").join(name);
@@ -333,7 +339,7 @@ mod tests {
             let RunsOn::Real(why) = runs_on else {
                 continue;
             };
-            // Either host's.
+            // The experiment refuses a simulated device of either host.
             for device in [sim, soft] {
                 let (_dir, mut options) = on(device);
                 options.peer_device = Some(sim.parse().unwrap());

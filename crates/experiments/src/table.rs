@@ -1,5 +1,5 @@
-//! An experiment as a table: arms, columns, metrics with the paper's values, charts and checks, and the one renderer
-//! that makes `points.csv`, the report, the figures and the summary of them.
+//! An experiment as a table: arms, columns, metrics with the paper's values, charts and checks. One renderer
+//! makes `points.csv`, the report, the charts and the summary from it.
 //!
 //! A case fills a [`Table`] and measures a [`Measured`]; [`Table::render`] does the rest.
 
@@ -19,9 +19,10 @@ use crate::format::svg::{Axis, Figure, Series};
 use crate::outcome::{ArmNote, Outcome};
 use crate::stats::Spread;
 
-/// What an experiment compares and reports. Built anew whenever it is asked for: it holds no results.
+/// The arms, columns, metrics, charts and checks of an experiment. It holds no results and is built anew for
+/// each use.
 pub struct Table<A> {
-    /// What is compared, and how each arm waits and copies.
+    /// The compared arms, and how each waits and copies.
     pub arms: Vec<ArmNote>,
     columns: Vec<Column<A>>,
     metrics: Vec<Metric<A>>,
@@ -33,7 +34,7 @@ pub struct Table<A> {
     pub notes: Vec<String>,
 }
 
-/// One column of `points.csv` and of the report's table, or the three of a spread.
+/// One column of `points.csv` and of the report's table, or three in `points.csv` for a spread.
 struct Column<A> {
     header: String,
     value: Value<A>,
@@ -46,17 +47,17 @@ enum Value<A> {
     Statistic(Statistic, OfPoint<A, Expr<A>>),
 }
 
-/// The statistic of the rounds that a column shows.
+/// The statistic over the rounds that a column shows.
 #[derive(Clone, Copy)]
 enum Statistic {
     Median,
     /// Median, lowest and highest round.
     Spread,
-    /// How many gave a figure.
+    /// Number of rounds that gave a value.
     Rounds,
 }
 
-/// A named figure of the summary.
+/// A named value of the summary.
 pub struct Metric<A> {
     key: String,
     expr: Expr<A>,
@@ -64,34 +65,34 @@ pub struct Metric<A> {
 }
 
 impl<A> Metric<A> {
-    /// The paper's value, in the metric's unit, with the section that states it.
+    /// Adds the paper's value, in the metric's unit, with the section that states it.
     pub fn paper(&mut self, claim: Claim, section: &'static str) -> &mut Self {
         self.stated = Some(PaperValue { claim, section });
         self
     }
 }
 
-/// A drawing without its lines, and what they are made of.
+/// A chart without its lines, and the function that makes the lines' marks from points.
 struct Chart<A> {
     empty: Figure,
     marks: OfPoint<A, Vec<Mark<A>>>,
 }
 
-/// A mark of a chart: the line that it is on, its x and its y.
+/// A mark of a chart: the name of its line, its x and its y.
 pub type Mark<A> = (String, Expr<A>, Expr<A>);
 
-/// A sentence of the paper that is no single value, and whether it is so here.
+/// A sentence of the paper that states no single value, and the function that checks it.
 struct Check<A> {
     says: String,
     finding: Finding<A>,
 }
 
-/// The finding about a sentence, in words, and the verdict, if every value that it takes was measured; `None`
-/// where nothing was measured.
+/// Compares a sentence with what was measured: returns the finding in words, and whether the sentence holds.
+/// The verdict is `None` unless every value of the sentence was measured; the finding is `None` if none was.
 pub type Finding<A> = Box<dyn Fn(&Measured<A>) -> Option<(String, Option<bool>)>>;
 
 impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
-    /// A table of `arms` that has no columns yet.
+    /// Makes a table of `arms` without columns.
     pub fn new(arms: Vec<ArmNote>) -> Self {
         Self {
             arms,
@@ -110,12 +111,12 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self
     }
 
-    /// A column of the arms' names.
+    /// Adds a column of the arms' names.
     pub fn arm(&mut self) -> &mut Self {
         self.cell("arm", |point| point.arm.to_string().as_str().into())
     }
 
-    /// A column of what a point is.
+    /// Adds a column that describes the point.
     pub fn cell(
         &mut self,
         header: impl Into<String>,
@@ -124,17 +125,17 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self.column(header, Value::Cell(Box::new(of)))
     }
 
-    /// A column of the swept parameter.
+    /// Adds a column of the swept parameter.
     pub fn x(&mut self, header: impl Into<String>) -> &mut Self {
         self.cell(header, |point| (point.x as f64).into())
     }
 
-    /// A column of the second parameter.
+    /// Adds a column of the second parameter.
     pub fn n(&mut self, header: impl Into<String>) -> &mut Self {
         self.cell(header, |point| (point.n as f64).into())
     }
 
-    /// A column of medians: `name [unit]`.
+    /// Adds a column of medians; `header` is `name [unit]`.
     pub fn median(
         &mut self,
         header: impl Into<String>,
@@ -143,12 +144,13 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self.column(header, Value::Statistic(Statistic::Median, Box::new(of)))
     }
 
-    /// A column of medians of a quantity of each point: `name [unit]`.
+    /// Adds a column of medians of one quantity of each point; `header` is `name [unit]`.
     pub fn value(&mut self, header: impl Into<String>, quantity: Quantity) -> &mut Self {
         self.median(header, move |point| Expr::At(*point, quantity))
     }
 
-    /// Three columns: the median as `name [unit]`, the lowest and the highest round.
+    /// Adds three columns: the median, the lowest and the highest round. `header` is that of the median,
+    /// `name [unit]`.
     pub fn spread(
         &mut self,
         header: impl Into<String>,
@@ -157,12 +159,12 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self.column(header, Value::Statistic(Statistic::Spread, Box::new(of)))
     }
 
-    /// The column `repeats`: the rounds in which there was a figure.
+    /// Adds the column `repeats`: the number of rounds that gave a value.
     pub fn repeats(&mut self, of: impl Fn(&Point<A>) -> Expr<A> + 'static) -> &mut Self {
         self.column("repeats", Value::Statistic(Statistic::Rounds, Box::new(of)))
     }
 
-    /// A metric of the summary.
+    /// Adds a metric of the summary.
     pub fn metric(&mut self, key: impl Into<String>, expr: Expr<A>) -> &mut Metric<A> {
         self.metrics.push(Metric {
             key: key.into(),
@@ -172,7 +174,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self.metrics.last_mut().expect("just pushed")
     }
 
-    /// A metric that the measuring function records or skips itself.
+    /// Adds metrics that the measuring function records or skips itself.
     pub fn declare(&mut self, keys: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         for key in keys {
             self.metric(key, Expr::none());
@@ -180,13 +182,17 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self
     }
 
-    /// The metric of that key, to state the paper's value of one that was made in a loop.
+    /// Returns the metric `key`, so that a paper's value can be added to a metric that a loop made.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such metric.
     pub fn of(&mut self, key: &str) -> &mut Metric<A> {
         let found = self.metrics.iter_mut().find(|metric| metric.key == key);
         found.unwrap_or_else(|| panic!("no metric is called {key}"))
     }
 
-    /// A drawing with at most one mark for each point: the line that it is on, its x and its y.
+    /// Adds a chart with at most one mark for each point: the name of its line, its x and its y.
     pub fn chart(
         &mut self,
         file: impl Into<String>,
@@ -200,7 +206,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         })
     }
 
-    /// A drawing with a line for each arm over the swept parameter.
+    /// Adds a chart with a line for each arm over the swept parameter.
     pub fn lines(
         &mut self,
         file: impl Into<String>,
@@ -213,7 +219,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         })
     }
 
-    /// A drawing with any number of marks for each point, derived ones among them.
+    /// Adds a chart with any number of marks for each point. Derived points are included.
     pub fn marks(
         &mut self,
         file: impl Into<String>,
@@ -233,19 +239,19 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self
     }
 
-    /// Drops the charts of files that `keeps` refuses.
+    /// Drops the charts whose file names `keeps` refuses.
     pub fn keep_charts(&mut self, keeps: impl Fn(&str) -> bool) -> &mut Self {
         self.charts.retain(|chart| keeps(&chart.empty.file));
         self
     }
 
-    /// Leaves the list of points, which is long, to `points.csv`.
+    /// Keeps the points out of the report: they are many, and `points.csv` has them.
     pub fn unlisted(&mut self) -> &mut Self {
         self.is_listed = false;
         self
     }
 
-    /// A sentence of the paper, with its section, that is checked against what was measured.
+    /// Adds a sentence of the paper, with its section, that `finding` checks against what was measured.
     pub fn check(
         &mut self,
         says: impl Into<String>,
@@ -267,8 +273,8 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self
     }
 
-    /// A sentence of the paper, with its section, about several values, each with the claim that it makes: it is so if
-    /// every claim holds. Where not every value was measured, there is no verdict.
+    /// Adds a sentence of the paper, with its section, about several values, each with its claim. The
+    /// sentence holds if every claim holds. There is no verdict unless every value was measured.
     pub fn sentence<W: Into<String>>(
         &mut self,
         says: impl Into<String>,
@@ -293,13 +299,13 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         })
     }
 
-    /// A remark for the report.
+    /// Adds a remark for the report.
     pub fn note(&mut self, text: impl Into<String>) -> &mut Self {
         self.notes.push(text.into());
         self
     }
 
-    /// The keys of all metrics, with what the paper states of them.
+    /// Returns the keys of all metrics, each with the paper's value if there is one.
     pub fn keys(&self) -> Vec<(String, Option<PaperValue>)> {
         let metrics = self.metrics.iter();
         metrics
@@ -307,14 +313,14 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             .collect()
     }
 
-    /// The files of all charts.
+    /// Returns the file names of all charts.
     pub fn files(&self) -> Vec<String> {
         let charts = self.charts.iter();
         charts.map(|chart| chart.empty.file.clone()).collect()
     }
 
-    /// Writes everything that was measured into `outcome`: points, table, metrics, checks, charts, remarks. Metrics that
-    /// `outcome` has, or skips, already stay as they are.
+    /// Writes points, report tables, metrics, checks, charts and remarks to `outcome`. Metrics that `outcome`
+    /// already has, or skips, stay as they are.
     pub fn render(mut self, measured: &Measured<A>, outcome: &mut Outcome) {
         outcome.repeats = outcome.repeats.max(measured.rounds());
         outcome.points = self.csv(measured);
@@ -362,7 +368,8 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         csv
     }
 
-    /// The points as people read them: numbers with few digits, a median with its spread in one column.
+    /// Makes the report's table of points: numbers with few digits, and a median with its spread in one
+    /// column.
     fn grid(&self, measured: &Measured<A>) -> Option<Grid> {
         let row = |point: Point<A>| {
             self.columns
@@ -375,7 +382,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         Grid::of("Points: median (lowest – highest repeat)", header, rows)
     }
 
-    /// What the paper says, beside what came of it.
+    /// Makes a table of the paper's values and sentences beside the results.
     fn checked(&self, measured: &Measured<A>, outcome: &Outcome) -> Option<Grid> {
         let values = self
             .metrics
@@ -401,7 +408,8 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
     }
 }
 
-/// `name low [unit]` beside `name [unit]`; `low [unit]` beside `[unit]`.
+/// Derives the header of a column beside the median's: `name low [unit]` from `name [unit]`, and `low [unit]`
+/// from `[unit]`.
 fn beside(header: &str, which: &str) -> String {
     match header.split_once('[') {
         Some(("", unit)) => format!("{which} [{unit}"),
@@ -460,7 +468,8 @@ impl<A: Copy + PartialEq + fmt::Display> Chart<A> {
     }
 }
 
-/// The note of an arm: its name, what it is, whether both sides poll or block, how often bytes are copied.
+/// Makes an arm's note: its name, its description, whether both sides poll or block, and how often bytes are
+/// copied.
 pub fn arm(
     name: impl Into<String>,
     what: impl Into<String>,

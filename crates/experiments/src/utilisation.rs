@@ -1,10 +1,11 @@
-//! Utilisation of simulated machines while a point was measured, as a table that names what held each point back.
+//! Utilisation of simulated machines at each point, as a table that names each point's bottleneck.
 
 use headworks::sim::Usage;
 
 use crate::outcome::Grid;
 
-/// Points by name, each with what its last play counted while it was measured.
+/// Makes the table from points by name, each with the usage that its last scenario counted while it was
+/// measured. Returns `None` if there are no points.
 pub(crate) fn grid<'a>(points: impl IntoIterator<Item = &'a (String, Usage)>) -> Option<Grid> {
     let mut points = points.into_iter().peekable();
     let (_, first) = points.peek()?;
@@ -36,13 +37,14 @@ pub(crate) fn grid<'a>(points: impl IntoIterator<Item = &'a (String, Usage)>) ->
     Grid::of("Utilisation (simulated)", header, points.map(row).collect())
 }
 
-/// What there is to say of the table.
+/// The note that explains the table in a report.
 pub(crate) const NOTE: &str = "Utilisation: the share of the measured time in which units, bus (DMA) and link of each simulated host \
      were busy, of all of a kind together, and the core that computed most; of the last repeat. What is busy for 80 % \
      of the time holds the rest back, be it one unit or core of several; where nothing is, it is latency: things wait \
      for each other.";
 
-/// A part of the time; what was begun may be ahead of it, and no time has no parts.
+/// Formats a share of the measured time. A unit's busy time may extend past the measured time, so more than
+/// the whole counts as the whole. A share of no time is empty.
 fn percent(share: f64) -> String {
     match share.is_finite() {
         true => format!("{:.0} %", 100.0 * share.min(1.0)),
@@ -56,7 +58,7 @@ mod tests {
     use headworks::sim::Counters;
     use headworks::sim::utilisation::{ActorUsage, HostUsage, UnitUsage};
 
-    /// What was counted up to then: a unit of two is always busy, and so is half of the link.
+    /// Usage up to a time at which one of two units was always busy and the link was busy for half of the time.
     fn up_to(micros: u64) -> Usage {
         let over = micros * 1_000_000;
         let group = |what, busy: &[u64]| UnitUsage {

@@ -1,16 +1,17 @@
-//! The list of experiments, their metrics and their figures: what scripts read by name stays there.
+//! The list of experiments, their metrics and their figures. Scripts read these by name, so no name may
+//! disappear unnoticed.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use headworks_experiments::registry;
 
-/// `EXPERIMENT:`, then its metrics and its figures (`*.svg`).
+/// Path of the list: `EXPERIMENT:`, then its metrics and its figures (`*.svg`).
 const LIST: &str = "tests/inventory.txt";
-/// Columns of a line.
+/// Greatest width of a line.
 const WIDTH: usize = 118;
 
-/// `EXPERIMENT NAME` of everything in the list.
+/// Returns `EXPERIMENT NAME` for each name in the list.
 fn parse(list: &str) -> BTreeSet<String> {
     let mut experiment = "";
     let names = list.split_whitespace().filter_map(|word| {
@@ -23,7 +24,7 @@ fn parse(list: &str) -> BTreeSet<String> {
     names.collect()
 }
 
-/// The list of everything, which [`parse`] reads.
+/// Formats the list in the form that [`parse`] reads.
 fn list(declared: &BTreeSet<String>) -> String {
     let (mut list, mut experiment, mut column) = (String::new(), "", 0);
     for entry in declared {

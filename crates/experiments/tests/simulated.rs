@@ -1,4 +1,5 @@
-//! Experiments on simulated devices: the same once more is the same, to the byte, and says that it is simulated.
+//! Experiments on simulated devices: a second run gives the same results, to the byte, and results say that
+//! they are simulated.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -6,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use headworks_experiments::simulated_machine::SimulatedMachine;
 use headworks_experiments::{Options, RunError, run};
 
-/// Runs an experiment into `out`, and answers what its files hold.
+/// Runs an experiment into `out` and returns the contents of its files.
 fn files(name: &str, device: &str, out: &Path) -> Result<[String; 3], RunError> {
     let device = device.parse().expect("a device's name");
     let simulated = SimulatedMachine::on(&device, &[], None).expect("a simulated device");
@@ -35,10 +36,10 @@ fn delays_within_a_batch_are_the_same_once_more_and_as_the_paper_has_them() {
     let first = files("weir-fig4", "sim:cx6-100g", &dir.path().join("a")).expect("measured");
     let again = files("weir-fig4", "sim:cx6-100g", &dir.path().join("b")).expect("measured");
     assert_eq!(first[0], again[0]);
-    // A line for each request of each size, and the header.
+    // One line for each request of each size, and the header.
     assert_eq!(first[0].lines().count(), 301);
     let [points, report, summary] = first;
-    // A batch each millisecond, for 20 of them.
+    // One batch each millisecond, for 20 ms.
     let batches = points.lines().skip(1).map(|line| {
         let batches = line.split(',').nth(4).expect("a column for the batches");
         batches.parse::<u32>().expect("a count")

@@ -1,8 +1,8 @@
 //! Table of address handles, found by the keys that requests name.
 //!
-//! A key holds a slot's index and a generation, so the key of a destroyed handle finds nothing. A key is valid in
-//! one protection domain only. Slots are reused in the order in which they became free, and rest before that,
-//! so that a key recurs as late as possible.
+//! A key holds a slot's index and a generation, so the key of a destroyed handle finds nothing. A key is
+//! valid in one protection domain only. Slots are reused in the order in which they became free, and rest
+//! before that, so that a key recurs as late as possible.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -108,7 +108,8 @@ impl AddressHandles {
         drop(left);
     }
 
-    /// Locks the table for requests of the protection domain `pd`. Handles that are found stay while this is held.
+    /// Locks the table for requests of the protection domain `pd`. Handles that are found stay while this is
+    /// held.
     pub(crate) fn lookup(&self, pd: u32) -> AhLookup<'_> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         AhLookup { table, pd }

@@ -42,7 +42,8 @@ pub(crate) fn gid(words: [u64; 2]) -> Gid {
 }
 
 impl Port {
-    /// Access flags for `access`. Without atomics the right to them is left out, because the device would refuse it.
+    /// Access flags for `access`. Without atomics the right to them is left out, because the device would
+    /// refuse it.
     pub(crate) fn rights(&self, access: Access) -> u32 {
         match self.has_atomics {
             true => access.bits(),
@@ -50,9 +51,9 @@ impl Port {
         }
     }
 
-    /// Returns whether packets to `dgid` need a global routing header. On Ethernet all do. On InfiniBand those to
-    /// another subnet do (specification, volume 1, section 8.3), and all packets of a port that several virtual
-    /// ports share, because it tells their packets apart by GID.
+    /// Returns whether packets to `dgid` need a global routing header. On Ethernet all do. On InfiniBand
+    /// those to another subnet do (specification, volume 1, section 8.3), and all packets of a port that
+    /// several virtual ports share, because it tells their packets apart by GID.
     fn is_global(&self, dgid: Gid) -> bool {
         self.lid.is_none() || self.needs_grh || dgid.subnet_prefix() != self.gid.subnet_prefix()
     }
@@ -369,7 +370,7 @@ mod tests {
         assert_eq!((out.timeout, out.retry_cnt, out.rnr_retry), (20, 1, 2));
         let way = port.way(&AhInit::to(Gid::default()));
         assert_eq!((way.grh.traffic_class, way.sl), (106, 3));
-        // What a program gives for its datagrams overrides the device's name.
+        // The program's values for its datagrams override the device's name.
         let asked = AhInit {
             traffic_class: 8,
             service_level: 1,

@@ -1,9 +1,9 @@
 //! Connection management by librdmacm: two processes connect over RDMA, by IP address and port.
 //!
-//! The connection manager finds the device with a route to an address, exchanges the request and the answer with
-//! the peer, and returns the attributes of the queue pairs. The queue pairs are the caller's, created on a device
-//! that is opened by the name that [`Route::device`] returns. The library is loaded by the first call that
-//! needs it.
+//! The connection manager finds the device with a route to an address, exchanges the request and the answer
+//! with the peer, and returns the attributes of the queue pairs. The queue pairs are the caller's, created on
+//! a device that is opened by the name that [`Route::device`] returns. The library is loaded by the first
+//! call that needs it.
 //!
 //! - The connecting side: [`Connection::call`], [`Connection::resolve`] until it returns a [`Route`], then
 //!   [`Connection::prepare`] with a queue pair of that device, its receives, [`Connection::ask`], and
@@ -13,7 +13,8 @@
 //!   [`Connection::refuse`]), and [`Connection::step`].
 //! - Both, afterwards: [`Connection::is_ended`].
 //!
-//! Nothing blocks: the descriptors ([`AsFd`](std::os::fd::AsFd)) are readable when a step has something to do.
+//! Nothing blocks: the descriptors ([`AsFd`](std::os::fd::AsFd)) are readable when a step has something to
+//! do.
 //!
 //! | module | what |
 //! |---|---|
@@ -56,8 +57,8 @@ use crate::library::LibraryError;
 /// ([`CmError::is_wordless`]).
 pub const REASON_PROGRAM: i32 = 28;
 
-/// The error if librdmacm cannot be loaded, so that connections over RDMA are not possible. It is one line that
-/// says what to install.
+/// The error if librdmacm cannot be loaded, so that connections over RDMA are not possible. It is one line
+/// that says what to install.
 pub fn missing() -> Option<LibraryError> {
     library::api().err()
 }
@@ -145,14 +146,15 @@ pub enum CmError {
 }
 
 impl CmError {
-    /// Returns whether the peer's kernel refused, rather than its program: the listener was closed while callers
-    /// waited, or the call was lost there. Such a refusal carries only zeros; a program that refuses without
-    /// private data looks the same.
+    /// Returns whether the peer's kernel refused, rather than its program: the listener was closed while
+    /// callers waited, or the call was lost there. Such a refusal carries only zeros; a program that refuses
+    /// without private data looks the same.
     pub fn is_wordless(&self) -> bool {
         matches!(self, Self::Refused { greeting, .. } if is_zeros(greeting))
     }
 
-    /// Returns whether this machine cannot listen at the requested address: it is another machine's, or in use.
+    /// Returns whether this machine cannot listen at the requested address: it is another machine's, or in
+    /// use.
     pub fn is_address_unavailable(&self) -> bool {
         matches!(self, Self::System { what: LISTENING, source } if matches!(
             source.kind(),

@@ -9,8 +9,8 @@ const WC_GRH: u32 = 1;
 /// `Wc::wc_flags`: the completion has an immediate.
 const WC_WITH_IMM: u32 = 2;
 
-/// Opcodes of requests, by the opcode of their completion. A number that no request of ours leads to counts as
-/// a SEND.
+/// Opcodes of requests, by the opcode of their completion. A number that no request of ours leads to counts
+/// as a SEND.
 const OPCODES: [Opcode; 256] = {
     let mut opcodes = [Opcode::Send; 256];
     opcodes[1] = Opcode::Write;

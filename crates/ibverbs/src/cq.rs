@@ -129,8 +129,8 @@ impl IbvCq {
         failed.for_each(|completion| self.context.failed(completion));
     }
 
-    /// Result of a poll that brought nothing. A queue that overran may simply return no more completions; then
-    /// only an asynchronous event reports it.
+    /// Result of a poll that brought nothing. A queue that overran may simply return no more completions;
+    /// then only an asynchronous event reports it.
     #[inline(never)]
     fn nothing(&self, is_broken: bool) -> Result<usize, PollError> {
         self.context.glance(coarse_ms());

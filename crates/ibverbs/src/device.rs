@@ -48,8 +48,8 @@ pub(crate) fn clock() -> Instant {
     Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// The same clock at the kernel's last tick, in milliseconds. Reading it takes a few nanoseconds and no system
-/// call.
+/// The same clock at the kernel's last tick, in milliseconds. Reading it takes a few nanoseconds and no
+/// system call.
 #[inline]
 pub(crate) fn coarse_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);

@@ -1,8 +1,8 @@
 //! Asynchronous events: read from the device whenever a call looks for them, and kept for the program.
 //!
-//! Queue pairs and CQs also look, because an event may report their failure; they do so rarely, since it takes
-//! a system call. So the device's descriptor alone does not show all events. The program sleeps on an epoll
-//! descriptor over two others: the device's, and an eventfd that is readable while an event is kept.
+//! Queue pairs and CQs also look, because an event may report their failure; they do so rarely, since it
+//! takes a system call. So the device's descriptor alone does not show all events. The program sleeps on an
+//! epoll descriptor over two others: the device's, and an eventfd that is readable while an event is kept.
 
 use std::collections::VecDeque;
 use std::io;

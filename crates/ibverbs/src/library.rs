@@ -24,7 +24,7 @@ pub enum LibraryError {
     /// The dynamic linker cannot load libibverbs.
     #[error("libibverbs.so.1 cannot be loaded ({reason}): on Debian, `{INSTALL}`")]
     Missing {
-        /// What the dynamic linker said.
+        /// The dynamic linker's message.
         reason: String,
     },
     /// The loaded libibverbs lacks a function.
@@ -38,7 +38,7 @@ pub enum LibraryError {
     /// The dynamic linker cannot load librdmacm.
     #[error("librdmacm.so.1 cannot be loaded ({reason}): on Debian, `{INSTALL_MANAGER}`")]
     NoManager {
-        /// What the dynamic linker said.
+        /// The dynamic linker's message.
         reason: String,
     },
     /// The loaded librdmacm lacks a function.
@@ -51,8 +51,9 @@ pub enum LibraryError {
     },
 }
 
-/// Defines a table of a library's functions and its loader. The symbols are the prefix and the field's name. A
-/// missing function is an error with its symbol. Functions marked `?` may be missing; their symbols are given.
+/// Defines a table of a library's functions and its loader. The symbols are the prefix and the field's name.
+/// A missing function is an error with its symbol. Functions marked `?` may be missing; their symbols are
+/// given.
 macro_rules! functions {
     (
         $(#[$about:meta])* $api:ident, $prefix:literal, $missing:ident;
@@ -131,7 +132,8 @@ functions! {
     ? query_gid_ex, "_ibv_query_gid_ex": QueryGidEx;
 }
 
-/// Address of the symbol `name`, which ends with a NUL; null if it is missing. Of several versions, the newest.
+/// Address of the symbol `name`, which ends with a NUL; null if it is missing. Of several versions, the
+/// newest.
 pub(crate) fn find(library: *mut c_void, name: &str) -> *mut c_void {
     // SAFETY: the library is open and stays open; the name ends with a NUL.
     unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) }

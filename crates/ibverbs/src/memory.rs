@@ -1,8 +1,8 @@
-//! Memory for the device: shared mappings, so that a fork takes no page away from the device; on huge pages if
-//! requested; on the device's NUMA node.
+//! Memory for the device: shared mappings, so that a fork takes no page away from the device; on huge pages
+//! if requested; on the device's NUMA node.
 //!
-//! Small buffers are cut from larger segments, so that many of them take few descriptors and mappings. A segment
-//! is freed when all buffers in it are. No part of it is used twice, so new buffers are zeroed.
+//! Small buffers are cut from larger segments, so that many of them take few descriptors and mappings. A
+//! segment is freed when all buffers in it are. No part of it is used twice, so new buffers are zeroed.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};

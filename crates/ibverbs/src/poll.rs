@@ -1,4 +1,5 @@
-//! The hot path of polling: completions are taken from the device onto the stack in batches and converted there.
+//! The hot path of polling: completions are taken from the device onto the stack in batches and converted
+//! there.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +35,8 @@ pub(crate) enum Poller {
 }
 
 impl Poller {
-    /// Takes completions into `out`. Their timestamp is the device's, or `now()`, called once per non-empty batch.
+    /// Takes completions into `out`. Their timestamp is the device's, or `now()`, called once per non-empty
+    /// batch.
     #[inline]
     pub(crate) fn poll(&self, out: &mut [Completion], now: impl Fn() -> Instant) -> PollResult {
         match self {
@@ -116,8 +118,8 @@ fn batch<const LIDS: bool>(
     polled.count = (got as usize).min(asked);
     let at = now();
     for (place, wc) in places[..polled.count].iter_mut().zip(&wcs) {
-        // SAFETY: the device wrote these fields of the first `polled.count` completions. No reference is made,
-        // because other fields may be uninitialised.
+        // SAFETY: the device wrote these fields of the first `polled.count` completions. No reference is
+        // made, because other fields may be uninitialised.
         let (wr_id, status, qp_num) = unsafe {
             let wc = wc.as_ptr();
             ((*wc).wr_id, (*wc).status, (*wc).qp_num)
@@ -273,7 +275,8 @@ impl ExtendedCqOps {
     ///
     /// `cq` has a current completion.
     unsafe fn current(&self, cq: *mut abi::CqEx, khz: u64, place: &mut Completion) -> bool {
-        // SAFETY: as the caller guarantees. For a failed request, neither the opcode nor what depends on it is read.
+        // SAFETY: as the caller guarantees. For a failed request, neither the opcode nor what depends on it
+        // is read.
         let (at, wr_id, status, qp_num) = unsafe {
             let at = Instant::from_nanos(convert::nanos((self.read_completion_ts)(cq), khz));
             (at, (*cq).wr_id, (*cq).status, (self.read_qp_num)(cq))
@@ -288,7 +291,8 @@ impl ExtendedCqOps {
     }
 }
 
-/// Current completion of an extended CQ, of a request that succeeded. Only [`ExtendedCqOps::current`] makes one.
+/// Current completion of an extended CQ, of a request that succeeded. Only [`ExtendedCqOps::current`] makes
+/// one.
 struct CurrentCompletion<'a> {
     calls: &'a ExtendedCqOps,
     cq: *mut abi::CqEx,

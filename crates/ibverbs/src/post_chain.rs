@@ -1,6 +1,6 @@
-//! The hot path of posting. Requests are written straight into an array of libibverbs' work requests, which is
-//! linked beforehand and reused by every call. The device gets the array as one chain: one call, one doorbell.
-//! Scatter/gather lists are not copied, because our entries are laid out as libibverbs'.
+//! The hot path of posting. Requests are written straight into an array of libibverbs' work requests, which
+//! is linked beforehand and reused by every call. The device gets the array as one chain: one call, one
+//! doorbell. Scatter/gather lists are not copied, because our entries are laid out as libibverbs'.
 
 use std::ptr::null_mut;
 
@@ -72,8 +72,8 @@ const INLINE: i64 = i64::MAX;
 
 /// How a transport fills in a request. The posting loop is compiled once for each transport.
 pub(crate) trait Transport {
-    /// Writes the operation `op` into `out`, which already holds the payload. `gathered` is the payload's bytes, or
-    /// [`INLINE`]. Returns whether the transport has this operation and may post it.
+    /// Writes the operation `op` into `out`, which already holds the payload. `gathered` is the payload's
+    /// bytes, or [`INLINE`]. Returns whether the transport has this operation and may post it.
     fn write(&mut self, out: &mut abi::SendWr, op: &SendOp, gathered: i64, rules: &Rules) -> bool;
 }
 
@@ -130,8 +130,8 @@ impl Transport for Connected {
                 out.wr.atomic.rkey = remote.rkey;
                 gathered == rules.atomic
             }
-            // The content of a request that is not posted does not matter. Because this arm differs from the last
-            // one, the compiler sees that no value reaches the last one, and omits the check for it.
+            // The content of a request that is not posted does not matter. Because this arm differs from the
+            // last one, the compiler sees that no value reaches the last one, and omits the check for it.
             SendOp::SendTo(_) | SendOp::SendToImm(..) => {
                 out.opcode = opcode::SEND;
                 false
@@ -391,9 +391,9 @@ impl SendChain {
         let first = self.places.first;
         let mut bad = null_mut();
         // SAFETY: at least one request is before `end`, which is at most one past the array's end. The caller
-        // wrote all requests before it. Their scatter/gather lists are the caller's, which outlive this call, or
-        // the array's own. The last link of the array is never followed: the chain is always cut after its last
-        // request.
+        // wrote all requests before it. Their scatter/gather lists are the caller's, which outlive this call,
+        // or the array's own. The last link of the array is never followed: the chain is always cut after its
+        // last request.
         let posted = unsafe {
             let last = &raw mut (*end.sub(1)).wr;
             (*last).next = null_mut();
@@ -544,8 +544,8 @@ impl RecvChain {
             if wr.sges.len() > max_sge {
                 return self.stop(out);
             }
-            // SAFETY: there are at least as many slots as requests. After the last one, `out` is at most one past
-            // the end.
+            // SAFETY: there are at least as many slots as requests. After the last one, `out` is at most one
+            // past the end.
             unsafe {
                 (*out).wr_id = wr.wr_id;
                 (*out).sg_list = wr.sges.as_ptr();

@@ -12,8 +12,8 @@
 //!
 //! `ibv` without a name opens the machine's only device.
 //!
-//! A port of an InfiniBand network is addressed by LID as well as by GID ([`DeviceInfo::lid`]). Both ends must
-//! be in one subnet, or librdmacm must resolve the route between them. Two kinds of devices are refused
+//! A port of an InfiniBand network is addressed by LID as well as by GID ([`DeviceInfo::lid`]). Both ends
+//! must be in one subnet, or librdmacm must resolve the route between them. Two kinds of devices are refused
 //! ([`Refusal`]): iWARP devices, which are connected in another way, and `mlx5` devices if
 //! `MLX5_SINGLE_THREADED=1` is set, because their library then takes no locks.
 
@@ -68,8 +68,8 @@ impl IbvProvider {
         }
     }
 
-    /// The error if libibverbs cannot be loaded, so that there are no devices. It is one line that says what to
-    /// install.
+    /// The error if libibverbs cannot be loaded, so that there are no devices. It is one line that says what
+    /// to install.
     pub fn missing() -> Option<LibraryError> {
         library::api().err()
     }
@@ -87,8 +87,8 @@ impl IbvProvider {
         Options::of(name).map(drop)
     }
 
-    /// The choices that [`open`](Provider::open) makes for the device called `name`, or its error. The error's
-    /// source is a [`Refusal`] if the device exists and cannot be used.
+    /// The choices that [`open`](Provider::open) makes for the device called `name`, or its error. The
+    /// error's source is a [`Refusal`] if the device exists and cannot be used.
     pub fn choice(&self, name: &DeviceName) -> Result<Choice, OpenError> {
         Ok(self.found(name)?.choice)
     }
@@ -115,8 +115,8 @@ impl Provider for IbvProvider {
         KIND
     }
 
-    /// Returns an empty list without libibverbs ([`IbvProvider::missing`] has the error). A device that cannot
-    /// be opened is left out, with a warning.
+    /// Returns an empty list without libibverbs ([`IbvProvider::missing`] has the error). A device that
+    /// cannot be opened is left out, with a warning.
     fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
         let Ok(api) = self.api() else {
             return Ok(Vec::new());

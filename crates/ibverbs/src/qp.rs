@@ -136,8 +136,8 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, Resource
 }
 
 /// The capabilities of a queue pair: those that the device reports when asked (`said`), else those that it
-/// returned on creation (`made`), else those asked for. A device reports 0 for what it does not say. Sends have
-/// room for at least one entry.
+/// returned on creation (`made`), else those asked for. A device reports 0 for what it does not say. Sends
+/// have room for at least one entry.
 fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
     let size = |asked: u32, made: u32, said: u32| match said {
         0 => made.max(asked),
@@ -176,8 +176,8 @@ fn refusal((from, to): (QpState, QpState), error: &io::Error) -> ModifyError {
 }
 
 impl IbvQp {
-    /// Asks the device for the state if the cached one is suspect, or if it is time to. Some devices report no
-    /// failure that the peer caused (the kernel's rxe does not).
+    /// Asks the device for the state if the cached one is suspect, or if it is time to. Some devices report
+    /// no failure that the peer caused (the kernel's rxe does not).
     #[inline]
     fn refresh(&self, now_ms: u64) {
         if self.life.is_to_be_asked(|| self.queries.passes(now_ms)) {
@@ -258,8 +258,8 @@ impl IbvQp {
         self.sends.post(wrs, to)
     }
 
-    /// The state, if it is one in which nothing may be sent yet. If the device has moved the queue pair to ERR,
-    /// posting is allowed, and the request is flushed.
+    /// The state, if it is one in which nothing may be sent yet. If the device has moved the queue pair to
+    /// ERR, posting is allowed, and the request is flushed.
     #[cold]
     fn sends_too_early(&self) -> Option<QpState> {
         match self.life.state() {

@@ -2,8 +2,8 @@
 //!
 //! Completions and asynchronous events report failures, possibly late: those that are still in a CQ or in the
 //! device's event queue when a queue pair is reset are from before the reset. A report changes the cached
-//! state only if it cannot be from before a reset. Otherwise it marks the queue pair as *suspect*, and the next
-//! call that needs the state asks the device.
+//! state only if it cannot be from before a reset. Otherwise it marks the queue pair as *suspect*, and the
+//! next call that needs the state asks the device.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
@@ -55,8 +55,8 @@ impl QpStateCache {
         self.cqs.contains(&cq)
     }
 
-    /// Replaces the state by what `change` returns for it and for whether the queue pair was ever reset. Returns
-    /// whether the state changed.
+    /// Replaces the state by what `change` returns for it and for whether the queue pair was ever reset.
+    /// Returns whether the state changed.
     fn update(&self, change: impl Fn(QpState, bool) -> Option<QpState>) -> bool {
         let changed = |word: u8| {
             let state = QpState::from_code(word & !WAS_RESET).unwrap_or_default();
@@ -91,9 +91,9 @@ impl QpStateCache {
 
     /// Records that a request of the queue pair completed with the error `status`.
     pub(crate) fn request_failed(&self, status: Status) {
-        // A flush may be from before a reset, or from another queue pair of the same number. On a UD queue pair, a
-        // failed send leads to SQE and a failed receive to ERROR (InfiniBand specification, section 10.3.1), and a
-        // failed completion does not say which of the two it is.
+        // A flush may be from before a reset, or from another queue pair of the same number. On a UD queue
+        // pair, a failed send leads to SQE and a failed receive to ERROR (InfiniBand specification, section
+        // 10.3.1), and a failed completion does not say which of the two it is.
         let is_certain = self.qp_type == QpType::Rc && status != Status::Flushed;
         let fails = |now, was_reset: bool| fails(now, QpState::Error).filter(|_| !was_reset);
         if !is_certain || !self.update(fails) {
@@ -101,7 +101,8 @@ impl QpStateCache {
         }
     }
 
-    /// Records an event of failure from the device. Returns whether to pass it on: the program was not told yet.
+    /// Records an event of failure from the device. Returns whether to pass it on: the program was not told
+    /// yet.
     pub(crate) fn device_told(&self) -> bool {
         if !self.update(|now, was_reset| fails(now, QpState::Error).filter(|_| !was_reset)) {
             self.doubt();
@@ -114,8 +115,8 @@ impl QpStateCache {
         self.update(|now, _| fails(now, QpState::Error));
     }
 
-    /// Returns whether to ask the device for the state: if the queue pair is suspect, which this clears, or if
-    /// `may_ask` agrees and the state is one in which it can fail by itself.
+    /// Returns whether to ask the device for the state: if the queue pair is suspect, which this clears, or
+    /// if `may_ask` agrees and the state is one in which it can fail by itself.
     #[inline]
     pub(crate) fn is_to_be_asked(&self, may_ask: impl FnOnce() -> bool) -> bool {
         match self.state() {
@@ -126,8 +127,8 @@ impl QpStateCache {
         }
     }
 
-    /// Records that the device, when asked, reported `now`. Returns whether to tell the program of a failure that
-    /// nothing has told it of.
+    /// Records that the device, when asked, reported `now`. Returns whether to tell the program of a failure
+    /// that nothing has told it of.
     pub(crate) fn answered(&self, now: QpState) -> bool {
         match now {
             QpState::Error => {

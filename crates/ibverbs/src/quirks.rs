@@ -1,4 +1,4 @@
-//! What is known of devices beyond the specification, by driver and vendor: pure.
+//! Known behaviour of devices beyond the specification, by driver and vendor: pure.
 //!
 //! | driver | `ordered_between_writes` | `atomic_aligned_8` | `in_order_within_write` | why |
 //! |---|---|---|---|---|

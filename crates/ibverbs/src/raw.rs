@@ -1,7 +1,7 @@
 //! Objects of libibverbs, destroyed in the right order, and the calls on them that are off the hot path.
 //!
-//! An [`Object`] keeps its device open; its owner keeps the other objects that it was made from. So nothing is
-//! destroyed before what was made from it. A forked child destroys nothing, because the objects are its
+//! An [`Object`] keeps its device open; its owner keeps the other objects that it was made from. So nothing
+//! is destroyed before what was made from it. A forked child destroys nothing, because the objects are its
 //! parent's. An object that the library refuses to destroy is logged and stays until the process ends.
 
 use std::ffi::{CStr, c_int, c_void};
@@ -342,7 +342,8 @@ impl Raw {
                 flags: 0,
                 parent_domain: null_mut(),
             };
-            // SAFETY: the context is open, the channel is one of its own or null, and `attr` has the right type.
+            // SAFETY: the context is open, the channel is one of its own or null, and `attr` has the right
+            // type.
             unsafe { create(context, &mut attr) }.cast()
         } else {
             // SAFETY: the context is open, and the channel is one of its own or null.

@@ -1,4 +1,4 @@
-//! The provider on a stand-in for libibverbs.
+//! Tests of the provider on a stub of libibverbs.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ mod stub;
 
 use stub::Shared;
 
-/// A device of the stand-in with what most tests need of it.
+/// A device of the stub, with a protection domain and a CQ.
 struct Bench {
     stub: Shared,
     device: Arc<dyn Device>,
@@ -32,7 +32,7 @@ impl Bench {
         Self::with("", |_| {})
     }
 
-    /// Opens the device with these options, made up beforehand by `prepare`.
+    /// Opens the device with these options; `prepare` sets up the stub before.
     fn with(options: &str, prepare: impl FnOnce(&mut stub::State)) -> Self {
         let stub = stub::plug_in("stub0");
         prepare(&mut stub.lock().unwrap());
@@ -68,7 +68,7 @@ impl Bench {
         }
     }
 
-    /// A queue pair in RTS.
+    /// Creates a queue pair in RTS.
     fn ready(&self, qp_type: QpType) -> Box<dyn QueuePair> {
         let mut qp = self.pd.create_qp(&self.init(qp_type)).unwrap();
         ready(&mut *qp, qp_type);
@@ -76,7 +76,8 @@ impl Bench {
     }
 }
 
-/// Asks until it is so: for what is looked for now and then only. The limit is there so that a hang fails.
+/// Repeats `is_so` until it holds, for conditions that are checked only now and then. The limit makes a hang
+/// fail.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !is_so() {
@@ -85,7 +86,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The steps of a connection from RESET to RTS.
+/// The attributes that lead a connection from RESET to RTS.
 fn steps() -> [QpAttr; 3] {
     [
         QpAttr {
@@ -112,7 +113,7 @@ fn steps() -> [QpAttr; 3] {
     ]
 }
 
-/// Brings a queue pair from RESET to RTS.
+/// Moves a queue pair from RESET to RTS.
 fn ready(qp: &mut dyn QueuePair, qp_type: QpType) {
     if qp_type == QpType::Ud {
         headworks_verbs::bringup::bring_up_ud(qp, 7, 1).unwrap();

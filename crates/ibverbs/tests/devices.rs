@@ -1,5 +1,5 @@
-//! On the machine's own RDMA devices: two queue pairs of each, connected to each other. Skipped, with the
-//! reason, where there is none; `HEADWORKS_REQUIRE=ibv` has that fail.
+//! Tests on the machine's own RDMA devices, with two connected queue pairs of each. Without a device they are
+//! skipped with the reason; with `HEADWORKS_REQUIRE=ibv` they fail.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use headworks_verbs::{
     RecvWr, Region, SendFlags, SendOp, SendWr, Status,
 };
 
-/// The devices that are named, or all there are; if none, says so.
+/// The devices that are named, or all of the machine. If there are none, prints why.
 fn devices() -> Vec<Arc<dyn Device>> {
     let provider = IbvProvider::new();
     let names = testing::each_device_or(|| {
         let listed = provider.devices().map_err(|error| error.to_string())?;
         if listed.is_empty() {
             let why = IbvProvider::missing().map(|error| error.to_string());
-            return Err(why.unwrap_or_else(|| "libibverbs knows of no device here".to_owned()));
+            return Err(why.unwrap_or_else(|| "libibverbs finds no device here".to_owned()));
         }
         Ok(listed.iter().map(|info| info.name.to_string()).collect())
     });
@@ -30,7 +30,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
     names.iter().map(open).collect()
 }
 
-/// Waits for what devices do in their own time; the limit is there so that a hang fails.
+/// Waits for something that a device does asynchronously; the limit makes a hang fail.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !is_so() {
@@ -39,7 +39,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A queue pair with what it needs.
+/// A queue pair with its CQ and memory.
 struct Side {
     qp: Box<dyn QueuePair>,
     cq: Arc<dyn CompletionQueue>,
@@ -78,7 +78,7 @@ impl Side {
     }
 
     fn get(&self, at: usize) -> u64 {
-        // SAFETY: a word of the region, which lasts as long as `self`; no request is under way.
+        // SAFETY: the word is in the region, which lives as long as `self`, and no request is in progress.
         unsafe { self.word(at).read_volatile() }
     }
 
@@ -87,7 +87,7 @@ impl Side {
         unsafe { self.word(at).write_volatile(value) };
     }
 
-    /// The next completion. Devices take their time, so this asks until there is one.
+    /// Polls until the next completion, because devices complete asynchronously.
     fn completion(&self) -> Completion {
         let mut one = [Completion::default()];
         until("a completion", || self.cq.poll(&mut one).unwrap() == 1);
@@ -139,7 +139,7 @@ fn connections_carry_every_operation() {
         two.receive(2, 0, 100);
         one.set(0, 0x1234_5678);
         let list = [here];
-        // One chain: all of them arrive.
+        // The three requests are one chain, and all of them arrive.
         one.send(&[
             wr(10, SendOp::Write(there), &list),
             wr(11, SendOp::SendImm(0x0a0b_0c0d), &list),
@@ -199,7 +199,7 @@ fn connections_carry_every_operation() {
             assert_eq!(two.get(64), 0xfeed);
         }
 
-        // A key that is none: both ends are in error, and hear of it.
+        // With an invalid key, both ends go to ERROR and learn of it.
         let nowhere = headworks_verbs::RemoteAddr {
             rkey: there.rkey ^ 0x5500,
             ..there
@@ -222,7 +222,7 @@ fn datagrams_arrive_behind_their_header() {
         for side in [&mut one, &mut two] {
             bring_up_ud(&mut *side.qp, 0x1111, 5).unwrap();
         }
-        // The handle is of the sender's domain, and so made there.
+        // The handle must be of the sender's protection domain, so it is created there.
         let pd = device.alloc_pd().unwrap();
         let buffer = device.alloc(&AllocRequest::of(64)).unwrap();
         let region = pd.register(&buffer, Access::NONE).unwrap();
@@ -296,7 +296,7 @@ fn an_armed_queue_wakes_who_sleeps_on_its_channel() {
         });
         sleeper.qp = qp.unwrap();
         cq.arm(false);
-        // Flushed at once, since it is in error; that is a completion as any.
+        // The receive is flushed at once, because the queue pair is in ERROR. A flush is a completion too.
         use headworks_verbs::QpAttr;
         let to_init = QpAttr {
             access: Some(Access::NONE),

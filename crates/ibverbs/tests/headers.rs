@@ -1,12 +1,12 @@
-//! The layout of libibverbs' types against the C headers, where those and a C compiler are installed.
+//! Compares the layout of libibverbs' types with the C headers, if they and a C compiler are installed.
 
 use std::fs;
 use std::process::Command;
 
-/// A C type, its size, and fields of it with their offsets.
+/// A C type, its size in bytes, and offsets of some of its fields.
 type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
 
-/// C type, size, and fields with their offsets: what `src/abi.rs` has.
+/// Layouts of the types in `src/abi.rs`.
 const LAYOUT: &[Layout] = &[
     (
         "ibv_device",
@@ -131,7 +131,7 @@ const LAYOUT: &[Layout] = &[
     ("ibv_async_event", 16, &[("event_type", 8)]),
 ];
 
-/// Names of numbers, and the numbers.
+/// Names of constants, and their values.
 const NUMBERS: &[(&str, u32)] = &[
     ("IBV_TRANSPORT_IWARP", 1),
     ("IBV_QPF_GRH_REQUIRED", 1),
@@ -144,7 +144,7 @@ const NUMBERS: &[(&str, u32)] = &[
     ("IBV_WC_RECV", 128),
 ];
 
-/// Types that later headers made longer: what is there at least.
+/// Types that later headers extended: their smallest sizes.
 const GROWN: &[Layout] = &[
     (
         "ibv_device_attr_ex",
@@ -164,7 +164,7 @@ const GROWN: &[Layout] = &[
     ),
 ];
 
-/// An assertion per size, relation and field.
+/// C assertions of the size of each type and the offset of each field.
 fn assertions(table: &[Layout], relation: &str, has: impl Fn(&str, &str) -> bool) -> String {
     let mut text = String::new();
     for (name, size, fields) in table {
@@ -178,7 +178,7 @@ fn assertions(table: &[Layout], relation: &str, has: impl Fn(&str, &str) -> bool
     text
 }
 
-/// What a C compiler says against `text`; `None` if there is no compiler.
+/// Compiles `text`. Returns the C compiler's errors; `None` if there is no compiler.
 fn compile(name: &str, text: &str) -> Option<Result<(), String>> {
     let file = std::env::temp_dir().join(format!("headworks-{name}-{}.c", std::process::id()));
     fs::write(&file, text).expect("a temporary file");
@@ -216,7 +216,7 @@ fn the_headers_agree() {
     }
     text += &assertions(LAYOUT, "==", |_, _| true);
     text += &assertions(GROWN, ">=", |_, _| true);
-    let said = compile("abi", &text).expect("the compiler of just now");
+    let said = compile("abi", &text).expect("the C compiler ran before");
     assert_eq!(said, Ok(()));
 }
 
@@ -227,7 +227,7 @@ fn the_stand_ins_header_agrees() {
         return;
     }
     let header = include_str!("stand_in/verbs.h");
-    // It declares what the stand-in needs only.
+    // The header declares only what the stand-in needs.
     let body = |name: &str| {
         let (_, rest) = header.split_once(&format!("struct {name} {{"))?;
         rest.split_once("\n};").map(|(body, _)| body)
@@ -250,7 +250,7 @@ fn the_stand_ins_header_agrees() {
     }
 }
 
-/// librdmacm's types: what `src/cm/abi.rs` has.
+/// Layouts of librdmacm's types in `src/cm/abi.rs`.
 const MANAGER: &[Layout] = &[
     ("rdma_event_channel", 4, &[("fd", 0)]),
     (
@@ -289,7 +289,7 @@ const MANAGER: &[Layout] = &[
     ),
 ];
 
-/// Names of its numbers.
+/// Names of librdmacm's constants, and their values.
 const EVENTS: &[(&str, u32)] = &[
     ("RDMA_CM_EVENT_ADDR_RESOLVED", 0),
     ("RDMA_CM_EVENT_ROUTE_RESOLVED", 2),

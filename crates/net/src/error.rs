@@ -16,12 +16,12 @@ pub enum NetError {
     Fabric(#[from] RegistryError),
     /// The text has a colon but is no address.
     #[error(
-        "bad address {0:?}: HOST:PORT or [IPV6]:PORT, rdma: before it to meet over RDMA, with a port up to 65535"
+        "bad address {0:?}: use HOST:PORT or [IPV6]:PORT with a port up to 65535, and rdma: in front of it to meet over RDMA"
     )]
     BadAddress(String),
     /// This machine cannot listen at the address.
     #[error(
-        "{address}: {source}: it takes an address of this machine, and a port where nobody listens"
+        "{address}: {source}: use an address of this machine, and a port at which nobody listens"
     )]
     CannotListen {
         /// The address.
@@ -40,7 +40,7 @@ pub enum NetError {
     /// The deadline passed.
     #[error("{what}: the deadline passed")]
     Deadline {
-        /// What was waited for.
+        /// The awaited event.
         what: &'static str,
     },
     /// The interrupt's descriptor became readable.

@@ -6,7 +6,7 @@
 #[non_exhaustive]
 pub enum FrameError {
     /// A message longer than this end accepts or sends.
-    #[error("message of {len} bytes: at most {max}")]
+    #[error("message of {len} bytes: at most {max} are allowed")]
     TooLong {
         /// The length in the header.
         len: usize,

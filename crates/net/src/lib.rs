@@ -15,7 +15,7 @@
 //! One process listens under a name in the registry ([`Listener::bind`]), and the other dials it ([`dial`],
 //! or [`dial_wait`] if the listener may not be there yet). On different hosts they meet at an address instead
 //! ([`Listener::bind_tcp`], [`dial_tcp`], [`dial_tcp_wait`]). Any host that reaches the address may connect.
-//! What is sent there, memory keys included, is neither encrypted nor authenticated, as RDMA itself is not.
+//! The data sent there, memory keys included, is neither encrypted nor authenticated, as RDMA itself is not.
 //! If the processes have a queue pair connected by other means, the line can run over that ([`QpStream`]).
 //!
 //! Both processes then have a [`Line`]. It carries the bytes of a [`BringUp`](headworks_verbs::BringUp) and,

@@ -208,7 +208,7 @@ impl PacketListener {
         match std::fs::symlink_metadata(path) {
             Ok(left) if left.file_type().is_socket() => std::fs::remove_file(path)?,
             Ok(_) => {
-                let why = "a file that is no socket is there, and stays";
+                let why = "the path exists and is not a socket; remove it or choose another path";
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -299,7 +299,7 @@ impl Drop for QpStream {
                 .wait("what was sent to arrive", &readable, None)
                 .is_err()
             {
-                tracing::warn!("a line is closed before all that was sent has arrived");
+                tracing::warn!("a line is closed before everything that was sent has arrived");
                 break;
             }
         }
@@ -365,11 +365,11 @@ impl State {
     fn on_receive(&mut self, place: usize, len: usize) {
         let mut number = [0; HEADER];
         if !(HEADER..=MESSAGE).contains(&len) {
-            return self.end(&"a message of another length than there are");
+            return self.end(&"a message of illegal length");
         }
         region_copy::get(&self.parts.region, recv_offset(place), &mut number);
         if self.credits.on_message(u64::from_le_bytes(number)).is_err() {
-            return self.end(&"the other side counts receives that were never posted");
+            return self.end(&"the other side announced receives that were never posted");
         }
         match len {
             HEADER => self.repost(place),

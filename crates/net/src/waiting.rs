@@ -21,7 +21,7 @@ use crate::{clock, cpu_affinity};
 /// How long a waiter polls before it sleeps: about the cost of being woken.
 pub const SPIN_BUDGET: Duration = Duration::from_micros(50);
 
-/// What a waiter does next.
+/// Next action of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackoffAction {
     /// Poll again soon.
@@ -68,7 +68,7 @@ impl Default for Backoff {
     }
 }
 
-/// What a waiter does with its core between two polls.
+/// Use of the core between two polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SpinMode {
     /// Yield it: right whenever there may be more waiters than cores.

@@ -115,8 +115,8 @@ fn lines(hosts: &Hosts) -> [Line; 2] {
 fn wait(on: &impl AsFd, end: Instant) {
     let until = WaitLimit::deadline(end);
     let woken = until.wait_readable("the stream", on);
-    woken.expect("it says something");
-    assert!(clock::now() < end, "it says nothing that matters");
+    woken.expect("the wait ends");
+    assert!(clock::now() < end, "no event in time");
 }
 
 #[test]

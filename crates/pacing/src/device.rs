@@ -20,7 +20,7 @@ use crate::paced_sq::{Clock, Counts, PacedSq, PacedSqInit};
 use crate::rate_feedback::RateFeedback;
 use crate::shared_state::{BLOCK, BLOCKS, BYTES, ROWS, ShareError, SharedPacing, Status};
 
-/// What a device needs to be paced.
+/// Parameters of a paced device.
 #[derive(Clone)]
 pub struct Pacing {
     /// State that all processes of the RNIC share.
@@ -159,7 +159,7 @@ impl PacedDevice {
             stamped.then(|| self.inner.clone()),
         );
         let us = ProcessId::current().map_err(|source| ResourceError::System {
-            what: "who this process is",
+            what: "the id of this process",
             source,
         })?;
         let member = self.pacing.share.join(us, clock()).map_err(no_room)?;

@@ -40,7 +40,7 @@ impl Class {
 /// Number of averages: one of each class for remote peers, and one for peers on this host.
 pub const KINDS: usize = 2 * Class::ALL.len();
 
-/// Which average a request belongs to.
+/// The kind of a request, which selects the average that it counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind(u8);
 

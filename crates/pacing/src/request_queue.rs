@@ -320,7 +320,7 @@ impl RequestQueue {
     }
 }
 
-/// Where planning stands: it runs ahead of what is posted.
+/// Position of the planning, which runs ahead of the posts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PlanPosition {
     word: usize,

@@ -67,10 +67,10 @@ const RATIO: usize = 56;
 #[non_exhaustive]
 pub enum ShareError {
     /// All rows are taken by living processes.
-    #[error("{ROWS} completion queues are paced on this RNIC already, which is all there can be")]
+    #[error("{ROWS} completion queues are paced on this RNIC already, which is the limit")]
     Rows,
     /// All blocks of the bitmap are taken by living processes.
-    #[error("{} queue pairs are paced on this RNIC already, which is all there can be", BLOCKS * BLOCK)]
+    #[error("{} queue pairs are paced on this RNIC already, which is the limit", BLOCKS * BLOCK)]
     Blocks,
     /// The segment is shorter than the layout.
     #[error("the shared pacing state is too short: {0}")]

@@ -5,7 +5,7 @@ use headworks_verbs::{SendOp, Sge};
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// Which requests are cut, and into what.
+/// Parameters of the cutting.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceRule {
     /// Longest slice, in bytes; at least 1.

@@ -1,4 +1,4 @@
-//! Actors: what they are, what a step says, and all they see of their world.
+//! Actors, the results of their steps, and their view of the world.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,10 +9,10 @@ use headworks_verbs::{Duration, Instant};
 /// Longest mail or report, in bytes.
 pub const MAIL_MAX: usize = 1 << 20;
 
-/// An active thing. It does not block, sleep or read a clock: its world steps it.
+/// An active object. It does not block, sleep or read a clock; its world steps it.
 pub trait Actor: Send {
-    /// Does a bounded amount of work, and says when to do more. A world may step sooner than was
-    /// asked for, so an actor looks at what it waits for instead of trusting that it is there.
+    /// Does a bounded amount of work, and returns when to do more. A world may step an actor sooner than it
+    /// asked for, so an actor checks what it waits for instead of assuming that it is there.
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError>;
 }
 
@@ -27,7 +27,7 @@ impl<A: Actor + ?Sized> Actor for Box<A> {
 pub enum Step {
     /// At once: there is more to do.
     Again,
-    /// When the world's clock reads this.
+    /// When the world's clock reads this time.
     At(Instant),
     /// When something changes.
     Wait(WakeCondition),
@@ -35,7 +35,7 @@ pub enum Step {
     Done,
 }
 
-/// What an idle actor waits for: any of the things named.
+/// The conditions that an idle actor waits for. Any one of them ends the wait.
 ///
 /// ```
 /// use headworks_runtime::WakeCondition;
@@ -53,7 +53,7 @@ pub struct WakeCondition {
 }
 
 impl WakeCondition {
-    /// Mail, or mail that was there already.
+    /// Waits for mail, including mail that is there already.
     pub fn mail() -> Self {
         Self {
             mail: true,
@@ -61,7 +61,7 @@ impl WakeCondition {
         }
     }
 
-    /// A readable descriptor: a completion channel's, a socket's.
+    /// Waits until a descriptor is readable, such as a completion channel's or a socket's.
     pub fn fd(fd: WakeFd) -> Self {
         Self {
             fds: vec![fd],
@@ -69,8 +69,8 @@ impl WakeCondition {
         }
     }
 
-    /// Memory or a queue that a device or a peer writes and that no descriptor tells of. A real world
-    /// offers its core to others and steps the actor again; it never sleeps on this.
+    /// Waits for memory or a queue that a device or a peer writes, and that no descriptor announces. A real
+    /// world yields its core and steps the actor again; it never sleeps on this.
     pub fn memory() -> Self {
         Self {
             memory: true,
@@ -78,18 +78,18 @@ impl WakeCondition {
         }
     }
 
-    /// This, or mail.
+    /// Adds mail to the conditions.
     pub fn or_mail(self) -> Self {
         Self { mail: true, ..self }
     }
 
-    /// This, or a readable descriptor.
+    /// Adds a readable descriptor to the conditions.
     pub fn or_fd(mut self, fd: WakeFd) -> Self {
         self.fds.push(fd);
         self
     }
 
-    /// This, or memory; see [`WakeCondition::memory`].
+    /// Adds memory to the conditions; see [`WakeCondition::memory`].
     pub fn or_memory(self) -> Self {
         Self {
             memory: true,
@@ -97,7 +97,7 @@ impl WakeCondition {
         }
     }
 
-    /// This, but no later than `deadline`.
+    /// Adds a deadline. The earliest deadline counts.
     pub fn until(self, deadline: Instant) -> Self {
         let until = Some(self.until.map_or(deadline, |until| until.min(deadline)));
         Self { until, ..self }
@@ -118,18 +118,18 @@ impl WakeCondition {
         &self.fds
     }
 
-    /// The deadline, where there is one.
+    /// The deadline, if there is one.
     pub fn deadline(&self) -> Option<Instant> {
         self.until
     }
 }
 
-/// A descriptor to wait on, kept open for as long as somebody may. Cloning is cheap.
+/// A descriptor to wait on. It stays open as long as any clone exists. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct WakeFd(Arc<OwnedFd>);
 
 impl WakeFd {
-    /// A duplicate of `fd`. Make it once and clone it for every wait.
+    /// Duplicates `fd`. Do this once, and clone the result for every wait.
     pub fn duplicate(fd: impl AsFd) -> std::io::Result<Self> {
         fd.as_fd().try_clone_to_owned().map(Self::from)
     }
@@ -147,29 +147,29 @@ impl AsFd for WakeFd {
     }
 }
 
-/// Bytes from another part.
+/// A message from another actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mail {
     /// The sender's role, or [`COORDINATOR`].
     pub from: String,
-    /// What it said.
+    /// The message.
     pub bytes: Vec<u8>,
 }
 
-/// Sender of mail that comes from whoever runs the play.
+/// Sender of mail from the caller that runs the scenario.
 pub const COORDINATOR: &str = "coordinator";
 
-/// Mail or a report was not taken.
+/// Mail or a report was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MailError {
-    /// No part of the play has that role.
+    /// No actor of the scenario has that role.
     #[error("no actor is called {0:?}")]
     NoSuchRole(String),
-    /// Too long.
-    #[error("mail of {0} bytes: at most {MAIL_MAX}")]
+    /// The message is too long.
+    #[error("mail of {0} bytes: at most {MAIL_MAX} are allowed")]
     TooLong(usize),
-    /// The receiver has not read what it got. Try again in a later step, and receive meanwhile.
+    /// The receiver has not read its earlier mail. Receive your own mail, and try again in a later step.
     #[error("the mailbox of {0:?} is full")]
     Full(String),
     /// The coordinator is gone.
@@ -177,12 +177,12 @@ pub enum MailError {
     NoCoordinator,
 }
 
-/// All that an actor sees of its world.
+/// An actor's view of its world.
 pub struct ActorContext<'a> {
     backend: &'a mut dyn ContextBackend,
 }
 
-/// What a world provides to the actor that it steps.
+/// Backend of [`ActorContext`] that a world provides for the actor that it steps.
 pub trait ContextBackend {
     /// The actor's role.
     fn role(&self) -> &str;
@@ -203,56 +203,56 @@ pub trait ContextBackend {
 }
 
 impl<'a> ActorContext<'a> {
-    /// For worlds: the view that `backend` gives.
+    /// For worlds: wraps `backend`.
     pub fn new(backend: &'a mut dyn ContextBackend) -> Self {
         Self { backend }
     }
 
-    /// The actor's role: its mail address.
+    /// The actor's role, which is its mail address.
     pub fn role(&self) -> &str {
         self.backend.role()
     }
 
-    /// The world's clock.
+    /// The current time of the world's clock.
     pub fn now(&mut self) -> Instant {
         self.backend.now()
     }
 
-    /// Computing that costs `cost`: virtual processor time in a simulation, nothing elsewhere.
+    /// Charges for computation: `cost` of virtual processor time in a simulation, nothing elsewhere.
     pub fn charge(&mut self, cost: Duration) {
         self.backend.charge(cost);
     }
 
-    /// `bytes` were copied: costed in a simulation, nothing elsewhere.
+    /// Charges for copying `bytes` bytes in a simulation; does nothing elsewhere.
     pub fn copied(&mut self, bytes: u64) {
         self.backend.copied(bytes);
     }
 
-    /// Mails another part. Mail to a part that has ended vanishes; mail between two parts keeps its
-    /// order.
+    /// Sends mail to another actor. Mail to an actor that has ended is discarded. Mail between two actors
+    /// stays in order.
     pub fn send(&mut self, to: &str, bytes: &[u8]) -> Result<(), MailError> {
         check_len(bytes)?;
         self.backend.send(to, bytes)
     }
 
-    /// The oldest mail not yet read. Cheap when there is none.
+    /// Returns the oldest unread mail. Cheap if there is none.
     pub fn receive(&mut self) -> Option<Mail> {
         self.backend.receive()
     }
 
-    /// Tells the caller of the world: results, progress.
+    /// Reports to the caller of the world, for example results or progress.
     pub fn report(&mut self, bytes: &[u8]) -> Result<(), MailError> {
         check_len(bytes)?;
         self.backend.report(bytes)
     }
 
-    /// Whether the play is to end early: finish what must be finished, then [`Step::Done`].
+    /// Whether the scenario is to end early: finish what must be finished, then return [`Step::Done`].
     pub fn interrupted(&self) -> bool {
         self.backend.interrupted()
     }
 }
 
-/// For what steps by itself, in no world: nobody can be mailed.
+/// Context of an actor that is stepped outside of any world. It has nobody to mail.
 #[derive(Clone, Copy, Debug)]
 pub struct StandaloneContext {
     /// The role.
@@ -290,14 +290,14 @@ pub(crate) fn check_len(bytes: &[u8]) -> Result<(), MailError> {
     }
 }
 
-/// Why an actor gave up: one line, and what it came from. Any error turns into one with `?`.
+/// Why an actor failed: a message of one line, and the source error. Any error converts into it with `?`.
 pub struct ActorError {
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl ActorError {
-    /// An error with no other behind it.
+    /// Creates an error without a source.
     pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -305,7 +305,7 @@ impl ActorError {
         }
     }
 
-    /// `source`, with what was being done in front of it.
+    /// Puts a message in front of `source` that says what was being done.
     pub fn context(
         message: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -316,13 +316,13 @@ impl ActorError {
         }
     }
 
-    /// What it came from.
+    /// The source error.
     pub fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
     }
 }
 
-// Not an `Error` itself, so that every error converts into it.
+// This is not an `Error` itself, so that every error can convert into it.
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for ActorError {
     fn from(error: E) -> Self {
         Self {
@@ -341,7 +341,7 @@ impl fmt::Display for ActorError {
         let mut last = self.message.clone();
         while let Some(error) = source {
             let text = error.to_string();
-            // An error that shows its source already is not followed by it again.
+            // Some errors show their source in their own text; then it is not repeated.
             if !last.ends_with(&text) {
                 write!(f, "{separator}{text}")?;
                 separator = ": ";

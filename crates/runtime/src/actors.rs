@@ -9,20 +9,20 @@ use crate::scenario::ActorInit;
 
 type Constructor = dyn Fn(&ActorInit) -> Result<Box<dyn Actor>, ActorError> + Send + Sync;
 
-/// Actors by name. The re-executed process of a part finds its actor here, so the same cast is built
-/// in every process of a program.
+/// Constructors of actors, by name. A re-executed process finds its actor here, so every process of a program
+/// builds the same registry.
 #[derive(Clone, Default)]
 pub struct ActorRegistry {
     actors: BTreeMap<String, Arc<Constructor>>,
 }
 
 impl ActorRegistry {
-    /// Nobody yet.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Registers a constructor; one of the same name is replaced.
+    /// Registers a constructor, replacing one of the same name.
     pub fn register(
         &mut self,
         actor: &str,
@@ -32,12 +32,12 @@ impl ActorRegistry {
         self
     }
 
-    /// The names registered, in order.
+    /// The registered names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.actors.keys().map(String::as_str)
     }
 
-    /// Makes the actor of a part.
+    /// Constructs an actor.
     pub fn construct(&self, part: &ActorInit) -> Result<Box<dyn Actor>, ActorError> {
         let Some(constructor) = self.actors.get(&part.actor) else {
             let known = self.names().collect::<Vec<_>>().join(", ");

@@ -1,4 +1,5 @@
-//! The actor context of worlds in real time, behind [`ActorContext`](crate::ActorContext): mailbox, transport of mail and the real clock.
+//! The actor context of worlds in real time, behind [`ActorContext`](crate::ActorContext): mailbox, mail
+//! transport and the real clock.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,15 +11,15 @@ use crate::actor::{ContextBackend, Mail, MailError};
 use crate::mailbox::Mailbox;
 use headworks_net::clock;
 
-/// How mail and reports leave.
+/// Sends an actor's mail and reports.
 pub(crate) trait MailTransport {
     fn send(&mut self, from: &str, to: &str, bytes: &[u8]) -> Result<(), MailError>;
     fn report(&mut self, role: &str, bytes: &[u8]) -> Result<(), MailError>;
 
-    /// Writes what could not be written at once.
+    /// Writes what could not be written before.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// To be polled for writing while something is left over.
+    /// Descriptor to poll for writability while something is left to write.
     fn unwritten(&self) -> Option<BorrowedFd<'_>>;
 }
 

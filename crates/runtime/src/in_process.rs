@@ -1,4 +1,4 @@
-//! A world in this process: a thread for each part, pinned where the part says so.
+//! A world in this process: a thread for each actor, pinned if its specification says so.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::world::{ActorOutcome, RunningScenario, ScenarioError, ScenarioEvent, 
 use crate::{ActorInit, ActorRegistry, DeviceOpener, Scenario};
 use headworks_net::clock;
 
-/// Runs plays on threads of this process. Nothing can be killed here.
+/// Runs scenarios on threads of this process. Actors cannot be killed here.
 #[derive(Clone)]
 pub struct InProcess {
     actors: ActorRegistry,
@@ -25,7 +25,7 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    /// A world of these actors and devices.
+    /// Creates a world with these actors and devices.
     pub fn new(actors: ActorRegistry, opener: DeviceOpener) -> Self {
         Self { actors, opener }
     }
@@ -40,7 +40,7 @@ impl World for InProcess {
         let mailboxes = Arc::new(mailboxes);
         let events = Arc::new(ScenarioEvents::new(roles.len(), None));
         let audience = EventReceiver::new(roles, Arc::clone(&events));
-        // Dropped on the way out if a thread cannot be had, it ends those that were.
+        // If a thread cannot be started, dropping this ends those that were.
         let mut running = RunningThreads {
             audience,
             mailboxes,
@@ -162,13 +162,13 @@ impl Drop for RunningThreads {
     fn drop(&mut self) {
         self.mailboxes.values().for_each(|mailbox| mailbox.cancel());
         for thread in self.threads.drain(..) {
-            // A part's panic was caught and is its outcome.
+            // An actor's panic was caught and is its outcome.
             let _ = thread.join();
         }
     }
 }
 
-/// Mail by hand: straight into the other's box.
+/// Puts mail directly into the receiver's mailbox.
 struct MailboxTransport {
     mailboxes: Mailboxes,
     events: Arc<ScenarioEvents>,

@@ -1,16 +1,17 @@
 //! Actor runtime: actors and the worlds that they run in.
 //!
-//! Experiments, conformance cases, fault tests and the demo are actors: objects with one bounded
-//! `step`, one per host, that talk through byte mailboxes. The same actor runs on a thread of this
-//! process, in a process of its own that can be killed, or in virtual time (`headworks-simnic`).
+//! Experiments, conformance cases, fault tests and the demo are actors: objects with one bounded `step`, one
+//! per host, that talk through byte mailboxes. The same actor runs on a thread of this process, in a process
+//! of its own that can be killed, or in virtual time (`headworks-simnic`).
 //!
 //! The module list is a map of the crate:
 //!
-//! - what runs: [`actor`] (an actor, its steps, its view of the world [`ActorContext`]), [`actors`] (the registry of
-//!   actors by name), [`scenario`] (which actor runs where, on which device);
-//! - where it runs: [`world`] (what every world offers), [`in_process`] (a thread per actor),
-//!   [`processes`] (a process per actor, and their coordinator; deaths are noticed, kills are possible);
-//! - for tests: [`testing`] (the devices to run on, polling with a budget, the scenarios that every world must run).
+//! - what runs: [`actor`] (an actor, its steps, its view of the world [`ActorContext`]), [`actors`] (the
+//!   registry of actors by name), [`scenario`] (which actor runs where, on which device);
+//! - where it runs: [`world`] (what every world offers), [`in_process`] (a thread per actor), [`processes`]
+//!   (a process per actor, and their coordinator; deaths are noticed, kills are possible);
+//! - for tests: [`testing`] (the devices to run on, polling with a budget, the scenarios that every world
+//!   must run).
 //!
 //! Nothing here knows a provider: devices are opened by a [`DeviceOpener`] that the caller hands in.
 //!

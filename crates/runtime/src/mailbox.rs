@@ -1,4 +1,4 @@
-//! What the thread of one actor is woken for: mail, an interruption, its end.
+//! Wake-ups of one actor's thread: mail, an interruption, its end.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,18 +10,18 @@ use crate::actor::{Mail, MailError};
 use crate::scenario_events::{MAILBOX_BYTES_MAX, MESSAGE_OVERHEAD, lock};
 use headworks_net::EventFd;
 
-/// Filled by others, emptied by one actor's thread.
+/// A mailbox. Other threads fill it; one actor's thread empties it.
 pub(crate) struct Mailbox {
     role: String,
     mail: Mutex<Waiting>,
     room: Condvar,
-    /// How many wait, so that an empty box costs one load.
+    /// Number of messages that wait. An empty mailbox thus costs one load.
     count: AtomicUsize,
     interrupted: AtomicBool,
     cancelled: AtomicBool,
-    /// Something other than mail wants a step.
+    /// Whether something other than mail wants a step.
     poked: AtomicBool,
-    /// The actor's thread is about to sleep or sleeps.
+    /// Whether the actor's thread sleeps or is about to.
     asleep: AtomicBool,
     alarm: EventFd,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Mailbox {
 struct Waiting {
     mail: VecDeque<Mail>,
     bytes: usize,
-    /// Nobody reads any more: mail vanishes.
+    /// Whether the actor has ended. Then mail is discarded.
     closed: bool,
 }
 
@@ -62,7 +62,7 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Waits until there is room.
+    /// Adds mail, waiting until there is room.
     pub(crate) fn put_blocking(&self, mail: Mail) {
         let full = |waiting: &mut Waiting| {
             waiting.bytes + cost(&mail) > MAILBOX_BYTES_MAX && !waiting.closed
@@ -80,7 +80,7 @@ impl Mailbox {
         }
         waiting.bytes += cost(&mail);
         waiting.mail.push_back(mail);
-        // SeqCst with `about_to_sleep`: either the sleeper sees the count or we see it asleep.
+        // SeqCst, as in `about_to_sleep`: either the sleeper sees the count, or this thread sees it asleep.
         self.count.store(waiting.mail.len(), SeqCst);
         drop(waiting);
         self.wake();
@@ -103,7 +103,7 @@ impl Mailbox {
         self.count.load(SeqCst) > 0
     }
 
-    /// Whether something other than mail has happened since this last said so.
+    /// Whether something other than mail has happened since the last call that returned true.
     pub(crate) fn take_poke(&self) -> bool {
         self.poked.load(SeqCst) && self.poked.swap(false, SeqCst)
     }
@@ -117,7 +117,7 @@ impl Mailbox {
         self.interrupted.load(Relaxed)
     }
 
-    /// The actor gets no further step.
+    /// Ends the actor: it gets no further step.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, SeqCst);
         self.interrupt();
@@ -127,7 +127,7 @@ impl Mailbox {
         self.cancelled.load(Relaxed)
     }
 
-    /// The actor is gone.
+    /// Marks the actor as ended and discards its mail.
     pub(crate) fn close(&self) {
         let mut waiting = lock(&self.mail);
         *waiting = Waiting {
@@ -142,13 +142,13 @@ impl Mailbox {
         lock(&self.mail).closed
     }
 
-    /// From here until [`Mailbox::awake`] whatever happens makes the descriptor readable.
+    /// From here until [`Mailbox::awake`], every event makes the descriptor readable.
     pub(crate) fn about_to_sleep(&self) {
         self.asleep.store(true, SeqCst);
     }
 
-    /// The wait is over. `rung` says that a descriptor was readable: perhaps ours, left from a ring
-    /// that came late for the wait before.
+    /// Ends the wait. `rung` says that a descriptor was readable: it may be ours, from a wake-up that came
+    /// too late for the wait before.
     pub(crate) fn awake(&self, rung: bool) {
         if self.asleep.swap(false, SeqCst) || rung {
             self.alarm.clear();

@@ -1,13 +1,13 @@
-//! A world of processes: the current program once per part, directed over sockets.
+//! A world of processes: it runs the current program once for each actor and controls it over a socket.
 //!
-//! Each part's process is this program again, with a socket as its standard input and a variable in
-//! its environment that says so; its `main` (or, in a test program, one test) calls [`child_entry`], which
-//! plays the part and ends. Mail goes through the coordinator, a thread of the starting process; a part's
-//! standard error comes out on ours, with the role in front of each line.
+//! The process of an actor is this program again, with a socket as its standard input and an environment
+//! variable that marks it. The program's `main` (or, in a test program, one test) calls [`child_entry`],
+//! which runs the actor and ends the process. Mail goes through the coordinator, a thread of the starting
+//! process. The actor's standard error is copied to ours, with the role in front of each line.
 //!
-//! No process outlives its play: they are killed when the [`RunningScenario`] is dropped, and by the kernel
-//! when the coordinator dies in whatever way. They have process groups of their own, so that Ctrl-C is
-//! the coordinator's to handle ([`RunningScenario::interrupt`]).
+//! No process outlives its scenario: the processes are killed when the [`RunningScenario`] is dropped, and by
+//! the kernel when the coordinator dies in whatever way. They have process groups of their own, so that
+//! Ctrl-C reaches only the coordinator, which handles it ([`RunningScenario::interrupt`]).
 
 mod child;
 mod child_main;
@@ -37,7 +37,7 @@ use protocol::ToChild;
 
 pub use child_main::{child_entry, child_entry_in_test};
 
-/// Runs plays in processes of the current program.
+/// Runs scenarios in processes of the current program.
 #[derive(Clone, Debug)]
 pub struct Processes {
     program: PathBuf,
@@ -45,7 +45,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// For another program, whose `main` calls [`child_entry`] first and has the same actors.
+    /// Uses another program, whose `main` calls [`child_entry`] first and registers the same actors.
     pub fn of(program: impl Into<PathBuf>, args: impl IntoIterator<Item = OsString>) -> Self {
         Self {
             program: program.into(),
@@ -53,13 +53,13 @@ impl Processes {
         }
     }
 
-    /// For a program whose `main` calls [`child_entry`] first.
+    /// Uses the current program, whose `main` calls [`child_entry`] first.
     pub fn of_this_program() -> Self {
-        // The same program even when its file has been replaced meanwhile.
+        // This is the same program even if its file has been replaced meanwhile.
         Self::of("/proc/self/exe", [])
     }
 
-    /// For a test program whose test `entry` (its full path, as `--exact` takes it) calls
+    /// Uses the current test program, whose test `entry` (its full path, as `--exact` takes it) calls
     /// [`child_entry_in_test`].
     pub fn of_this_test(entry: &str) -> Self {
         let args = [entry, "--exact", "--nocapture", "--test-threads=1"];
@@ -79,8 +79,8 @@ impl World for Processes {
         let (program, args, scenario) = (self.program.clone(), self.args.clone(), scenario.clone());
         let (started, outcome) = mpsc::channel();
         let heard = Arc::clone(&events);
-        // The kernel kills the processes when the *thread* that started them ends, so one thread
-        // starts them, routes for them and sees them end.
+        // The kernel kills the processes when the *thread* that started them ends. Therefore one thread
+        // starts them, routes their mail and reaps them.
         let thread = std::thread::Builder::new()
             .name("coordinator".into())
             .spawn(
@@ -110,7 +110,7 @@ impl World for Processes {
     }
 }
 
-/// The caller's handle of a play in processes.
+/// The caller's handle of a scenario that runs in processes.
 struct RunningProcesses {
     audience: EventReceiver,
     shared: Arc<CoordinatorState>,
@@ -196,13 +196,13 @@ impl Drop for RunningProcesses {
     fn drop(&mut self) {
         self.shared.close();
         if let Some(thread) = self.thread.take() {
-            // It kills and reaps before it ends, also when it panics.
+            // The thread kills and reaps the processes before it ends, even if it panics.
             let _ = thread.join();
         }
     }
 }
 
-/// Writes what the socket takes now, and keeps the rest.
+/// Writes as much as the socket takes now, and keeps the rest.
 fn write_some(socket: &OwnedFd, unwritten: &mut Vec<u8>) -> io::Result<()> {
     let mut done = 0;
     let result = loop {

@@ -8,11 +8,11 @@ use headworks_verbs::{Device, DeviceName, OpenError};
 use crate::actor::{ActorError, COORDINATOR, MAIL_MAX};
 use crate::world::ScenarioError;
 
-/// Opens devices. The caller of a world hands it in: nothing here knows a provider.
+/// Opens devices. The caller of a world provides it, since this crate knows no provider.
 pub type DeviceOpener =
     Arc<dyn Fn(&DeviceName) -> Result<Arc<dyn Device>, OpenError> + Send + Sync>;
 
-/// An opener for plays that need no device.
+/// An opener for scenarios that need no device.
 pub fn no_device_opener() -> DeviceOpener {
     Arc::new(|name| {
         Err(OpenError::UnknownKind {
@@ -22,28 +22,28 @@ pub fn no_device_opener() -> DeviceOpener {
     })
 }
 
-/// Most parts of a play.
+/// Most actors of a scenario.
 pub const ACTORS_MAX: usize = 1024;
 /// Longest role or actor name, in bytes.
 pub const ROLE_MAX: usize = 64;
 
-/// A part as plain data: it can be written down and sent to another process.
+/// Specification of an actor, as plain data that can be stored and sent to another process.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ActorSpec {
-    /// Its name within the play, and its mail address: 1 to 64 of `[A-Za-z0-9._-]`.
+    /// Its name within the scenario, and its mail address: 1 to 64 of `[A-Za-z0-9._-]`.
     pub role: String,
-    /// The registered actor that plays it.
+    /// Name of the registered actor.
     pub actor: String,
-    /// The device it works on.
+    /// The device that it uses.
     pub device: Option<DeviceName>,
     /// Arguments in the actor's own encoding.
     pub args: Vec<u8>,
-    /// The processor to pin it to.
+    /// The processor that its thread is pinned to.
     pub cpu: Option<usize>,
 }
 
 impl ActorSpec {
-    /// A part without device, arguments or processor.
+    /// Creates a specification without device, arguments or processor.
     pub fn new(role: impl Into<String>, actor: impl Into<String>) -> Self {
         Self {
             role: role.into(),
@@ -52,7 +52,7 @@ impl ActorSpec {
         }
     }
 
-    /// The same part on a device.
+    /// Sets the device.
     pub fn on(self, device: DeviceName) -> Self {
         Self {
             device: Some(device),
@@ -60,7 +60,7 @@ impl ActorSpec {
         }
     }
 
-    /// The same part with arguments.
+    /// Sets the arguments.
     pub fn with_args(self, args: impl Into<Vec<u8>>) -> Self {
         Self {
             args: args.into(),
@@ -68,7 +68,7 @@ impl ActorSpec {
         }
     }
 
-    /// The same part on a processor of its own.
+    /// Sets the processor to pin the actor to.
     pub fn pinned_to(self, cpu: usize) -> Self {
         Self {
             cpu: Some(cpu),
@@ -77,18 +77,18 @@ impl ActorSpec {
     }
 }
 
-/// What an actor is made from, in the process and on the thread that will step it. Reads like its
-/// [`ActorSpec`].
+/// What an actor's constructor gets, in the process and on the thread that will step the actor. Dereferences
+/// to its [`ActorSpec`].
 #[derive(Clone)]
 pub struct ActorInit {
-    /// The part as the play has it.
+    /// The actor's specification.
     pub spec: ActorSpec,
-    /// Opens its device, and further ones.
+    /// Opens the actor's device, and further ones.
     pub opener: DeviceOpener,
 }
 
 impl ActorInit {
-    /// Opens the part's device.
+    /// Opens the actor's device.
     pub fn open_device(&self) -> Result<Arc<dyn Device>, ActorError> {
         let Some(name) = &self.spec.device else {
             return Err(ActorError::new(format!(
@@ -107,22 +107,22 @@ impl Deref for ActorInit {
     }
 }
 
-/// The parts that run together.
+/// The actors that run together.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Scenario {
-    /// At least one, at most [`ACTORS_MAX`], each role once.
+    /// At least one and at most [`ACTORS_MAX`], each with a role of its own.
     pub actors: Vec<ActorSpec>,
 }
 
 impl Scenario {
-    /// A play of these parts.
+    /// Creates a scenario of these actors.
     pub fn of(parts: impl IntoIterator<Item = ActorSpec>) -> Self {
         Self {
             actors: parts.into_iter().collect(),
         }
     }
 
-    /// For worlds: refuses what none can run, and says which roles there are.
+    /// For worlds: refuses a scenario that no world can run, and returns its roles.
     pub fn check(&self) -> Result<Vec<String>, ScenarioError> {
         let mut roles = Vec::with_capacity(self.actors.len());
         if self.actors.is_empty() || self.actors.len() > ACTORS_MAX {
@@ -151,7 +151,7 @@ impl Scenario {
     }
 }
 
-/// Whether a text can be a role, an actor or the name of a meeting point.
+/// Whether a text can be the name of a role or of an actor.
 pub(crate) fn is_valid_name(name: &str) -> bool {
     let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     !name.is_empty() && name.len() <= ROLE_MAX && name.bytes().all(legal)

@@ -1,4 +1,4 @@
-//! Events on their way to the coordinator, and what it has learnt from them.
+//! Events on their way to the coordinator, and the outcomes it has learnt from them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use headworks_verbs::Duration;
 use crate::world::{ActorOutcome, ScenarioEvent};
 use headworks_net::EventFd;
 
-/// Most bytes of reports, or of mail for one part, that wait to be read.
+/// Limit of the bytes of unread reports, and of the bytes of unread mail of one actor.
 pub const MAILBOX_BYTES_MAX: usize = 16 << 20;
-/// What a message costs beside its bytes, for the limit.
+/// Bytes by which a message counts more than its length towards the limit.
 pub const MESSAGE_OVERHEAD: usize = 64;
 
-/// A panic under one of our locks cannot leave them half changed.
+/// Locks, ignoring poison: a panic under one of our locks cannot leave the data half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -21,7 +21,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct ScenarioEvents {
     state: Mutex<State>,
     some: Condvar,
-    /// Rung when there is room again after a report was refused.
+    /// Signalled when there is room again after a report was refused.
     room: Option<Arc<EventFd>>,
 }
 
@@ -47,7 +47,7 @@ impl ScenarioEvents {
         }
     }
 
-    /// Whether the report was taken: there is a limit on what waits, unless `force`.
+    /// Queues a report and returns whether it was taken. Unless `force`, the bytes that wait are limited.
     pub(crate) fn report(&self, role: &str, bytes: &[u8], force: bool) -> bool {
         let mut state = lock(&self.state);
         let cost = bytes.len() + MESSAGE_OVERHEAD;
@@ -93,7 +93,7 @@ impl ScenarioEvents {
     }
 }
 
-/// The coordinator's end of the events.
+/// The coordinator's end of the event queue.
 pub(crate) struct EventReceiver {
     pub(crate) roles: Vec<String>,
     pub(crate) events: Arc<ScenarioEvents>,

@@ -15,14 +15,15 @@ use headworks_net::clock;
 use headworks_net::cpu_affinity;
 use headworks_net::waiting::{SPIN_BUDGET, SpinMode, WaitPhase, Waiter, WakeReason};
 
-/// Makes and runs the actor of `part` on this thread. `parts` is how many run at the same time.
+/// Constructs the actor of `part` and runs it on this thread. `parts` is how many actors run at the same
+/// time.
 pub(crate) fn run_actor<P: MailTransport>(
     actors: &ActorRegistry,
     part: &ActorInit,
     parts: usize,
     context: &mut RealTimeContext<P>,
 ) -> ActorOutcome {
-    // Counted before pinning, after which this thread has one core.
+    // Processors are counted before pinning, after which this thread has only one.
     let waiter = Waiter::new(SPIN_BUDGET, SpinMode::for_waiters(parts));
     let ended = catch_failure(|| {
         if let Some(cpu) = part.cpu {
@@ -37,8 +38,8 @@ pub(crate) fn run_actor<P: MailTransport>(
     }
 }
 
-/// For worlds: calls what an actor does. The error is how it ended, by an error of its own or by a panic.
-/// What it was doing is used afterwards only to say so.
+/// For worlds: calls `act`, which runs code of an actor, and turns an error or a panic into the outcome of
+/// that actor. After a panic, the actor's state must only be used to report it.
 pub fn catch_failure<T>(act: impl FnOnce() -> Result<T, ActorError>) -> Result<T, ActorOutcome> {
     match catch_unwind(AssertUnwindSafe(act)) {
         Ok(Ok(done)) => Ok(done),
@@ -75,7 +76,7 @@ fn wait_until<P: MailTransport>(
     waiter: &mut Waiter,
     context: &RealTimeContext<P>,
 ) -> Result<(), ActorError> {
-    // Being woken takes about as long as the budget: sleep for less, and look for the rest.
+    // Being woken takes about as long as the budget: sleep for less, and spin for the rest.
     let left = at.since(clock::now());
     if left > SPIN_BUDGET.times(2) {
         let nearly = clock::now() + (left - SPIN_BUDGET);
@@ -96,7 +97,7 @@ fn wait_for<P: MailTransport>(
     context: &RealTimeContext<P>,
 ) -> Result<(), ActorError> {
     if change.on_memory() {
-        // Nothing tells of it, so the actor looks itself.
+        // No event announces changes of memory, so the actor checks it in its next step.
         waiter.spin_once();
         return Ok(());
     }

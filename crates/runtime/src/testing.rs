@@ -1,8 +1,9 @@
-//! For tests that run on soft hosts, or on the two real devices that the environment names.
+//! Support for tests that run on soft hosts, or on the two real devices that the environment names.
 //!
-//! A soft host executes a request in the call that posts it; a real device, and the kernel's rxe, some
-//! time later. So a test says what must be found, and [`poll_until`] and [`poll_expr!`](crate::poll_expr) say when: on soft hosts at once, which
-//! keeps the test as sharp there as it was, on others in the end.
+//! A soft host executes a request in the call that posts it. A real device, or the kernel's rxe, executes it
+//! some time later. A test therefore states what must be found, and [`poll_until`] and
+//! [`poll_expr!`](crate::poll_expr) decide how long to poll: on soft hosts it must be there at once, which
+//! keeps the test strict there; on real devices polling goes on for a while.
 
 pub mod world_scenarios;
 
@@ -10,23 +11,23 @@ use headworks_verbs::{Duration, Instant};
 
 use headworks_net::clock;
 
-/// Names two devices, separated by a semicolon, as in `ibv:rxe0;ibv:rxe1`.
+/// Environment variable that names two devices, separated by a semicolon, as in `ibv:rxe0;ibv:rxe1`.
 pub const DEVICES: &str = "HEADWORKS_IBV";
 
-/// Nothing takes so long on any device but what never comes.
+/// Longest wait on a real device. Only an event that never comes takes this long.
 const LIMIT: Duration = Duration::from_millis(60_000);
-/// Nothing takes so long on soft hosts.
+/// Longest wait on soft hosts.
 const SOON: Duration = Duration::from_millis(10_000);
-/// How many times less is sent on a device that takes its time, and the least that this comes to.
+/// Factor by which fewer messages are sent on a slow device, and the least number that is sent then.
 const LESS: u64 = 200;
 const LEAST: u64 = 100;
-/// Laps of a ring that it comes to at least.
+/// Least number of laps of a ring that are sent on a slow device.
 const LAPS: u64 = 4;
 
-/// Names what must not be skipped, separated by commas.
+/// Environment variable that lists what must not be skipped, separated by commas.
 const REQUIRE: &str = "HEADWORKS_REQUIRE";
 
-/// Whether what `name` says must not be skipped: a program, a device, a privilege, a case.
+/// Whether `name` (a program, a device, a privilege, a case) must not be skipped.
 pub fn is_required(name: &str) -> bool {
     has(&std::env::var(REQUIRE).unwrap_or_default(), name)
 }
@@ -35,11 +36,11 @@ fn has(required: &str, name: &str) -> bool {
     required.split(',').any(|word| word.trim() == name)
 }
 
-/// The names of the two devices to run on; `None` is for soft hosts.
+/// The names of the two devices to run on; `None` for soft hosts.
 ///
 /// # Panics
 ///
-/// If the variable does not hold two names, or names none where `HEADWORKS_REQUIRE` has `ibv`.
+/// If the variable does not hold two names, or if it is not set and `HEADWORKS_REQUIRE` has `ibv`.
 pub fn devices() -> Option<[String; 2]> {
     let names = std::env::var(DEVICES).ok();
     match read(names.as_deref(), is_required("ibv")) {
@@ -48,8 +49,9 @@ pub fn devices() -> Option<[String; 2]> {
     }
 }
 
-/// The names of the two devices to run a test on that is about real ones: those that are named, or the first
-/// two that `listed` finds, one twice if there is no other. `None`, aloud, with what it says, if it finds none.
+/// The names of two devices for a test that is about real devices: the named ones, or the first two that
+/// `listed` finds, or one of them twice if there is no other. If there is none, prints why and returns
+/// `None`.
 ///
 /// # Panics
 ///
@@ -63,12 +65,12 @@ pub fn devices_or(listed: impl FnOnce() -> Result<Vec<String>, String>) -> Optio
     }
 }
 
-/// The names of the devices to run a test on that needs one at a time: those that are named, each once, or all
-/// that `listed` finds. None, aloud, with what it says, if it finds none.
+/// The names of the devices for a test that needs one at a time: the named ones, each once, or all that
+/// `listed` finds. If there is none, prints why and returns an empty list.
 ///
 /// # Panics
 ///
-/// As [`devices_or`].
+/// In the cases in which [`devices_or`] panics.
 pub fn each_device_or(listed: impl FnOnce() -> Result<Vec<String>, String>) -> Vec<String> {
     let names = std::env::var(DEVICES).ok();
     match read(names.as_deref(), false) {
@@ -117,29 +119,29 @@ fn read(names: Option<&str>, is_required: bool) -> Result<Option<[String; 2]>, S
     }
 }
 
-/// Says why a test of real devices is skipped.
+/// Prints why a test of real devices is skipped.
 ///
 /// # Panics
 ///
-/// If `HEADWORKS_REQUIRE` has `ibv`: nothing may be skipped then.
+/// If `HEADWORKS_REQUIRE` has `ibv`, because nothing may be skipped then.
 pub fn report_skip(why: impl std::fmt::Display) {
     assert!(!is_required("ibv"), "ibv is required, and {why}");
     println!("skipped: {why}");
 }
 
-/// How long a test waits for what is due: on real devices longer than on soft hosts, which are held to
-/// less.
+/// How long a test waits for an expected event: longer on real devices than on soft hosts, which must be
+/// quick.
 pub fn limit() -> Duration {
     if is_slow_device() { LIMIT } else { SOON }
 }
 
-/// Whether the devices take their time, and the machine with them.
+/// Whether the devices, and the machine with them, are slow.
 pub fn is_slow_device() -> bool {
     devices().is_some()
 }
 
-/// As many messages for a ring of so many slots as `count`; far fewer on a device that takes its time, but
-/// several laps.
+/// Number of messages to send through a ring of `slots` slots: `count`, or far fewer, but several laps, on a
+/// slow device.
 pub fn message_count(count: u64, slots: u64) -> u64 {
     match is_slow_device() {
         true => fewer(count, slots),
@@ -152,7 +154,7 @@ fn fewer(count: u64, slots: u64) -> u64 {
     (count / LESS).max(least).min(count)
 }
 
-/// Of so many cases of a property, those that are tried.
+/// Number of cases of a property to try: `count`, or a tenth on a slow device.
 pub fn case_count(count: u32) -> u32 {
     match is_slow_device() {
         true => (count / 10).max(1),
@@ -160,22 +162,22 @@ pub fn case_count(count: u32) -> u32 {
     }
 }
 
-/// What `look` finds: at once on soft hosts, in the end on others. [`poll_expr!`](crate::poll_expr) is the same
-/// for what is lent.
+/// Returns what `look` finds. On soft hosts it must be there at once; on others this polls. Use
+/// [`poll_expr!`](crate::poll_expr) for a value that borrows.
 ///
 /// # Panics
 ///
-/// If it is not found.
+/// If `look` finds nothing in time.
 #[track_caller]
 pub fn poll_until<T>(look: impl FnMut() -> Option<T>) -> T {
     poll_until_within(1, look)
 }
 
-/// The same, where so many looks are due on soft hosts.
+/// Like [`poll_until`], with up to `looks` polls on soft hosts.
 ///
 /// # Panics
 ///
-/// If it is not found.
+/// If `look` finds nothing in time.
 #[track_caller]
 pub fn poll_until_within<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> T {
     let mut patience = PollBudget::of(looks);
@@ -187,8 +189,8 @@ pub fn poll_until_within<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// What `$look`, an expression that is evaluated again and again, is `Some` of in the end: on soft hosts at
-/// once. It may be lent.
+/// Evaluates `$look` again and again until it is `Some`, and returns the value. On soft hosts it must be so
+/// at once. The value may borrow.
 #[macro_export]
 macro_rules! poll_expr {
     ($look:expr) => {{
@@ -202,7 +204,7 @@ macro_rules! poll_expr {
     }};
 }
 
-/// How long a test goes on looking.
+/// How long a test goes on polling.
 #[derive(Debug)]
 pub struct PollBudget {
     looks: u32,
@@ -210,16 +212,16 @@ pub struct PollBudget {
 }
 
 impl PollBudget {
-    /// For so many looks on soft hosts.
+    /// Allows `looks` polls on soft hosts.
     pub const fn of(looks: u32) -> Self {
         Self { looks, since: None }
     }
 
-    /// Between two looks.
+    /// Waits between two polls.
     ///
     /// # Panics
     ///
-    /// If there were enough.
+    /// If the budget is used up.
     #[track_caller]
     pub fn wait(&mut self) {
         self.looks = self.looks.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! What every world offers to the one who runs a play: the coordinator.
+//! The interface of every world to its caller, the coordinator.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,47 +9,48 @@ use headworks_verbs::{Duration, Instant};
 use crate::actor::{MAIL_MAX, MailError};
 use crate::scenario::{ACTORS_MAX, Scenario};
 
-/// A place where plays run.
+/// An environment that runs scenarios.
 pub trait World: Send + Sync {
-    /// Starts every part.
+    /// Starts all actors of a scenario.
     fn start(&self, scenario: &Scenario) -> Result<Box<dyn RunningScenario>, ScenarioError>;
 
     /// Whether [`RunningScenario::kill`], [`RunningScenario::stop`] and [`RunningScenario::cont`] work here.
     fn can_kill(&self) -> bool;
 }
 
-/// A play that runs. Dropping it ends every part, and returns when they are gone.
+/// A running scenario. Dropping it ends every actor, and returns when they are gone.
 pub trait RunningScenario: Send {
-    /// The roles, in the order of the play.
+    /// The roles, in the order of the scenario.
     fn roles(&self) -> &[String];
 
-    /// The clock that deadlines and timeouts are measured on.
+    /// The current time of the clock that deadlines and timeouts refer to.
     fn now(&self) -> Instant;
 
-    /// The next event, waiting up to `timeout` for it. `None` at once when nobody runs any more.
+    /// Returns the next event, waiting up to `timeout` for it. Returns `None` at once if no actor runs any
+    /// more.
     fn poll(&mut self, timeout: Duration) -> Option<ScenarioEvent>;
 
-    /// Mails a part, as [`COORDINATOR`](crate::actor::COORDINATOR).
+    /// Mails an actor, as [`COORDINATOR`](crate::actor::COORDINATOR).
     fn send(&mut self, role: &str, bytes: &[u8]) -> Result<(), ScenarioError>;
 
-    /// Asks every part to end early.
+    /// Asks every actor to end early.
     fn interrupt(&mut self);
 
-    /// Kills a part's process at whatever instruction it is at.
+    /// Kills an actor's process, at whatever instruction it is.
     fn kill(&mut self, role: &str) -> Result<(), ScenarioError>;
 
-    /// Stops a part's process until [`RunningScenario::cont`].
+    /// Stops an actor's process until [`RunningScenario::cont`].
     fn stop(&mut self, role: &str) -> Result<(), ScenarioError>;
 
-    /// Lets a stopped process go on.
+    /// Lets a stopped process continue.
     fn cont(&mut self, role: &str) -> Result<(), ScenarioError>;
 
-    /// The process of a part, where it has one of its own.
+    /// Process id of an actor, if it has a process of its own.
     fn pid(&self, role: &str) -> Option<u32>;
 
-    /// Waits until every part has ended or `deadline` has passed, and ends those that still run, as
-    /// failed. In the play's order; reports and endings that [`RunningScenario::poll`] returned before are not in
-    /// it again (the outcome of such a part is [`ActorOutcome::Done`] if it was, and so on).
+    /// Waits until every actor has ended or `deadline` has passed. Actors that still run are then ended and
+    /// count as failed. The results are in the scenario's order. Reports that [`RunningScenario::poll`]
+    /// returned before are not repeated; outcomes are.
     fn finish(mut self: Box<Self>, deadline: Instant) -> Vec<ActorResult> {
         let mut reports: BTreeMap<String, Vec<Vec<u8>>> = BTreeMap::new();
         loop {
@@ -60,7 +61,8 @@ pub trait RunningScenario: Send {
                 }
                 Some(ScenarioEvent::Ended { .. }) => {}
                 None => {
-                    // Nothing may have been told for want of time, or because a world looks up now and then.
+                    // A world may return nothing for want of time, or because it returns to its caller now
+                    // and then.
                     let is_over = self.roles().iter().all(|role| self.outcome(role).is_some());
                     if is_over || self.now() >= deadline {
                         break;
@@ -77,35 +79,35 @@ pub trait RunningScenario: Send {
         self.roles().iter().map(ending).collect()
     }
 
-    /// How a part ended, once [`RunningScenario::poll`] has said so.
+    /// The outcome of an actor, once [`RunningScenario::poll`] has returned it.
     fn outcome(&self, role: &str) -> Option<ActorOutcome>;
 }
 
-/// Something that the coordinator learns.
+/// An event that the coordinator receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScenarioEvent {
-    /// A part reported.
+    /// An actor reported.
     Report {
-        /// Which part.
+        /// Role of the actor.
         role: String,
-        /// What it said.
+        /// The report.
         bytes: Vec<u8>,
     },
-    /// A part ended, after all its reports; with a process of its own, that is gone.
+    /// An actor ended, after all its reports. If it had a process of its own, the process is gone.
     Ended {
-        /// Which part.
+        /// Role of the actor.
         role: String,
         /// How the actor ended.
         outcome: ActorOutcome,
     },
 }
 
-/// How a part ended.
+/// How an actor ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActorOutcome {
-    /// It said so.
+    /// It returned [`Step::Done`](crate::Step::Done).
     Done,
-    /// Its actor returned an error or panicked, or could not be made: one line.
+    /// It returned an error, panicked, or could not be constructed: one line of text.
     Failed(String),
     /// Its process died.
     Died(ProcessExit),
@@ -114,16 +116,16 @@ pub enum ActorOutcome {
 /// How a process died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// By this signal.
+    /// Killed by this signal.
     Signal(i32),
-    /// With this exit code, without having said why.
+    /// Exited with this code, without having reported a failure.
     Code(i32),
 }
 
-/// A part's end and what it reported until then.
+/// An actor's outcome, and its reports until then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActorResult {
-    /// Which part.
+    /// Role of the actor.
     pub role: String,
     /// How it ended.
     pub outcome: ActorOutcome,
@@ -142,39 +144,39 @@ impl fmt::Display for ActorOutcome {
     }
 }
 
-/// A play could not be started or directed.
+/// A scenario could not be started or controlled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScenarioError {
-    /// Too few or too many parts.
-    #[error("a scenario of {0} actors: 1 to {ACTORS_MAX} can run")]
+    /// Too few or too many actors.
+    #[error("a scenario of {0} actors: 1 to {ACTORS_MAX} are allowed")]
     ActorCount(usize),
     /// A role or actor name is not legal.
     #[error(
         "role {0:?} of actor {1:?}: names are 1 to 64 of [A-Za-z0-9._-], and not \"coordinator\""
     )]
     BadName(String, String),
-    /// A role is there twice.
-    #[error("role {0:?} is there twice")]
+    /// Two actors have the same role.
+    #[error("two actors have the role {0:?}")]
     DuplicateRole(String),
-    /// A part's arguments are too long.
-    #[error("arguments of actor {0:?} are {1} bytes: at most {MAIL_MAX}")]
+    /// An actor's arguments are too long.
+    #[error("arguments of actor {0:?} are {1} bytes: at most {MAIL_MAX} are allowed")]
     ArgsTooLong(String, usize),
-    /// Mail was not taken.
+    /// Mail was not accepted.
     #[error(transparent)]
     Mail(#[from] MailError),
-    /// The world cannot do that.
+    /// This world does not support the operation.
     #[error("{0} needs a process for each actor")]
     NeedsProcesses(&'static str),
-    /// The part has ended.
+    /// The actor has ended.
     #[error("actor {0:?} has ended")]
     Ended(String),
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
 }

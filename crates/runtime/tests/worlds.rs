@@ -1,4 +1,5 @@
-//! The worlds of real time run the plays that every world does; those of processes also survive deaths.
+//! The worlds of real time run the scenarios that every world must run. Worlds of processes also survive
+//! deaths.
 
 use std::os::fd::OwnedFd;
 
@@ -12,7 +13,7 @@ use headworks_verbs::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Runs only in the processes that the tests below start.
+/// Does something only in the processes that the tests below start.
 #[test]
 fn child_process_entry() {
     child_entry_in_test(&cast(), no_device_opener());
@@ -24,7 +25,7 @@ fn cast() -> ActorRegistry {
     actors
 }
 
-/// A play of a part that runs in a process of its own.
+/// Runs a scenario in processes from within an actor that has a process of its own.
 fn nested_scenario(part: &ActorInit) -> Result<Box<dyn Actor>, ActorError> {
     let world = Processes::of_this_test("child_process_entry");
     let scenario = Scenario::of([ActorSpec::new("x", "idle"), ActorSpec::new("y", "busy")]);
@@ -66,7 +67,7 @@ fn processes_run_the_scenarios_of_every_world() {
     world_scenarios::run_all(&processes());
 }
 
-/// The endings of a play that needs no direction.
+/// The outcomes of a scenario that needs no control while it runs.
 fn endings(world: &dyn World, parts: impl IntoIterator<Item = ActorSpec>) -> Vec<ActorOutcome> {
     let running = world.start(&Scenario::of(parts)).expect("starts");
     finish(running)

@@ -1,7 +1,9 @@
-//! How many work requests a second of wall time simulates: WRITEs at a depth, whose bytes are moved and checked.
+//! Benchmark: how many work requests are simulated per second of wall time. The workload is WRITEs at a fixed
+//! depth, whose bytes are moved and checked.
+//!
 //! `cargo bench -p headworks-simnic --bench speed -- [PRESET [QUEUE_PAIRS [DEPTH [TOTAL [BYTES]]]]] [KEY=VALUE…]`
 //!
-//! `headworks experiment run sim-speed` measures the same with repeats, and writes it down.
+//! `headworks experiment run sim-speed` measures the same with repeats, and records it.
 
 use headworks_baselines::{WriteWindow, Writes};
 use headworks_net::clock;

@@ -33,7 +33,8 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Creates a cache of `entries`, rounded down to whole sets (at least one). With 0 entries it never misses.
+    /// Creates a cache of `entries`, rounded down to whole
+    /// sets (at least one). With 0 entries it never misses.
     pub(crate) fn new(entries: u64, ways: usize, policy: Policy, index: Index, seed: u64) -> Self {
         let ways = ways.max(1);
         let sets = match entries {
@@ -67,7 +68,8 @@ impl Cache {
         self.keys.is_empty()
     }
 
-    /// Uses the entry of `key`, which must not be 0, and adds it if it is missing. Returns whether it was there.
+    /// Uses the entry of `key`, which must not be 0, and adds
+    /// it if it is missing. Returns whether it was there.
     #[inline(always)]
     pub(crate) fn touch(&mut self, key: u64) -> bool {
         self.is_endless() || self.use_entry(key)

@@ -101,7 +101,8 @@ impl<E: Copy> EventQueue<E> {
         Some(entry)
     }
 
-    /// Makes the next bucket with events the current one, if there is any. All events of the old one were taken.
+    /// Makes the next bucket with events the current one, if
+    /// there is any. All events of the old one were taken.
     #[inline(never)]
     fn turn(&mut self) {
         self.open.clear();
@@ -112,7 +113,8 @@ impl<E: Copy> EventQueue<E> {
             return;
         };
         self.now = bucket;
-        // Far events that are near now go first: they were added before any that is added to their bucket later.
+        // Far events that are near now go first: they were
+        // added before any that is added to their bucket later.
         while let Some(Reverse(entry)) = self.far.peek()
             && (entry.at >> SHIFT) - bucket < BUCKETS as u64
             && let Some(Reverse(Far { at, event, .. })) = self.far.pop()
@@ -189,8 +191,8 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a heap, for events within a bucket, near and far ones, and ones before events of the
-        /// current bucket.
+        /// Compares with a heap, for events within a bucket, near and
+        /// far ones, and ones before events of the current bucket.
         #[test]
         fn the_order_is_a_heaps(steps in proptest::collection::vec((0u32..5, any::<u64>()), 1..400)) {
             let (mut event_queue, mut oracle) = (EventQueue::default(), BinaryHeap::new());

@@ -1,15 +1,19 @@
-//! What goes wrong in a simulated network, by rules and a seed.
+//! Fault injection for a simulated network, by rules and a seed.
 //!
-//! A [`Rule`] is shown an [`FaultEvent`] (packets leave, a receive is looked for, an actor is to be stepped) with
-//! its facts and some [`Random`], and may answer with a [`Verdict`]. All rules of a list are asked, and what they
-//! say comes together: who is killed is, whatever others say; what one refuses is refused; delays of packets add
-//! up, and whoever stalls an actor longest decides. Packets that come later for any reason are judged once more,
-//! with the time at which they come then: a link that is down by that time loses them. No rule has a state, a
-//! clock or I/O: time is a fact of the event. What is drawn depends on the seed, on the host, on how often the same
-//! was asked there, and on nothing else, so one rule moves no other.
+//! The model shows a [`Rule`] each [`FaultEvent`] (packets leave, a receive is needed, an actor is due for a
+//! step) with its facts and a [`Random`]. The rule may answer with a [`Verdict`].
 //!
-//! Reliable connections mend what is lost, doubled or overtaken, as far as their retries go, whatever rules say:
-//! that is the model's, and is what they test.
+//! All rules of a list are asked, and their verdicts are combined. A kill overrides every other verdict, and
+//! a refusal overrides a delay. Delays of packets add up; of an actor's stalls the longest counts. Packets
+//! that arrive later for any reason are judged once more with the new time, so a link that is down by then
+//! loses them.
+//!
+//! A rule has no state, no clock and no I/O: time is a fact of the event. Its random numbers depend only on
+//! the seed, the host, the kind and number of the event there, and the rule's place in the list. So a rule
+//! that is appended to the list does not change what other rules draw.
+//!
+//! Reliable connections recover what is lost, duplicated or overtaken, within their retries and whatever the
+//! rules say. The model implements that, and the rules test it.
 //!
 //! ```
 //! use headworks_simnic::faults::{Rules, rules};
@@ -39,84 +43,87 @@ pub use crate::random::Random;
 use run_digest::RunDigest;
 pub(crate) use verdict::CombinedVerdict;
 
-/// What is about to happen.
+/// Kind of event that rules are asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultPoint {
-    /// Packets of a request, a response or a datagram leave. [`Verdict::Refuse`]: they are lost;
-    /// [`Verdict::WaitFor`]; [`Verdict::Overtaken`]; [`Verdict::Kill`]: their queue pair fails. Asked once more of
-    /// packets that come later than they would, with when that is.
+    /// Packets of a request, a response or a datagram leave. [`Verdict::Refuse`] loses them,
+    /// [`Verdict::WaitFor`] and [`Verdict::Overtaken`] delay them, [`Verdict::Kill`] fails their queue pair.
+    /// If the packets arrive later than without faults, rules are asked once more, with the new time of
+    /// arrival.
     Packets,
-    /// An acknowledgement or what is said instead leaves: as [`FaultPoint::Packets`].
+    /// An acknowledgement or a NAK leaves. Verdicts are as for [`FaultPoint::Packets`].
     Acknowledge,
-    /// A message needs a receive. [`Verdict::Refuse`]: none is posted.
+    /// A message needs a receive. [`Verdict::Refuse`]: it finds none.
     Receive,
-    /// An actor is to be stepped. [`Verdict::WaitFor`]: later.
+    /// An actor is due for a step. [`Verdict::WaitFor`] delays it.
     Step,
-    /// One of the [moments](Rule::moments) has come. [`Verdict::Kill`]: the actor dies.
+    /// One of the [moments](Rule::moments) has come. [`Verdict::Kill`] kills the actor.
     Life,
-    /// A host comes into being. [`Verdict::Drift`].
+    /// A host is created. [`Verdict::Drift`] sets its clock's error.
     Clock,
-    /// Bytes of a WRITE are placed that came in several parts. [`Verdict::Backwards`]. Asked of each part, and the
-    /// same for all of one: the number is the WRITE's.
+    /// Bytes of a WRITE that arrives in several parts are placed. [`Verdict::Backwards`] reverses the parts.
+    /// Rules are asked for each part with the number of the WRITE, so the verdict is the same for all parts.
     Placing,
 }
 
-/// How many points there are.
+/// Number of fault points.
 const FAULT_POINTS: usize = 7;
 
 /// An event and its facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultEvent<'e> {
-    /// What is about to happen.
+    /// Kind of the event.
     pub point: FaultPoint,
-    /// The host where it is: that packets leave, where a receive is needed, on which an actor runs.
+    /// Host of the event: where packets leave, a receive is needed, bytes are placed, or an actor runs.
     pub host: &'e str,
-    /// Where packets go; the role of an actor; otherwise empty.
+    /// Host that packets go to, or that placed bytes came from; the role of an actor; otherwise empty.
     pub to: &'e str,
-    /// Which such event of the host it is: from 1.
+    /// Number of the event among those of its kind on the
+    /// host, from 1. For [`FaultPoint::Placing`], the WRITE's.
     pub number: u64,
-    /// Packets that travel together.
+    /// Number of packets that travel together.
     pub packets: u32,
     /// Virtual time of the event.
     pub at: Instant,
-    /// When packets would arrive; otherwise the same.
+    /// Time at which packets would arrive; otherwise equal to `at`.
     pub arrives: Instant,
 }
 
-/// What a rule wants to happen. Where it makes no sense, it is [`Verdict::Pass`].
+/// Effect that a rule wants. One that does not suit the event acts as [`Verdict::Pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// As usual.
+    /// No effect.
     Pass,
-    /// Lost, or no receive.
+    /// Packets are lost, or no receive is found.
     Refuse,
-    /// So much later; what leaves behind packets on the same way does not overtake them.
+    /// A delay. Packets that leave later on the same path do not overtake the delayed ones.
     WaitFor(Duration),
-    /// So much later, and overtaken by what leaves behind them. They themselves overtake nothing.
+    /// A delay. Packets that leave later overtake the delayed ones, which themselves overtake nothing.
     Overtaken(Duration),
     /// The queue pair goes to the error state, or the actor dies.
     Kill,
-    /// The host's clock is too fast by so many millionths, or too slow.
+    /// The host's clock is fast by this many parts per million; slow if negative.
     Drift(i32),
-    /// The last bytes first.
+    /// The last bytes are placed first.
     Backwards,
 }
 
-/// A rule of what goes wrong: pure.
+/// A pure rule that injects faults.
 pub trait Rule: Send + Sync {
-    /// What is to happen, if that is this rule's business. `random` is this decision's own.
+    /// Returns the verdict on an event; `None` if the event does
+    /// not concern the rule. `random` serves this decision alone.
     fn judge(&self, event: &FaultEvent<'_>, random: &mut Random) -> Option<Verdict>;
 
-    /// When it wants to be asked about every actor's life.
+    /// Returns the times at which the rule wants to be asked about every actor's life.
     fn moments(&self) -> Vec<Instant> {
         Vec::new()
     }
 }
 
-/// Rules and the seed that they draw from.
+/// Rules, and the seed of their random numbers.
 #[derive(Clone)]
 pub struct Rules {
     seed: u64,
@@ -130,25 +137,25 @@ impl fmt::Debug for Rules {
 }
 
 impl Rules {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new(seed: u64) -> Self {
         let list = Vec::new();
         Self { seed, list }
     }
 
-    /// These and `rule`.
+    /// Returns these rules with `rule` appended.
     #[must_use]
     pub fn with(mut self, rule: impl Rule + 'static) -> Self {
         self.list.push(Arc::new(rule));
         self
     }
 
-    /// The seed.
+    /// Returns the seed.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// All moments at which they want to be asked, in order.
+    /// Returns all moments at which rules want to be asked, sorted and without duplicates.
     pub fn moments(&self) -> Vec<Instant> {
         let mut all: Vec<_> = self.list.iter().flat_map(|rule| rule.moments()).collect();
         all.sort_unstable();
@@ -156,7 +163,8 @@ impl Rules {
         all
     }
 
-    /// What all say of an event. `stream` is the host's number.
+    /// Combines the verdicts of all rules. `stream` selects the random numbers: the host's number, or for
+    /// [`FaultPoint::Placing`] the queue pair's.
     pub(crate) fn judge(&self, event: &FaultEvent<'_>, stream: u64) -> CombinedVerdict {
         let mut all = CombinedVerdict::default();
         for (rank, rule) in self.list.iter().enumerate() {
@@ -169,7 +177,7 @@ impl Rules {
     }
 }
 
-/// Where something is asked about, and when.
+/// Facts of an event, with times in picoseconds.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts<'e> {
     pub(crate) host: (u32, &'e str),
@@ -179,12 +187,12 @@ pub(crate) struct Facts<'e> {
     pub(crate) arrives: Ps,
 }
 
-/// Rules at work in a network.
+/// Fault injection of a network.
 pub(crate) struct Faults {
     rules: Rules,
-    /// How often was asked, by host and point.
+    /// Number of events so far, by host and point.
     asked: Vec<[u64; FAULT_POINTS]>,
-    /// Before when nothing arrives on a way.
+    /// Earliest arrival on a path, by sending and receiving host, after a [`Verdict::WaitFor`].
     held: BTreeMap<(u32, u32), Ps>,
     pub(crate) run_digest: RunDigest,
 }
@@ -199,7 +207,7 @@ impl Faults {
         }
     }
 
-    /// What rules say of something.
+    /// Returns the rules' verdict on an event.
     pub(crate) fn judge(&mut self, point: FaultPoint, facts: Facts<'_>) -> CombinedVerdict {
         let number = self.count(point, facts.host.0);
         let said = self
@@ -209,7 +217,7 @@ impl Faults {
         said
     }
 
-    /// What becomes of packets on their way to a host.
+    /// Decides what happens to packets on their way to a host.
     pub(crate) fn packet_outcome(
         &mut self,
         point: FaultPoint,
@@ -243,7 +251,7 @@ impl Faults {
         fate
     }
 
-    /// Whether a WRITE is placed from its end; `stream` is its queue pair's own.
+    /// Whether a WRITE is placed from its end. `stream` identifies its queue pair.
     pub(crate) fn is_backwards(&mut self, facts: Facts<'_>, stream: u64, number: u64) -> bool {
         let event = event(FaultPoint::Placing, number, &facts);
         let said = self.rules.judge(&event, stream);
@@ -252,7 +260,7 @@ impl Faults {
         said.backwards
     }
 
-    /// Which such event of a host it is.
+    /// Counts an event, and returns its number on the host.
     fn count(&mut self, point: FaultPoint, host: u32) -> u64 {
         if self.asked.len() <= host as usize {
             self.asked.resize(host as usize + 1, [0; FAULT_POINTS]);
@@ -263,13 +271,13 @@ impl Faults {
     }
 }
 
-/// What becomes of packets.
+/// Outcome for packets on their way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketOutcome {
-    /// They come at that time.
+    /// They arrive at that time.
     Arrives(Ps),
     Lost,
-    /// Their queue pair fails.
+    /// The queue pair that sent them fails.
     Kills,
 }
 
@@ -285,7 +293,7 @@ fn event<'e>(point: FaultPoint, number: u64, facts: &Facts<'e>) -> FaultEvent<'e
     }
 }
 
-/// A span in picoseconds.
+/// Converts a duration to picoseconds.
 pub(crate) fn ps(span: Duration) -> Ps {
     span.nanos().saturating_mul(NS)
 }
@@ -306,7 +314,7 @@ mod tests {
         }
     }
 
-    /// How many of so many events are refused.
+    /// Counts the refused ones of `times` events.
     fn refused(rules: &Rules, point: FaultPoint, times: u64) -> u64 {
         let all = (1..=times).map(|number| rules.judge(&event(point, number), 0));
         all.filter(|said| said.refuses).count() as u64
@@ -349,7 +357,7 @@ mod tests {
 
     #[test]
     fn every_verdict_is_in_the_run_digest() {
-        // Whoever only looks at what is judged, and whoever also lets it happen, note the same of each verdict.
+        // Every method that asks the rules adds their verdict to the digest.
         let judged = |verdict| {
             let says = rules::from_fn(move |_, _| Some(verdict));
             let mut faults = Faults::new(Rules::new(1).with(says));
@@ -377,7 +385,7 @@ mod tests {
         let (from, span) = (Instant::from_nanos(50_000), Duration::from_micros(20));
         let down = |name: &str| Rules::new(1).with(rules::link_down(name, from, span));
         for name in ["a", "b"] {
-            // Those that leave at 50 and 60 µs.
+            // The packets that leave at 50 and 60 µs are lost.
             let lost = refused(&down(name), FaultPoint::Packets, 20);
             assert_eq!(lost, 2, "{name}");
         }
@@ -429,7 +437,8 @@ mod tests {
                 let mut faults = Faults::new(rules);
                 let mut carry =
                     |at| faults.packet_outcome(FaultPoint::Packets, facts(at * MICRO), 1);
-                // They come at 49.5, 50.5 and 90.5 µs; those of 60 µs leave while it is down.
+                // The packets arrive at 49.5, 50.5 and 90.5 µs;
+                // the last of these leave while the link is down.
                 assert!(matches!(carry(19), PacketOutcome::Arrives(_)));
                 assert_eq!([carry(20), carry(60)], [PacketOutcome::Lost; 2]);
                 assert!(matches!(carry(80), PacketOutcome::Arrives(_)));
@@ -470,7 +479,7 @@ mod tests {
         let waits = 50 * MICRO + 500 * NS;
         assert_eq!(carry(0), PacketOutcome::Arrives(waits));
         assert_eq!(carry(2), PacketOutcome::Arrives(waits + MICRO));
-        // And what leaves behind both is held by the first alone.
+        // Packets that leave behind both are held by the first alone.
         assert_eq!(carry(3), PacketOutcome::Arrives(waits));
         assert_eq!(carry(60), PacketOutcome::Arrives(60 * MICRO + 500 * NS));
     }

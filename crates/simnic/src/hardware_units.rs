@@ -1,9 +1,9 @@
 //! Resources that work waits for: units that serve one item at a time, and pipes that carry bytes. Pure.
 //!
-//! None of them holds a queue. A caller passes the time of arrival and gets the time at which the service ends; the
-//! next caller is served after that. So callers must come in the order of time, as events do. Only pipes are booked
-//! ahead, and by different spans (bytes behind a stall, or bytes that must be read first), so a pipe remembers its
-//! last idle gaps.
+//! None of them holds a queue. A caller passes the time of arrival and gets the time at which the service
+//! ends; the next caller is served after that. So callers must come in the order of time, as events do. Only
+//! pipes are booked ahead, and by different spans (bytes behind a stall, or bytes that must be read first),
+//! so a pipe remembers its last idle gaps.
 
 /// Virtual time in picoseconds: at 100 Gbit/s a byte takes 80.
 pub(crate) type Ps = u64;
@@ -14,8 +14,8 @@ const FRACTION: u32 = 32;
 /// Picoseconds of a nanosecond.
 pub(crate) const NS: Ps = 1_000;
 
-/// A time that never comes, 106 days after the start. Endless spans are cut to it, and adding to it does not
-/// overflow.
+/// A time that never comes, 106 days after the start. Endless
+/// spans are cut to it, and adding to it does not overflow.
 pub(crate) const NEVER: Ps = Ps::MAX / 2;
 
 /// Returns `at + span`, but at most [`NEVER`].
@@ -109,8 +109,8 @@ impl Units {
         self.log.note(unit, (begin, end), 0);
     }
 
-    /// Serves an item that arrives `at` and takes `cost`, on an idle server or else the one that is free first.
-    /// Returns when it is done.
+    /// Serves an item that arrives `at` and takes `cost`, on an idle server or else the one that is free
+    /// first. Returns when it is done.
     pub(crate) fn serve(&mut self, at: Ps, cost: Ps) -> Ps {
         let (unit, free) = match self.free_at.iter().position(|free| *free <= at) {
             Some(unit) => (unit, at),
@@ -173,8 +173,8 @@ impl Pipe {
         self.carry_through(at, bytes, 0)
     }
 
-    /// Carries bytes of which the first arrive `at` and the last are through at `last` or later. Returns when the last
-    /// are through.
+    /// Carries bytes of which the first arrive `at` and the last are
+    /// through at `last` or later. Returns when the last are through.
     #[inline(always)]
     pub(crate) fn carry_through(&mut self, at: Ps, bytes: u64, last: Ps) -> Ps {
         let time = self.time(bytes);
@@ -200,7 +200,8 @@ impl Pipe {
         end
     }
 
-    /// Carries bytes in an idle gap, if one is long enough. The longer part of what is left of the gap stays a gap.
+    /// Carries bytes in an idle gap, if one is long enough.
+    /// The longer part of what is left of the gap stays a gap.
     #[inline(never)]
     fn fit(&mut self, at: Ps, time: Ps, last: Ps) -> Option<Ps> {
         self.gaps.iter_mut().find_map(|gap| {
@@ -265,8 +266,8 @@ mod tests {
     }
 
     proptest! {
-        /// No bytes are carried before they arrive, nor two at once. A pipe whose callers come in the order of time
-        /// behaves like a queue.
+        /// No bytes are carried before they arrive, nor two at once. A pipe whose callers come in the order
+        /// of time behaves like a queue.
         #[test]
         fn no_two_are_carried_at_once(asked in proptest::collection::vec((0u64..5_000, 1u64..300), 1..100)) {
             let (mut pipe, mut carried) = (Pipe::new(8_000.0), Vec::new());

@@ -1,9 +1,9 @@
 //! A simulated RNIC, its hosts and their network, in virtual time. Code runs on it unchanged, as on any other
 //! device, and every run repeats to the byte.
 //!
-//! The model is a discrete-event simulation of mechanisms (doorbells, fetches, caches, units, links), not a fit
-//! to measured curves. Its constants come from a [`preset`]; docs/simulation.md gives the source of each. Every
-//! figure it prints is simulated.
+//! The model is a discrete-event simulation of mechanisms (doorbells, fetches, caches, units, links), not a
+//! fit to measured curves. Its constants come from a [`preset`]; docs/simulation.md gives the source of each.
+//! Every figure it prints is simulated.
 //!
 //! # Map
 //!

@@ -14,9 +14,9 @@
 //! | `object_counts` | counts of existing objects |
 //! | `acknowledge` | acknowledgements, retries, the end of a request |
 //!
-//! A message of one packet is four events: a sending unit takes it, it arrives at the other host, its bytes are
-//! placed, its acknowledgement arrives. Everything between two events is computed at the first: a unit or a pipe
-//! tells when its service ends ([`crate::hardware_units`]).
+//! A message of one packet is four events: a sending unit takes it, it arrives at the other host, its bytes
+//! are placed, its acknowledgement arrives. Everything between two events is computed at the first: a unit or
+//! a pipe tells when its service ends ([`crate::hardware_units`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -133,8 +133,8 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Returns the bytes that travel with it. A SEND or WRITE has none: its bytes stay at the sender until it
-    /// is placed.
+    /// Returns the bytes that travel with it. A SEND or WRITE has
+    /// none: its bytes stay at the sender until it is placed.
     pub(crate) fn payload_bytes(&self) -> &[u8] {
         match &self.kind {
             PieceKind::Bytes | PieceKind::ReadRequest => &[],
@@ -250,7 +250,8 @@ pub(crate) struct Costs {
     pub(crate) reth: u64,
     /// Time of an acknowledgement on the link.
     pub(crate) ack_time: Ps,
-    /// How long before a request's packets have left a unit may finish it: they wait in the transmit buffer.
+    /// Longest time that a request's packets may still take to leave once its unit is done: they wait in the
+    /// buffer.
     pub(crate) ahead: Ps,
     pub(crate) burst: u32,
     pub(crate) blueflame: u64,
@@ -584,8 +585,8 @@ impl Model {
         }
     }
 
-    /// Notes that memory or a completion of a host changes at that time. Does nothing outside of a world, where
-    /// nothing waits.
+    /// Notes that memory or a completion of a host changes at that
+    /// time. Does nothing outside of a world, where nothing waits.
     #[inline(always)]
     pub(crate) fn note_change(&mut self, host: u32, at: Ps) {
         if self.has_actors {

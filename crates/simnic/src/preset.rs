@@ -1,41 +1,41 @@
-//! Presets: every constant of the model, with its unit, what it means, where it comes from, and its value for each
-//! machine.
+//! Presets: every constant of the model, with its unit, meaning, source, and value for each machine.
 //!
-//! docs/simulation.md has them as a table. `headworks sim presets` prints them, `--set key=value` changes one.
+//! docs/simulation.md has them as a table. `headworks sim
+//! presets` prints them, `--set key=value` changes one.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A constant: its key, its unit, what it is.
+/// A constant of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Constant {
-    /// What `--set` names it by.
+    /// Name of the constant in `--set`.
     pub key: &'static str,
     /// Its unit.
     pub unit: &'static str,
     /// Meaning of the constant.
     pub what: &'static str,
-    /// Where its values come from. What is marked † was cited from memory.
+    /// Source of its values. Sources marked † were cited from memory.
     pub source: &'static str,
-    /// The smallest value that makes sense.
+    /// Smallest legal value.
     pub lowest: f64,
-    /// The largest.
+    /// Largest legal value.
     pub highest: f64,
 }
 
 impl Constant {
-    /// The constant of that key.
+    /// Returns the constant of that key.
     pub fn of(key: &str) -> Option<&'static Self> {
         CONSTANTS.iter().find(|constant| constant.key == key)
     }
 
-    /// Whether it counts things, so that a fraction makes no sense.
+    /// Whether its values are whole numbers.
     pub fn is_whole(&self) -> bool {
         !matches!(self.unit, "ns" | "ns/64 B" | "Gbit/s" | "KiB") || self.is_power()
     }
 
-    /// Whether it is a power of two, as pages are.
+    /// Whether its values are powers of two, as page sizes are.
     pub fn is_power(&self) -> bool {
         matches!(
             self.key,
@@ -52,27 +52,27 @@ impl Constant {
     }
 }
 
-/// A constant cannot be set like this.
+/// Reasons why a constant cannot be set.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetError {
-    /// It is no key and value.
+    /// The text is not KEY=VALUE.
     #[error("{0:?} is not KEY=VALUE, as in nic.icm=4096")]
     Form(String),
-    /// There is none of that key.
+    /// No constant has that key.
     #[error("no constant is called {0:?}: `headworks sim presets` lists them")]
     Unknown(String),
-    /// The value is none, or outside what makes sense.
+    /// The value is no number or not a legal one.
     #[error("{}={value:?}: {} from {} to {}, in {}", .constant.key, .constant.kind(), .constant.lowest, .constant.highest, .constant.unit)]
     Range {
         /// The constant that was to be set.
         constant: &'static Constant,
-        /// What was given.
+        /// The value that was given.
         value: String,
     },
 }
 
-/// A constant and a value that it may have: `key=value`.
+/// A constant and a legal value for it: `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
     constant: &'static Constant,
@@ -80,7 +80,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// This value for the constant of that key.
+    /// Returns a setting of the constant of that key to this value.
     pub fn of(key: &str, value: &str) -> Result<Self, SetError> {
         let constant = Constant::of(key).ok_or_else(|| SetError::Unknown(key.to_owned()))?;
         let legal = |found: &f64| {
@@ -96,12 +96,12 @@ impl Setting {
         Ok(Self { constant, value })
     }
 
-    /// Which constant.
+    /// Returns the constant.
     pub fn constant(&self) -> &'static Constant {
         self.constant
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn value(&self) -> f64 {
         self.value
     }
@@ -126,15 +126,15 @@ impl fmt::Display for Setting {
 
 macro_rules! constants {
     ($($field:ident $key:literal $unit:literal $low:literal..$high:literal [$cx3:literal, $cx5:literal, $cx6:literal] $what:literal $source:literal;)*) => {
-        /// A machine with its RNIC and its network.
+        /// Constants of a machine, with its RNIC and its network.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Preset {
-            /// What it is called.
+            /// Name of the preset.
             pub name: &'static str,
             $(#[doc = concat!($what, ", in ", $unit, ".")] pub $field: f64,)*
         }
 
-        /// All constants, in the order of the documents.
+        /// All constants, in the order of the documentation.
         pub const CONSTANTS: &[Constant] = &[
             $(Constant {
                 key: $key,
@@ -151,15 +151,15 @@ macro_rules! constants {
                 Self { name, $($field: [$cx3 as f64, $cx5 as f64, $cx6 as f64][column],)* }
             }
 
-            /// Gives a constant another value.
+            /// Changes the value of a constant.
             pub fn apply(&mut self, setting: &Setting) {
                 match setting.constant.key {
                     $($key => self.$field = setting.value,)*
-                    key => unreachable!("a setting is of a constant, and none is called {key}"),
+                    key => unreachable!("no constant is called {key}"),
                 }
             }
 
-            /// The value of the constant of that key.
+            /// Returns the value of the constant of that key.
             pub fn value(&self, key: &str) -> Option<f64> {
                 match key {
                     $($key => Some(self.$field),)*
@@ -167,7 +167,7 @@ macro_rules! constants {
                 }
             }
 
-            /// All constants with their values.
+            /// Returns all constants with their values.
             pub fn values(&self) -> Vec<(Constant, f64)> {
                 let values = [$(self.$field),*];
                 CONSTANTS.iter().copied().zip(values).collect()
@@ -177,7 +177,7 @@ macro_rules! constants {
 }
 
 constants! {
-    cores "cpu.cores" "cores" 1..1024 [24, 24, 56] "Cores of a host that actors have one each of, as long as there are any"
+    cores "cpu.cores" "cores" 1..1024 [24, 24, 56] "Cores of a host; actors get one each until none is left"
         "The machines of the papers: RaaS Table II (24 cores), RB² V-A (two Xeon Gold 5118), Weir V-A (two sockets assumed, Xeon Gold 6330)";
     post_ns "cpu.post" "ns" 0..100000 [50, 45, 45] "Building one request and handing it to the queue"
         "Derived: a core that posts in batches does 27.4 M requests/s, 36 ns for everything (Kalia et al., ATC 2016, 4.2); 28 ns and 38 ns of barriers on another machine (Zambre et al., ICPP 2019 †)";
@@ -187,7 +187,7 @@ constants! {
         "Derived: `ib_write_lat` from 64 to 128 B inline takes 0.13 µs more on mlx4 and 0.05 µs on mlx5, less wire and bus (published outputs of perftest)";
     post_recv_ns "cpu.post_recv" "ns" 0..100000 [25, 25, 25] "Posting one receive"
         "Assumed: a few stores and a doorbell record in memory, no store to the RNIC (rdma-core, mlx4 and mlx5)";
-    poll_empty_ns "cpu.poll_empty" "ns" 0..100000 [10, 10, 10] "Looking at a completion queue that has nothing"
+    poll_empty_ns "cpu.poll_empty" "ns" 0..100000 [10, 10, 10] "Polling an empty completion queue"
         "Assumed: one load of a cached line and a comparison";
     poll_cqe_ns "cpu.poll_cqe" "ns" 0..100000 [50, 50, 50] "Taking one completion"
         "62 ns on another machine (Zambre et al., ICPP 2019 †); the line was just written by the RNIC";
@@ -195,18 +195,18 @@ constants! {
         "Assumed: the call and its tail";
     copy_gbps "cpu.copy_rate" "Gbit/s" 1..100000 [64, 80, 96] "Copying from one cached buffer to another"
         "4 KiB in 0.40 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); scaled by generation: assumed";
-    bench_ns "cpu.bench" "ns" 0..100000 [30, 100, 100] "What perftest does for each request beside the verbs"
-        "Derived: one thread of perftest does 7.4 to 7.8 M requests/s on mlx4 and 4.7 M on mlx5 (published outputs). The model charges it nowhere: whoever plays perftest does";
-    message_ns "cpu.message" "ns" 0..100000 [15, 15, 15] "What a program does for each message beside the verbs and copies"
-        "Assumed: a few loads and stores, one of them of a line that the other side had. The model charges it nowhere: whoever plays the program does";
+    bench_ns "cpu.bench" "ns" 0..100000 [30, 100, 100] "Work of perftest for each request, beside the verbs"
+        "Derived: one thread of perftest does 7.4 to 7.8 M requests/s on mlx4 and 4.7 M on mlx5 (published outputs). The model does not charge it: an actor that stands for perftest does";
+    message_ns "cpu.message" "ns" 0..100000 [15, 15, 15] "Work of a program for each message, beside verbs and copies"
+        "Assumed: a few loads and stores, one of them of a line that the other side had. The model does not charge it: an actor that stands for the program does";
     wake_ns "cpu.wake" "ns" 0..10000000 [6000, 5000, 5000] "From an event to the thread that slept on it"
         "A process wakes in 2.8 to 5.5 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); the interrupt before that: assumed";
-    lock_ns "cpu.lock" "ns" 0..1000000 [150, 150, 150] "A lock that changes hands between two cores"
-        "100 to 200 ns (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †). The model charges it nowhere: whoever shares a queue pair does";
-    lock_waiter_ns "cpu.lock_waiter" "ns" 0..1000000 [5, 5, 5] "What each further thread that waits for a lock adds when it changes hands"
-        "Fitted to RaaS III-B, 66 % with three threads and 56 % with nine. Whoever waits reads the lock's line again at each release, one after the other, and the next to have it is in their midst (Boyd-Wickizer et al., Linux Symposium 2012 †). The model charges it nowhere: whoever shares a queue pair does";
+    lock_ns "cpu.lock" "ns" 0..1000000 [150, 150, 150] "Passing a lock from one core to another"
+        "100 to 200 ns (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †). The model does not charge it: an actor that stands for threads with a shared queue pair does";
+    lock_waiter_ns "cpu.lock_waiter" "ns" 0..1000000 [5, 5, 5] "Time that each further waiter adds when a lock changes hands"
+        "Fitted to RaaS III-B, 66 % with three threads and 56 % with nine. At each release all waiters read the lock's line again, one after the other, and the next owner is one of them (Boyd-Wickizer et al., Linux Symposium 2012 †). The model does not charge it: an actor that stands for threads with a shared queue pair does";
     line_ns "cpu.line" "ns" 0..1000000 [50, 50, 50] "Reading a cache line that another core wrote last"
-        "109 cycles of a Xeon within a die (David et al., SOSP 2013, Table 2 †), at 2.1 GHz. The model charges it nowhere: whoever plays two programs that share memory does";
+        "109 cycles of a Xeon within a die (David et al., SOSP 2013, Table 2 †), at 2.1 GHz. The model does not charge it: an actor that stands for two programs with shared memory does";
     mail_ns "cpu.mail" "ns" 0..10000000 [20000, 20000, 20000] "From one program to another, beside the RDMA network"
         "Assumed: a message over TCP on another network. It is in no figure but those of setting up";
     page_kib "cpu.page" "KiB" 4..1048576 [4, 4, 4] "A page of ordinary memory"
@@ -223,32 +223,32 @@ constants! {
         "PCIe 3.0 x8 and x16 after 128b/130b; NEO-Host says 125.4 Gbit/s";
     write_gbps "pcie.write_rate" "Gbit/s" 1..10000 [63, 126, 126] "Bytes of DMA writes, headers among them"
         "PCIe 3.0 x8 and x16 after 128b/130b; NEO-Host says 125.4 Gbit/s";
-    tlp_bytes "pcie.header" "B" 0..1000 [26, 26, 26] "Headers of each of the bus's own packets that write"
+    tlp_bytes "pcie.header" "B" 0..1000 [26, 26, 26] "Headers of each write packet of the bus"
         "PCIe 3.0; Kalia et al., ATC 2016, appendix";
-    tlp_payload "pcie.payload" "B" 64..4096 [256, 256, 256] "Most bytes that one of those writes"
+    tlp_payload "pcie.payload" "B" 64..4096 [256, 256, 256] "Maximum payload of a write packet of the bus"
         "Assumed: what servers set, as those of Kalia et al., ATC 2016";
-    completion_bytes "pcie.read_header" "B" 0..1000 [22, 22, 22] "Headers of each packet that brings what is read"
+    completion_bytes "pcie.read_header" "B" 0..1000 [22, 22, 22] "Headers of each packet of the bus with bytes that were read"
         "PCIe 3.0; derived from the bytes of the appendix of Kalia et al., ATC 2016";
-    completion_payload "pcie.read_payload" "B" 64..4096 [128, 128, 256] "Most bytes that one of those brings"
+    completion_payload "pcie.read_payload" "B" 64..4096 [128, 128, 256] "Maximum payload of a read packet of the bus"
         "128 B on the hosts of Kalia et al., ATC 2016, 2.1; 256 B on newer ones: assumed";
     tx_units "nic.tx_units" "units" 1..256 [2, 8, 16] "Units that send"
         "Processing units of the generations (Reda et al., RedN, NSDI 2022 †)";
-    tx_ns "nic.tx_message" "ns" 0..100000 [130, 127, 143] "What one of them takes for a message"
+    tx_ns "nic.tx_message" "ns" 0..100000 [130, 127, 143] "Time of a sending unit for a message"
         "Derived: units over 15, 63 and 112 M requests/s of all of them (Reda et al., RedN, NSDI 2022 †); CX-6 pairs do 106 to 123 M WRITEs/s (published benchmarks)";
-    packet_ns "nic.packet" "ns" 0..100000 [15, 8, 6] "What it takes for each further packet"
+    packet_ns "nic.packet" "ns" 0..100000 [15, 8, 6] "Time of a unit for each further packet"
         "Assumed, from NEO-Host's own bound of 228 M packets/s on a CX-6; the older ones scaled";
-    tx_latency_ns "nic.tx_latency" "ns" 0..100000 [30, 33, 7] "From a unit to the wire, beside what it takes"
+    tx_latency_ns "nic.tx_latency" "ns" 0..100000 [30, 33, 7] "From a sending unit to the wire, beside the unit's time"
         "Derived: what is left of 160, 160 and 150 ns from a request to the wire, which the latencies below leave; two RNICs and a cable take 275 ns (Zambre et al., ICPP 2019 †)";
     rx_units "nic.rx_units" "units" 1..256 [4, 8, 16] "Units that receive"
         "Assumed; with `nic.rx_packet` the rates there";
-    rx_ns "nic.rx_packet" "ns" 0..100000 [114, 80, 139] "What one of them takes for a packet"
+    rx_ns "nic.rx_packet" "ns" 0..100000 [114, 80, 139] "Time of a receiving unit for a packet"
         "Derived: units over what comes in: 35 M WRITEs/s on CX-3 (Kalia et al., HERD, SIGCOMM 2014 †), 115 M on CX-6 (published benchmarks, 106 to 123); cx5 between them: assumed";
-    rx_latency_ns "nic.rx_latency" "ns" 0..100000 [46, 80, 11] "From the wire to a unit, beside what it takes"
+    rx_latency_ns "nic.rx_latency" "ns" 0..100000 [46, 80, 11] "From the wire to a receiving unit, beside the unit's time"
         "Derived: what is left of 160, 160 and 150 ns from the wire to the bus, as `nic.tx_latency`";
     ack_ns "nic.ack" "ns" 0..100000 [20, 20, 20] "From a packet to its acknowledgement"
         "Assumed";
-    respond_ns "nic.respond" "ns" 0..100000 [130, 100, 100] "What a READ or an atomic takes beyond the DMA and the wire"
-        "Derived: what a READ of 64 B takes beyond the rest: 1.91 µs on mlx5 (report 131 to perftest), 2.02 µs on mlx4 (published output of perftest)";
+    respond_ns "nic.respond" "ns" 0..100000 [130, 100, 100] "Time of a READ or an atomic beside the DMA and the wire"
+        "Derived: time of a READ of 64 B beside the rest: 1.91 µs on mlx5 (report 131 to perftest), 2.02 µs on mlx4 (published output of perftest)";
     atomic_ns "nic.atomic" "ns" 0..100000 [40, 45, 70] "An atomic's hold of its lock, beside its DMA read"
         "Derived: one address does 2.24 M/s on Connect-IB (Kalia et al., ATC 2016, 5.4), 2.04 to 2.17 M on CX-6 (published benchmark). cx3 calibrated: RaaS VI-A, 2.4 M/s, as a published output of perftest on mlx4, 2.45 M; others found 2.7 M (Kalia et al.)";
     atomic_locks "nic.atomic_locks" "locks" 1..1048576 [1, 512, 512] "Locks that atomics take, by the low bits of the address of the word"
@@ -285,7 +285,7 @@ constants! {
         "RaaS VI (40 Gbit/s), RB² V-A (EDR), Weir V-A (100 Gbit/s)";
     header_bytes "link.header" "B" 0..1000 [94, 26, 82] "Headers and gaps of a packet"
         "InfiniBand specification, volume 1, and its annex A17: RoCE version 1 with Ethernet's preamble and gap, InfiniBand, RoCE version 2 with preamble and gap";
-    reth_bytes "link.reth" "B" 0..1000 [16, 16, 16] "What the first packet of a WRITE or READ has beyond"
+    reth_bytes "link.reth" "B" 0..1000 [16, 16, 16] "Additional header of the first packet of a WRITE or READ"
         "InfiniBand specification, volume 1, 9.3.2";
     ack_bytes "link.ack" "B" 1..1000 [98, 30, 86] "An acknowledgement"
         "As `link.header`, and 4 B (InfiniBand specification, volume 1, 9.3.5)";
@@ -298,10 +298,10 @@ constants! {
 }
 
 impl Preset {
-    /// Their names.
+    /// Names of the presets.
     pub const NAMES: [&'static str; 3] = ["cx3-40g", "cx5-100g", "cx6-100g"];
 
-    /// The preset of that name.
+    /// Returns the preset of that name.
     pub fn named(name: &str) -> Option<Self> {
         let column = Self::NAMES.iter().position(|found| *found == name)?;
         Some(Self::of(Self::NAMES[column], column))

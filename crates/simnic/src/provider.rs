@@ -26,8 +26,8 @@ pub const KIND: &str = "sim";
 const DEFAULT_PRESET: &str = "cx5-100g";
 const DEFAULT_HOST: &str = "h1";
 
-/// Provider of simulated RNICs. Those of the same preset and seed are on one network. Outside of a world, time
-/// advances with the calls that are made.
+/// Provider of simulated RNICs. Those of the same preset and seed are on one network. Outside of a world,
+/// time advances with the calls that are made.
 #[derive(Default)]
 pub struct SimProvider {
     networks: Mutex<Networks>,
@@ -67,7 +67,8 @@ impl SimProvider {
         Self { rules, ..self }
     }
 
-    /// Returns a digest of the run on each network, as [`SimWorld::run_digest`](crate::SimWorld::run_digest) does.
+    /// Returns a digest of the run on each network, as
+    /// [`SimWorld::run_digest`](crate::SimWorld::run_digest) does.
     pub fn run_digests(&self) -> Vec<(u64, u64)> {
         let networks = self.networks();
         let all = networks

@@ -1,5 +1,5 @@
-//! Seeded random numbers of fault rules, caches and hosts. Their streams are pinned: a seed that failed once
-//! fails again.
+//! Seeded random numbers of fault rules, caches and hosts. Their
+//! streams are pinned: a seed that failed once fails again.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};

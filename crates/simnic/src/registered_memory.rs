@@ -1,8 +1,8 @@
-//! Registered memory: which keys lead where, and copying between two hosts of one process. (Which files of
-//! this crate may have unsafe code is listed in `xtask/src/tidy.rs`.)
+//! Registered memory: maps keys to regions, and copies between two hosts of one process. (`xtask/src/tidy.rs`
+//! lists the files of this crate that may have unsafe code.)
 //!
-//! A region is looked up each time that bytes move, under the lock of the model, and deregistering takes that
-//! lock: so what a span points to is there for as long as the span is used.
+//! A region is looked up each time that bytes move, under the model's lock. Deregistering takes the same
+//! lock, so the memory of a span stays valid while the span is used.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -20,12 +20,12 @@ pub(crate) struct SimBuffer {
 }
 
 impl SimBuffer {
-    /// So much, zeroed; `None` where there is not so much.
+    /// Allocates zeroed memory; `None` if there is not enough.
     pub(crate) fn new(request: &AllocRequest) -> Option<Self> {
-        // Whole cache lines, as pointers of queues want it.
+        // Aligned to whole cache lines, as the pointers of queues need.
         let align = request.align.max(64);
         let layout = Layout::from_size_align(request.len.max(1), align).ok()?;
-        // SAFETY: the layout has a size.
+        // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Self {
             start,
@@ -37,12 +37,13 @@ impl SimBuffer {
 
 impl Drop for SimBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and whoever uses it holds the value.
+        // SAFETY: the memory was allocated with this layout. Its users hold this value, so none is left.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 
-// SAFETY: an allocation of that size, which neither moves nor goes before the value does.
+// SAFETY: the pointer is to an allocation of that size, which
+// neither moves nor is freed before the value is dropped.
 unsafe impl Buffer for SimBuffer {
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -57,12 +58,12 @@ unsafe impl Buffer for SimBuffer {
     }
 }
 
-// SAFETY: it is only an address; those who use the bytes are held to the contract of `Buffer`.
+// SAFETY: the value holds only an address. Users of the bytes must keep the contract of `Buffer`.
 unsafe impl Send for SimBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for SimBuffer {}
 
-/// Bits of a key that number a region; the others say which use of the number.
+/// Low bits of a key that number the region; the bits above are the generation of that number.
 const REGION_NUMBER_BITS: u32 = 22;
 
 /// A registered region.
@@ -73,14 +74,14 @@ struct RegisteredRegion {
     access: Access,
     pd: u32,
     host: u32,
-    /// Its pages are 2 to the power of this.
+    /// log2 of its page size.
     page: u32,
-    /// Its first page's translation. Addresses would not do: they are others in the next run.
+    /// Number of its first page's translation. An address would not do, because it differs in the next run.
     translation: u64,
 }
 
-// SAFETY: the pointer is the buffer's, which may be sent; whoever uses the bytes is held to the contract of
-// `Buffer`.
+// SAFETY: the pointer is the buffer's, which may be sent.
+// Users of the bytes must keep the contract of `Buffer`.
 unsafe impl Send for RegisteredRegion {}
 
 /// All regions of all hosts.
@@ -88,11 +89,11 @@ unsafe impl Send for RegisteredRegion {}
 pub(crate) struct Regions {
     slots: Vec<(u32, Option<RegisteredRegion>)>,
     free: Vec<u32>,
-    /// Translations made so far.
+    /// Number of translations made so far.
     translations: u64,
 }
 
-/// Who asks for memory: of which domain, on which host, to do what.
+/// A request for access to memory: protection domain, host and rights.
 #[derive(Clone, Copy)]
 pub(crate) struct AccessRequest {
     pub(crate) pd: u32,
@@ -100,15 +101,15 @@ pub(crate) struct AccessRequest {
     pub(crate) access: Access,
 }
 
-/// Bytes of registered memory, and which entries of the RNIC's tables lead there.
+/// Bytes of registered memory, with the entries of the RNIC's tables for them.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     start: *mut u8,
     pub(crate) len: u64,
-    /// The region's.
+    /// Protection entry of the region.
     pub(crate) protection: u64,
-    /// The region's first page's translation, where in the region the bytes are, and the power of two that its
-    /// pages are.
+    /// Number of the translation of the region's first page, offset
+    /// of the bytes in the region, and log2 of its page size.
     base: u64,
     offset: u64,
     page: u32,
@@ -154,7 +155,7 @@ impl Regions {
             return None;
         }
         let entry = slot.1.take()?;
-        // A key of before is none of the next region's.
+        // The generation keeps old keys from matching the next region.
         slot.0 = match slot.0 + 1 {
             next if next < 1 << (32 - REGION_NUMBER_BITS) => next,
             _ => 1,
@@ -171,7 +172,7 @@ impl Regions {
             .count()
     }
 
-    /// The bytes from `addr` on under `key`, if it is theirs to use.
+    /// Returns the bytes from `addr` on under `key`, if the key is valid and allows this access.
     #[inline]
     pub(crate) fn find(&self, key: u32, addr: u64, len: u64, asks: AccessRequest) -> Option<Span> {
         let number = key & ((1 << REGION_NUMBER_BITS) - 1);
@@ -195,7 +196,7 @@ impl Regions {
         })
     }
 
-    /// The pieces of a gather list from byte `skip` on, `len` bytes of them.
+    /// Calls `piece` for each span of a gather list, for the `len` bytes from byte `skip` on.
     pub(crate) fn gather(
         &self,
         sges: &[Sge],
@@ -226,7 +227,7 @@ impl Regions {
 }
 
 impl Span {
-    /// What an inline payload is copied from.
+    /// Returns a span of bytes that are not registered, to copy from.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self {
             start: bytes.as_ptr().cast_mut(),
@@ -238,7 +239,7 @@ impl Span {
         }
     }
 
-    /// What is copied to, out of what is registered.
+    /// Returns a span of bytes that are not registered, to copy to.
     pub(crate) fn of_mut(bytes: &mut [u8]) -> Self {
         Self {
             start: bytes.as_mut_ptr(),
@@ -246,18 +247,18 @@ impl Span {
         }
     }
 
-    /// Translations of its pages.
+    /// Returns the numbers of its pages' translations.
     pub(crate) fn translations(&self) -> std::ops::RangeInclusive<u64> {
         let last = self.offset + self.len.max(1) - 1;
         self.base + (self.offset >> self.page)..=self.base + (last >> self.page)
     }
 
-    /// Where it is among all bytes of all regions: the same in every run, as its address is not.
+    /// Returns its position among the bytes of all regions. Unlike its address it is the same in every run.
     pub(crate) fn place(&self) -> u64 {
         (self.base << self.page) + self.offset
     }
 
-    /// The part of it from `skip` on, `len` bytes.
+    /// Returns the `len` bytes of it from `skip` on.
     pub(crate) fn part(&self, skip: u64, len: u64) -> Self {
         assert!(skip + len <= self.len);
         Self {
@@ -274,12 +275,12 @@ impl Span {
 
     fn word(&self) -> &AtomicU64 {
         assert!(self.is_aligned_word());
-        // SAFETY: 8 bytes, aligned, mapped while the span is used; only accessed as an atomic here, and
-        // whoever writes it otherwise races as on any RDMA target.
+        // SAFETY: the span has 8 bytes, is aligned, and is mapped while it is used. Here the word is only
+        // accessed as an atomic; any other writer races as on any RDMA target.
         unsafe { AtomicU64::from_ptr(self.start.cast()) }
     }
 
-    /// Changes the word by `change`, and says what it was.
+    /// Replaces the word with `change` of it. Returns the old value.
     pub(crate) fn fetch_update(&self, change: impl FnOnce(u64) -> u64) -> u64 {
         let old = self.word().load(Ordering::Acquire);
         self.word().store(change(old), Ordering::Release);
@@ -287,20 +288,20 @@ impl Span {
     }
 }
 
-/// Copies from one span onto another of the same length.
+/// Copies from one span to another of the same length.
 pub(crate) fn copy(to: Span, from: Span) {
     assert_eq!(to.len, from.len);
     let apart = to.start.addr().abs_diff(from.start.addr()) as u64 >= to.len;
     if apart {
-        // SAFETY: both are mapped for their length while the spans are used, and do not overlap.
+        // SAFETY: both spans are mapped for their length while they are used, and do not overlap.
         unsafe { copy_in_order(to.start, from.start, from.len as usize) };
     } else {
-        // SAFETY: as above, but that they overlap: a program writes a region onto itself.
+        // SAFETY: as above, but they overlap, which `copy` allows: a program may write a region onto itself.
         unsafe { std::ptr::copy(from.start, to.start, from.len as usize) };
     }
 }
 
-// SAFETY: a span is only a checked address; whoever uses it holds the lock under which it was found.
+// SAFETY: a span is only a checked address. Its user holds the lock under which it was found.
 unsafe impl Send for Span {}
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! What happened when, for the viewers of Chrome's trace format (`chrome://tracing`, <https://ui.perfetto.dev>).
+//! Event trace in Chrome's trace format, for its viewers (`chrome://tracing`, <https://ui.perfetto.dev>).
 //!
-//! A process is a host, its threads are its cores, units and pipes, and two on which things happen at once:
-//! doorbells, misses and what is sent again; completions. Spans of a track follow each other or nest. Times are
-//! virtual: what a span shows is simulated. The same seed and program write the same bytes.
+//! A process of the trace is a host. Its threads are the host's cores, units and pipes, and two tracks of
+//! instants: doorbells, misses and retransmissions on one, completions on the other. Spans of a track follow
+//! each other or nest. All times are virtual and all spans simulated. The same seed and program write the
+//! same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -10,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::hardware_units::Ps;
 
-/// How many entries a trace has unless more are asked for: some 150 MB of text.
+/// Default for the maximum number of entries of a trace: about 150 MB of text.
 pub const TRACE_ENTRIES_MAX: usize = 1_000_000;
 
-/// Gathers a trace. Whoever writes it holds one, and so does the world that fills it.
+/// Collects a trace. The writer of the trace and the world that fills it hold a clone each.
 #[derive(Clone, Debug)]
 pub struct Tracer(Arc<Mutex<Trace>>);
 
@@ -21,17 +22,17 @@ pub struct Tracer(Arc<Mutex<Trace>>);
 struct Trace {
     limit: usize,
     entries: Vec<Entry>,
-    /// When there was no room any more, and for how many.
+    /// Time of the first entry for which there was no room, and how many were left out.
     full: Option<Ps>,
     left_out: u64,
-    /// Processes: the hosts of all plays.
+    /// Processes: the hosts of all scenarios.
     hosts: Vec<String>,
     runs: u32,
     roles: Vec<String>,
     by_role: BTreeMap<String, u32>,
 }
 
-/// Where something happens on a host. The order is that in which a viewer shows them.
+/// A track of a host. Viewers show tracks in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Track {
     Core(u32),
@@ -45,23 +46,23 @@ pub(crate) enum Track {
     Completions,
 }
 
-/// What happens.
+/// Label of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TraceLabel {
-    /// Something of a request.
+    /// Work on a request.
     Of(&'static str, Subject),
-    /// So many of these.
+    /// A number of events of one kind.
     Count(&'static str, u64),
-    /// A step of an actor.
+    /// A step of an actor, with the number of its role.
     Step(u32),
 }
 
-/// A request: its queue pair's number and its own.
+/// A request, identified by its queue pair's number and its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) qpn: u32,
     pub(crate) request: u64,
-    /// Bytes that travel.
+    /// Number of bytes that are carried.
     pub(crate) bytes: u64,
 }
 
@@ -70,13 +71,13 @@ struct Entry {
     process: u32,
     track: Track,
     at: Ps,
-    /// `None` for what takes no time.
+    /// Duration; `None` for an instant.
     takes: Option<Ps>,
     label: TraceLabel,
 }
 
 impl Tracer {
-    /// One of at most so many entries ([`TRACE_ENTRIES_MAX`] is a good number). What comes after those is left out.
+    /// Creates a tracer of at most `limit` entries (usually [`TRACE_ENTRIES_MAX`]). Later ones are left out.
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(Mutex::new(Trace {
             limit,
@@ -90,7 +91,7 @@ impl Tracer {
         })))
     }
 
-    /// A line that says what is missing, if anything is.
+    /// Returns a line that says how much was left out, if anything was.
     pub fn notice(&self) -> Option<String> {
         let trace = self.lock();
         let at = trace.full?;
@@ -102,23 +103,23 @@ impl Tracer {
         ))
     }
 
-    /// Writes it as JSON.
+    /// Writes the trace as JSON.
     ///
     /// # Errors
     ///
-    /// Those of the writer.
+    /// Returns the errors of `out`.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         self.lock().write(out)
     }
 
-    /// A play begins: its number.
+    /// Notes that a scenario begins. Returns its number.
     pub(crate) fn begin(&self) -> u32 {
         let mut trace = self.lock();
         trace.runs += 1;
         trace.runs
     }
 
-    /// Another host of a play: its process.
+    /// Adds a host of a scenario. Returns its process number.
     pub(crate) fn host(&self, run: u32, name: &str) -> u32 {
         let name = match run {
             0 | 1 => format!("simulated host {name}"),
@@ -129,7 +130,7 @@ impl Tracer {
         trace.hosts.len() as u32
     }
 
-    /// The number of a role, for [`TraceLabel::Step`].
+    /// Returns the number of a role, for [`TraceLabel::Step`].
     pub(crate) fn role(&self, role: &str) -> u32 {
         let mut trace = self.lock();
         if let Some(found) = trace.by_role.get(role) {
@@ -141,7 +142,7 @@ impl Tracer {
         number
     }
 
-    /// Something takes a time.
+    /// Adds a span.
     pub(crate) fn span(
         &self,
         process: u32,
@@ -158,7 +159,7 @@ impl Tracer {
         });
     }
 
-    /// Something happens.
+    /// Adds an instant.
     pub(crate) fn instant(&self, process: u32, track: Track, at: Ps, label: TraceLabel) {
         self.lock().enter(Entry {
             process,
@@ -184,7 +185,8 @@ impl Trace {
     }
 
     fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        // Pipes and completion queues know what is ahead; those that begin at the same time nest.
+        // Pipes and completion queues log times ahead. Longer
+        // spans go first, so that those of one start nest.
         self.entries
             .sort_by_key(|entry| (entry.at, std::cmp::Reverse(entry.takes)));
         writeln!(out, "{{\"displayTimeUnit\":\"ns\",")?;
@@ -218,7 +220,7 @@ impl Trace {
         for entry in &self.entries {
             self.write_entry(out, entry)?;
         }
-        // Something without a comma; it is also what tells a whole file from one that was cut off.
+        // The last element has no comma behind it. It also shows that the file is complete.
         writeln!(
             out,
             "{{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{{\"name\":\"simulated\"}}}}"
@@ -263,7 +265,7 @@ impl Trace {
     }
 }
 
-/// Threads of one kind of a host.
+/// Numbers of threads that each kind of track has.
 const KIND: u32 = 1_000;
 
 impl Track {
@@ -279,7 +281,7 @@ impl Track {
             Self::DmaWrite => (9, 0),
             Self::Completions => (10, 0),
         };
-        // Of cores there may be more than of one kind.
+        // Cores may need more numbers than one kind has, so kind 2 is theirs as well.
         kind * KIND + which
     }
 
@@ -298,7 +300,7 @@ impl Track {
     }
 }
 
-/// Picoseconds as the microseconds that the format wants, without losing any.
+/// Displays picoseconds as the microseconds of the format, without loss.
 struct Micros(Ps);
 
 impl std::fmt::Display for Micros {
@@ -307,7 +309,7 @@ impl std::fmt::Display for Micros {
     }
 }
 
-/// A string of JSON.
+/// Displays a string as JSON.
 struct Text<'t>(&'t str);
 
 impl std::fmt::Display for Text<'_> {

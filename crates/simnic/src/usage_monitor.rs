@@ -1,4 +1,4 @@
-//! What plays of a world count, for whoever runs them.
+//! Usage counts of a world's scenarios, for the caller that runs them.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::device::SharedModel;
 use crate::utilisation::Usage;
 
-/// What plays of a world count: the one that runs, and the last that ended.
+/// Usage of a world's scenarios: the one that runs, and the last that ended.
 #[derive(Default)]
 pub struct UsageMonitor(Mutex<Counted>);
 
@@ -26,25 +26,26 @@ struct Counted {
 }
 
 impl UsageMonitor {
-    /// What the play that runs has counted up to now, for an actor or for the coordinator between two polls; what the
-    /// step that asks has computed is not among it. `None` where none runs.
+    /// Returns what the running scenario has counted up to now; `None` if none runs. An actor or, between two
+    /// polls, the coordinator may call this. The computing time of the calling step is not included.
     pub fn now(&self) -> Option<Usage> {
         let running = self.lock().running.clone()?;
         let usage = running.lock().usage();
         Some(usage)
     }
 
-    /// What the last play had counted when it ended, that is, when its [`RunningScenario`](headworks_runtime::RunningScenario) was let go of.
+    /// Returns what the last scenario had counted when it ended, that is, when its
+    /// [`RunningScenario`](headworks_runtime::RunningScenario) was dropped.
     pub fn last(&self) -> Option<Usage> {
         self.lock().last.clone()
     }
 
-    /// A play begins.
+    /// Notes that a scenario begins.
     pub(crate) fn begin(&self, model: &SharedModel) {
         self.lock().running = Some(model.clone());
     }
 
-    /// It is over.
+    /// Notes that a scenario is over.
     pub(crate) fn end(&self, model: &SharedModel) {
         let usage = model.lock().usage();
         let mut counted = self.lock();

@@ -1,7 +1,8 @@
-//! How busy everything was, and what a play was held back by. Pure.
+//! Utilisation of units, pipes and cores, and the bottleneck of a run. Pure.
 //!
-//! A [`Usage`] is what a world counted up to some time ([`UsageMonitor`](crate::UsageMonitor)); [`Usage::since`] has what lies
-//! between two of them, [`Usage::utilisation`] the table that names the bottleneck.
+//! A [`Usage`] holds what a world counted up to some time
+//! ([`UsageMonitor`](crate::UsageMonitor)). [`Usage::since`] returns the
+//! difference of two, [`Usage::utilisation`] the table that names the bottleneck.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,54 +10,54 @@ use std::fmt;
 use crate::hardware_units::Ps;
 use crate::model::Counters;
 
-/// Busy for this share of the time is what holds the rest back; with none, it is latency.
+/// Share of the time for which a bottleneck is busy at least. If nothing is, latency is the bottleneck.
 pub const BOTTLENECK: f64 = 0.8;
 
-/// A unit that is busier than those of its kind by so much is told of by itself.
+/// A unit that is busier than the average of its kind by this factor gets a row of its own.
 const UNEVEN: f64 = 1.25;
 
-/// What a world counted up to some time, or between two.
+/// Counts of a world up to some time, or between two times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// The time that it is about, in picoseconds.
+    /// Length of the time counted, in picoseconds.
     pub over: Ps,
     /// Hosts in the order in which they were made.
     pub hosts: Vec<HostUsage>,
-    /// Actors in the order of the play.
+    /// Actors in the order of the scenario.
     pub actors: Vec<ActorUsage>,
 }
 
-/// What a host's RNIC counted.
+/// Counts of a host's RNIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostUsage {
     /// Its name.
     pub host: String,
-    /// What its maker's tools would read.
+    /// Counters as its vendor's tools would show them.
     pub counters: Counters,
     /// Its units and pipes.
     pub units: Vec<UnitUsage>,
 }
 
-/// How busy servers of one kind were.
+/// Use of the servers of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitUsage {
-    /// What they are: `tx units`, `rx units`, `DMA read`, `DMA write`, `link out`, `link in`.
+    /// Their name: `tx units`, `rx units`, `DMA read`, `DMA write`, `link out`, `link in`.
     pub what: &'static str,
-    /// Time that each of them was busy, in picoseconds. Work that was given to one counts from then on, though its
-    /// end may be ahead.
+    /// Time that each of them was busy, in picoseconds. Work counts
+    /// from when it was assigned, though its end may lie ahead.
     pub busy: Vec<Ps>,
-    /// Bytes that it carried, headers among them, of a pipe.
+    /// Bytes that a pipe carried, headers included; 0 for units.
     pub bytes: u64,
 }
 
 impl UnitUsage {
-    /// Time that they were busy, all of them together, in picoseconds.
+    /// Returns the sum of the times that each was busy, in picoseconds.
     pub fn total(&self) -> Ps {
         self.busy.iter().sum()
     }
 }
 
-/// What an actor computed.
+/// Computing time of an actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActorUsage {
     /// Its role.
@@ -65,12 +66,12 @@ pub struct ActorUsage {
     pub host: String,
     /// The core that it runs on.
     pub core: u32,
-    /// Time that its steps took, in picoseconds. Looking in vain, again and again, is not among it.
+    /// Time that its steps took, in picoseconds, without repeated polls that find nothing.
     pub busy: Ps,
 }
 
 impl Usage {
-    /// What was counted since an earlier look at the same play.
+    /// Returns the difference from an earlier look at the same scenario.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut since = self.clone();
@@ -90,7 +91,7 @@ impl Usage {
         since
     }
 
-    /// The shares of the time in which everything was busy.
+    /// Returns the share of the time for which each resource was busy.
     pub fn utilisation(&self) -> Utilisation {
         let groups = self.hosts.iter().flat_map(|host| {
             let groups = host.units.iter();
@@ -104,7 +105,8 @@ impl Usage {
         }
     }
 
-    /// A part of the time, 0 to 1: what was begun may be ahead of it.
+    /// Returns a share of the time, 0 to 1. It is cut to 1,
+    /// because work that began may end after the time counted.
     fn share(&self, busy: Ps, count: u32) -> f64 {
         let all = self.over as f64 * f64::from(count.max(1));
         match all > 0.0 {
@@ -113,7 +115,7 @@ impl Usage {
         }
     }
 
-    /// All servers of a kind together, and the busiest of them if it is much busier.
+    /// Returns a row for all servers of a kind, and one for the busiest if it is much busier.
     fn unit_rows(&self, host: &HostUsage, group: &UnitUsage) -> Vec<UtilisationRow> {
         let count = group.busy.len() as u32;
         let row = |what, share, note| UtilisationRow {
@@ -165,7 +167,7 @@ impl Usage {
     }
 }
 
-/// What held units up.
+/// Returns a note on the stalls of the sending units.
 fn stalls(host: &HostUsage, group: &UnitUsage) -> String {
     let counters = &host.counters;
     if group.what != TX || counters.stalls == 0 || group.total() == 0 {
@@ -188,34 +190,34 @@ fn stalls(host: &HostUsage, group: &UnitUsage) -> String {
     )
 }
 
-/// What the units that send are called.
+/// Name of the sending units.
 pub(crate) const TX: &str = "tx units";
 
-/// How busy everything was.
+/// Utilisation of all resources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Utilisation {
-    /// The time that it is about, in picoseconds.
+    /// Length of the time counted, in picoseconds.
     pub over: Ps,
     /// Units and pipes by host; then cores.
     pub rows: Vec<UtilisationRow>,
 }
 
-/// One thing that can be busy.
+/// Utilisation of one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UtilisationRow {
-    /// The host that it is on.
+    /// Name of its host.
     pub host: String,
     /// Name of the unit or resource.
     pub what: String,
-    /// The share of the time that it was busy, 0 to 1.
+    /// Share of the time for which it was busy, 0 to 1.
     pub share: f64,
-    /// What there is to say.
+    /// Throughput of a pipe, stalls of sending units, or the roles of a core's actors.
     pub note: String,
 }
 
 impl Utilisation {
-    /// What holds the rest back: what is busy for the largest share of the time, and for [`BOTTLENECK`] of it at
-    /// least. `None` where nothing is: then it is latency, things wait for each other's answers.
+    /// Returns the row with the largest share, if that is at least [`BOTTLENECK`]. `None` means latency:
+    /// requests wait for each other's answers.
     pub fn bottleneck(&self) -> Option<&UtilisationRow> {
         let mut most: Option<&UtilisationRow> = None;
         for row in &self.rows {
@@ -226,7 +228,7 @@ impl Utilisation {
         most.filter(|row| row.share >= BOTTLENECK)
     }
 
-    /// The bottleneck in a few words: `b rx units (8)`, or `latency`.
+    /// Returns the bottleneck's name: `b rx units (8)`, or `latency`.
     pub fn bottleneck_name(&self) -> String {
         match self.bottleneck() {
             Some(row) => format!("{} {}", row.host, row.what),
@@ -282,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A millisecond in which two units had 1.2 of two, and the link 70 %.
+    /// One millisecond, of which two units were busy for 0.5 and 0.7 ms, and the link for 0.7 ms.
     fn usage() -> Usage {
         let ms = 1_000_000_000;
         Usage {
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!(usage.utilisation().bottleneck_name(), "latency");
         usage.hosts[0].units[1].busy = vec![820_000_000];
         assert_eq!(usage.utilisation().bottleneck_name(), "a link out");
-        // One has much to do, and the others nothing.
+        // One unit is busy, and the others are idle.
         usage.hosts[0].units[0].busy = vec![0, 900_000_000];
         assert_eq!(usage.utilisation().bottleneck_name(), "a tx unit 1");
         usage.hosts[0].units[0].busy = vec![850_000_000, 900_000_000];

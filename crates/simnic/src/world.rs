@@ -2,9 +2,9 @@
 //!
 //! Each actor has its own host, named after its role, unless its device's name says `host=NAME`. A step
 //! occupies a core for as long as its device calls and
-//! [`ActorContext::charge`](headworks_runtime::ActorContext::charge) cost. The model computes what happens in the
-//! network meanwhile when an actor looks. The same scenario and seed give the same result to the byte: there is
-//! one thread, and no clock but the model's.
+//! [`ActorContext::charge`](headworks_runtime::ActorContext::charge) cost. The model computes what happens in
+//! the network meanwhile when an actor looks. The same scenario and seed give the same result to the byte:
+//! there is one thread, and no clock but the model's.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
@@ -71,7 +71,8 @@ impl SimWorld {
         }
     }
 
-    /// Returns this world with a tracer, which records all scenarios started from now on, one after the other.
+    /// Returns this world with a tracer, which records all
+    /// scenarios started from now on, one after the other.
     #[must_use]
     pub fn traced(self, tracer: Tracer) -> Self {
         Self {
@@ -80,8 +81,8 @@ impl SimWorld {
         }
     }
 
-    /// Returns the counts of this world's scenarios. Of scenarios that run concurrently, it shows the one
-    /// that started last.
+    /// Returns the counts of this world's scenarios. Of scenarios
+    /// that run concurrently, it shows the one that started last.
     pub fn usage_monitor(&self) -> Arc<UsageMonitor> {
         self.usage_monitor.clone()
     }
@@ -100,8 +101,8 @@ impl SimWorld {
             .unwrap_or_default()
     }
 
-    /// Returns a digest of every event of the scenario started last, and the number of entries in it. Both are equal
-    /// for equal scenario, preset, seed and rules. `None` in a world without rules.
+    /// Returns a digest of every event of the scenario started last, and the number of entries in it. Both
+    /// are equal for equal scenario, preset, seed and rules. `None` in a world without rules.
     pub fn run_digest(&self) -> Option<(u64, u64)> {
         self.ask_latest(|model| model.run_digest()).flatten()
     }
@@ -467,7 +468,8 @@ impl SimScenario {
         }
         match step {
             Ok(Step::Again) if !has_worked && end - at <= SPIN => {
-                // The step found nothing to do, so the actor polls memory or the clock. Wait for either instead.
+                // The step found nothing to do, so the actor polls
+                // memory or the clock. Wait for either instead.
                 let now = self.model.lock().clock_of(host, end.next_multiple_of(NS));
                 let until = now + SPIN_CLOCK_INTERVAL;
                 let change = WakeCondition::memory().or_mail().until(until);
@@ -484,7 +486,7 @@ impl SimScenario {
         }
     }
 
-    /// Has an actor wait, or steps it again at once if what it waits for is there.
+    /// Has an actor wait, or schedules its next step if what it waits for is already there.
     fn wait(&mut self, index: usize, (began, end): (Ps, Ps), change: WakeCondition) {
         let host = self.actors[index].host;
         let changed = self.model.lock().hosts[host as usize]

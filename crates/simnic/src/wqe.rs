@@ -75,7 +75,8 @@ pub(crate) struct Wqe {
     pub(crate) returned: u32,
     /// Whether it came with its doorbell, so that it is not fetched.
     pub(crate) pushed: bool,
-    /// Time at which the RNIC knows of it, if its doorbell is quiet ([`Model::ring`](crate::model::Model::ring)).
+    /// Time at which the RNIC knows of it, if its doorbell is quiet
+    /// ([`Model::ring`](crate::model::Model::ring)).
     pub(crate) known_at: Ps,
     /// Whether its whole response arrived.
     pub(crate) answered: bool,

@@ -1,4 +1,4 @@
-//! What completion channels are told.
+//! Events of completion channels.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use headworks_verbs::{
     QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr,
 };
 
-/// A completion queue, the channel that it tells, and a queue pair that completes there.
+/// A completion queue, its channel, and a queue pair that completes there.
 struct ChannelSetup {
     qp: Box<dyn QueuePair>,
     cq: Arc<dyn CompletionQueue>,
@@ -42,7 +42,7 @@ impl ChannelSetup {
         Self { qp, cq, channel }
     }
 
-    /// Has a receive complete, flushed, of which the channel is told in a moment.
+    /// Has a receive end flushed. The channel gets its event a moment later.
     fn complete_a_receive(&mut self) {
         let error = QpAttr {
             state: Some(QpState::Error),
@@ -89,7 +89,7 @@ fn what_a_queue_that_is_gone_had_to_tell_is_not_told_of_the_next_of_its_number()
     let mut next = ChannelSetup::new(&device);
     assert_eq!(next.cq.id(), id);
     provider.advance(Duration::from_micros(1));
-    assert!(!next.has_event(), "of what the first had");
+    assert!(!next.has_event(), "an event of the first queue");
     next.complete_a_receive();
     provider.advance(Duration::from_micros(1));
     assert!(next.has_event());

@@ -1,11 +1,11 @@
-//! docs/simulation.md has every constant as it is.
+//! Checks that docs/simulation.md lists every constant with its current values.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use headworks_simnic::{CONSTANTS, Preset};
 
-/// What the generated part of the page begins behind.
+/// End of the page's written part; the generated table follows.
 const MARK: &str = "--test document`. -->\n";
 
 fn table() -> String {
@@ -79,7 +79,7 @@ fn the_documentation_names_no_constant_that_there_is_not() {
     let named = named.filter(|name| groups.iter().any(|group| name.starts_with(group)));
     let mut count = 0;
     for name in named {
-        // Some are named with another value.
+        // Some are named together with another value.
         let (key, _) = name.split_once('=').unwrap_or((name, ""));
         let known = CONSTANTS.iter().any(|constant| constant.key == key);
         assert!(known, "{name}");
@@ -94,7 +94,7 @@ fn every_constant_of_the_model_is_in_the_text_or_says_that_it_is_not() {
     let (prose, _) = text.split_once(MARK).expect("the mark");
     for constant in CONSTANTS {
         let is_told = prose.contains(&format!("`{}`", constant.key));
-        // Plain by themselves, or not the model's.
+        // These are self-explanatory, or not used by the model.
         let plain = constant.key.ends_with("_ways")
             || constant.key.ends_with("latency")
             || [

@@ -1,4 +1,4 @@
-//! What goes wrong between simulated hosts, and what reliable connections make of it.
+//! Injected faults between simulated hosts, and how reliable connections recover from them.
 
 #[path = "faults/connected_hosts.rs"]
 mod connected_hosts;
@@ -15,7 +15,7 @@ fn at(count: u64) -> Instant {
     Instant::ZERO + micros(count)
 }
 
-/// Many rules at once, by a seed.
+/// Returns rules for many kinds of faults at once.
 fn rough(seed: u64) -> Rules {
     Rules::new(seed)
         .with(rules::loss(30))
@@ -28,7 +28,7 @@ fn rough(seed: u64) -> Rules {
 fn whatever_is_lost_overtaken_or_doubled_every_write_is_placed_once_and_in_order() {
     for seed in 1..=20 {
         let mut pair = ConnectedHosts::new(rough(seed), 7, 7);
-        // Each over a part of the one before, from many bursts to one byte.
+        // Each WRITE overwrites a part of the one before; they are from several bursts to one byte long.
         let lens = [40_000, 5_000, 64, 1];
         for number in 0..40u64 {
             pair.write(number, lens[number as usize % 4], number as u8 + 1);
@@ -65,7 +65,7 @@ fn atomics_are_carried_out_once_though_their_answers_are_lost() {
             "{seed}"
         );
         assert_eq!(pair.there.word(0), 30, "{seed}");
-        // Each found what those before it had left.
+        // Each atomic found the result of those before it.
         for number in 0..30 {
             assert_eq!(pair.here.word(8 * number), number as u64, "{seed}");
         }
@@ -125,7 +125,7 @@ fn a_link_that_comes_back_in_time_is_survived_and_one_that_does_not_is_not() {
     assert_eq!(pair.sends(1)[0].status, Status::Success);
     assert!(pair.now() > at(0) + TIMEOUT);
 
-    // One try and as many again as were asked for, each for the time to the acknowledgement.
+    // There is one try and the configured number of retries, each for one timeout.
     let mut pair = ConnectedHosts::new(down(Duration::from_secs(9)), 3, 7);
     pair.write(1, 64, 3);
     pair.write(2, 64, 3);
@@ -169,7 +169,7 @@ fn a_queue_pair_that_is_killed_fails_by_itself_and_says_so() {
 
 #[test]
 fn a_queue_pair_that_fails_in_the_middle_of_an_answer_gives_no_more_of_it() {
-    // 3 MB take the link 240 µs, and this is in the middle.
+    // 3 MB take the link 240 µs, so this is in the middle of the response.
     let dies = |pair: &mut ConnectedHosts| {
         let error = QpAttr::to_state(QpState::Error);
         pair.there.qp.modify(&error).expect("fails");
@@ -221,7 +221,7 @@ fn clocks_that_drift_are_read_and_stamped_so() {
 
 #[test]
 fn one_that_is_overtaken_is_asked_for_and_nothing_waits_for_a_timeout() {
-    // Of the packets of one host the third comes late.
+    // The third packet of a host arrives late.
     let rules = Rules::new(1).with(rules::from_fn(|event, _| {
         let third = event.host == "a" && event.packets == 1 && event.number == 3;
         third.then_some(Verdict::Overtaken(Duration::from_micros(3)))
@@ -236,7 +236,7 @@ fn one_that_is_overtaken_is_asked_for_and_nothing_waits_for_a_timeout() {
     assert!(pair.sent_again() > 0);
 }
 
-/// How often the end of a WRITE of several parts was there before its beginning, and the bytes in the end.
+/// Counts how often a WRITE's last byte is there before its first. Also returns the final bytes.
 fn torn(rules: Rules, len: u32) -> (u64, Vec<u8>) {
     let mut pair = ConnectedHosts::new(rules, 7, 7);
     pair.write(0, len, 1);
@@ -261,7 +261,7 @@ fn a_write_of_several_parts_may_be_placed_from_its_end_and_is_whole_then() {
         assert!(torn_so > 0 && bytes == all(len), "{len}: {torn_so}");
         assert_eq!(torn(Rules::new(1), len), (0, all(len)));
     }
-    // Also where parts of it are sent again.
+    // This also holds if parts are retransmitted.
     for seed in 1..=50 {
         let (_, bytes) = torn(rough(seed).with(rules::place_backwards(2)), 50_000);
         assert!(bytes == all(50_000), "{seed}");
@@ -279,7 +279,7 @@ fn run_digests_differ_where_bytes_or_completions_do() {
     assert_eq!(of(0, 1), of(0, 1));
     assert_ne!(of(0, 1), of(0, 2), "bytes");
     assert_ne!(of(0, 1), of(1, 1), "completions");
-    // A rule that changes nothing but says so.
+    // A rule that changes nothing still has its verdict in the digest.
     let of = |rules| {
         let mut pair = ConnectedHosts::new(rules, 7, 7);
         pair.send(0, 64, 1);

@@ -1,4 +1,4 @@
-//! A device around another one takes what every device does, and refuses what every device refuses.
+//! An interposed device accepts and refuses what every device does.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ struct Unwatched;
 
 impl Interposer for Unwatched {}
 
-/// A device on a network of its own, with a device around it.
+/// Opens a device on a network of its own, and wraps it in an interposed one.
 fn device() -> (Arc<dyn Device>, Arc<dyn Device>) {
     let name = "sim:cx5-100g,host=a".parse().expect("a name");
     let inner = SimProvider::new().open(&name).expect("opens");
@@ -63,13 +63,13 @@ fn completion_queues_of_other_devices_are_refused_whatever_their_number() {
     let [own, other, bare] = [&one, &two, &inner].map(queue);
     assert_eq!(own.id(), other.id());
     assert!(takes(&one, &own, &own));
-    // A second one of its own.
+    // A second queue of its own is accepted.
     assert!(takes(&one, &own, &queue(&one)));
     for (send, receive) in [(&other, &own), (&own, &other), (&bare, &own)] {
         assert!(!takes(&one, send, receive));
     }
     assert!(!takes(&inner, &own, &bare) && takes(&inner, &bare, &bare));
-    // The number goes to the next, and what was refused still is.
+    // The next queue gets the same number, and foreign queues are still refused.
     drop(own);
     let next = queue(&one);
     assert!(takes(&one, &next, &next) && !takes(&one, &other, &next));

@@ -1,4 +1,4 @@
-//! What a world tells of its plays: a trace, how busy everything was.
+//! Traces and utilisation tables of a world's scenarios.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use headworks_verbs::{
 };
 use serde_json::Value;
 
-/// What an actor does.
+/// Workload of an actor.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     read: bool,
@@ -27,7 +27,7 @@ struct Job {
     chain: u64,
     depth: u64,
     len: u32,
-    /// Before all that, a SEND for which the other side posts a receive late.
+    /// Whether a SEND goes first, for which the peer posts its receive late.
     late: bool,
 }
 
@@ -46,14 +46,14 @@ struct End {
     region: Region,
 }
 
-/// Uses both ends of connections between the hosts `a` and `b`, on a core of `a`.
+/// Owns both ends of connections between the hosts `a` and `b`, and runs on a core of `a`.
 struct WriterPair {
     job: Job,
     cq: Arc<dyn CompletionQueue>,
     pairs: Vec<(End, End)>,
     posted: u64,
     done: u64,
-    /// The SEND that comes first, and whether it has a receive yet.
+    /// State of a late SEND: whether its receive is posted. `None` if the job has no such SEND.
     late: Option<bool>,
 }
 
@@ -151,7 +151,7 @@ impl WriterPair {
 impl Actor for WriterPair {
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         if self.late == Some(false) {
-            // Long after the first came to nothing.
+            // By then the SEND has found no receive.
             let then = headworks_verbs::Instant::from_nanos(3_000_000);
             if self.posted == 0 {
                 self.post()?;
@@ -188,7 +188,7 @@ impl Actor for WriterPair {
     }
 }
 
-/// A world whose actor `both` does that, on such machines.
+/// Creates a world whose actor `both` does this job, on machines with these settings.
 fn world(job: Job, settings: &[&str]) -> SimWorld {
     let mut machine = Preset::named("cx5-100g").expect("a preset");
     for setting in settings {
@@ -201,7 +201,7 @@ fn world(job: Job, settings: &[&str]) -> SimWorld {
     SimWorld::new(actors, machine, 5)
 }
 
-/// Plays it; when it ended.
+/// Runs a scenario to its end. Returns its virtual time.
 fn play(world: &SimWorld) -> u64 {
     let part = ActorSpec::new("x", "both").on("sim:cx5-100g,host=a".parse().expect("a name"));
     let running = world.start(&Scenario::of([part])).expect("starts");
@@ -221,15 +221,16 @@ fn text(tracer: &Tracer) -> String {
     String::from_utf8(text).expect("UTF-8")
 }
 
-/// What a trace shows.
+/// Contents of a trace.
 #[derive(Debug, Default)]
 struct ParsedTrace {
-    /// By process and thread: their names, what happens there, and the time of its spans in picoseconds.
+    /// By names of process and thread: counts of entries by
+    /// name, and the sum of the spans' times in picoseconds.
     tracks: BTreeMap<(String, String), (BTreeMap<String, u64>, u64)>,
 }
 
 impl ParsedTrace {
-    /// How often something happens on a track, of one host or of all.
+    /// Counts the entries of a name on a track, on one host or on all.
     fn count(&self, host: &str, track: &str, name: &str) -> u64 {
         let tracks = self.tracks.iter();
         let tracks = tracks.filter(|((on, of), _)| on.contains(host) && of.starts_with(track));
@@ -243,8 +244,8 @@ impl ParsedTrace {
     }
 }
 
-/// Reads a trace as a viewer would, and demands what one needs: names of processes and threads, times that do not go
-/// backwards on a track, spans that nest.
+/// Reads a trace as a viewer would, and checks what a viewer needs: names of processes and threads, times
+/// that do not go backwards on a track, spans that nest.
 fn read(text: &str) -> ParsedTrace {
     let trace: Value = serde_json::from_str(text).expect("JSON");
     assert_eq!(trace["otherData"]["simulated"], true);
@@ -270,7 +271,7 @@ fn read(text: &str) -> ParsedTrace {
             _ => {}
         }
     }
-    // Six digits behind the point are picoseconds.
+    // The format's times are microseconds with six decimals, so they are whole picoseconds.
     let picos = |event: &Value, key: &str| {
         let micros = event[key].as_f64().expect("a time");
         assert!(micros >= 0.0);
@@ -325,7 +326,7 @@ fn a_trace_has_named_tracks_and_spans_that_nest_and_shows_what_happened() {
     assert_eq!(tracer.notice(), None);
     let shown = read(&text(&tracer));
     let (host_a, host_b) = ("simulated host a", "simulated host b");
-    // Everything that is busy is shown as long as it is.
+    // The trace shows every unit and pipe busy for as long as the counters say.
     let usage = usage(&world.usage_monitor());
     assert_eq!(usage.over, over);
     for (host, counted) in [(host_a, &usage.hosts[0]), (host_b, &usage.hosts[1])] {
@@ -344,7 +345,7 @@ fn a_trace_has_named_tracks_and_spans_that_nest_and_shows_what_happened() {
     }
     assert_eq!(shown.count(host_a, "doorbells", "doorbell"), 2000);
     assert_eq!(shown.count(host_a, "completions", "completion"), 2000);
-    // The SEND that came too early.
+    // This is the receive of the late SEND.
     assert_eq!(shown.count(host_b, "completions", "completion"), 1);
     let again = shown.count(host_a, "doorbells", "sent again");
     assert!(again > 0 && again == shown.count(host_a, "doorbells", "no receive"));
@@ -431,7 +432,7 @@ fn the_bottleneck_is_named() {
         println!("{table}");
         table.bottleneck_name()
     };
-    // One after the other: everything waits for the way there and back.
+    // One request after the other: each waits for a round trip.
     assert_eq!(named(SMALL, &[]), "latency");
     let deep = Job {
         chain: 16,
@@ -439,7 +440,7 @@ fn the_bottleneck_is_named() {
         requests: 8000,
         ..SMALL
     };
-    // A queue pair is one unit's.
+    // One unit serves the queue pair, so that unit is the bottleneck.
     assert!(named(deep, &[]).starts_with("a tx unit "));
     let large = Job {
         depth: 16,

@@ -1,4 +1,4 @@
-//! The world of virtual time does what every world does.
+//! The world of virtual time passes the scenarios of every world.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use headworks_simnic::faults::{Rules, Verdict, rules};
 use headworks_simnic::{Preset, SimWorld};
 use headworks_verbs::{Access, AllocRequest, Device, Duration, Instant, Region};
 
-/// Looks for mail without end, and says each time that what it did took so long.
+/// Polls for mail without end, and charges a fixed cost for each poll.
 struct MailPoller(Duration);
 
 impl Actor for MailPoller {
@@ -25,7 +25,7 @@ impl Actor for MailPoller {
     }
 }
 
-/// How much of a microsecond and more the core of one that looks was busy, in nanoseconds.
+/// Returns the busy time of a core whose actor polls for 100 µs, in nanoseconds.
 fn polling_steps(cost: Duration) -> u64 {
     let mut actors = ActorRegistry::new();
     actors.register("looks", move |_| Ok(Box::new(MailPoller(cost))));
@@ -54,7 +54,7 @@ fn virtual_time_runs_the_scenarios_of_every_world() {
     world_scenarios::run_all(&SimWorld::new(world_scenarios::actors(), preset, 1));
 }
 
-/// Rests twice for a second, as its clock says, and notes what that says.
+/// Sleeps twice for a second of its clock, and notes the clock before each sleep and at the end.
 struct Sleeper(Arc<Mutex<Vec<Instant>>>);
 
 impl Actor for Sleeper {
@@ -70,7 +70,7 @@ impl Actor for Sleeper {
     }
 }
 
-/// What the clock of an actor said, and how long it took.
+/// Returns what the actor's clock read, and how long it all took.
 fn sleep_times(ppm: i32) -> (Vec<Instant>, Duration) {
     let read = Arc::new(Mutex::default());
     let own = read.clone();
@@ -102,7 +102,7 @@ fn an_actor_reads_and_waits_by_the_clock_of_its_host() {
     }
 }
 
-/// Has a region, and computes for so long in its only step, which ends it, or fails.
+/// Holds a region, and computes for `span` in its only step, which ends it or fails.
 struct BusyActor {
     _region: Region,
     _device: Arc<dyn Device>,
@@ -133,7 +133,7 @@ impl Actor for BusyActor {
     }
 }
 
-/// A world of one cast, and what to play there: an actor of each name, on a host of its own.
+/// Returns a world, and a scenario with one actor of each name on a host of its own.
 fn world(actors: ActorRegistry, rules: Rules, names: &[&str]) -> (SimWorld, Scenario) {
     let preset = Preset::named("cx5-100g").expect("a preset");
     let device = || "sim:cx5-100g".parse().expect("a name");
@@ -157,7 +157,7 @@ fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
         let mut actors = ActorRegistry::new();
         add_busy_actor(&mut actors, "long", micros(1_000), fails);
         add_busy_actor(&mut actors, "short", micros(600), false);
-        // The first of them to be stepped is the last to end.
+        // The first actor to be stepped is the last to end.
         let (world, play) = world(actors, Rules::new(1), &["long", "short"]);
         let mut running = world.start(&play).expect("starts");
         assert_eq!(running.poll(micros(500)), None);
@@ -169,7 +169,7 @@ fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
         assert_eq!(ended(running.poll(micros(300))), ("short".into(), true));
         assert_eq!(running.now(), Instant::ZERO + micros(600));
         assert_eq!(world.object_counts().regions, 1);
-        // It can still be sent to, and nobody reads that.
+        // It still accepts mail, which nobody reads.
         running.send("long", b"late").expect("sent");
         assert_eq!(running.outcome("long"), None);
         assert_eq!(ended(running.poll(micros(500))), ("long".into(), !fails));
@@ -221,7 +221,7 @@ fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
             matches!(&told, Some(ScenarioEvent::Ended { role, outcome: ActorOutcome::Done }) if role == "well"),
             "{told:?}"
         );
-        // However often, and however long, it is waited for.
+        // It makes no difference how often and how long the coordinator polls.
         for span in [Duration::from_secs(1), ever, ever] {
             assert_eq!(running.poll(span), None);
         }

@@ -11,7 +11,7 @@
 //! They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
 //! [`MessageReceiver`](headworks::ring::MessageReceiver) ends. The ends are handed to each step, so a message
 //! costs no dynamic dispatch. Except for [`flows::Capture::read`] none of them waits, reads a clock or does
-//! I/O. Each They run over anything that has [`MessageSender`](headworks::ring::MessageSender) and
+//! I/O. Each checks what it receives; a wrong message is an error.
 
 pub mod flows;
 pub mod http;
@@ -49,7 +49,7 @@ impl StepProgress {
 #[cold]
 fn malformed(what: &str, message: &[u8]) -> WorkloadError {
     let len = message.len();
-    WorkloadError(format!("a message of {len} bytes is no {what}"))
+    WorkloadError(format!("a message of {len} bytes is not a {what}"))
 }
 
 /// Error: the response to request `number`, counted from 0, is wrong.
@@ -64,7 +64,7 @@ fn in_order(what: &str, found: u64, expected: u64) -> Result<()> {
     match found == expected {
         true => Ok(()),
         false => {
-            let text = format!("{what} {found} came where {expected} was due");
+            let text = format!("expected {what} {expected}, received {what} {found}");
             Err(WorkloadError(text))
         }
     }

@@ -110,7 +110,7 @@ fn temporary(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
         }
     }
     Err(io::Error::other(
-        "others remove each temporary file beside it",
+        "other processes remove each temporary file beside it",
     ))
 }
 

@@ -123,7 +123,9 @@ pub fn actor(task: StudyTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
         Channel::Baseline(PaperBaseline::L5) => {
             actor_on(&task, pair, |longest| BaselineDesign(L5(plan(longest))))
         }
-        other => Err(WorkloadError(format!("{other} carries no application"))),
+        other => Err(WorkloadError(format!(
+            "{other} cannot carry an application"
+        ))),
     }
 }
 

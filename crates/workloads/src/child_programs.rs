@@ -1,5 +1,5 @@
-//! Small programs within this one that are started as separate processes: the TCP program that `headworks
-//! pipe` is compared with, and the program whose instructions per posted WRITE are counted.
+//! Small programs within this one that are started as separate processes: the TCP program that
+//! `headworks pipe` is compared with, and the program whose instructions per posted WRITE are counted.
 
 pub mod post_writes;
 pub mod tcp_copy;
@@ -46,7 +46,7 @@ fn run(words: &[String], open: &DeviceOpener) -> Result<(), WorkloadError> {
             tcp_copy::send(std::path::Path::new(port), number(buffer)? as usize)
         }
         [name, role] if name == service::control::NAME => service::run_role(role),
-        _ => Err(WorkloadError(format!("no probe {words:?}"))),
+        _ => Err(WorkloadError(format!("unknown probe {words:?}"))),
     }
 }
 

@@ -170,12 +170,14 @@ pub fn actor(task: &NicTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
 /// Decodes the number in a mail.
 fn number(mail: Vec<u8>) -> Result<u64> {
     let bytes = mail.try_into();
-    let bytes = bytes.map_err(|_| WorkloadError("no count in the mail".into()))?;
+    let bytes = bytes.map_err(|_| WorkloadError("the mail holds no count".into()))?;
     Ok(u64::from_le_bytes(bytes))
 }
 
 fn bad_chain(chain: usize) -> WorkloadError {
-    WorkloadError(format!("chains of {chain} requests: 1 or 16"))
+    WorkloadError(format!(
+        "chains of {chain} requests are not supported; use 1 or 16"
+    ))
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ impl Task {
                 Err(WorkloadError(format!("task: size {size} or slots {slots}")))
             }
             Self::FanIn(task) if task.rings == 0 => {
-                Err(WorkloadError("task: 0 rings: at least 1".into()))
+                Err(WorkloadError("task: rings = 0; use at least 1".into()))
             }
             _ => Ok(task),
         }

@@ -136,7 +136,7 @@ impl Testbed<'_> {
             .collect();
         let names: Vec<String> = parts.iter().map(|part| part.role.clone()).collect();
         let running = self.world.start(&Scenario::of(parts));
-        let mut running = running.map_err(|e| WorkloadError::at("stage", e))?;
+        let mut running = running.map_err(|e| WorkloadError::at("scenario", e))?;
         // The deadline is on the world's own clock.
         let deadline = running.now() + allowed(task.planned_ns());
         let mut looks = UsageSamples::default();
@@ -156,7 +156,7 @@ impl Testbed<'_> {
                         if ready == pairs {
                             for pair in 0..pairs {
                                 let told = running.send(&Role::Sender.name_in(pair), BEGIN);
-                                told.map_err(|e| WorkloadError::at("stage", e))?;
+                                told.map_err(|e| WorkloadError::at("scenario", e))?;
                             }
                             // The measured time begins later, so earlier samples are dropped.
                             looks = UsageSamples::default();

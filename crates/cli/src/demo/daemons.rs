@@ -1,4 +1,4 @@
-//! Two daemons for the demonstration, which stand for two hosts.
+//! Two daemons for the demonstration, each standing for a host.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,19 +18,19 @@ use tempfile::TempDir;
 use super::{Demo, PeerProcess};
 use crate::top;
 
-/// What connections' rings grow to in bytes: there are hundreds.
+/// Bytes that a connection's ring may grow to: there are hundreds of connections.
 const RING_MAX: u32 = 64 << 10;
 
-/// Both, and the folder of their sockets.
+/// Both daemons, and the directory of their sockets.
 pub(super) struct Daemons {
     daemons: [PeerProcess; 2],
-    /// After the daemons, which are ended before.
+    /// Declared after the daemons, so that it is removed after they have ended.
     directory: TempDir,
 }
 
 impl Daemons {
     pub(super) fn start(demo: &Demo) -> anyhow::Result<Self> {
-        let directory = tempfile::tempdir().context("the daemons' folder")?;
+        let directory = tempfile::tempdir().context("the daemons' directory")?;
         let start = |host: usize, port: u16| {
             let at = SocketAddr::new(address(host), port).to_string();
             let socket = socket(directory.path(), host);
@@ -39,7 +39,8 @@ impl Daemons {
             let port = demo.read_number(&mut daemon)?;
             anyhow::Ok((daemon, port))
         };
-        // Any port, which is to be the same at both addresses: nobody has it at one of them.
+        // The first daemon takes any port that is free at its address. The second needs the same port at its
+        // own.
         let (first, port) = start(0, 0)?;
         let (second, _) = start(1, port)?;
         Ok(Self {
@@ -48,21 +49,21 @@ impl Daemons {
         })
     }
 
-    /// Where applications attach.
+    /// Returns the socket that applications attach to.
     pub(super) fn socket(&self, host: usize) -> PathBuf {
         socket(self.directory.path(), host)
     }
 
-    /// Queue pairs of a host, as its daemon says itself.
+    /// Returns the number of queue pairs of a host, from its daemon's metrics.
     pub(super) fn queue_pairs(&self, host: usize) -> anyhow::Result<u64> {
         let said = top::scrape(&MetricsAt::Path(metrics_of(&self.socket(host))))?;
-        let samples = metrics::parse(&said).context("what the daemon says")?;
+        let samples = metrics::parse(&said).context("the daemon's metrics")?;
         let name = format!("{}queue_pairs", metrics::PREFIX);
         let own = samples.iter().filter(|sample| sample.name == name);
         Ok(own.map(|sample| sample.value as u64).sum())
     }
 
-    /// Ends them in good order.
+    /// Stops both daemons in order.
     pub(super) fn end(self, demo: &Demo) -> anyhow::Result<()> {
         for daemon in self.daemons {
             demo.finish(daemon)?;
@@ -79,7 +80,7 @@ pub(super) fn address(host: usize) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, host as u8 + 1).into()
 }
 
-/// The device of a host. One of the software RNIC's that has no name gets one, so that the two differ.
+/// Returns the device of a host. A `soft` device without a name gets one, so that the two hosts differ.
 fn device(demo: &Demo, host: usize) -> anyhow::Result<DeviceName> {
     let device = [&demo.device, &demo.peer][host];
     let text = device.to_string();
@@ -89,7 +90,7 @@ fn device(demo: &Demo, host: usize) -> anyhow::Result<DeviceName> {
     }
 }
 
-/// This process is a daemon, until whoever started it closes its standard input.
+/// Runs a daemon in this process until the process that started it closes its standard input.
 pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let name = "starter".to_owned();
@@ -115,12 +116,12 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
     };
     let mut shell = DaemonServer::open(headworks::open(device)?, &config)?;
     print_number(shell.port())?;
-    // However it ends, it was told to: who started it says why.
+    // The starter asked it to end, whatever the result, and reports the reason.
     shell.run(&interrupt, |_| {})?;
     Ok(())
 }
 
-/// The line that [`Demo::number`] reads.
+/// Prints the line that [`Demo::read_number`] reads.
 pub(super) fn print_number(number: u16) -> anyhow::Result<()> {
     let line = format!("{number}\n");
     std::io::stdout()
@@ -129,7 +130,7 @@ pub(super) fn print_number(number: u16) -> anyhow::Result<()> {
 }
 
 impl Demo {
-    /// The number that another process says on a line of its own, once it does.
+    /// Waits until another process prints a number on a line of its own, and returns it.
     pub(super) fn read_number(&self, other: &mut PeerProcess) -> anyhow::Result<u16> {
         let out = other.0.stdout.as_mut();
         let out = out.ok_or_else(|| anyhow!("the other process has no pipes"))?;
@@ -138,7 +139,7 @@ impl Demo {
             self.await_readable(out)?;
             let mut byte = [0];
             if out.read(&mut byte).context("the other process")? == 0 {
-                return Err(anyhow!("the other process ended before it was there"));
+                return Err(anyhow!("the other process ended before it was ready"));
             }
             line.push(byte[0].into());
         }

@@ -1,4 +1,4 @@
-//! The other application of many connections: it sends back what comes.
+//! The other application of the many connections: it sends back what it receives.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,17 +15,17 @@ use super::daemons::print_number;
 use super::many_connections::{TestSocket, is_to_wait, watch};
 
 const EVENTS: usize = 64;
-/// Bytes that are received at a time.
+/// Bytes received at a time.
 const PIECE: usize = 64 << 10;
 
-/// First over so many connections of the service's, and when those have ended, over as many of TCP.
+/// Echoes over `connections` connections of the service, and, when those have ended, over as many of TCP.
 pub(super) fn run(socket: &str, connections: usize) -> anyhow::Result<()> {
     let service = Service::attach(Path::new(socket), "demo-echo")?;
     let listener = service.listen(0, connections as u32)?;
     let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("TCP")?;
     print_number(listener.port())?;
     print_number(tcp.local_addr().context("TCP")?.port())?;
-    // Whoever is to connect, or the daemon with it, may be gone.
+    // The wait is limited: the process that is to connect, or its daemon, may be gone.
     let until = || clock::now() + PATIENCE;
     let streams = (0..connections).map(|_| Ok(listener.accept_by(Some(until()))?));
     echo(streams.collect::<anyhow::Result<Vec<_>>>()?)?;
@@ -47,12 +47,12 @@ pub(super) fn run(socket: &str, connections: usize) -> anyhow::Result<()> {
 
 struct Echo<W> {
     wire: W,
-    /// What came, the beginning of which was sent back.
+    /// Bytes received, of which the first `sent` were sent back.
     pending: Vec<u8>,
     sent: usize,
 }
 
-/// Until all have ended.
+/// Echoes until all connections have ended.
 fn echo<W: TestSocket>(wires: Vec<W>) -> anyhow::Result<()> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("epoll")?;
     let mut all = Vec::new();
@@ -77,7 +77,7 @@ fn echo<W: TestSocket>(wires: Vec<W>) -> anyhow::Result<()> {
         for event in &events {
             let number = event.data.u64();
             let slot = all.get_mut(number as usize);
-            let slot = slot.ok_or_else(|| anyhow!("an event of nobody's"))?;
+            let slot = slot.ok_or_else(|| anyhow!("an event of an unknown connection"))?;
             let Some(one) = slot else {
                 continue;
             };
@@ -97,7 +97,7 @@ fn echo<W: TestSocket>(wires: Vec<W>) -> anyhow::Result<()> {
 }
 
 impl<W: TestSocket> Echo<W> {
-    /// Sends back what can be; `false` where the connection has ended.
+    /// Sends back as much as possible. Returns `false` if the connection has ended.
     fn pass(&mut self, piece: &mut [u8]) -> anyhow::Result<bool> {
         loop {
             while self.sent < self.pending.len() {
@@ -118,7 +118,7 @@ impl<W: TestSocket> Echo<W> {
         }
     }
 
-    /// Waits for room, or for what comes.
+    /// Watches for room if bytes wait to be sent back, else for bytes to receive.
     fn rewatch(&mut self, epoll: &OwnedFd, number: u64, is_full: bool) -> anyhow::Result<()> {
         let flags = match is_full {
             true => epoll::EventFlags::OUT,

@@ -1,5 +1,5 @@
-//! Many connections at once, through two daemons and beside TCP: bytes that go there and back on all of them, each
-//! checked, and 64 of them alone.
+//! Many connections at once, through two daemons and, for comparison, over TCP: bytes there and back on all
+//! of them, each checked, then single messages of 64 bytes there and back.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,32 +16,35 @@ use super::daemons::{Daemons, address};
 use super::small_messages::LEN;
 use super::{Demo, PATIENCE, check_interrupt, say, speed};
 
-/// Connections, and of a device of libibverbs, which may be an emulated one.
+/// Connections if both devices are `soft`.
 const CONNECTIONS: usize = 300;
+/// Connections otherwise: devices of libibverbs may be emulated.
 const CONNECTIONS_IBV: usize = 30;
-/// Bytes that go there and back, if they do in time.
+/// Bytes sent there and back; fewer if time runs out.
 const BYTES: u64 = 256 << 20;
-/// Round trips, in the same way.
+/// Round trips; fewer if time runs out.
 const TRIPS: u64 = 10_000;
-/// How long the bytes may take, and the round trips.
+/// Time limit for the bytes.
 const BYTES_FOR: Duration = Duration::from_millis(1500);
+/// Time limit for the round trips.
 const TRIPS_FOR: Duration = Duration::from_millis(750);
-/// Bytes of a connection that are on their way at most.
+/// Most bytes in flight on a connection.
 const WINDOW: u64 = 64 << 10;
-/// How long a call waits before it is looked for Ctrl-C.
+/// Longest wait of a call before the next check for Ctrl-C.
 const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Bytes after which what is sent begins anew: no multiple of anything.
+/// Bytes after which the sent pattern repeats. No other size here divides it.
 const PATTERN: usize = 1_000_003;
-/// The number of the descriptor that says that Ctrl-C was pressed.
+/// Event number of the descriptor that reports Ctrl-C.
 const INTERRUPT: u64 = u64::MAX;
 const EVENTS: usize = 64;
 
-/// A connection of either kind.
+/// A connection of the service or of TCP.
 pub(super) trait TestSocket: Read + Write {
-    /// Readable while there is something to be received, writable while there is room.
+    /// Returns a descriptor that is readable while there is something to receive, writable while there is
+    /// room.
     fn fd(&mut self) -> anyhow::Result<BorrowedFd<'_>>;
 
-    /// Whether calls wait, for a [`INTERRUPT_CHECK_INTERVAL`], or do not.
+    /// Sets whether calls wait for up to [`INTERRUPT_CHECK_INTERVAL`] or return at once.
     fn set_waiting(&mut self, waits: bool) -> std::io::Result<()>;
 }
 
@@ -71,7 +74,7 @@ impl TestSocket for Stream {
     }
 }
 
-/// Whether there was nothing, or no room, or no time left.
+/// Whether a call failed because there was nothing to receive, no room to send, or no time left.
 pub(super) fn is_to_wait(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
@@ -79,7 +82,7 @@ pub(super) fn is_to_wait(error: &std::io::Error) -> bool {
     )
 }
 
-/// What was measured.
+/// Result over one kind of connection.
 struct EchoRates {
     connections: usize,
     bytes: u64,
@@ -88,12 +91,12 @@ struct EchoRates {
 }
 
 impl Demo {
-    /// The last part.
+    /// Runs the last part.
     pub(super) fn many(&self) -> anyhow::Result<()> {
         let mut devices = [&self.device, &self.peer].into_iter();
         if devices.any(|device| device.option("hostile").is_some()) {
             say(
-                "\n4. Many connections through two daemons: not on a hostile device, whose denials break the\n   \
+                "\n4. Many connections through two daemons: not on a hostile device, whose faults break the\n   \
                  connections of daemons, as their applications are told.",
             );
             return Ok(());
@@ -104,7 +107,7 @@ impl Demo {
             _ => CONNECTIONS_IBV,
         };
         say(&format!(
-            "\n4. {connections} connections between two applications, each on a host with a daemon, at once, beside TCP:\n   \
+            "\n4. {connections} connections between two applications, each on a host with a daemon, at once, compared with TCP:\n   \
              bytes there and back on all of them, each checked, and {LEN} bytes there and back alone"
         ));
         self.progress("starting two daemons");
@@ -128,7 +131,7 @@ impl Demo {
         let to = SocketAddr::new(address(0), port_tcp);
         let streams = (0..connections).map(|_| self.connect_tcp(to));
         let mut load = EchoLoad::new(streams.collect::<anyhow::Result<Vec<TcpStream>>>()?)?;
-        // No more than that took.
+        // TCP carries no more bytes than the service did.
         let theirs = self.measure_many(&mut load, ours.bytes)?;
         drop(load);
         self.finish(other)?;
@@ -177,7 +180,7 @@ impl Demo {
         loop {
             self.check_interrupt()?;
             match TcpStream::connect_timeout(&to, INTERRUPT_CHECK_INTERVAL) {
-                // Many wait to be accepted.
+                // Timeouts are retried, because many connections wait to be accepted.
                 Err(error) if is_to_wait(&error) && clock::now() < until => {}
                 connected => return connected.context("TCP"),
             }
@@ -203,16 +206,17 @@ impl Demo {
 
 struct Connection<W> {
     wire: W,
-    /// Bytes that were sent, and those of them that came back.
+    /// Bytes sent.
     sent: u64,
+    /// Bytes of those that came back.
     back: u64,
 }
 
-/// Connections that bytes go over.
+/// Connections that carry the load.
 struct EchoLoad<W> {
     connections: Vec<Connection<W>>,
     epoll: OwnedFd,
-    /// Twice the same, so that it goes on behind its end.
+    /// The pattern twice, so that a slice may extend past the end of the first copy.
     pattern: Vec<u8>,
 }
 
@@ -245,7 +249,8 @@ impl<W: TestSocket> EchoLoad<W> {
         })
     }
 
-    /// Sends so many bytes, or what goes in time, over all connections, and receives and checks them. Says how many.
+    /// Sends `bytes` bytes, or as many as time allows, over all connections, and receives and checks them.
+    /// Returns how many came back.
     fn poll_all(&mut self, bytes: u64, demo: &Demo) -> anyhow::Result<u64> {
         watch(&self.epoll, demo.interrupt.as_fd(), INTERRUPT)?;
         let began = Instant::now();
@@ -263,12 +268,12 @@ impl<W: TestSocket> EchoLoad<W> {
                 }
             }
         }
-        // Trips are waited for otherwise.
+        // Round trips check for the interrupt by themselves.
         epoll::delete(&self.epoll, demo.interrupt.as_fd()).context("epoll")?;
         Ok(back)
     }
 
-    /// Those that have something.
+    /// Returns the numbers of the connections that have something to receive.
     fn ready(&self) -> anyhow::Result<Vec<usize>> {
         let mut events = Vec::with_capacity(EVENTS);
         let patience = rustix::event::Timespec {
@@ -286,11 +291,12 @@ impl<W: TestSocket> EchoLoad<W> {
         Ok(numbers.map(|number| number as usize).collect())
     }
 
-    /// Sends what there is room for and may be on its way. If that is nothing, something comes back, and makes room.
+    /// Sends as much as the window and the connection have room for. If that is nothing, bytes that come back
+    /// will make room.
     fn fill(&mut self, number: usize) -> anyhow::Result<u64> {
         let connection = &mut self.connections[number];
         let before = connection.sent;
-        // In large pieces, or not yet.
+        // Waits until half of the window is free, so that pieces are large.
         if WINDOW - (before - connection.back) < WINDOW / 2 {
             return Ok(0);
         }
@@ -306,7 +312,7 @@ impl<W: TestSocket> EchoLoad<W> {
         Ok(connection.sent - before)
     }
 
-    /// Receives what is there, and checks it.
+    /// Receives and checks what is there. Returns how many bytes.
     fn take_back(&mut self, number: usize, buffer: &mut [u8]) -> anyhow::Result<u64> {
         let connection = &mut self.connections[number];
         let before = connection.back;
@@ -317,7 +323,9 @@ impl<W: TestSocket> EchoLoad<W> {
                     let right = right(&self.pattern, number, connection.back, len);
                     if buffer[..len] != *right {
                         let at = connection.back;
-                        return Err(anyhow!("connection {number} is wrong behind byte {at}"));
+                        return Err(anyhow!(
+                            "connection {number} carried wrong bytes after byte {at}"
+                        ));
                     }
                     connection.back += len as u64;
                 }
@@ -327,7 +335,7 @@ impl<W: TestSocket> EchoLoad<W> {
         }
     }
 
-    /// Nanoseconds of a round trip, one at a time over all connections by turns.
+    /// Returns the mean nanoseconds of a round trip; one message at a time, over each connection in turn.
     fn trips(&mut self, demo: &Demo) -> anyhow::Result<f64> {
         for connection in &mut self.connections {
             connection.wire.set_waiting(true).context("a connection")?;
@@ -336,7 +344,7 @@ impl<W: TestSocket> EchoLoad<W> {
         let mut trips = 0;
         let mut buffer = [0; LEN];
         let many = self.connections.len();
-        // At least one over each, so that a slow device has an average, too.
+        // At least one round trip over each connection, so that a slow device has an average, too.
         while trips < many as u64 || trips < TRIPS && began.elapsed() < TRIPS_FOR {
             let number = trips as usize % many;
             let wire = &mut self.connections[number].wire;
@@ -363,7 +371,7 @@ impl<W: TestSocket> EchoLoad<W> {
     }
 }
 
-/// What a call did; 0 where its time was up, so that it can be looked for Ctrl-C.
+/// Performs a call. Returns 0 if its time was up, so that the caller can check for Ctrl-C.
 fn done<W: TestSocket>(
     wire: &mut W,
     act: impl FnOnce(&mut W) -> std::io::Result<usize>,
@@ -378,7 +386,7 @@ fn done<W: TestSocket>(
     }
 }
 
-/// What a connection's bytes are from a position on.
+/// Returns the bytes that a connection must carry from a position on.
 fn right(pattern: &[u8], number: usize, at: u64, len: usize) -> &[u8] {
     let at = (at + number as u64 * 4099) % PATTERN as u64;
     &pattern[at as usize..][..len]

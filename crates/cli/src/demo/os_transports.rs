@@ -1,4 +1,4 @@
-//! What the operating system offers, measured between the same two processes.
+//! The operating system's transports, measured between the same two processes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,12 +10,12 @@ use anyhow::Context;
 use super::small_messages::{LEN, message};
 use super::{Demo, MeasuredLoad, ResultRow};
 
-/// Bytes of a piece of the stream.
+/// Bytes of a stream piece.
 const PIECE: usize = 256 << 10;
-/// Pieces of the stream.
+/// Stream pieces of the usual load.
 pub(super) const PIECES: usize = 6 << 10;
 
-/// A peer.
+/// A transport of the operating system.
 #[derive(Clone, Copy)]
 pub(super) enum OsTransport {
     Tcp,
@@ -38,7 +38,7 @@ impl OsTransport {
 }
 
 impl Demo {
-    /// Measures one.
+    /// Measures one transport.
     pub(super) fn measure_transport(
         &self,
         kind: OsTransport,
@@ -88,7 +88,7 @@ impl Demo {
         })
     }
 
-    /// This side: GB/s and nanoseconds one way.
+    /// Runs this process's side. Returns GB/s, and nanoseconds one way.
     fn measure(
         &self,
         MeasuredLoad { pieces, trips }: MeasuredLoad,
@@ -121,7 +121,7 @@ pub(super) fn tcp(stream: &TcpStream) -> anyhow::Result<&TcpStream> {
     Ok(stream)
 }
 
-/// The other side, which receives so many pieces.
+/// Runs the other process's side: receives `pieces` pieces, then echoes messages.
 pub(super) fn answer(
     pieces: usize,
     from: &mut impl Read,
@@ -139,7 +139,7 @@ pub(super) fn answer(
     }
     to.write_all(&[1]).context(what)?;
     let mut message = [0; LEN];
-    // The other side closes when it has seen enough.
+    // The first process closes the stream when it is done.
     while from.read_exact(&mut message).is_ok() {
         to.write_all(&message).context(what)?;
     }

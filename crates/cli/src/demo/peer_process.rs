@@ -1,5 +1,5 @@
-//! The other process of the demonstration. It does not catch signals, unless it is a daemon: when it is killed, by
-//! Ctrl-C or by the first process, that one removes what it leaves.
+//! The other process of the demonstration. Unless it is a daemon, it does not catch signals. When Ctrl-C or
+//! the first process kills it, the first process removes what it leaves.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,8 +15,9 @@ use super::bulk_pipe::Hashed;
 use super::small_messages::{self, END, SpinWait, message, soon};
 use super::{PATIENCE, daemons, echo, os_transports};
 
-/// Plays `role` at `place`: a name, a port or a path. Of a stream of the system's it receives so many pieces, or it has
-/// so many connections. A daemon is `at` an address.
+/// Runs the role `role`. `place` is a name, a port or a path. `pieces` is the number of stream pieces that it
+/// receives over a transport of the operating system, or of connections that it echoes. `at` is the address
+/// of a daemon.
 pub(crate) fn run(
     role: &str,
     place: &str,
@@ -45,7 +46,7 @@ pub(crate) fn run(
             os_transports::answer(pieces, &mut &stream, &mut &stream)
         }
         _ => {
-            // The buffers of the standard streams would be one copy more.
+            // The raw descriptors are used, because the buffers of the standard streams would add a copy.
             let (from, to) = (own(io::stdin())?, own(io::stdout())?);
             os_transports::answer(pieces, &mut &from, &mut &to)
         }
@@ -112,7 +113,7 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
     loop {
         small_messages::recv(&mut out, &mut spin, |found| bytes.copy_from_slice(found))?;
         if bytes == END {
-            // The other side waits until it is known here.
+            // The other side waits for the head that shows that this message was received.
             while !out.push_head()? {
                 spin.spin_once()?;
             }
@@ -123,7 +124,7 @@ fn rings(name: &str, device: &DeviceName) -> anyhow::Result<()> {
             spin.spin_once()?;
         }
     }
-    // The last answer must have been taken before the ring goes.
+    // The other side must receive the last answer before the ring is closed.
     while !back_line.peer_gone() {
         std::thread::yield_now();
     }

@@ -11,20 +11,20 @@ use super::{Demo, LONGEST_S, PATIENCE, TimeLimit, check_interrupt, say, unique};
 
 /// Bytes of a message.
 pub(super) const LEN: usize = 64;
-/// Messages that are sent one way, if the device is done with them in time.
+/// Messages sent one way; fewer if the device is too slow.
 pub(super) const MANY: u64 = 20_000_000;
-/// Messages that go there and back, in the same way.
+/// Messages sent there and back; fewer if the device is too slow.
 pub(super) const TRIPS: u64 = 200_000;
-/// Behind the last message: none of a number.
+/// Message that ends a sequence. It differs from every numbered message.
 pub(super) const END: [u8; LEN] = [0xff; LEN];
-/// What was measured.
+/// Result of this part.
 pub(super) struct SmallMessageResult {
     pub(super) one_way_ns: f64,
-    /// Round trips of that.
+    /// Round trips that were measured.
     pub(super) trips: u64,
 }
 
-/// Message number `number`.
+/// Returns message number `number`.
 pub(super) fn message(number: u64) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
@@ -34,12 +34,12 @@ pub(super) fn message(number: u64) -> [u8; LEN] {
     bytes
 }
 
-/// A ring for one way.
+/// Returns the configuration of a ring for throughput.
 pub(super) fn one_way() -> RingConfig {
     RingConfig::fixed(128, LEN)
 }
 
-/// A ring for a message that somebody waits for.
+/// Returns the configuration of a ring for latency: each message is sent and published at once.
 pub(super) fn latency() -> RingConfig {
     RingConfig {
         transmit_every: Some(1),
@@ -49,8 +49,8 @@ pub(super) fn latency() -> RingConfig {
     }
 }
 
-/// Passes a moment while spinning; now and then looks for Ctrl-C, where this process is told of it, and
-/// whether the other process is still there.
+/// Spins while waiting. From time to time it checks for Ctrl-C, if this process catches it, and that the
+/// other process is still alive.
 pub(super) struct SpinWait<'a> {
     line: &'a Line,
     interrupt: Option<&'a Interrupt>,
@@ -82,7 +82,7 @@ impl<'a> SpinWait<'a> {
     }
 }
 
-/// How long the bring-up of a ring may take.
+/// Returns the limit for the bring-up of a ring.
 pub(super) fn soon(interrupt: Option<&Interrupt>) -> WaitLimit<'_> {
     let until = WaitLimit::deadline(clock::now() + PATIENCE);
     match interrupt {
@@ -128,7 +128,7 @@ pub(super) fn recv(
 }
 
 impl Demo {
-    /// The second part: many messages one way, each checked; then single ones there and back.
+    /// Runs the second part: many messages one way, each checked; then single messages there and back.
     pub(super) fn rings(&self) -> anyhow::Result<SmallMessageResult> {
         say(&format!(
             "2. {} million messages of {LEN} bytes through a ring, each checked where it arrives",
@@ -136,8 +136,8 @@ impl Demo {
         ));
         let name = unique("rings");
         let fabric = registry().context("meeting the other process")?;
-        // It leaves the registry after the other process is gone, which may have been stopped while it
-        // held the registry's lock.
+        // Opened before the other process is started, and so closed after it is gone. While stopped, the
+        // other process may hold the registry's lock, which closing needs.
         let device = headworks::open(&self.device)?;
         let other = self.spawn(&["rings", &name])?;
         let interrupt = Some(&self.interrupt);
@@ -180,7 +180,7 @@ impl Demo {
         let mut trips = 0;
         for number in 0..TRIPS + TRIPS / 10 {
             self.check_interrupt()?;
-            // The first are not measured: a tenth of them, or fewer where they take long.
+            // The first round trips are not measured: a tenth of them, or fewer if they take long.
             if number <= TRIPS / 10 && !limit.is_half_over() {
                 (began_trips, trips) = (Instant::now(), 0);
             } else if number.is_multiple_of(64) && trips > 0 && limit.is_over() {
@@ -203,7 +203,7 @@ impl Demo {
         if !same {
             return Err(anyhow!("a message came back changed"));
         }
-        // The other process stays until its last answer has been taken: the line's end says so.
+        // The other process stays until its last answer was received. Dropping the line tells it so.
         drop((out, back, out_line, back_line));
         self.finish(other)?;
         if sent < MANY {
@@ -213,7 +213,7 @@ impl Demo {
         }
         say(&format!(
             "   all right: {:.*} million messages a second, {:.0} ns for one, and {one_way_ns:.0} ns from one process to the other.\n",
-            // Of a slow device there would be nothing to see.
+            // With one digit, a slow device would show 0.0.
             if sent == MANY { 1 } else { 3 },
             sent as f64 / took / 1e6,
             took * 1e9 / sent as f64,

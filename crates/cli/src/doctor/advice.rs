@@ -1,4 +1,4 @@
-//! What follows from the facts.
+//! Derives the findings from the facts.
 
 mod rdma_device;
 
@@ -6,27 +6,27 @@ use headworks::devices::{INSTALL_LIBIBVERBS, INSTALL_LIBRDMACM};
 
 use super::system_info::{ManagerFile, SystemInfo};
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// As it should be.
     Good,
     /// It works, and could work better.
     Improvable,
-    /// A device that is there, or what the software one needs, does not work.
+    /// A device that exists, or something that the software device needs, does not work.
     Broken,
 }
 
-/// What one check found.
+/// Finding of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// What was looked at.
+    /// Name of the check.
     pub(super) check: &'static str,
     pub(super) verdict: Verdict,
     pub(super) found: String,
-    /// What it does to a user, if it is not good.
+    /// What the finding means for a user.
     pub(super) why: Option<String>,
-    /// The command that mends it.
+    /// Command that fixes it.
     pub(super) mend: Option<String>,
 }
 
@@ -61,16 +61,16 @@ impl Finding {
 
 use Verdict::{Broken, Improvable};
 
-/// How a container comes by devices, and by the memory that they need.
+/// Command that gives a container the devices, and the memory that they need.
 const IN_CONTAINER: &str = "docker run --device=/dev/infiniband --ulimit memlock=-1 …";
 /// Bytes that programs with rings of a few MiB register.
 const MEMLOCK_MIN: u64 = 64 << 20;
 /// Files that a few hundred rings hold open.
 const OPEN_FILES_MIN: u64 = 4096;
-/// What the registry and the wake-ups of a few thousand processes take.
+/// Bytes that the registry and the wake-ups of a few thousand processes take.
 const SHM_BYTES_MIN: u64 = 16 << 20;
 
-/// All that there is to say, in the order in which to mend it.
+/// Returns all findings, in the order in which to fix them.
 pub(super) fn advise(facts: &SystemInfo) -> Vec<Finding> {
     let mut findings = match facts.devices.is_empty() {
         true => no_device(facts),
@@ -94,8 +94,8 @@ pub(super) fn advise(facts: &SystemInfo) -> Vec<Finding> {
     findings
 }
 
-/// Where there is no device, which is nothing that has to be mended: how to come by one, and what of its
-/// libraries is there.
+/// Findings on a machine without an RDMA device, which is no fault: how to get one, and which of its
+/// libraries are installed.
 fn no_device(facts: &SystemInfo) -> Vec<Finding> {
     let state = |check, missing: Option<&String>, install| match missing {
         None => Finding::good(check, "installed"),
@@ -112,8 +112,8 @@ fn no_device(facts: &SystemInfo) -> Vec<Finding> {
             "no RDMA device: the software one, soft, needs none",
         )
         .because(
-            "the kernel's rxe makes one of any network device; where its module cannot be loaded, `cargo xtask rxe \
-             PROGRAM`, in the source of Headworks, runs a program between two in a virtual machine",
+            "the kernel's rxe turns any network device into one; if its module cannot be loaded, `cargo xtask rxe \
+             PROGRAM` in the source of Headworks runs a program on two of them in a virtual machine",
         )
         .mend("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"),
         state("libibverbs", library, INSTALL_LIBIBVERBS),
@@ -124,13 +124,13 @@ fn no_device(facts: &SystemInfo) -> Vec<Finding> {
 fn library(facts: &SystemInfo) -> Finding {
     match &facts.library {
         Some(Err(why)) => Finding::bad(Broken, "libibverbs", why)
-            .because("the kernel has RDMA devices, and programs reach them by this library")
+            .because("the kernel has RDMA devices, and programs reach them through this library")
             .mend(INSTALL_LIBIBVERBS),
         _ => Finding::good("libibverbs", "there"),
     }
 }
 
-/// Where there are devices: whether their programs can meet by the connection manager as well.
+/// If there are devices: whether their programs can also meet through the connection manager.
 fn manager(facts: &SystemInfo) -> Option<Finding> {
     if facts.devices.is_empty() {
         return None;
@@ -138,7 +138,7 @@ fn manager(facts: &SystemInfo) -> Option<Finding> {
     let check = "manager";
     let missing = |found: &str| {
         let finding = Finding::bad(Improvable, check, found);
-        finding.because("meetings over RDMA, at rdma:HOST:PORT, take the connection manager; those over TCP do not")
+        finding.because("connecting over RDMA, at rdma:HOST:PORT, needs the connection manager; connecting over TCP does not")
     };
     if let Some(Err(why)) = &facts.manager {
         return Some(missing(why).mend(INSTALL_LIBRDMACM));
@@ -182,7 +182,7 @@ fn open_files(facts: &SystemInfo) -> Finding {
     match facts.open_files {
         Some(most) if most < OPEN_FILES_MIN => {
             Finding::bad(Improvable, "open files", format!("{most} at most"))
-                .because("a segment, a channel and a connection are a file each: hundreds of rings run out of them")
+                .because("each segment, channel and connection is an open file: hundreds of rings exceed the limit")
                 .mend("ulimit -n 65536")
         }
         Some(most) => Finding::good("open files", format!("{most} at most")),
@@ -215,14 +215,14 @@ fn huge_pages(facts: &SystemInfo) -> Finding {
         return Finding::good("huge pages", format!("{found}{shmem}"));
     }
     Finding::bad(Improvable, "huge pages", found)
-        .because("an RNIC keeps fewer addresses for large rings on huge pages")
+        .because("large rings on huge pages need fewer address translations in the RNIC")
         .mend("sysctl vm.nr_hugepages=512")
 }
 
 fn cores(facts: &SystemInfo) -> Finding {
     match facts.cores {
         1 => Finding::bad(Improvable, "cores", "one core")
-            .because("two ends that poll take turns on one core: let them wait (mode Notify) or give them two")
+            .because("two ends that poll share the one core: let them sleep (mode Notify) or give them two cores")
             .mend(match facts.container {
                 Some(_) => "docker run --cpuset-cpus=0-1 …",
                 None => "taskset -cp $$   # the cores that this shell may use; taskset -cp 0-1 $$ gives it two",
@@ -259,7 +259,7 @@ fn private_memory(facts: &SystemInfo) -> Option<Finding> {
     }
     let found = format!("yama.ptrace_scope is {scope}");
     let finding = Finding::bad(Improvable, "private memory", found).because(
-        "memory that the software device did not make is reached through its owner instead of directly, which is slower",
+        "memory that the software device did not allocate is copied by its owner instead of directly, which is slower",
     );
     Some(finding.mend("sysctl kernel.yama.ptrace_scope=0"))
 }

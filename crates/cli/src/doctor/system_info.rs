@@ -1,5 +1,5 @@
-//! What the machine says of itself. Whatever cannot be read is not known, which is no error: many a file
-//! is missing in a container or on another kernel.
+//! Facts about this machine. A fact whose file cannot be read is unknown, which is no error: many files are
+//! missing in a container or on another kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,47 +9,47 @@ use headworks::devices::{Choice, Refusal};
 use headworks::verbs::OpenError;
 use rustix::process::{Resource, getrlimit};
 
-/// What is looked at.
+/// Facts that the findings are derived from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SystemInfo {
     /// Whether one device was named, and nothing else matters.
     pub(super) is_single_device: bool,
-    /// The devices that libibverbs lists, or why it cannot be asked.
+    /// Devices that libibverbs lists, or why it cannot be asked.
     pub(super) library: Option<Result<Vec<String>, String>>,
-    /// Whether librdmacm is there, or why it is not.
+    /// Whether librdmacm is installed, or why it is not.
     pub(super) manager: Option<Result<(), String>>,
-    /// The kernel's part of it.
+    /// Whether the kernel's connection manager can be reached.
     pub(super) manager_file: ManagerFile,
     pub(super) devices: Vec<Nic>,
-    /// Bytes that may be locked in memory; `None` for any number.
+    /// Bytes that may be locked in memory; `None` if unlimited.
     pub(super) memlock: Option<u64>,
-    /// Whether this process may lock more than that: root may.
+    /// Whether this process may exceed `memlock`, as root may.
     pub(super) may_lock_all_memory: bool,
-    /// Files that may be open.
+    /// Files that may be open; `None` if unlimited.
     pub(super) open_files: Option<u64>,
     /// Cores that this process may run on.
     pub(super) cores: usize,
-    /// Governors of the cores' clocks, each once.
+    /// Frequency governors of the cores, each once.
     pub(super) governors: Vec<String>,
     pub(super) huge: HugePages,
     pub(super) nodes: usize,
     /// Whether the kernel moves pages between nodes by itself.
     pub(super) numa_balancing: bool,
-    /// Bytes that `/dev/shm` has room for.
+    /// Size of `/dev/shm`, in bytes.
     pub(super) shm_bytes: Option<u64>,
-    /// What contains this process, if something does.
+    /// Container runtime that this process runs under, if any.
     pub(super) container: Option<&'static str>,
-    /// What the control group lets this process have of a device, where that is limited: the device, the
-    /// limits in the kernel's words, and the file that says so.
+    /// Limits of the control groups on RDMA devices: the device, the limits in the kernel's words, and the
+    /// file that sets them. Devices without limits are left out.
     pub(super) rdma_limits: Vec<(String, String, PathBuf)>,
-    /// Yama's scope: who may read another process's memory.
+    /// Yama's ptrace scope, which decides which processes may read another's memory.
     pub(super) ptrace_scope: Option<u8>,
 }
 
-/// Where the kernel has a folder for each RDMA device.
+/// Directory in which the kernel has an entry for each RDMA device.
 const DEVICES: &str = "sys/class/infiniband";
 
-/// The kernel's names of its RDMA devices.
+/// Returns the kernel's names of its RDMA devices.
 pub(super) fn devices(root: &Path) -> Vec<String> {
     list(&root.join(DEVICES))
         .iter()
@@ -57,32 +57,32 @@ pub(super) fn devices(root: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The file by which programs reach the kernel's connection manager.
+/// State of the file through which programs reach the kernel's connection manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ManagerFile {
     #[default]
     Missing,
-    /// It is there, and not for this process.
+    /// It exists, and this process may not open it.
     Closed,
     Open,
 }
 
-/// What the libraries of RDMA say, which is not to be read from files.
+/// Facts that come from the RDMA libraries, not from files.
 pub(super) struct RdmaLibraries<'a> {
-    /// The devices that libibverbs lists, or why it cannot be asked.
+    /// Devices that libibverbs lists, or why it cannot be asked.
     pub(super) devices: Result<Vec<String>, String>,
-    /// Whether librdmacm is there, or why it is not.
+    /// Whether librdmacm is installed, or why it is not.
     pub(super) manager: Result<(), String>,
-    /// What the device of that name is used by, or why it is not.
+    /// Returns the port and address that a device is used with, or why it is not used.
     pub(super) choice: &'a dyn Fn(&str) -> Result<Choice, OpenError>,
 }
 
 /// A device that cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnusableDevice {
-    /// The error, one line.
+    /// Text of the error, one line.
     pub(super) said: String,
-    /// The reason, where it is one of those that are known.
+    /// Reason, if it is a known one.
     pub(super) refusal: Option<Refusal>,
 }
 
@@ -97,12 +97,12 @@ impl From<OpenError> for UnusableDevice {
     }
 }
 
-/// Pages of 2 MiB.
+/// Huge pages of 2 MiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HugePages {
     pub(super) total: u64,
     pub(super) free: u64,
-    /// When shared memory gets them by itself: the word in brackets.
+    /// When shared memory gets huge pages without asking: the word that the kernel has in brackets.
     pub(super) shmem: String,
 }
 
@@ -110,31 +110,31 @@ pub(super) struct HugePages {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Nic {
     pub(super) name: String,
-    /// The file that programs open; `None` if there is none.
+    /// File that programs open; `None` if there is none.
     pub(super) uverbs: Option<PathBuf>,
-    /// Whether this process may open it.
+    /// Whether this process may open the file.
     pub(super) may_open: bool,
-    /// What opening it comes to; `None` where there is no way to try.
+    /// Result of opening the device; `None` if it cannot be tried.
     pub(super) opened: Option<Result<Choice, UnusableDevice>>,
     pub(super) node: Option<u32>,
     pub(super) ports: Vec<Port>,
 }
 
-/// A port of one.
+/// A port of an RDMA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Port {
     pub(super) number: u32,
-    /// As the kernel words it: `ACTIVE`, `DOWN`.
+    /// State in the kernel's words: `ACTIVE`, `DOWN`.
     pub(super) state: String,
     /// `Ethernet` or `InfiniBand`.
     pub(super) link_layer: String,
-    /// The network device below and its MTU, where there is one.
+    /// Network device below the port and that device's MTU, if there is one.
     pub(super) net: Option<(String, u32)>,
 }
 
 impl SystemInfo {
-    /// Reads below `root`, which is `/` but in tests; limits are this process's own.
-    /// Of the devices only the one called `only`, if there is a name.
+    /// Reads the facts below `root`, which is `/` except in tests; resource limits are this process's own. If
+    /// `only` is given, reads no other device.
     pub(super) fn read(root: &Path, libraries: RdmaLibraries<'_>, only: Option<&str>) -> Self {
         let at = |path: &str| root.join(path);
         let devices = list(&at(DEVICES))
@@ -223,7 +223,7 @@ fn port(root: &Path, path: &Path) -> Option<Port> {
     })
 }
 
-/// Whether the effective capabilities have `CAP_IPC_LOCK`.
+/// Whether the effective capabilities include `CAP_IPC_LOCK`.
 fn may_lock_all_memory(status: &Path) -> bool {
     const IPC_LOCK: u32 = 14;
     let text = word(status).unwrap_or_default();
@@ -267,7 +267,7 @@ fn container(root: &Path) -> Option<&'static str> {
     marks.iter().rev().find(there).map(|(_, name)| *name)
 }
 
-/// The limits of the control group (version 2) that this process is in, and of those around it.
+/// Returns the limits of this process's control group (version 2) and of the groups around it.
 fn rdma_limits(root: &Path) -> Vec<(String, String, PathBuf)> {
     let groups = word(&root.join("proc/self/cgroup")).unwrap_or_default();
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
@@ -287,7 +287,7 @@ fn rdma_limits(root: &Path) -> Vec<(String, String, PathBuf)> {
     found
 }
 
-/// Whether a path's name is `prefix` and a number.
+/// Whether a path's name is `prefix` followed by a number.
 fn numbered(path: &Path, prefix: &str) -> bool {
     let name = name_of(path);
     let digits = name.strip_prefix(prefix).unwrap_or_default();
@@ -299,7 +299,7 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// What is in a folder, by name.
+/// Returns the entries of a directory, sorted by name; none if it cannot be read.
 fn list(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
@@ -335,7 +335,7 @@ mod tests {
         panic!("nobody asks for {name}")
     }
 
-    /// A root with these files.
+    /// Creates a root directory with these files.
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -403,10 +403,10 @@ mod tests {
             refusal: Some(refusal.clone()),
         };
         assert_eq!(nic.opened, Some(Err(unused)));
-        // What libibverbs does not list, nobody tries to open.
+        // A device that libibverbs does not list is not opened.
         let facts = SystemInfo::read(root.path(), libraries(&["mlx4_0"], &never), Some("mlx5_0"));
         assert_eq!(facts.devices[0].opened, None);
-        // Nor what nobody asks for.
+        // Nor is a device that was not asked for.
         let facts = SystemInfo::read(root.path(), libraries(&["mlx5_0"], &never), Some("mlx4_0"));
         assert_eq!(facts.devices, []);
         assert_eq!(devices(root.path()), ["mlx5_0"]);
@@ -467,7 +467,7 @@ mod tests {
             root.path().join(around).join("rdma.max"),
         );
         assert_eq!(facts.rdma_limits, [expected]);
-        // Nor is anything known where nothing says.
+        // Without a file that names the group, nothing is known.
         let bare = tempfile::tempdir().unwrap();
         assert_eq!(rdma_limits(bare.path()), []);
     }

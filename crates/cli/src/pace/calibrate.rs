@@ -69,7 +69,7 @@ pub(crate) fn run(command: &Calibrate) -> anyhow::Result<()> {
 fn check(device: &DeviceName, peer: &DeviceName) -> anyhow::Result<()> {
     if device.kind() != peer.kind() {
         return Err(bad_input(format_args!(
-            "--peer-device {peer} is of another kind than {device}: requests do not go from one to the other"
+            "--peer-device {peer} is of another kind than {device}: requests need two devices of one kind"
         )));
     }
     let machine = |name: &DeviceName| {
@@ -78,7 +78,7 @@ fn check(device: &DeviceName, peer: &DeviceName) -> anyhow::Result<()> {
     };
     if is_simulated(device) && machine(device)? != machine(peer)? {
         return Err(bad_input(format_args!(
-            "--peer-device {peer} is on another simulated network than {device}: both have the same preset and seed"
+            "--peer-device {peer} is on another simulated network than {device}: both must have the same preset and seed"
         )));
     }
     Ok(())

@@ -40,12 +40,11 @@ fn in_text() -> String {
         ("key", |constant| constant.key.to_owned()),
         ("unit", |constant| constant.unit.to_owned()),
         ("default", |constant| constant.default.to_string()),
-        ("may be", range),
+        ("range", range),
     ];
-    let mut text =
-        "constants of pacing; each may be another, in a device's name: soft:h1,pace_KEY=VALUE\n\
-        sim:PRESET has its own line rate, soft takes no timestamps, if nothing is said\n\n"
-            .to_owned();
+    let mut text = "constants of pacing; a device's name changes them: soft:h1,pace_KEY=VALUE\n\
+        other defaults: sim:PRESET has its own line rate, soft takes no timestamps\n\n"
+        .to_owned();
     // Writing to a string does not fail.
     for (head, of) in columns {
         let _ = write!(text, "{head:0$}  ", width(head, of));

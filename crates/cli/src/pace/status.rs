@@ -35,7 +35,7 @@ fn in_text(observer: &Observer) -> String {
     let _ = match is_window(observer) {
         true => writeln!(
             text,
-            "    limits what is in flight, not the rate (pace_window)"
+            "    limits the bytes in flight, not the rate (pace_window)"
         ),
         false => writeln!(
             text,
@@ -50,7 +50,7 @@ fn in_text(observer: &Observer) -> String {
         0 => write!(text, "    no delay measured yet;"),
         _ => write!(
             text,
-            "    delay {:.3} us, {:.2} base delays beyond the first;",
+            "    delay {:.3} us, {:.2} base delays above the base delay;",
             micros(&status),
             status.ratio,
         ),

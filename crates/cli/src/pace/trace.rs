@@ -140,7 +140,7 @@ fn named(device: &DeviceName) -> anyhow::Result<String> {
         // Other options of the name concern opening the device, and nothing opens it here.
         "soft" | "ibv" => Ok(check(device).map(|()| rnic(device))?),
         _ if is_simulated(device) => Err(bad_input(format_args!(
-            "{device} is simulated, and paced within its process only: nothing of it is seen from here"
+            "{device} is simulated, and paced within its process only: this command cannot see it"
         ))),
         kind => Err(bad_input(format_args!(
             "no device kind {kind:?} is paced (known: soft, ibv)"
@@ -169,7 +169,7 @@ impl TraceRecorder {
             if self.samples.len() >= SAMPLES_MAX {
                 bar.suspend(|| {
                     tell(format_args!(
-                        "{SAMPLES_MAX} samples: that is all one trace has"
+                        "{SAMPLES_MAX} samples: that is the most a trace may have"
                     ))
                 });
                 break Ok(());
@@ -301,7 +301,7 @@ impl TraceRecorder {
 fn bar() -> ProgressBar {
     let bar = ProgressBar::no_length();
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-    if let Ok(style) = ProgressStyle::with_template("{pos} looks, {elapsed}") {
+    if let Ok(style) = ProgressStyle::with_template("{pos} samples, {elapsed}") {
         bar.set_style(style);
     }
     bar

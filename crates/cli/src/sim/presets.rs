@@ -69,15 +69,15 @@ fn in_text(presets: &[Preset]) -> String {
     let column = |preset: &Preset| preset.name.len().max("16777216".len());
     let bounds = CONSTANTS.iter().map(bounds).collect::<Vec<_>>();
     let bound = bounds.iter().map(String::len).max().unwrap_or(0);
-    let mut text = "simulated machines and their constants; each may be another: --set KEY=VALUE\n\
-        below each where it comes from; † was cited from memory\n\n"
+    let mut text = "simulated machines and their constants; --set KEY=VALUE changes one\n\
+        below each constant is its source; † was cited from memory\n\n"
         .to_owned();
     // Writing to a string does not fail.
     let _ = write!(text, "{:key$}  {:unit$}", "key", "unit");
     for preset in presets {
         let _ = write!(text, "  {:>1$}", preset.name, column(preset));
     }
-    let _ = writeln!(text, "  {:bound$}  what", "may be");
+    let _ = writeln!(text, "  {:bound$}  what", "range");
     for (constant, bounds) in CONSTANTS.iter().zip(&bounds) {
         let _ = write!(text, "{:key$}  {:unit$}", constant.key, constant.unit);
         for (preset, value) in presets.iter().zip(values(presets, constant)) {

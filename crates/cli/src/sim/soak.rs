@@ -130,8 +130,8 @@ impl SoakTotals {
             failed,
         } = self;
         print(&format!(
-            "simulated: {seeds} seeds from {from} on, {messages} messages on {rings} rings, {broken} of them broken by what \
-             breaks rings; {failed} seeds failed\n"
+            "simulated: {seeds} seeds from {from} on, {messages} messages on {rings} rings, {broken} of them broken by the injected \
+             faults; {failed} seeds failed\n"
         ))
     }
 }

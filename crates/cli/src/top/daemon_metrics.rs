@@ -20,7 +20,7 @@ use crate::exit_status::bad_input;
 
 /// Longest time that a daemon may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest answer, in bytes: enough for more applications than a daemon can have.
+/// Longest answer that is read, in bytes. No sane number of applications needs more.
 const ANSWER_MAX: u64 = 64 << 20;
 
 pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
@@ -29,7 +29,7 @@ pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
         (_, Ok(Metrics::At(at))) => at,
         _ => {
             return Err(bad_input(format_args!(
-                "--daemon {which}: it may be an IP address, a path (with a slash) or IP:PORT"
+                "--daemon {which}: it must be an IP address, a path (with a slash) or IP:PORT"
             )));
         }
     };
@@ -52,7 +52,7 @@ pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
 
 /// Requests a daemon's metrics.
 pub(crate) fn scrape(at: &MetricsAt) -> anyhow::Result<String> {
-    let nobody = || format!("no daemon says at {at} what it does");
+    let nobody = || format!("no daemon serves metrics at {at}");
     match at {
         MetricsAt::Path(path) => {
             let stream = UnixStream::connect(path).with_context(nobody)?;
@@ -65,7 +65,7 @@ pub(crate) fn scrape(at: &MetricsAt) -> anyhow::Result<String> {
             ask(stream)
         }
     }
-    .with_context(|| format!("{at} does not answer as a daemon does"))
+    .with_context(|| format!("{at} does not answer like a daemon"))
 }
 
 fn ask(mut stream: impl Read + Write) -> anyhow::Result<String> {
@@ -73,7 +73,7 @@ fn ask(mut stream: impl Read + Write) -> anyhow::Result<String> {
     let mut answer = String::new();
     stream.take(ANSWER_MAX).read_to_string(&mut answer)?;
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
-        bail!("no answer of HTTP");
+        bail!("no HTTP answer");
     };
     let status = head.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("200") {
@@ -124,7 +124,7 @@ struct PreviousMetrics<'a> {
 
 impl MetricsSnapshot {
     fn of(text: String) -> anyhow::Result<Self> {
-        let samples = metrics::parse(&text).context("what the daemon says")?;
+        let samples = metrics::parse(&text).context("the daemon's metrics")?;
         let mut look = Self {
             daemon: MetricsRow::default(),
             domains: Rows::new(),

@@ -1,4 +1,4 @@
-//! A look as one line of JSON. Rates are there from the second look on.
+//! A sample as one line of JSON. Rates are present from the second sample on.
 
 use headworks::inspect::{ContextSnapshot, QueuePairSnapshot, RegistrySnapshot};
 use serde_json::{Value, json};

@@ -40,7 +40,7 @@ impl FabricView<'_> {
         }
         for one in &self.object_counts.unreadable {
             let (host, why) = (plain(&one.host), plain(&one.why));
-            let _ = writeln!(text, "\n{host} pid {}: cannot be looked at: {why}", one.pid);
+            let _ = writeln!(text, "\n{host} pid {}: cannot be inspected: {why}", one.pid);
         }
         cut(&text, self.width)
     }

@@ -1,6 +1,9 @@
-//! Applications that do what they must not, each a process of its own, and one beside them that does nothing wrong: its
-//! bytes arrive whole through all of it.
-#![allow(unsafe_code, reason = "forks, and closes what is another's")]
+//! Applications that misuse the service, each in a process of its own, beside one that does nothing wrong.
+//! The latter's bytes arrive whole all the while.
+#![allow(
+    unsafe_code,
+    reason = "forks, and closes descriptors that other objects own"
+)]
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,17 +22,17 @@ use crate::daemon::{Daemons, echo, exchange, locked, to};
 use crate::kills::{Leftovers, leftovers_at_rest};
 use crate::test_env::{CommandProcess, until};
 
-/// What the process does wrong that this test starts, and where it attaches.
+/// What the started process does wrong, and the socket that it attaches to.
 const DOES: &str = "HEADWORKS_TEST_MISUSE";
 const SOCKET: &str = "HEADWORKS_TEST_MISUSE_SOCKET";
-/// The port at which everything is echoed, one at which nobody reads, and one at which nobody listens.
+/// Port that echoes everything, port at which nobody reads, port at which nobody listens.
 const ECHO: u16 = 7000;
 const HELD: u16 = 7001;
 const DEAD: u16 = 7002;
-/// Memory that two connections take at most at one end, of one of which nothing is read: their rings.
+/// Most memory, in bytes, that two connections take at one end if one of them is never read: their rings.
 const HELD_MAX: f64 = 24e6;
 
-/// One that does nothing wrong: a connection over which bytes go there and back.
+/// Application that does nothing wrong: a connection whose bytes are echoed.
 struct Bystander {
     rounds: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
@@ -73,7 +76,10 @@ impl Bystander {
     fn goes_on(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         until("the bystander", || {
-            assert!(!self.thread.is_finished(), "it is harmed");
+            assert!(
+                !self.thread.is_finished(),
+                "the bystander's connection failed"
+            );
             self.rounds.load(Ordering::Relaxed) > before + 3
         });
     }
@@ -84,7 +90,7 @@ impl Bystander {
     }
 }
 
-/// Echoes whatever comes; counts connections that were reset.
+/// Echoes everything. Returns the number of connections that were reset.
 fn serve(service: &Service) -> Arc<AtomicU64> {
     let resets = Arc::<AtomicU64>::default();
     let listener = service.listen(ECHO, 1 << 10).expect("the port is free");
@@ -102,7 +108,7 @@ fn serve(service: &Service) -> Arc<AtomicU64> {
     resets
 }
 
-/// The process that does this.
+/// Starts a process that misuses the service as `does` says.
 fn start(daemons: &Daemons, does: &str) -> CommandProcess {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     let own = "application_misuse::misuse_by_one_application_harms_no_other";
@@ -130,7 +136,7 @@ fn misuse_by_one_application_harms_no_other() {
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let resets = serve(&server);
-    // What stays once it is there: links.
+    // Links stay once they exist, so they are created before the first count.
     serve(&client);
     for host in [0, 1] {
         exchange(client.connect(to(host, ECHO)).unwrap(), 1000).unwrap();
@@ -196,25 +202,25 @@ fn misuse_by_one_application_harms_no_other() {
     }
     drop((client, server));
     let said = daemons.end_saying();
-    // Who has a line coming, and what it says that helps.
+    // The log names the connection and gives advice.
     assert!(
         said[0].contains("wrote what it must not into the memory of connection")
             && said[0].contains("look for stray writes in it"),
         "{}",
         said[0]
     );
-    // Not a line for each: they were many.
+    // The rate limiter kept the log short, although there were many such events.
     for (host, said) in said.iter().enumerate() {
         assert!(said.lines().count() < 60, "host {host}: {said}");
         assert!(!said.contains("panicked"), "host {host}: {said}");
     }
 }
 
-/// Sends for as long as there is room; says how much that was.
+/// Sends until there is no more room. Returns the number of bytes sent.
 fn fill(stream: &mut Stream) -> usize {
     let bytes = vec![7; 1 << 16];
     let mut sent = 0;
-    // Rings grow while they are filled, so that there may be room again before long, but not for ever.
+    // Rings grow while they are filled, so room may appear again soon, but not forever.
     let mut in_vain = 0;
     until("no room", || {
         stream.set_deadline(Some(clock::now() + Duration::from_millis(50)));
@@ -223,7 +229,7 @@ fn fill(stream: &mut Stream) -> usize {
             Err(ServiceError::Deadline) => in_vain += 1,
             Err(error) => panic!("{error}"),
         }
-        assert!(sent < 1 << 30, "it is kept somewhere");
+        assert!(sent < 1 << 30, "sending goes on although nobody reads");
         in_vain == 10
     });
     sent
@@ -236,7 +242,7 @@ fn misuse(does: &str, socket: &OsStr) {
         "never reads" => {
             let stream = attach().connect(to(1, HELD)).expect("connects");
             loop {
-                // Until it is killed.
+                // It waits here until it is killed.
                 std::hint::black_box(&stream);
                 thread::park();
             }
@@ -244,11 +250,11 @@ fn misuse(does: &str, socket: &OsStr) {
         "forks" => fork(&attach()),
         "closes" => close(&attach()),
         "calls nobody" => call_nobody(&attach()),
-        other => panic!("what is {other}?"),
+        other => panic!("no such misuse: {other}"),
     }
 }
 
-/// Writes all over what it shares with its daemon while it sends, until it is killed.
+/// Overwrites the memory that it shares with its daemon while it sends, until it is killed.
 fn scribble(attach: impl Fn() -> Service) {
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = move || {
@@ -259,7 +265,7 @@ fn scribble(attach: impl Fn() -> Service) {
     };
     let own = File::options().write(true).open("/proc/self/mem");
     let own = own.expect("its own memory");
-    // What it has may be beyond use sooner or later: then it is attached anew.
+    // What it has becomes unusable sooner or later; then it attaches anew.
     loop {
         let service = attach();
         let mut streams: Vec<Stream> = Vec::new();
@@ -280,16 +286,17 @@ fn scribble(attach: impl Fn() -> Service) {
                 let is_sent = stream.send(&vec![3; len]).err().is_none_or(is_there);
                 match is_sent && stream.recv(&mut buffer).err().is_none_or(is_there) {
                     true => streams.push(stream),
-                    // Until it is killed: one that is closed while both ends wait for room stays until the other goes.
+                    // Kept until it is killed: closing may block. If both ends wait for room, a closed
+                    // connection stays until the other end goes.
                     false => std::mem::forget(stream),
                 }
             }
-            // Now and then they get some way undisturbed.
+            // Most turns are left undisturbed, so that the connections get some way.
             if turn % 8 != 0 {
                 continue;
             }
             for (from, to) in shared() {
-                // What is in use lies at the beginning, mostly.
+                // The words in use are mostly at the beginning, so every second write goes there.
                 let span = [to - from, (to - from).min(1 << 16)][next() as usize % 2];
                 let at = from + (next() % (span / 8)) * 8;
                 let word = match next() % 4 {
@@ -311,7 +318,7 @@ fn soon() -> Option<headworks_verbs::Instant> {
     Some(clock::now() + Duration::from_millis(500))
 }
 
-/// Where the memory lies that this process shares with another and may write to.
+/// Returns the address ranges of the memory that this process shares with another and may write to.
 fn shared() -> Vec<(u64, u64)> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("its mappings");
     let lines = maps.lines().filter(|line| line.contains(" rw-s "));
@@ -323,19 +330,20 @@ fn shared() -> Vec<(u64, u64)> {
     lines.filter_map(range).collect()
 }
 
-/// Whether `f` says so in a forked child.
+/// Runs `f` in a forked child. Returns whether it succeeded there.
 fn run_in_forked_child(f: impl FnOnce()) -> bool {
-    // SAFETY: the child only runs `f`, which takes no lock that another thread of this process may hold, and ends.
+    // SAFETY: the child only runs `f` and exits. `f` takes no lock that another thread of this process may
+    // hold.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
         0 => {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: this ends the child without running any of the parent's destructors or exit handlers.
             unsafe { libc::_exit(i32::from(done.is_err())) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: our own child and a valid place for its status.
+            // SAFETY: `pid` is our own child, and `status` is a valid place for its status.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
         }
@@ -347,7 +355,8 @@ fn is_forked<T: std::fmt::Debug>(result: Result<T, ServiceError>) {
     assert!(matches!(error, ServiceError::Forked), "{error}");
 }
 
-/// Forks with one of everything: the child can do nothing with it and takes nothing away, and the parent goes on.
+/// Forks while it has one object of each kind. The child can use none of them and takes nothing away; the
+/// parent goes on.
 fn fork(service: &Service) {
     let listener = service.listen(0, 8).unwrap();
     let own = to(0, listener.port());
@@ -392,9 +401,9 @@ fn fork(service: &Service) {
         is_forked(far.revoke(export).map_err(|left| left.error));
         is_forked(socket.send_to(b"from the child", here));
         is_forked(socket.recv_from(&mut []));
-        // What is dropped is the parent's still.
+        // Dropping them in the child leaves the parent's objects alone.
         drop((listener, near, polled, far, socket, memory.take()));
-        // It may have something of its own.
+        // The child may attach on its own.
         let path = std::env::var_os(SOCKET).expect("a socket");
         let mut stream = Service::attach(path.as_ref(), "child")
             .and_then(|own| own.connect(to(1, ECHO)))
@@ -402,7 +411,10 @@ fn fork(service: &Service) {
         stream.send_all(b"own").unwrap();
         assert!(stream.recv(&mut [0; 8]).unwrap() > 0);
     };
-    assert!(run_in_forked_child(child), "the child says why");
+    assert!(
+        run_in_forked_child(child),
+        "the child failed, and printed why"
+    );
     let (listener, mut near, mut polled, mut far, mut socket, export) =
         everything.expect("the child took a copy");
     assert_eq!(polled.fetch_add(export_id, 0, 1).unwrap(), 1);
@@ -418,12 +430,12 @@ fn fork(service: &Service) {
 }
 
 fn close_number(number: RawFd) {
-    // SAFETY: it is this test's wrong to close what is another's. No other file gets the number meanwhile: this process
-    // has one thread that opens any, and what it opens is not used.
+    // SAFETY: closing a descriptor that another object owns is the misuse under test. No other file gets the
+    // number meanwhile: only one thread of this process opens files, and what it opens is not used.
     assert_eq!(unsafe { libc::close(number) }, 0);
 }
 
-/// Uses what it has closed.
+/// Uses objects after closing them.
 fn close(service: &Service) {
     let mut buffer = [0; 64];
     let mut stream = service.connect(to(1, ECHO)).unwrap();
@@ -436,10 +448,11 @@ fn close(service: &Service) {
     let taken = stream.recv(&mut buffer).unwrap_err();
     assert!(matches!(taken, ServiceError::Taken), "{taken}");
     drop(stream);
-    // The other half of it is there still.
+    // The reading half still exists.
     reader.set_deadline(soon());
     assert!(reader.recv(&mut buffer).is_err());
-    // The descriptor of one that is polled: it is of no use, and says so or goes on without.
+    // A polled connection without its descriptor is of no use. Its calls fail, or work without the
+    // descriptor.
     let mut stream = service.connect(to(1, ECHO)).unwrap();
     close_number(stream.fd().unwrap().as_raw_fd());
     stream.set_deadline(soon());
@@ -451,11 +464,11 @@ fn close(service: &Service) {
             assert!(!matches!(error, ServiceError::Contract(_)), "{error}");
         }
     }
-    // Nothing that is closed once more: its number may be another's by now.
+    // Dropping it would close the number again, which another file may have by now.
     std::mem::forget(stream);
 }
 
-/// Sends where nobody listens.
+/// Sends to a port at which nobody listens.
 fn call_nobody(service: &Service) {
     let is_refused = |error: ServiceError| {
         let kind = std::io::Error::from(error).kind();

@@ -1,4 +1,4 @@
-//! Wrong input is one clear line and the right exit code.
+//! Bad input gives one clear line and the right exit code.
 
 use std::process::Stdio;
 
@@ -137,7 +137,7 @@ fn options_that_are_not_legal_are_told_alike_of_every_kind_of_device() {
     fabric.is_clean();
 }
 
-/// The exit code where standard error is a pipe that nobody reads.
+/// Returns the exit code if standard error is a pipe without a reader.
 fn code_unheard(fabric: &TestEnv, args: &[&str]) -> Option<i32> {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -159,7 +159,7 @@ fn exit_codes_are_the_same_where_nobody_reads_standard_error() {
     ] {
         assert_eq!(code_unheard(&fabric, args), Some(code), "{args:?}");
     }
-    // With all that can be said on the way.
+    // With every log line and the progress display on the way.
     let mut listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
     let args = ["-vvv", "pipe", "connect", "a", "--progress"];
     assert_eq!(code_unheard(&fabric, &args), Some(0));

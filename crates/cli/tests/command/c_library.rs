@@ -1,4 +1,4 @@
-//! The library for C, used by programs in C: those of `crates/capi/tests`, and its example.
+//! The C library, used by C programs: the tests in `crates/capi/tests`, and the example.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -11,14 +11,15 @@ use rustix::process::Signal;
 use crate::daemon::{Daemons, locked};
 use crate::test_env::{CommandProcess, until};
 
-/// As strict as C compilers are.
+/// The strictest flags of C compilers.
 const STRICT: [&str; 5] = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"];
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi")
 }
 
-/// Whether there is such a program here. If not, it is said, and `HEADWORKS_REQUIRE` may demand it.
+/// Whether `program` is installed. If not, prints that the test is skipped; fails if `HEADWORKS_REQUIRE`
+/// names it.
 fn there_is(program: &str) -> bool {
     let mut asked = Command::new(program);
     asked.arg("--version").stdout(Stdio::null());
@@ -32,8 +33,9 @@ fn there_is(program: &str) -> bool {
     false
 }
 
-/// Where the library is; as old as this test's `headworks` at most. Cargo builds it for nobody but itself: no package
-/// can depend on a library that is for C only, so that it is asked to here, with the same folder and profile.
+/// Returns the directory of the library, which is at least as recent as this test's `headworks`. Cargo builds
+/// a `cdylib` for no other package, because none can depend on it. So the test has cargo build it here, with
+/// the same target directory and profile.
 fn library() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -55,7 +57,8 @@ fn library() -> Option<&'static Path> {
         let file = folder.join("libheadworks.so");
         match build.output() {
             Ok(built) if built.status.success() => Some(folder.to_owned()),
-            // Whoever was given only the built tests, or may not write there, has what was built before.
+            // With only the built tests, or a directory that cannot be written, the library built before is
+            // used.
             failed if file.exists() => {
                 println!("the library is not built anew: {failed:?}");
                 Some(folder.to_owned())
@@ -72,21 +75,21 @@ fn library() -> Option<&'static Path> {
     built.as_deref()
 }
 
-/// What succeeded.
+/// Returns the standard output of a program that must have succeeded.
 fn good(output: Output) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {errors}", output.status);
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// A folder for programs, in which the library has the name that they look for when they start.
+/// A directory for C programs, with the library under the name that they load it by.
 struct Programs {
     folder: tempfile::TempDir,
     library: &'static Path,
 }
 
 impl Programs {
-    /// `None` without a C compiler, or the library.
+    /// Returns `None` without a C compiler or the library.
     fn new() -> Option<Self> {
         let library = there_is("cc").then(library)??;
         let folder = tempfile::tempdir().expect("a folder");
@@ -95,7 +98,7 @@ impl Programs {
         Some(Self { folder, library })
     }
 
-    /// Compiles `sources()/source`.
+    /// Compiles `source`, a path relative to [`sources`].
     fn compile(&self, source: &str) -> PathBuf {
         let name = source.trim_end_matches(".c").replace('/', "-");
         let program = self.folder.path().join(name);
@@ -114,7 +117,7 @@ impl Programs {
         program
     }
 
-    /// Starts a program, which finds the library.
+    /// Returns a command for a program, which finds the library.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command
@@ -125,12 +128,13 @@ impl Programs {
     }
 }
 
-/// Runs the test `name`, of C, between two daemons. It has its own limit.
+/// Runs the C test `name` between two daemons. The test has its own time limit.
 fn passes(name: &str) {
     passes_while(name, |_, _| {});
 }
 
-/// The same, while something is done to the daemons. It has the program's standard input and output.
+/// Does what [`passes`] does, while `does` acts on the daemons and on the program's standard input and
+/// output.
 fn passes_while(name: &str, does: impl FnOnce(&mut Daemons, &mut Child)) {
     let Some(programs) = Programs::new() else {
         return;
@@ -205,7 +209,7 @@ fn c_is_attached_once_and_again_to_a_daemon_that_came_back() {
         let mut said = [0];
         let stdout = program.stdout.as_mut().expect("piped");
         if stdout.read_exact(&mut said).is_err() {
-            // It says itself what is wrong.
+            // The program reports on standard error what went wrong.
             return;
         }
         daemons.sides[0].signal(Signal::KILL);
@@ -279,7 +283,7 @@ fn the_guide_shows_what_is_tested_and_every_errno() {
     for rest in code.split("c::E").skip(1) {
         let end = rest.find(|letter: char| !letter.is_ascii_uppercase());
         let name = format!("`E{}`", &rest[..end.unwrap_or(rest.len())]);
-        // These are told on as others, or mean the same as another.
+        // These are passed on under another name, or mean the same as another one.
         let is_inner = ["`EINTR`", "`ENFILE`"].contains(&&*name);
         assert!(is_inner || guide.contains(&name), "{name}");
     }

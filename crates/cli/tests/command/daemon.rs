@@ -1,5 +1,5 @@
-//! Two daemons and their applications, as real processes. Their devices are those of `HEADWORKS_IBV` if it is
-//! set, soft hosts if not.
+//! Two daemons and their applications, as real processes. They use the devices of `HEADWORKS_IBV` if it is
+//! set, otherwise soft hosts.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -17,10 +17,10 @@ use rustix::process::Signal;
 
 use crate::test_env::{self, CommandProcess, NOTICE, TestEnv, until};
 
-/// Addresses and ports are this machine's: one pair of daemons at a time.
+/// Addresses and ports belong to the machine, so only one test at a time runs daemons.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// How long a test may take: several times as long as on the slowest machine.
+/// Time limit of a test: several times what the slowest machine needs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
@@ -83,8 +83,8 @@ impl Daemons {
         Service::attach(&self.socket(host), "test").expect("a daemon")
     }
 
-    /// An application of the first host's in a process of its own: this program again, of which it runs the test
-    /// `name`, with the daemon's socket under `variable`.
+    /// Starts an application of the first host in a process of its own: this program again, running the test
+    /// `name`, with the daemon's socket in the environment variable `variable`.
     pub(crate) fn another_process(&self, name: &str, variable: &str) -> CommandProcess {
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new(program);
@@ -96,19 +96,19 @@ impl Daemons {
         CommandProcess::start(&mut command)
     }
 
-    /// Both end when they are told to, and leave nothing.
+    /// Terminates both daemons, and checks that they leave nothing.
     pub(crate) fn end(self) {
         self.end_saying();
     }
 
-    /// The same; what each of them has said.
+    /// Does what [`Daemons::end`] does, and returns each daemon's log.
     pub(crate) fn end_saying(mut self) -> Vec<String> {
         let ends = |(host, side): (usize, &mut CommandProcess)| {
             side.signal(Signal::TERM);
             let (ended, said) = (side.wait(), side.stderr_line());
             assert_eq!(ended.code(), Some(0), "{said}");
             let socket = self.fabric.file(&format!("{host}.sock"));
-            assert!(!socket.exists(), "its socket is left");
+            assert!(!socket.exists(), "the socket still exists");
             said
         };
         let said = self.sides.iter_mut().enumerate().map(ends).collect();
@@ -117,7 +117,7 @@ impl Daemons {
     }
 }
 
-/// The device of a host.
+/// Returns the device of a host.
 pub(crate) fn device(host: usize) -> String {
     let named = testing::devices().map(|names| names[host].clone());
     named.unwrap_or_else(|| format!("soft:h{host}"))
@@ -131,7 +131,8 @@ fn byte(at: usize) -> u8 {
     (at ^ at >> 7 ^ at >> 15) as u8
 }
 
-/// Of so many bytes, as many as go through both daemons in a few seconds: an eighth where the devices take their time.
+/// Returns the number of bytes that both daemons carry in a few seconds: `bytes`, or an eighth of it on slow
+/// devices.
 fn most(bytes: usize) -> usize {
     match testing::is_slow_device() {
         true => bytes / 8,
@@ -139,7 +140,7 @@ fn most(bytes: usize) -> usize {
     }
 }
 
-/// Sends back what comes, until it ends; says how much that was.
+/// Sends back what it receives until the stream ends. Returns the number of bytes.
 pub(crate) fn echo(mut stream: Stream) -> Result<usize, ServiceError> {
     let mut buffer = vec![0; 100_000];
     let mut total = 0;
@@ -154,7 +155,7 @@ pub(crate) fn echo(mut stream: Stream) -> Result<usize, ServiceError> {
     }
 }
 
-/// Serves every caller with a thread of its own, for as long as the daemon is there.
+/// Echoes for every caller, on a thread each, as long as the daemon runs.
 pub(crate) fn serve(service: &Service, port: u16) {
     let listener = service.listen(port, 1 << 16).expect("the port is free");
     thread::spawn(move || {
@@ -164,12 +165,12 @@ pub(crate) fn serve(service: &Service, port: u16) {
     });
 }
 
-/// Sends so many bytes while it reads them back, and checks them.
+/// Sends `total` bytes while it reads them back, and checks them.
 pub(crate) fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceError> {
     let (mut sent, mut got) = (0, 0);
     let mut buffer = vec![0; 64 << 10];
     while got < total {
-        // As much as is not on its way already: an echo that is not read takes no more.
+        // Limits the bytes on their way: an echo that is not read accepts no more.
         if sent < total && sent - got < 60_000 {
             let len = (total - sent).min(30_000);
             let piece: Vec<u8> = (sent..sent + len).map(byte).collect();
@@ -189,13 +190,14 @@ pub(crate) fn exchange(mut stream: Stream, total: usize) -> Result<(), ServiceEr
     Ok(())
 }
 
-/// The only test of this process that has daemons, for as long as this lives.
+/// Proof that this test is the only one of this process with daemons.
 pub(crate) struct Locked {
     _ended: mpsc::Sender<()>,
     _one: MutexGuard<'static, ()>,
 }
 
-/// No other test of this process has daemons meanwhile. One that never ends ends the process, and says which it was.
+/// Waits until no other test of this process has daemons. A test that never ends is named, and ends the
+/// process.
 pub(crate) fn locked() -> Locked {
     let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (ended, watched) = mpsc::channel();
@@ -223,7 +225,7 @@ fn streams_of_any_length_arrive_whole() {
     for total in [0, 1, 64, 5000, 1 << 20, most(64 << 20)] {
         exchange(client.connect(to(1, 7000)).unwrap(), total).unwrap();
     }
-    // Many at once, of several threads, and to the own host.
+    // Many connections at once, from several threads, also to the own host.
     serve(&client, 7000);
     let threads: Vec<_> = (0..8)
         .map(|number| {
@@ -248,7 +250,7 @@ fn streams_of_any_length_arrive_whole() {
     daemons.end();
 }
 
-/// Where the application that is to be killed attaches: the test starts itself again as that one.
+/// Socket of the victim, which is this test's program started again.
 const VICTIM: &str = "HEADWORKS_TEST_SOCKET";
 
 /// Holds a connection until it is killed.
@@ -263,7 +265,7 @@ fn hold(socket: &std::ffi::OsStr) -> ! {
     }
 }
 
-/// Sends so many bytes while another thread receives as many.
+/// Sends `total` bytes while another thread receives as many.
 fn both_ways(mut stream: Stream, total: usize) {
     let mut reader = stream.take_reader().unwrap();
     assert!(stream.take_reader().is_none());
@@ -307,12 +309,12 @@ fn one_thread_receives_while_another_sends() {
             near.fd().unwrap();
             far.fd().unwrap();
         }
-        // More each way than lies anywhere between them; where the devices take their time, than rings are at first.
+        // Each way carries more than all buffers hold; on slow devices, more than rings hold at first.
         let there = thread::spawn(move || both_ways(far, total));
         both_ways(near, total);
         there.join().unwrap();
     }
-    // What waits learns that the other is gone, and the connection goes with the last of the two.
+    // A waiting reader learns that its writer is gone. The connection ends with the last of the two halves.
     let mut near = client.connect(to(1, 7000)).unwrap();
     let mut far = listener.accept().unwrap();
     let mut reader = near.take_reader().unwrap();
@@ -330,7 +332,7 @@ fn one_thread_receives_while_another_sends() {
 
 const LEAVER: &str = "HEADWORKS_TEST_LEAVER";
 
-/// Sends, closes, and ends with its process at once.
+/// Sends and closes, then ends its process at once.
 fn say_and_go(socket: &std::ffi::OsStr) -> ! {
     let service = Service::attach(socket.as_ref(), "leaver").unwrap();
     for len in [0, 1, 70_000, 2_000_000] {
@@ -385,14 +387,14 @@ fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
         let mut near = client.connect(to(1, 7000)).unwrap();
         let far = listener.accept().unwrap();
         let echoes = thread::spawn(move || echo(far));
-        // As much as there is room for on the way there and back.
+        // Fills all the room on the way there and back.
         let deadline = || Some(clock::now() + headworks_verbs::Duration::from_millis(200));
         near.set_deadline(deadline());
         while near.send(&[7; 60_000]).is_ok() {
             near.set_deadline(deadline());
         }
         if is_told_late {
-            // Some of it, so that more comes after the end.
+            // Reads some of it, so that more arrives after the end.
             near.recv(&mut [0; 100_000]).unwrap();
         }
         let began = Instant::now();
@@ -432,7 +434,7 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
         let error = loop {
             match held.recv(&mut buffer) {
                 Ok(0) => panic!("a death is no end"),
-                // What it had sent before.
+                // Bytes sent before the death.
                 Ok(_) => {}
                 Err(error) => break error,
             }
@@ -456,7 +458,7 @@ fn who_was_not_taken_is_reset_when_the_listener_is_dropped() {
     let listener = server.listen(7000, 8).unwrap();
     let mut stream = client.connect(to(1, 7000)).unwrap();
     stream.set_nonblocking(true);
-    // The server has not looked since: the connection is in its socket, or on its way there.
+    // The server has not looked since, so the connection is in its socket or on its way there.
     drop(listener);
     until("the reset", || {
         server.alloc(1).unwrap();
@@ -487,7 +489,7 @@ fn a_daemon_that_is_killed_is_missed_and_may_come_back() {
         let error = far.recv(&mut buffer).unwrap_err();
         assert!(matches!(error, ServiceError::Reset(_)), "{error}");
         assert!(began.elapsed() < NOTICE, "after {:?}", began.elapsed());
-        // Its own application knows, and the other daemon goes on.
+        // The daemon's own application knows, and the other daemon goes on.
         let gone = server.connect(to(0, 7000)).unwrap_err();
         assert!(matches!(gone, ServiceError::DaemonGone), "{gone}");
         near.send_all(b"still").unwrap();

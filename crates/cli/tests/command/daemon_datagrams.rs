@@ -1,4 +1,4 @@
-//! Messages between sockets of two hosts' applications, over real daemons.
+//! Messages between sockets of applications on two hosts, over real daemons.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use crate::daemon::{Daemons, locked, to};
 use crate::test_env::until;
 
-/// The message `number` of a sender's: both, and what follows from them.
+/// Returns message `number` of a sender: both numbers, and bytes that follow from them.
 fn message(sender: u64, number: u64, len: usize) -> Vec<u8> {
     let seed = sender << 32 | number;
     let mut bytes = seed.to_le_bytes().to_vec();
@@ -28,7 +28,7 @@ fn checked(bytes: &[u8]) -> (u64, u64) {
     (sender, number)
 }
 
-/// Sends back what comes, as often as that.
+/// Sends back `times` messages.
 fn echo(mut socket: Datagrams, times: usize) -> Datagrams {
     let mut buffer = vec![0; MESSAGE_MAX];
     for _ in 0..times {
@@ -57,7 +57,7 @@ fn messages_of_any_length_come_whole() {
         assert_eq!(buffer[..len], bytes);
     }
     let far = there.join().unwrap();
-    // As much as fits, and how long it was.
+    // A short buffer gets as much as fits, and the call returns the full length.
     let mut far = far;
     far.send_to(b"longer than that", to(0, near.port()))
         .unwrap();
@@ -88,7 +88,7 @@ fn many_send_to_one_and_each_is_answered_in_order() {
                 let mut sockets: HashMap<u64, Datagrams> = own
                     .map(|sender| (sender, services[sender as usize % 2].bind(0).unwrap()))
                     .collect();
-                // All at once, and then what comes back: how many there were of each.
+                // Sends everything first, then receives the answer: how many of its messages arrived.
                 for number in 0..EACH {
                     for (sender, socket) in &mut sockets {
                         let len = (number as usize * 997) % 5000;
@@ -147,7 +147,7 @@ fn who_does_not_wait_is_told_by_the_descriptor() {
     until("quiet", || {
         far.recv_from(&mut []).is_err() && !is_ready(&far)
     });
-    // As many as are taken while nobody receives: not without end.
+    // While nobody receives, only a limited number of messages is accepted.
     let mut sent = 0;
     let mut refused = 0;
     until("the end of the room", || {
@@ -156,7 +156,7 @@ fn who_does_not_wait_is_told_by_the_descriptor() {
             Err(ServiceError::WouldBlock) => refused += 1,
             Err(error) => panic!("{error}"),
         }
-        assert!(sent < 10_000, "they are kept somewhere");
+        assert!(sent < 10_000, "sending goes on although nobody receives");
         sent > 0 && refused > 10_000
     });
     let mut came = 0;
@@ -197,7 +197,7 @@ fn who_is_not_there_is_no_harm_to_others() {
         matches!(nobody, ServiceError::Refused(Refusal::Refused)),
         "{nobody}"
     );
-    // Both at once, and a stream that is no socket for messages.
+    // Both send at once, beside a stream that carries no messages.
     let mut far = server.bind(7000).unwrap();
     let mut stream = client.connect(to(1, 7000)).unwrap();
     stream
@@ -214,7 +214,7 @@ fn who_is_not_there_is_no_harm_to_others() {
         stream.send(b"more").is_err()
     });
     far.set_nonblocking(false);
-    // One that went away and came back.
+    // A socket that went away and came back is found again.
     drop(far);
     let mut far = server.bind(7000).unwrap();
     until("it is found again", || {
@@ -222,7 +222,7 @@ fn who_is_not_there_is_no_harm_to_others() {
         far.set_nonblocking(true);
         far.recv_from(&mut buffer).is_ok()
     });
-    // A host that is gone.
+    // A host dies.
     let beside = Service::attach(&daemons.socket(0), "beside").unwrap();
     let mut beside = beside.bind(7001).unwrap();
     daemons.sides[1].signal(Signal::KILL);
@@ -232,7 +232,7 @@ fn who_is_not_there_is_no_harm_to_others() {
     });
     near.send_to(b"own host", to(0, 7001)).unwrap();
     assert_eq!(beside.recv_from(&mut buffer).unwrap().0, 8);
-    // Its own applications, too, once they have received what had come.
+    // The dead daemon's own application notices, too, once it has received what had arrived.
     far.set_nonblocking(false);
     let gone = loop {
         if let Err(error) = far.recv_from(&mut buffer) {
@@ -264,7 +264,7 @@ fn who_has_unread_messages_sleeps_until_there_is_room() {
         sent > 0 && !is_readable(near.room_fd())
     });
     assert!(is_ready(&near), "the message is still there");
-    // Who waits for room sends all the rest while somebody receives.
+    // A sender that waits for room sends all the rest while somebody receives.
     let rest = 100;
     let all = sent + rest;
     let there = thread::spawn(move || {
@@ -298,7 +298,7 @@ fn who_did_not_wait_is_told_by_the_next_call_whom_it_could_not_reach() {
     for _ in 0..3 {
         let begun = near.send_to(b"who", to(1, 7000)).unwrap_err();
         assert!(matches!(begun, ServiceError::WouldBlock), "{begun}");
-        // Found by who receives, and kept for who sends.
+        // A receive call finds the refusal, and it is kept for the next send call.
         until("the refusal", || is_readable(near.room_fd()));
         until("it is found", || {
             let nothing = near.recv_from(&mut []).unwrap_err();
@@ -308,7 +308,7 @@ fn who_did_not_wait_is_told_by_the_next_call_whom_it_could_not_reach() {
         let refused = near.send_to(b"who", to(1, 7000)).unwrap_err();
         let is_refused = matches!(refused, ServiceError::Refused(Refusal::Refused));
         assert!(is_refused, "{refused}");
-        // No harm to others.
+        // Sending elsewhere is not affected.
         until("room", || near.send_to(b"you", to(1, 7001)).is_ok());
         assert_eq!(other.recv_from(&mut [0; 8]).unwrap().0, 3);
     }
@@ -323,7 +323,7 @@ fn what_is_sent_reaches_who_receives_there_and_not_who_says_so() {
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let mut far = server.bind(7000).unwrap();
     let mut real = client.bind(7001).unwrap();
-    // The beginning of a stream of messages, of somebody who has another's port.
+    // A stream that begins like one of messages, and claims a port that belongs to another socket.
     let mut liar = client.connect(to(1, 7000)).unwrap();
     let [low, high] = 7001u16.to_le_bytes();
     liar.send_all(b"hwdgram1").unwrap();
@@ -346,7 +346,7 @@ fn what_comes_back_from_whom_it_is_sent_to_is_no_message() {
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let mut near = client.bind(7000).unwrap();
-    // Somebody who listens there, and knows of no messages.
+    // A listener that knows nothing of messages.
     let listener = server.listen(7001, 8).unwrap();
     for _ in 0..2 {
         near.set_nonblocking(false);

@@ -1,4 +1,4 @@
-//! A daemon as its operator has it: its file, its end, what it says of itself.
+//! A daemon from its operator's view: configuration file, shutdown, metrics and log.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::daemon::{Daemons, device, exchange, locked, serve, to};
 use crate::test_env::{CommandProcess, NOTICE, TestEnv, until};
 
-/// What a daemon answers to `GET /metrics`.
+/// Returns a daemon's answer to `GET /metrics`.
 pub(crate) fn scraped(daemons: &Daemons, host: usize) -> String {
     let mut path = daemons.socket(host).into_os_string();
     path.push(".metrics");
@@ -56,7 +56,7 @@ fn a_daemon_that_is_told_to_terminate_lets_connections_end() {
     is_stopping(client.listen(7001, 1).unwrap_err());
     is_stopping(server.connect(to(0, 7000)).unwrap_err());
     is_stopping(Service::attach(&daemons.socket(0), "late").unwrap_err());
-    // The one that there is goes on.
+    // The existing connection goes on.
     let mut buffer = [0; 64];
     for _ in 0..100 {
         stream.send_all(b"still here").unwrap();
@@ -71,10 +71,10 @@ fn a_daemon_that_is_told_to_terminate_lets_connections_end() {
     let said = daemons.sides[0].stderr_line();
     assert_eq!(ended.code(), Some(0), "{said}");
     assert!(
-        said.contains("2 ends of connections may go on") || said.contains("1 ends"),
+        said.contains("2 connection ends may continue") || said.contains("1 connection ends"),
         "{said}"
     );
-    // Its place is free, and the other has not noticed more than it had to.
+    // Its address is free again, and the other daemon accepts a connection from its successor.
     daemons.sides[0] = daemons.daemon(0);
     let client = daemons.attach(0);
     let mut again = client.connect(to(1, 7000)).unwrap();
@@ -90,7 +90,7 @@ fn what_has_not_ended_by_then_is_reset_and_told_why() {
     for (drain, signals, code) in [
         ("0", &[Signal::TERM][..], 0),
         ("0", &[Signal::INT], 130),
-        // Whoever does not want to wait for the drain.
+        // A second signal ends the drain at once.
         ("600", &[Signal::TERM, Signal::INT], 0),
     ] {
         let mut daemons = Daemons::start();
@@ -143,7 +143,7 @@ fn nobody_has_to_read_what_a_daemon_says() {
     let mut daemons = Daemons::start();
     daemons.sides[0].signal(Signal::TERM);
     daemons.sides[0].wait();
-    // Standard error is a pipe that is full.
+    // Standard error is a full pipe.
     let (read, write) = rustix::pipe::pipe().unwrap();
     fcntl_setfl(&write, OFlags::NONBLOCK).unwrap();
     while rustix::io::write(&write, &[b'x'; 4096]).is_ok() {}
@@ -164,7 +164,7 @@ fn nobody_has_to_read_what_a_daemon_says() {
     };
     misused();
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
-    // Whoever reads again hears how much was lost.
+    // A reader that comes back learns how many lines were lost.
     let mut read = std::fs::File::from(read);
     let mut bytes = vec![0; 1 << 20];
     let mut len = read.read(&mut bytes).unwrap();
@@ -207,16 +207,16 @@ fn the_service_manager_is_told() {
         ready.starts_with("READY=1\nSTATUS=serving 127.0.0.1"),
         "{ready}"
     );
-    // It is.
+    // The daemon really serves.
     drop(Service::attach(socket.as_ref(), "test").unwrap());
     daemon.signal(Signal::TERM);
     let stopping = heard();
     assert!(
-        stopping.starts_with("STOPPING=1\nSTATUS=ending"),
+        stopping.starts_with("STOPPING=1\nSTATUS=stopping"),
         "{stopping}"
     );
     assert_eq!(daemon.wait().code(), Some(0));
-    // Nobody who listens is a mistake of whoever set the variable.
+    // A `NOTIFY_SOCKET` that nobody listens at is a configuration error.
     drop(manager);
     let mut daemon = CommandProcess::start(fabric.headworks(&words).env("NOTIFY_SOCKET", &path));
     assert!(daemon.expect_exit(2).contains("NOTIFY_SOCKET"));
@@ -241,7 +241,7 @@ fn what_a_daemon_does_can_be_seen() {
             got += stream.recv(&mut buffer).unwrap();
         }
     }
-    // One of 100,000 bytes, which go another way.
+    // One connection carries 100,000 bytes more, which take another way.
     let one = &mut streams[0];
     let mut got = 0;
     for _ in 0..100 {
@@ -325,7 +325,7 @@ fn a_file_says_what_the_command_line_does_not() {
         let line = check(text, &[]).expect_exit(2);
         assert!(line.contains(says), "{text:?}: {line}");
     }
-    // What the command line says goes before.
+    // The command line overrides the file.
     check("address = \"10.0.0.7\"\n", &["--address", "127.0.0.7"]).expect_exit(0);
     let nowhere = ["daemon", "--check", "--config", "/no/such/file"];
     let line = CommandProcess::start(&mut fabric.headworks(&nowhere)).expect_exit(2);
@@ -333,7 +333,7 @@ fn a_file_says_what_the_command_line_does_not() {
     let metrics = ["daemon", "--check", "--metrics", "here"];
     let line = CommandProcess::start(&mut fabric.headworks(&metrics)).expect_exit(2);
     assert!(line.contains("IP:PORT"), "{line}");
-    // Unnamed, it is looked for.
+    // Without `--config`, the file is looked for.
     let own = fabric.file("headworks");
     std::fs::create_dir(&own).unwrap();
     std::fs::write(own.join("daemon.toml"), "nonsense").unwrap();
@@ -351,7 +351,7 @@ fn a_daemon_says_that_all_is_legal_and_refuses_places_that_cannot_be() {
     let check = checked(&["daemon", "--check"]);
     assert_eq!(check.status.code(), Some(0));
     let said = String::from_utf8(check.stdout).unwrap();
-    assert_eq!(said, "all of it is legal: no file was read\n");
+    assert_eq!(said, "the configuration is legal: no file was read\n");
     let file = fabric.file("daemon.toml");
     let path = file.display().to_string();
     std::fs::write(&file, "\nsocket = \"\"\n").unwrap();
@@ -379,7 +379,7 @@ fn a_daemon_says_that_all_is_legal_and_refuses_places_that_cannot_be() {
         ),
         (&["--address", "ff02::1"], "--address ff02::1", addresses),
     ] {
-        // Checked or started.
+        // The error is the same with `--check` and without.
         for first in [&["daemon", "--check"][..], &["daemon"]] {
             let words = [first, words].concat();
             let line = CommandProcess::start(&mut fabric.headworks(&words)).expect_exit(2);
@@ -389,7 +389,10 @@ fn a_daemon_says_that_all_is_legal_and_refuses_places_that_cannot_be() {
     std::fs::write(&file, "port = 1\n").unwrap();
     let words = ["daemon", "--check", "--config", &path];
     let said = String::from_utf8(checked(&words).stdout).unwrap();
-    assert_eq!(said, format!("all of it is legal: {path} was read\n"));
+    assert_eq!(
+        said,
+        format!("the configuration is legal: {path} was read\n")
+    );
 }
 
 #[test]
@@ -441,7 +444,7 @@ fn hosts_of_another_secret_are_refused() {
                 assert!(error.to_string().contains("another secret"), "{error}");
             }
         }
-        // To itself each has the same.
+        // A daemon always shares the secret with itself.
         server.connect(to(1, 7001)).unwrap();
     }
     daemons.end();
@@ -451,7 +454,7 @@ fn hosts_of_another_secret_are_refused() {
 fn the_unit_is_one() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/headworks.service");
     let text = std::fs::read_to_string(unit).unwrap();
-    // What it starts is legal.
+    // The command that the unit starts is legal.
     let start = text
         .lines()
         .find_map(|line| line.strip_prefix("ExecStart="));
@@ -460,7 +463,7 @@ fn the_unit_is_one() {
     words.push("--check");
     let fabric = TestEnv::new();
     CommandProcess::start(&mut fabric.headworks(&words)).expect_exit(0);
-    // And systemd takes it, with the program where it is here.
+    // systemd accepts the unit, with the path of this program.
     let here = fabric.file("headworks.service");
     let program = env!("CARGO_BIN_EXE_headworks");
     std::fs::write(&here, text.replace("/usr/bin/headworks", program)).unwrap();
@@ -472,7 +475,7 @@ fn the_unit_is_one() {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{said}");
-            // What it only warns of is of our unit, too.
+            // It has no warnings about this unit either.
             assert!(!said.contains("headworks.service"), "{said}");
         }
         Err(error) => println!("skipped: systemd-analyze: {error}"),
@@ -498,7 +501,7 @@ fn bytes_are_carried_as_is_asked_for() {
         let before = counts();
         let mut stream = client.connect(to(1, 7000)).unwrap();
         stream.set_transfer(transfer);
-        // Longer than what goes by SEND otherwise.
+        // Longer than what would otherwise go by SEND.
         exchange(stream, 1 << 20).unwrap();
         let after = counts();
         let grown = [0, 1].map(|at| after[at] > before[at]);
@@ -552,7 +555,7 @@ fn who_wants_more_than_its_quota_is_refused_and_others_are_not() {
     limit(over);
     let third = Service::attach(&daemons.socket(0), "third");
     limit(third.unwrap_err());
-    // Neither what it has nor another is any the worse.
+    // Neither its existing connections nor another application is affected.
     for stream in held {
         exchange(stream, 50_000).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Connections that are polled, and what is sent and received without copies.
+//! Polled connections, and sending and receiving without copies.
 
 use std::os::fd::AsFd;
 use std::thread;
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::daemon::{Daemons, locked, serve, to};
 use crate::test_env::until;
 
-/// What a descriptor is ready for now.
+/// Returns what a descriptor is ready for now.
 fn ready(fd: impl AsFd) -> PollFlags {
     let mut fds = [PollFd::new(&fd, PollFlags::IN | PollFlags::OUT)];
     poll(&mut fds, Some(&Timespec::default())).expect("poll");
@@ -28,7 +28,7 @@ fn would_block<T: std::fmt::Debug>(result: Result<T, ServiceError>) {
     assert!(matches!(error, ServiceError::WouldBlock), "{error}");
 }
 
-/// There is nothing to be received; the descriptor says so before long, though it may be ready in vain.
+/// Waits until there is nothing to receive and the descriptor says so. It may be ready in vain for a while.
 fn until_quiet(stream: &mut Stream) {
     until("nothing", || {
         would_block(stream.recv(&mut [0; 8]));
@@ -36,7 +36,7 @@ fn until_quiet(stream: &mut Stream) {
     });
 }
 
-/// A connection of a client's to a server's, both polled.
+/// Connects a client to a server, both polled.
 fn pair(client: &Service, server: &Service, port: u16) -> (Stream, Stream) {
     let mut listener = server.listen(port, 8).expect("the port is free");
     assert_eq!(ready(listener.fd().unwrap()), PollFlags::OUT);
@@ -45,7 +45,7 @@ fn pair(client: &Service, server: &Service, port: u16) -> (Stream, Stream) {
     let mut near = None;
     until("the connection", || {
         near = near.take().or_else(|| {
-            // It is there no sooner than its descriptor is ready.
+            // The connection is not complete before its descriptor is ready.
             let is_ready = ready(&connecting).contains(PollFlags::OUT);
             is_ready.then(|| connecting.finish().unwrap())?
         });
@@ -72,46 +72,46 @@ fn descriptors_are_ready_when_what_they_stand_for_is() {
         stream.fd().unwrap();
         until_quiet(stream);
     }
-    // Something comes, and is received in two halves.
+    // Bytes arrive, and are received in two halves.
     assert_eq!(near.send(b"halves").unwrap(), 6);
     until_ready(&mut far, PollFlags::IN);
     until("a half", || matches!(far.recv(&mut buffer[..3]), Ok(3)));
     assert_eq!(ready(far.fd().unwrap()), PollFlags::IN | PollFlags::OUT);
     assert_eq!(far.recv(&mut buffer[..3]).unwrap(), 3);
     until_quiet(&mut far);
-    // Nobody reads: there is no more room in the end, and again once somebody has read all of it.
+    // While nobody reads, the room runs out. It is back once all has been read.
     let mut sent = 0;
     until("no room", || match near.send(&buffer) {
         Ok(more) => {
             sent += more;
             false
         }
-        // There may be some again before long: as much as fits on the way is found out piece by piece.
+        // Room may appear again soon: how much fits on the way is found out piece by piece.
         Err(_) => !ready(near.fd().unwrap()).contains(PollFlags::OUT),
     });
     let mut got = 0;
     until("all of it", || {
         got += far.recv(&mut buffer).unwrap_or(0);
-        // Whether it was all is known when there is room again and nothing was sent into it.
+        // All has arrived once there is room again although nothing was sent.
         got == sent
     });
     until_ready(&mut near, PollFlags::OUT);
     until_quiet(&mut far);
-    // The end is something to be received, for ever.
+    // The end of the stream counts as something to receive, forever.
     near.end().unwrap();
     until_ready(&mut far, PollFlags::IN);
     until("the end", || matches!(far.recv(&mut buffer), Ok(0)));
     for _ in 0..3 {
         assert_eq!(far.recv(&mut buffer).unwrap(), 0);
-        // The daemon may say so a little after it is there.
+        // The descriptor may become ready a little after the end can be received.
         until_ready(&mut far, PollFlags::IN);
     }
-    // The other way goes on.
+    // The other direction goes on.
     assert_eq!(far.send(b"back").unwrap(), 4);
     until_ready(&mut near, PollFlags::IN);
     until("it", || matches!(near.recv(&mut buffer), Ok(4)));
     drop((near, far));
-    // A reset hangs up.
+    // A reset reports a hang-up.
     let (mut near, far) = pair(&client, &server, 7001);
     near.send(b"unread").unwrap();
     until("it is there", || {
@@ -122,7 +122,7 @@ fn descriptors_are_ready_when_what_they_stand_for_is() {
     until_ready(&mut near, PollFlags::HUP);
     let error = near.send(&buffer).unwrap_err();
     assert!(matches!(error, ServiceError::Reset(_)), "{error}");
-    // Nobody listens there.
+    // Nobody listens at this port.
     let mut connecting = client.connect_start(to(1, 7002)).unwrap();
     until("the answer", || ready(&connecting).contains(PollFlags::HUP));
     let error = connecting.finish().unwrap_err();
@@ -162,7 +162,7 @@ fn a_daemon_that_dies_hangs_up_what_is_polled() {
     daemons.end();
 }
 
-/// A stream of known bytes, as far as it was sent and came back.
+/// A stream of known bytes, and how much of it was sent and came back.
 struct Echoed {
     stream: Stream,
     total: usize,
@@ -171,7 +171,7 @@ struct Echoed {
 }
 
 impl Echoed {
-    /// Sends and receives what can be; says whether it is over.
+    /// Sends and receives as much as possible. Returns whether everything has come back.
     fn go_on(&mut self, buffer: &mut [u8]) -> bool {
         while self.sent < self.total {
             let len = (self.total - self.sent).min(9000);
@@ -319,7 +319,7 @@ fn nothing_is_copied_by_who_lends_and_peeks() {
             for (at, found) in (got..).zip(&*peeked) {
                 assert_eq!(*found, byte(at), "at {at}");
             }
-            // In pieces: what is left is there the next time.
+            // Consumed in pieces: the rest is returned by the next peek.
             let len = peeked.len().min(50_000);
             peeked.consume(len).unwrap();
             got += len;
@@ -343,7 +343,7 @@ fn nothing_is_copied_by_who_lends_and_peeks() {
     for loan in lent {
         drop(near.reclaim(loan).unwrap());
     }
-    // Of another service, or more than there is: not sent.
+    // Memory of another service, or a length beyond the memory, is refused and not sent.
     let other = daemons.attach(0);
     assert!(near.lend(other.alloc(4096).unwrap(), 1).is_err());
     assert!(near.lend(client.alloc(4096).unwrap(), 1 << 20).is_err());
@@ -353,7 +353,7 @@ fn nothing_is_copied_by_who_lends_and_peeks() {
     daemons.end();
 }
 
-/// Memory that was lent comes back, and with it the room that it took; also when the connection does not.
+/// Lent memory comes back, and so does the room that it took, even if the connection is reset.
 #[test]
 fn who_polls_for_lent_memory_has_room_and_learns_of_a_reset() {
     let _one = locked();
@@ -381,7 +381,7 @@ fn who_polls_for_lent_memory_has_room_and_learns_of_a_reset() {
             got == 30_000
         });
     }
-    // Given up with memory under way.
+    // The connection is reset while memory is lent.
     let loan = near.lend(memory, 30_000).unwrap();
     drop(far);
     until_ready(&mut near, PollFlags::HUP);
@@ -405,7 +405,7 @@ fn who_polls_for_lent_memory_has_room_and_learns_of_a_reset() {
     daemons.end();
 }
 
-/// What is given up half-way is not there at the other end.
+/// A connection that is abandoned while it is being opened does not stay at the other end.
 #[test]
 fn connections_that_are_given_up_are_gone() {
     let _one = locked();

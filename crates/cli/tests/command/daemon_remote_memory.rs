@@ -1,4 +1,4 @@
-//! Memory that one application exports and another uses.
+//! Memory that one application exports and another one accesses.
 
 use std::io::Read;
 use std::thread;
@@ -23,7 +23,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, ServiceError>, why: Outcome) {
     );
 }
 
-/// What a export is called travels as any bytes do.
+/// Sends the number of an export over the stream, and returns it as received.
 fn told(from: &mut Stream, to: &mut Stream, export_id: u32) -> u32 {
     from.send_all(&export_id.to_le_bytes()).unwrap();
     let mut bytes = [0; 4];
@@ -69,7 +69,7 @@ fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
         assert_eq!(near.compare_swap(export_id, last, 9, 1).unwrap(), 10);
         assert_eq!(near.compare_swap(export_id, last, 10, 1).unwrap(), 10);
         assert_eq!(export.word(len - 8).unwrap(), 1);
-        // Beyond it, not aligned, or nowhere.
+        // Out of bounds, not aligned, or no such export.
         refused(near.read_from(export_id, 1, memory), Outcome::OutOfBounds);
         refused(near.fetch_add(export_id, last + 8, 1), Outcome::OutOfBounds);
         refused(near.fetch_add(export_id, 4, 1), Outcome::OutOfBounds);
@@ -77,7 +77,7 @@ fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
         refused(near.fetch_add(export_id + 1, 0, 1), Outcome::NoExport);
         let memory = far.revoke(export).unwrap();
         refused(near.fetch_add(export_id, last, 1), Outcome::NoExport);
-        // Read-only.
+        // With read access only.
         let export = far.export(memory, Rights::READ).unwrap();
         let export_id = told(&mut far, &mut near, export.id());
         let memory = client.alloc(8).unwrap();
@@ -86,7 +86,7 @@ fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
         refused(near.fetch_add(export_id, last, 1), Outcome::Denied);
         drop(far.revoke(export).unwrap());
     }
-    // The stream beside it is none the worse.
+    // The stream of the same connection is not affected.
     assert_eq!(told(&mut near, &mut far, 77), 77);
     drop((near, far, client, server));
     daemons.end();
@@ -106,7 +106,7 @@ fn counters_count_whoever_counts() {
         let export_id = told(stream, other, export.id());
         (export, export_id)
     };
-    // Each connection has a export of its own: what is counted by one thread is exact.
+    // Each connection has an export of its own, so what one thread counts is exact.
     let threads: Vec<_> = (0..THREADS)
         .map(|number| {
             let (mut near, mut far) = pair(&client, &server, 7000 + number as u16);
@@ -118,7 +118,7 @@ fn counters_count_whoever_counts() {
                     if under_way.len() == 20 {
                         let mut first = under_way.pop_front().unwrap();
                         let before = near.finish(&mut first).unwrap();
-                        // They are carried out in the order in which they were asked for.
+                        // Operations are executed in the order in which they were started.
                         assert_eq!(before, sum);
                         sum += 1;
                     }
@@ -169,7 +169,7 @@ fn what_was_taken_back_is_not_touched_any_more() {
                 }
             }
         });
-        // Sooner or later in one of them.
+        // The export is revoked at a different moment of a WRITE in each round.
         let mut last = [0];
         while last[0] < round {
             export.read(LEN - 1, &mut last).unwrap();
@@ -192,22 +192,22 @@ fn what_one_connection_has_no_other_gives_back() {
     let (mut other, beyond) = pair(&client, &server, 7001);
     other.set_nonblocking(true);
     let is_misuse = |error: &ServiceError| matches!(error, ServiceError::Refused(Refusal::Misuse));
-    // Which is being sent.
+    // A loan that is being sent.
     let loan = own.lend(client.alloc(5000).unwrap(), 5000).unwrap();
     let left = other.reclaim(loan).unwrap_err();
     assert!(is_misuse(&left.error), "{left}");
     let mut buffer = [0; 5000];
     far.read_exact(&mut buffer).unwrap();
     let memory = own.reclaim(left.loan).unwrap();
-    // Which the other end may use.
+    // An export that the other end may use.
     let export = own.export(memory, Rights::READ).unwrap();
     let left = other.revoke(export).unwrap_err();
     assert!(is_misuse(&left.error), "{left}");
     let memory = own.revoke(left.export).unwrap();
-    // Which is being read to.
+    // Memory that is being read into.
     let export = far.export(server.alloc(5000).unwrap(), Rights::READ);
     let export = export.unwrap();
-    // An export reaches the other host before the bytes that follow it, and not before an operation that names it.
+    // An export frame precedes the bytes that follow it, but not an operation that names the export.
     let export_id = told(&mut far, &mut own, export.id());
     let mut reading = own.read_start(export_id, 0, memory).unwrap();
     let error = other.finish(&mut reading).unwrap_err();
@@ -228,7 +228,7 @@ fn what_cannot_be_taken_back_yet_can_be_later() {
     let export = far.export(server.alloc(64).unwrap(), Rights::ALL);
     let export = export.unwrap();
     let export_id = told(&mut far, &mut near, export.id());
-    // The other host does not answer: neither is waited for longer than it may be, nor forgotten.
+    // The other host does not answer. Revoking waits no longer than it may, and the export is not forgotten.
     daemons.sides[0].signal(Signal::STOP);
     far.set_deadline(Some(Instant::ZERO));
     let left = far.revoke(export).unwrap_err();
@@ -241,12 +241,12 @@ fn what_cannot_be_taken_back_yet_can_be_later() {
     far.set_deadline(None);
     assert_eq!(far.revoke(left.export).unwrap().len(), 64);
     refused(near.fetch_add(export_id, 0, 1), Outcome::NoExport);
-    // An operation that is not waited for ends by itself, and what it had is there again.
+    // An operation that is not waited for ends by itself, and its resources become free again.
     let export = far.export(server.alloc(64).unwrap(), Rights::ALL);
     let export_id = told(&mut far, &mut near, export.unwrap().id());
     daemons.sides[1].signal(Signal::STOP);
     near.set_deadline(Some(Instant::ZERO));
-    // As many as its ring has room for.
+    // As many operations as its ring has room for.
     for _ in 0..50 {
         let error = near.fetch_add(export_id, 0, 1).unwrap_err();
         assert!(matches!(error, ServiceError::Deadline), "{error}");
@@ -267,7 +267,7 @@ fn operations_end_with_the_connection() {
     let _one = locked();
     let mut daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
-    // By the other application, which leaves; and by the death of its daemon.
+    // Either the other application drops the connection, or its daemon dies.
     for is_daemon in [false, true] {
         let (mut near, mut far) = pair(&client, &server, 7000);
         let export = far.export(server.alloc(4096).unwrap(), Rights::ALL);

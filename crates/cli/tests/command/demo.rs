@@ -10,7 +10,8 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::test_env::{CommandProcess, LIMIT, TestEnv, bytes, until};
 
-/// A demonstration that runs, in a process group of its own, and its lines, of both kinds.
+/// A running demonstration in a process group of its own, and its lines from both standard output and
+/// standard error.
 struct Demo {
     side: CommandProcess,
     lines: Receiver<String>,
@@ -36,7 +37,7 @@ impl Demo {
         }
     }
 
-    /// Waits for a line that contains `words`, and answers it.
+    /// Waits for a line that contains `words`, and returns it.
     fn until_it_says(&mut self, words: &str) -> String {
         loop {
             let line = self.lines.recv_timeout(LIMIT);
@@ -48,7 +49,8 @@ impl Demo {
         }
     }
 
-    /// Its exit code. It must have said all it has to say; no process of it holds its output.
+    /// Waits for its end, reads the rest of its output, and returns the exit code. Reading ends only once no
+    /// process of the demonstration holds the output open.
     fn end(&mut self) -> Option<i32> {
         let status = self.side.wait();
         while let Ok(line) = self.lines.recv_timeout(LIMIT) {
@@ -57,8 +59,8 @@ impl Demo {
         status.code()
     }
 
-    /// Ends it by Ctrl-C once it has said `words`: at its terminal, or by a signal to the first process
-    /// alone. Answers whether that came in time.
+    /// Presses Ctrl-C once it has printed `words`: at its terminal, or as a signal to the first process
+    /// alone. Returns whether that came before its end.
     fn interrupt_at(mut self, words: &str, at_terminal: bool) -> bool {
         self.until_it_says(words);
         if at_terminal {
@@ -74,7 +76,7 @@ impl Demo {
         assert_eq!(code, Some(130), "at {words}, {at_terminal}: {said:#?}");
         let ends = said.iter().filter(|line| line.starts_with("headworks: "));
         let ends: Vec<_> = ends.collect();
-        // The other process may have seen the first one go before it was killed itself.
+        // The other process may also report an error: it saw the first one go before it was killed itself.
         assert!(
             ends.iter().any(|line| *line == "headworks: interrupted") && ends.len() <= 2,
             "at {words}: {said:#?}"
@@ -83,12 +85,12 @@ impl Demo {
     }
 }
 
-/// Where a demonstration has its temporary files.
+/// Returns the directory of a demonstration's temporary files.
 fn temporary(fabric: &TestEnv) -> PathBuf {
     fabric.file("tmp")
 }
 
-/// Nothing is left, in the registry or in the temporary folder.
+/// Checks that nothing is left in the registry or in the temporary directory.
 fn is_clean(fabric: &TestEnv) {
     fabric.is_clean();
     let left = std::fs::read_dir(temporary(fabric)).into_iter().flatten();
@@ -96,7 +98,7 @@ fn is_clean(fabric: &TestEnv) {
     assert!(left.is_empty(), "left: {left:?}");
 }
 
-/// The process that plays `role` in the demonstration, if it does now.
+/// Returns the process that currently runs the demonstration's role `role`, if there is one.
 fn player(demo: &Demo, role: &str) -> Option<Pid> {
     let parent = demo.side.0.id().to_string();
     let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
@@ -113,7 +115,7 @@ fn player(demo: &Demo, role: &str) -> Option<Pid> {
     numbers.next().and_then(Pid::from_raw)
 }
 
-/// The lines that come out of `from`, until its end.
+/// Returns the lines read from `from`, up to its end.
 fn lines(from: PipeReader) -> Receiver<String> {
     let (to, lines) = channel();
     std::thread::spawn(move || {
@@ -126,7 +128,7 @@ fn lines(from: PipeReader) -> Receiver<String> {
     lines
 }
 
-/// What the first part says of bytes that arrived.
+/// Returns the line that the first part prints about bytes that arrived.
 fn verdict(sent: &[u8]) -> String {
     let hash = crc32fast::hash(sent);
     let len = sent.len();
@@ -206,21 +208,21 @@ fn a_path_that_cannot_be_sent_is_one_line() {
     is_clean(&fabric);
 }
 
-/// At its terminal, or to the first process alone.
+/// Ctrl-C at the terminal, and as a signal to the first process alone.
 const BOTH_WAYS: &[bool] = &[true, false];
 
-/// Ctrl-C in the phase that begins with `words`, while `args` are sent.
+/// Presses Ctrl-C in the phase that begins with `words`, while `args` are sent.
 fn ctrl_c(args: &[&str], words: &str, ways: &[bool]) {
     let fabric = TestEnv::new();
     for &at_terminal in ways {
-        // On a busy machine the whole rest may be over before we press it.
+        // On a busy machine the demonstration may end before the key is pressed; then it is tried again.
         let pressed = (0..10).any(|_| Demo::start(&fabric, args).interrupt_at(words, at_terminal));
         assert!(pressed, "{words} is always over too soon");
         is_clean(&fabric);
     }
 }
 
-/// Ctrl-C in a phase that comes after what is sent, which is short therefore.
+/// Presses Ctrl-C in a phase after the stream. An empty file is sent, so that the phase comes soon.
 fn ctrl_c_later(words: &str, ways: &[bool]) {
     let short = tempfile::NamedTempFile::new().expect("a file");
     ctrl_c(&[short.path().to_str().expect("UTF-8")], words, ways);
@@ -246,7 +248,7 @@ fn ctrl_c_between_messages_there_and_back() {
     ctrl_c_later("single messages there and back", BOTH_WAYS);
 }
 
-/// Without the other process nothing goes on: whatever waits for it must see the signal itself.
+/// While the other process is stopped, nothing goes on: every wait for it must itself notice the signal.
 #[test]
 fn ctrl_c_while_the_other_process_stands_still() {
     let fabric = TestEnv::new();
@@ -267,11 +269,11 @@ fn ctrl_c_while_the_other_process_stands_still() {
                 other = player(&demo, role);
                 other.is_some() || demo.side.has_ended()
             });
-            // Over already: on a busy machine it may be.
+            // On a busy machine the phase may be over already.
             let Some(other) = other else {
                 return false;
             };
-            // Gone since, or stopped from here on.
+            // It may have ended since; otherwise it is stopped from here on.
             let _ = kill_process(other, Signal::STOP);
             if player(&demo, role).is_none() {
                 return false;
@@ -287,7 +289,7 @@ fn ctrl_c_while_the_other_process_stands_still() {
 
 #[test]
 fn ctrl_c_in_each_measurement() {
-    // Each takes a while to come to.
+    // Each phase takes a while to reach, so only long runs press Ctrl-C in both ways.
     let ways = |at_terminal| match std::env::var_os("HEADWORKS_LONG") {
         Some(_) => BOTH_WAYS.to_vec(),
         None => vec![at_terminal],

@@ -1,4 +1,4 @@
-//! Other versions, other users, too little memory.
+//! Other versions, other users, and too little memory.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,12 +13,12 @@ fn soon() -> WaitLimit<'static> {
     WaitLimit::deadline(clock::now() + Duration::from_secs(80))
 }
 
-/// A greeting of the pipe: its kind, its version, and what follows.
+/// Returns a greeting of the pipe: its kind, its version, and the rest.
 fn greeting(kind: u8, version: u16, rest: &[u8]) -> Vec<u8> {
     [&[kind], &version.to_le_bytes()[..], rest].concat()
 }
 
-/// What a listener says to a connector that answers like this.
+/// Starts a listener and connects to it as a caller that sends `greeting` and, once welcomed, `then`.
 fn listener_hears(fabric: &TestEnv, greeting: &[u8], then: &[u8]) -> (CommandProcess, Line) {
     let listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
     let mut line = dial(&fabric.open_registry(), "a").expect("a listener");
@@ -47,7 +47,7 @@ fn a_pipe_of_another_version_is_one_line() {
     assert_eq!(
         hello,
         greeting(b'H', version, &[0]),
-        "the test speaks as it does"
+        "the greeting is as this test expects"
     );
     line.send_control(&greeting(b'W', other, &[]))
         .expect("sends");
@@ -71,7 +71,7 @@ fn a_peer_that_speaks_something_else_is_one_line() {
         (b"GET / HTTP/1.1".to_vec(), &b""[..], 1),
         (greeting(b'H', version, &[9]), b"", 1),
         (greeting(b'H', version, b""), b"", 1),
-        // A frame where the bring-up should be.
+        // A frame arrives instead of the bring-up.
         (greeting(b'H', version, &[0]), &[b'?'; 300], 2),
     ] {
         let (mut listener, line) = listener_hears(&fabric, &hello, then);
@@ -89,7 +89,7 @@ fn a_listener_of_another_layout_is_one_line() {
     let entry = fabric.registry().join("o.a");
     let whole = std::fs::read(&entry).expect("reads");
     let mut other = whole.clone();
-    // The version, behind four letters.
+    // The version follows the four letters of the magic.
     other[4] = 77;
     std::fs::write(&entry, &other).expect("writes");
     let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
@@ -100,14 +100,14 @@ fn a_listener_of_another_layout_is_one_line() {
     fabric.is_clean_after_next_user();
 }
 
-/// Whether `what` may be missing; says why it is.
+/// Reports that a test is skipped, and fails if `what` is required.
 fn skip(what: &str, why: &str) {
     println!("skipped: {why}");
     let is_required = headworks::runtime::testing::is_required(what);
     assert!(!is_required, "{what} is required: {why}");
 }
 
-/// The user that owns nothing.
+/// The user `nobody`.
 const NOBODY: u32 = 65534;
 const AS_NOBODY: [&str; 4] = [
     "setpriv",
@@ -116,14 +116,14 @@ const AS_NOBODY: [&str; 4] = [
     "--clear-groups",
 ];
 
-/// A fabric whose programs are another user's, who can reach the program and the directory around; or
-/// why there is none.
+/// Returns a fabric whose programs run as another user, who can reach the program and the directory around
+/// it; or why there is none.
 fn another_users_fabric() -> Result<TestEnv, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("only root can be somebody else".to_owned());
     }
     let fabric = TestEnv::new();
-    // Where the program was built may be out of others' reach.
+    // Other users may not be able to reach the directory in which the program was built.
     let program = fabric.file("headworks");
     std::fs::copy(env!("CARGO_BIN_EXE_headworks"), &program).expect("copies");
     let around = program.parent().expect("a directory");
@@ -166,7 +166,7 @@ fn another_users_registry_is_refused_in_one_line() {
         assert!(complaint.contains("belongs to user 0"), "{complaint}");
     }
     let fabric = fabric.with_launcher(&[]);
-    // Ours has not noticed.
+    // Our own listener was not affected.
     assert!(ours.0.try_wait().expect("waits").is_none());
     let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
     connector.expect_exit(0);
@@ -180,7 +180,7 @@ fn another_user_has_a_fabric_of_its_own() {
         Ok(fabric) => fabric,
         Err(why) => return skip("other-user", &why),
     };
-    // What holds the registry, too: whoever leaves last removes it.
+    // The directory around the registry must be theirs, too: the last to leave removes the registry.
     let around = fabric.registry().parent().expect("a directory").to_owned();
     chown(&around, Some(NOBODY), Some(NOBODY)).expect("chown");
     let (from, to, sent) = (fabric.file("from"), fabric.file("to"), bytes(1_000_001));
@@ -198,7 +198,7 @@ fn another_user_has_a_fabric_of_its_own() {
 
 #[test]
 fn too_little_memory_is_an_error_that_says_what_is_enough() {
-    // In blocks of 512 or of 1024 bytes, depending on the shell: less than a device takes.
+    // In blocks of 512 or 1024 bytes, depending on the shell: less than a device needs.
     for blocks in ["16", "1024"] {
         let limited = format!("ulimit -f {blocks}; exec \"$0\" \"$@\"");
         let fabric = TestEnv::new().with_launcher(&["sh", "-c", &limited]);

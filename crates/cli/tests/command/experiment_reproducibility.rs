@@ -1,11 +1,11 @@
-//! What simulated experiments write, run by run, in processes of their own.
+//! What simulated experiments write, run after run, each in a process of its own.
 
 use std::fs::read_to_string;
 use std::process::{Child, Stdio};
 
 use crate::test_env::{CommandProcess, TestEnv};
 
-/// Begins experiment `name` on simulated devices, with results in a directory `place` of the fabric's.
+/// Starts experiment `name` on simulated devices, with results in the directory `place` of the fabric.
 fn begin(fabric: &TestEnv, name: &str, device: &str, more: &[&str], place: &str) -> Child {
     let out = fabric.file(place).display().to_string();
     let args = [

@@ -1,4 +1,4 @@
-//! Applications and callers that mean no good, and real daemons that go on.
+//! Malicious applications and callers, and real daemons that keep serving.
 
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,13 +25,14 @@ use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use crate::daemon::{Daemons, exchange, locked, serve, to};
 use crate::test_env::{CommandProcess, TestEnv, create, sleep_for, until};
 
-/// A socket whose last close blocks: what was written to it was not read, and it lingers. With whom it was connected.
+/// Returns a socket whose last close blocks, because it lingers with unread bytes; and the socket at its
+/// other end.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (other, _) = listener.accept().unwrap();
     one.set_nonblocking(true).unwrap();
-    // There may be many.
+    // Small buffers, because a test may have many of these sockets.
     set_socket_send_buffer_size(&one, 4096).unwrap();
     set_socket_recv_buffer_size(&other, 4096).unwrap();
     while one.write(&[0; 1 << 16]).is_ok() {}
@@ -40,11 +41,11 @@ fn lingering() -> (TcpStream, TcpStream) {
     (one, other)
 }
 
-/// Does something while a daemon stands still. A file that is sent meanwhile, and dropped here, is only on its way when
-/// that goes on: else whoever closes it last might be this process, which would linger.
+/// Runs `act` while a daemon is stopped. A file that is sent meanwhile and dropped here exists only in the
+/// daemon's queue when the daemon goes on. Otherwise this process might close it last, and linger.
 fn while_stopped<T>(daemon: &CommandProcess, act: impl FnOnce() -> T) -> T {
     daemon.signal(Signal::STOP);
-    until("it to stand still", || daemon.stat(3) == "T");
+    until("the stop of the daemon", || daemon.stat(3) == "T");
     let done = act();
     daemon.signal(Signal::CONT);
     done
@@ -64,7 +65,8 @@ fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
         let (pair, far) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         while_stopped(&daemons.sides[0], || {
             let handed = match way {
-                // The file itself; one in which it lies unread; none, and it lies unread in the daemon's own socket.
+                // Three ways: the file itself; a socket that holds it unread; no such file, and it stays
+                // unread in the daemon's own socket.
                 0 => slow.as_fd(),
                 1 => {
                     let files = [slow.as_fd()];
@@ -89,12 +91,13 @@ fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
     let socket = daemons.socket(0);
     thread::spawn(move || done.send(Service::attach(&socket, "another").is_ok()));
     until("an answer to another", || is_done.try_recv() == Ok(true));
-    // They would linger still.
+    // The slow sockets would still linger.
     drop(others);
     daemons.end();
 }
 
-/// Daemons of which that of host 0 may have so many descriptors; its socket, and the file of what it says.
+/// Starts two daemons. The one of host 0 may have `most` descriptors. Returns its socket and its log file,
+/// too.
 fn with_descriptors(most: u32) -> (Daemons, PathBuf, PathBuf) {
     let mut daemons = Daemons::start();
     daemons.sides[0].signal(Signal::TERM);
@@ -120,7 +123,7 @@ fn with_descriptors(most: u32) -> (Daemons, PathBuf, PathBuf) {
     (daemons, socket, log)
 }
 
-/// A packet with files.
+/// Sends a packet with files.
 fn send_with(client: &PacketSocket, files: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut with = SendAncillaryBuffer::new(&mut space);
@@ -129,7 +132,7 @@ fn send_with(client: &PacketSocket, files: &[BorrowedFd<'_>]) {
     sendmsg(client, &bytes, &mut with, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// What a guest is told when its session ends.
+/// Returns the reason that a client is told when its session ends.
 fn last_word(client: &PacketSocket) -> Refusal {
     let mut last = None;
     until("a last word", || match client.recv() {
@@ -149,17 +152,17 @@ fn last_word(client: &PacketSocket) -> Refusal {
 #[test]
 fn who_hands_over_more_than_is_closed_is_turned_away() {
     let _one = locked();
-    // A quarter of them may wait to be closed.
+    // A quarter of the descriptors may wait to be closed.
     let (mut daemons, socket, log) = with_descriptors(300);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
-    // Once for all: a signal ends a close that waits.
+    // The daemon is stopped once for all clients, because a signal ends a close that blocks.
     let (clients, others): (Vec<_>, Vec<_>) = while_stopped(&daemons.sides[0], || {
         let client = |at| {
             let client = PacketSocket::dial(&socket).unwrap();
             let (slow, other) = lingering();
-            // No stream of a pair's, and two at once.
+            // Either one socket that is no stream pair, or two files at once.
             match at % 2 {
                 0 => send_with(&client, &[slow.as_fd()]),
                 _ => send_with(&client, &[slow.as_fd(), slow.as_fd()]),
@@ -168,15 +171,15 @@ fn who_hands_over_more_than_is_closed_is_turned_away() {
         };
         (0..40).map(client).unzip()
     });
-    // All of them were let in before any file was left.
+    // All of these clients were admitted before any file was waiting to be closed.
     for client in clients {
         assert_eq!(last_word(&client), Refusal::Misuse);
     }
-    // Who comes then is not, whatever he hands over.
+    // A later client is turned away, whatever it hands over.
     for _ in 0..50 {
         let client = PacketSocket::dial(&socket).unwrap();
         let (file, _far) = UnixStream::pair().unwrap();
-        // He may be turned away already.
+        // The client may have been turned away already.
         let _ = client.send(b"nonsense", Some(file.as_fd()));
         assert_eq!(last_word(&client), Refusal::Limit);
     }
@@ -185,10 +188,10 @@ fn who_hands_over_more_than_is_closed_is_turned_away() {
         matches!(refused, ServiceError::Refused(Refusal::Limit)),
         "{refused}"
     );
-    // Who was there goes on.
+    // Existing connections go on.
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
     drop(others);
-    until("what is closed", || {
+    until("the closing of the files", || {
         Service::attach(&socket, "later").is_ok()
     });
     drop((client, server));
@@ -205,14 +208,14 @@ fn who_hands_over_more_than_is_closed_is_turned_away() {
 #[test]
 fn a_daemon_without_descriptors_says_so_and_goes_on() {
     let _one = locked();
-    // At its beginning: one line.
+    // When the daemon starts, the error is one line.
     for most in [12, 14, 16] {
         let limited = format!("ulimit -n {most}; exec \"$0\" \"$@\"");
         let fabric = TestEnv::new().with_launcher(&["sh", "-c", &limited]);
         let socket = fabric.file("few.sock").display().to_string();
         let words = ["daemon", "--port", "17472", "--socket", &socket];
         let line = CommandProcess::start(&mut fabric.headworks(&words)).expect_exit(2);
-        // What it had in the registry may stay there until the next opens a device: taking it away needs a descriptor.
+        // Its registry entry may stay until the next process opens a device: removing it needs a descriptor.
         assert!(line.contains("Too many open files"), "{line}");
     }
     let (mut daemons, socket, log) = with_descriptors(64);
@@ -228,7 +231,7 @@ fn a_daemon_without_descriptors_says_so_and_goes_on() {
         std::fs::read_dir(&all).unwrap().count() >= 64
     });
     sleep_for(Duration::from_millis(100));
-    // Who was there goes on.
+    // Existing connections go on.
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
     drop(crowd);
     until("room", || Service::attach(&socket, "comes later").is_ok());
@@ -246,14 +249,14 @@ fn a_daemon_without_descriptors_says_so_and_goes_on() {
 #[test]
 fn a_daemon_without_memory_says_so_and_goes_on() {
     let _one = locked();
-    // At its beginning: one line.
+    // When the daemon starts, the error is one line.
     let fabric = TestEnv::new().with_launcher(&["sh", "-c", "ulimit -f 16; exec \"$0\" \"$@\""]);
     let socket = fabric.file("small.sock").display().to_string();
     let words = ["daemon", "--port", "17472", "--socket", &socket];
     let line = CommandProcess::start(&mut fabric.headworks(&words)).expect_exit(2);
     assert!(line.contains("file size limit"), "{line}");
     fabric.is_clean();
-    // While it serves: whoever needs more is refused, and others are not.
+    // While the daemon serves, an application that needs more memory is refused, and others are not.
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);

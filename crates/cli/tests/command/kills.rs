@@ -1,5 +1,6 @@
-//! Rounds in which somebody is killed at any moment: whoever has to do with him hears of it, nobody else does, and
-//! nothing is left. `HEADWORKS_LONG` has two hundred of them, other runs as many as there are in a while.
+//! Rounds in which an application or a daemon is killed at any moment. Its peers notice, nobody else is
+//! affected, and nothing is left over. `HEADWORKS_LONG` runs two hundred rounds; other runs do as many as fit
+//! in a short time.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,13 +18,13 @@ use crate::daemon::{Daemons, echo, exchange, locked, to};
 use crate::daemon_operation::{scraped, value};
 use crate::test_env::{CommandProcess, NOTICE, until};
 
-/// Where the application that is to be killed attaches: the test starts itself again as that one.
+/// Socket of the victim, which is this test's program started again.
 const VICTIM: &str = "HEADWORKS_TEST_KILLS";
-/// The port that the victim's other end listens at, and that of a host's own.
+/// Port of the victim's other end, and port that each host connects to on itself.
 const FAR: u16 = 7000;
 const OWN: u16 = 7100;
 
-/// Does a bit of everything until it is killed, or its daemon is.
+/// Uses a bit of everything until this process or its daemon is killed.
 fn run_victim(socket: &OsStr) -> ! {
     let work = || -> Result<(), ServiceError> {
         let service = Service::attach(socket.as_ref(), "casualty")?;
@@ -33,7 +34,7 @@ fn run_victim(socket: &OsStr) -> ! {
             if round % 2 == 0 {
                 stream.fd()?;
             }
-            // What it says is echoed as any other bytes.
+            // The echo treats lent bytes like any other bytes.
             let mut memory = service.alloc(100_000)?;
             memory.fill(7);
             let loan = stream.lend(memory, 100_000)?;
@@ -52,7 +53,7 @@ fn run_victim(socket: &OsStr) -> ! {
     std::process::exit(i32::from(ended.is_err()))
 }
 
-/// Whoever has nothing to do with it: exchanges bytes with its own host, over and over.
+/// Application without a connection to the victim: it exchanges bytes with its own host over and over.
 struct ConnectionWitness {
     exchanges: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
@@ -77,7 +78,7 @@ impl ConnectionWitness {
         }
     }
 
-    /// It goes on, for a few exchanges more.
+    /// Checks that it completes a few more exchanges.
     fn goes_on(&self, host: usize) {
         let before = self.exchanges.load(Ordering::Relaxed);
         until(&format!("the witness on host {host}"), || {
@@ -92,7 +93,7 @@ impl ConnectionWitness {
     }
 }
 
-/// Serves whoever connects; counts those who are, and the connections that there were.
+/// Echoes for every caller. Returns the number of current connections, and of all so far.
 fn serve_with_counters(service: &Service, port: u16) -> (Arc<AtomicU64>, Arc<AtomicU64>) {
     let (now, ever) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
     let listener = service.listen(port, 1 << 10).expect("the port is free");
@@ -111,7 +112,7 @@ fn serve_with_counters(service: &Service, port: u16) -> (Arc<AtomicU64>, Arc<Ato
     counts
 }
 
-/// An application that serves whoever connects, for as long as its daemon is there.
+/// Application that echoes for every caller as long as its daemon runs.
 struct Host {
     service: Service,
     now: Arc<AtomicU64>,
@@ -127,27 +128,28 @@ impl Host {
     }
 }
 
-/// What a daemon has of what must not grow.
+/// Resources of a daemon that must not grow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Leftovers {
-    /// But for memory.
+    /// Open descriptors, except those of memory.
     pub(crate) descriptors: usize,
-    /// Of memory: a session keeps the slabs that it has had, and a soft host those of its peers.
+    /// Open descriptors of memory. A session keeps the slabs that it has had, and a soft host those of its
+    /// peers.
     pub(crate) files: usize,
     pub(crate) queue_pairs: f64,
-    /// Bytes in use, of what it shares.
+    /// Bytes in use of the memory that it shares.
     pub(crate) memory: f64,
 }
 
-/// Descriptors that are opened when they are first needed: what wakes peers.
+/// Descriptors that a daemon opens only when it first needs them, to wake peers.
 const LAZY: usize = 4;
-/// Slabs that the applications of both hosts come to need, at most; with those of a peer's that are let go of when the
-/// next one is reached.
+/// Most slabs that the applications of both hosts come to need, including a peer's slabs that are released
+/// only when the next peer is reached.
 const SLABS: usize = 128;
-/// How often it is looked which files a daemon has, of which the fewest count.
+/// Number of times that a daemon's open files are counted; the smallest count is used.
 const LOOKS: u32 = 100;
 
-/// How many files a process has open, but for memory, and of memory.
+/// Number of files that a process has open: those that are not memory, and those that are.
 fn open_files(side: &CommandProcess) -> (usize, usize) {
     let all = std::fs::read_dir(format!("/proc/{}/fd", side.0.id()));
     let all = all.expect("its descriptors").flatten();
@@ -167,7 +169,7 @@ impl Leftovers {
 
     pub(crate) fn of(daemons: &Daemons, host: usize) -> Self {
         let text = scraped(daemons, host);
-        // Some are open for a moment: that of who has just asked.
+        // Some descriptors are open for a moment only, such as that of the metrics request above.
         let looks = (0..LOOKS).map(|_| open_files(&daemons.sides[host]));
         let (descriptors, files) = looks.min().expect("some");
         Self {
@@ -179,8 +181,9 @@ impl Leftovers {
     }
 }
 
-/// What a daemon has once this test's application is the only one, and has no connection; at best what it had `before`,
-/// which takes a moment longer, since files are closed by the way.
+/// Returns a daemon's resources once this test's application is the only one and has no connection. If
+/// `before` is given, waits a little for them to shrink to that, because the daemon closes files in the
+/// background.
 pub(crate) fn leftovers_at_rest(
     daemons: &Daemons,
     host: usize,
@@ -201,7 +204,7 @@ pub(crate) fn leftovers_at_rest(
     }
 }
 
-/// Who is killed in a round: an application, or the daemon of a host.
+/// Victim of a round: an application, or the daemon of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Victim {
     Application,
@@ -209,8 +212,8 @@ enum Victim {
 }
 
 impl Victim {
-    /// One after the other, as far as the test is, so that what whoever lives has left can be compared over many rounds;
-    /// `None` when it is over.
+    /// Returns the victim for a point of the test, or `None` at its end. Victims of a kind follow each other,
+    /// so that the survivors' resources can be compared over many rounds.
     fn of(progress: f64) -> Option<Self> {
         match progress {
             ..0.6 => Some(Self::Application),
@@ -221,9 +224,9 @@ impl Victim {
     }
 }
 
-/// How long rounds go on where nobody asks for so many.
+/// How long rounds go on without `HEADWORKS_LONG`.
 const ENOUGH: Duration = Duration::from_secs(20);
-/// Rounds that there are in any case, and all of them where devices take their time.
+/// Least number of rounds; on slow devices, the number of rounds.
 const FEW: f64 = 5.0;
 const MANY: f64 = 200.0;
 
@@ -244,7 +247,7 @@ fn a_kill_is_noticed_by_the_peers_alone() {
     let _one = locked();
     let mut daemons = Daemons::start();
     let mut missed: BTreeMap<Victim, Vec<Duration>> = BTreeMap::new();
-    // What each daemon had left after the first round since it began.
+    // Resources of each daemon after the first round since it started.
     let mut left: [Option<Leftovers>; 2] = [None; 2];
     let mut services = [0, 1].map(|host| Host::at(&daemons, host));
     let (mut round, start) = (0, Instant::now());
@@ -254,7 +257,7 @@ fn a_kill_is_noticed_by_the_peers_alone() {
         let before = ever.load(Ordering::Relaxed);
         let own = "kills::a_kill_is_noticed_by_the_peers_alone";
         let mut application = daemons.another_process(own, VICTIM);
-        // At another moment each time.
+        // The moment differs from round to round.
         let enough = 1 + (round * 7919) % 13;
         until("the victim at work", || {
             ever.load(Ordering::Relaxed) >= before + enough
@@ -273,7 +276,8 @@ fn a_kill_is_noticed_by_the_peers_alone() {
             }
         };
         let began = Instant::now();
-        // At the far end nobody is left, reset or without a daemon; and at the near one, whose process ends then.
+        // The far end's connections end, by a reset or because their daemon is gone. The near end's process
+        // ends then.
         until("the end of the victim's connections", || {
             now.load(Ordering::Relaxed) == 0 && application.has_ended()
         });
@@ -300,7 +304,7 @@ fn a_kill_is_noticed_by_the_peers_alone() {
         }
         for host in (0..2).filter(|host| killed != Some(*host)) {
             let now = leftovers_at_rest(&daemons, host, left[host]);
-            // A daemon without a peer has given up what it had for that one.
+            // The other daemon, which lost its peer, has released what it had for that peer.
             let then = *left[host].get_or_insert(now);
             assert!(
                 now.is_no_more_than(&then),
@@ -318,7 +322,7 @@ fn a_kill_is_noticed_by_the_peers_alone() {
             times.len()
         );
     }
-    assert_eq!(missed.len(), 3, "one of each kind");
+    assert_eq!(missed.len(), 3, "a kind of victim was never killed");
     drop(services);
     daemons.end();
 }

@@ -1,4 +1,4 @@
-//! The command as real processes.
+//! Tests of the command as real processes.
 
 mod application_misuse;
 mod bad_input;

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::test_env::{CommandProcess, TestEnv, open, until};
 
-/// What a command that ends well says on standard output.
+/// Runs a command that must succeed, and returns its standard output.
 fn stdout_of(fabric: &TestEnv, args: &[&str]) -> String {
     let all: Vec<_> = std::iter::once("pace")
         .chain(args.iter().copied())
@@ -20,7 +20,7 @@ fn stdout_of(fabric: &TestEnv, args: &[&str]) -> String {
     text
 }
 
-/// Two processes, the second of which keeps a device busy that both or it alone pace.
+/// Two processes. The second keeps a device busy; both of them or it alone pace it.
 struct StreamingPipe {
     listener: CommandProcess,
     connector: CommandProcess,
@@ -52,7 +52,7 @@ fn nobody_who_paces_is_said_and_no_registry_is_made() {
 #[test]
 fn who_paces_is_seen_with_its_own_constants_until_it_is_killed() {
     let fabric = TestEnv::new();
-    // One that does not pace is there, too.
+    // The listener does not pace, and must not be shown.
     let paced =
         "soft:h1,pace_line_rate_gbps=4,pace_min_rate_gbps=1,pace_init_alpha=3,pace_init_beta=8";
     let mut busy = StreamingPipe::on(&fabric, "soft:h2", paced);
@@ -80,7 +80,7 @@ fn who_paces_is_seen_with_its_own_constants_until_it_is_killed() {
     ] {
         assert!(json.contains(wanted), "{wanted}: {json}");
     }
-    // Nobody has noticed: both go on.
+    // Neither process was disturbed: both go on.
     assert!(!busy.connector.has_ended() && !busy.listener.has_ended());
     busy.connector.0.kill().expect("kills");
     busy.connector.wait();
@@ -99,14 +99,14 @@ fn processes_that_pace_one_rnic_are_seen_together() {
     until("both", || stdout_of(&fabric, &["status"]).contains(&wanted));
     let text = stdout_of(&fabric, &["status"]);
     assert_eq!(text.lines().next(), Some("soft:h2"));
-    // There is no rate then.
+    // With a window there is no rate.
     assert!(
         text.contains("(pace_window)") && !text.contains("Gbit/s"),
         "{text}"
     );
 }
 
-/// The rows of a table, without its header, which is looked at.
+/// Checks the header of a table, and returns its other rows.
 fn rows(fabric: &TestEnv, dir: &str) -> Vec<Vec<String>> {
     let path = fabric.file(dir).join("pace.csv");
     let text = std::fs::read_to_string(path).expect("a table");
@@ -147,7 +147,7 @@ fn a_trace_has_what_was_paced_until_an_interrupt() {
         "--device",
         "soft:h1",
     ]));
-    // It says that it waits before there is anything to see.
+    // Before anything is paced, it says that it waits.
     let mut stderr = trace.0.stderr.take().expect("a pipe");
     let waits = "soft:h1 is not paced yet: waiting\n";
     let mut first = vec![0; waits.len()];
@@ -203,7 +203,7 @@ fn what_a_killed_trace_left_behind_goes_with_the_next_and_what_a_living_one_has_
     killed.wait();
     assert_eq!(files(&fabric, "out").len(), 2);
     let mut living = CommandProcess::start(&mut fabric.headworks(&args));
-    // It says so once it has its own files.
+    // It prints a line once it has its own files.
     let mut stderr = living.0.stderr.take().expect("a pipe");
     stderr.read_exact(&mut [0; 1]).expect("a line");
     assert_eq!(files(&fabric, "out").len(), 2);
@@ -248,7 +248,7 @@ fn base_delays_of_the_software_rnic_are_options_that_open_it() {
     let mut out = side.0.stdout.take().expect("a pipe");
     out.read_to_string(&mut text).expect("reads");
     assert_eq!(side.wait().code(), Some(0));
-    // A machine that is busy with other tests is told of.
+    // If the machine is busy with other tests, a warning is printed.
     let complaint = side.stderr_line();
     assert!(
         complaint.is_empty() || complaint.starts_with("warning: soft seems not to be idle"),
@@ -294,7 +294,7 @@ fn a_device_that_has_less_room_than_it_says_now_and_then_is_measured_all_the_sam
         let complaint = side.stderr_line();
         assert_eq!(code, Some(0), "{complaint}");
         assert!(text.contains("pace_base_delay_ud_ns="), "{text}");
-        // It is late at random, which looks like work.
+        // A hostile device is late at random, which looks like a busy one.
         assert!(complaint.lines().count() <= 1, "{complaint}");
     }
     fabric.is_clean();
@@ -304,7 +304,7 @@ fn a_device_that_has_less_room_than_it_says_now_and_then_is_measured_all_the_sam
 fn ctrl_c_ends_a_measurement() {
     let fabric = TestEnv::new();
     let args = ["pace", "calibrate", "--device", "soft:h1,hostile"];
-    // One that was done before the signal came says nothing of it.
+    // A measurement that ends before the signal does not report an interrupt; then it is tried again.
     until("an interrupt in time", || {
         let mut side = CommandProcess::start(&mut fabric.headworks(&args));
         let has_opened = |name: std::ffi::OsString| name.to_string_lossy().starts_with("c.");
@@ -393,7 +393,7 @@ fn wrong_options_are_one_line() {
         (&["trace", "--out", file], "--out"),
         (&["trace", "--out", below], "--out"),
         (&["trace", "--out", taken], "pace.svg: Is a directory"),
-        // There, and nothing can be made in it, by nobody.
+        // The directory exists, but nobody can create a file in it.
         (
             &["trace", "--out", "/proc/self/net"],
             "--out: /proc/self/net",

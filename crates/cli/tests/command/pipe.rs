@@ -1,4 +1,4 @@
-//! Bytes arrive as they were sent.
+//! Bytes arrive at the other end of a pipe as they were sent.
 
 use std::io::{Read, Write};
 use std::process::Stdio;
@@ -72,7 +72,7 @@ fn what_is_written_arrives_before_the_end() {
     listener.expect_exit(0);
 }
 
-/// Bytes through pipes, as a shell connects programs; the answer to what was sent.
+/// Sends bytes with OS pipes as standard input and output, as in a shell. Returns what arrived.
 fn piped(reverse: bool, sent: &[u8]) -> Vec<u8> {
     let fabric = TestEnv::new();
     let (here, there) = (Stdio::piped, Stdio::piped);
@@ -108,8 +108,8 @@ fn pipes_at_both_ends_carry_anything() {
     }
 }
 
-/// A pair whose receiver writes to a pipe that nobody reads, once everything has filled up and both
-/// sleep. The sender has much more to send.
+/// Returns a pair whose receiver writes to a pipe that nobody reads, once all buffers are full and both
+/// processes sleep. The sender still has much more to send.
 fn standing_still(fabric: &TestEnv) -> (CommandProcess, CommandProcess) {
     let from = fabric.file("from");
     let all = 1 << 30;
@@ -134,7 +134,7 @@ fn a_sender_whose_receiver_stands_still_sleeps() {
     let fabric = TestEnv::new();
     let (mut listener, mut connector) = standing_still(&fabric);
     listener.signal(Signal::STOP);
-    // A second in which it reads nothing and takes no more than a tick now and then.
+    // Waits for a second in which it reads nothing and takes at most a tick per sample.
     let mut before = (connector.bytes_read(), connector.cpu_ticks());
     let mut quiet = 0;
     until("a second of sleep", || {

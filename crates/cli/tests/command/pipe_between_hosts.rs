@@ -1,5 +1,5 @@
-//! Two hosts: the sides of a pipe meet at an address, on two devices. Those of `HEADWORKS_IBV` if it is set,
-//! soft hosts if not.
+//! Pipes between two hosts: the sides meet at an address, on two devices. They use the devices of
+//! `HEADWORKS_IBV` if it is set, otherwise soft hosts.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -10,18 +10,18 @@ use rustix::process::Signal;
 
 use crate::test_env::{CommandProcess, LONG_TIMEOUT_S, TestEnv, bytes, create, open, until};
 
-/// The devices of both sides.
+/// Returns the devices of the two sides.
 fn devices() -> [String; 2] {
     testing::devices().unwrap_or_else(|| ["soft:h1", "soft:h2"].map(str::to_owned))
 }
 
-/// An address that was free a moment ago.
+/// Returns an address that was free a moment ago.
 fn address() -> String {
     let found = TcpListener::bind("127.0.0.1:0").expect("a port");
     found.local_addr().expect("its address").to_string()
 }
 
-/// Bytes that a pipe of the slowest machine carries in time.
+/// Number of bytes that a pipe carries in time even on the slowest machine.
 fn most() -> usize {
     match testing::is_slow_device() {
         true => 300_001,
@@ -71,7 +71,7 @@ fn bytes_arrive_at_an_address() {
     for len in [0, 1, 4089, most()] {
         let sent = bytes(len);
         std::fs::write(&from, &sent).expect("writes");
-        // Whichever is there first waits for the other.
+        // Either side may be first; it waits for the other.
         let mut connector = hosts.connect(&[], open(&from), Stdio::null());
         let mut listener = hosts.listen(Stdio::null(), create(&to));
         connector.expect_exit(0);
@@ -125,7 +125,7 @@ fn a_caller_whose_device_does_not_reach_here_is_named_and_the_next_is_met() {
     let (from, to) = (hosts.fabric.file("from"), hosts.fabric.file("to"));
     std::fs::write(&from, b"word").expect("writes");
     let mut listener = hosts.listen(Stdio::null(), create(&to));
-    // Soft hosts of another registry: as of another machine, or of another kind than the listener's.
+    // Soft hosts of another registry cannot be reached, like devices of another machine or another kind.
     let args = [
         "pipe",
         "connect",
@@ -150,14 +150,14 @@ fn a_caller_whose_device_does_not_reach_here_is_named_and_the_next_is_met() {
     elsewhere.is_clean();
 }
 
-/// What a connector says of a program at an address that answers like this, and closes.
+/// Returns the error of a connector when a program at its address sends `answer` and closes.
 fn answered(fabric: &TestEnv, answer: &[u8], code: i32) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address").to_string();
     let args = ["pipe", "connect", &address, "--timeout", LONG_TIMEOUT_S];
     let mut side = CommandProcess::start(&mut fabric.headworks(&args));
     let (mut there, _) = listener.accept().expect("it calls");
-    // All that it says: a close with something unread would be a reset.
+    // Reads the whole greeting, because closing with unread bytes would be a reset.
     let mut greeting = [0; 8];
     there.read_exact(&mut greeting).expect("it greets");
     there.write_all(answer).expect("sends");
@@ -200,7 +200,7 @@ fn an_address_at_which_nobody_can_listen_is_bad_input() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = taken.local_addr().map(|at| (taken, at.to_string()));
     let (_taken, address) = taken.expect("its address");
-    // 192.0.2.0/24 is nobody's.
+    // 192.0.2.0/24 is reserved for documentation, so no host has these addresses.
     for (address, says) in [
         (&*address, "in use"),
         ("192.0.2.77:7471", "Cannot assign"),

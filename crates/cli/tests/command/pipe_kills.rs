@@ -1,4 +1,4 @@
-//! Either side dies or is interrupted.
+//! One side of a pipe dies or is interrupted.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::test_env::{CommandProcess, NOTICE, TestEnv, bytes, create, open, sleep_for, until};
 use crate::top::stdout_of;
 
-/// Rounds of each kind.
+/// Number of rounds of each kind.
 fn rounds() -> u64 {
     if std::env::var_os("HEADWORKS_LONG").is_some() {
         50
@@ -19,7 +19,7 @@ fn rounds() -> u64 {
     }
 }
 
-/// A pair that streams without an end, or whose sender has nothing to send.
+/// Starts a pair that streams endlessly or, if `idle`, whose sender has nothing to send.
 fn pair(fabric: &TestEnv, idle: bool) -> (CommandProcess, CommandProcess) {
     let listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
     let source = if idle {
@@ -45,7 +45,7 @@ fn killed(idle: bool) {
             0 => (listener, connector),
             _ => (connector, listener),
         };
-        // A moment that differs from round to round; nothing depends on it.
+        // The moment differs from round to round; nothing depends on it.
         sleep_for(Duration::from_micros(round * 7919 % 20_000));
         victim.signal(Signal::KILL);
         let began = Instant::now();
@@ -134,7 +134,8 @@ fn ctrl_c_ends_either_side_while_the_other_says_nothing() {
     fabric.is_clean();
 }
 
-/// A fabric whose programs begin without a word about SIGHUP, even where these tests run under `nohup`.
+/// Returns a fabric whose programs start with the default action for SIGHUP, even if these tests run under
+/// `nohup`.
 fn unshielded() -> TestEnv {
     let status = std::fs::read_to_string("/proc/self/status").expect("status");
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -205,7 +206,7 @@ fn a_queue_pair_that_the_device_kills_ends_both_sides_in_one_line() {
 
 #[test]
 fn a_sender_whose_queue_pair_dies_with_the_end_of_the_stream_need_not_be_told() {
-    // Seeds that kill what says the end, which is all that is sent, in either way.
+    // Seeds whose device kills the end of the stream, which is all that is sent, in two different ways.
     for (seed, says) in [
         (1, "the ring is broken: device failure"),
         (2, "the connection broke before everything was delivered"),
@@ -215,11 +216,11 @@ fn a_sender_whose_queue_pair_dies_with_the_end_of_the_stream_need_not_be_told() 
         let device = format!("soft:h2,hostile,seed={seed},kills=1");
         let args = ["--device", &device];
         let mut connector = fabric.connect(&args, "a", Stdio::piped(), Stdio::null());
-        // Who sleeps on a ring needs nothing more to connect it.
+        // Once the receiver sleeps on its ring, it needs nothing more to connect it.
         until("a receiver that sleeps", || {
             stdout_of(&fabric, &["top", "--json"]).contains("\"armed\":true")
         });
-        // Whoever stands still notices nothing, as the receiver on a network.
+        // While stopped, it notices nothing, like a receiver across a network.
         listener.signal(Signal::STOP);
         until("a stop", || listener.stat(3) == "T");
         drop(connector.0.stdin.take());

@@ -1,5 +1,5 @@
-//! Meeting over RDMA: what is said where there is no device, and where nobody can come or listens. On the
-//! devices of `HEADWORKS_IBV`, if it is set.
+//! Meeting over RDMA: errors without a device, at an address that nobody can reach, and without a listener.
+//! Uses the devices of `HEADWORKS_IBV`, if it is set.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -8,7 +8,7 @@ use headworks::runtime::testing;
 
 use crate::test_env::{CommandProcess, TestEnv};
 
-/// What the program says, in one line, and ends with.
+/// Returns the one line that the program prints on standard error. It must end with `code`.
 fn said(fabric: &TestEnv, args: &[&str], code: i32) -> String {
     CommandProcess::start(&mut fabric.headworks(args)).expect_exit(code)
 }
@@ -40,7 +40,7 @@ fn without_a_device_it_is_said_that_there_is_none_and_no_module_is_advised() {
     fabric.is_clean();
 }
 
-/// The two devices that are named, and their addresses; says so if none are.
+/// Returns the two named devices and their addresses, or prints that there are none.
 fn devices() -> Option<[(String, IpAddr); 2]> {
     let Some(names) = testing::devices() else {
         println!("skipped: {} names no devices", testing::DEVICES);
@@ -55,7 +55,7 @@ fn devices() -> Option<[(String, IpAddr); 2]> {
     Some(names.map(address))
 }
 
-/// A place to meet that no other test has, by its port.
+/// Returns an address to meet at. Each test uses a port of its own.
 fn at(ip: IpAddr, port: u16) -> String {
     format!("rdma:{}", SocketAddr::new(ip, port))
 }
@@ -80,7 +80,7 @@ fn a_listener_where_nobody_can_come_is_refused_at_once() {
             "{refused}"
         );
     }
-    // Where somebody can come, it is waited for.
+    // At an address that somebody can reach, it waits.
     for at in [at(ip, 7470), at(Ipv6Addr::UNSPECIFIED.into(), 7470)] {
         let args = ["pipe", "listen", &at, "--timeout", "1"];
         let waited = said(&fabric, &args, 1);
@@ -96,7 +96,7 @@ fn a_connector_whose_time_is_over_says_that_nobody_listened() {
     };
     let fabric = TestEnv::new();
     let at = at(ip, 7469);
-    // Time for the first call, which finds out, on the slowest machine.
+    // The slowest machine needs this time for the first call, which finds the refusal.
     let said = said(&fabric, &["pipe", "connect", &at, "--timeout", "10"], 1);
     assert!(
         said.contains("nobody listens") && said.contains(&at),

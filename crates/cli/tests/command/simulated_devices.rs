@@ -1,10 +1,10 @@
-//! Simulated devices, as the command shows them.
+//! What the command shows of simulated devices.
 
 use std::process::Stdio;
 
 use crate::test_env::{CommandProcess, TestEnv};
 
-/// What the program prints.
+/// Runs the program, which must succeed, and returns its standard output.
 fn printed(fabric: &TestEnv, args: &[&str]) -> String {
     let output = fabric.headworks(args).stdout(Stdio::piped()).output();
     let output = output.expect("the program runs");
@@ -105,7 +105,7 @@ fn experiments_that_measure_this_machine_refuse_simulated_devices() {
         "raas-fig8",
         "raas-fig9",
     ] {
-        // Whatever is asked for besides, nothing is measured.
+        // Nothing is measured, even if another experiment could run.
         for devices in [
             &["--device", device][..],
             &["--device", device, "--peer-device", device],

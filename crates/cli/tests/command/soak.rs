@@ -33,7 +33,7 @@ fn it_ends_when_the_time_is_over() {
         let text = String::from_utf8_lossy(&done.stdout);
         assert!(text.contains(from), "{text}");
     }
-    // Whichever end comes first.
+    // Both limits given: the first to be reached ends it.
     let done = soak(&["--for", "3600", "--seeds", "700..702"]);
     let text = String::from_utf8_lossy(&done.stdout);
     assert!(

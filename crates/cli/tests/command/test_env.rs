@@ -1,4 +1,4 @@
-//! What the tests of the command share: a private fabric, both sides of a pipe, conditions with deadlines.
+//! Helpers of the command's tests: a private fabric, the two sides of a pipe, conditions with deadlines.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use headworks_shm::Registry;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take: far longer than it does on the slowest machine, so that only what hangs fails.
+/// Longest wait for anything. It is far longer than the slowest machine needs, so that only a hang fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 
-/// How long a side may take to notice that the other is dead; the time it took is printed.
+/// Longest time until a side notices the other's death. Tests print the time it took.
 pub(crate) const NOTICE: Duration = Duration::from_secs(10);
 
-/// The same as [`LIMIT`] for the program's own waits, in seconds.
+/// [`LIMIT`] for the program's own waits, in seconds; a little shorter.
 pub(crate) const LONG_TIMEOUT_S: &str = "80";
 
-/// A fabric of its own, and the program on it.
+/// A private fabric, and the program on it.
 pub(crate) struct TestEnv {
     dir: tempfile::TempDir,
-    /// What the program is started by: nothing, or another program and its arguments.
+    /// Program, with arguments, that starts the command; empty if the test starts it directly.
     pub(crate) launcher: Vec<String>,
     program: PathBuf,
 }
@@ -37,24 +37,24 @@ impl TestEnv {
         }
     }
 
-    /// The program is started by `launcher` from now on, as the process that `launcher` was.
+    /// Starts the command through `launcher` from now on. `launcher` must replace itself by the command.
     pub(crate) fn with_launcher(mut self, launcher: &[&str]) -> Self {
         self.launcher = launcher.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// The program is the file at `program` from now on.
+    /// Uses the file at `program` as the command from now on.
     pub(crate) fn with_program(mut self, program: PathBuf) -> Self {
         self.program = program;
         self
     }
 
-    /// Where the registry is, while there is one.
+    /// Returns the path of the registry, which exists only while it is used.
     pub(crate) fn registry(&self) -> PathBuf {
         self.dir.path().join("fabric")
     }
 
-    /// The registry, for this process to join.
+    /// Opens the registry for this process.
     pub(crate) fn open_registry(&self) -> Arc<Registry> {
         Registry::open_at(self.registry()).expect("a registry")
     }
@@ -76,7 +76,7 @@ impl TestEnv {
         command
             .args(args)
             .env("HEADWORKS_FABRIC", self.registry())
-            // Nobody's file says how a daemon is to be.
+            // No configuration file of the machine may change how a daemon behaves.
             .env("XDG_CONFIG_HOME", self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -84,7 +84,7 @@ impl TestEnv {
         command
     }
 
-    /// A listener that is there: its name is taken.
+    /// Starts a listener and waits until its name is taken.
     pub(crate) fn listen(
         &self,
         args: &[&str],
@@ -118,7 +118,7 @@ impl TestEnv {
         CommandProcess::start(self.headworks(&all).stdin(stdin).stdout(stdout))
     }
 
-    /// The next user cleans what the dead left, and leaves nothing of its own.
+    /// Checks that the next user of the fabric removes what the dead left, and leaves nothing itself.
     pub(crate) fn is_clean_after_next_user(&self) {
         let mut one = self.listen(&[], "next", Stdio::null(), Stdio::null());
         let mut other = self.connect(&[], "next", Stdio::null(), Stdio::null());
@@ -127,7 +127,7 @@ impl TestEnv {
         self.is_clean();
     }
 
-    /// Nothing is left in the registry, and no process that used it.
+    /// Checks that the registry is empty and that no process uses this fabric any more.
     pub(crate) fn is_clean(&self) {
         let users = self.users();
         assert!(users.is_empty(), "processes left: {users:?}");
@@ -137,7 +137,7 @@ impl TestEnv {
         assert!(left.is_empty(), "left in the registry: {left:?}");
     }
 
-    /// The processes that were told to use this fabric.
+    /// Returns the processes whose environment names this fabric.
     fn users(&self) -> Vec<String> {
         let setting = format!("HEADWORKS_FABRIC={}", self.registry().display());
         let told = |process: &Path| {
@@ -155,7 +155,7 @@ impl TestEnv {
     }
 }
 
-/// One side of a pipe; killed when dropped.
+/// A process of the command, for example one side of a pipe. It is killed when dropped.
 pub(crate) struct CommandProcess(pub(crate) Child);
 
 impl CommandProcess {
@@ -163,7 +163,7 @@ impl CommandProcess {
         Self(command.spawn().expect("starts"))
     }
 
-    /// Its end, which must come in time.
+    /// Waits for the process to end, and fails if it takes too long.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         until("the end of a process", || {
@@ -177,7 +177,7 @@ impl CommandProcess {
         self.0.try_wait().expect("waits").is_some()
     }
 
-    /// What it said on standard error; after its end.
+    /// Returns its standard error. Call it after the end of the process.
     pub(crate) fn stderr_line(&mut self) -> String {
         let mut text = String::new();
         if let Some(mut stderr) = self.0.stderr.take() {
@@ -194,14 +194,14 @@ impl CommandProcess {
         kill_process(self.pid(), signal).expect("signals");
     }
 
-    /// Field `at` of its line in /proc, counted as proc(5) does.
+    /// Returns field `at` of its `stat` file in /proc, numbered as in proc(5).
     pub(crate) fn stat(&self, at: usize) -> String {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("stat");
         let rest = &text[text.rfind(')').expect("a name") + 2..];
         rest.split(' ').nth(at - 3).expect("a field").to_owned()
     }
 
-    /// Processor time so far, in ticks of 10 ms.
+    /// Processor time used so far, in ticks of 10 ms.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         [14, 15]
             .map(|at| self.stat(at).parse::<u64>().expect("a number"))
@@ -213,7 +213,7 @@ impl CommandProcess {
         self.stat(3) == "S"
     }
 
-    /// How many bytes of its standard input, a file, it has read.
+    /// Number of bytes it has read from its standard input, which must be a file.
     pub(crate) fn bytes_read(&self) -> u64 {
         let path = format!("/proc/{}/fdinfo/0", self.0.id());
         let text = std::fs::read_to_string(path).expect("fdinfo");
@@ -222,7 +222,8 @@ impl CommandProcess {
         position.parse().expect("a number")
     }
 
-    /// Its end with this code, and what it said: nothing after a success, else one line.
+    /// Checks that it ends with this code, and returns its standard error: empty after a success, else one
+    /// line.
     pub(crate) fn expect_exit(&mut self, code: i32) -> String {
         let status = self.wait();
         let complaint = self.stderr_line();
@@ -240,16 +241,19 @@ impl Drop for CommandProcess {
     }
 }
 
-/// Waits for a condition, and no longer than [`LIMIT`].
+/// Waits until a condition holds, and fails after [`LIMIT`].
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < LIMIT, "{what} did not come in {LIMIT:?}");
+        assert!(
+            began.elapsed() < LIMIT,
+            "waited {LIMIT:?} in vain for {what}"
+        );
         std::thread::yield_now();
     }
 }
 
-/// Kills what this process has started, which would outlive it otherwise.
+/// Kills the children of this process, which would otherwise outlive it.
 pub(crate) fn kill_children() {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     for task in tasks.flatten() {
@@ -264,7 +268,7 @@ pub(crate) fn kill_children() {
     }
 }
 
-/// Pseudo-random bytes.
+/// Returns pseudo-random bytes.
 pub(crate) fn bytes(len: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64 ^ len as u64;
     let mut bytes = vec![0; len];
@@ -285,7 +289,7 @@ pub(crate) fn create(path: &Path) -> Stdio {
     File::create(path).expect("creates").into()
 }
 
-/// Lets time pass: for a random moment or the interval of a sample. No test depends on how much.
+/// Lets time pass: until a random moment, or between samples. No test depends on the exact time.
 pub(crate) fn sleep_for(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {

@@ -1,4 +1,4 @@
-//! `headworks top` and `headworks devices`: what they show, and that looking disturbs nobody.
+//! `headworks top` and `headworks devices`: what they show, and that watching disturbs no process.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::test_env::{CommandProcess, TestEnv, until};
 
-/// What a command that ends well says on standard output.
+/// Runs a command that must succeed, and returns its standard output.
 pub(crate) fn stdout_of(fabric: &TestEnv, args: &[&str]) -> String {
     let mut side = CommandProcess::start(fabric.headworks(args).stdout(Stdio::piped()));
     let mut text = String::new();
@@ -45,7 +45,7 @@ fn a_live_process_is_seen_until_it_is_killed() {
     assert_eq!(line.lines().count(), 2);
     assert!(line.contains("\"state\":\"RTS\"") && line.contains("\"requests_per_s\":0.0"));
     assert!(stdout_of(&fabric, &["top", "--device", "soft:h9"]).contains("no process"));
-    // Neither has noticed: killed, one is gone from the picture at once.
+    // Neither process was disturbed. A killed one disappears at once.
     connector.0.kill().expect("kills");
     connector.wait();
     assert!(!stdout_of(&fabric, &["top"]).contains(&pids[1]));
@@ -57,10 +57,7 @@ fn a_live_process_is_seen_until_it_is_killed() {
 fn wrong_devices_and_numbers_are_one_line() {
     let fabric = TestEnv::new();
     for (args, says) in [
-        (
-            &["--device", "sim"][..],
-            "soft devices only, not at \"sim\"",
-        ),
+        (&["--device", "sim"][..], "soft devices only, not \"sim\""),
         (&["--device", "soft,hostile"], "soft or soft:HOST"),
         (&["--interval", "0"], "seconds, 0.1 to 3600"),
         (&["--interval", "-1"], "seconds, 0.1 to 3600"),
@@ -83,7 +80,7 @@ fn an_interrupt_and_a_closed_output_end_it() {
     let mut side = CommandProcess::start(fabric.headworks(&endless).stdout(Stdio::piped()));
     let mut first = [0; 6];
     let mut out = side.0.stdout.take().expect("a pipe");
-    out.read_exact(&mut first).expect("the first picture");
+    out.read_exact(&mut first).expect("the first sample");
     side.signal(Signal::INT);
     assert_eq!(side.wait().code(), Some(130));
     assert_eq!(side.stderr_line(), "headworks: interrupted\n");

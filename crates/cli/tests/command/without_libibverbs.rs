@@ -1,22 +1,22 @@
-//! Real verbs at run time only: one program, built anywhere, with libibverbs and without it.
+//! libibverbs is loaded at run time only: one program works with it and without it.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::test_env::TestEnv;
 
-/// Where the dynamic linker looks first for libibverbs.
+/// Directory in which the dynamic linker looks first for libibverbs.
 struct Libraries(tempfile::TempDir);
 
 impl Libraries {
-    /// What is found there is no library.
+    /// The directory has a file of that name which is no library.
     fn broken() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("libibverbs.so.1"), "none").expect("writes");
         Self(dir)
     }
 
-    /// What is found there is a stand-in, with one device; `None` without a C compiler.
+    /// The directory has a stand-in library with one device. Returns `None` without a C compiler.
     fn stand_in() -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory");
         let source =
@@ -36,7 +36,7 @@ impl Libraries {
         Some(Self(dir))
     }
 
-    /// What the program prints, which must succeed.
+    /// Runs the program, which must succeed, and returns its standard output.
     fn headworks(&self, fabric: &TestEnv, args: &[&str]) -> String {
         let mut command = fabric.headworks(args);
         command.env("LD_LIBRARY_PATH", self.0.path());
@@ -51,7 +51,7 @@ impl Libraries {
     }
 }
 
-/// What is said of the soft devices.
+/// Returns the part of a list that is about soft devices.
 fn of_soft(said: &str) -> String {
     let is_of = |block: &&str| block.starts_with("soft");
     let indented = said.replace("\n    ", "\u{1}");
@@ -76,14 +76,14 @@ fn without_libibverbs_it_says_what_to_install_and_all_else_is_as_ever() {
         json.contains("\"soft:") && !json.contains("\"ibv"),
         "{json}"
     );
-    // The doctor does not mind where there is no device.
+    // Without a device, a missing library is no problem for the doctor.
     if !Path::new("/sys/class/infiniband").exists() {
         let said = broken.headworks(&fabric, &["doctor"]);
         assert!(said.contains("no RDMA device: the software one"), "{said}");
         assert!(said.contains("cargo xtask rxe"), "{said}");
         assert!(said.contains("$ apt-get install libibverbs1"), "{said}");
     }
-    // Whoever asks for such a device is told in one line.
+    // A request for such a device fails with one line.
     let mut asked = fabric.headworks(&["pipe", "listen", "x", "--device", "ibv:mlx5_0"]);
     asked.env("LD_LIBRARY_PATH", broken.0.path());
     let ended = asked.output().expect("starts");
@@ -108,14 +108,14 @@ fn with_libibverbs_the_same_program_lists_its_devices() {
     assert!(json.contains("\"ibv:stand_in0\""), "{json}");
 }
 
-/// What an ELF file for 64 bits asks the dynamic linker for.
+/// What a 64-bit ELF file requires from the dynamic linker.
 struct ElfDependencies {
     libraries: Vec<String>,
-    /// Symbols that are not its own.
+    /// Symbols that it does not define.
     symbols: Vec<String>,
 }
 
-/// The number of `N` bytes at an offset.
+/// Reads a little-endian number of `N` bytes at an offset.
 fn number<const N: usize>(file: &[u8], at: usize) -> usize {
     let bytes: [u8; N] = file[at..at + N].try_into().expect("so many");
     bytes
@@ -125,7 +125,7 @@ fn number<const N: usize>(file: &[u8], at: usize) -> usize {
 }
 
 impl ElfDependencies {
-    /// By the section headers of the file (System V ABI, chapters 4 and 5).
+    /// Reads the requirements by the section headers of the file (System V ABI, chapters 4 and 5).
     fn by(file: &[u8]) -> Self {
         const DYNAMIC: usize = 6;
         const DYNSYM: usize = 11;
@@ -173,7 +173,7 @@ impl ElfDependencies {
 fn the_program_needs_no_library_of_rdma_to_start() {
     let file = std::fs::read(env!("CARGO_BIN_EXE_headworks")).expect("the program");
     let asked = ElfDependencies::by(&file);
-    // It was read at all.
+    // The file was read at all.
     assert!(
         asked.libraries.iter().any(|name| name.starts_with("libc.")),
         "{:?}",

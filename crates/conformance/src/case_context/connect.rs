@@ -96,7 +96,7 @@ impl CaseContext<'_> {
             }),
         ];
         let Reply::Each(replies) = self.try_call(host.id, Call::Each(calls))? else {
-            return Err(Refusal::mistake("a side was answered otherwise"));
+            return Err(Refusal::mistake("unexpected reply"));
         };
         match &replies[..] {
             [.., Reply::No(refusal)] => Err(refusal.clone()),
@@ -114,7 +114,7 @@ impl CaseContext<'_> {
                 caps: *caps,
                 depth: *depth as u32,
             }),
-            _ => Err(Refusal::mistake("a side was answered otherwise")),
+            _ => Err(Refusal::mistake("unexpected reply")),
         }
     }
 

@@ -134,7 +134,10 @@ impl CaseContext<'_> {
     pub fn expect_one_failure_report(&mut self, side: QpFixture) -> Verdict {
         self.events(side.host)?;
         let told = self.told.get(&(side.host.id, side.qp));
-        crate::ensure!(told.is_none_or(|told| *told <= 1), "told twice: {told:?}");
+        crate::ensure!(
+            told.is_none_or(|told| *told <= 1),
+            "failure reported twice: {told:?}"
+        );
         Ok(())
     }
 

@@ -54,7 +54,7 @@ fn armed_event(bench: &mut CaseContext<'_>) -> Verdict {
         for id in 0..2 {
             bench.receive(b, id, &[])?;
         }
-        // Not armed: no event.
+        // The CQs are not armed, so there is no event.
         bench.post(a, 9, Op::Send, &[])?;
         bench.expect_sent(a, 9, Status::Success)?;
         bench.expect_received(b, 0, Status::Success)?;
@@ -71,7 +71,7 @@ fn armed_event(bench: &mut CaseContext<'_>) -> Verdict {
         bench.expect_received(b, 1, Status::Success)?;
         bench.expect_no_completion_or_event(b, "one event only")?;
     }
-    // Somebody asleep is woken by somebody else.
+    // A SEND of one host wakes another host that sleeps.
     bench.receive(b, 5, &[])?;
     bench.arm(b.host, b.recv_cq, false)?;
     let sleep = Call::Sleep {
@@ -88,7 +88,7 @@ fn armed_event(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// Whoever arms, looks once more in vain, and sleeps, is woken.
+/// Checks that a caller that arms, polls once more in vain and sleeps is woken.
 fn unsignaled_before(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = bench.connected_pair()?;
     for before in [1, 8, 14] {
@@ -129,7 +129,7 @@ fn solicited_only(bench: &mut CaseContext<'_>) -> Verdict {
         bench.post(a, 1, op, &[])?;
         bench.expect_sent(a, 1, Status::Success)?;
         bench.expect_received(b, 0, Status::Success)?;
-        // Who shows completions late may wake whoever has looked in vain.
+        // A device that shows completions late may raise an event for a caller that polled in vain.
         if bench.behaviour().empty_polls_max == 0 {
             bench.expect_no_completion_or_event(b, "not solicited")?;
         }
@@ -145,7 +145,7 @@ fn solicited_only(bench: &mut CaseContext<'_>) -> Verdict {
     bench.to_error(b)?;
     event_of(bench, b, "flushed")?;
     bench.expect_received(b, 2, Status::Flushed)?;
-    // Asking for any event, then for solicited ones, leaves any.
+    // Arming for any event and then for solicited events keeps any.
     let (a, b) = bench.connected_pair()?;
     bench.receive(b, 0, &[])?;
     bench.arm(b.host, b.recv_cq, false)?;
@@ -177,7 +177,7 @@ fn timestamps_rise(bench: &mut CaseContext<'_>) -> Verdict {
         bench.post(a, id, Op::Send, &[a.sge(0, len)])?;
         let sent = bench.expect_sent(a, id, Status::Success)?;
         let got = bench.expect_received(b, id, Status::Success)?;
-        // Each on its own device's clock: others' need not agree.
+        // Each timestamp is on its own device's clock; the clocks need not agree.
         let (now, now_there) = (device_time(bench, a)?, device_time(bench, b)?);
         for (from, at, to) in [
             (last, sent.timestamp, now),

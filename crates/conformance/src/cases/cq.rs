@@ -1,4 +1,4 @@
-//! Completion queues: full ones, and several pollers on one.
+//! Completion queues with several pollers.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ const POLLERS: usize = 3;
 fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
     const BATCH: u64 = 100;
     const AT_LEAST: u64 = 20;
-    // A world that lets nobody poll at the same time as another would go on for ever.
+    // A world without concurrent polls would otherwise loop forever.
     const AT_MOST: u64 = 5000;
     let options = QpOptions {
         caps: QpCaps {
@@ -47,7 +47,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
         if batch >= AT_LEAST && took.iter().filter(|took| **took > 0).count() >= 2 {
             break;
         }
-        // Everybody polls until the last has been sent, which a WRITE behind it tells.
+        // All pollers poll until the batch has been sent, which a WRITE behind it shows.
         let sign = ByteCondition {
             buffer: b.buffer,
             offset: 0,
@@ -62,7 +62,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
             }],
         };
         let mut calls = vec![(b.host.id, poller); POLLERS];
-        // Meanwhile receives are posted, and sends in small pieces.
+        // Meanwhile receives are posted, and sends one at a time.
         calls.push((b.host.id, receives(batch + 1)));
         let mut work = Vec::new();
         for id in 0..BATCH {
@@ -86,7 +86,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
                 other => return Err(format!("instead of completions: {other:?}")),
             }
         }
-        // What they left.
+        // Collects what the pollers left.
         let due = (batch + 1) * BATCH;
         bench.wait("rest of the receives", |bench| {
             note(&mut seen, &bench.poll(b.host, b.recv_cq)?)?;
@@ -107,7 +107,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// Notes completions: each may come once.
+/// Records completions. Each may come only once.
 fn note(seen: &mut BTreeSet<u64>, done: &[Done]) -> Verdict {
     for done in done {
         ensure_eq!(done.status, Status::Success, "status");

@@ -16,7 +16,7 @@ const QKEY: u32 = 0x1234;
 const HEADER: u32 = GRH_BYTES as u32;
 const SENT: &str = "post_send";
 const WHAT: &str = "SEND (UD)";
-/// What comes of one that names an address handle which it may not.
+/// Outcome of a datagram with an address handle that it may not use.
 const NO_WAY: &str = "LocalQpOperation, SQE; or Operation when it is posted";
 
 pub(super) fn cases() -> Vec<Case> {
@@ -113,7 +113,7 @@ fn bring_up(bench: &mut CaseContext<'_>, side: QpFixture) -> Verdict {
     Ok(())
 }
 
-/// A queue pair of datagrams in RTS.
+/// Creates a UD queue pair in RTS.
 fn up(bench: &mut CaseContext<'_>, host: Host) -> Result<QpFixture, String> {
     let side = bench.new_qp(host, &options())?;
     bring_up(bench, side)?;
@@ -125,7 +125,7 @@ fn pair(bench: &mut CaseContext<'_>) -> Result<(QpFixture, QpFixture), String> {
     Ok((up(bench, first)?, up(bench, second)?))
 }
 
-/// An address handle of `from`'s domain for the port of `to`.
+/// Creates an address handle in the domain of `from` for the port of `to`.
 fn handle(bench: &mut CaseContext<'_>, from: QpFixture, to: Host) -> Result<Id, String> {
     let ah = bench.new_id();
     let call = Call::CreateAh {
@@ -149,7 +149,7 @@ fn to(ah: Id, side: QpFixture) -> Op {
     }
 }
 
-/// The same with another Q_Key.
+/// Returns the datagram with another Q_Key.
 fn with_qkey(op: Op, qkey: u32) -> Op {
     match op {
         Op::SendTo { ah, peer, imm, .. } => Op::SendTo {
@@ -162,13 +162,13 @@ fn with_qkey(op: Op, qkey: u32) -> Op {
     }
 }
 
-/// Posts one, and waits until it is done.
+/// Posts a datagram and waits for its completion.
 fn send(bench: &mut CaseContext<'_>, from: QpFixture, op: Op, len: u32, status: Status) -> Verdict {
     bench.post(from, 1, op, &[from.sge(0, len)])?;
     bench.expect_sent(from, 1, status).map(drop)
 }
 
-/// Posts one whose address handle may not be named.
+/// Posts a datagram with an address handle that it may not use, and checks that it fails.
 fn no_way(bench: &mut CaseContext<'_>, from: QpFixture, op: Op) -> Verdict {
     if bench.behaviour().refuses_bad_datagrams {
         let request = Send::new(1, op, &[from.sge(0, 8)]);
@@ -223,7 +223,7 @@ fn arrives(bench: &mut CaseContext<'_>) -> Verdict {
             );
             let gids = [from, at].map(|side| bench.facts(side.host).map(|facts| facts.port.gid));
             let [sgid, dgid] = gids;
-            // Elsewhere an IPv4 header may stand in its second half.
+            // Some devices write an IPv4 header into the second half instead of a GRH.
             if let Some(header) = Grh::parse(&head) {
                 ensure_eq!((header.sgid.0, header.dgid.0), (sgid?, dgid?), "ports");
                 ensure!(header.payload_len >= 8, "{header:?}");
@@ -238,23 +238,23 @@ fn arrives(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// What is expected of a datagram that is longer than the receive it finds.
+/// Name of the wait for a datagram that is longer than the receive it finds.
 const TOO_LONG: &str = "too long for the receive";
 
 fn lost(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = pair(bench)?;
     let ah = handle(bench, a, b.host)?;
-    // Nobody has posted.
+    // No receive is posted.
     send(bench, a, to(ah, b), 8, Status::Success)?;
     bench.receive(b, 1, &[b.sge(0, HEADER + 8)])?;
     let wrong = with_qkey(to(ah, b), QKEY + 1);
     send(bench, a, wrong, 8, Status::Success)?;
-    // Nobody has this number any more.
+    // The queue pair with this number is gone.
     let gone = up(bench, b.host)?;
     send(bench, a, to(ah, gone), 8, Status::Success)?;
     bench.destroy(b.host, gone.qp)?;
     send(bench, a, to(ah, gone), 8, Status::Success)?;
-    // Nor did anybody ever have this one, the highest there is.
+    // No queue pair ever had this number, the highest there is.
     let port = bench.facts(b.host)?.port;
     let Op::SendTo { ah: by, .. } = to(ah, gone) else {
         return Err("another operation".to_owned());
@@ -267,23 +267,23 @@ fn lost(bench: &mut CaseContext<'_>) -> Verdict {
         imm: None,
     };
     send(bench, a, never, 8, Status::Success)?;
-    // Not receiving yet.
+    // This queue pair does not receive yet.
     let early = bench.new_qp(b.host, &options())?;
     bench
         .modify(early, to_init(), None)
         .map_err(|error| error.to_string())?;
-    // Of another transport.
+    // This queue pair has another transport.
     let (_, connected) = bench.connected_pair()?;
     for other in [early, connected] {
         bench.receive(other, 1, &[other.sge(0, 100)])?;
-        // Also as if it had no Q_Key.
+        // A Q_Key of 0 must not match a queue pair that has none.
         for qkey in [QKEY, 0] {
             send(bench, a, with_qkey(to(ah, other), qkey), 8, Status::Success)?;
             bench.expect_nothing_more(other)?;
         }
     }
     bench.expect_state(connected, QpState::Rts, "the connected one")?;
-    // Too long for the receive, which waits for one that fits (class D of 9.9.3).
+    // Too long for the receive, which stays for a datagram that fits (class D of 9.9.3).
     send(bench, a, to(ah, b), 9, Status::Success)?;
     bench.named_wait(TOO_LONG, |bench| bench.expect_nothing_more(b))?;
     send(bench, a, to(ah, b), 8, Status::Success)?;
@@ -326,7 +326,7 @@ fn longest(bench: &mut CaseContext<'_>) -> Verdict {
         ensure_eq!(posted, Err(Refusal::from(too_long)), "refused");
     } else {
         posted.map_err(crate::case_context::error_line)?;
-        // C10-93.1.1: no packet, and no error. There are devices that make one all the same.
+        // C10-93.1.1 demands no packet and no error, but some devices report an error.
         let done = bench.next_send_completion(a)?;
         ensure!(
             matches!(done.status, Status::Success | Status::LocalLength),

@@ -1,4 +1,4 @@
-//! Hosts that are killed, at rest and at any moment: what their peers see.
+//! Hosts that are killed, idle or at any moment, and what their peers observe.
 
 use std::collections::BTreeMap;
 
@@ -83,8 +83,8 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 const LEN: u32 = 1 << 20;
-/// Why a case does not apply.
-const UNNOTICED: &str = "who has nothing posted does not notice here that its peer dies";
+/// Reason for skipping cases in which an idle queue pair must detect the death of its peer.
+const UNNOTICED: &str = "an idle queue pair does not detect the death of its peer here";
 
 fn options() -> QpOptions {
     QpOptions {
@@ -93,7 +93,7 @@ fn options() -> QpOptions {
     }
 }
 
-/// A side of ours, connected to one of a host that is there to be killed.
+/// Connects a queue pair of the first host to one of a new host, which the case will kill.
 fn with_victim(
     bench: &mut CaseContext<'_>,
     options: &QpOptions,
@@ -108,7 +108,7 @@ fn with_victim(
     Ok((ours, theirs))
 }
 
-/// SENDs and WRITEs of all lengths for ever.
+/// Returns a call that posts SENDs and WRITEs of several lengths forever.
 fn works(from: QpFixture, to: QpFixture) -> Call {
     let mut calls = Vec::new();
     for id in 0..12u64 {
@@ -172,7 +172,7 @@ fn while_it_works(bench: &mut CaseContext<'_>, rounds: u64, watch: WaitMode) -> 
     Ok(())
 }
 
-/// Receives of one side, and what became of them.
+/// Receives of a queue pair, and their statuses.
 struct Receives {
     side: QpFixture,
     posted: u64,
@@ -189,7 +189,7 @@ impl Receives {
         Ok(())
     }
 
-    /// Polls; how many completed.
+    /// Polls and returns the number of completions.
     fn collect(&mut self, bench: &mut CaseContext<'_>) -> Result<usize, String> {
         let done = bench.poll(self.side.host, self.side.recv_cq)?;
         for found in &done {
@@ -231,7 +231,7 @@ fn killed_after(bench: &mut CaseContext<'_>, after: Duration, watch: WaitMode) -
                 receives.top_up(bench)?;
             }
             if watch == WaitMode::Asleep {
-                // Armed before the last look: nothing may be missed.
+                // The CQ is armed before the last poll, so that no completion is missed.
                 bench.arm(a.host, a.recv_cq, false)?;
             }
             let count = receives.collect(bench)?;
@@ -253,7 +253,7 @@ fn killed_after(bench: &mut CaseContext<'_>, after: Duration, watch: WaitMode) -
 fn with_sends_to_it(bench: &mut CaseContext<'_>) -> Verdict {
     for _ in 0..3 {
         let (a, b) = with_victim(bench, &QpOptions::default())?;
-        // The peer posts no receives: these wait.
+        // The peer posts no receives, so these requests wait.
         for id in 0..8 {
             let request = Send::new(id, Op::Send, &[]);
             let request = if id % 2 == 0 {
@@ -302,8 +302,8 @@ fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
             .post_chain(a, chain)
             .map_err(crate::case_context::error_line)?;
         bench.kill(b.host)?;
-        // It fails sooner or later, and what is behind the failed one is flushed. What was
-        // unsignalled and successful says nothing.
+        // One request fails, and those behind it are flushed. An unsignalled request that succeeds generates
+        // no completion.
         let mut failed = false;
         for id in 0..4 {
             if id == 2 && !failed {
@@ -336,14 +336,14 @@ fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// When the peer dies.
+/// Time at which the peer dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeathTime {
-    /// Before anything here knows of it but its number.
+    /// Before this host knows anything of it except its number.
     Unknown,
-    /// While another queue pair of ours is connected to it, which is told first.
+    /// While another queue pair of this host is connected to it, which reports the death first.
     Known,
-    /// While the queue pair is in RTR and has nothing to do.
+    /// While the queue pair is in RTR and idle.
     InRtr,
 }
 
@@ -392,7 +392,7 @@ fn dies(bench: &mut CaseContext<'_>, when: DeathTime) -> Verdict {
     bench.expect_state(a, QpState::Error, "the one left")
 }
 
-/// More than a device places before whoever sends it is killed, mostly.
+/// Length of a message that is mostly not placed completely before its sender is killed, in bytes.
 const ENDLESS: u32 = 64 << 20;
 const RECEIVES: u64 = 4;
 
@@ -411,7 +411,7 @@ fn holding_a_shared_receive(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// Says whether the peer held a receive when it died.
+/// Kills a peer during a SEND and returns whether it held a receive when it died.
 fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
     let first = bench.first_host()?;
     let victim = bench.new_host(HostRole::Second)?;
@@ -433,7 +433,7 @@ fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
     for id in 0..RECEIVES {
         bench.receive(a, id, &into)?;
     }
-    // Here and there a byte that is another over there, which tells that it has begun.
+    // The marks differ from the destination, so they show when the transfer has begun.
     let marks = (0..64).map(|number| number << 20);
     for offset in marks.clone() {
         bench.write_buffer(b, offset, &[1])?;
@@ -451,7 +451,7 @@ fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
         Ok(matches!(seen, Reply::Each(seen) if seen.contains(&one)).then_some(()))
     })?;
     bench.kill(victim)?;
-    // Nothing of this queue pair is in the SRQ any more once this is told.
+    // After this event the SRQ holds nothing of this queue pair.
     bench.expect_event(first, Event::QpLastWqe(Some(a.qp)))?;
     let done = bench.poll_past_empty(first, a.recv_cq)?;
     ensure!(done.len() <= 1, "more than it took: {done:?}");
@@ -462,13 +462,13 @@ fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
         ensure!(held || done.status == Status::Success, "{done:?}");
     }
     bench.expect_none(first, a.recv_cq, "completed twice")?;
-    // The others are still there, for whoever shares them.
+    // The other receives are still posted for the other queue pair of the SRQ.
     for id in done.len() as u64..RECEIVES {
         bench.post(friend, id, Op::Send, &[])?;
         bench.expect_sent(friend, id, Status::Success)?;
         bench.expect_received(other, id, Status::Success)?;
     }
-    // And there is room for as many as before.
+    // The SRQ holds as many receives as before.
     for id in 0..RECEIVES {
         bench.receive(other, 10 + id, &into)?;
     }
@@ -489,9 +489,9 @@ fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
     Ok(held)
 }
 
-/// What they leave hinders nobody who comes next.
+/// Checks that what killed hosts leave behind does not disturb later hosts.
 fn of_both(bench: &mut CaseContext<'_>) -> Verdict {
-    // Nobody needs receives to go on for ever.
+    // The receives run out. With a short RNR delay the hosts keep sending until they are killed.
     let options = QpOptions {
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
         ..options()

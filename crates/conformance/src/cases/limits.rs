@@ -1,4 +1,4 @@
-//! Sizes outside the device's limits, more objects than it has, objects of other devices.
+//! Sizes beyond the device's limits, more objects than the device has, objects of other devices.
 
 use headworks_verbs::{Access, QpCaps, QpType};
 
@@ -47,7 +47,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Refused as `kind`, in one line that says `number`.
+/// Checks that a call was refused with an error of `kind`, in one line that contains `number`.
 fn refused(what: &str, made: Result<(), Refusal>, kind: &str, number: Option<u32>) -> Verdict {
     let Err(refusal) = made else {
         return Err(format!("{what} was made"));
@@ -74,7 +74,7 @@ fn errors_name_the_limit(bench: &mut CaseContext<'_>) -> Verdict {
     memory(bench, host)
 }
 
-/// One more than a limit, unless there is no such number.
+/// Returns a number above the limit, if there is one.
 fn above(limit: u32) -> impl Iterator<Item = u32> {
     limit.checked_add(1).into_iter()
 }
@@ -170,7 +170,7 @@ fn memory(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
     refused("a region", make(bench, host, call), "Access", None)
 }
 
-/// Objects of a device and of the same one, opened once more.
+/// Uses objects of a device with those of a second opening of it.
 fn foreign_objects(bench: &mut CaseContext<'_>) -> Verdict {
     let host = bench.first_host()?;
     let device = bench.new_id();
@@ -203,7 +203,7 @@ fn foreign_objects(bench: &mut CaseContext<'_>) -> Verdict {
     refused("a CQ", make(bench, host, call), "Foreign", None)
 }
 
-/// Objects of which a device has so many.
+/// Kind of object of which a device has a limited number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ObjectKind {
     Qp,
@@ -221,7 +221,7 @@ const KINDS: [ObjectKind; 5] = [
     ObjectKind::Handle,
 ];
 
-/// Made at one go.
+/// Number of objects created by one call.
 const AT_ONCE: u32 = 1024;
 
 impl ObjectKind {
@@ -315,9 +315,9 @@ fn exhausted(bench: &mut CaseContext<'_>, kind: ObjectKind) -> Verdict {
     let refusal = loop {
         let ids: Vec<Id> = (0..AT_ONCE).map(|_| bench.new_id()).collect();
         let calls = ids.iter().map(|id| kind.create(side, *id)).collect();
-        // What was made before the one that is refused, is.
+        // The objects before the refused one were created.
         let Reply::Each(mut replies) = bench.call(host.id, Call::Each(calls)) else {
-            return Err("answered otherwise".to_owned());
+            return Err("unexpected reply".to_owned());
         };
         let last = replies.pop();
         made.extend(&ids[..replies.len()]);

@@ -82,8 +82,8 @@ fn large_by_polling(bench: &mut CaseContext<'_>) -> Verdict {
     is_whole(bench, b)
 }
 
-/// Why what needs that is skipped.
-const NOT_BY_ITSELF: &str = "what is not done in the call goes on with the next one here";
+/// Reason for skipping cases that need progress without calls.
+const NOT_BY_ITSELF: &str = "a request that outlasts its call progresses only in later calls here";
 
 fn large_by_itself(bench: &mut CaseContext<'_>) -> Verdict {
     if !bench.behaviour().progresses_without_calls {
@@ -92,7 +92,7 @@ fn large_by_itself(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = large(bench)?;
     let end = bench.read_buffer(a, LARGE as usize - 8, 8)?;
     write(bench, (a, b), 1, LARGE)?;
-    // Nobody polls; the last bytes come all the same.
+    // Nothing polls, but the last bytes must arrive.
     bench.wait("last bytes", |bench| {
         let last = bench.read_buffer(b, LARGE as usize - 8, 8)?;
         Ok((last == end).then_some(()))
@@ -158,7 +158,7 @@ fn pending_before_small(bench: &mut CaseContext<'_>) -> Verdict {
     if !bench.facts(a.host)?.promises.ordered_between_writes {
         return bench.skip("WRITEs of this device keep no order: only their completions do");
     }
-    // The small one lands last: it was posted last.
+    // The small WRITE was posted last, so it lands last.
     bench.write_buffer(a, 0, b"old")?;
     bench.write_buffer(a, LARGE as usize - 3, b"new")?;
     write(bench, (a, b), 1, LARGE)?;
@@ -170,7 +170,7 @@ fn pending_before_small(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// Work of one queue pair that nobody polls is not forgotten while another's goes on.
+/// Checks that the work of a queue pair goes on while another is busy and neither is polled.
 fn work_beside_pending(bench: &mut CaseContext<'_>) -> Verdict {
     const LEN: usize = 1 << 20;
     if !bench.behaviour().progresses_without_calls {

@@ -1,10 +1,13 @@
-//! Every operation with every error: what each leaves behind.
+//! Every operation with every error, and what each leaves behind.
 //!
-//! A [`ErrorTrial`] says what is wrong and what must come of it; [`ErrorTrial::run`] does the rest for each
-//! operation, signalled and not: requests before the bad one are executed, it ends as it must, those
-//! behind it are flushed in order, both queue pairs are in the state that the specification
-//! demands, each failed one is told of as often as its device does, and nothing was written or
-//! consumed that must not be.
+//! An [`ErrorTrial`] defines the fault and the required outcome. [`ErrorTrial::run`] checks it for an
+//! operation, signalled and unsignalled:
+//!
+//! - Requests before the faulty one are executed, it fails as required, and those behind it are flushed in
+//!   order.
+//! - Both queue pairs are in the state that the specification demands.
+//! - The device reports each failed queue pair as often as it must.
+//! - Nothing else was written or consumed.
 
 use headworks_verbs::{QpState, Status};
 
@@ -86,7 +89,7 @@ impl OpKind {
         }
     }
 
-    /// Bytes that a trial of it moves.
+    /// Returns the number of bytes that a trial of it moves.
     const fn len(self) -> u32 {
         if self.is_atomic() { 8 } else { 64 }
     }
@@ -95,46 +98,46 @@ impl OpKind {
         matches!(self, Self::CmpSwap | Self::FetchAdd)
     }
 
-    /// Names memory of the peer.
+    /// Returns whether it names memory of the peer.
     const fn is_one_sided(self) -> bool {
         !matches!(self, Self::Send | Self::SendImm)
     }
 
-    /// Takes a receive of the peer.
+    /// Returns whether it takes a receive of the peer.
     const fn takes_receive(self) -> bool {
         matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
     }
 
-    /// Writes the initiator's memory.
+    /// Returns whether it writes the initiator's memory.
     const fn writes_here(self) -> bool {
         matches!(self, Self::Read | Self::CmpSwap | Self::FetchAdd)
     }
 
-    /// May have its payload in the request.
+    /// Returns whether it may have an inline payload.
     const fn may_be_inline(self) -> bool {
         !self.writes_here()
     }
 }
 
-/// Bytes of a side's memory in a trial.
+/// Length of each buffer in a trial, in bytes.
 const LEN: usize = 8192;
-/// A word that a good WRITE writes before the bad request.
+/// Offset of the word that a good WRITE before the faulty request writes.
 const BEFORE: usize = 4096;
 
 fn small_queue_options() -> QpOptions {
     QpOptions {
         len: LEN,
-        // An answer comes, and may be late where others are busy.
+        // An answer always comes, but may be late on a busy machine.
         timeout: 14,
         retry_count: 7,
-        // The shortest that the specification knows: nobody shall wait for them.
+        // The shortest RNR delay of the specification, so that trials do not wait long.
         rnr_retry: 1,
         min_rnr_timer: headworks_verbs::RnrTimer::new(1).unwrap_or_default(),
         ..QpOptions::default()
     }
 }
 
-/// As short as the specification knows: for such as wait for an answer that never comes.
+/// Returns options with the shortest timeout of the specification, for requests that get no answer.
 fn short_timeout_options() -> QpOptions {
     QpOptions {
         timeout: 1,
@@ -143,31 +146,31 @@ fn short_timeout_options() -> QpOptions {
     }
 }
 
-/// How the first of the peer's receives ends.
+/// End of the first of the peer's receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FirstReceiveEnd {
-    /// As all others: flushed if the peer's queue pair fails, still there if not.
+    /// Like the others: flushed if the peer's queue pair fails, otherwise still posted.
     Not,
-    /// With this status, or as all others: where the specification leaves open whether it is taken.
+    /// With this status, or like the others: the specification leaves open whether it is taken.
     Perhaps(Status),
     /// With this status.
     With(Status),
 }
 
-/// The peer's receives: two, of 64 bytes each, if nothing is wrong.
+/// Receives of the peer: two of 64 bytes, unless one has a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerReceives {
     Good,
     /// The peer posts no receive.
     None,
-    /// The first one's memory has this fault.
+    /// The memory of the first one has this fault.
     Bad(MemoryFault),
-    /// The first one is a byte too short.
+    /// The first one is one byte too short.
     Short,
 }
 
 impl PeerReceives {
-    /// Posts them as 70 and 71.
+    /// Posts them with the `wr_id`s 70 and 71.
     fn post(self, bench: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
         let first = match self {
             Self::None => return Ok(()),
@@ -179,22 +182,22 @@ impl PeerReceives {
         bench.receive(b, 71, &[b.sge(0, 64)])
     }
 
-    /// One of them ends with an error of its own.
+    /// Returns whether one of them ends with an error of its own.
     const fn fail(self) -> bool {
         matches!(self, Self::Bad(_) | Self::Short)
     }
 }
 
-/// A request that must end badly.
+/// Trial of a request that must fail.
 struct ErrorTrial {
     kind: OpKind,
     of_a: QpOptions,
     of_b: QpOptions,
-    /// What is wrong with its own bytes.
+    /// Fault of the local memory.
     here: Option<MemoryFault>,
-    /// What is wrong with the peer's bytes.
+    /// Fault of the remote memory.
     there: Option<MemoryFault>,
-    /// How far they are from where they should be.
+    /// Offset of the remote memory from where it should be.
     aside: i64,
     receives: PeerReceives,
     ours: Status,
@@ -203,7 +206,7 @@ struct ErrorTrial {
 }
 
 impl ErrorTrial {
-    /// One that the peer refuses.
+    /// Returns a trial of a request that the peer refuses with the status `ours`.
     fn refused(kind: OpKind, ours: Status) -> Self {
         Self {
             kind,
@@ -238,13 +241,13 @@ impl ErrorTrial {
         Ok(Send::new(2, self.kind.op(remote), &pieces))
     }
 
-    /// Whether nothing may have been written where the request would have.
+    /// Returns whether the failed request must have written nothing at its destination.
     fn leaves_no_trace(&self, bench: &CaseContext<'_>) -> bool {
         bench.behaviour().checks_before_copying
             || !(self.kind.writes_here() || self.receives.fail())
     }
 
-    /// Signalled and not; in memory of the device's and in ordinary memory.
+    /// Runs the trial signalled, unsignalled, and in ordinary memory.
     fn run(&self, bench: &mut CaseContext<'_>) -> Verdict {
         for (signaled, heap) in [(true, false), (false, false), (true, true)] {
             self.run_once(bench, signaled, heap).map_err(|seen| {
@@ -271,7 +274,7 @@ impl ErrorTrial {
         bench.receive(a, 80, &[])?;
         let bad = self.request(bench, a, b)?;
         let good = Op::Write(b.at(BEFORE as i64));
-        // The first may be refused itself, where the peer allows no WRITEs.
+        // The first WRITE would be refused itself if the peer allows no WRITEs.
         let before_is_good = writable(&self.of_b);
         let behind = bench.following_requests(bad.op, b.at(BEFORE as i64))?;
         let mut chain = vec![
@@ -301,7 +304,7 @@ impl ErrorTrial {
         bench.expect_nothing_more(a)?;
         bench.expect_one_failure_report(a)?;
         bench.expect_one_failure_report(b)?;
-        // Nothing else was written, here or there.
+        // Nothing else was written, local or remote.
         for (side, whose) in [(a, "our"), (b, "the peer's")] {
             let beginning = bench.buffer_matches(side, 0, BEFORE, 1)?;
             ensure!(
@@ -321,8 +324,8 @@ impl ErrorTrial {
         bench.destroy_qp_fixture(b)
     }
 
-    /// Where the device sees by itself what is wrong: what is before it is done, nothing else, and both
-    /// go on.
+    /// Checks a device that refuses the faulty request when it is posted: the request before it is executed,
+    /// nothing else is, and both queue pairs go on.
     fn refused_at_once(
         &self,
         bench: &mut CaseContext<'_>,
@@ -378,7 +381,7 @@ impl ErrorTrial {
             }
         };
         first.map_err(|seen| format!("the peer's first receive: {seen}"))?;
-        // Those of an SRQ are there for others.
+        // Receives of an SRQ stay posted for other queue pairs.
         if own {
             bench.expect_received(b, 71, Status::Flushed)?;
         } else {
@@ -388,13 +391,13 @@ impl ErrorTrial {
     }
 }
 
-/// Whether a peer of these options lets itself be written to.
+/// Returns whether a peer with these options allows WRITEs.
 fn writable(options: &QpOptions) -> bool {
     let write = headworks_verbs::Access::REMOTE_WRITE;
     options.region.contains(write) && options.access.contains(write)
 }
 
-/// A case of one error with many operations.
+/// Returns a case that checks one error with several operations.
 fn case(
     name: &str,
     verb: &'static str,

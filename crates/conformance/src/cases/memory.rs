@@ -1,4 +1,4 @@
-//! Memory from anywhere, and memory that goes while it is used.
+//! Memory from any source, and memory that goes away while it is used.
 
 use headworks_verbs::{Access, Opcode, Status};
 
@@ -98,7 +98,7 @@ fn from_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
         bench.destroy_qp_fixture(a)?;
         bench.destroy_qp_fixture(b)?;
     }
-    // What another device gave is memory as any other.
+    // Memory that another device allocated can be registered like any other.
     let second = bench.second_host()?;
     let device = bench.new_id();
     let end = HostRole::Second;
@@ -170,8 +170,8 @@ fn twice(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// The owner takes a region away and uses its memory for something else while a peer writes to it:
-/// to memory of both kinds, in the call and in chunks of a request that waits, sooner and later.
+/// The owner deregisters a region and reuses its memory while a peer writes to it. This covers both kinds of
+/// memory, WRITEs that finish in the call and WRITEs in chunks, and deregistration sooner and later.
 fn after_deregistration(bench: &mut CaseContext<'_>) -> Verdict {
     for heap in [false, true] {
         for len in [64, 4096, 1 << 18] {
@@ -194,7 +194,7 @@ fn taken_away(bench: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -
     let (a, b) = bench.connected_pair_with(&options, &options)?;
     bench.fill_buffer(a, 0, 1 << 19, 9)?;
     let request = Send::new(1, Op::Write(b.at(0)), &[a.sge(7, len)]);
-    // Where nothing goes on beside the calls there is nothing to outlast.
+    // If nothing progresses without calls, the writer has nothing to outlast.
     let times = match bench.behaviour().progresses_without_calls {
         true => 1_000_000,
         false => 10_000,
@@ -243,7 +243,7 @@ fn taken_away(bench: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -
     let checks = owner.iter().rev().take(5);
     let good = checks.filter(|reply| **reply == Reply::Flag(true)).count();
     ensure_eq!(good, 5, "written after deregistration: good looks");
-    // The writer ended with that, or will with its next one.
+    // The writer has failed already, or fails with its next request.
     bench.wait("end of the writer", |bench| {
         Ok((bench.state(a)? == headworks_verbs::QpState::Error).then_some(()))
     })?;
@@ -266,7 +266,7 @@ fn taken_away(bench: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -
     bench.call_ok(b.host.id, rest).map(drop)
 }
 
-/// The initiator takes the source away while the device reads it.
+/// The initiator deregisters the source of a WRITE while the device reads it.
 fn sent_and_deregistered(bench: &mut CaseContext<'_>) -> Verdict {
     const SOURCE: usize = 1 << 20;
     for round in 0..8 {
@@ -275,7 +275,7 @@ fn sent_and_deregistered(bench: &mut CaseContext<'_>) -> Verdict {
         bench.fill_buffer(a, 0, SOURCE, 9)?;
         bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, SOURCE as u32)])?;
         bench.destroy(a.host, a.region)?;
-        // The memory is ours again.
+        // The memory may be reused now.
         bench.fill_buffer(a, 0, SOURCE, 3)?;
         let done = bench.next_send_completion(a)?;
         let unread = bench.expected_status(Status::LocalProtection, done.status);

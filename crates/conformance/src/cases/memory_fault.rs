@@ -1,5 +1,5 @@
-//! What may be wrong with memory that a request names: the same for its own bytes, the peer's, and
-//! those of a receive.
+//! Faults of memory that a request names. They are the same for local memory, for the peer's memory, and
+//! for the memory of a receive.
 
 use headworks_verbs::Access;
 
@@ -7,24 +7,24 @@ use crate::call::{AddressFault, Id, Piece, Remote};
 use crate::case_context::{CaseContext, QpFixture, piece};
 use crate::world::HostId;
 
-/// A mistake.
+/// Fault of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemoryFault {
-    /// A key that nobody was given, a bit beside one that somebody was.
+    /// The key differs in one bit from a valid key and was never handed out.
     Key,
-    /// One past the end of the region.
+    /// The range ends one past the end of the region.
     End,
-    /// Before its start.
+    /// The range begins before the region.
     Start,
-    /// Around the end of the address space.
+    /// The range wraps around the end of the address space.
     Wrap,
-    /// Far from all memory.
+    /// The address is far from all memory.
     Far,
-    /// The region is of another protection domain.
+    /// The region is in another protection domain.
     Domain,
-    /// The region is gone.
+    /// The region is deregistered.
     Deregistered,
-    /// The region allows no more than this.
+    /// The region allows only this access.
     Access(Access),
     /// The second of two pieces has a bad key.
     SecondPiece,
@@ -38,12 +38,12 @@ pub(super) struct FaultyMemory {
     offset: i64,
     len: u32,
     address_fault: AddressFault,
-    /// The same bytes with nothing wrong, for the first piece.
+    /// Region of the first piece, which is good, if only the second has the fault.
     good: Option<Id>,
 }
 
 impl MemoryFault {
-    /// Those that any memory may have.
+    /// Faults that any memory may have.
     pub(super) const COMMON: [Self; 7] = [
         Self::Key,
         Self::End,
@@ -54,7 +54,7 @@ impl MemoryFault {
         Self::Deregistered,
     ];
 
-    /// As a part of a case's name.
+    /// Returns the fault as a part of a case name.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Key => "bad_key",
@@ -69,7 +69,7 @@ impl MemoryFault {
         }
     }
 
-    /// In the table.
+    /// Returns the fault as text for the coverage table.
     pub(super) const fn wrong(self) -> &'static str {
         match self {
             Self::Key => "a key of nothing",
@@ -84,8 +84,8 @@ impl MemoryFault {
         }
     }
 
-    /// `len` bytes of a side's memory with this fault, that begin at a multiple of `align` as those of
-    /// its region do.
+    /// Returns `len` bytes of a fixture's buffer with this fault. Their offset in the region is a multiple
+    /// of `align` if `len` and the length of the buffer are.
     pub(super) fn apply(
         self,
         bench: &mut CaseContext<'_>,
@@ -126,7 +126,7 @@ impl MemoryFault {
 }
 
 impl FaultyMemory {
-    /// As local bytes.
+    /// Returns the memory as local pieces.
     pub(super) fn pieces(self) -> Vec<Piece> {
         let bad =
             |offset, len| piece(self.region, offset, len).with_address_fault(self.address_fault);
@@ -139,7 +139,7 @@ impl FaultyMemory {
         }
     }
 
-    /// As memory of a peer.
+    /// Returns the memory as remote memory.
     pub(super) const fn remote(self) -> Remote {
         Remote::Of {
             host: self.host,

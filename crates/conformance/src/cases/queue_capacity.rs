@@ -1,4 +1,4 @@
-//! How many requests a queue holds, and which of them complete.
+//! Capacity of send queues, and which requests generate completions.
 
 use headworks_verbs::{PostErrorKind, QpCaps, RnrTimer, Status};
 
@@ -77,17 +77,17 @@ fn unsignalled_requests_occupy_the_queue(bench: &mut CaseContext<'_>) -> Verdict
         bench.expect_none(a.host, a.send_cq, "unsignalled")?;
         let last = writes(2, b.at(0));
         ensure_eq!(bench.post_chain(a, last.clone()), full(1), "one fits");
-        // Completed, not polled: the room is still taken.
+        // The requests have completed but are not polled: their slots are still occupied.
         ensure_eq!(bench.post_chain(a, last), full(0), "none fits");
         bench.expect_sent(a, 0, Status::Success)?;
     }
     Ok(())
 }
 
-/// Such as are not done take up their room wherever.
+/// Requests that are not done occupy their slots on every device.
 fn waiting_requests_occupy_the_queue(bench: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions {
-        // They wait for as long as it takes.
+        // The requests wait for receives and never time out.
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
         timeout: 18,
         retry_count: 7,

@@ -1,4 +1,4 @@
-//! Peers without a receive, peers that do not answer.
+//! Peers without a receive, and peers that do not answer.
 
 use headworks_verbs::{Duration, QpState, RnrTimer, Status};
 
@@ -27,7 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             "WRITE, with as many retries as there may be",
             "the peer is gone",
-            "RetryExceeded: rnr_retry_seven_is_endless are not for ever, as RNR retries are",
+            "RetryExceeded: 7 retries are not endless, as 7 RNR retries are",
         ),
     ]
 }
@@ -36,7 +36,7 @@ fn rnr(rnr_retry: u8) -> QpOptions {
     QpOptions {
         rnr_retry,
         min_rnr_timer: RnrTimer::new(10).unwrap_or_default(),
-        // Receives are what it waits for, not answers.
+        // The sender waits for receives, not for answers, so the ACK timeout is long.
         timeout: 18,
         retry_count: 7,
         ..QpOptions::default()
@@ -56,7 +56,7 @@ fn no_receive_and_endless_retry(bench: &mut CaseContext<'_>) -> Verdict {
     bench.expect_sent(a, 1, Status::Success)?;
     bench.expect_received(b, 5, Status::Success)?;
     ensure_eq!(bench.read_buffer(b, 0, 8)?, b"patience", "bytes");
-    // Again, and this time the sender does nothing at all.
+    // This time the sender makes no call while it waits.
     bench.post(a, 2, Op::Send, &[a.sge(0, 8)])?;
     bench.receive(b, 6, &[b.sge(0, 8)])?;
     bench.expect_received(b, 6, Status::Success)?;
@@ -78,7 +78,7 @@ fn peer_not_ready(bench: &mut CaseContext<'_>) -> Verdict {
     bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
     bench.expect_sent(a, 1, Status::RetryExceeded)?;
     let took = bench.now().since(start);
-    // 4.096 µs × 2^12 × 3.
+    // The timeout is 4.096 µs × 2^12, times three tries.
     ensure!(
         took >= Duration::from_millis(50),
         "given up after {} ns",

@@ -29,7 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A domain with an SRQ.
+/// Creates a protection domain with an SRQ.
 pub(super) fn srq(
     bench: &mut CaseContext<'_>,
     host: Host,
@@ -40,7 +40,7 @@ pub(super) fn srq(
     Ok((pd, srq))
 }
 
-/// A domain with an SRQ, and how many receives it holds.
+/// Creates a protection domain with an SRQ, and returns the number of receives that it holds.
 fn sized(
     bench: &mut CaseContext<'_>,
     host: Host,
@@ -60,7 +60,7 @@ fn sized(
         },
     ];
     let Reply::Each(replies) = bench.call_ok(host.id, Call::Each(calls))? else {
-        return Err("answered otherwise".to_owned());
+        return Err("unexpected reply".to_owned());
     };
     let exactly = bench.behaviour().sizes_queues_exactly;
     let asked = u64::from(max_wr);
@@ -133,7 +133,7 @@ fn limit_event(bench: &mut CaseContext<'_>) -> Verdict {
             bench.post(a, id, Op::Send, &[])?;
             bench.expect_sent(a, id, Status::Success)?;
             bench.expect_received(b, id, Status::Success)?;
-            // As many as the limit are not fewer.
+            // The event comes only when fewer receives than the limit are left.
             if 3 - id >= armed {
                 bench.sleep_for(Duration::from_millis(2));
                 let early = bench.events(second)?.contains(&limit);

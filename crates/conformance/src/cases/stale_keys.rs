@@ -1,4 +1,4 @@
-//! Requests that must not be executed.
+//! Stale keys and destroyed queue pairs: requests that must not be executed.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ fn keys_are_not_reused(bench: &mut CaseContext<'_>) -> Verdict {
             calls.push(Call::Destroy { object: region });
         }
         let Reply::Each(replies) = bench.call_ok(host.id, Call::Each(calls))? else {
-            return Err("answered otherwise".to_owned());
+            return Err("unexpected reply".to_owned());
         };
         for reply in replies {
             if let Reply::Keys { rkey, .. } = reply {
@@ -89,7 +89,7 @@ fn keys_are_not_reused(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// The peer's queue pair is gone, and another is in its place.
+/// The peer's queue pair was destroyed, and another took its place.
 fn late_requests_miss(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = bench.connected_pair()?;
     bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;

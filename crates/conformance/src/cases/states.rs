@@ -1,4 +1,4 @@
-//! States and transitions; flushing; starting over.
+//! States and transitions, flushing, and starting over.
 
 use headworks_verbs::{PostErrorKind, QpAttr, QpState, RnrTimer, Status};
 
@@ -129,7 +129,7 @@ fn illegal_transitions(bench: &mut CaseContext<'_>) -> Verdict {
     bench.expect_state(side, QpState::Init, "it")
 }
 
-/// Senders that never give up, and look for a receive rarely.
+/// Returns options for senders that never give up and seldom retry.
 pub(super) fn stuck() -> QpOptions {
     QpOptions {
         min_rnr_timer: RnrTimer::new(0).unwrap_or_default(),
@@ -142,7 +142,7 @@ fn error_flushes_in_order(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, _) = bench.connected_pair_with(&stuck(), &stuck())?;
     for id in 0..5 {
         bench.receive(a, 10 + id, &[])?;
-        // No receive over there: they all wait.
+        // The peer posts no receive, so all requests wait.
         let request = Send::new(id, Op::Send, &[]);
         let request = if id % 2 == 0 {
             request.quiet()
@@ -173,7 +173,7 @@ fn error_flushes_in_order(bench: &mut CaseContext<'_>) -> Verdict {
     bench.expect_nothing_more(a)
 }
 
-/// A SEND goes from one to the other.
+/// Sends a message from `a` to `b`.
 pub(super) fn ping(bench: &mut CaseContext<'_>, a: QpFixture, b: QpFixture, seed: u8) -> Verdict {
     bench.write_buffer(a, 0, &[seed; 16])?;
     bench.receive(b, 1, &[b.sge(32, 16)])?;
@@ -184,7 +184,7 @@ pub(super) fn ping(bench: &mut CaseContext<'_>, a: QpFixture, b: QpFixture, seed
     Ok(())
 }
 
-/// From every state there is a way to ERR (section 10.3.1), and back.
+/// Every state has a transition to ERR (section 10.3.1), from which a queue pair can start over.
 fn any_state_to_error(bench: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions::default();
     let (a, b) = bench.connected_pair()?;
@@ -226,7 +226,7 @@ fn reset_and_reconnect(bench: &mut CaseContext<'_>) -> Verdict {
         ping(bench, a, b, round)?;
         bench.receive(b, 50, &[])?;
         bench.receive(b, 51, &[])?;
-        // A request that waits is forgotten, as are receives.
+        // A RESET forgets waiting requests and posted receives.
         bench.post(b, 9, Op::Send, &[])?;
         if round % 2 == 0 {
             bench.to_error(a)?;
@@ -239,7 +239,7 @@ fn reset_and_reconnect(bench: &mut CaseContext<'_>) -> Verdict {
     ping(bench, a, b, 99)
 }
 
-/// A queue pair that was reset and connected to another does not serve its first peer any more.
+/// A queue pair that was reset and connected to another peer no longer serves its first peer.
 fn reset_disconnects(bench: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions::default();
     let (a, b) = bench.connected_pair()?;
@@ -270,7 +270,7 @@ fn half_sent_receive_is_flushed(bench: &mut CaseContext<'_>) -> Verdict {
         bench.receive(b, 1, &[into])?;
         bench.receive(b, 2, &[into])?;
         bench.post(a, 3, Op::Send, &[from])?;
-        // A few steps of it, then the receiver fails.
+        // The transfer makes a few steps, then the receiver fails.
         let mut early = None;
         for _ in 0..round % 5 {
             early = early.or(bench.poll(a.host, a.send_cq)?.first().copied());
@@ -283,7 +283,7 @@ fn half_sent_receive_is_flushed(bench: &mut CaseContext<'_>) -> Verdict {
             None => bench.next_send_completion(a)?,
             Some(done) => done,
         };
-        // All of it may have gone before.
+        // The whole message may have arrived before.
         let expected = match first.status {
             Status::Success => (3, Status::Success),
             _ => (3, Status::RetryExceeded),
@@ -297,7 +297,7 @@ fn half_sent_receive_is_flushed(bench: &mut CaseContext<'_>) -> Verdict {
     ping(bench, a, b, 5)
 }
 
-/// Whoever sends to a queue pair that goes away disturbs nobody who comes after it.
+/// A sender to a queue pair that is destroyed must not disturb later queue pairs.
 fn destroyed_under_a_pending_send(bench: &mut CaseContext<'_>) -> Verdict {
     for _ in 0..10 {
         let (a, b) = bench.connected_pair_with(&stuck(), &stuck())?;
@@ -305,7 +305,7 @@ fn destroyed_under_a_pending_send(bench: &mut CaseContext<'_>) -> Verdict {
         bench.post(a, 3, Op::Send, &[a.sge(0, 4 << 20)])?;
         bench.poll(a.host, a.send_cq)?;
         bench.destroy_qp_fixture(b)?;
-        // Takes over the memory of the queues that went.
+        // New queue pairs take over the memory of the destroyed queues.
         let mut others = Vec::new();
         for _ in 0..3 {
             let (c, d) = bench.connected_pair_with(&stuck(), &stuck())?;

@@ -1,4 +1,4 @@
-//! What is left when a queue pair, or the one at its other end, starts over or goes.
+//! What remains when a queue pair or its peer is reset or destroyed.
 
 use headworks_verbs::{QpState, Status};
 
@@ -40,17 +40,17 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A process that lives on moves its queue pair to the error state, or destroys it. RC keeps nothing
-/// alive: who is idle at the other end learns nothing (InfiniBand volume 1, chapter 9: only an unanswered request
-/// tells). Its next request ends as on a silent peer, what is behind it is flushed, and whoever
-/// sleeps on the channel is woken by that.
+/// A live process resets or destroys its queue pair, or moves it to the error state. RC has no keep-alive, so
+/// an idle peer learns nothing (InfiniBand volume 1, chapter 9: only an unanswered request tells). The peer's
+/// next request ends as if its peer were silent, and the requests behind it are flushed. That wakes a sleeper
+/// on the channel.
 fn depart_and_check(
     bench: &mut CaseContext<'_>,
     leave: impl Fn(&mut CaseContext<'_>, QpFixture) -> Verdict,
 ) -> Verdict {
     let (a, b) = bench.connected_pair()?;
     let from = [a.sge(0, 8)];
-    // What a device remembers of the peer must not outlive it.
+    // What a device caches of the peer must not outlive it.
     bench.post(a, 0, Op::Write(b.at(0)), &from)?;
     bench.expect_sent(a, 0, Status::Success)?;
     bench.receive(a, 9, &[])?;
@@ -74,7 +74,7 @@ fn depart_and_check(
     bench.expect_failed(a)
 }
 
-/// Posts until there is no room; how many.
+/// Posts until there is no room, and returns the number of posts.
 fn fill(
     bench: &mut CaseContext<'_>,
     most: u64,
@@ -85,11 +85,11 @@ fn fill(
             return Ok(count);
         }
     }
-    Err("a queue without an end".to_owned())
+    Err("the queue never gets full".to_owned())
 }
 
-/// Completions from before a RESET that are polled after it, or that RESET took away, change nothing
-/// in how many requests there is room for.
+/// Completions from before a RESET, polled after it or discarded by it, do not change how many requests a
+/// queue holds.
 fn completions_from_before_reset(bench: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions {
         timeout: 18,
@@ -113,7 +113,7 @@ fn completions_from_before_reset(bench: &mut CaseContext<'_>) -> Verdict {
     for id in 0..sends {
         bench.post(a, id, Op::Send, &[])?;
     }
-    // Their completions stay where they are.
+    // Their completions stay unpolled.
     bench.to_reset(a)?;
     for id in 0..half {
         bench.receive(b, 200 + id, &[])?;
@@ -135,7 +135,7 @@ fn completions_from_before_reset(bench: &mut CaseContext<'_>) -> Verdict {
             let room = fill(bench, receives, |bench, id| bench.receive(b, id, &[]))?;
             ensure_eq!(room, receives, "room for receives");
         } else {
-            // Those that are taken may make room at once.
+            // Receives that are taken may free their slots at once.
             for id in 1000..1000 + sends {
                 bench.receive(b, id, &[])?;
             }
@@ -148,8 +148,8 @@ fn completions_from_before_reset(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// Handles may be dropped in any order; whatever an object needs lives as long as it. With requests
-/// under way in both directions.
+/// Objects may be destroyed in any order, because an object keeps alive what it needs. Requests are under way
+/// in both directions.
 fn any_order(bench: &mut CaseContext<'_>) -> Verdict {
     let (c, d) = bench.connected_pair()?;
     for round in 0..14usize {
@@ -172,7 +172,7 @@ fn any_order(bench: &mut CaseContext<'_>) -> Verdict {
         for object in objects {
             bench.destroy(a.host, object)?;
         }
-        // The peer's READ fails: what it reads from is gone, or whom.
+        // The peer's READ may fail: its source, or the queue pair that serves it, is gone.
         let done = bench.next_send_completion(b)?;
         ensure_eq!(done.wr_id, 5, format!("round {round}"));
         ensure!(

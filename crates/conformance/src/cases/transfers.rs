@@ -119,7 +119,7 @@ fn bring_up(bench: &mut CaseContext<'_>) -> Verdict {
             other => return Err(format!("instead of a greeting: {other:?}")),
         }
     }
-    // Each says two things, and is connected when it has heard both.
+    // Each side sends two messages, and is connected when it has received both of the other's.
     let mut connected = [false; 2];
     for _ in 0..4 {
         for (index, side) in [a, b].into_iter().enumerate() {
@@ -155,7 +155,7 @@ fn first_write_is_done_in_the_call(bench: &mut CaseContext<'_>) -> Verdict {
     let (a, b) = bench.connected_pair()?;
     bench.write_buffer(a, 0, b"first")?;
     bench.post(a, 1, Op::Write(b.at(100)), &[a.sge(0, 5)])?;
-    // Only a device that executes in the call has it there already; others need the completion.
+    // Only a device that executes requests in the call has placed it by now.
     if bench.behaviour().completes_in_call {
         ensure_eq!(bench.read_buffer(b, 100, 5)?, b"first", "in the call");
         ensure_eq!(bench.poll(a.host, a.send_cq)?.len(), 1, "polled");
@@ -241,7 +241,7 @@ fn write_and_read(bench: &mut CaseContext<'_>) -> Verdict {
             "READ of {len} differs"
         );
     }
-    // Nothing to write needs no key, as the specification has it.
+    // A WRITE of no bytes needs no valid key (specification).
     let nowhere = Remote::At { addr: 1, rkey: 0 };
     bench.post(a, 9, Op::Write(nowhere), &[])?;
     bench.expect_sent(a, 9, Status::Success)?;

@@ -12,7 +12,7 @@ const fn known(operations: &'static [&'static str], behaviour: DeviantBehaviour)
     }
 }
 
-/// What is known for certain.
+/// Returns a certain list of these deviations.
 fn certain(all: Vec<Deviation>) -> KnownDeviations {
     KnownDeviations {
         all: all.leak(),

@@ -56,15 +56,13 @@ impl DivergenceRule {
         match self {
             Self::BytesOfFailed => "bytes that a failed request named for writing may be anything",
             Self::PiecesOverlap => "pieces of a list that overlap are written in any order",
-            Self::Headers => "what precedes a datagram describes the network",
-            Self::UnusedBytes => "what is wrong behind the bytes that arrive is found, or not",
-            Self::RefusedOrFailed => "what cannot succeed is refused when posted, or fails",
-            Self::OtherReason => "of several things that are wrong, either may be named",
-            Self::TakenOrNot => {
-                "a WRITE with immediate that is refused has taken a receive, or not"
-            }
+            Self::Headers => "the GRH of a datagram describes the network",
+            Self::UnusedBytes => "a fault behind the bytes that arrive is detected, or not",
+            Self::RefusedOrFailed => "a request that cannot succeed is refused or fails",
+            Self::OtherReason => "of several faults, any may be reported",
+            Self::TakenOrNot => "a refused WRITE with immediate has taken a receive, or not",
             Self::Known(case) => case,
-            Self::ToldTwice => "what a completion tells, an event may tell as well",
+            Self::ToldTwice => "an event may report what a completion reports",
         }
     }
 }

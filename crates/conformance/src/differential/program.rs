@@ -258,7 +258,7 @@ impl fmt::Display for Program {
                     chain,
                 } => {
                     let anew = if *anew {
-                        ", brought up anew if need be"
+                        ", after a reconnect if needed"
                     } else {
                         ""
                     };

@@ -54,7 +54,7 @@ pub(super) fn call_on_threads(calls: Vec<(Option<&CallExecutor>, Call)>) -> Vec<
                 executor.map_or(Reply::Gone, |executor| executor.call(&call))
             }));
         }
-        let panicked = |_| Reply::No(Refusal::mistake("a executor panicked"));
+        let panicked = |_| Reply::No(Refusal::mistake("an executor panicked"));
         let joined = threads.into_iter().map(|thread| thread.join());
         joined.map(|reply| reply.unwrap_or_else(panicked)).collect()
     })

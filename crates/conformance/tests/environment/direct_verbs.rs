@@ -1,4 +1,4 @@
-//! Queue pairs by verbs' own objects, in the process of the test itself: for what cannot be a case,
+//! Queue pairs used directly through verbs, in the process of the test: for tests that cannot be cases, such
 //! as forks.
 
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use headworks_verbs::{
     Sge, SharedReceiveQueue, Status,
 };
 
-/// How long anything may take before it counts as never.
+/// Time limit of a wait.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(10_000);
 
-/// The devices that the cases run on.
+/// Devices that a test runs on.
 pub(crate) struct DevicePair {
-    /// One.
+    /// First device.
     pub(crate) a: Arc<dyn Device>,
-    /// The other; may be the same.
+    /// Second device; may be the first one.
     pub(crate) b: Arc<dyn Device>,
 }
 
-/// How a side is made.
+/// Options of an endpoint.
 #[derive(Clone)]
 pub(crate) struct EndpointOptions {
-    /// Sizes of the queue pair.
+    /// Requested sizes of the queue pair.
     pub(crate) caps: QpCaps,
-    /// Completions each CQ holds.
+    /// Depth of each CQ.
     pub(crate) depth: u32,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub(crate) len: usize,
-    /// What its region allows.
+    /// Access that the region allows.
     pub(crate) region: Access,
-    /// Timing, and what the queue pair allows.
+    /// Timing of the connection, and access that the queue pair allows.
     pub(crate) tuning: ConnectionParams,
-    /// Every send completes.
+    /// Every send request generates a completion.
     pub(crate) signal_all: bool,
-    /// Completions carry the time.
+    /// Completions carry timestamps.
     pub(crate) timestamps: bool,
 }
 
@@ -65,39 +65,39 @@ impl Default for EndpointOptions {
     }
 }
 
-/// A queue pair with everything around it.
+/// Queue pair with everything around it.
 pub(crate) struct VerbsEndpoint {
-    /// Its queue pair; first, so that it goes before what it uses.
+    /// The queue pair. It is the first field, so that it is dropped before what it uses.
     pub(crate) qp: Box<dyn QueuePair>,
-    /// Its memory.
+    /// Region of its buffer.
     pub(crate) region: Region,
-    /// Where its sends complete.
+    /// CQ of its sends.
     pub(crate) send_cq: Arc<dyn CompletionQueue>,
-    /// Where its receives complete.
+    /// CQ of its receives.
     pub(crate) recv_cq: Arc<dyn CompletionQueue>,
-    /// Its receives' SRQ, if it has one.
+    /// Shared receive queue, if it has one.
     pub(crate) srq: Option<Arc<dyn SharedReceiveQueue>>,
-    /// Its protection domain.
+    /// Protection domain.
     pub(crate) pd: Arc<dyn ProtectionDomain>,
-    /// Its device.
+    /// Device.
     pub(crate) device: Arc<dyn Device>,
-    /// How it was made.
+    /// Options that it was made with.
     pub(crate) options: EndpointOptions,
 }
 
-/// Any error as the line of a verdict.
+/// Converts an error to the error line of a test.
 pub(crate) fn error_line(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
 impl VerbsEndpoint {
-    /// A queue pair in RESET, with CQs, a domain and a buffer of its own.
+    /// Creates a queue pair in RESET, with its own CQs, protection domain and buffer.
     pub(crate) fn new(device: &Arc<dyn Device>, options: &EndpointOptions) -> Result<Self, String> {
         let pd = device.alloc_pd().map_err(error_line)?;
         Self::new_in_pd(device, &pd, None, options)
     }
 
-    /// A queue pair of `pd` that receives from `srq`, if that is given.
+    /// Creates a queue pair in `pd` that receives from `srq`, if given.
     pub(crate) fn new_in_pd(
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
@@ -136,14 +136,14 @@ impl VerbsEndpoint {
         })
     }
 
-    /// Starts connecting; the payload is handed to the other side.
+    /// Starts to connect. The other side gets `payload`.
     pub(crate) fn start(&mut self, payload: Vec<u8>) -> Result<BringUp, String> {
         let seed = clock::now().nanos() as u32;
         let (info, tuning) = (self.device.info(), self.options.tuning);
         BringUp::start(info, self.qp.as_mut(), tuning, seed, payload).map_err(error_line)
     }
 
-    /// Posts one signalled request without local bytes but those given.
+    /// Posts one signalled request with these local pieces.
     pub(crate) fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) -> Result<(), String> {
         self.post_flagged(wr_id, op, sges, SendFlags::SIGNALED)
     }
@@ -174,22 +174,22 @@ impl VerbsEndpoint {
         }
     }
 
-    /// The next completion of a send.
+    /// Waits for the next completion of a send.
     pub(crate) fn sent(&self) -> Result<Completion, String> {
         next(&*self.send_cq)
     }
 
-    /// The next completion of a receive.
+    /// Waits for the next completion of a receive.
     pub(crate) fn received(&self) -> Result<Completion, String> {
         next(&*self.recv_cq)
     }
 
-    /// The next send completes with `wr_id` and `status`.
+    /// Waits for the next send completion and checks that it has this `wr_id` and `status`.
     pub(crate) fn expect_sent(&self, wr_id: u64, status: Status) -> Result<Completion, String> {
         expect(self.sent()?, wr_id, status)
     }
 
-    /// The next receive completes with `wr_id` and `status`.
+    /// Waits for the next receive completion and checks that it has this `wr_id` and `status`.
     pub(crate) fn expect_received(&self, wr_id: u64, status: Status) -> Result<Completion, String> {
         expect(self.received()?, wr_id, status)
     }
@@ -206,7 +206,7 @@ fn expect(found: Completion, wr_id: u64, status: Status) -> Result<Completion, S
     }
 }
 
-/// Calls `look` until it finds something; an error when it does not within [`DEADLINE`].
+/// Calls `look` until it finds something. Returns an error after [`DEADLINE`].
 pub(crate) fn wait<T>(
     what: &str,
     mut look: impl FnMut() -> Result<Option<T>, String>,
@@ -223,7 +223,7 @@ pub(crate) fn wait<T>(
     }
 }
 
-/// The next completion of `cq`.
+/// Waits for the next completion of `cq`.
 pub(crate) fn next(cq: &dyn CompletionQueue) -> Result<Completion, String> {
     let mut out = [Completion::default()];
     wait("completion", || {
@@ -231,21 +231,21 @@ pub(crate) fn next(cq: &dyn CompletionQueue) -> Result<Completion, String> {
     })
 }
 
-/// Two sides that are, or will be, connected.
+/// Two endpoints that are, or will be, connected.
 pub(crate) struct ConnectedPair {
-    /// One.
+    /// First endpoint.
     pub(crate) a: VerbsEndpoint,
-    /// Second of the two connected endpoints.
+    /// Second endpoint.
     pub(crate) b: VerbsEndpoint,
 }
 
 impl DevicePair {
-    /// Two connected sides of the usual kind.
+    /// Returns two connected endpoints with default options.
     pub(crate) fn connected_pair(&self) -> Result<ConnectedPair, String> {
         self.connected_pair_with(&EndpointOptions::default(), &EndpointOptions::default())
     }
 
-    /// Two connected sides.
+    /// Returns two connected endpoints.
     pub(crate) fn connected_pair_with(
         &self,
         a: &EndpointOptions,
@@ -261,13 +261,13 @@ impl DevicePair {
 }
 
 impl ConnectedPair {
-    /// Brings both up from RESET.
+    /// Connects both queue pairs, from RESET to RTS.
     pub(crate) fn connect(&mut self) -> Result<(), String> {
         connect(&mut self.a, &mut self.b)
     }
 }
 
-/// Brings two queue pairs up from RESET.
+/// Connects two queue pairs, from RESET to RTS.
 pub(crate) fn connect(a: &mut VerbsEndpoint, b: &mut VerbsEndpoint) -> Result<(), String> {
     let (mut up_a, mut up_b) = (a.start(b"from a".to_vec())?, b.start(b"from b".to_vec())?);
     while !(up_a.is_connected() && up_b.is_connected()) {

@@ -1,4 +1,4 @@
-//! Forked children, registries of other versions, limits that are too small.
+//! Forked children, registry entries of another version, resource limits that are too small.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,18 +28,18 @@ fn open(fabric: &Path, name: &str) -> Result<Arc<dyn Device>, OpenError> {
 
 /// Forks, runs `f` in the child, and returns its exit status.
 fn run_in_forked_child(f: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child runs only `f` and ends with `_exit`; the tests' other threads hold no lock
-    // that it needs but the allocator's, which libc's fork takes care of.
+    // SAFETY: the child runs only `f` and ends with `_exit`. Other threads of the test hold no lock that the
+    // child needs except the allocator's, which libc's fork handles.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
         0 => {
             let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-            // SAFETY: ends the child without running what the parent registered.
+            // SAFETY: `_exit` ends the child without running the parent's exit handlers.
             unsafe { libc::_exit(verdict.unwrap_or(99)) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: our own child and a valid place for its status.
+            // SAFETY: the process is our own child, and `status` is a valid place for its status.
             let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
             assert_eq!(waited, pid);
             assert!(libc::WIFEXITED(status), "the child was killed: {status:#x}");
@@ -48,7 +48,8 @@ fn run_in_forked_child(f: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// What a child may do with a side that it inherited: nothing. The number of the first mistake.
+/// Checks that a child can do nothing with an inherited endpoint. Returns the number of the first check that
+/// failed, or 0.
 fn use_every_verb(side: &mut VerbsEndpoint) -> i32 {
     let forked = |error: Result<(), ResourceError>| matches!(error, Err(ResourceError::Forked));
     let into = side.region.sge(0, 8);
@@ -91,7 +92,7 @@ fn a_forked_child_can_do_nothing_with_a_paced_device_either() {
     check_forked_child(|fabric, name| open(fabric, name).map(paced));
 }
 
-/// The device, paced; it shares with nobody.
+/// Returns the device paced, with a share of its own.
 fn paced(device: Arc<dyn Device>) -> Arc<dyn Device> {
     let request = SegmentRequest {
         name: "paced",
@@ -121,7 +122,7 @@ fn check_forked_child(open: impl Fn(&Path, &str) -> Result<Arc<dyn Device>, Open
     let mut pair = bench.connected_pair().expect("connects");
     let into = pair.b.region.sge(0, 64);
     pair.b.receive(1, &[into]).expect("posted");
-    // One that leaves by itself, and one that drops everything.
+    // The first two children leave by `_exit`, the third one drops everything.
     assert_eq!(run_in_forked_child(|| use_every_verb(&mut pair.a)), 0);
     assert_eq!(run_in_forked_child(|| use_every_verb(&mut pair.b)), 0);
     let mut pair = Some(pair);
@@ -139,7 +140,7 @@ fn check_forked_child(open: impl Fn(&Path, &str) -> Result<Arc<dyn Device>, Open
         .expect_received(1, Status::Success)
         .expect("received");
     assert_eq!(buffer_access::get(&pair.b.region, 0, 8), b"still up");
-    // A child may open the device anew.
+    // A child may open a device of its own.
     let again = run_in_forked_child(|| {
         let device = open(&path, "soft:h3");
         let made =
@@ -165,7 +166,7 @@ fn an_entry_of_another_version_is_one_line_and_no_obstacle() {
                 .is_some_and(|n| n.to_string_lossy().starts_with("c."))
         })
         .expect("an entry");
-    // The version of the entry itself.
+    // Changes the version of the entry itself.
     let whole = std::fs::read(&entry).expect("read");
     let mut alien = whole.clone();
     alien[4] = 77;
@@ -196,11 +197,11 @@ fn set_rlimit(resource: libc::__rlimit_resource_t, bytes: u64) {
         rlim_cur: bytes,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: a valid limit, of this (child) process only.
+    // SAFETY: the limit is valid and concerns only this process, which is a child.
     assert_eq!(unsafe { libc::setrlimit(resource, &raw const limit) }, 0);
 }
 
-/// Says 0 if the error is one line that says what would be enough.
+/// Returns 0 if the error is one line that says what would be enough.
 fn child_exit_code(what: &str, error: Option<String>) -> i32 {
     println!("{what}: {error:?}");
     match error {
@@ -220,7 +221,7 @@ fn limits_that_are_too_small_are_errors_that_say_what_is_enough() {
         ("RLIMIT_AS", libc::RLIMIT_AS, 1),
     ] {
         let seen = run_in_forked_child(|| {
-            // A limit of the address space counts from what is mapped already.
+            // An address-space limit includes what is mapped already.
             let mapped = std::fs::read_to_string("/proc/self/statm").expect("statm");
             let pages: u64 = mapped
                 .split(' ')
@@ -258,7 +259,7 @@ fn a_full_file_system_is_an_error_that_says_what_is_enough() {
             rustix::process::getuid().as_raw(),
             rustix::process::getgid().as_raw(),
         );
-        // SAFETY: plain system calls with static strings, in the child only.
+        // SAFETY: this is a plain system call, in the child only.
         let apart = unsafe {
             libc::unshare(libc::CLONE_NEWNS | if uid == 0 { 0 } else { libc::CLONE_NEWUSER })
         };
@@ -271,7 +272,8 @@ fn a_full_file_system_is_an_error_that_says_what_is_enough() {
             let _ = std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"));
         }
         let target = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("path");
-        // SAFETY: as above; nothing outside this mount namespace sees the mounts.
+        // SAFETY: these are plain system calls with valid strings, in the child only. The mounts are not
+        // visible outside this mount namespace.
         let mounted = unsafe {
             let private = libc::MS_REC | libc::MS_PRIVATE;
             let none = std::ptr::null();

@@ -1,4 +1,4 @@
-//! The machine's own RDMA devices, for the tests that run on them.
+//! RDMA devices of this machine, for the tests that run on them.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use headworks_ibverbs::IbvProvider;
 use headworks_runtime::{DeviceOpener, testing};
 use headworks_verbs::Provider;
 
-/// Opens devices of libibverbs.
+/// Returns an opener of libibverbs devices.
 pub(crate) fn opener() -> DeviceOpener {
     let provider = IbvProvider::new();
     Arc::new(move |name| provider.open(name))
 }
 
-/// Whatever a device does in its own time, and says only as far as the specification makes it.
+/// Behaviour of any RDMA NIC: it works asynchronously, and does only what the specification demands.
 pub(crate) const RDMA_NIC_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     completes_in_call: false,
     spurious_refusals: 0,
@@ -23,7 +23,7 @@ pub(crate) const RDMA_NIC_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     detects_peer_death: false,
     frees_slots_when_polled: false,
     refuses_bad_datagrams: true,
-    // Each is a system call or two, and slow where the machine is emulated.
+    // Creating an object takes a system call or two, which is slow on an emulated machine.
     objects_max: 10_000,
     sizes_queues_exactly: false,
     progresses_without_calls: true,
@@ -31,7 +31,7 @@ pub(crate) const RDMA_NIC_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     polls_after_overrun: false,
 };
 
-/// The names of two devices, those that are named or the first two that there are.
+/// Returns the names of two devices: those that the environment names, or else the first two.
 pub(crate) fn devices() -> Option<[String; 2]> {
     testing::devices_or(|| {
         let listed = IbvProvider::new().devices();
@@ -47,7 +47,7 @@ pub(crate) fn devices() -> Option<[String; 2]> {
     })
 }
 
-/// What is known of devices, if all of them are of one driver.
+/// Returns the known deviations of the devices, if all have the same driver.
 pub(crate) fn known_deviations(names: &[String]) -> KnownDeviations {
     let driver = |name: &String| {
         let name = name.parse().expect("the name of a device");
@@ -63,7 +63,7 @@ pub(crate) fn known_deviations(names: &[String]) -> KnownDeviations {
     let known_deviations = known_deviations::of_driver(one.as_deref(), release.trim());
     if !known_deviations.all.is_empty() && !known_deviations.is_certain {
         println!(
-            "kernel {}: what is known was found on another",
+            "kernel {}: the known deviations were found on another kernel",
             release.trim()
         );
     }

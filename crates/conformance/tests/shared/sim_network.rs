@@ -1,4 +1,4 @@
-//! A simulated network and its time.
+//! A simulated network and its clock.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,7 +7,7 @@ use headworks_conformance::time_source::{TimeSource, is_readable};
 use headworks_simnic::SimProvider;
 use headworks_verbs::{Duration, Instant};
 
-/// Whatever a device does in its own time; what it has, it has exactly.
+/// Behaviour of simulated RNICs: they work asynchronously, and have exactly the requested sizes.
 pub(crate) const SIM_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     completes_in_call: false,
     spurious_refusals: 0,
@@ -24,10 +24,10 @@ pub(crate) const SIM_BEHAVIOUR: DeviceBehaviour = DeviceBehaviour {
     polls_after_overrun: true,
 };
 
-/// What a moment is.
+/// Virtual time of one `advance`.
 const ADVANCE_STEP: Duration = Duration::from_micros(2);
 
-/// A network of its own, and its time.
+/// A separate simulated network, as the time source of a world.
 #[derive(Default)]
 pub(crate) struct SimNetwork(pub(crate) SimProvider);
 

@@ -1,4 +1,4 @@
-//! Software RNICs of a registry of their own.
+//! Software RNICs in a registry of their own.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{OpenError, Provider};
 
-/// Opens those of the registry there.
+/// Returns an opener of the software RNICs in the registry at `fabric`.
 pub(crate) fn soft_opener(fabric: &Path) -> DeviceOpener {
     let fabric = fabric.to_owned();
     Arc::new(move |name| {

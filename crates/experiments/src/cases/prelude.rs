@@ -1,4 +1,4 @@
-//! The names that every case needs, and how a case measures one point.
+//! Names that every case imports, and helpers to measure one point.
 
 pub(super) use std::time::Duration as Wall;
 
@@ -18,14 +18,14 @@ pub(super) use crate::testbed::Testbed;
 pub(super) use crate::transports::job::{Channel, Job, Report, Workload};
 pub(super) use crate::transports::{ArmNote, WorkloadError};
 
-/// Messages of 1 MiB.
+/// Size of a 1 MiB message in bytes.
 pub(super) const MIB: u64 = 1 << 20;
 
-/// How often a point is tried at which nothing ended in its time, each time for longer.
+/// Most attempts to measure a point. Each takes longer than the one before.
 const TRIES: u32 = 3;
 
-/// Measures for `run`, and again for longer while nothing ends in that time: on a busy machine a part may have slept
-/// all of it.
+/// Measures for `run`, and again for four times as long while nothing completes. On a busy machine the
+/// scheduler may keep an actor off its processor for the whole time.
 pub(super) fn patiently<T>(
     mut run: Wall,
     mut measure: impl FnMut(Wall) -> Result<Option<T>, WorkloadError>,
@@ -40,19 +40,19 @@ pub(super) fn patiently<T>(
     Ok(None)
 }
 
-/// A directory for one measurement.
+/// Makes a temporary directory for one measurement.
 pub(super) fn private_dir() -> Result<tempfile::TempDir, WorkloadError> {
     let dir = tempfile::Builder::new().prefix("headworks-").tempdir();
     dir.map_err(|why| WorkloadError::at("private directory", why))
 }
 
-/// The time before a measurement that takes `run` in all, and the measured time, in nanoseconds.
+/// Divides `run` into warm-up and measured time, in nanoseconds. The warm-up is a fifth.
 pub(super) fn warm_and_run(run: Wall) -> (u64, u64) {
     let fifth = run.as_nanos() as u64 / 5;
     (fifth, 4 * fifth)
 }
 
-/// What both parts of a pair are told that sends messages of `size` bytes for `run`.
+/// Makes the job of both actors of a pair: messages of `size` bytes over `slots` slots for `run`.
 pub(super) fn job(
     channel: Channel,
     workload: Workload,

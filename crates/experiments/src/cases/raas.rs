@@ -1,16 +1,17 @@
-//! "Toward Deploying Scalable and Effective RDMA as a Service at End-hosts through Reliable Connection" (RaaS): what goes
-//! through daemons, beside verbs without them, beside TCP, and over many connections.
+//! "Toward Deploying Scalable and Effective RDMA as a Service at End-hosts through Reliable Connection"
+//! (RaaS): traffic through daemons, compared with verbs without daemons and with TCP, and over many
+//! connections.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | [`verb_sizes`] | verbs over size: Figure 1 |
-//! | [`lock_contention`] | threads that share a queue pair under a lock, and over the service: Figures 2 and 7, simulated |
+//! | [`lock_contention`] | threads that share a queue pair under a lock, or use the service: Figures 2 and 7 |
 //! | [`reads`] | random READs over many connections and in a cluster: Figures 6 and 10 |
 //! | [`atomics`] | atomics by verbs and by daemons: Figure 12 |
-//! | `one_sided` | one-sided requests in both worlds, which those have in common |
+//! | `one_sided` | one-sided requests on this machine and in virtual time, for the three modules above |
 //! | [`latency`] | latency over size, and throughput without copies: Figure 11 |
-//! | [`applications`] | what applications take of memory and processors: Figures 8 and 9 |
-//! | [`request_response`] | question and answer beside TCP, and beside a stream |
+//! | [`applications`] | memory and processor time of applications: Figures 8 and 9 |
+//! | [`request_response`] | request and response, compared with TCP and beside a stream |
 //! | [`connections`] | many idle connections |
 
 pub mod applications;
@@ -41,17 +42,18 @@ const fn paper(figure: &'static str) -> Option<Paper> {
     })
 }
 
-/// Why some of these do not run in virtual time.
+/// The reason why some of these experiments do not run in virtual time.
 const PROCESSES: RunsOn =
     RunsOn::Real("its daemons and applications are processes of this machine, by the wall clock");
-/// Time beside what is measured: a process starts, attaches and ends.
+/// Time of a point beside the measurement: a process starts, attaches and ends.
 const OVERHEAD: Wall = Wall::from_millis(60);
-/// A process that takes so much longer than it should has hung.
+/// Time beyond its planned duration after which a process counts as hung.
 const HUNG: Wall = Wall::from_secs(30);
-/// The port of applications that answer.
+/// Port of the applications that respond.
 const PORT: u16 = 7000;
 
-/// A table with a row for each point, and in `file` a line for each arm: a quantity over x.
+/// Makes a table with a row for each point, and a chart in `file` with a line for each arm: a quantity over
+/// x.
 fn rows<A: Copy + PartialEq + fmt::Display + 'static>(
     file: &str,
     title: &str,
@@ -72,7 +74,7 @@ fn rows<A: Copy + PartialEq + fmt::Display + 'static>(
     t
 }
 
-/// Says which processor each process runs on.
+/// Records in the outcome which processor each process runs on.
 fn pin(bench: &Bench<'_>, outcome: &mut Outcome) {
     let [here, there] = bench.testbed.cpus;
     outcome.pinning = format!(
@@ -81,16 +83,16 @@ fn pin(bench: &Bench<'_>, outcome: &mut Outcome) {
     );
 }
 
-/// Daemons, and the applications on all hosts but the first that others connect to.
+/// Daemons, and the applications on all hosts but the first, which the first host's applications connect to.
 struct Daemons {
     hosts: DaemonHosts,
     to: Vec<SocketAddr>,
-    /// TCP servers, by their processor.
+    /// Addresses of the TCP servers, by their processor.
     tcp: BTreeMap<usize, SocketAddr>,
 }
 
 impl Daemons {
-    /// On `count` hosts: the bench's two, and others like the second.
+    /// Starts daemons on `count` hosts: the bench's two, and others like the second.
     fn start(bench: &Bench<'_>, count: usize) -> Result<Self, WorkloadError> {
         let [here, there] = bench.testbed.cpus;
         let mut devices = bench.testbed.devices.to_vec();
@@ -111,7 +113,7 @@ impl Daemons {
         Ok(Self { hosts, to, tcp })
     }
 
-    /// Where a TCP server on that processor is called, which is started if there is none.
+    /// Returns the address of the TCP server on a processor; starts the server if there is none.
     fn tcp(&mut self, bench: &Bench<'_>, cpu: usize) -> Result<SocketAddr, WorkloadError> {
         if let Some(to) = self.tcp.get(&cpu) {
             return Ok(*to);
@@ -121,7 +123,7 @@ impl Daemons {
         Ok(to)
     }
 
-    /// Streams of the service from the first host to an application on each of so many others.
+    /// Returns streams of the service from the first host to an application on each of `others` other hosts.
     fn streams(&self, others: usize, asleep: bool) -> LoadTransport {
         LoadTransport::Service {
             socket: self.hosts.socket(0),
@@ -130,7 +132,7 @@ impl Daemons {
         }
     }
 
-    /// What an application on the first host finds in `time`, of which a fifth is not measured.
+    /// Runs an application on the first host for `time`, a fifth of which is warm-up, and returns its result.
     fn ask(
         &self,
         bench: &Bench<'_>,
@@ -153,13 +155,13 @@ fn asking(what: LoadKind, by: LoadTransport, (warm, run): (Wall, Wall)) -> Role 
     })
 }
 
-/// How long to warm up and to measure, of `time`.
+/// Divides `time` into warm-up and measured time.
 fn warm_and_run(time: Wall) -> (Wall, Wall) {
     (time / 5, time / 5 * 4)
 }
 
-/// Measures points on so many hosts, each with a daemon, for as long as they are needed. Without daemons every point
-/// fails for what kept them from starting.
+/// Measures points on `hosts` hosts, each with a daemon. If the daemons do not start, every point fails with
+/// their error.
 fn on_daemons<A: Copy + PartialEq + fmt::Display>(
     bench: &mut Bench<'_>,
     outcome: &mut Outcome,
@@ -201,7 +203,7 @@ fn in_virtual_time<A: Copy + PartialEq + fmt::Display>(
     Ok(measured.by_arm())
 }
 
-/// The machines that the device simulates.
+/// Returns the machine that the device simulates.
 fn machine(bench: &Bench<'_>) -> Result<Machine, WorkloadError> {
     let machine = bench.options.machine();
     let machine = machine.ok_or_else(|| WorkloadError("the device is not simulated".to_owned()))?;
@@ -209,8 +211,8 @@ fn machine(bench: &Bench<'_>) -> Result<Machine, WorkloadError> {
     Ok(Machine { preset, seed })
 }
 
-/// Runs a load in virtual time, for `run` in full and a quarter of that in a quick run; after a fifth of `run` in either,
-/// since what is outstanding takes as long to come into its order.
+/// Runs a load in virtual time, for `run` in a full run and a quarter of that in a quick one. The warm-up is
+/// a fifth of `run` in both, because the outstanding requests take the same time to reach a steady state.
 fn simulate(
     bench: &Bench<'_>,
     load: OneSidedLoad,

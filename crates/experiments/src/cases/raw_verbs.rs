@@ -1,9 +1,9 @@
-//! Plain verbs on one device: requests per second, bandwidth, latency. On every simulated preset, or on a device that is
-//! named.
+//! Plain verbs on one device: requests per second, bandwidth, latency. The experiment runs on every simulated
+//! preset, or on the device that the user names.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | `published_figures` | what others published of such RNICs |
+//! | `published_figures` | values that others published for comparable RNICs |
 
 mod published_figures;
 
@@ -21,34 +21,34 @@ use crate::simulated_machine::SimulatedMachine;
 
 use published_figures::Published;
 
-/// Requests outstanding of a queue pair, where rates are measured; and where a process on every core has one: fewer than
-/// any cache of requests has room for.
+/// Requests outstanding on a queue pair, with one process and with a process on every core. The second is
+/// lower, so that no cache of requests overflows.
 const DEPTH: usize = 128;
 const DEPTH_OF_MANY: usize = 32;
-/// A few queue pairs.
+/// The number of queue pairs of an arm with a few of them.
 const FEW: usize = 8;
-/// Bytes of messages from memory, and of those that come with their requests.
+/// Sizes of messages from memory in bytes, for a full and for a quick run; and of inline messages.
 const SIZES: &[usize] = &[64, 256, 1024, 4096, 16384, 65536, MIB];
 const QUICK_SIZES: &[usize] = &[64, 4096, MIB];
 const INLINE_SIZES: &[usize] = &[64, 128];
 const MIB: usize = 1 << 20;
-/// Processes that a point was measured with.
+/// Number of processes with which a point was measured.
 const PROCESSES: Quantity = "processes";
-/// The name of a machine in metrics that is no preset.
+/// Name in metrics of a device that is not a preset.
 const DEVICE: &str = "device";
 
-/// The quantity that is measured of a load.
+/// The quantity that is measured for a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Of {
-    /// Requests per second, of one process.
+    /// Requests per second of one process.
     Rate,
-    /// Requests per second, of a process on every core.
+    /// Requests per second of all processes, with a process on every core.
     AllCores,
-    /// Nanoseconds.
+    /// Latency in nanoseconds.
     Latency,
 }
 
-/// A load on a machine: a preset's name, or `DEVICE`.
+/// A load on a machine. The machine is a preset's name or `DEVICE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
     machine: &'static str,
@@ -57,7 +57,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run of one queue pair, not yet on a machine.
+    /// Makes a run with one queue pair, which is not yet assigned to a machine.
     const fn of(of: Of, verb: Verb, size: usize) -> Self {
         let mut load = VerbLoad::of(verb, size);
         load.depth = match of {
@@ -83,7 +83,7 @@ impl Run {
         Self { machine, ..self }
     }
 
-    /// Millions per second, or microseconds.
+    /// Returns millions of requests per second, or microseconds of latency.
     fn natural(self) -> Expr<Self> {
         let scale = if self.of == Of::Latency { 1e-3 } else { 1e-6 };
         value(self) * scale
@@ -138,7 +138,7 @@ const METRICS: [(&str, Run); 16] = [
     ("fetch_add_latency_ns", latency(FetchAdd, 8)),
 ];
 
-/// The metrics of all machines.
+/// Returns the metrics of all machines.
 fn metrics() -> impl Iterator<Item = (String, Run)> {
     let machines = Preset::NAMES.into_iter().chain([DEVICE]);
     machines.flat_map(|machine| {
@@ -147,7 +147,7 @@ fn metrics() -> impl Iterator<Item = (String, Run)> {
     })
 }
 
-/// The experiment.
+/// The experiment `raw-verbs`.
 pub static RAW_VERBS: Case<Run> = Case {
     about: About::new(
         "raw-verbs",
@@ -203,7 +203,7 @@ fn table() -> Table<Run> {
     t
 }
 
-/// Adds the charts of a machine, whose files are called after the device.
+/// Adds the charts of a machine. The file names contain `device`.
 fn charts(t: &mut Table<Run>, machine: &'static str, device: &str) {
     for (what, unit, how) in [
         ("rate", "1/s", "one queue pair"),
@@ -232,16 +232,16 @@ fn charts(t: &mut Table<Run>, machine: &'static str, device: &str) {
     }
 }
 
-/// Where it is measured.
+/// A machine on which runs are measured.
 struct Machine<'a> {
-    /// A preset's, or [`DEVICE`].
+    /// The preset's name, or [`DEVICE`].
     name: &'static str,
     /// The preset's name, or the device's.
     device: String,
     testbed: Testbed<'a>,
-    /// Processor time of perftest for a request, in nanoseconds.
+    /// Processor time that perftest takes for a request, in nanoseconds; zero where time is real.
     work_ns: u64,
-    /// Processes that there are cores for, where those are simulated.
+    /// Number of cores, and so of processes, if they are simulated.
     cores: Option<usize>,
 }
 
@@ -257,7 +257,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Everything that is measured on it.
+    /// Returns all runs on this machine.
     fn runs(&self, is_quick: bool) -> Vec<Run> {
         let sizes = if is_quick { QUICK_SIZES } else { SIZES };
         let mut all = Vec::new();
@@ -277,8 +277,8 @@ impl<'a> Machine<'a> {
         all.into_iter().map(|run| run.on(self.name)).collect()
     }
 
-    /// Measures once: requests per second, or nanoseconds, and by how many processes; nothing if nothing ended in its
-    /// time.
+    /// Measures a run once: requests per second or nanoseconds, and the number of processes. Returns `None`
+    /// if nothing completed in time.
     fn sample(&self, run: &Run, time: Wall) -> Result<Option<Sample>, WorkloadError> {
         let (warm, time) = match self.cores {
             Some(_) => virtual_times(run),
@@ -313,7 +313,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Nanoseconds not measured, and measured: in virtual time everything that happens once happens always.
+/// Returns the warm-up and the measured time, in nanoseconds of virtual time. Both can be short, because
+/// every message takes the same course.
 fn virtual_times(run: &Run) -> (u64, u64) {
     let bytes = (run.load.size * run.load.queue_pairs) as u64;
     let shortest = match run.of {
@@ -321,7 +322,8 @@ fn virtual_times(run: &Run) -> (u64, u64) {
         Of::AllCores => 250_000,
         Of::Latency => 100_000,
     };
-    // Some 40 messages of each queue pair at 40 Gbit/s: theirs end together.
+    // 8 ns a byte: 40 messages on each queue pair at 40 Gbit/s. One of each queue pair completes at about the
+    // same time.
     (20_000, shortest.max(8 * bytes))
 }
 
@@ -345,7 +347,7 @@ fn measure(
         let preset = machine.as_ref().map(|(preset, _)| preset);
         machines.push(Machine::new(device, bench.testbed.clone(), preset));
     }
-    // Virtual time needs no second round.
+    // On a simulated testbed the bench measures a single round.
     bench.testbed = machines[0].testbed.clone();
     *outcome = bench
         .pinned(|[here, there]| format!("initiator on cpu {here}, the other end on cpu {there}"));
@@ -376,7 +378,8 @@ fn measure(
     Ok(measured)
 }
 
-/// Adds the charts of a device that is no preset, and what it is called; those of other machines go.
+/// Adds the charts and the name of a device that is not a preset, and drops the charts of machines that are
+/// not measured.
 fn declare(t: &mut Table<Run>, machines: &[Machine<'_>]) {
     t.keep_charts(|file| machines.iter().any(|each| file.starts_with(each.name)));
     let mut named = machines.iter().filter(|each| each.name == DEVICE);
@@ -423,7 +426,7 @@ fn columns(t: &mut Table<Run>) {
     });
 }
 
-/// A row for each verb and size of a machine.
+/// Makes a table with a row for each verb and size of a machine.
 fn sizes(machine: &Machine<'_>, measured: &Measured<Run>) -> Option<Grid> {
     let simulated = machine.cores.map_or("", |_| " (simulated)");
     let runs = measured.points().map(|point| point.arm);

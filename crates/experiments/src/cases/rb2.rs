@@ -1,14 +1,14 @@
-//! The evaluation of "RB²: Narrow the Gap between RDMA Abstraction and Performance via a Middle
-//! Layer" (sections IV-A and V) on whatever device is given.
+//! The evaluation of "RB²: Narrow the Gap between RDMA Abstraction and Performance via a Middle Layer"
+//! (sections IV-A and V), on the device of the options.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | [`figures`] | Figures 3, 5, 6 and 7, and batching on the kernel's rxe |
 //! | [`table2`] | Table II: one optimisation switched off at a time |
 //! | [`case_studies`] | Figures 8 to 10: the three case studies |
-//! | `sweep` | a plan of rates and round trips over size and pairs, and what measures it |
+//! | `sweep` | plans of rates and round trips over size and pairs, and their measurement |
 //! | `huge_pages` | the huge pages and NUMA nodes that points need |
-//! | `operation_counts` | Table I, and what each design posts and polls for a message |
+//! | `operation_counts` | Table I, and the requests and completions of each design for a message |
 
 pub mod case_studies;
 pub mod figures;
@@ -22,7 +22,7 @@ use crate::bench::Bench;
 use crate::experiment::{About, Paper};
 use crate::transports::job::{Channel, PaperBaseline, RingMode, Variant};
 
-/// Of an experiment that repeats `figure`.
+/// Describes an experiment that reproduces `figure`.
 const fn about(
     figure: &'static str,
     name: &'static str,
@@ -41,7 +41,7 @@ const fn about(
     }
 }
 
-/// N, for every message size.
+/// The paper's N: slots of a ring, for every message size.
 const SLOTS: u64 = 128;
 const MIB: u64 = 1 << 20;
 
@@ -54,15 +54,15 @@ const RB2_HUGE: Channel = variant(Variant::Huge);
 const RB2_LATENCY: Channel = variant(Variant::Latency);
 const RB2_UNBATCHED: Channel = variant(Variant::Unbatched);
 const FARM: Channel = Channel::Baseline(PaperBaseline::Farm);
-/// FaRM as Table I has it.
+/// FaRM as Table I describes it.
 const FARM_PAPER: Channel = Channel::Baseline(PaperBaseline::FarmAsPublished);
-/// SocksDirect.
+/// The ring of SocksDirect.
 const SD: Channel = Channel::Baseline(PaperBaseline::SocksDirect);
 const L5: Channel = Channel::Baseline(PaperBaseline::L5);
 const RAW: Channel = Channel::Baseline(PaperBaseline::Raw);
 const BASELINES: [Channel; 3] = [FARM, SD, L5];
 
-/// An arm's name in keys. RB² is the only ring of an experiment, but for its latency mode and huge pages.
+/// Returns an arm's name in keys. All rings of an experiment are called RB², except the one in latency mode.
 fn name(channel: Channel) -> String {
     match channel {
         RB2_LATENCY => "rb2_latency".into(),
@@ -72,13 +72,14 @@ fn name(channel: Channel) -> String {
     }
 }
 
-/// The key of a figure of an arm: `rb2_64_mmsg_per_s`, and `rb2_64_mmsg_per_s_huge` on huge pages.
+/// Returns the key of an arm's metric: `rb2_64_mmsg_per_s`, and `rb2_64_mmsg_per_s_huge` on huge pages.
 fn key(channel: Channel, figure: &str) -> String {
     let huge = if channel == RB2_HUGE { "_huge" } else { "" };
     format!("{}_{figure}{huge}", name(channel))
 }
 
-/// The remarks of a report on simulated machines; the last says why its figures differ from the paper's.
+/// Returns the remarks of a report on simulated machines. The last one says why the results differ from the
+/// paper's.
 fn simulated_notes(bench: &Bench<'_>, why: &str) -> Vec<String> {
     const SIMULATED: &str = "Simulated: processors are charged cpu.message for each message at either end (assumed), \
         copies at cpu.copy and cpu.copy_rate, clearing as half a copy, and what perftest does for each plain WRITE with \

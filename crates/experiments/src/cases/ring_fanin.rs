@@ -1,10 +1,10 @@
-//! What it costs one thread to receive from many rings.
+//! The cost for one thread of receiving from many rings.
 
 use super::prelude::*;
 use crate::fanin::{FaninLoad, FaninTask, PhaseResult, RingLayout};
 use crate::stats::Shares;
 
-/// The experiment.
+/// The experiment `ring-fanin`.
 pub static RING_FANIN: Case<&str> = Case {
     about: About {
         runs_on: RunsOn::Real("it measures looks at memory, which take no virtual time there"),
@@ -43,7 +43,7 @@ fn mmsg_per_s(phase: &PhaseResult) -> f64 {
     phase.count as f64 * 1e3 / phase.nanos as f64
 }
 
-/// A measure of how even the shares of the rings are.
+/// Returns a measure of how evenly the rings are served; `NaN` if the phase has none.
 fn share(phase: &PhaseResult, measure: fn(Shares) -> f64) -> f64 {
     phase.shares.map_or(f64::NAN, measure)
 }
@@ -56,7 +56,8 @@ fn evenness(phase: &PhaseResult) -> f64 {
     share(phase, |shares| shares.smallest_over_largest)
 }
 
-/// A quantity, which is also the end of its key; its phase; how it is read off; its column.
+/// A quantity, which is also the suffix of its metrics' keys; its phase; the function that computes it; its
+/// column.
 type Row = (Quantity, FaninLoad, fn(&PhaseResult) -> f64, &'static str);
 
 const QUANTITIES: [Row; 7] = [
@@ -113,7 +114,7 @@ fn table() -> Table<&'static str> {
         let at = |arm, quantity| Expr::At(Point::at(arm, rings), quantity);
         for name in ARMS {
             for (quantity, load, ..) in QUANTITIES {
-                // With one ring there is none beside the flooding one.
+                // With one ring there is no other ring beside the flooding one.
                 if load != FaninLoad::Flood || rings > 1 {
                     t.metric(format!("{name}{rings}_{quantity}"), at(name, quantity));
                 }
@@ -186,7 +187,8 @@ fn sample(bench: &Bench<'_>, point: Point<&str>, time: Wall) -> Result<Sample, W
     }
 }
 
-/// What the phases, in the order of [`FaninLoad::ALL`], come to; nothing of one in which nothing came.
+/// Makes a sample of the results of the phases, which are in the order of [`FaninLoad::ALL`]. A phase in
+/// which nothing was counted gives no value.
 fn quantities(phases: &[PhaseResult]) -> Sample {
     let of = |(quantity, load, pick, _): Row| {
         let at = FaninLoad::ALL.iter().position(|other| *other == load)?;

@@ -1,4 +1,4 @@
-//! The ring against the same ring without verbs, UCX and the kernel's byte streams.
+//! The ring compared with the same ring without verbs, with UCX and with the kernel's byte streams.
 
 mod file_transfer;
 
@@ -10,10 +10,10 @@ use crate::transports::job::{Buffering, RingMode, StreamKind, Waiting};
 use crate::transports::machine_limits;
 use crate::{child_programs, ucx_perftest};
 
-/// What is compared.
+/// An arm of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Arm {
-    /// Two parts of this program.
+    /// A channel between two actors of this program.
     Channel(Channel),
     /// `ucx_perftest` with active messages.
     UcxAm,
@@ -21,7 +21,7 @@ pub enum Arm {
     UcxPut,
     /// Copying from one array to another.
     Memcpy,
-    /// A cache line that two threads hand to each other.
+    /// A cache line that two threads pass to each other.
     CacheLine,
     /// A file through `headworks pipe`.
     Pipe,
@@ -31,7 +31,7 @@ pub enum Arm {
 use Arm::{CacheLine, Memcpy, Pipe, TcpFile, UcxAm, UcxPut};
 
 impl Arm {
-    /// Its name, what it is, whether both ends poll, and its copies.
+    /// Returns the arm's name, its description, whether both ends poll, and its copies.
     fn note(self) -> ArmNote {
         let ucx_am = "ucx_perftest, ucp_am_bw and ucp_am_lat";
         let ucx_put = "ucx_perftest, ucp_put_bw and ucp_put_lat: the receiver takes nothing";
@@ -69,36 +69,37 @@ const UNBATCHED: Arm = ring(RingMode::Unbatched);
 const IN_LATENCY_MODE: Arm = ring(RingMode::Latency);
 const TCP: Arm = stream(StreamKind::Tcp, Waiting::Blocking, Buffering::None);
 const UNIX: Arm = stream(StreamKind::Unix, Waiting::Blocking, Buffering::None);
-/// The arms that are measured under load.
+/// The arms that are also measured under load.
 const UNDER_LOAD: [Arm; 4] = [RING, IN_LATENCY_MODE, TCP, UNIX];
 
-/// The loads, as the column `kind` has them: messages one way, whose bytes are touched or not; ping-pong; and messages
-/// at a rate in percent, the point's x, of the arm's highest. Touched rates are in the rows of plain ones.
+/// The loads, as in the column `kind`: one-way messages whose bytes are not touched, or are touched;
+/// ping-pong; and messages at a rate, which is the point's x in percent of the arm's highest rate. Touched
+/// rates have no rows of their own but a column in the rows of plain ones.
 const RATES: &str = "rate";
 const TOUCHED: &str = "touched";
 const LATENCY: &str = "latency";
 const LOADED: &str = "load";
-/// A file, which has no row.
+/// The transfer of a file, which has no row.
 const FILE: &str = "file";
 
-/// Instructions of a post, which are counted apart.
+/// The metric of the instructions of a post, which are counted in a separate run.
 const INSTRUCTIONS: &str = "post_write_instructions";
-/// Messages per second that are offered.
+/// Messages per second that the sender offers.
 const OFFERED: Quantity = "offered";
 
 const SIZES: &[u64] = &[8, 64, 512, 4096, 65536, MIB];
-/// A quick run has fewer points, so that each is measured for long enough to mean something.
+/// A quick run measures fewer sizes, so that each point gets enough time.
 const QUICK_SIZES: &[u64] = &[64, 4096, MIB];
-/// The ring's size in slots, by default and for the cache-resident points.
+/// Slots of a ring: the default, and few enough that large messages stay in the cache.
 const SLOTS: u64 = 128;
 const FEW_SLOTS: u64 = 4;
 /// Bytes of a message under load, and the loads in percent.
 const LOADED_SIZE: u64 = 64;
 const PERCENT: [u64; 5] = [10, 30, 50, 70, 90];
-/// A pair of processes takes about so long to start, meet and end.
+/// Time to start, connect and end a pair of processes.
 const OVERHEAD: Wall = Wall::from_millis(40);
 
-/// The experiment.
+/// The experiment `ring-vs-peers`.
 pub static RING_VS_PEERS: Case<Arm> = Case {
     about: About {
         runs_on: RunsOn::Real(
@@ -134,14 +135,14 @@ fn arms() -> impl Iterator<Item = Arm> {
     channels.chain([UcxAm, UcxPut, Memcpy, CacheLine])
 }
 
-/// Whether the application gathers messages in a buffer.
+/// Returns whether the application gathers messages in a buffer.
 const fn gathers(arm: Arm) -> bool {
     matches!(arm, Arm::Channel(Channel::Stream(.., Buffering::Buffered)))
 }
 
-/// Whether the arm is measured with that load.
+/// Returns whether the arm is measured with that load and size.
 fn is_measured(load: &str, arm: Arm, size: u64, is_quick: bool) -> bool {
-    // Gathering makes no difference to large messages, and is not for latency.
+    // Gathering makes no difference to large messages, and is not meant for latency.
     match (load, arm) {
         (LATENCY, CacheLine) => size == 64,
         (LATENCY, _) if arm == Memcpy || gathers(arm) => false,
@@ -154,7 +155,7 @@ fn is_measured(load: &str, arm: Arm, size: u64, is_quick: bool) -> bool {
     }
 }
 
-/// The points, those to be compared next to each other.
+/// Returns the points. Those that are compared are next to each other.
 fn plan(is_quick: bool) -> Vec<Point<Arm>> {
     let sizes = if is_quick { QUICK_SIZES } else { SIZES };
     let slots = |load, arm, size| match arm {
@@ -189,7 +190,7 @@ const fn file(arm: Arm) -> Point<Arm> {
     Point::of(FILE, arm, 0)
 }
 
-/// What a point is measured for: its rate or its median latency.
+/// Returns the main quantity of a point: its rate or its median latency.
 fn value(point: Point<Arm>) -> Expr<Arm> {
     let quantity = match point.load {
         LATENCY | LOADED => P50,
@@ -199,13 +200,13 @@ fn value(point: Point<Arm>) -> Expr<Arm> {
     Expr::At(point, quantity)
 }
 
-/// The rate with every byte touched, in the row of the plain one.
+/// Returns the rate with every byte touched, for the row of the plain rate.
 fn touched(point: &Point<Arm>) -> Expr<Arm> {
     let load = TOUCHED;
     Expr::At(Point { load, ..*point }, RATE).when(point.load == RATES)
 }
 
-/// Bytes per second of messages of the point's size.
+/// Converts a rate of messages of the point's size to GB/s.
 fn gb_per_s(point: &Point<Arm>, rate: Expr<Arm>) -> Expr<Arm> {
     rate * (point.x as f64 * 1e-9)
 }
@@ -260,7 +261,7 @@ fn table() -> Table<Arm> {
     t
 }
 
-/// An arm's name in metrics.
+/// Returns an arm's name in metrics.
 fn key(arm: Arm) -> String {
     match arm {
         Arm::Channel(Channel::Ring(_)) => "ring".into(),
@@ -388,7 +389,7 @@ fn measure(
     Ok(measured.without_rows(|point| matches!(point.load, TOUCHED | FILE)))
 }
 
-/// Measures `point` for `run`; nothing if that was too short.
+/// Measures `point` for `run`; returns `None` if that was too short.
 fn sample(
     bench: &Bench<'_>,
     point: &Point<Arm>,
@@ -430,11 +431,13 @@ fn sample(
     Ok(Some(Sample::of([found])))
 }
 
-/// The best kernel buffer by stream and by whether messages are large; `None` is the system's own choice.
+/// The best kernel buffer size by stream and by whether messages exceed 4 KiB; `None` is the system's
+/// default.
 struct Buffers(BTreeMap<(Channel, bool), Option<usize>>);
 
 impl Buffers {
-    /// The best of three buffers for every stream, for messages of up to 4 KiB and for larger ones.
+    /// Chooses the fastest of three buffer sizes for every stream, for messages of up to 4 KiB and for larger
+    /// ones.
     fn choose(bench: &Bench<'_>) -> Result<Self, RunError> {
         let run = Wall::from_millis(if bench.options.quick { 5 } else { 60 });
         let mut chosen = BTreeMap::new();
@@ -452,7 +455,7 @@ impl Buffers {
                 let mut fastest = (0.0, None);
                 for buffer in [None, Some(256 << 10), Some(largest)] {
                     bench.check()?;
-                    // A size that the system does not allow is no candidate.
+                    // A size that the system refuses gives no rate, so it is not chosen.
                     let tried = Self(BTreeMap::from([(key, buffer)]));
                     let sent = tried.send(bench, &point, Workload::Rate, run);
                     let rate = sent.ok().flatten().map_or(0.0, |sample| sample.get(RATE));
@@ -466,7 +469,7 @@ impl Buffers {
         Ok(Self(chosen))
     }
 
-    /// Sends messages of the point's size between two parts.
+    /// Sends messages of the point's size between two actors.
     fn send(
         &self,
         bench: &Bench<'_>,

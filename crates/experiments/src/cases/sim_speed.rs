@@ -1,4 +1,4 @@
-//! How fast RNICs are simulated: work requests a second of wall time, on one core.
+//! Speed of the RNIC simulator: work requests per second of wall time, on one core.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -12,23 +12,23 @@ use crate::cpu_affinity::pin;
 
 /// Bytes of a WRITE.
 const SIZE: usize = 64;
-/// Requests between two looks at the clock.
+/// Number of requests between two readings of the clock.
 const BETWEEN_LOOKS: u64 = 16_384;
-/// The caches of an RNIC.
+/// Settings of the sizes of an RNIC's caches.
 const CACHES: [&str; 4] = ["nic.wqe_cache", "nic.icm", "nic.mtt", "nic.mpt"];
 
-/// Work requests a second of wall time, and of virtual time; and the misses of all caches for each request.
+/// Work requests per second of wall time and of virtual time, and misses of all caches for each request.
 const WALL: Quantity = "wall";
 const SIMULATED: Quantity = "simulated";
 const MISSES: Quantity = "misses";
 
-/// The arms, whose points have the number of queue pairs and the requests under way of each: more than the caches hold
-/// in the last.
+/// The arms. A point's x is the number of queue pairs, and its second parameter the number of requests
+/// outstanding on each. The last arm has more queue pairs than the caches hold.
 const OFF: Point<&str> = Point::at("caches off", 1).with(128);
 const ON: Point<&str> = Point::at("caches on", 1).with(128);
 const MISSING: Point<&str> = Point::at("caches on, missing", 8192).with(16);
 
-/// The experiment.
+/// The experiment `sim-speed`.
 pub static SIM_SPEED: Case<&str> = Case {
     about: About {
         runs_on: RunsOn::Simulated,
@@ -88,7 +88,7 @@ fn table() -> Table<&'static str> {
     t
 }
 
-/// The machine of an arm.
+/// Returns the machine of an arm.
 fn machine(mut machine: Preset, arm: &str) -> Result<Preset, WorkloadError> {
     for cache in CACHES.iter().filter(|_| arm == OFF.arm) {
         let off = machine.set(cache, "0");
@@ -103,7 +103,7 @@ fn sample(bench: &Bench<'_>, point: &Point<&str>, time: Wall) -> Result<Sample, 
     let (preset, seed) = preset.map_err(|e| WorkloadError::at("device", e))?;
     let machine = machine(preset, point.arm)?;
     let ([cpu, _], stop) = (bench.testbed.cpus, bench.stop());
-    // The calling thread stays where it may run.
+    // A separate thread is pinned, so that the calling thread keeps its affinity.
     std::thread::scope(|scope| {
         let measuring = scope.spawn(move || {
             pin(cpu)?;
@@ -137,7 +137,7 @@ fn measure(
     };
     let at = |e| WorkloadError::at("WRITEs", e);
     let mut writes = Writes::connect([open("sender")?, open("receiver")?], window).map_err(at)?;
-    // Every place and every queue pair was used before.
+    // Warm-up: every buffer and every queue pair is used before the measurement.
     writes.run(2 * point.x * point.n).map_err(at)?;
     let before = misses(&network);
     let (began, start) = (Instant::now(), network.now());
@@ -159,7 +159,7 @@ fn measure(
     ]))
 }
 
-/// The misses of the caches of all RNICs so far.
+/// Returns the misses of all RNICs' caches so far.
 fn misses(network: &SimProvider) -> u64 {
     let hosts = network.counters().into_iter();
     let of = |all: Counters| all.icm_misses + all.mtt_misses + all.mpt_misses + all.wqe_misses;

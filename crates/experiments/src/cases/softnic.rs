@@ -1,9 +1,9 @@
-//! What the software RNIC costs, against what it stands on.
+//! The cost of the software RNIC, compared with the memory accesses and system calls that it is built on.
 
 use super::prelude::*;
 use crate::nic::{MessagePath, NicTask, NicWorkload, RemoteWritePath, WakeMethod};
 
-/// The experiment.
+/// The experiment `softnic`.
 pub static SOFTNIC: Case<&str> = Case {
     about: About {
         runs_on: RunsOn::Real(
@@ -22,11 +22,11 @@ pub static SOFTNIC: Case<&str> = Case {
     measure,
 };
 
-/// Queue pairs that WRITEs are spread over, and whose memory is counted.
+/// Number of queue pairs over which WRITEs are spread, and whose memory is measured.
 const MANY: usize = 1000;
 /// Bytes by which the heap grows for each queue pair.
 const HEAP: Quantity = "heap";
-/// The heap's and what is shared.
+/// Bytes of heap and of shared memory for each queue pair.
 const BOTH: Quantity = "heap and shared";
 /// Bytes by which resident memory grows for each queue pair.
 const RESIDENT: Quantity = "resident";
@@ -43,7 +43,7 @@ const fn foreign(size: usize, over: RemoteWritePath) -> NicWorkload {
     NicWorkload::Foreign { size, over }
 }
 
-/// Every arm, those to be compared next to each other: its name in the points and what each end does.
+/// The name and the workload of every arm. Arms that are compared are next to each other.
 const ARMS: [(&str, NicWorkload); 15] = {
     use MessagePath::{PolledMemory, SharedReceives};
     use NicWorkload::{Footprint, Wake};
@@ -67,7 +67,7 @@ const ARMS: [(&str, NicWorkload); 15] = {
     ]
 };
 
-/// What an arm is, whether it polls or blocks, and its copies.
+/// Returns an arm's description, whether it polls or blocks, and its copies.
 fn describe(what: NicWorkload) -> (&'static str, &'static str, &'static str) {
     let (polls, blocks) = ("poll", "block");
     match what {
@@ -118,10 +118,10 @@ fn describe(what: NicWorkload) -> (&'static str, &'static str, &'static str) {
     }
 }
 
-/// Nanoseconds of one.
+/// Nanoseconds of one operation.
 const EACH: Quantity = "nanoseconds each";
 
-/// A quantity of the arm that is called `arm-which`.
+/// Returns a quantity of the arm called `arm-which`.
 fn value(arm: &str, which: &str, quantity: Quantity) -> Expr<&'static str> {
     let name = format!("{arm}-{which}");
     let found = ARMS.iter().find(|(other, _)| *other == name);
@@ -142,7 +142,7 @@ fn table() -> Table<&'static str> {
         ("qps1000_over_one", many, one, "chain1"),
         ("qps1000_over_one_chain16", many, one, "chain16"),
         ("foreign64k_over_writev", "foreign", writev, "65536"),
-        // Of times: the other way round.
+        // These metrics are ratios of times, so the rates are swapped.
         ("foreign64_cost_over_syscall", writev, "foreign", "64"),
         ("wakeup_over_eventfd", "eventfd", "channel", "wakeup"),
         ("srq64_over_write_and_poll", srq, polled, "chain1"),
@@ -217,7 +217,7 @@ fn measure(
     })
 }
 
-/// A rate from whichever end has one, or what both ends' memory grew by.
+/// Makes a sample of the rate that one of the ends reports, or of the growth of both ends' memory.
 fn found(reports: &[Report; 2]) -> Option<Sample> {
     if let Some(rate) = reports.iter().find_map(Report::per_second) {
         return Some(Sample::of([(RATE, rate), (EACH, 1e9 / rate)]));

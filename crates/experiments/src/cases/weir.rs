@@ -1,11 +1,11 @@
-//! "Weir: Delay-based RNIC Cache Control Software Middleware for Scalable RDMA Networks" on simulated RNICs: its
-//! motivation (sections II-B and III-C), which is the cache misses of an RNIC with many queue pairs; and its evaluation
-//! (section V), with and without paced doorbells.
+//! "Weir: Delay-based RNIC Cache Control Software Middleware for Scalable RDMA Networks" on simulated RNICs:
+//! its motivation (sections II-B and III-C), which is the cache misses of an RNIC with many queue pairs, and
+//! its evaluation (section V), with and without paced doorbells.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`scale`] | figures 2 and 7 to 9: throughput and misses against the number of queue pairs |
-//! | [`delay`] | figures 4 and 10: from the doorbell to the completion, within a batch and against time |
+//! | [`scale`] | figures 2 and 7 to 9: throughput and misses over the number of queue pairs |
+//! | [`delay`] | figures 4 and 10: delay from the doorbell to the completion, within a batch and over time |
 //! | [`cost`] | figure 11: completion times of flows, and processor time of pacing |
 //! | `arms` | the arms, the base delay, and one load over many queue pairs |
 
@@ -19,7 +19,7 @@ pub use delay::{BATCH, PAUSE_NS};
 
 use super::prelude::*;
 
-/// How a figure of the paper presents itself, which is of simulated devices.
+/// Describes an experiment that reproduces a figure of the paper, on simulated devices.
 const fn about(
     name: &'static str,
     figure: &'static str,
@@ -37,7 +37,7 @@ const fn about(
     }
 }
 
-/// A sweep that a simulated device takes as long over as its own time says.
+/// Makes a sweep without times: on a simulated device, virtual time decides how long a point takes.
 const fn sweep(x: &'static str, n: &'static str) -> Sweep {
     Sweep {
         n,
@@ -45,7 +45,7 @@ const fn sweep(x: &'static str, n: &'static str) -> Sweep {
     }
 }
 
-/// The name of a size in metrics: 512, 4k.
+/// Returns a size as it is written in metrics: 512, 4k.
 fn word(bytes: u64) -> String {
     match bytes {
         1024.. => format!("{}k", bytes / 1024),

@@ -3,15 +3,15 @@
 /// A table of text: the points of an experiment, or a table of its report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grid {
-    /// The table's heading.
+    /// Heading of the table.
     pub title: String,
     /// Names of the columns, with their units, as in `size [B]`.
     pub header: Vec<String>,
-    /// Rows, as wide as the header.
+    /// The rows; each has as many cells as the header.
     pub rows: Vec<Vec<String>>,
 }
 
-/// One value of a table of points: a word, or a number in full; empty where nothing was measured.
+/// One cell of a table of points: a word, or a number with all its digits; empty if nothing was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell(pub String);
 
@@ -35,7 +35,7 @@ impl From<Option<f64>> for Cell {
 }
 
 impl Grid {
-    /// A table of `title`, `header` and `rows`; `None` if `rows` is empty.
+    /// Makes a table of `title`, `header` and `rows`; `None` if `rows` is empty.
     pub fn of(
         title: impl Into<String>,
         header: impl IntoIterator<Item = impl Into<String>>,
@@ -48,7 +48,7 @@ impl Grid {
         })
     }
 
-    /// The table as RFC 4180 has it, with `\n` and without its title.
+    /// Formats the table as CSV (RFC 4180, but with `\n` line ends), without its title.
     pub fn to_csv(&self) -> String {
         let quoted = |text: &String| match text.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -62,7 +62,7 @@ impl Grid {
         lines.map(line).collect()
     }
 
-    /// The table as Markdown, under its title.
+    /// Formats the table as Markdown, under its title.
     pub fn to_markdown(&self) -> String {
         let cell = |text: &String| text.replace('|', "\\|").replace('\n', " ");
         let line = |cells: &Vec<String>| {
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Parses what `to_csv` writes.
+    /// Parses the output of `to_csv`.
     fn parse(text: &str) -> Vec<Vec<String>> {
         let (mut rows, mut row, mut cell) = (Vec::new(), Vec::new(), String::new());
         let mut chars = text.chars().peekable();

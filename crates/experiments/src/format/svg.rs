@@ -1,4 +1,4 @@
-//! Figures: lines over one axis, as SVG.
+//! Line charts as SVG.
 
 use plotters::coord::combinators::BindKeyPoints;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
@@ -6,51 +6,51 @@ use plotters::prelude::*;
 
 use super::human;
 
-/// Width and height of a figure, and the part of the width that the legend takes.
+/// Width and height of a chart, and the part of the width that the legend takes, in pixels.
 const SIZE: (u32, u32) = (1000, 560);
 const LEGEND: u32 = 230;
 
-/// One figure.
+/// One chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figure {
-    /// Its file name, with `.svg`.
+    /// File name, with `.svg`.
     pub file: String,
-    /// What it shows.
+    /// Title of the chart.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// Its lines.
+    /// Lines of the chart.
     pub series: Vec<Series>,
 }
 
-/// One axis.
+/// One axis of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axis {
-    /// What it shows, with the unit.
+    /// Title of the axis, with the unit.
     pub title: String,
-    /// Whether it is logarithmic; values that are not positive are then left out.
+    /// Whether the axis is logarithmic; it then omits values that are not positive.
     pub log: bool,
 }
 
-/// One line of a figure.
+/// One line of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// Its points, from left to right.
+    /// Points of the line, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
 impl Axis {
-    /// A linear axis.
+    /// Makes a linear axis.
     pub fn linear(title: &str) -> Self {
         let (title, log) = (title.to_owned(), false);
         Self { title, log }
     }
 
-    /// A logarithmic axis.
+    /// Makes a logarithmic axis.
     pub fn log(title: &str) -> Self {
         let (title, log) = (title.to_owned(), true);
         Self { title, log }
@@ -60,7 +60,8 @@ impl Axis {
         value.is_finite() && (!self.log || value > 0.0)
     }
 
-    /// From the lowest to the highest of `values`, with a margin.
+    /// Returns a range from the lowest to the highest of `values`, with a margin. A linear axis begins at
+    /// zero or below.
     fn range(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
         let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
             (low.min(v), high.max(v))
@@ -74,7 +75,7 @@ impl Axis {
 }
 
 impl Figure {
-    /// The figure as SVG text.
+    /// Draws the chart as SVG text.
     pub fn to_svg(&self) -> Result<String, String> {
         let shown: Vec<Series> = self.series.iter().map(|s| self.visible(s)).collect();
         let points = || shown.iter().flat_map(|s| s.points.iter());
@@ -150,7 +151,7 @@ impl Figure {
     }
 }
 
-/// Where a logarithmic horizontal axis is labelled: where there are points.
+/// Returns the labelled positions of a logarithmic horizontal axis: those of the points.
 fn marks(shown: &[Series]) -> Vec<f64> {
     let mut marks: Vec<f64> = shown
         .iter()
@@ -161,7 +162,7 @@ fn marks(shown: &[Series]) -> Vec<f64> {
     marks
 }
 
-/// The label of a tick: sizes in full, and no zeros that say nothing.
+/// Formats the label of a tick: sizes with all digits, other numbers without trailing zeros.
 fn tick(x: f64) -> String {
     if x.fract() == 0.0 && x.abs() < 1e4 {
         return x.to_string();
@@ -173,7 +174,8 @@ fn tick(x: f64) -> String {
     }
 }
 
-/// Colours that stay apart, from Okabe and Ito; the marker tells more than eight apart.
+/// Returns a line's colour: eight distinguishable colours after Okabe and Ito. The markers tell more than
+/// eight lines apart.
 fn colour(index: usize) -> RGBColor {
     const COLOURS: [RGBColor; 8] = [
         RGBColor(0, 114, 178),

@@ -1,4 +1,4 @@
-//! What was measured: samples by point and round, and why arms have none.
+//! Measured values: samples by point and round, and the reasons why arms have none.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use crate::outcome::ELSEWHERE;
 use crate::stats::Spread;
 
-/// The name of something that a sample holds, such as [`RATE`].
+/// The name of a value in a [`Sample`], such as [`RATE`].
 pub type Quantity = &'static str;
 
 /// Messages, requests or operations per second.
@@ -23,43 +23,43 @@ pub const P999: Quantity = "p999";
 pub const MEAN: Quantity = "mean";
 /// Longest time in nanoseconds.
 pub const MAX: Quantity = "max";
-/// How many were measured.
+/// Number of measured values.
 pub const COUNT: Quantity = "count";
-/// The one quantity of a sample that has one.
+/// The quantity of a sample that holds a single value.
 pub const VALUE: Quantity = "value";
 
-/// Where something is measured: an arm, a load, and the values of up to two parameters.
+/// What is measured: an arm, a load, and the values of up to two parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point<A> {
-    /// What the arm does there, where it does several things.
+    /// The arm's load, if it has several; otherwise empty.
     pub load: &'static str,
-    /// The parameter that a figure is drawn over: bytes, threads, queue pairs.
+    /// The parameter of a chart's x axis: bytes, threads, queue pairs.
     pub x: u64,
     /// A second parameter; 1 where there is none.
     pub n: u64,
-    /// What is compared.
+    /// The arm.
     pub arm: A,
 }
 
 impl<A> Point<A> {
-    /// Of the one load, without a second parameter.
+    /// Makes a point of an arm with one load, without a second parameter.
     pub const fn at(arm: A, x: u64) -> Self {
         Self::of("", arm, x)
     }
 
-    /// Of that load, without a second parameter.
+    /// Makes a point of the load `load`, without a second parameter.
     pub const fn of(load: &'static str, arm: A, x: u64) -> Self {
         Self { load, x, n: 1, arm }
     }
 
-    /// With that second parameter.
+    /// Sets the second parameter.
     pub const fn with(mut self, n: u64) -> Self {
         self.n = n;
         self
     }
 }
 
-/// Every arm at every value, value by value.
+/// Makes a point for every arm at every value of x, in the order of values.
 pub fn grid<A: Copy>(load: &'static str, arms: &[A], xs: &[u64]) -> Vec<Point<A>> {
     let row = |x: &u64| {
         let x = *x;
@@ -68,23 +68,23 @@ pub fn grid<A: Copy>(load: &'static str, arms: &[A], xs: &[u64]) -> Vec<Point<A>
     xs.iter().flat_map(row).collect()
 }
 
-/// One measurement: its quantities.
+/// One measurement: its values by name. Of several values of one name, the first counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample(Vec<(Quantity, f64)>);
 
 impl Sample {
-    /// Of these quantities.
+    /// Makes a sample of these values.
     pub fn of(quantities: impl IntoIterator<Item = (Quantity, f64)>) -> Self {
         Self(quantities.into_iter().collect())
     }
 
-    /// With that quantity, in place of one of the same name.
+    /// Adds a value; it replaces a value of the same name.
     pub fn with(mut self, quantity: Quantity, value: f64) -> Self {
         self.0.insert(0, (quantity, value));
         self
     }
 
-    /// The quantity, `NaN` where the sample has none of that name.
+    /// Returns the value called `quantity`; `NaN` if the sample has none.
     pub fn get(&self, quantity: Quantity) -> f64 {
         let found = self.0.iter().find(|(name, _)| *name == quantity);
         found.map_or(f64::NAN, |(_, value)| *value)
@@ -113,13 +113,13 @@ impl From<crate::latency::Quantiles> for Sample {
 /// A point with its samples, `None` in a round without one.
 type Samples<A> = (Point<A>, Vec<Option<Sample>>);
 
-/// The samples of every point, one a round, in the order in which rows are written.
+/// The samples of every point, one a round, in the order of the rows in `points.csv`.
 #[derive(Clone, Debug)]
 pub struct Measured<A> {
     samples: Vec<Samples<A>>,
-    /// Points that are computed from others.
+    /// Points that are computed from others; they have no rows.
     derived: Vec<Samples<A>>,
-    /// Why an arm has no sample, or not one in every round, by its name.
+    /// By arm name, why the arm has no sample, or not one in every round.
     pub failures: BTreeMap<String, String>,
 }
 
@@ -134,7 +134,7 @@ impl<A> Default for Measured<A> {
 }
 
 impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
-    /// The samples of those points, round by round.
+    /// Holds the samples of those points, round by round.
     pub fn new(
         points: impl IntoIterator<Item = (Point<A>, Vec<Option<Sample>>)>,
         failures: BTreeMap<String, String>,
@@ -146,18 +146,18 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
         }
     }
 
-    /// The points, in the order of rows.
+    /// Returns the points that have rows, in the order of the rows.
     pub fn points(&self) -> impl Iterator<Item = Point<A>> {
         self.samples.iter().map(|(point, _)| *point)
     }
 
-    /// The points, then those that were derived.
+    /// Returns the points that have rows, then the derived ones.
     pub fn all(&self) -> impl Iterator<Item = Point<A>> {
         let all = self.samples.iter().chain(&self.derived);
         all.map(|(point, _)| *point)
     }
 
-    /// Writes rows in the order of points.
+    /// Sorts the rows by point.
     pub fn sorted(mut self) -> Self
     where
         A: Ord,
@@ -166,45 +166,48 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
         self
     }
 
-    /// Writes rows arm by arm, each in the order of its parameter.
+    /// Sorts the rows by arm, and within an arm by the parameter x.
     pub fn by_arm(mut self) -> Self {
         self.samples
             .sort_by_key(|(point, _)| (point.arm.to_string(), point.x));
         self
     }
 
-    /// Adds a point's samples.
+    /// Adds a point with its samples.
     pub fn insert(&mut self, point: Point<A>, samples: Vec<Option<Sample>>) {
         self.samples.push((point, samples));
     }
 
-    /// Adds all points of `other`, and why its arms failed.
+    /// Adds all points of `other`, and the reasons why its arms failed.
     pub fn add(&mut self, other: Self) {
         self.samples.extend(other.samples);
         self.derived.extend(other.derived);
         self.failures.extend(other.failures);
     }
 
-    /// Leaves the points that `is` accepts without rows: others' columns, metrics and charts show them.
+    /// Makes the points that `is` accepts derived points, which have no rows. Columns of other points,
+    /// metrics and charts show them.
     pub fn without_rows(mut self, is: impl Fn(&Point<A>) -> bool) -> Self {
         let without = self.samples.extract_if(.., |(point, _)| is(point));
         self.derived.extend(without);
         self
     }
 
-    /// Adds a point that is computed from others: it has no row, and its samples may be of something other than rounds.
+    /// Adds a point that is computed from others. It has no row, and its samples need not correspond to
+    /// rounds.
     pub fn derive(&mut self, point: Point<A>, samples: Vec<Option<Sample>>) {
         self.derived.push((point, samples));
     }
 
-    /// A point's samples.
+    /// Returns a point's samples; empty if it was not measured.
     pub fn samples(&self, point: Point<A>) -> &[Option<Sample>] {
         let mut all = self.samples.iter().chain(&self.derived);
         let found = all.find(|(other, _)| *other == point);
         found.map_or(&[], |(_, samples)| samples)
     }
 
-    /// The medians of a quantity of the points that `is` accepts, with their parameter x, in the order of rows.
+    /// Returns the parameter x and the median of `quantity` of the points that `is` accepts, in the order of
+    /// the rows.
     pub fn series(&self, is: impl Fn(&Point<A>) -> bool, quantity: Quantity) -> Vec<(u64, f64)> {
         let median = |point: Point<A>| Some((point.x, Expr::At(point, quantity).median(self)?));
         self.points()
@@ -213,7 +216,7 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
             .collect()
     }
 
-    /// How many rounds there were.
+    /// Returns the number of rounds.
     pub fn rounds(&self) -> usize {
         self.samples
             .iter()
@@ -222,13 +225,14 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
             .unwrap_or(0)
     }
 
-    /// A quantity of a point, round by round; `NaN` where there is none, so that rounds stay aligned.
+    /// Returns a quantity of a point, round by round. It is `NaN` in a round without a value, so that rounds
+    /// stay aligned.
     fn numbers(&self, point: Point<A>, quantity: Quantity) -> Vec<f64> {
         let value = |sample: &Option<Sample>| sample.as_ref().map_or(f64::NAN, |s| s.get(quantity));
         self.samples(point).iter().map(value).collect()
     }
 
-    /// Why a point has no figure.
+    /// Returns why a point has no value.
     pub fn why(&self, point: Point<A>) -> String {
         let arm = point.arm.to_string();
         let none = || match self.all().any(|other| other == point) {
@@ -239,51 +243,52 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
     }
 }
 
-/// What two values come to.
+/// A function of two values.
 pub type Operator = fn(f64, f64) -> f64;
 
-/// What a metric, a column or a line of a chart is computed from.
+/// An expression over measured values: the value of a metric, a column or a mark of a chart.
 #[derive(Clone, Debug)]
 pub enum Expr<A> {
     /// A quantity of a point.
     At(Point<A>, Quantity),
     /// The same value in every round.
     Is(f64),
-    /// Computed from both, round by round: they were measured next to each other in each round.
+    /// Computed from two expressions, round by round, because both were measured close together in each
+    /// round.
     Pair(Box<Self>, Operator, Box<Self>),
-    /// Computed from each round and a number.
+    /// Computed from an expression, round by round, and a number.
     Each(Box<Self>, Operator, f64),
-    /// Computed from all rounds, as if there were one round.
+    /// A statistic of all rounds, which counts as the value of a single round.
     All(Box<Self>, fn(Spread) -> f64),
-    /// The one with the highest median.
+    /// The expression with the highest median.
     Highest(Vec<Self>),
-    /// The one with the lowest median.
+    /// The expression with the lowest median.
     Lowest(Vec<Self>),
 }
 
 impl<A> Expr<A> {
-    /// Of nothing: it has no value.
+    /// Makes an expression without a value.
     pub const fn none() -> Self {
         Self::Highest(Vec::new())
     }
 
-    /// The value where `is` holds, and none elsewhere.
+    /// Keeps the value if `is` holds, and drops it otherwise.
     pub fn when(self, is: bool) -> Self {
         if is { self } else { Self::none() }
     }
 
-    /// A statistic of all rounds, as if there were one round.
+    /// Makes a statistic of all rounds, which counts as the value of a single round.
     pub fn all(self, statistic: fn(Spread) -> f64) -> Self {
         Self::All(Box::new(self), statistic)
     }
 
-    /// The difference of the highest round and the lowest, over the median.
+    /// Makes the difference of the highest and the lowest round, divided by the median.
     pub fn fluctuation(self) -> Self {
         self.all(|spread| quotient(spread.high - spread.low, spread.median))
     }
 }
 
-/// A quotient by nothing is no figure.
+/// Divides; a quotient by zero is `NaN`, which is no value.
 fn quotient(a: f64, b: f64) -> f64 {
     if b == 0.0 { f64::NAN } else { a / b }
 }
@@ -317,7 +322,7 @@ impl<A> std::ops::Div<f64> for Expr<A> {
 }
 
 impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
-    /// The value of each round.
+    /// Returns the value of each round.
     pub fn rounds(&self, of: &Measured<A>) -> Vec<f64> {
         match self {
             Self::At(point, quantity) => of.numbers(*point, quantity),
@@ -350,17 +355,17 @@ impl<A: Copy + PartialEq + fmt::Display> Expr<A> {
         best.map_or_else(Vec::new, |(_, rounds)| rounds)
     }
 
-    /// Median and spread over the rounds.
+    /// Returns the median and the spread over the rounds.
     pub fn spread(&self, of: &Measured<A>) -> Option<Spread> {
         Spread::of(&self.rounds(of))
     }
 
-    /// The median over the rounds.
+    /// Returns the median over the rounds.
     pub fn median(&self, of: &Measured<A>) -> Option<f64> {
         self.spread(of).map(|spread| spread.median)
     }
 
-    /// Why there is no figure: the reason of the first point that has none.
+    /// Returns why there is no value: the reason of the first point that has none.
     pub fn why(&self, of: &Measured<A>) -> String {
         self.missing(of).map_or_else(
             || "no round gave a figure".to_owned(),

@@ -10,11 +10,11 @@ use headworks_experiments::nic::Verb::{FetchAdd, Read, Send, Write};
 
 const MIB: usize = 1 << 20;
 
-/// Rows of paper and section, what is said, and its value.
+/// Declares the list from rows of paper and section, statement, and value.
 macro_rules! statements {
     ($($paper:literal: $says:literal => $figure:expr;)*) => {
-        /// Statements with a value about raw devices, or about plain verbs on them. Not all that the papers have: rings
-        /// and services are not plain verbs, and a mere drawing has no value.
+        /// Statements with a value about raw devices, or about plain verbs on them. The papers state more:
+        /// rings and services are not plain verbs, and a drawing without numbers states no value.
         pub(crate) const STATED: &[Statement] = &[$(Statement {
             paper: $paper,
             says: $says,

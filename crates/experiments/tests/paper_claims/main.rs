@@ -1,8 +1,8 @@
-//! Statements of the papers about raw devices and plain verbs. The presets meet them, and docs/simulation.md has the same
-//! table.
+//! Statements of the papers about raw devices and plain verbs. The presets satisfy them, and
+//! docs/simulation.md has the same table.
 //!
-//! The papers' own systems are predictions, and belong to the experiments; one value is derived from such a system, and
-//! says so. Everything runs in virtual time, so two runs find the same values, to the byte.
+//! The papers' own systems are predictions, which the experiments test; one value is derived from such a
+//! system, and says so. Everything runs in virtual time, so two runs give the same values, to the byte.
 
 mod list;
 mod measurements;
@@ -17,7 +17,7 @@ use headworks_experiments::transports::WorkloadError;
 
 use list::STATED;
 
-/// The lines around the generated part of the page.
+/// The lines before and after the generated part of the page.
 const BEGIN: &str = "--test paper_claims`. -->\n";
 const END: &str = "<!-- End of that. -->\n";
 
@@ -32,16 +32,16 @@ struct Statement {
 /// A statement's value.
 #[derive(Clone, Copy, Debug)]
 enum Figure {
-    /// Ours is measured.
+    /// Our value is measured.
     Measured {
         preset: &'static str,
         claim: Claim,
         unit: &'static str,
         ours: Ours,
-        /// Why ours does not meet the claim; empty where it does.
+        /// Why our value does not satisfy the claim; empty if it does.
         unmet: &'static str,
     },
-    /// Ours is not measured.
+    /// Our value is not measured.
     Left {
         /// The stated value, with its unit.
         value: &'static str,
@@ -49,10 +49,10 @@ enum Figure {
     },
 }
 
-/// Measures a value; `None` where what is stated does not happen.
+/// A function that measures a value; `None` if the stated effect does not occur.
 type Ours = fn(&ClaimTestbed<'_>) -> Result<Option<f64>, WorkloadError>;
 
-/// A value that is measured on that preset.
+/// Makes a value that is measured on the preset `preset`.
 const fn on(preset: &'static str, claim: Claim, unit: &'static str, ours: Ours) -> Figure {
     Figure::Measured {
         preset,
@@ -63,13 +63,13 @@ const fn on(preset: &'static str, claim: Claim, unit: &'static str, ours: Ours) 
     }
 }
 
-/// A value that is not measured, for that reason.
+/// Makes a value that is not measured, with the reason.
 const fn left(value: &'static str, why: &'static str) -> Figure {
     Figure::Left { value, why }
 }
 
 impl Figure {
-    /// The same, which ours does not meet for that reason.
+    /// Adds the reason why our value does not satisfy the claim.
     const fn unmet(mut self, why: &'static str) -> Self {
         if let Self::Measured { unmet, .. } = &mut self {
             *unmet = why;
@@ -78,22 +78,22 @@ impl Figure {
     }
 }
 
-/// The device and the machines on which a statement is measured.
+/// The simulated machines on which a statement is measured, and the stop flag.
 struct ClaimTestbed<'a> {
     machines: SimulatedMachine,
     stop: &'a AtomicBool,
 }
 
-/// A statement with what came of it.
+/// A statement, and our value.
 #[derive(Clone, Copy, Debug)]
 struct Compared {
     statement: &'static Statement,
-    /// Ours, if it was measured and happened.
+    /// Our value, if it was measured and the effect occurred.
     ours: Option<f64>,
 }
 
 impl Compared {
-    /// The errors of the list: an unmet claim without a reason, or a met claim with one.
+    /// Returns an error of the list: an unsatisfied claim without a reason, or a satisfied claim with one.
     fn wrong(&self) -> Option<String> {
         let Figure::Measured { claim, unmet, .. } = self.statement.figure else {
             return None;
@@ -108,7 +108,7 @@ impl Compared {
     }
 }
 
-/// Measures every statement that can be, one after the other.
+/// Measures every statement that can be measured, one after the other.
 fn compare() -> Vec<Compared> {
     let stop = AtomicBool::new(false);
     let compared = STATED.iter().map(|statement| {
@@ -124,7 +124,7 @@ fn compare() -> Vec<Compared> {
     compared.collect()
 }
 
-/// The table of the documentation.
+/// Makes the table of the documentation.
 fn table(compared: &[Compared]) -> String {
     let header = "| statement | paper | preset | stated | ours | off |\n|---|---|---|---|---|---|";
     let mut text = format!("\n{header}\n");
@@ -214,7 +214,7 @@ fn found(statement: &'static Statement, ours: Option<f64>) -> Compared {
 
 #[test]
 fn near_enough_is_met_on_either_side_and_what_does_not_happen_is_not() {
-    // A reason is given why the first is not met, and none of the others.
+    // The first statement has a reason why it is not satisfied; the others have none.
     for (statement, ours, is_met) in [
         (&ABOUT, Some(86.0), true),
         (&ABOUT, Some(84.0), false),

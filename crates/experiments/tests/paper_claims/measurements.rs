@@ -1,4 +1,4 @@
-//! How each statement is measured, with as few messages as suffice.
+//! Measurements of the statements, with as few messages as suffice.
 
 use headworks::verbs::Duration;
 use headworks_experiments::cases::weir::{BATCH, COUNTED, DEPTH, PAIRS as PROCESSES, PAUSE_NS};
@@ -11,18 +11,19 @@ use crate::ClaimTestbed;
 
 type Found = Result<Option<f64>, WorkloadError>;
 
-/// Less than this part of the highest is a drop.
+/// A throughput below this fraction of the highest is a drop.
 const DROP: f64 = 0.95;
 /// Bytes of a message of Weir II-B.
 const SIZE: usize = 512;
-/// READs of threads that share a queue pair under a lock: bytes, and how many each has outstanding, as in `raas-fig2`.
+/// Bytes of a READ of threads that share a queue pair under a lock, and READs outstanding for each thread, as
+/// in `raas-fig2`.
 const SHARED_READ: usize = 64;
 const SHARED_DEPTH: usize = 16;
-/// More misses for a request are not chance.
+/// More misses than this for a request are not chance.
 const MISSES: f64 = 0.01;
 
 impl ClaimTestbed<'_> {
-    /// As perftest does it, requests per second of so many processes.
+    /// Returns the requests per second of `processes` processes that post as perftest does.
     fn rate(&self, load: VerbLoad, processes: usize, micros: u64) -> Found {
         let load = VerbLoad {
             work_ns: self.machines.preset().bench_ns as u64,
@@ -32,18 +33,19 @@ impl ClaimTestbed<'_> {
         load.rate(&self.machines.testbed(self.stop), processes, times)
     }
 
-    /// Gbit/s of payload of one process.
+    /// Returns Gbit/s of payload of one process.
     pub(crate) fn gbit(&self, load: VerbLoad, micros: u64) -> Found {
         let rate = self.rate(load, 1, micros)?;
         Ok(rate.map(|rate| rate * load.size as f64 * 8e-9))
     }
 
-    /// Millions of requests per second of one process.
+    /// Returns millions of requests per second of one process.
     pub(crate) fn millions(&self, load: VerbLoad, micros: u64) -> Found {
         Ok(self.rate(load, 1, micros)?.map(|rate| rate * 1e-6))
     }
 
-    /// A message there and one back, each of its verb and size, in microseconds: what each takes one way.
+    /// Returns the time of a message there and one back, each of its verb and size, in microseconds. Each way
+    /// is measured separately.
     pub(crate) fn there_and_back(&self, there: (Verb, usize), back: (Verb, usize)) -> Found {
         let times = (Duration::from_micros(20), Duration::from_micros(100));
         let one_way = |(verb, size)| -> Found {
@@ -55,7 +57,8 @@ impl ClaimTestbed<'_> {
         Ok(ways.map(|(there, back)| there + back))
     }
 
-    /// READs of so many threads that share one queue pair under a lock, in percent of what one thread does alone.
+    /// Returns the READs of threads that share one queue pair under a lock, in percent of what one thread
+    /// does alone.
     pub(crate) fn shared_by(&self, threads: usize) -> Found {
         let machine = shared::Machine {
             preset: self.machines.preset().clone(),
@@ -86,7 +89,7 @@ impl ClaimTestbed<'_> {
     }
 }
 
-/// Of one queue pair so deep.
+/// Makes a load of `queue_pairs` queue pairs with `depth` requests outstanding on each.
 pub(crate) const fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usize) -> VerbLoad {
     VerbLoad {
         queue_pairs,
@@ -95,7 +98,7 @@ pub(crate) const fn deep(verb: Verb, size: usize, queue_pairs: usize, depth: usi
     }
 }
 
-/// Of the counts, in order, the first at which `value` is less than [`DROP`] of the highest before it.
+/// Returns the first of `counts` at which `value` is less than [`DROP`] of the highest value before it.
 fn drop_at(counts: &[usize], mut value: impl FnMut(usize) -> Found) -> Found {
     let mut highest = 0.0;
     for &count in counts {
@@ -108,7 +111,7 @@ fn drop_at(counts: &[usize], mut value: impl FnMut(usize) -> Found) -> Found {
     Ok(None)
 }
 
-/// What READs of a large message carry, as a part of what WRITEs do.
+/// Returns the throughput of READs of a large message, as a fraction of that of WRITEs.
 pub(crate) fn reads_over_writes(bed: &ClaimTestbed<'_>) -> Found {
     let size = 1 << 20;
     let of = |verb| bed.rate(deep(verb, size, 1, 16), 1, 5_000);
@@ -116,18 +119,18 @@ pub(crate) fn reads_over_writes(bed: &ClaimTestbed<'_>) -> Found {
     Ok(both.map(|(reads, writes)| reads / writes))
 }
 
-/// Of up to a thousand queue pairs, one READ outstanding of each, the most before the drop. Measured for twice as long as
-/// the answers of all take.
+/// Returns the last number of queue pairs before READs drop, up to a thousand, with one READ outstanding on
+/// each. The measured time is twice what the link takes for the responses of all.
 pub(crate) fn reads_drop(bed: &ClaimTestbed<'_>) -> Found {
     let size = 65536;
     let counts = [100, 400, 500, 1000];
     let dropped = drop_at(&counts, |queue_pairs| {
         bed.rate(deep(Verb::Read, size, queue_pairs, 1), 1, 30_000)?;
-        // They share the link, so many are not whole at the end: what counts is the bytes that came.
+        // Responses share the link, so many are incomplete at the end; received bytes are counted instead.
         let usage = bed.machines.usage_monitor().last();
         Ok(usage.map(|usage| usage.hosts[0].counters.bytes_in as f64 / usage.over as f64))
     })?;
-    // It starts to drop behind the last that is not lower.
+    // The drop starts beyond the last count before it.
     let before = |at: f64| {
         let below = counts.iter().rev().find(|count| (**count as f64) < at);
         below.map_or(at, |count| *count as f64)
@@ -135,7 +138,8 @@ pub(crate) fn reads_drop(bed: &ClaimTestbed<'_>) -> Found {
     Ok(dropped.map(before))
 }
 
-/// Of a doubling number of queue pairs of eight processes.
+/// Returns the number of queue pairs of eight processes at which SENDs drop; the number is doubled at each
+/// step.
 pub(crate) fn sends_drop(bed: &ClaimTestbed<'_>) -> Found {
     drop_at(&[16, 32, 64, 128, 256, 512], |queue_pairs| {
         let load = deep(Verb::Send, SIZE, queue_pairs / PROCESSES, DEPTH);
@@ -143,7 +147,8 @@ pub(crate) fn sends_drop(bed: &ClaimTestbed<'_>) -> Found {
     })
 }
 
-/// The most of a doubling number of queue pairs at which what is missed is not more than each for the first time.
+/// Returns the highest number of queue pairs, which is doubled at each step, with no more misses than the
+/// first access to each context.
 pub(crate) fn contexts_are_missed(bed: &ClaimTestbed<'_>) -> Found {
     let mut most = None;
     for queue_pairs in [512, 1024, 2048, 4096] {

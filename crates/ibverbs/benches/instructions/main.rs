@@ -1,28 +1,29 @@
-//! Instructions added to what a C program on libibverbs needs, per request posted and per completion
-//! polled: `cargo bench -p headworks-ibverbs --bench instructions`.
+//! Counts the instructions that this crate adds to a C program on libibverbs, per request posted and per
+//! completion polled: `cargo bench -p headworks-ibverbs --bench instructions`.
 //!
-//! Two programs make the same requests from the same numbers and hand them to the same device, a stand-in
-//! for libibverbs that walks the chain and forgets it (`tests/stand_in/libibverbs.c`). One is `program`
-//! below. The other is the loop that is written by hand: a chain of `ibv_send_wr` filled in place, linked,
-//! posted by one call (`tests/stand_in/reference.c`). Callgrind counts the instructions of every case
-//! apart: no timings, the same numbers in every run of the same binaries. Making the requests is part of
-//! both, and so is looking at the completions.
+//! Two programs make the same requests from the same values and post them to the same device, a stand-in for
+//! libibverbs that walks the chain and discards it (`tests/stand_in/libibverbs.c`). One is `program` below.
+//! The other is the loop that one writes by hand: it fills a chain of `ibv_send_wr` in place, links it, and
+//! posts it with one call (`tests/stand_in/reference.c`). Callgrind counts the instructions of each case
+//! separately. It measures no time, so every run of the same binaries gives the same numbers. Both programs
+//! make the requests and look at the completions.
 //!
-//! Fails on x86-64 if more than [`MOST`] are added in slices of 16 and more. Needs a C compiler and valgrind; without
-//! them it says so and is skipped, unless `HEADWORKS_REQUIRE` names `valgrind`.
+//! Fails on x86-64 if more than [`MOST`] are added in slices of 16 and more. Needs a C compiler and valgrind.
+//! Without them it is skipped with the reason, unless `HEADWORKS_REQUIRE` names `valgrind`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 mod program;
 
-/// Instructions that a request or a completion may cost more than in C.
+/// Most instructions that may be added per request or completion.
 const MOST: f64 = 40.0;
-/// Calls of each case.
+/// Number of calls of each case.
 const ROUNDS: usize = 200;
-/// How much is posted or polled by one call. One alone is not held to [`MOST`]: it bears the whole call.
+/// Numbers of requests or completions of one call. A single one may exceed [`MOST`], because it bears the
+/// whole call.
 const SLICES: [usize; 3] = [1, 16, 32];
-/// What is counted, in the order of both programs.
+/// Names of the cases, in the order of both programs.
 const CASES: [&str; 14] = [
     "WRITE",
     "WRITE, inline",
@@ -40,11 +41,11 @@ const CASES: [&str; 14] = [
     "poll, of receives",
 ];
 
-/// Instructions per request, of each case in each slice.
+/// Instructions per request, for each case and slice.
 type Counts = Vec<[f64; SLICES.len()]>;
 
 fn main() -> ExitCode {
-    // As this program calls itself.
+    // With this argument, the program runs under callgrind.
     if std::env::args().nth(1).as_deref() == Some("program") {
         program::run(ROUNDS);
         return ExitCode::SUCCESS;
@@ -64,20 +65,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is needed and not installed.
+/// The requirement that is missing.
 fn lacking() -> Option<String> {
     if cfg!(debug_assertions) {
-        return Some("not optimised: cargo bench builds what can be counted".to_owned());
+        return Some("not optimised: run it with cargo bench".to_owned());
     }
     let tools = [("cc", "gcc"), ("valgrind", "valgrind")];
     tools.iter().find_map(|(program, package)| {
         let asked = Command::new(program).arg("--version").output();
         let is_there = asked.is_ok_and(|asked| asked.status.success());
-        (!is_there).then(|| format!("{program} is not here: apt-get install {package}"))
+        (!is_there).then(|| format!("{program} is not installed: apt-get install {package}"))
     })
 }
 
-/// What this program needs, and what the C program does.
+/// Counts of this program and of the C program.
 fn counted() -> Result<[Counts; 2], String> {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("instructions");
     std::fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
@@ -117,10 +118,10 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(format!("{command:?}: {}\n{said}", ended.status))
 }
 
-/// Runs `program` with the stand-in for a library.
+/// Runs `program` under callgrind, with the stand-in as its library, and returns its counts.
 fn under_callgrind(scratch: &Path, program: &Path, arg: &str) -> Result<Counts, String> {
     let out: PathBuf = scratch.join(format!("callgrind.{arg}"));
-    // Else it would be added to.
+    // Callgrind would append to an existing file.
     let _ = std::fs::remove_file(&out);
     let mut valgrind = Command::new("valgrind");
     valgrind
@@ -140,7 +141,7 @@ fn under_callgrind(scratch: &Path, program: &Path, arg: &str) -> Result<Counts, 
         .lines()
         .filter_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok())
         .collect();
-    // Before the first case, the case, between two, the next case, …, behind the last.
+    // The parts are: before the first case, the case, between two cases, the next case, and after the last.
     let expected = 2 * CASES.len() * SLICES.len() + 1;
     if parts.len() != expected {
         return Err(format!(
@@ -170,13 +171,13 @@ fn report(ours: &Counts, c: &Counts) -> ExitCode {
         println!();
     }
     if !cfg!(target_arch = "x86_64") {
-        println!("at most {worst:.1} are added; what may be is said of x86-64 only");
+        println!("at most {worst:.1} are added; the limit applies to x86-64 only");
         return ExitCode::SUCCESS;
     }
     if worst > MOST {
-        println!("FAILED: {worst:.1} are added in a slice of 16 or more, and {MOST} may be");
+        println!("FAILED: {worst:.1} are added in a slice of 16 or more; {MOST} are allowed");
         return ExitCode::FAILURE;
     }
-    println!("at most {worst:.1} are added in slices of 16 and more; {MOST} may be");
+    println!("at most {worst:.1} are added in slices of 16 and more; {MOST} are allowed");
     ExitCode::SUCCESS
 }

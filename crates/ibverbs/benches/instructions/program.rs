@@ -1,4 +1,4 @@
-//! The program that is counted: what `tests/stand_in/reference.c` does, on our verbs.
+//! The counted program: the cases of `tests/stand_in/reference.c`, on this crate.
 
 use std::hint::black_box;
 use std::slice;
@@ -16,7 +16,7 @@ use crate::SLICES;
 /// The longest slice.
 const MOST: usize = SLICES[SLICES.len() - 1];
 
-/// What the requests are made of.
+/// Values from which the requests are made.
 #[derive(Clone, Copy)]
 struct From {
     remote: u64,
@@ -48,7 +48,7 @@ impl From {
     }
 }
 
-/// All cases, each so often.
+/// Runs all cases, each `rounds` times.
 pub(crate) fn run(rounds: usize) {
     let name = "ibv:stand_in0".parse().expect("a name");
     let device = IbvProvider::new().open(&name).expect("the stand-in");
@@ -92,7 +92,7 @@ pub(crate) fn run(rounds: usize) {
     for slice in SLICES {
         apart(|| cases.receive(&mut *rc, slice));
     }
-    // Completions are of what was posted last.
+    // The stand-in's completions are of the kind that was posted last.
     let nothing = RecvWr {
         wr_id: 0,
         sges: &[],
@@ -114,15 +114,15 @@ pub(crate) fn run(rounds: usize) {
     }
 }
 
-/// Keeps what `case` does apart from what is around it: counts are split where this function is called,
-/// which neither program calls otherwise.
+/// Separates the counts of `case` from those around it. The counts are split where this function calls
+/// `getppid`, which neither program calls otherwise.
 fn apart(case: impl FnOnce()) {
     let _ = std::os::unix::process::parent_id();
     case();
     let _ = std::os::unix::process::parent_id();
 }
 
-/// A request's piece of memory.
+/// The memory of a request.
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     sge: &'a Sge,
@@ -191,7 +191,7 @@ impl Cases<'_> {
         });
     }
 
-    /// Requests as `make` makes them: of what they are made of, their number and their piece of memory.
+    /// Posts requests in all slices. `make` gets the values, the request's index and its memory.
     fn sends<F>(&self, qp: &mut dyn QueuePair, make: F)
     where
         F: for<'a> Fn(From, usize, Piece<'a>) -> (SendOp, Payload<'a>),
@@ -281,7 +281,7 @@ fn made(
     pd.create_qp(&init).expect("a queue pair")
 }
 
-/// Brings a queue pair to RTS. The stand-in has nobody at the other end.
+/// Moves a queue pair to RTS. The stand-in has no peer.
 fn connect(qp: &mut dyn QueuePair) {
     let init = QpAttr {
         access: Some(Access::ALL),

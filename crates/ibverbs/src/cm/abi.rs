@@ -122,7 +122,8 @@ pub(crate) mod event {
     pub(crate) const ESTABLISHED: i32 = 9;
     pub(crate) const DISCONNECTED: i32 = 10;
     pub(crate) const DEVICE_REMOVAL: i32 = 11;
-    /// First of the events that are ignored: multicast, address changes, end of TIMEWAIT, and later additions.
+    /// First of the events that are ignored: multicast, address changes, end of TIMEWAIT, and later
+    /// additions.
     pub(crate) const FIRST_OF_OTHERS: i32 = 12;
 }
 

@@ -1,4 +1,4 @@
-//! One side of a meeting.
+//! One side of a connection.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,28 +19,28 @@ use crate::provider::{active_mtu, is_infiniband};
 use crate::qp::IbvQp;
 use crate::raw::Raw;
 
-/// How long the kernel looks for an address, and for a way, in milliseconds.
+/// Timeout of the kernel for resolving an address, and for resolving a route, in milliseconds.
 const RESOLVE_MS: i32 = 2_000;
-/// The longest time for an answer, as a queue pair has it: half a second, and with seven retries four
-/// until a host that vanished is given up. On Ethernet the kernel would have two seconds for one.
+/// Longest ACK timeout of a queue pair, as its exponent: half a second. With seven retries, a host that
+/// vanished is detected after four seconds. On Ethernet the kernel's own timeout is two seconds.
 const TIMEOUT_MAX: u8 = 17;
-/// Events that one step takes at most.
+/// Most events that one step handles.
 const EVENTS: usize = 16;
 
-/// The two libraries.
+/// The two libraries that a connection uses.
 #[derive(Clone, Copy)]
 pub(crate) struct Libraries {
     pub(crate) manager: CmApi,
     pub(crate) verbs: Api,
-    /// Where the machine's files are.
+    /// Root of the file system; `/` except in tests.
     pub(crate) root: &'static Path,
 }
 
 impl Libraries {
-    /// The machine's.
+    /// Loads the machine's libraries.
     pub(crate) fn load() -> Result<Self, CmError> {
         let root = Path::new("/");
-        // Without a device no library is of use.
+        // Without a device, installing a library would not help.
         let missing = |error| match absent::has_device(root) {
             true => CmError::Library(error),
             false => CmError::NoDevice,
@@ -57,17 +57,18 @@ impl Libraries {
     }
 }
 
-/// One side of a meeting: a call, or what a [`CmListener`](super::CmListener) was asked for.
+/// One side of a connection: an outgoing call, or a request that a [`CmListener`](super::CmListener)
+/// received.
 ///
-/// The order of calls is that of the [module](super). When it is dropped, the other side is told.
+/// The [module](super) describes the order of calls. On drop, the peer is told.
 pub struct Connection {
     libraries: Libraries,
     id: Id,
     phase: Phase,
-    /// It stood, and the other side was not told yet that this one goes.
+    /// Whether the connection was established and the peer was not yet told that this side closes it.
     stands: bool,
     greeting: Vec<u8>,
-    /// The way, once it was asked for.
+    /// The route, once it was requested.
     route: Option<Route>,
 }
 
@@ -78,7 +79,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Begins to call `to`, from this machine's address `from` if that matters (its port is 0 then).
+    /// Starts to connect to `to`, from this machine's address `from` if it matters (with port 0).
     pub fn call(to: &SocketAddr, from: Option<&SocketAddr>) -> Result<Self, CmError> {
         Self::call_by(Libraries::load()?, to, from)
     }
@@ -106,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// What a listener was asked for, with what was said.
+    /// Creates the accepting side from a request that a listener received, with its private data.
     pub(super) fn asked(libraries: Libraries, mut id: Id, said: Vec<u8>) -> Result<Self, CmError> {
         let channel = libraries.channel()?;
         id.migrate(&channel)
@@ -116,12 +117,12 @@ impl Connection {
         Ok(asked)
     }
 
-    /// What the other side said with its question, or with its answer; zeros may follow.
+    /// Private data of the peer's request or answer; zeros may follow.
     pub fn greeting(&self) -> &[u8] {
         &self.greeting
     }
 
-    /// The next step of a call: the way, once it is found. Never blocks.
+    /// Advances a call. Returns the route once it is resolved. Never blocks.
     pub fn resolve(&mut self) -> Result<Option<Route>, CmError> {
         for _ in 0..EVENTS {
             if self.phase == Phase::Ready {
@@ -136,12 +137,12 @@ impl Connection {
         Ok(None)
     }
 
-    /// The address of the other side's port, once the way is known.
+    /// GID of the peer's port, once the route is resolved.
     pub fn peer(&self) -> Option<Ipv6Addr> {
         self.id.way().map(|way| way.dgid.0.into())
     }
 
-    /// Which way it goes.
+    /// The route that the connection uses on this machine.
     pub fn route(&mut self) -> Result<Route, CmError> {
         if let Some(route) = &self.route {
             return Ok(route.clone());
@@ -169,7 +170,7 @@ impl Connection {
             gid: way.gid.0.into(),
         })?;
         let path = way.path.unwrap_or_default();
-        // Of an InfiniBand network the address belongs to a partition. On Ethernet there is only one.
+        // On an InfiniBand network the address belongs to a partition. On Ethernet there is only one.
         let pkey_index = match is_infiniband(raw.transport(), &port) {
             true => {
                 let how = CmError::system("asking for the partition");
@@ -181,7 +182,8 @@ impl Connection {
             device: way.device.clone(),
             port: way.port,
             gid_index,
-            // Six bits of the record's byte. What the port does not take is no way to open its device.
+            // The MTU is in six bits of the byte. Opening the device with more than the active MTU would
+            // fail.
             mtu: Mtu::from_code(path.mtu & 0x3f).map(|mtu| mtu.min(active_mtu(&port))),
             service_level: path.sl & 15,
             traffic_class: path.traffic_class,
@@ -189,11 +191,12 @@ impl Connection {
         })
     }
 
-    /// Moves a queue pair of that way's device ([`Route::own_device`]) from RESET to INIT. Receives are
-    /// posted next.
+    /// Moves a queue pair of the route's device ([`Route::own_device`]) from RESET to INIT. The caller posts
+    /// receives next.
     pub fn prepare(&mut self, qp: &mut dyn QueuePair) -> Result<(), CmError> {
         self.usable()?;
-        // No memory is registered for it; the right is for WRITEs of nothing, which ask for a sign of life.
+        // No memory is registered for the peer. The right is for WRITEs of 0 bytes, which check that the peer
+        // lives.
         qp.modify(&QpAttr {
             access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
             ..QpAttr::to_state(QpState::Init)
@@ -201,8 +204,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks the other side to connect `qp`, and says `greeting` ([`GREETING_MAX`](super::GREETING_MAX)
-    /// bytes at most) with it.
+    /// Asks the peer to connect `qp`, with `greeting` as private data (at most
+    /// [`GREETING_MAX`](super::GREETING_MAX) bytes).
     pub fn ask(&mut self, qp: Qpn, greeting: &[u8]) -> Result<(), CmError> {
         self.usable()?;
         let asked = self.id.connect(qp, greeting);
@@ -211,7 +214,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Moves `qp` up as the question wants it, and answers with `greeting`.
+    /// Moves `qp` to RTS as the request demands, and accepts with `greeting` as private data.
     pub fn answer(&mut self, qp: &mut dyn QueuePair, greeting: &[u8]) -> Result<(), CmError> {
         self.usable()?;
         self.step_up(qp)?;
@@ -221,7 +224,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Turns down what was asked, and says `greeting` with it.
+    /// Refuses the request, with `greeting` as private data.
     pub fn refuse(mut self, greeting: &[u8]) -> Result<(), CmError> {
         self.usable()?;
         self.phase = Phase::Ended;
@@ -229,7 +232,7 @@ impl Connection {
         refused.map_err(CmError::system("refusing a connection"))
     }
 
-    /// The next step towards a connection of `qp`; whether both sides can send. Never blocks.
+    /// Advances the connection of `qp`. Returns whether both sides can send. Never blocks.
     pub fn step(&mut self, qp: &mut dyn QueuePair) -> Result<bool, CmError> {
         for _ in 0..EVENTS {
             let Some(heard) = self.next()? else { break };
@@ -243,8 +246,8 @@ impl Connection {
         Ok(matches!(self.phase, Phase::Up | Phase::Ended))
     }
 
-    /// Whether a connection that stood is over: the other side closed it or died, or the device is gone.
-    /// Never blocks.
+    /// Returns whether an established connection is over: the peer closed it or died, or the device was
+    /// removed. Never blocks.
     pub fn is_ended(&mut self) -> bool {
         for _ in 0..EVENTS {
             let ended = match self.next() {
@@ -260,14 +263,14 @@ impl Connection {
         self.phase == Phase::Ended
     }
 
-    /// Tells the other side that it is over. Dropping it does, too.
+    /// Tells the peer that the connection is over. Dropping the connection does so too.
     pub fn disconnect(&mut self) {
         if self.usable().is_err() || !std::mem::take(&mut self.stands) {
             return;
         }
         self.phase = Phase::Ended;
         if let Err(error) = self.id.disconnect() {
-            // The other side may have been first.
+            // The peer may have disconnected first.
             tracing::debug!(%error, "disconnecting");
         }
     }
@@ -293,7 +296,7 @@ impl Connection {
         Ok(next_action)
     }
 
-    /// Moves a queue pair from INIT to RTS as the connection manager says.
+    /// Moves a queue pair from INIT to RTS, with the connection manager's attributes.
     fn step_up(&mut self, qp: &mut dyn QueuePair) -> Result<(), CmError> {
         let how = CmError::system("asking how to connect");
         let attr = self.id.attributes(QpState::Rtr).map_err(how)?;
@@ -308,7 +311,7 @@ impl Connection {
             }
             .into());
         }
-        // Within a subnet of InfiniBand only the LID is said.
+        // Within an InfiniBand subnet, the attributes hold only the LID.
         let dest_gid = match attr.ah_attr.is_global {
             0 => self.id.way().map(|way| way.dgid),
             _ => Some(attributes::gid(attr.ah_attr.grh.dgid)),
@@ -323,7 +326,7 @@ impl Connection {
             min_rnr_timer: RnrTimer::new(attr.min_rnr_timer & 31),
             ..QpAttr::to_state(QpState::Rtr)
         };
-        // Of the way there is more to say than attributes of ours do: hops, labels, rates, path bits.
+        // The address vector has fields that `QpAttr` lacks: hop limit, flow label, rate, path bits.
         let ours = qp.as_any_mut().and_then(|qp| qp.downcast_mut::<IbvQp>());
         match ours {
             Some(ours) => ours.modify_by(Some(attr.ah_attr), &rtr)?,
@@ -333,7 +336,7 @@ impl Connection {
         let attr = self.id.attributes(QpState::Rts).map_err(how)?;
         qp.modify(&QpAttr {
             sq_psn: Some(Psn::truncated(attr.sq_psn)),
-            // 0 is for ever.
+            // A timeout of 0 would wait without end.
             timeout: Some(match attr.timeout & 31 {
                 0 => TIMEOUT_MAX,
                 timeout => timeout.min(TIMEOUT_MAX),
@@ -348,7 +351,7 @@ impl Connection {
 }
 
 impl AsFd for Connection {
-    /// Readable when a step has something to do.
+    /// The descriptor, readable when a step has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.channel.fd()
     }
@@ -356,7 +359,8 @@ impl AsFd for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Destroying the identifier would tell the other side as well, but not refuse a question.
+        // Destroying the identifier would tell the peer too. Neither that nor this call refuses a pending
+        // request.
         self.disconnect();
     }
 }

@@ -9,7 +9,7 @@ pub const GREETING_MAX: usize = 56;
 const MAGIC: [u8; 6] = *b"HWcmgr";
 const VERSION: u16 = 1;
 
-/// What a side sends about itself: magic and version.
+/// Greeting of one side: magic and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// Version of the protocol over the connection.
@@ -24,7 +24,7 @@ pub enum GreetingError {
     #[error("the other side is another program")]
     Foreign,
     /// The peer has another version.
-    #[error("the other side connects with version {found} of the protocol, this side with version {VERSION}")]
+    #[error("the other side uses version {found} of the protocol, this side {VERSION}")]
     Version {
         /// The peer's version.
         found: u16,
@@ -43,8 +43,8 @@ impl Greeting {
         bytes
     }
 
-    /// Checks that `bytes` are the greeting of this version; any number of bytes may follow, since the network
-    /// pads with zeros.
+    /// Checks that `bytes` are the greeting of this version; any number of bytes may follow, since the
+    /// network pads with zeros.
     pub fn check(bytes: &[u8]) -> Result<(), GreetingError> {
         match bytes {
             [magic @ .., low, high] if magic == MAGIC => match u16::from_le_bytes([*low, *high]) {

@@ -37,8 +37,9 @@ impl std::fmt::Debug for CmListener {
 }
 
 impl CmListener {
-    /// Listens at `address`; on all RDMA devices if it is the unspecified address. Port 0 takes a free port. An
-    /// address that no device has is refused: the kernel would accept it, but no connection could arrive there.
+    /// Listens at `address`; on all RDMA devices if it is the unspecified address. Port 0 takes a free port.
+    /// An address that no device has is refused: the kernel would accept it, but no connection could arrive
+    /// there.
     pub fn at(address: &SocketAddr) -> Result<Self, CmError> {
         Self::by(Libraries::load()?, address)
     }
@@ -71,7 +72,8 @@ impl CmListener {
         })
     }
 
-    /// Checks that connections here can use `device`. If the address belongs to one device, they use that one.
+    /// Checks that connections here can use `device`. If the address belongs to one device, they use that
+    /// one.
     pub fn check(&self, device: &DeviceName) -> Result<(), RouteError> {
         match &self.of {
             Some(of) => route::check_address(&of.device, of.number, device),
@@ -84,8 +86,8 @@ impl CmListener {
         self.address
     }
 
-    /// The next connection request, if one waits. Never blocks. A request that cannot be taken over, for lack of a
-    /// descriptor for example, is refused.
+    /// The next connection request, if one waits. Never blocks. A request that cannot be taken over, for lack
+    /// of a descriptor for example, is refused.
     pub fn try_accept(&self) -> Result<Option<Connection>, CmError> {
         let channel = &self.id.channel;
         if channel.is_foreign() {
@@ -96,14 +98,12 @@ impl CmListener {
             let heard = heard.map_err(CmError::system("reading events of a listener"))?;
             let Some(heard) = heard else { return Ok(None) };
             let Some(caller) = heard.caller else {
-                // If the listener's own device is removed, no connection can arrive. Other devices do not matter.
+                // If the listener's own device is removed, no connection can arrive. Other devices do not
+                // matter.
                 if heard.event == event::DEVICE_REMOVAL && self.of.is_some() {
                     return Err(CmError::Removed);
                 }
-                tracing::debug!(
-                    event = heard.event,
-                    "event ignored by a listener"
-                );
+                tracing::debug!(event = heard.event, "event ignored by a listener");
                 continue;
             };
             match Connection::asked(self.libraries, caller, heard.said) {

@@ -12,7 +12,9 @@ pub(super) fn in_words(reason: i32, is_wordless: bool) -> String {
         12 | 13 => "the other side does not know the address of the request",
         24 | 25 => "the other side redirects to another port or address",
         26 => "the other side does not support packets of this size",
-        REASON_PROGRAM if is_wordless => "the listener there is gone or has accepted another connection",
+        REASON_PROGRAM if is_wordless => {
+            "the listener there is gone or has accepted another connection"
+        }
         REASON_PROGRAM => "the program there refuses the connection",
         _ => return format!("the other side refuses the connection (reason {reason})"),
     };

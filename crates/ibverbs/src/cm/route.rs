@@ -78,8 +78,8 @@ impl Route {
         }
     }
 
-    /// Name of the route's device with the options of `asked`, the name that the user gave. Options that it omits
-    /// are the route's. `ibv` alone omits everything. A name of another device or port is refused.
+    /// Name of the route's device with the options of `asked`, the name that the user gave. Options that it
+    /// omits are the route's. `ibv` alone omits everything. A name of another device or port is refused.
     pub fn device(&self, asked: &DeviceName) -> Result<DeviceName, RouteError> {
         if let Some((asked, found)) = other(&self.device, self.port, asked) {
             return Err(RouteError::OtherDevice { asked, found });
@@ -137,7 +137,8 @@ fn other(device: &str, port: u8, asked: &DeviceName) -> Option<(String, String)>
     (name != device || other_port.is_some()).then(|| (whole(name, other_port), found))
 }
 
-/// Index of `gid` in a port's table. On Ethernet the connection manager uses the RoCE v2 entry if there is one.
+/// Index of `gid` in a port's table. On Ethernet the connection manager uses the RoCE v2 entry if there is
+/// one.
 pub(crate) fn index_of(entries: &[Entry], gid: Gid) -> Option<u8> {
     let of = |wanted: fn(&Entry) -> bool| {
         let found = entries

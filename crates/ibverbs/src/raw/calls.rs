@@ -167,7 +167,8 @@ impl Object<abi::CompChannel> {
     pub(crate) fn next_event(&self) -> io::Result<Option<CqId>> {
         let api = &self.raw.api;
         let (mut cq, mut id) = (null_mut(), null_mut());
-        // SAFETY: the channel is alive, its descriptor does not block, and both pointers have the right types.
+        // SAFETY: the channel is alive, its descriptor does not block, and both pointers have the right
+        // types.
         if unsafe { (api.get_cq_event)(self.as_ptr(), &mut cq, &mut id) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {

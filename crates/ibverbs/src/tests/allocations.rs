@@ -1,4 +1,4 @@
-//! No allocation per post or poll.
+//! Posting and polling allocate no memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,23 +10,23 @@ use headworks_verbs::{
 use super::Bench;
 use crate::abi;
 
-/// The system's allocator; counts what each thread asks for.
+/// The system's allocator, with a count of each thread's allocations.
 struct Counting;
 
 thread_local! {
     static ASKED: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's, but for a count.
+// SAFETY: this is the system's allocator, with a count besides.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ASKED.set(ASKED.get() + 1);
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -74,7 +74,7 @@ fn posting_and_polling_allocate_nothing() {
     assert_eq!(bench.cq.poll(&mut out), Ok(20));
     assert_eq!(bench.cq.poll(&mut out), Ok(0));
     assert_eq!(ASKED.get() - before, 0);
-    // It does count.
+    // An allocation is counted.
     drop(std::hint::black_box(Box::new(7)));
     assert_eq!(ASKED.get() - before, 1);
 }

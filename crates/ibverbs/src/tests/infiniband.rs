@@ -1,4 +1,4 @@
-//! Ports of an InfiniBand network: what libibverbs is handed for them.
+//! Ports of an InfiniBand network: what libibverbs receives for them.
 
 use headworks_verbs::bringup::{BringUp, ConnectionParams};
 use headworks_verbs::qp_state::AttrMask;
@@ -10,7 +10,7 @@ use super::{Bench, steps, stub};
 use crate::abi::{AhAttr, mask};
 use crate::{IbvProvider, Network, Refusal};
 
-/// A device whose port has LID 5 in the subnet fe80::, service level 3 by its name.
+/// A device whose port has LID 5 in the subnet fe80::; its name gives service level 3.
 fn bench() -> Bench {
     Bench::with(",service_level=3", |stub| {
         (stub.link_layer, stub.lid) = (1, 5);
@@ -48,7 +48,7 @@ fn a_port_of_an_infiniband_network_is_known_by_its_lid() {
         info.description.contains("InfiniBand, LID 5, GID index 0"),
         "{info:?}"
     );
-    // A library that says nothing of networks knew no other; but not of iWARP.
+    // A library that reports no link layer knows only InfiniBand; iWARP it reports as a transport.
     bench.stub.lock().unwrap().link_layer = 0;
     let provider = IbvProvider::with(stub::api());
     let choice = || provider.choice(&"ibv:stub0".parse().unwrap());
@@ -72,7 +72,7 @@ fn a_port_of_an_infiniband_network_is_known_by_its_lid() {
     bench.stub.lock().unwrap().transport_type = 1;
     let refused = choice().unwrap_err().to_string();
     assert!(refused.contains("iWARP"), "{refused}");
-    // An Ethernet port has none, whatever its attributes say.
+    // An Ethernet port has no LID, whatever its attributes say.
     {
         let mut stub = bench.stub.lock().unwrap();
         (stub.link_layer, stub.transport_type, stub.lid) = (2, 0, 5);
@@ -97,7 +97,7 @@ fn address_handles_lead_by_lid_and_by_gid_only_to_another_subnet() {
         (gid, ways[1].grh.sgid_index, ways[1].grh.hop_limit),
         (far(), 0, 64)
     );
-    // Without a LID nothing is asked of the device.
+    // Without a LID the device is not asked.
     let error = bench.pd.create_ah(&AhInit::to(near())).map(drop);
     assert!(matches!(error, Err(ResourceError::NoLid)), "{error:?}");
     assert_eq!(bench.stub.lock().unwrap().ways.len(), 2);
@@ -118,7 +118,7 @@ fn a_port_to_which_nothing_comes_without_a_global_header_has_one_on_every_way() 
             _ => Gid::default(),
         };
         assert_eq!(crate::attributes::gid(way.grh.dgid), dgid);
-        // A connection likewise.
+        // A connection is addressed the same way.
         let mut qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
         let [init, rtr, _] = steps();
         qp.modify(&init).unwrap();
@@ -173,7 +173,7 @@ fn a_connection_is_made_to_the_lid_that_the_other_end_says() {
         })
         .collect();
     found.sort_unstable();
-    // Each to the other's, by the smaller of both packets.
+    // Each goes to the other's LID, with the smaller of the two MTUs.
     assert_eq!(found, [(5, 0, 3, 3), (9, 0, 3, 3)]);
 }
 

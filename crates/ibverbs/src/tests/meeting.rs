@@ -1,4 +1,4 @@
-//! Meetings, by a stand-in for librdmacm.
+//! Connections by a stub of librdmacm.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn libraries() -> Libraries {
     }
 }
 
-/// A device, a queue pair of it, and a library that knows its address.
+/// A device, a queue pair of it, and a stub of librdmacm that knows the device's address.
 struct MeetingFixture {
     manager: manager::Shared,
     qp: Box<dyn QueuePair>,
@@ -55,7 +55,7 @@ impl MeetingFixture {
         state.events.push_back((event, status, said.to_vec()));
     }
 
-    /// What was called since the last look.
+    /// The calls since the last time.
     fn log(&self) -> Vec<String> {
         let mut state = self.manager.lock().unwrap();
         assert_eq!(state.unacknowledged, 0, "an event was not acknowledged");
@@ -70,7 +70,7 @@ impl MeetingFixture {
         Connection::call_by(libraries(), &address(), None)
     }
 
-    /// A call whose way is found.
+    /// A call whose route is resolved.
     fn routed(&self) -> Connection {
         let mut call = self.call().unwrap();
         self.comes(event::ADDR_RESOLVED, b"");
@@ -80,7 +80,7 @@ impl MeetingFixture {
         call
     }
 
-    /// What the queue pair was moved to: state, destination, sequence numbers, timeout.
+    /// The changes of the queue pair: state, destination, sequence numbers, timeout.
     fn moves(&self) -> Vec<(i32, u32, u32, u32, u8)> {
         let state = self.bench.stub.lock().unwrap();
         let of = |(attr, _): &(crate::abi::QpAttr, i32)| {
@@ -101,7 +101,7 @@ fn address() -> SocketAddr {
     "192.0.2.1:7471".parse().unwrap()
 }
 
-/// INIT, RTR, RTS as the stand-in says; the timeout is ours, since its own is longer.
+/// INIT, RTR, RTS as the stub says; the timeout is limited, because the stub's is longer.
 const MOVES: [(i32, u32, u32, u32, u8); 3] =
     [(1, 0, 0, 0, 0), (2, 0x77, 5, 0, 0), (3, 0, 0, 9, 17)];
 
@@ -136,13 +136,13 @@ fn a_call_goes_from_the_address_to_the_queue_pair_and_ends() {
     here.comes(event::CONNECT_RESPONSE, b"me\0\0");
     assert!(call.step(&mut *here.qp).unwrap());
     assert_eq!(call.greeting(), b"me\0\0");
-    // The other side hears that it stands once it does.
+    // The peer is told only when this side can receive.
     assert_eq!(
         here.log(),
         ["attributes Rtr", "attributes Rts", "establish"]
     );
     assert_eq!(here.moves(), MOVES);
-    // What is of no interest changes nothing.
+    // Events without a meaning here change nothing.
     here.comes(14, b"");
     assert!(!call.is_ended());
     here.comes(event::DISCONNECTED, b"");
@@ -160,7 +160,7 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
     let begun = ["+channel", "+id 0x106", "bind 0.0.0.0:0", "listen"];
     assert_eq!(here.log(), begun);
     assert!(listener.try_accept().unwrap().is_none());
-    // Not a caller.
+    // This event is no connection request.
     here.comes(event::DEVICE_REMOVAL, b"");
     here.comes(event::CONNECT_REQUEST, b"who?");
     let mut asked = listener.try_accept().unwrap().unwrap();
@@ -170,7 +170,7 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
     asked.prepare(&mut *here.qp).unwrap();
     asked.answer(&mut *here.qp, b"me").unwrap();
     let accepted = format!("accept {:#x} me", here.qp.qpn().raw());
-    // It can receive before anybody hears of it.
+    // The queue pair can receive before the peer is told.
     assert_eq!(here.log(), ["attributes Rtr", "attributes Rts", &accepted]);
     assert_eq!(here.moves(), MOVES);
     assert!(!asked.step(&mut *here.qp).unwrap());
@@ -189,7 +189,7 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
 fn an_address_that_no_device_has_is_not_listened_at() {
     let here = here();
     let at = |address: &str| CmListener::by(libraries(), &address.parse().unwrap());
-    // As the kernel takes those of the loopback device.
+    // The kernel accepts the addresses of the loopback device.
     for loopback in ["127.0.0.1:7471", "[::1]:7471"] {
         let error = at(loopback).map(drop).unwrap_err();
         assert!(matches!(error, CmError::NotOfADevice), "{error}");
@@ -235,7 +235,7 @@ fn a_caller_that_cannot_be_taken_over_is_not_the_end_of_the_listener() {
         here.refuses(what, errno);
         here.comes(event::CONNECT_REQUEST, b"first");
         assert!(listener.try_accept().unwrap().is_none());
-        // Given up, so that it hears of it.
+        // The identifier is destroyed, so that the peer is told.
         assert!(here.log().contains(&"-id".to_owned()), "{what}");
         here.manager.lock().unwrap().fails.clear();
         here.comes(event::CONNECT_REQUEST, b"second");
@@ -274,7 +274,7 @@ fn every_way_to_fail_is_told() {
     }
     for (event, status, expected) in [
         (event::REJECTED, 8, "nobody listens"),
-        (event::REJECTED, 28, "gone or has accepted another connection"),
+        (event::REJECTED, 28, "has accepted another connection"),
         (event::REJECTED, 99, "(reason 99)"),
         (event::UNREACHABLE, -libc::ETIMEDOUT, "nobody answers"),
     ] {
@@ -286,7 +286,7 @@ fn every_way_to_fail_is_told() {
         let error = call.step(&mut *here.qp).unwrap_err();
         assert!(said(&error).contains(expected), "{error}");
         drop(call);
-        // Nothing stood that could be taken down.
+        // No connection was established that could be disconnected.
         assert!(!here.log().contains(&"disconnect".to_owned()));
     }
 }
@@ -334,7 +334,7 @@ fn a_way_of_which_the_library_says_nothing_more_is_a_way() {
 
 #[test]
 fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
-    // The device as the route names it: by the first address, in the second partition.
+    // The device is opened as the route names it: with the first address, in the second partition.
     let bench = Bench::with(",gid_index=0,pkey_index=1,service_level=5", |stub| {
         (stub.link_layer, stub.lid) = (1, 5);
     });
@@ -342,7 +342,7 @@ fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
     let port = here.bench.stub.lock().unwrap().gids[0].gid;
     {
         let mut state = here.manager.lock().unwrap();
-        // The other port of the subnet, which only the identifier knows.
+        // This is the peer's port in the subnet, which only the identifier has.
         let other = [port[0], port[1].wrapping_add(1)];
         (state.sgid, state.infiniband) = (port, Some((other, 9, 1)));
     }
@@ -361,8 +361,8 @@ fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
     assert_eq!((way.dlid, way.is_global, way.sl), (9, 0, 5));
 }
 
-/// Ways that say more than attributes of ours do: to the router of another subnet; within a subnet, with
-/// the header that is routed by and without.
+/// Address vectors with fields that `QpAttr` lacks: to the router of another subnet; within a subnet, with a
+/// global routing header and without.
 fn ways() -> [AhAttr; 3] {
     let far = AhAttr {
         grh: GlobalRoute {
@@ -409,7 +409,7 @@ fn the_queue_pair_goes_all_of_the_managers_way_and_once() {
         assert!(call.step(&mut *here.qp).unwrap());
         let gone = |at: usize| here.bench.stub.lock().unwrap().modified[at].0.ah_attr;
         assert_eq!(gone(1), way);
-        // Connected again in another manner it has the way that is said then.
+        // Connected again by other means, it uses the address vector of those attributes.
         let [init, rtr, _] = steps();
         let rtr = QpAttr {
             dest_gid: Some(attributes::gid(other)),

@@ -1,4 +1,4 @@
-//! Objects: how a device is chosen, its limits, the order in which objects go, forks.
+//! Objects: choice of a device, limits, order of destruction, forks.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn a_device_is_what_it_says_and_what_is_known_of_it() {
     let bench = Bench::new();
     let info = bench.device.info();
     assert_eq!(info.name.to_string(), "ibv:stub0");
-    // The third entry: version 2, over IPv4.
+    // The third entry is RoCE v2 over IPv4.
     let ipv4 = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped();
     assert_eq!(info.gid, Gid(ipv4.octets()));
     assert!(
@@ -45,9 +45,9 @@ fn a_device_is_what_it_says_and_what_is_known_of_it() {
         (limits.max_qp, limits.max_rd_atomic, limits.max_message),
         (4, 12, 1 << 30)
     );
-    // The least of any queue.
+    // The limit is the smallest of all kinds of queues.
     assert_eq!(limits.max_sge, 3);
-    // 192 is the longest tried that this device takes.
+    // Of the sizes that are tried, 192 is the longest that this device accepts.
     assert_eq!(limits.max_inline, 192);
     let listed = IbvProvider::with(stub::api()).devices().unwrap();
     assert_eq!(listed, std::slice::from_ref(info));
@@ -110,7 +110,7 @@ fn what_is_chosen_is_said_and_so_is_why_nothing_is() {
     let found = (chosen.port, chosen.gid_index, chosen.network, chosen.is_up);
     assert_eq!(found, (1, 2, Network::RoceV2, true));
     assert!(info.description.ends_with(&chosen.to_string()), "{info:?}");
-    // Only version 1 is left.
+    // Only RoCE v1 is left.
     stub.lock().unwrap().gids.truncate(2);
     stub.lock().unwrap().gids[0].gid_type = 0;
     assert_eq!(choice().unwrap().network, Network::RoceV1);
@@ -118,7 +118,7 @@ fn what_is_chosen_is_said_and_so_is_why_nothing_is() {
         OpenError::Provider { source, .. } => *source.downcast::<Refusal>().unwrap(),
         error => panic!("{error}"),
     };
-    // Another transport is no RoCE, whatever its ports and addresses say that they are.
+    // Another transport is not RoCE, whatever its ports and addresses say.
     for (transport_type, link_layer) in [(4, 0), (4, 2), (2, 2), (3, 0), (-1, 0)] {
         {
             let mut stub = stub.lock().unwrap();
@@ -146,7 +146,7 @@ fn what_is_chosen_is_said_and_so_is_why_nothing_is() {
     assert_eq!(refusal(), Refusal::Iwarp);
 }
 
-/// Runs itself again with the variable set, which no thread of a test may do.
+/// Runs this test in a child process with the variable set, because a test's thread must not set it.
 #[test]
 fn a_library_that_takes_no_locks_is_refused() {
     const VARIABLE: &str = "MLX5_SINGLE_THREADED";
@@ -269,13 +269,13 @@ fn a_region_is_as_large_as_the_device_says_at_most() {
         "{more}"
     );
     assert!(bench.stub.lock().unwrap().log.is_empty());
-    // Of either kind of memory: the program's own, and the device's.
+    // This holds for the program's own memory and for the device's.
     let own = register(HeapBuffer::new(4096)).unwrap();
     let devices = bench.device.alloc(&AllocRequest::of(4096)).unwrap();
     let at = devices.as_ptr();
     let devices = register(devices).unwrap();
     assert_eq!((devices.buffer().as_ptr(), own.buffer().len()), (at, 4096));
-    // Where it does not say, it is asked.
+    // If the device does not report a limit, it is asked.
     let silent = Bench::new();
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(1 << 20);
     assert!(silent.pd.register(&buffer, Access::ALL).is_ok());
@@ -294,7 +294,7 @@ fn what_a_queue_pair_got_is_what_it_says() {
     });
     let caps = *qp.unwrap().caps();
     assert_eq!((caps.max_send_wr, caps.max_inline), (128, 64));
-    // What it says when asked is better than what it says when it makes it.
+    // Sizes that the device reports when asked replace those that it returned on creation.
     {
         let mut stub = bench.stub.lock().unwrap();
         (stub.sizes.max_send_wr, stub.sizes.max_inline_data) = (100, 56);
@@ -335,7 +335,7 @@ fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
             .iter()
             .all(|&access| access == 15)
     );
-    // Those of the provider itself, which tries what the device can, are gone.
+    // Objects that the provider creates to try the device are gone.
     let limited = Bench::with("", |stub| stub.max_pd = 3);
     let mut domains: Vec<_> = (0..2).map(|_| limited.device.alloc_pd().unwrap()).collect();
     let more = said(limited.device.alloc_pd());
@@ -346,7 +346,7 @@ fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
     assert!(limited.device.alloc_pd().is_err());
     let handle = || bench.pd.create_ah(&AhInit::to(Gid::default()));
     let _handles: Vec<_> = (0..3).map(|_| handle().unwrap()).collect();
-    // Some devices would say that it is the address that they do not like.
+    // Some devices would blame the address.
     bench.stub.lock().unwrap().fails = [("ah", libc::EINVAL)].into();
     assert_eq!(said(handle()), "no address handles left: this device has 3");
     bench.stub.lock().unwrap().fails = [].into();
@@ -356,7 +356,7 @@ fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
             ..CqInit::default()
         })
     };
-    // The bench has one already.
+    // The bench already has one.
     let _queues: Vec<_> = (0..7).map(|_| queue().unwrap()).collect();
     assert_eq!(
         said(queue()),
@@ -423,7 +423,7 @@ fn objects_of_another_device_are_refused() {
         depth: 4,
         ..CqInit::default()
     };
-    // The first CQ of each has the same number.
+    // The first CQ of each device has the same number.
     let cq = other.create_cq(&shallow).unwrap();
     assert_eq!(cq.id(), bench.cq.id());
     let foreign = QpInit {
@@ -448,7 +448,7 @@ fn objects_of_another_device_are_refused() {
     assert!(said(bench.device.create_cq(&foreign)).contains("belongs to another device"));
 }
 
-/// Everything that a device makes.
+/// One object of every kind that a device creates.
 fn everything(bench: Bench) -> (stub::Shared, Vec<Box<dyn std::any::Any>>) {
     let Bench {
         stub,
@@ -531,7 +531,7 @@ fn nothing_goes_before_what_was_made_from_it_in_whatever_order_it_is_dropped() {
             }
             assert!(log.iter().filter(|gone| *gone == "-cq").count() == 2);
             assert_eq!(log.last().map(String::as_str), Some("-device"));
-            // The CQ with events is the second at the latest, the channel goes after it.
+            // The CQ with events is the second one at the latest, and the channel is destroyed after it.
             assert!(log.iter().position(|g| g == "-cq").unwrap() < last("-channel"));
         }
     }
@@ -566,11 +566,11 @@ fn a_forked_child_is_refused_and_touches_nothing() {
         let stub = bench.stub.clone();
         drop((qp, cq, bench));
         right &= stub.lock().unwrap().log.len() == before;
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: this ends the child without running any of the parent's code.
         unsafe { libc::_exit(i32::from(!right)) };
     }
     let mut status = 0;
-    // SAFETY: our own child and a valid place for its status.
+    // SAFETY: `child` is this process's child, and `status` has the right type.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(
         libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -590,7 +590,7 @@ fn from_reset_to_error_leads_a_way_that_the_kernel_knows() {
         let moved = bench.stub.lock().unwrap().modified.clone();
         let states: Vec<_> = moved.iter().map(|(attr, _)| attr.qp_state).collect();
         assert_eq!(states, [QpState::Init as i32, QpState::Error as i32]);
-        // From there on as any other.
+        // From there on, the states change as usual.
         qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
         assert_eq!(qp.state(), QpState::Reset);
         bench.stub.lock().unwrap().fails.insert("modify", 22);

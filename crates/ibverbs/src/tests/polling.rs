@@ -1,4 +1,4 @@
-//! Completions, events and states as the device tells of them.
+//! Completions, events and states as the device reports them.
 
 use headworks_verbs::{
     AsyncEvent, Completion, CompletionQueue, CqInit, Instant, Lid, Opcode, PollError,
@@ -10,7 +10,7 @@ use super::{Bench, ready, steps, until};
 use crate::abi::{self, event};
 use crate::device::coarse_ms;
 
-/// Has the device complete these on the CQ.
+/// Makes the device complete these requests on the CQ.
 fn complete(bench: &Bench, cq: &dyn CompletionQueue, wcs: impl IntoIterator<Item = abi::Wc>) {
     let mut stub = bench.stub.lock().unwrap();
     let at = stub.cqs[&cq.id().0];
@@ -52,7 +52,7 @@ fn a_datagram_says_the_port_that_it_came_from_where_ports_have_lids() {
     for (link_layer, clock, expected) in [
         (1, 0, Lid::new(9)),
         (1, 1000, Lid::new(9)),
-        // What lies there on Ethernet is nobody's.
+        // On Ethernet this field has no meaning.
         (2, 0, None),
         (2, 1000, None),
     ] {
@@ -100,7 +100,7 @@ fn a_failed_request_of_a_connection_is_the_end_of_it() {
     assert_eq!(bench.cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].status, Status::RemoteAccess);
     assert_eq!(qp.state(), QpState::Error);
-    // What it was is nothing that a failed one says.
+    // A failed completion does not say what the request was.
     let expected = Completion {
         wr_id: 1,
         status: Status::RemoteAccess,
@@ -134,7 +134,7 @@ fn what_failed_before_a_reset_is_of_no_account_after_it() {
         poll_old(&*qp);
         assert_eq!(Some(qp.state()), step.state);
     }
-    // One of now looks the same, and the device knows.
+    // A current failure looks the same, but the device reports it.
     bench.stub.lock().unwrap().queries = 0;
     move_to(&bench.stub, &*qp, QpState::Error);
     poll_old(&*qp);
@@ -158,7 +158,7 @@ fn asking_for_the_state_all_the_time_asks_the_device_now_and_then() {
     }
     let passed = (coarse_ms() - before) as usize;
     let stub = bench.stub.lock().unwrap();
-    // However long that took.
+    // The limits follow from the time that passed.
     let (queries, looks) = (stub.queries, stub.looks);
     assert!(queries <= passed / 100 + 1, "{queries} in {passed} ms");
     assert!(looks <= passed + 1, "{looks} in {passed} ms");
@@ -175,11 +175,11 @@ fn a_failure_that_nothing_tells_of_is_found_and_told_of_once() {
     assert_eq!(bench.device.next_async_event(), Some(fatal));
     assert_eq!(bench.device.next_async_event(), None);
     assert!(!is_readable(bench.device.async_fd()));
-    // The device is late with it.
+    // The device reports the failure late.
     let at = bench.stub.lock().unwrap().qps[&qp.qpn().raw()];
     tell(&bench.stub, at, event::QP_FATAL);
     assert_eq!(bench.device.next_async_event(), None);
-    // It is not asked any more.
+    // The device is not asked any more.
     bench.stub.lock().unwrap().queries = 0;
     (0..1000).for_each(|_| assert_eq!(qp.state(), QpState::Error));
     assert_eq!(bench.stub.lock().unwrap().queries, 0);
@@ -204,7 +204,7 @@ fn of_datagrams_a_failed_request_has_the_device_asked() {
     move_to(&bench.stub, &*qp, QpState::Sqe);
     fail();
     assert_eq!(qp.state(), QpState::Sqe);
-    // From where it comes is said, or the device would refuse.
+    // The current state is named; otherwise the device would refuse.
     qp.modify(&QpAttr::to_state(QpState::Rts)).unwrap();
     assert_eq!(qp.state(), QpState::Rts);
     move_to(&bench.stub, &*qp, QpState::Error);
@@ -234,7 +234,7 @@ fn a_queue_that_overran_is_found_by_polls_that_bring_nothing() {
         }
         Err(error) => error == PollError::Overrun,
     });
-    // What completes there is in error, and nothing else.
+    // Queue pairs that complete there are in error, and no others.
     assert_eq!(qp.state(), QpState::Error);
     assert_eq!(elsewhere.state(), QpState::Rts);
     assert_eq!(other.send_cq.poll(&mut out), Ok(0));
@@ -264,7 +264,7 @@ fn events_say_what_failed_and_are_kept_for_the_program() {
     tell(&bench.stub, 1, event::PORT_ERR);
     tell(&bench.stub, 1, 11);
     assert!(is_readable(bench.device.async_fd()));
-    // Whoever asks for a state hears of it, and the program still does.
+    // A call that asks for a state sees the event, and the program still gets it.
     until("the failure", || one.state() == QpState::Error);
     assert_eq!(other.state(), QpState::Rts);
     assert!(is_readable(bench.device.async_fd()));
@@ -309,7 +309,7 @@ fn a_broken_queue_says_whether_it_overran() {
     let at = bench.stub.lock().unwrap().cqs[&bench.cq.id().0];
     tell(&bench.stub, at, event::CQ_ERR);
     assert_eq!(bench.cq.poll(&mut out), Err(PollError::Overrun));
-    // What is there still comes first, where the device lets it be polled.
+    // Completions that are there still come first, if the device lets them be polled.
     bench.stub.lock().unwrap().polls_broken = false;
     complete(&bench, &*bench.cq, [wc(1)]);
     assert_eq!(bench.cq.poll(&mut out), Ok(1));
@@ -348,7 +348,7 @@ fn stamps_are_the_devices_where_it_has_a_clock() {
         channel: None,
         timestamps: true,
     };
-    // A megahertz: a tick is a microsecond.
+    // At one megahertz, a tick is a microsecond.
     let bench = Bench::with("", |stub| stub.clock = (1000, 70));
     let cq = bench.device.create_cq(&stamped).unwrap();
     let mut out = [Completion::default(); 3];
@@ -377,7 +377,7 @@ fn stamps_are_the_devices_where_it_has_a_clock() {
     assert_eq!(bench.device.now(), Instant::from_nanos(74_000));
     bench.stub.lock().unwrap().polls_broken = true;
     assert_eq!(cq.poll(&mut out), Err(PollError::Corrupt));
-    // Others carry none.
+    // Completions of other CQs have no timestamp.
     bench.stub.lock().unwrap().polls_broken = false;
     complete(&bench, &*bench.cq, [wc(1)]);
     assert_eq!(bench.cq.poll(&mut out), Ok(1));

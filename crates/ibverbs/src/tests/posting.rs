@@ -1,4 +1,4 @@
-//! Requests as the device sees them: chains, translation, the index of what is refused.
+//! Requests as the device sees them: chains, conversion, the index of a refused request.
 
 use headworks_verbs::{
     AhInit, AhKey, Destination, Gid, Payload, PostErrorKind, QpCaps, QpInit, QpState, QpType, Qpn,
@@ -12,7 +12,7 @@ use crate::abi::opcode;
 use crate::address_handle::PLACES;
 use crate::post_chain::CHAIN_MAX;
 
-/// A request that owns what it refers to.
+/// A request that owns the data that it refers to.
 #[derive(Clone, Debug)]
 struct Request {
     wr_id: u64,
@@ -35,7 +35,7 @@ impl Request {
         }
     }
 
-    /// What it was, by what the device saw.
+    /// Restores a request from what the device saw.
     fn back(seen: &Seen) -> Self {
         let imm = u32::from_be(seen.imm);
         let remote = RemoteAddr {
@@ -246,7 +246,7 @@ fn a_slice_longer_than_a_chain_takes_several() {
         .map(Vec::len)
         .collect();
     assert_eq!(lengths, [CHAIN_MAX, 5]);
-    // The index is the slice's.
+    // The index counts from the start of the slice.
     let mut wrs = wrs;
     wrs[CHAIN_MAX + 2].payload = Payload::Inline(&[0; 65]);
     let refused = PostErrorKind::InlineTooLong(64).at(CHAIN_MAX + 2);
@@ -351,7 +351,7 @@ fn datagrams_name_live_handles_of_their_own_domain() {
     );
     drop(ah);
     assert_eq!(qp.post_send(&two), refused);
-    // There is another of the kind, under another key.
+    // A new handle to the same address has another key.
     let again = bench.pd.create_ah(&AhInit::to(Gid([3; 16]))).unwrap();
     assert_ne!(again.key(), key);
     assert_eq!(qp.post_send(&two), refused);
@@ -359,7 +359,7 @@ fn datagrams_name_live_handles_of_their_own_domain() {
         qp.post_send(&[datagram(SendOp::SendTo(to(again.key())))]),
         Ok(())
     );
-    // Only datagrams, and none longer than a packet.
+    // Only datagrams are posted, and none longer than a packet.
     assert_eq!(qp.post_send(&[send(1)]), refused);
     let sges = [Sge {
         addr: 1,
@@ -396,7 +396,7 @@ fn each_datagram_of_a_chain_goes_to_its_own_handle() {
     let (at_one, at_two) = (handles[0], handles[2]);
     assert_ne!(at_one, at_two);
     assert_eq!(handles, [at_one, at_one, at_two, at_two, at_one]);
-    // What was found for one chain is looked for again in the next.
+    // A handle that was found for one chain is looked up again for the next.
     drop(one);
     assert_eq!(qp.post_send(&[b, a]), Err(PostErrorKind::Operation.at(1)));
 }
@@ -429,7 +429,7 @@ fn no_name_leads_to_a_handle_that_is_gone() {
 #[test]
 fn a_key_comes_back_as_late_as_can_be() {
     let bench = Bench::new();
-    // The device has three places for them.
+    // The device allows three handles.
     let keys: Vec<_> = (0..7)
         .map(|_| {
             let ah = bench.pd.create_ah(&AhInit::to(Gid::default())).unwrap();

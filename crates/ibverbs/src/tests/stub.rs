@@ -1,7 +1,7 @@
-//! A device made of functions for C: what libibverbs and a provider of it look like from here, and
-//! nothing behind them but a record of what was called.
+//! A stub of libibverbs and a provider library, with the functions of their C interface. It only records
+//! what is called.
 //!
-//! The devices that a thread sees are its own; calls on what was made from them may come from any thread.
+//! Each thread sees devices of its own; objects created from them may be used from any thread.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -35,32 +35,33 @@ pub(super) struct Seen {
     pub(super) wr_id: u64,
     pub(super) opcode: u32,
     pub(super) flags: u32,
-    /// As it lies in memory.
+    /// The immediate as it lies in memory.
     pub(super) imm: u32,
     pub(super) remote: (u64, u32),
     pub(super) operands: (u64, u64),
-    /// Address handle, queue pair, Q_Key.
+    /// Address handle, queue pair number, Q_Key.
     pub(super) to: (usize, u32, u32),
     pub(super) sges: Vec<Sge>,
     pub(super) inline: Vec<u8>,
 }
 
-/// What the device does and has seen.
+/// Settings and records of a device.
 #[derive(Default)]
 pub(super) struct State {
-    /// What was made and destroyed: `+cq`, `-cq`.
+    /// Objects created and destroyed: `+cq`, `-cq`.
     pub(super) log: Vec<String>,
-    /// Chains of sends, chains of receives (identity and pieces).
+    /// Chains of sends.
     pub(super) chains: Vec<Vec<Seen>>,
+    /// Chains of receives: `wr_id` and scatter list of each.
     pub(super) receives: Vec<Vec<(u64, Vec<Sge>)>>,
-    /// Whether chains are kept.
+    /// Whether posted chains are not recorded.
     pub(super) forgets: bool,
     pub(super) posts: usize,
-    /// The request of a chain that is refused, with this number.
+    /// Index of the request in a chain that is refused, and the error number.
     pub(super) refuses: Option<(usize, c_int)>,
-    /// A refusal that does not say which.
+    /// Whether a refusal does not say which request it is.
     pub(super) is_vague: bool,
-    /// Calls that fail, with these numbers.
+    /// Calls that fail, and their error numbers.
     pub(super) fails: HashMap<&'static str, c_int>,
     pub(super) completions: HashMap<usize, VecDeque<abi::Wc>>,
     pub(super) polls_broken: bool,
@@ -71,26 +72,28 @@ pub(super) struct State {
     pub(super) acked: usize,
     pub(super) async_events: VecDeque<(usize, c_int)>,
     pub(super) modified: Vec<(abi::QpAttr, c_int)>,
-    /// How often a queue pair was asked for its state, and the device for its events.
+    /// How often a queue pair was asked for its state.
     pub(super) queries: usize,
+    /// How often the device was asked for its events.
     pub(super) looks: usize,
-    /// What queue pairs and shared receive queues are said to be of when asked; zeros say nothing.
+    /// Sizes that a queue pair reports when asked; 0 for not reported.
     pub(super) sizes: abi::QpCap,
+    /// Size that an SRQ reports when asked; 0 for not reported.
     pub(super) srq_size: u32,
     pub(super) armed: Vec<c_int>,
     pub(super) registered: Vec<c_int>,
     pub(super) limits: Vec<u32>,
     pub(super) ways: Vec<abi::AhAttr>,
-    /// The clock: kHz and what it shows. 0 kHz for none.
+    /// Frequency of the clock in kHz, and its value; 0 kHz for no clock.
     pub(super) clock: (u64, u64),
     pub(super) gids: Vec<abi::GidEntry>,
     pub(super) link_layer: u8,
     pub(super) transport_type: c_int,
     pub(super) atomic_cap: c_int,
     pub(super) max_inline: u32,
-    /// Bytes of the largest region; 0 for not said.
+    /// Bytes of the largest region; 0 for not reported.
     pub(super) max_region: u64,
-    /// Protection domains; 0 for not said.
+    /// Largest number of protection domains; 0 for not reported.
     pub(super) max_pd: c_int,
     pub(super) lid: u16,
     pub(super) port_flags: u8,
@@ -107,7 +110,7 @@ thread_local! {
     static DEVICES: RefCell<Vec<(String, Shared)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Adds a device called `name` to those of this thread's library.
+/// Adds a device called `name` to this thread's devices.
 pub(super) fn plug_in(name: &str) -> Shared {
     let ipv4 = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped();
     let words = |octets: [u8; 16]| {
@@ -160,13 +163,13 @@ fn stub(context: *mut abi::Context) -> *mut StubContext {
 }
 
 fn state<'a>(context: *mut abi::Context) -> MutexGuard<'a, State> {
-    // SAFETY: made by `open_device`, and not closed yet: that is what the tests are about.
+    // SAFETY: `open_device` made the context, and it is not closed yet; the tests check that.
     let shared = unsafe { &(*stub(context)).shared };
-    // A test that failed while it looked goes on to destroy what it made.
+    // A test that failed with the lock held still destroys its objects.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number that a call is to fail with, if it is.
+/// Returns whether a call is set to fail; if so, sets `errno`.
 fn failing(context: *mut abi::Context, call: &'static str) -> bool {
     let fails = state(context).fails.get(call).copied();
     if let Some(errno) = fails {
@@ -176,25 +179,25 @@ fn failing(context: *mut abi::Context, call: &'static str) -> bool {
 }
 
 fn set_errno(errno: c_int) {
-    // SAFETY: this thread's own.
+    // SAFETY: the location is this thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Makes an object of zeros.
+/// Creates an object of zeros.
 fn make<T>(context: *mut abi::Context, what: &'static str) -> *mut T {
     if failing(context, what) {
         return null_mut();
     }
     state(context).log.push(format!("+{what}"));
-    // SAFETY: all these types are of numbers and pointers, of which zeros are values.
+    // SAFETY: all these types have only numbers and pointers, for which zeros are valid.
     Box::into_raw(Box::new(unsafe { zeroed() }))
 }
 
-/// Destroys one.
+/// Destroys an object.
 fn unmake<T>(context: *mut abi::Context, what: &'static str, object: *mut T) -> c_int {
     let mut state = state(context);
     state.log.push(format!("-{what}"));
-    // SAFETY: made by `make`.
+    // SAFETY: `make` created the object.
     drop(unsafe { Box::from_raw(object) });
     state.fails.get(what).copied().unwrap_or(0)
 }
@@ -208,7 +211,7 @@ extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
         let names = devices.iter().map(|(name, _)| device_called(name));
         names.map(Box::into_raw).collect()
     });
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     unsafe { *count = devices.len() as c_int };
     let mut ended: Vec<*mut abi::Device> = devices;
     ended.push(null_mut());
@@ -216,7 +219,7 @@ extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
 }
 
 fn device_called(name: &str) -> Box<abi::Device> {
-    // SAFETY: numbers and pointers.
+    // SAFETY: the structure has only numbers and pointers, for which zeros are valid.
     let mut device: Box<abi::Device> = Box::new(unsafe { zeroed() });
     for (place, byte) in device.name.iter_mut().zip(name.bytes()) {
         *place = byte as c_char;
@@ -225,7 +228,7 @@ fn device_called(name: &str) -> Box<abi::Device> {
 }
 
 extern "C" fn free_device_list(list: *mut *mut abi::Device) {
-    // SAFETY: a list of `get_device_list`, which ends with a null pointer.
+    // SAFETY: the list is from `get_device_list` and ends with a null pointer.
     unsafe {
         let mut count = 0;
         while !(*list.add(count)).is_null() {
@@ -240,7 +243,7 @@ extern "C" fn free_device_list(list: *mut *mut abi::Device) {
 }
 
 extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
-    // SAFETY: a device of the list.
+    // SAFETY: the device is in the list.
     let name = unsafe { std::ffi::CStr::from_ptr((*device).name.as_ptr()) };
     let name = name.to_str().unwrap().to_owned();
     let found = DEVICES.with_borrow(|devices| {
@@ -252,7 +255,7 @@ extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
     let stamps = shared.lock().unwrap().clock.0 != 0;
     shared.lock().unwrap().fd = Some(fd.clone());
     shared.lock().unwrap().log.push("+device".to_owned());
-    // SAFETY: numbers, pointers and optional functions.
+    // SAFETY: the structure has only numbers, pointers and optional functions, for which zeros are valid.
     let mut verbs: abi::VerbsContext = unsafe { zeroed() };
     verbs.sz = size_of::<abi::VerbsContext>();
     verbs.context.abi_compat = usize::MAX as *mut c_void;
@@ -276,7 +279,7 @@ extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
         device,
         fd,
     }));
-    // SAFETY: just made.
+    // SAFETY: the context was just made.
     unsafe {
         (*opened).verbs.context.device = &raw mut *(*opened).device;
         &raw mut (*opened).verbs.context
@@ -285,14 +288,14 @@ extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
 
 extern "C" fn close_device(context: *mut abi::Context) -> c_int {
     state(context).log.push("-device".to_owned());
-    // SAFETY: made by `open_device`.
+    // SAFETY: `open_device` made the context.
     let closed = unsafe { Box::from_raw(stub(context)) };
     drop(closed.fd);
     0
 }
 
 extern "C" fn query_device(context: *mut abi::Context, attr: *mut abi::DeviceAttr) -> c_int {
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     let attr = unsafe { &mut *attr };
     (attr.max_qp, attr.max_qp_wr, attr.max_sge) = (4, 4096, 4);
     (attr.max_cq, attr.max_cqe, attr.max_mr, attr.max_ah) = (8, 4096, 6, 3);
@@ -307,7 +310,7 @@ extern "C" fn query_device(context: *mut abi::Context, attr: *mut abi::DeviceAtt
 
 extern "C" fn query_port(context: *mut abi::Context, _: u8, attr: *mut abi::PortAttr) -> c_int {
     let state = state(context);
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     let attr = unsafe { &mut *attr };
     (attr.state, attr.max_mtu, attr.active_mtu) = (abi::PORT_ACTIVE, 5, state.active_mtu);
     (attr.max_msg_sz, attr.link_layer) = (1 << 30, state.link_layer);
@@ -324,7 +327,7 @@ extern "C" fn query_gid(
     gid: *mut [u64; 2],
 ) -> c_int {
     let found = state(context).gids.get(index as usize).map(|e| e.gid);
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     unsafe { *gid = found.unwrap_or_default() };
     0
 }
@@ -342,7 +345,7 @@ unsafe extern "C" fn query_gid_ex(
     let Some(found) = found else {
         return libc::ENODATA;
     };
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     unsafe { *entry = found };
     0
 }
@@ -354,7 +357,7 @@ unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     assert!(input.is_null() && size == size_of::<abi::DeviceAttrEx>());
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     let attr = unsafe { &mut *attr };
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = state(context).clock.0;
@@ -365,7 +368,7 @@ unsafe extern "C" fn query_rt_values(
     context: *mut abi::Context,
     values: *mut abi::ValuesEx,
 ) -> c_int {
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid.
     let values = unsafe { &mut *values };
     assert_eq!(values.comp_mask, abi::RAW_CLOCK);
     values.raw_clock.tv_nsec = state(context).clock.1 as i64;
@@ -387,7 +390,7 @@ unsafe extern "C" fn get_async_event(
         rustix::io::read(&*fd, &mut [0; 8]).unwrap();
     }
     let element = element as *mut c_void;
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     unsafe {
         *event = abi::AsyncEvent {
             element,
@@ -397,7 +400,7 @@ unsafe extern "C" fn get_async_event(
     0
 }
 
-/// Has the device tell of something.
+/// Makes the device report an asynchronous event.
 pub(super) fn tell(shared: &Shared, element: usize, event_type: c_int) {
     let mut state = shared.lock().unwrap();
     state.async_events.push_back((element, event_type));
@@ -412,14 +415,14 @@ extern "C" fn ack_async_event(_: *mut abi::AsyncEvent) {}
 extern "C" fn alloc_pd(context: *mut abi::Context) -> *mut abi::Pd {
     let pd: *mut abi::Pd = make(context, "pd");
     if !pd.is_null() {
-        // SAFETY: just made.
+        // SAFETY: the object was just made.
         unsafe { (*pd).context = context };
     }
     pd
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut abi::Pd) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `alloc_pd` made the object.
     unmake(unsafe { (*pd).context }, "pd", pd)
 }
 
@@ -429,7 +432,7 @@ unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut abi::Mr {
-    // SAFETY: made above.
+    // SAFETY: `alloc_pd` made the object.
     let context = unsafe { (*pd).context };
     let mr: *mut abi::Mr = make(context, "mr");
     if !mr.is_null() {
@@ -437,7 +440,7 @@ unsafe extern "C" fn reg_mr(
         state.registered.push(access);
         state.next_number += 1;
         let lkey = state.next_number;
-        // SAFETY: just made.
+        // SAFETY: the object was just made.
         unsafe {
             ((*mr).context, (*mr).addr, (*mr).length) = (context, addr, length);
             ((*mr).lkey, (*mr).rkey) = (lkey, lkey + 0x1000);
@@ -447,17 +450,17 @@ unsafe extern "C" fn reg_mr(
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `reg_mr` made the object.
     unmake(unsafe { (*mr).context }, "mr", mr)
 }
 
 unsafe extern "C" fn create_srq(pd: *mut abi::Pd, init: *mut abi::SrqInitAttr) -> *mut abi::Srq {
-    // SAFETY: made above.
+    // SAFETY: `alloc_pd` made the object.
     let context = unsafe { (*pd).context };
     let srq: *mut abi::Srq = make(context, "srq");
     if !srq.is_null() {
         state(context).srqs.push(srq as usize);
-        // SAFETY: just made; the caller's attributes.
+        // SAFETY: the object was just made; the caller's attributes are valid.
         unsafe { ((*srq).context, (*srq).srq_context) = (context, (*init).srq_context) };
     }
     srq
@@ -465,24 +468,24 @@ unsafe extern "C" fn create_srq(pd: *mut abi::Pd, init: *mut abi::SrqInitAttr) -
 
 unsafe extern "C" fn modify_srq(srq: *mut abi::Srq, attr: *mut abi::SrqAttr, mask: c_int) -> c_int {
     assert_eq!(mask, abi::SRQ_LIMIT);
-    // SAFETY: made above; the caller's attributes.
+    // SAFETY: `create_srq` made the object; the caller's attributes are valid.
     unsafe { state((*srq).context).limits.push((*attr).srq_limit) };
     0
 }
 
 unsafe extern "C" fn query_srq(srq: *mut abi::Srq, attr: *mut abi::SrqAttr) -> c_int {
-    // SAFETY: made above; the caller's place.
+    // SAFETY: `create_srq` made the object; the caller's pointer is valid for the write.
     unsafe { (*attr).max_wr = state((*srq).context).srq_size };
     0
 }
 
 unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_srq` made the object.
     unmake(unsafe { (*srq).context }, "srq", srq)
 }
 
 unsafe extern "C" fn create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr) -> *mut abi::Qp {
-    // SAFETY: made above; the caller's attributes.
+    // SAFETY: `alloc_pd` made the object; the caller's attributes are valid.
     let (context, init) = unsafe { ((*pd).context, &mut *init) };
     if init.cap.max_inline_data > state(context).max_inline {
         set_errno(libc::EINVAL);
@@ -496,25 +499,25 @@ unsafe extern "C" fn create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr) -> 
         state.next_number += 1;
         let number = state.next_number;
         state.qps.insert(number, qp as usize);
-        // SAFETY: just made.
+        // SAFETY: the object was just made.
         unsafe { ((*qp).context, (*qp).qp_num) = (context, number) };
     }
     qp
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut abi::Qp, attr: *mut abi::QpAttr, mask: c_int) -> c_int {
-    // SAFETY: made above; the caller's attributes.
+    // SAFETY: `create_qp` made the object; the caller's attributes are valid.
     let (context, attr) = unsafe { ((*qp).context, *attr) };
     let mut state = state(context);
     if let Some(&errno) = state.fails.get("modify") {
         return errno;
     }
-    // As the kernel has it: who goes on after a failure to send has to say so.
+    // As in the kernel, the transition from SQE must name the current state.
     let says_so = mask & abi::mask::CUR_STATE != 0 && attr.cur_qp_state == SQE;
-    // SAFETY: made above.
+    // SAFETY: `create_qp` made the object.
     let now = unsafe { &mut (*qp).state };
     let fails = attr.qp_state == QpState::Error as c_int;
-    // And there is no way from RESET to ERR.
+    // As in the kernel, there is no transition from RESET to ERR.
     if *now == QpState::Reset as c_int && fails {
         return libc::EINVAL;
     }
@@ -526,11 +529,11 @@ unsafe extern "C" fn modify_qp(qp: *mut abi::Qp, attr: *mut abi::QpAttr, mask: c
     0
 }
 
-/// Has the device move a queue pair by itself.
+/// Makes the device move a queue pair by itself.
 pub(super) fn move_to(shared: &Shared, qp: &dyn QueuePair, to: QpState) {
     let state = shared.lock().unwrap();
     let at = state.qps[&qp.qpn().raw()] as *mut abi::Qp;
-    // SAFETY: made above, and not destroyed, since there is a queue pair around it.
+    // SAFETY: `create_qp` made the object, and it is not destroyed, because `qp` holds it.
     unsafe { (*at).state = to as c_int };
 }
 
@@ -540,7 +543,7 @@ unsafe extern "C" fn query_qp(
     mask: c_int,
     _: *mut abi::QpInitAttr,
 ) -> c_int {
-    // SAFETY: made above; the caller's place.
+    // SAFETY: `create_qp` made the object; the caller's pointer is valid for the write.
     unsafe {
         let mut state = state((*qp).context);
         match mask {
@@ -549,35 +552,35 @@ unsafe extern "C" fn query_qp(
                 (*attr).qp_state = (*qp).state;
             }
             abi::mask::CAP => (*attr).cap = state.sizes,
-            mask => panic!("nobody needs {mask}"),
+            mask => panic!("unexpected mask {mask}"),
         }
     }
     0
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_qp` made the object.
     unmake(unsafe { (*qp).context }, "qp", qp)
 }
 
 unsafe extern "C" fn create_ah(pd: *mut abi::Pd, attr: *mut abi::AhAttr) -> *mut abi::Ah {
-    // SAFETY: made above; the caller's attributes.
+    // SAFETY: `alloc_pd` made the object; the caller's attributes are valid.
     let (context, attr) = unsafe { ((*pd).context, *attr) };
     let ah: *mut abi::Ah = make(context, "ah");
     if !ah.is_null() {
         state(context).ways.push(attr);
-        // SAFETY: just made.
+        // SAFETY: the object was just made.
         unsafe { (*ah).context = context };
     }
     ah
 }
 
 unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_ah` made the object.
     unmake(unsafe { (*ah).context }, "ah", ah)
 }
 
-/// The library.
+/// The functions of the stub.
 pub(super) fn api() -> Api {
     Api {
         fork_init,

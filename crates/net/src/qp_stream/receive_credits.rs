@@ -173,7 +173,7 @@ mod tests {
             let mut rounds = 0;
             while (0..6).fold(false, |acted, each| act(&mut sides, each) | acted) {
                 rounds += 1;
-                prop_assert!(rounds < 10_000, "they talk for ever");
+                prop_assert!(rounds < 10_000, "the two sides never stop sending");
             }
             prop_assert_eq!((sides[1].got, sides[0].got), sends);
         }

@@ -1,4 +1,4 @@
-//! What processes that pace an RNIC publish for observers: its name, and the constants of its thresholds.
+//! Publishes the name of a paced RNIC, and the constants of its thresholds, for observers.
 
 use headworks_shm::primitive::Ordering;
 

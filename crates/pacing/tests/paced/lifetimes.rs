@@ -173,7 +173,7 @@ impl Life {
     /// Checks a completion that the program got: of the next request that is signaled or that failed.
     pub(crate) fn tells(&mut self, done: &Completion) {
         let index = done.wr_id as u32 as usize;
-        assert!(index >= self.told, "request {index} is told of again");
+        assert!(index >= self.told, "request {index} completes again");
         for earlier in self.told..index {
             let fate = self.fates.get(&earlier);
             assert!(

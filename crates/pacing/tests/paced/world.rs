@@ -426,6 +426,6 @@ impl World {
                 while self.poll(cq, 16) > 0 {}
             }
         }
-        panic!("it comes to no end");
+        panic!("it does not finish");
     }
 }

@@ -1,4 +1,4 @@
-//! One part's process as its coordinator holds it: started, read, reaped.
+//! An actor's process as seen by the coordinator: start, read, reap.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -19,16 +19,16 @@ use crate::world::{ActorOutcome, ProcessExit};
 use headworks_net::framing::{FrameDecoder, FrameError};
 use headworks_net::waiting::ready_events;
 
-/// Longest line of standard error that is kept together.
+/// Longest line of standard error that is not split.
 const LINE_MAX: usize = 8 << 10;
 
-/// A part's process. Killed and reaped when dropped.
+/// An actor's process. Dropping this kills and reaps it.
 pub(crate) struct ChildProcess {
     pub(crate) role: String,
     pub(crate) socket: OwnedFd,
     pub(crate) pidfd: Arc<OwnedFd>,
     pub(crate) stderr: Option<StderrForwarder>,
-    /// A message that waits for room where it is going; nothing is read meanwhile.
+    /// A message that waits for room at its receiver. Nothing is read meanwhile.
     pub(crate) blocked: Option<FromChild>,
     pub(crate) ended: bool,
     process: Child,
@@ -54,7 +54,7 @@ impl ChildProcess {
             .process_group(0)
             .spawn()?;
         let stderr = process.stderr.take();
-        // Not reaped yet, so the id is still its own.
+        // The process is not reaped yet, so the id is still its own.
         let opened = pidfd_open(Pid::from_child(&process), PidfdFlags::empty());
         let pidfd = match opened {
             Ok(pidfd) => Arc::new(pidfd),
@@ -84,7 +84,7 @@ impl ChildProcess {
         self.process.id()
     }
 
-    /// Reads what is there, up to a bound, and says whether there may be more.
+    /// Reads what is there, up to a bound. Returns whether there may be more.
     pub(crate) fn read(&mut self) -> bool {
         let mut bytes = [0; 64 << 10];
         match recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
@@ -96,7 +96,7 @@ impl ChildProcess {
         }
     }
 
-    /// The next message that it sent.
+    /// The next message from the process.
     pub(crate) fn next(&mut self) -> Result<Option<FromChild>, FrameError> {
         match self.deframer.next_message()? {
             Some(message) => FromChild::parse(&message).map(Some),
@@ -104,15 +104,15 @@ impl ChildProcess {
         }
     }
 
-    /// It has said how it ends.
+    /// Records the outcome that the process announced.
     pub(crate) fn final_outcome(&mut self, why: Option<String>) {
         self.final_outcome
             .get_or_insert_with(|| why.map_or(ActorOutcome::Done, ActorOutcome::Failed));
     }
 
-    /// What it sends is not to be believed: it is killed.
+    /// Kills the process because it sent an illegal message.
     pub(crate) fn refuse(&mut self, error: &FrameError) {
-        tracing::warn!(role = self.role, %error, "killing a part that sends nonsense");
+        tracing::warn!(role = self.role, %error, "killing an actor's process that sent an illegal message");
         self.final_outcome = Some(ActorOutcome::Failed(format!("sent a {error}")));
         let _ = self.process.kill();
     }
@@ -144,7 +144,7 @@ impl Drop for ChildProcess {
 }
 
 fn end(process: &mut Child) {
-    // Fails only for one that has ended.
+    // This fails only if the process has ended.
     let _ = process.kill();
     let _ = process.wait();
 }
@@ -156,7 +156,7 @@ fn death(status: ExitStatus) -> ProcessExit {
     }
 }
 
-/// Copies a part's standard error to ours, line by line, with the role in front.
+/// Copies an actor's standard error to ours, line by line, with the role in front.
 pub(crate) struct StderrForwarder {
     pipe: ChildStderr,
     role: String,
@@ -174,7 +174,7 @@ impl StderrForwarder {
         })
     }
 
-    /// Forwards what is there, up to a bound, and says whether there will be more.
+    /// Forwards what is there, up to a bound. Returns whether there may be more.
     pub(crate) fn forward(&mut self) -> bool {
         let mut bytes = [0; 4096];
         match self.pipe.read(&mut bytes) {
@@ -195,7 +195,8 @@ impl StderrForwarder {
     }
 
     fn forward_rest(&mut self) {
-        // What a pipe holds at most; a process that it has started may write for ever.
+        // A pipe holds no more than this. Without a bound, a process that the actor started could write for
+        // ever.
         for _ in 0..(1 << 20) / 4096 {
             if ready_events(self.pipe.as_fd(), PollFlags::IN).is_empty() || !self.forward() {
                 break;
@@ -207,7 +208,7 @@ impl StderrForwarder {
     }
 
     fn print(&mut self) {
-        // Where our own standard error is closed, nobody wants to know.
+        // An error means that our own standard error is closed; then nobody reads it.
         let line = String::from_utf8_lossy(&self.line);
         let _ = writeln!(io::stderr(), "[{}] {line}", self.role);
         self.line.clear();

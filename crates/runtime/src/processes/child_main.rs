@@ -1,4 +1,4 @@
-//! The process of one part: started by the coordinator, it plays and ends.
+//! The process of one actor: the coordinator starts it, it runs the actor and ends.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,15 +18,15 @@ use crate::world::ActorOutcome;
 use crate::{ActorInit, ActorRegistry, ActorSpec, DeviceOpener};
 use headworks_net::framing::{FrameDecoder, FrameError};
 
-/// Says to a process that its standard input is the coordinator's socket: that socket's inode number,
-/// a colon, and the coordinator's process id.
+/// Environment variable that marks a process whose standard input is the coordinator's socket. Its value is
+/// that socket's inode number, a colon, and the coordinator's process id.
 pub(crate) const CHILD_VARIABLE: &str = "HEADWORKS_STAGE_CHILD";
 
-/// Mail and reports that a part has handed over and the coordinator has not read.
+/// Most bytes of mail and reports that the coordinator has not read.
 const UNWRITTEN_MAX: usize = 4 << 20;
 
-/// Plays the part if this process was started for one by [`Processes`](crate::Processes), and returns
-/// its exit code; `None` in every other process. First thing in `main`:
+/// Runs the actor if [`Processes`](crate::Processes) started this process for one, and returns its exit code.
+/// Returns `None` in every other process. Call it first in `main`:
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -45,9 +45,9 @@ pub fn child_entry(actors: &ActorRegistry, opener: DeviceOpener) -> Option<ExitC
     run_if_child(actors, opener).map(ExitCode::from)
 }
 
-/// [`child_entry`] for test programs: does not return in a process that was started for a part. A
-/// test program that uses [`Processes::of_this_test`](crate::Processes::of_this_test) has one test that
-/// does only this:
+/// [`child_entry`] for test programs: does not return in a process that was started for an actor. A test
+/// program that uses [`Processes::of_this_test`](crate::Processes::of_this_test) has one test that does only
+/// this:
 ///
 /// ```
 /// # use headworks_runtime::{ActorRegistry, child_entry_in_test, no_device_opener};
@@ -67,7 +67,7 @@ pub fn child_entry_in_test(actors: &ActorRegistry, opener: DeviceOpener) {
 fn run_if_child(actors: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
     let value = std::env::var(CHILD_VARIABLE).ok()?;
     let (inode, coordinator) = value.split_once(':')?;
-    // Programs that a part starts inherit the variable, not the socket.
+    // Programs that an actor starts inherit the variable, but not the socket.
     let stdin = rustix::fs::fstat(rustix::stdio::stdin()).ok()?;
     let is_socket = FileType::from_raw_mode(stdin.st_mode) == FileType::Socket;
     if !is_socket || inode.parse() != Ok(stdin.st_ino) {
@@ -77,7 +77,7 @@ fn run_if_child(actors: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
         Ok(ActorOutcome::Done) => Some(0),
         Ok(_) => Some(1),
         Err(error) => {
-            print_error("a part's process", &error);
+            print_error("an actor's process", &error);
             Some(1)
         }
     }
@@ -88,8 +88,8 @@ fn run_child(
     opener: DeviceOpener,
     coordinator: i32,
 ) -> io::Result<ActorOutcome> {
-    // Also ends a process that is stopped or stuck. The look at the parent comes after, in case it
-    // died before.
+    // The kernel then ends this process even if it is stopped or stuck. The parent is checked afterwards, in
+    // case it died before this call.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != coordinator) {
         return Err(io::Error::other("the coordinator is gone"));
@@ -103,11 +103,11 @@ fn run_child(
         deframer: FrameDecoder::new(MESSAGE_MAX),
     };
     let Some(ToChild::Start { spec, roles }) = stream.next()? else {
-        return Err(io::Error::other("the coordinator did not say what to play"));
+        return Err(io::Error::other("the coordinator sent no actor to run"));
     };
     let mailbox = Arc::new(Mailbox::new(&spec.role)?);
     let reader = Arc::clone(&mailbox);
-    // Before pinning, so that it does not share the part's processor.
+    // The thread is started before pinning, so that it does not share the actor's processor.
     std::thread::Builder::new()
         .name("mail".into())
         .spawn(move || read_mail(stream, &reader))?;
@@ -136,17 +136,17 @@ fn run_in_this_process(
         post,
     };
     let outcome = run_actor(actors, &ActorInit { spec, opener }, parts, &mut context);
-    // The coordinator counts a process that goes without a last word as dead: nothing more to do here.
+    // The coordinator treats a process that ends without an outcome as dead, so an error needs no handling.
     let _ = context.post.send_outcome(&outcome);
     outcome
 }
 
-/// There is no one else to tell: the coordinator forwards it.
+/// Prints an error to standard error, which the coordinator forwards. There is nobody else to tell.
 fn print_error(what: &str, error: &io::Error) {
     let _ = writeln!(io::stderr(), "{what}: {error}");
 }
 
-/// Reads until the coordinator's end, which is this process's end.
+/// Reads until the coordinator ends, and then ends this process.
 fn read_mail(mut stream: MessageReader, mailbox: &Mailbox) {
     loop {
         match stream.next() {
@@ -160,18 +160,18 @@ fn read_mail(mut stream: MessageReader, mailbox: &Mailbox) {
             }
         }
     }
-    // As the death signal would; an orderly exit could wait for the part's thread.
+    // The death signal does the same. An orderly exit could wait for the actor's thread.
     let _ = kill_process(getpid(), Signal::KILL);
 }
 
-/// Messages from the coordinator.
+/// Reads messages from the coordinator.
 struct MessageReader {
     socket: Arc<OwnedFd>,
     deframer: FrameDecoder,
 }
 
 impl MessageReader {
-    /// Waits for the next one; `None` at the end.
+    /// Waits for the next message; `None` at the end of the stream.
     fn next(&mut self) -> io::Result<Option<ToChild>> {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -187,7 +187,7 @@ impl MessageReader {
     }
 }
 
-/// The way to the coordinator.
+/// Sends mail and reports to the coordinator.
 struct SocketTransport {
     socket: Arc<OwnedFd>,
     roles: Vec<String>,
@@ -203,7 +203,7 @@ impl SocketTransport {
         if self.unwritten.len() > UNWRITTEN_MAX {
             return Err(MailError::Full(receiver.to_owned()));
         }
-        // The length was checked before.
+        // The length was checked before this.
         encode(&mut self.unwritten).map_err(|_| MailError::TooLong(crate::MAIL_MAX))?;
         self.flush().map_err(|_| MailError::NoCoordinator)
     }

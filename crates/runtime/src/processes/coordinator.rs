@@ -1,4 +1,4 @@
-//! The coordinator's thread: routes mail, collects reports, notices deaths.
+//! The coordinator's thread: routes mail, collects reports, detects deaths.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use headworks_net::EventFd;
 use headworks_net::framing::FrameError;
 use headworks_net::waiting::sleep;
 
-/// What the coordinator's thread shares with its handle.
+/// State that the coordinator's thread shares with its handle.
 pub(crate) struct CoordinatorState {
     pub(crate) outboxes: Vec<ChildOutbox>,
     pub(crate) alarm: Arc<EventFd>,
@@ -27,18 +27,18 @@ pub(crate) struct CoordinatorState {
 }
 
 impl CoordinatorState {
-    /// Everything is to end.
+    /// Requests the end of the scenario.
     pub(crate) fn close(&self) {
         self.closing.store(true, SeqCst);
         self.alarm.signal();
     }
 }
 
-/// The way to one part.
+/// Outgoing messages to one actor's process.
 pub(crate) struct ChildOutbox {
     pub(crate) pid: u32,
     pub(crate) pidfd: Arc<OwnedFd>,
-    /// Not yet written to its socket; `None` when it has ended.
+    /// Bytes that are not written to its socket yet; `None` once the process has ended.
     unwritten: Mutex<Option<Vec<u8>>>,
 }
 
@@ -50,16 +50,16 @@ pub(crate) enum PostResult {
 }
 
 impl ChildOutbox {
-    /// Queues a message; there is a limit on what waits, unless `force`.
+    /// Queues a message. Unless `force`, the bytes that wait are limited.
     pub(crate) fn post(&self, message: &ToChild, force: bool) -> PostResult {
         let mut unwritten = lock(&self.unwritten);
         match unwritten.as_mut() {
             None => PostResult::Ended,
             Some(unwritten) if unwritten.len() > MAILBOX_BYTES_MAX && !force => PostResult::Full,
             Some(unwritten) => {
-                // Mail was checked for its length, and the rest is short.
+                // The length of mail was checked before, and other messages are short.
                 if let Err(error) = message.encode(unwritten) {
-                    tracing::error!(%error, "mail that cannot be encoded");
+                    tracing::error!(%error, "cannot encode mail");
                 }
                 PostResult::Queued
             }
@@ -83,7 +83,7 @@ pub(crate) struct Coordinator {
     events: Arc<ScenarioEvents>,
 }
 
-/// What the descriptors of one child have.
+/// Events of the descriptors of one child.
 struct Ready {
     socket: PollFlags,
     death: PollFlags,
@@ -91,7 +91,7 @@ struct Ready {
 }
 
 impl Coordinator {
-    /// Starts every part's process; those started are killed if one cannot be.
+    /// Starts every actor's process. If one cannot be started, those that were are killed.
     pub(crate) fn start(
         program: &Path,
         args: &[OsString],
@@ -143,14 +143,14 @@ impl Coordinator {
         ))
     }
 
-    /// Directs until every part has ended or the handle says so; then the children are dropped, which
-    /// ends them.
+    /// Runs until every actor has ended or the handle closes the scenario. Then the children are dropped,
+    /// which ends them.
     pub(crate) fn run(mut self) {
         while !self.shared.closing.load(SeqCst) && self.children.iter().any(|p| !p.ended) {
             let ready = match self.wait() {
                 Ok(ready) => ready,
                 Err(error) => {
-                    tracing::error!(%error, "the coordinator cannot wait; ending the play");
+                    tracing::error!(%error, "the coordinator cannot wait for events; ending the scenario");
                     break;
                 }
             };
@@ -163,7 +163,7 @@ impl Coordinator {
     fn wait(&self) -> std::io::Result<Vec<Ready>> {
         let none = PollFlags::empty();
         let mut fds = vec![PollFd::new(&*self.shared.alarm, PollFlags::IN)];
-        // A part that has ended has nothing to poll for; its descriptors are there all the same.
+        // The descriptors of an actor that has ended stay open, but there is nothing to poll them for.
         let alarm = &*self.shared.alarm;
         for (child, port) in self.children.iter().zip(&self.shared.outboxes) {
             if child.ended {
@@ -180,7 +180,7 @@ impl Coordinator {
             } else {
                 none
             };
-            // A hang-up cannot be masked: a socket with nothing to do is left out.
+            // A hang-up cannot be masked, so a socket with nothing to do is left out.
             let wanted = input | output;
             let socket = PollFd::new(&child.socket, wanted);
             fds.push(if wanted.is_empty() {
@@ -229,13 +229,13 @@ impl Coordinator {
         if let Some(unwritten) = lock(&self.shared.outboxes[index].unwritten).as_mut()
             && let Err(error) = write_some(&self.children[index].socket, unwritten)
         {
-            // It is about to be found dead.
-            tracing::debug!(role = self.children[index].role, %error, "a part hung up");
+            // The death of the process is about to be noticed.
+            tracing::debug!(role = self.children[index].role, %error, "an actor's process closed its socket");
             unwritten.clear();
         }
     }
 
-    /// Routes what a part has sent, until it is all gone or must wait for room.
+    /// Routes messages of an actor until none is left or one must wait for room.
     fn route_all(&mut self, index: usize, force: bool) {
         loop {
             let next = match self.children[index].blocked.take() {
@@ -255,7 +255,7 @@ impl Coordinator {
         }
     }
 
-    /// Delivers a message, or gives it back when there is no room.
+    /// Delivers a message. Returns it as the error if there is no room.
     fn route(
         &mut self,
         index: usize,
@@ -296,7 +296,7 @@ impl Coordinator {
         self.children[index].refuse(error);
     }
 
-    /// A process has ended: what it said last is still to be heard.
+    /// Reads the last messages of a process that has ended, and reaps it.
     fn reap_child(&mut self, index: usize) {
         while self.children[index].read() {
             self.route_all(index, true);

@@ -1,5 +1,5 @@
-//! What the coordinator and the process of a part say to each other. Either side takes the other's
-//! bytes for hostile: everything is bounded, and what does not fit is a [`FrameError`].
+//! The protocol between the coordinator and an actor's process. Either side treats the other's bytes as
+//! hostile: everything is bounded, and illegal bytes yield a [`FrameError`].
 
 use headworks_verbs::DeviceName;
 
@@ -7,15 +7,15 @@ use crate::actor::{MAIL_MAX, Mail};
 use crate::scenario::{ACTORS_MAX, ActorSpec, is_valid_name};
 use headworks_net::framing::{FrameError, encode_frame};
 
-/// Longest message: mail or arguments of the greatest length, and a part's other words.
+/// Longest message: mail or arguments of the greatest length, and the other fields.
 pub(crate) const MESSAGE_MAX: usize = MAIL_MAX + (256 << 10);
-/// Longest reason for a failure.
+/// Longest text of a failure, in bytes.
 const REASON_MAX: usize = 4096;
 
-/// From the coordinator.
+/// A message from the coordinator.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ToChild {
-    /// The first message: what to play, and with whom.
+    /// The first message: the actor to run, and all roles.
     Start {
         spec: ActorSpec,
         roles: Vec<String>,
@@ -24,7 +24,7 @@ pub(crate) enum ToChild {
     Interrupt,
 }
 
-/// To the coordinator.
+/// A message to the coordinator.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FromChild {
     Mail {
@@ -32,7 +32,7 @@ pub(crate) enum FromChild {
         bytes: Vec<u8>,
     },
     Report(Vec<u8>),
-    /// The last message: how it ended, `None` for well.
+    /// The last message: the reason of a failure, or `None` for success.
     Ended(Option<String>),
 }
 
@@ -139,14 +139,14 @@ impl FromChild {
     }
 }
 
-/// [`FromChild::Mail`] without a copy of the bytes.
+/// Encodes [`FromChild::Mail`] without a copy of the bytes.
 pub(crate) fn mail_to(out: &mut Vec<u8>, to: &str, bytes: &[u8]) -> Result<(), FrameError> {
     let mut head = vec![b'M'];
     put_short(&mut head, to.as_bytes())?;
     encode_frame(out, &[&head, bytes], MESSAGE_MAX)
 }
 
-/// [`FromChild::Report`] without a copy of the bytes.
+/// Encodes [`FromChild::Report`] without a copy of the bytes.
 pub(crate) fn report(out: &mut Vec<u8>, bytes: &[u8]) -> Result<(), FrameError> {
     encode_frame(out, &[b"R", bytes], MESSAGE_MAX)
 }

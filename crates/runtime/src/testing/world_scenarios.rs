@@ -1,6 +1,7 @@
-//! What every world does with the same plays, for the tests of each of them.
+//! Scenarios that every world must run alike, for the tests of each world.
 //!
-//! [`actors`] has the actors; a world of processes needs it in the processes as well. [`run_all`] runs every play.
+//! [`actors`] registers the actors; a world of processes needs them in its processes as well. [`run_all`]
+//! runs every scenario.
 
 use headworks_verbs::{Duration, Instant};
 
@@ -12,10 +13,10 @@ use crate::world::{
 };
 use crate::{ActorRegistry, ActorSpec, Scenario};
 
-/// The number of the signal that kills.
+/// Number of the signal SIGKILL.
 const KILL: i32 = 9;
 
-/// The actors.
+/// Registers the actors of the scenarios.
 pub fn actors() -> ActorRegistry {
     let mut actors = ActorRegistry::new();
     actors.register("ping", |part| {
@@ -45,11 +46,11 @@ pub fn actors() -> ActorRegistry {
     actors
 }
 
-/// Runs every play in this world.
+/// Runs every scenario in this world.
 ///
 /// # Panics
 ///
-/// If the world does otherwise than worlds do.
+/// If the world behaves differently from what is expected of every world.
 pub fn run_all(world: &dyn World) {
     for (name, scenario) in SCENARIOS {
         println!("{name}");
@@ -87,7 +88,7 @@ const SCENARIOS: &[(&str, Check)] = &[
     ),
 ];
 
-/// What became of a play, which has time enough on its own clock.
+/// Finishes a scenario, with ample time on its own clock, and returns the results.
 pub fn finish(running: Box<dyn RunningScenario>) -> Vec<ActorResult> {
     let soon = running.now() + Duration::from_secs(60);
     running.finish(soon)
@@ -226,7 +227,7 @@ fn a_killed_actor_is_reported_and_the_others_go_on(world: &dyn World) {
 }
 
 fn a_stopped_actor_goes_on_when_told_to(world: &dyn World) {
-    // It ends by itself as soon as it hears that it is interrupted, and not before.
+    // The actor ends by itself as soon as it sees the interruption, and not before.
     let scenario = Scenario::of([part("a", "idle")]);
     let mut running = world.start(&scenario).expect("starts");
     running.stop("a").expect("stops");
@@ -239,7 +240,7 @@ fn a_stopped_actor_goes_on_when_told_to(world: &dyn World) {
     );
 }
 
-/// Goes on until it is interrupted.
+/// Runs until it is interrupted.
 struct Endless(fn() -> Step);
 
 impl Actor for Endless {
@@ -301,7 +302,7 @@ impl Actor for Pong {
 
 const FLOOD: u32 = 60;
 
-/// Sends far more than may wait.
+/// Sends far more mail than may wait.
 struct Flood {
     sent: u32,
 }
@@ -323,7 +324,7 @@ impl Actor for Flood {
     }
 }
 
-/// Reads nothing until it is interrupted, and sends all on to the coordinator.
+/// Reads nothing until it is interrupted, and then reports everything to the coordinator.
 struct Basin {
     got: u32,
     unreported: Option<Vec<u8>>,
@@ -357,7 +358,7 @@ impl Actor for Basin {
     }
 }
 
-/// Is never late by being early.
+/// Fails if it is stepped before the time it asked for.
 struct Timer {
     until: Option<Instant>,
 }

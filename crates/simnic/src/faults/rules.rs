@@ -1,4 +1,4 @@
-//! Rules ready-made. Each is a pure function of an event and of random numbers.
+//! Ready-made rules. Each is a pure function of an event and of random numbers.
 
 use headworks_verbs::{Duration, Instant};
 
@@ -16,7 +16,7 @@ where
     }
 }
 
-/// A rule made from a function.
+/// Makes a rule from a function.
 pub fn from_fn<F>(judge: F) -> impl Rule
 where
     F: Fn(&FaultEvent<'_>, &mut Random) -> Option<Verdict> + Send + Sync + 'static,
@@ -24,31 +24,31 @@ where
     FnRule(judge)
 }
 
-/// Whether packets leave, with bytes or without.
+/// Whether the event is that packets leave, with or without payload.
 fn leaves(event: &FaultEvent<'_>) -> bool {
     matches!(event.point, FaultPoint::Packets | FaultPoint::Acknowledge)
 }
 
-/// Once in so many packets; of those that travel together, each counts.
+/// Draws with probability 1/`times` for each packet of the event. Returns whether any was drawn.
 fn hit(event: &FaultEvent<'_>, random: &mut Random, times: u64) -> bool {
     (0..event.packets.max(1)).any(|_| random.once_in(times))
 }
 
-/// One packet in `times` is lost, and with it those that travel with it.
+/// Loses one packet in `times`, together with the packets that travel with it.
 pub fn loss(times: u64) -> impl Rule {
     from_fn(move |event, random| {
         (leaves(event) && hit(event, random, times)).then_some(Verdict::Refuse)
     })
 }
 
-/// One answer in `times` is lost: what was done is asked for once more.
+/// Loses one acknowledgement in `times`, so that what was done already is requested again.
 pub fn lose_acknowledges(times: u64) -> impl Rule {
     from_fn(move |event, random| {
         (event.point == FaultPoint::Acknowledge && random.once_in(times)).then_some(Verdict::Refuse)
     })
 }
 
-/// One packet in `times` comes up to `by_most` later, behind what left after it.
+/// Delays one packet in `times` by up to `by_most`, and lets packets that leave later overtake it.
 pub fn reorder(times: u64, by_most: Duration) -> impl Rule {
     from_fn(move |event, random| {
         let overtaken = leaves(event) && hit(event, random, times);
@@ -56,7 +56,7 @@ pub fn reorder(times: u64, by_most: Duration) -> impl Rule {
     })
 }
 
-/// One packet in `times` comes up to `by_most` later, and so does what is behind it.
+/// Delays one packet in `times` by up to `by_most`, and with it the packets behind it.
 pub fn jitter(times: u64, by_most: Duration) -> impl Rule {
     from_fn(move |event, random| {
         let waits = leaves(event) && hit(event, random, times);
@@ -68,7 +68,7 @@ fn up_to(most: Duration, random: &mut Random) -> Duration {
     Duration::from_nanos(random.within(1, most.nanos().max(1)))
 }
 
-/// The link of a host is down from `from` on, for so long: what is on it is lost.
+/// Takes a host's link down for `span` from `from` on. Packets that are on the link then are lost.
 pub fn link_down(host: &str, from: Instant, span: Duration) -> impl Rule + use<> {
     let host = host.to_owned();
     from_fn(move |event, _| {
@@ -78,7 +78,7 @@ pub fn link_down(host: &str, from: Instant, span: Duration) -> impl Rule + use<>
     })
 }
 
-/// On a host no receive is found from `from` on, for so long.
+/// Has a host find no receives for `span` from `from` on.
 pub fn no_receives(host: &str, from: Instant, span: Duration) -> impl Rule + use<> {
     let host = host.to_owned();
     from_fn(move |event, _| {
@@ -87,22 +87,23 @@ pub fn no_receives(host: &str, from: Instant, span: Duration) -> impl Rule + use
     })
 }
 
-/// Once in `times` a message that needs a receive is told that none is posted.
+/// Has one message in `times` that needs a receive find none.
 pub fn not_ready(times: u64) -> impl Rule {
     from_fn(move |event, random| {
         (event.point == FaultPoint::Receive && random.once_in(times)).then_some(Verdict::Refuse)
     })
 }
 
-/// One packet in `times` fails the queue pair that sends it; of those that travel together, each counts.
+/// Has one packet in `times` fail the queue pair that sends
+/// it. Packets that travel together are drawn one by one.
 pub fn kill_queue_pair(times: u64) -> impl Rule {
     from_fn(move |event, random| {
         (leaves(event) && hit(event, random, times)).then_some(Verdict::Kill)
     })
 }
 
-/// Of the packets with bytes that leave a host, those that leave as number `number` fail the queue pair that
-/// sends them.
+/// Fails the queue pair that sends the packets of event `number` at a host. Events of [`FaultPoint::Packets`]
+/// are counted, so acknowledgements are not.
 pub fn kill_queue_pair_at(host: &str, number: u64) -> impl Rule + use<> {
     let host = host.to_owned();
     from_fn(move |event, _| {
@@ -112,7 +113,7 @@ pub fn kill_queue_pair_at(host: &str, number: u64) -> impl Rule + use<> {
     })
 }
 
-/// The actors of a host do not run from `from` on, for so long.
+/// Stalls all actors of a host for `span` from `from` on.
 pub fn stall_actors(host: &str, from: Instant, span: Duration) -> impl Rule + use<> {
     let host = host.to_owned();
     from_fn(move |event, _| {
@@ -122,7 +123,7 @@ pub fn stall_actors(host: &str, from: Instant, span: Duration) -> impl Rule + us
     })
 }
 
-/// The actor of that role dies at that time, whatever it is doing.
+/// Kills the actor of that role at that time, whatever it is doing.
 pub fn kill_actor(role: &str, at: Instant) -> impl Rule + use<> {
     let role = role.to_owned();
     ActorCrash { role, at }
@@ -144,16 +145,16 @@ impl Rule for ActorCrash {
     }
 }
 
-/// Of WRITEs whose bytes come in several parts, one in `times` is placed from its end to its beginning: what a
-/// device may do that promises no order within a WRITE. It is done, and told of, as a whole all the same.
+/// Places one in `times` of the WRITEs that arrive in several parts from its end to its beginning. A device
+/// that promises no order within a WRITE may do that. The WRITE still completes as a whole.
 pub fn place_backwards(times: u64) -> impl Rule {
     from_fn(move |event, random| {
         (event.point == FaultPoint::Placing && random.once_in(times)).then_some(Verdict::Backwards)
     })
 }
 
-/// The clock of a host, and the timestamps of its completions, are too fast by so many millionths, or too
-/// slow.
+/// Makes a host's clock, and the timestamps of its completions,
+/// run fast by `ppm` parts per million; slow if it is negative.
 pub fn clock_drift(host: &str, ppm: i32) -> impl Rule + use<> {
     let host = host.to_owned();
     from_fn(move |event, _| {

@@ -1,4 +1,4 @@
-//! What happened, as one number: two runs of one seed have the same.
+//! A digest of a run: a number that is equal in two runs of one seed.
 
 use headworks_verbs::Completion;
 use slab::Slab;
@@ -6,7 +6,7 @@ use slab::Slab;
 use crate::hardware_units::Ps;
 use crate::model::{Event, Piece, PieceId, PieceKind};
 
-/// What is noted: no two are alike.
+/// Tags of digest entries, one for each kind.
 #[derive(Clone, Copy)]
 enum DigestTag {
     Doorbell = 1,
@@ -25,7 +25,7 @@ enum DigestTag {
     Respond,
 }
 
-/// A digest of everything that happened so far, and of when.
+/// A digest of everything that happened so far, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RunDigest {
     digest: u64,
@@ -43,7 +43,7 @@ impl Default for RunDigest {
 }
 
 impl RunDigest {
-    /// So far.
+    /// Returns the digest so far.
     pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
@@ -57,16 +57,16 @@ impl RunDigest {
 
     fn mix(&mut self, word: u64) {
         let mixed = (self.digest ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-        // High bits come down, or they would never count for low ones.
+        // Multiplication only carries upwards, so fold the high bits back into the low ones.
         self.digest = mixed ^ (mixed >> 32);
     }
 
-    /// Notes that an actor was stepped.
+    /// Adds an actor's step.
     pub(crate) fn stepped(&mut self, actor: usize, begin: Ps, end: Ps) {
         self.note(&[begin, DigestTag::Stepped as u64, actor as u64, end]);
     }
 
-    /// Notes a completion, which can be seen at that time.
+    /// Adds a completion that becomes visible at that time.
     pub(crate) fn completed(&mut self, at: Ps, done: &Completion) {
         let what = (done.status as u64) << 32 | done.opcode as u64;
         let imm = done.imm.map_or(0, |imm| 1 << 32 | u64::from(imm));
@@ -74,7 +74,7 @@ impl RunDigest {
         self.note(&[at, DigestTag::Completed as u64, done.wr_id, of, what, imm]);
     }
 
-    /// Notes bytes that are placed.
+    /// Adds placed bytes.
     pub(crate) fn placed(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
@@ -83,7 +83,7 @@ impl RunDigest {
         }
     }
 
-    /// Notes an event of the model.
+    /// Adds an event of the model.
     pub(crate) fn happened(&mut self, at: Ps, event: &Event, pieces: &Slab<Piece>) {
         let of = |qp: &crate::model::QpRef| u64::from(qp.index) << 32 | u64::from(qp.life);
         match event {

@@ -1,24 +1,24 @@
-//! What all rules together say of an event.
+//! The combined verdict of all rules.
 
 use headworks_verbs::Duration;
 
 use super::{FaultPoint, Verdict};
 
-/// What they say.
+/// Combination of all rules' verdicts on one event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CombinedVerdict {
     pub(crate) kills: bool,
     pub(crate) refuses: bool,
-    /// Later, and what is behind too.
+    /// Delay that also holds back later packets.
     pub(crate) waits: Option<Duration>,
-    /// Later, and what is behind is not.
+    /// Delay that does not hold back later packets.
     pub(crate) overtaken: Option<Duration>,
     pub(crate) drift: Option<i32>,
     pub(crate) backwards: bool,
 }
 
 impl CombinedVerdict {
-    /// Another rule speaks.
+    /// Adds a rule's verdict.
     pub(super) fn add(&mut self, point: FaultPoint, verdict: Verdict) {
         let sum = |so_far: Option<Duration>, more: Duration| {
             let nanos = so_far.map_or(0, Duration::nanos);
@@ -27,7 +27,7 @@ impl CombinedVerdict {
         match verdict {
             Verdict::Pass => {}
             Verdict::Refuse => self.refuses = true,
-            // Two that say until when agree on the later.
+            // Each stalls the actor until some time, and the later one counts.
             Verdict::WaitFor(span) if point == FaultPoint::Step => {
                 self.waits = self.waits.max(Some(span));
             }
@@ -39,13 +39,13 @@ impl CombinedVerdict {
         }
     }
 
-    /// What is lost or killed by another judgement is.
+    /// Adds the kill and the loss of a second judgement.
     pub(super) fn unite(&mut self, other: Self) {
         self.kills |= other.kills;
         self.refuses |= other.refuses;
     }
 
-    /// One number for all of it.
+    /// Returns a hash of all fields.
     pub(super) fn digest(&self) -> u64 {
         let span = |span: Option<Duration>| span.map_or(0, |span| span.nanos().saturating_add(1));
         let words = [

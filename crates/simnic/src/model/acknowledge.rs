@@ -107,7 +107,7 @@ impl Model {
         self.make_ready(reference.index);
     }
 
-    /// Has everything from this packet on sent again.
+    /// Goes back to this packet: everything from it on is sent again.
     pub(super) fn retransmit(&mut self, index: u32, psn: u64) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -215,7 +215,7 @@ impl Model {
                 .then(|| NewCompletion::of(wqe, Status::Success, qp.first));
             qp.sq.pop_front();
             if qp.sending < qp.first {
-                // It was being retransmitted.
+                // This request was being retransmitted.
                 (qp.sending, qp.sent) = (qp.first, 0);
             }
             let (cq, reference) = (qp.send_cq, (qp.reference(), qp.qpn));
@@ -234,8 +234,8 @@ impl Model {
         }
     }
 
-    /// Fails the request of a refused packet, and its queue pair with it. The requests before it end first; some
-    /// may be READs that still wait for the rest of their responses.
+    /// Fails the request of a refused packet, and its queue pair with it. The requests before it end first;
+    /// some may be READs that still wait for the rest of their responses.
     fn end_refused(&mut self, index: u32, psn: u64, status: Status) {
         self.end_requests(index);
         let (_, Some(qp)) = &mut self.qps[index as usize] else {

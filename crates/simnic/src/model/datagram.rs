@@ -67,8 +67,8 @@ fn destination(op: SendOp) -> Option<Destination> {
 }
 
 impl Model {
-    /// Returns a datagram's GRH and payload; `None` if it is not sent. An error is the status that the request
-    /// ends with.
+    /// Returns a datagram's GRH and payload; `None` if it is not
+    /// sent. An error is the status that the request ends with.
     #[inline(never)]
     pub(super) fn datagram(&mut self, qp: QpRef, number: u64) -> Result<Option<Box<[u8]>>, Status> {
         let (hosts, regions) = (&self.hosts, &self.regions);

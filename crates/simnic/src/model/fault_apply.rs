@@ -79,8 +79,8 @@ impl Model {
         self.judge(FaultPoint::Life, host, role, at).kills
     }
 
-    /// Returns the offset of the bytes of a WRITE that are placed when `piece` arrives. If a rule has the WRITE placed
-    /// backwards, this is the mirrored part, so every byte is placed once.
+    /// Returns the offset of the bytes of a WRITE that are placed when `piece` arrives. If a rule has the
+    /// WRITE placed backwards, this is the mirrored part, so every byte is placed once.
     #[inline]
     pub(super) fn offset_of(&mut self, piece: &Piece) -> u32 {
         match self.faults.is_some() {
@@ -174,8 +174,8 @@ impl Model {
         faults.judge(point, facts)
     }
 
-    /// Returns the digest of the run so far and its number of entries. Both are equal in every run of a seed. `None`
-    /// without rules.
+    /// Returns the digest of the run so far and its number of entries.
+    /// Both are equal in every run of a seed. `None` without rules.
     pub(crate) fn run_digest(&self) -> Option<(u64, u64)> {
         let run_digest = &self.faults.as_deref()?.run_digest;
         Some((run_digest.digest(), run_digest.len))

@@ -33,7 +33,8 @@ pub struct Counters {
     pub mtt_misses: u64,
     /// Lookups of protections that were not on the chip.
     pub mpt_misses: u64,
-    /// Requests that had left the chip before they were sent, or before they ended. One request may count twice.
+    /// Requests that had left the chip before they were sent,
+    /// or before they ended. One request may count twice.
     pub wqe_misses: u64,
     /// Time that units waited for DMA reads, in picoseconds.
     pub stalls: Ps,
@@ -58,8 +59,8 @@ pub(crate) struct Host {
     pub(crate) icm: Cache,
     pub(crate) mtt: Cache,
     pub(crate) mpt: Cache,
-    /// Cache of requests. One that was fetched and evicted must be fetched again when it is sent, and when it
-    /// ends.
+    /// Cache of requests. One that was fetched and evicted must
+    /// be fetched again when it is sent, and when it ends.
     pub(crate) requests: Cache,
     /// Number of queue pair contexts created so far.
     pub(crate) contexts: u64,
@@ -77,8 +78,8 @@ pub(crate) struct Host {
     pub(crate) async_alarm: Arc<EventFd>,
 }
 
-/// Times at which a host's memory or completions change. A change may lie ahead of the event that causes it: a
-/// completion then still has to cross the bus.
+/// Times at which a host's memory or completions change. A change may lie ahead of the event that causes it:
+/// a completion then still has to cross the bus.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeTimes {
     /// Time of the last change that has happened.
@@ -92,8 +93,8 @@ pub(crate) struct ChangeTimes {
 }
 
 impl ChangeTimes {
-    /// Adds a change `at`; it is `now`. Returns the time to report it, if a report is wanted and no earlier one
-    /// is scheduled.
+    /// Adds a change `at`; it is `now`. Returns the time to report
+    /// it, if a report is wanted and no earlier one is scheduled.
     #[inline]
     pub(crate) fn add(&mut self, now: Ps, at: Ps) -> Option<Ps> {
         self.pass(now);
@@ -212,7 +213,8 @@ impl Host {
         let mut cache = |entries: f64, ways: f64, policy, index| {
             Cache::new(entries as u64, ways as usize, policy, index, random.bits())
         };
-        // Queue pairs created in a row have consecutive contexts, so low bits spread them evenly over the sets.
+        // Queue pairs created in a row have consecutive contexts,
+        // so low bits spread them evenly over the sets.
         let icm = cache(
             preset.icm_entries,
             preset.icm_ways,
@@ -258,9 +260,9 @@ impl Host {
         Instant::from_nanos((i128::from(at) + off).max(0) as u64 / NS)
     }
 
-    /// Looks up the translations and protections of a part `(list, offset, length)` of a request's bytes. Returns
-    /// how long the unit waits: `read` for each entry that is not on the chip. With `again` the request itself was
-    /// evicted, and each span's protection and first translation count as evicted with it.
+    /// Looks up the translations and protections of a part `(list, offset, length)` of a request's bytes.
+    /// Returns how long the unit waits: `read` for each entry that is not on the chip. With `again` the
+    /// request itself was evicted, and each span's protection and first translation count as evicted with it.
     #[inline]
     pub(crate) fn look_up(
         &mut self,

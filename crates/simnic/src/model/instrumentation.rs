@@ -1,7 +1,7 @@
 //! Input for traces and utilisation tables.
 //!
-//! Units and pipes log their busy times, and counters count misses. Nothing here influences the model, and the
-//! model's other code does not depend on it.
+//! Units and pipes log their busy times, and counters count misses. Nothing here influences the model, and
+//! the model's other code does not depend on it.
 
 use headworks_verbs::{Completion, Status};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::Model;
 
-/// Numbers of objects that exist in a network. An actor's objects go when it ends, so any that remain then
-/// are leaks.
+/// Numbers of objects that exist in a network. An actor's
+/// objects go when it ends, so any that remain then are leaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectCounts {
     /// Queue pairs.

@@ -421,7 +421,8 @@ impl Model {
         self.queue_response(piece.to, Response::new(read_request, found, len, ready));
     }
 
-    /// Executes an atomic, and returns the value it found. A duplicate is not executed; it gets the kept value.
+    /// Executes an atomic, and returns the value it found.
+    /// A duplicate is not executed; it gets the kept value.
     fn atomic(&mut self, to: QpRef, psn: u64, op: SendOp, target: &Span) -> u64 {
         let before = self.qp(to).and_then(|qp| {
             let found = qp.answers.iter().find(|(number, _)| *number == psn);
@@ -455,8 +456,9 @@ impl Model {
         if state == QpState::Error {
             return;
         }
-        // Responses come in order. If one is missing, its request is sent again (9.7.5.1.3, implied NAK). Accepting a
-        // later one first would allow more requests under way than the responder keeps results for.
+        // Responses come in order. If one is missing, its request is sent
+        // again (9.7.5.1.3, implied NAK). Accepting a later one first would
+        // allow more requests under way than the responder keeps results for.
         let Some(at) = qp.sq.iter().position(|wqe| wqe.reads() && !wqe.answered) else {
             return;
         };
@@ -530,8 +532,8 @@ pub(super) fn asked<'a>(qps: &'a Qps, piece: &Piece) -> Option<(&'a Qp, &'a Wqe)
     Some((qp, qp.sq.get(at as usize)?))
 }
 
-/// Calls `copy` for each span of a part `(offset, length)` of a request's bytes at the sender. `copy` also gets the
-/// number of bytes before the span.
+/// Calls `copy` for each span of a part `(offset, length)` of a request's bytes at the sender. `copy` also
+/// gets the number of bytes before the span.
 #[inline]
 pub(super) fn copy_from_sender(
     regions: &Regions,
@@ -558,8 +560,8 @@ pub(super) fn copy_from_sender(
     copied.map_err(|_| Refusal::Lost)
 }
 
-/// Calls `look` for the target of a WRITE or of a response, or for the first byte that a READ or an atomic asks for.
-/// Returns the sum of its results.
+/// Calls `look` for the target of a WRITE or of a response, or for the first byte that a READ or an atomic
+/// asks for. Returns the sum of its results.
 fn target_of(
     qps: &Qps,
     regions: &Regions,

@@ -147,9 +147,11 @@ pub(crate) struct Cqe {
     pub(crate) completion: Completion,
     pub(crate) at: Ps,
     pub(crate) qp: QpRef,
-    /// Whether it wakes a queue that is armed for solicited completions only: it was solicited or is an error.
+    /// Whether it wakes a queue that is armed for solicited
+    /// completions only: it was solicited or is an error.
     pub(crate) solicited: bool,
-    /// Requests, or receives that are the queue pair's own, before this number occupy no slot once it is polled.
+    /// Requests, or receives that are the queue pair's own,
+    /// before this number occupy no slot once it is polled.
     pub(crate) retires: u64,
 }
 
@@ -184,7 +186,8 @@ pub(crate) enum Armed {
 pub(crate) struct NewCompletion {
     pub(crate) completion: Completion,
     pub(crate) solicited: bool,
-    /// Requests, or receives that are the queue pair's own, before this number occupy no slot once it is polled.
+    /// Requests, or receives that are the queue pair's own,
+    /// before this number occupy no slot once it is polled.
     pub(crate) retires: u64,
 }
 

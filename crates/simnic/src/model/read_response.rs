@@ -1,5 +1,5 @@
-//! Responses to READs and atomics. A queue pair sends its responses one after the other, in parts, as fast as the
-//! link takes them.
+//! Responses to READs and atomics. A queue pair sends its responses
+//! one after the other, in parts, as fast as the link takes them.
 
 use headworks_verbs::{Access, RemoteAddr, Status};
 
@@ -160,8 +160,8 @@ impl Model {
         }
     }
 
-    /// Returns the next bytes of a response, and the time that looking up their translations takes; `None` if the
-    /// memory may not be read any more.
+    /// Returns the next bytes of a response, and the time that looking up their translations takes; `None` if
+    /// the memory may not be read any more.
     fn found(
         &mut self,
         response: &Response,

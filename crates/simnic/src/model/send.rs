@@ -10,12 +10,12 @@ use crate::registered_memory::AccessRequest;
 use crate::wqe::cache_key;
 
 impl Model {
-    /// Rings the doorbell for the requests before `upto`. The RNIC hears of it `at`, but not before this queue
-    /// pair's earlier doorbells.
+    /// Rings the doorbell for the requests before `upto`. The RNIC hears of it `at`, but not before this
+    /// queue pair's earlier doorbells.
     ///
-    /// A doorbell is quiet if its single request comes with it and the request cache is unlimited, because nothing
-    /// is fetched or cached then. A quiet doorbell is no event: its time is noted in the request and checked when the
-    /// queue pair has nothing else to send. Every other doorbell is an event.
+    /// A doorbell is quiet if its single request comes with it and the request cache is unlimited, because
+    /// nothing is fetched or cached then. A quiet doorbell is no event: its time is noted in the request and
+    /// checked when the queue pair has nothing else to send. Every other doorbell is an event.
     pub(crate) fn ring(&mut self, index: u32, at: Ps, upto: u64) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -311,8 +311,8 @@ impl Model {
         }
     }
 
-    /// Sends a piece to the queue pair of that number. The piece is lost if there is no such queue pair, or if that one
-    /// is not connected to the sender.
+    /// Sends a piece to the queue pair of that number. The piece is lost if there is no such queue pair, or
+    /// if that one is not connected to the sender.
     fn launch(
         &mut self,
         mut piece: Piece,

@@ -30,7 +30,8 @@ impl ContextBackend for SimContext<'_> {
     }
 
     fn charge(&mut self, cost: Duration) {
-        // A charge of zero is not work: an actor that charges it for each look that finds nothing is spinning.
+        // A charge of zero is not work: an actor that charges
+        // it for each look that finds nothing is spinning.
         if cost > Duration::ZERO {
             self.work(cost.nanos().saturating_mul(NS));
         }

@@ -1,4 +1,4 @@
-//! Two simulated hosts whose queue pairs are connected, outside of any world.
+//! Two simulated hosts with connected queue pairs, outside of a world.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use headworks_verbs::{
     SendFlags, SendOp, SendWr,
 };
 
-/// Bytes of a host's memory.
+/// Size of a host's memory, in bytes.
 const MEMORY: usize = 4 << 20;
-/// The time to an acknowledgement, as attribute and as time.
+/// Timeout for acknowledgements, as an attribute and as a duration.
 const CODE: u8 = 8;
 pub(crate) const TIMEOUT: Duration = Duration::from_nanos(4_096 << CODE);
 
-/// One host.
+/// One of the two hosts.
 pub(crate) struct PairHost {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) qp: Box<dyn QueuePair>,
@@ -82,7 +82,8 @@ impl PairHost {
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= MEMORY);
         let start = self.region.buffer().as_ptr().wrapping_add(offset);
-        // SAFETY: within the buffer, which nobody else writes while no call is made: there is one thread.
+        // SAFETY: the range is within the buffer. Nobody writes the buffer meanwhile: there is one thread,
+        // and the device writes only during calls.
         #[allow(unsafe_code, reason = "registered memory is reached by address")]
         unsafe { std::slice::from_raw_parts(start, len) }.to_vec()
     }
@@ -110,7 +111,7 @@ impl PairHost {
 }
 
 impl ConnectedHosts {
-    /// Two that are connected, where things go wrong by these rules.
+    /// Connects two hosts whose network has faults by these rules.
     pub(crate) fn new(rules: Rules, retry_count: u8, rnr_retry: u8) -> Self {
         let provider = SimProvider::new().with_rules(rules);
         let (mut here, mut there) = (PairHost::new(&provider, "a"), PairHost::new(&provider, "b"));
@@ -163,7 +164,7 @@ impl ConnectedHosts {
         self.here.qp.post_send(&[wr]).expect("posts");
     }
 
-    /// Writes bytes to the beginning of the other side's memory, from a place of their own.
+    /// Writes bytes to the start of the peer's memory, from a source of their own.
     pub(crate) fn write(&mut self, number: u64, len: u32, byte: u8) {
         let offset = (1 << 20) + number as usize * 50_000;
         self.here.fill(offset, len as usize, byte);
@@ -171,7 +172,7 @@ impl ConnectedHosts {
         self.post(number, SendOp::Write(to), offset, len);
     }
 
-    /// Writes bytes to where the other side has no memory.
+    /// Writes to an address behind the peer's memory.
     pub(crate) fn write_outside(&mut self, number: u64, len: u32) {
         let mut to = self.there.region.remote(0);
         to.addr += MEMORY as u64;
@@ -184,13 +185,13 @@ impl ConnectedHosts {
         self.post(number, SendOp::Send, offset, len);
     }
 
-    /// Reads from there to the beginning of this side's memory.
+    /// Reads from the start of the peer's memory to the start of the local memory.
     pub(crate) fn read(&mut self, number: u64, len: u32) {
         let from = self.there.region.remote(0);
         self.post(number, SendOp::Read(from), 0, len);
     }
 
-    /// Adds to the first word there; what was before comes to word `number` here.
+    /// Adds to the first word of the peer's memory. The old value goes to the local word `number`.
     pub(crate) fn add(&mut self, number: u64, add: u64) {
         let remote = self.there.region.remote(0);
         let op = SendOp::FetchAdd { remote, add };
@@ -203,7 +204,7 @@ impl ConnectedHosts {
         self.there.qp.post_recv(&[wr]).expect("posts");
     }
 
-    /// So many completions of sends.
+    /// Waits for `count` completions of sends.
     pub(crate) fn sends(&mut self, count: usize) -> Vec<Completion> {
         let limit = self.now() + Duration::from_secs(20);
         while self.here.done.len() < count {
@@ -214,7 +215,7 @@ impl ConnectedHosts {
         std::mem::take(&mut self.here.done)
     }
 
-    /// So many completions of receives, and whatever there is beyond.
+    /// Waits for `count` completions of receives. Also returns any beyond those.
     pub(crate) fn receives(&mut self, count: usize) -> Vec<Completion> {
         let limit = self.now() + Duration::from_secs(20);
         while self.there.poll() > 0 || self.there.done.len() < count {

@@ -213,11 +213,11 @@ pub fn check(message: &[u8], file: &[u8]) -> Result<(), &'static str> {
     let mut response = httparse::Response::new(&mut fields);
     let head = match response.parse(message) {
         Ok(httparse::Status::Complete(head)) => head,
-        Ok(httparse::Status::Partial) => return Err("it is cut off"),
-        Err(_) => return Err("it is no HTTP"),
+        Ok(httparse::Status::Partial) => return Err("it is truncated"),
+        Err(_) => return Err("it is not HTTP"),
     };
     if (response.version, response.code) != (Some(1), Some(200)) {
-        return Err("its status is not 200, of HTTP/1.1");
+        return Err("its status line is not HTTP/1.1 200");
     }
     let mut lengths = response
         .headers
@@ -226,11 +226,11 @@ pub fn check(message: &[u8], file: &[u8]) -> Result<(), &'static str> {
     let length = lengths.next().and_then(|field| number(field.value));
     let body = message.get(head..).unwrap_or_default();
     if length != Some(body.len()) || lengths.next().is_some() {
-        return Err("its length is not the one that it says");
+        return Err("its Content-Length is not the length of its body");
     }
     match body == file {
         true => Ok(()),
-        false => Err("it brings another file"),
+        false => Err("its body is another file"),
     }
 }
 

@@ -289,8 +289,8 @@ fn a_step_handles_at_most_the_messages_that_it_is_told_to() {
 #[test]
 fn a_record_that_is_malformed_or_not_the_next_one_is_refused() {
     for (sequence, version, expected) in [
-        (3, 4, "record 3 came where 0 was due"),
-        (0, 5, "a message of 40 bytes is no record of a packet"),
+        (3, 4, "expected record 0, received record 3"),
+        (0, 5, "a message of 40 bytes is not a record of a packet"),
     ] {
         let (mut out, mut from) = ring(&RingConfig::fixed(8, RECORD));
         let mut record = traffic().record();
@@ -383,7 +383,10 @@ fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
     };
     let wrong = "the response to request 0 is wrong:";
     for (answer, expected) in [
-        (response(7, Some(key)), "response 7 came where 0 was due"),
+        (
+            response(7, Some(key)),
+            "expected response 0, received response 7",
+        ),
         (
             response(0, Some(key + 1)),
             &format!("{wrong} another key's value"),
@@ -391,14 +394,14 @@ fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
         (response(0, None), &format!("{wrong} no such key")),
         (
             vec![0; 9],
-            "a message of 9 bytes is no response with a value",
+            "a message of 9 bytes is not a response with a value",
         ),
     ] {
         let client = kv::Client::new(10, 1, 1);
         assert_eq!(refused(client, &answer), expected);
     }
     let other = Site::new(2).response(Reply::File(1)).concat();
-    let expected = format!("{wrong} it brings another file");
+    let expected = format!("{wrong} its body is another file");
     assert_eq!(refused(http::Client::new(2, 2), &other), expected);
 }
 
@@ -414,7 +417,7 @@ fn a_store_says_that_there_is_no_such_key_and_refuses_what_is_no_request() {
     assert_eq!(found, Some([4, 1]));
     ends.send(b"what?");
     let error = error_of(|| ends.serve(&mut server));
-    assert_eq!(error, "a message of 5 bytes is no request for a key");
+    assert_eq!(error, "a message of 5 bytes is not a request for a key");
 }
 
 #[test]

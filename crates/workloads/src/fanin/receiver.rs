@@ -206,7 +206,7 @@ impl WorkloadDriver<Receivers> for Receiving {
         if let ReceiverState::Ending(sent) = &mut self.stage {
             if let (None, Some(mail)) = (&sent, cx.receive_mail()) {
                 let number = <[u8; 8]>::try_from(&*mail);
-                let number = number.map_err(|_| WorkloadError("no count in the mail".into()))?;
+                let number = number.map_err(|_| WorkloadError("the mail holds no count".into()))?;
                 *sent = Some(u64::from_le_bytes(number));
             }
             let sent = *sent;

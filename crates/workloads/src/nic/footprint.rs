@@ -38,7 +38,7 @@ pub(super) fn part(queue_pairs: usize, setup: &Setup<'_>) -> Made {
     source.connect(offered, move |mut source| {
         let made = source.end.queue_pairs.len();
         if made != queue_pairs {
-            let text = format!("{made} of {queue_pairs} queue pairs");
+            let text = format!("only {made} of {queue_pairs} queue pairs were made");
             return Err(WorkloadError(text));
         }
         let mut after = None;

@@ -191,7 +191,7 @@ impl RemoteCopy {
                 let wrote = kernel::write_across(to.rkey, to.addr, &source.bytes);
                 let wrote = wrote.map_err(|e| WorkloadError::at("process_vm_writev", e))?;
                 if wrote != source.bytes.len() {
-                    return Err(WorkloadError("process_vm_writev wrote a part".into()));
+                    return Err(WorkloadError("process_vm_writev wrote only a part".into()));
                 }
             }
         }

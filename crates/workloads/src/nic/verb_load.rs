@@ -92,9 +92,9 @@ pub struct VerbLoad {
     pub work_ns: u64,
     /// Order in which the program posts.
     pub posting_order: PostingOrder,
-    /// Upper bound of the completions before the load is warm; without it, twice as many as requests are
-    /// outstanding. A program that counts completions needs that many: requests that ended while it filled
-    /// the queue pairs are polled faster than requests end. The RNIC's own counters are right earlier.
+    /// Number of completions after which the load is warm, unless twice the number of outstanding requests is
+    /// lower. A program that counts completions needs twice that number, because it polls requests that ended
+    /// while it filled the queue pairs faster than requests end. The RNIC's own counters are right earlier.
     pub warm_requests: usize,
 }
 

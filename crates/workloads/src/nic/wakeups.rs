@@ -219,12 +219,12 @@ fn passing(
         let received = || match socket.recv().map_err(failed("receiving eventfds"))? {
             RecvOutcome::Packet(mut packet) => Ok(packet.files.pop()),
             RecvOutcome::WouldBlock => Ok(None),
-            RecvOutcome::Closed => Err(WorkloadError("no eventfds came".into())),
+            RecvOutcome::Closed => Err(WorkloadError("the other end passed no eventfds".into())),
         };
         let Some(here) = received()? else {
             return Ok(None);
         };
-        let there = received()?.ok_or_else(|| WorkloadError("one eventfd came".into()))?;
+        let there = received()?.ok_or_else(|| WorkloadError("one eventfd is missing".into()))?;
         Ok(Some(EventFdWaking { here, there }))
     }
 }

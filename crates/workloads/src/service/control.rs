@@ -88,7 +88,7 @@ impl ControlledChild {
         let deadline = Instant::now() + limit;
         loop {
             match self.says.recv_timeout(LOOK) {
-                Ok(line) => return serde_json::from_str(&line).map_err(failed("reply of a process")),
+                Ok(line) => return serde_json::from_str(&line).map_err(failed("process reply")),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.exit_error(stop)),
                 Err(RecvTimeoutError::Timeout) => {}
             }

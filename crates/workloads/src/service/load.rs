@@ -127,7 +127,7 @@ impl LoadClient {
             LoadTransport::Service { socket, to, .. } => {
                 Ok((Service::attach(socket, "experiment")?, to))
             }
-            _ => Err(WorkloadError("this load runs only over the service".to_owned())),
+            _ => Err(WorkloadError("this load needs the service".to_owned())),
         }
     }
 
@@ -231,7 +231,9 @@ impl LoadClient {
     /// Measures one-sided requests per second, or bytes per second of their answers.
     fn request(&self, mut load: OneSidedLoad) -> Result<f64> {
         if !load.connections.is_multiple_of(load.hosts) {
-            return Err(WorkloadError("connections must be a multiple of the hosts".to_owned()));
+            return Err(WorkloadError(
+                "connections must be a multiple of hosts".to_owned(),
+            ));
         }
         if let one_sided::OneSidedOp::Reads { bytes, region } = &mut load.what {
             // Each connection has its own part of the memory.

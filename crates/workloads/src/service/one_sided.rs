@@ -159,7 +159,7 @@ pub(super) struct RequestCounts {
     pub(super) asked: u64,
     /// Requests completed.
     pub(super) ended: u64,
-    /// Requests completed within the window of measurement.
+    /// Requests completed within the measured interval.
     pub(super) measured: u64,
     /// Latencies of the measured requests.
     pub(super) latencies: Histogram,
@@ -261,7 +261,7 @@ pub(super) trait RequestTransport {
     fn peek(&mut self) -> Result<Vec<u8>>;
 }
 
-/// Makes requests until the window is over and all have completed. Then checks the sum of the counters, if
+/// Makes requests until the interval is over and all have completed. Then checks the sum of the counters, if
 /// any.
 pub(super) fn drive(work: &mut RequestGenerator, port: &mut dyn RequestTransport) -> Result<()> {
     let mut ended = Vec::new();
@@ -290,7 +290,7 @@ pub(super) fn drive(work: &mut RequestGenerator, port: &mut dyn RequestTransport
             .map(|at| u64::from_le_bytes(words[at / 8]));
         let (sum, added) = (counted.sum::<u64>(), work.counts.ended);
         if sum != added {
-            let why = format!("{added} additions were made, but the counters add up to {sum}");
+            let why = format!("{added} were added, but the counters say {sum}");
             return Err(WorkloadError(why));
         }
     }

@@ -175,7 +175,9 @@ impl CpuTimes {
     fn add(&mut self, schedule: &str, status: &str) -> Result<()> {
         let mut numbers = schedule.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(ran)), Some(Ok(waited))) = (numbers.next(), numbers.next()) else {
-            return Err(WorkloadError(format!("no thread times in schedstat: {schedule}")));
+            return Err(WorkloadError(format!(
+                "no thread times in schedstat: {schedule}"
+            )));
         };
         self.ran_ns += ran;
         self.waited_ns += waited;

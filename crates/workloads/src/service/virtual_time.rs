@@ -157,7 +157,7 @@ impl OneSidedLoad {
         }
         drop(running);
         let [(from, before), (until, after)] = looks[..] else {
-            return Err(WorkloadError("the run ended before the measurement".to_owned()));
+            return Err(WorkloadError("the run ended before measuring".to_owned()));
         };
         let state = shared_run.state();
         let counts = &state.counts;
@@ -168,7 +168,7 @@ impl OneSidedLoad {
         if let (OneSidedOp::Adds { .. }, Some(sum)) = (self.what, state.sum)
             && sum != counts.asked
         {
-            let why = format!("{} additions were made, but the counters add up to {sum}", counts.asked);
+            let why = format!("{} were added, but the counters say {sum}", counts.asked);
             return Err(WorkloadError(why));
         }
         Ok(LoadResult {

@@ -1,5 +1,5 @@
-//! What there is to say of one RDMA device. Whether it is used, and by which port and address, the provider
-//! says; here is only what could be better, and the command for it.
+//! Findings about one RDMA device. The provider decides whether it is used, and through which port and
+//! address. This module says only what could be better, and the command for it.
 
 use std::net::Ipv6Addr;
 
@@ -10,7 +10,7 @@ use super::super::system_info::{Nic, Port, SystemInfo, UnusableDevice};
 use super::Verdict::{Broken, Improvable};
 use super::{Finding, IN_CONTAINER};
 
-/// An Ethernet MTU from here on carries RDMA packets of 4096 bytes.
+/// Smallest Ethernet MTU that carries RDMA packets of 4096 bytes.
 const ETHERNET_MTU: u32 = 4200;
 
 pub(super) fn advise(facts: &SystemInfo, nic: &Nic) -> Vec<Finding> {
@@ -25,7 +25,7 @@ pub(super) fn advise(facts: &SystemInfo, nic: &Nic) -> Vec<Finding> {
         }
         None => None,
     };
-    // A port that nobody uses may be down.
+    // A port that is not used may be down.
     let is_used = |port: &&Port| choice.is_none_or(|choice| u32::from(choice.port) == port.number);
     findings.extend(
         nic.ports
@@ -42,7 +42,7 @@ pub(super) fn advise(facts: &SystemInfo, nic: &Nic) -> Vec<Finding> {
     findings
 }
 
-/// Of a device that libibverbs could list: whether it does.
+/// For a device that libibverbs could list: whether it does.
 fn provider(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
     let Some(Ok(listed)) = &facts.library else {
         return None;
@@ -53,11 +53,11 @@ fn provider(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
         return Some(Finding::good("provider", format!("{name}: there")));
     }
     let finding = Finding::bad(Broken, "provider", format!("{name}: not known to libibverbs"))
-        .because("each kind of device has a library of its own, which libibverbs looks for; this one's is not here");
+        .because("libibverbs needs a provider library for each kind of device; this device's is not installed");
     Some(finding.mend(INSTALL_LIBIBVERBS))
 }
 
-/// What the control group withholds.
+/// Limits that the control group sets.
 fn limits(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
     let (name, limits, file) = facts
         .rdma_limits
@@ -66,7 +66,7 @@ fn limits(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
     let is_nothing = limits.split(' ').any(|limit| limit.ends_with("=0"));
     let verdict = if is_nothing { Broken } else { Improvable };
     let finding = Finding::bad(verdict, "cgroup", format!("{name}: {limits}")).because(
-        "more than that of contexts (handles), queues and regions (objects) cannot be made here",
+        "this process cannot create more contexts (handles), queues and regions (objects) than that",
     );
     let file = file.display();
     Some(finding.mend(format!(
@@ -83,7 +83,7 @@ fn device(facts: &SystemInfo, nic: &Nic) -> Finding {
                 "device",
                 format!("{name}: no file in /dev/infiniband"),
             );
-            let broken = broken.because("the kernel has it, and this process has no way to it");
+            let broken = broken.because("the kernel has it, but this process cannot reach it");
             match facts.container {
                 Some(_) => broken.mend(IN_CONTAINER),
                 None => broken.mend("modprobe ib_uverbs"),
@@ -92,7 +92,7 @@ fn device(facts: &SystemInfo, nic: &Nic) -> Finding {
         Some(file) if !nic.may_open => {
             let file = file.display();
             Finding::bad(Broken, "device", format!("{name}: {file} cannot be opened"))
-                .because("whoever uses RDMA reads and writes that file")
+                .because("programs that use RDMA read and write that file")
                 .mend(format!("chmod a+rw {file}"))
         }
         Some(file) => Finding::good("device", format!("{name}: {}", file.display())),
@@ -121,16 +121,16 @@ fn state(nic: &Nic, port: &Port) -> Finding {
     }
 }
 
-/// The network device below a port, or what stands for it in a command.
+/// Returns the network device below a port, or a placeholder for a command.
 fn net(port: Option<&Port>) -> &str {
     let net = port.and_then(|port| port.net.as_ref());
     net.map_or("NET", |(name, _)| name)
 }
 
-/// Of a device that cannot be opened: why, in the words of whoever tried.
+/// For a device that cannot be opened: the error of opening it.
 fn not_used(nic: &Nic, unused: &UnusableDevice) -> Finding {
     let finding = Finding::bad(Broken, "use", &*unused.said);
-    let finding = finding.because("that is what whoever names this device is told");
+    let finding = finding.because("programs that open this device get this error");
     let name = &nic.name;
     match &unused.refusal {
         Some(Refusal::Iwarp) => {
@@ -147,7 +147,7 @@ fn not_used(nic: &Nic, unused: &UnusableDevice) -> Finding {
     }
 }
 
-/// Which address connections use.
+/// Address that connections use.
 fn address(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     let gid = Ipv6Addr::from(choice.gid.0);
     let (index, network) = (choice.gid_index, choice.network);
@@ -157,7 +157,7 @@ fn address(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     );
     let why = match network {
         Network::RoceV1 => {
-            "no router forwards RoCE v1, and the peer has to use it, too; a port that can do v2 has a gid of it \
+            "routers do not forward RoCE v1, and the peer must use it, too; a port that supports v2 has a v2 gid \
              for each IP address"
         }
         Network::RoceV2 | Network::Roce if gid.is_unicast_link_local() => {
@@ -169,8 +169,8 @@ fn address(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     finding.mend(format!("ip address add A.B.C.D/24 dev {}", net(port)))
 }
 
-/// How long packets are; on InfiniBand its manager decides that, and elsewhere a network interface does on
-/// RoCE alone.
+/// Size of packets. Only on RoCE can the MTU of the network device raise it; on InfiniBand the subnet manager
+/// decides.
 fn mtu(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     let bytes = choice.mtu.bytes();
     let found = format!(
@@ -183,7 +183,7 @@ fn mtu(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     if choice.mtu == Mtu::B4096 || !choice.network.is_roce() || carries_more {
         return Finding::good("mtu", found);
     }
-    let why = "packets of 4096 bytes are fewer; the switch and the peer must agree";
+    let why = "larger packets, of 4096 bytes, are fewer; the switch and the peer must support them";
     let finding = Finding::bad(Improvable, "mtu", found).because(why);
     finding.mend(format!("ip link set {} mtu 9000", net(port)))
 }
@@ -199,7 +199,6 @@ fn numa(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
         nic.name
     );
     let finding = Finding::bad(Improvable, "numa", found);
-    let why =
-        "moving a page stops whoever polls it; run on the device's node: numactl --cpunodebind";
+    let why = "moving a page stops the thread that polls it; run on the device's node: numactl --cpunodebind";
     Some(finding.because(why).mend("sysctl kernel.numa_balancing=0"))
 }

@@ -1,4 +1,4 @@
-//! Each trouble alone, and what is said of it.
+//! Each problem by itself, and the findings about it.
 
 use headworks::devices::{Choice, Network, Refusal};
 use headworks::verbs::{Gid, Lid, Mtu};
@@ -69,7 +69,7 @@ fn limited(limits: &str) -> Vec<(String, String, std::path::PathBuf)> {
     vec![("mlx5_0".into(), limits.into(), file)]
 }
 
-/// What is not good, and the command against it.
+/// Returns the findings that are not good: check, verdict, and the command that fixes it.
 fn complaints(facts: &SystemInfo) -> Vec<(&'static str, Verdict, String)> {
     let findings = advise(facts);
     let bad = findings.into_iter().filter(|f| f.verdict != Verdict::Good);
@@ -320,7 +320,7 @@ fn in_a_container_the_command_is_the_containers() {
     assert_eq!(said.len(), 2);
 }
 
-/// What is said of the device's address and packets, if nothing is wrong with them.
+/// Checks that nothing is wrong with the device, and returns the findings on its address and packets.
 fn of_good(opened: Option<Result<Choice, UnusableDevice>>) -> String {
     let mut facts = healthy();
     facts.devices[0].opened = opened;
@@ -337,17 +337,17 @@ fn what_the_provider_chose_is_what_is_shown_and_not_chosen_again() {
     let said = of_good(opened(Network::RoceV2, IPV4, Mtu::B4096));
     let expected = "mlx5_0 port 1: RoCE v2, gid index 3, ::ffff:192.0.2.1; mlx5_0 port 1: packets of 4096 bytes";
     assert_eq!(said, expected);
-    // An address that routers forward is as good as one of IPv4.
+    // A routable IPv6 address is as good as an IPv4 one.
     let said = of_good(opened(Network::RoceV2, "2001:db8::1", Mtu::B4096));
     assert!(said.contains("2001:db8::1"), "{said}");
-    // Packets are as long as the subnet's manager has them, and prefixes are link-local.
+    // On InfiniBand the subnet manager sets the packet size, and link-local prefixes are normal.
     let network = Network::Infiniband(Lid::new(7).unwrap());
     let said = of_good(opened(network, "fe80::2:c903:1", Mtu::B2048));
     assert!(
         said.contains("InfiniBand, LID 7") && said.contains("2048 bytes"),
         "{said}"
     );
-    // Longer packets that the network device carries and the RDMA device does not are no advice.
+    // Larger packets are not advised if only the network device, not the RDMA device, could carry them.
     of_good(opened(Network::RoceV2, IPV4, Mtu::B1024));
 }
 
@@ -373,7 +373,7 @@ fn of_several_ports_the_one_that_is_used_counts() {
     };
     facts.devices[0].ports.push(second);
     assert_eq!(complaints(&facts), []);
-    // Where none is used, all do.
+    // If no port is used, all count.
     facts.devices[0].opened = None;
     let said = complaints(&facts);
     assert!(matches!(&*said, [("port", Broken, _)]), "{said:?}");

@@ -1,4 +1,4 @@
-//! Datagrams that are refused at posting, wait, or complete where there is no room.
+//! Datagrams that are refused when posted, or that find a full queue.
 
 use headworks_verbs::{PostErrorKind, QpAttr, QpCaps, QpState, Status};
 
@@ -187,7 +187,7 @@ fn sq_full(bench: &mut CaseContext<'_>) -> Verdict {
             .map_err(crate::case_context::error_line)?;
         ensure_eq!(bench.post_chain(a, vec![more]), full(0), "full");
     } else {
-        // Some may have been sent meanwhile, and then there is room for it.
+        // Some requests may have been sent meanwhile, which makes room for one more.
         chain.push(more.quiet());
         let posted = bench.post_chain(a, chain);
         if posted.is_ok() {
@@ -222,7 +222,7 @@ fn cq_full(bench: &mut CaseContext<'_>) -> Verdict {
         bench.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
     }
     overruns(bench, a, a.send_cq).map_err(|seen| format!("sends: {seen}"))?;
-    // The receiver's.
+    // Now the receiver's CQ overruns.
     let (a, b) = (up(bench, first)?, up_as(bench, second, &tight)?);
     let ah = handle(bench, a, second)?;
     for id in 0..=u64::from(b.depth) {

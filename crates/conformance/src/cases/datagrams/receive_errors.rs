@@ -1,4 +1,4 @@
-//! Receives of datagrams that are bad (9.9.3): their own memory, and lengths.
+//! Faulty receives of datagrams (9.9.3): bad memory, and wrong lengths.
 
 use headworks_verbs::{Access, GRH_BYTES, QpState, Status};
 
@@ -47,7 +47,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 const LEN: u32 = 64;
 
-/// Bytes that must stay as they are.
+/// Checks that the memory of the receiver is unchanged.
 fn is_untouched(bench: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
     let same = bench.buffer_matches(b, 0, b.len, 5)?;
     ensure!(
@@ -75,7 +75,7 @@ fn bad(bench: &mut CaseContext<'_>, fault: MemoryFault) -> Verdict {
     is_untouched(bench, b)
 }
 
-/// Two queue pairs of datagrams over an SRQ.
+/// Creates two UD queue pairs that share an SRQ.
 fn sharing(bench: &mut CaseContext<'_>, host: Host) -> Result<(QpFixture, QpFixture), String> {
     let (pd, srq): (Id, Id) = shared_receives::srq(bench, host, 8, 0)?;
     let mut one = || {

@@ -1,4 +1,4 @@
-//! What goes while datagrams are under way: regions, senders, receivers.
+//! Regions, senders and receivers that go away while datagrams are under way.
 
 use std::collections::BTreeMap;
 
@@ -41,12 +41,12 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Receives posted.
+/// Number of posted receives.
 const RECEIVES: u64 = 1024;
-/// Completions polled at a time.
+/// Number of completions polled at a time.
 const MANY: usize = 64;
 
-/// Room for many receives, in memory of the device's or in ordinary memory.
+/// Returns options for many receives, in device memory or in ordinary memory.
 fn deep(heap: bool) -> QpOptions {
     let usual = options();
     QpOptions {
@@ -60,13 +60,13 @@ fn deep(heap: bool) -> QpOptions {
     }
 }
 
-/// Bytes of a datagram under way: as long as may be, so that what happens meanwhile mostly happens in
-/// one.
+/// Returns the maximum length of a datagram. Long datagrams make it likely that a concurrent event happens
+/// in the middle of one.
 fn longest(bench: &CaseContext<'_>, host: Host) -> Result<u32, String> {
     Ok(bench.facts(host)?.mtu.bytes())
 }
 
-/// Datagrams of `len` bytes from `a`, one after the other.
+/// Returns a call that sends datagrams of `len` bytes from `a` in a loop.
 fn stream((a, ah, b): (QpFixture, Id, QpFixture), len: u32, times: u64) -> Call {
     Call::Repeat {
         times,
@@ -133,7 +133,7 @@ fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdic
     let mut taking = vec![get; looks];
     taking.extend([Call::Destroy { object: b.region }, fill]);
     taking.extend(vec![check; 5]);
-    // Fewer than there are receives: one at least is left for later.
+    // There are fewer datagrams than receives, so at least one receive is left.
     let sending = stream((a, ah, b), bytes, RECEIVES / 4 - 6);
     let replies =
         bench.call_concurrently(vec![(a.host.id, sending), (b.host.id, Call::Each(taking))])?;
@@ -145,8 +145,8 @@ fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdic
     let checks = owner.iter().rev().take(5);
     let good = checks.filter(|reply| **reply == Reply::Flag(true)).count();
     ensure_eq!(good, 5, "written after deregistration: good looks");
-    // At the latest this one finds no memory. Where requests take their time there is room for it when
-    // some of before have ended, and others end while it is waited for.
+    // This datagram finds no memory, if none before did. Its post may be refused until earlier ones complete,
+    // and the wait also collects their completions.
     let (mut is_posted, mut is_sent) = (false, false);
     bench.wait("the last datagram", |bench| {
         for done in bench.poll(a.host, a.send_cq)? {
@@ -181,10 +181,10 @@ fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdic
     bench.expect_state(a, QpState::Rts, "the sender")
 }
 
-/// Receives, and how each ended.
+/// Receives of a queue pair, and their statuses.
 struct Receives {
     side: QpFixture,
-    /// Bytes of a datagram.
+    /// Length of a datagram in bytes.
     len: u32,
     posted: u64,
     ended: BTreeMap<u64, Status>,
@@ -204,7 +204,7 @@ impl Receives {
         self.ended.len() as u64 == self.posted
     }
 
-    /// Posts as many as there may be, at one go.
+    /// Posts as many receives as the queue holds, in one chain.
     fn post(&mut self, bench: &mut CaseContext<'_>) -> Verdict {
         let (from, to) = (self.posted, self.ended.len() as u64 + RECEIVES);
         let receive = |id| Receive::new(id, &[self.side.sge(0, HEADER + self.len)]);
@@ -215,7 +215,7 @@ impl Receives {
         Ok(())
     }
 
-    /// Polls up to `most`; how many there were.
+    /// Polls up to `most` completions and returns their number.
     fn collect(
         &mut self,
         bench: &mut CaseContext<'_>,
@@ -241,7 +241,7 @@ impl Receives {
 
 fn sender_killed(bench: &mut CaseContext<'_>) -> Verdict {
     let second = bench.second_host()?;
-    // Memory that is slow to reach: a datagram is mostly being placed.
+    // Ordinary memory is slow to reach, so that most of the time a datagram is being placed.
     let b = bench.new_qp(second, &deep(true))?;
     super::bring_up(bench, b)?;
     let mut receives = Receives::of(b, longest(bench, second)?);
@@ -266,13 +266,13 @@ fn killed_at_work(bench: &mut CaseContext<'_>, receives: &mut Receives) -> Verdi
     receives.post(bench)?;
     bench.begin_unanswered(victim.id, stream((a, ah, b), receives.len, u64::MAX))?;
     bench.wait("the first of it", |bench| {
-        // No more than one: the sender has much to do yet when it is killed.
+        // Only one is polled, so that the sender still has much to do when it is killed.
         let seen = receives.collect(bench, Status::Success, 1)?;
         Ok((seen > 0).then_some(()))
     })?;
     bench.kill(victim)?;
     bench.expect_state(b, QpState::Rts, "the survivor")?;
-    // What it had in hand is there again: others' datagrams take every receive.
+    // The receive that the dead sender held is available again: other datagrams take every receive.
     let first = bench.first_host()?;
     let other = up(bench, first)?;
     let ah = handle(bench, other, b.host)?;

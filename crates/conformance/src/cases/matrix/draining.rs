@@ -1,4 +1,4 @@
-//! Send queues that drain, and peers that receive and do not send (section 10.3.1).
+//! Send queues that drain, and peers in states that receive but do not send (section 10.3.1).
 
 use headworks_verbs::{QpState, Status};
 
@@ -51,7 +51,7 @@ fn request(kind: OpKind, wr_id: u64, a: QpFixture, b: QpFixture) -> Send {
     Send::new(wr_id, kind.op(b.at(0)), &[a.sge(0, kind.len())])
 }
 
-/// What was written of what is known to be zero: here by what reads, else at the peer's.
+/// Returns the word that the operation writes, which was zero: local for a READ, otherwise the peer's.
 fn first_word(
     bench: &mut CaseContext<'_>,
     kind: OpKind,
@@ -62,10 +62,10 @@ fn first_word(
     bench.read_u64(side, 0)
 }
 
-/// Puts a word other than zero where `kind` takes its bytes from.
+/// Writes a word other than zero to the memory from which `kind` takes its bytes, and posts a receive.
 fn prepare(bench: &mut CaseContext<'_>, kind: OpKind, a: QpFixture, b: QpFixture) -> Verdict {
     let side = if kind == OpKind::Read { b } else { a };
-    // An atomic needs nothing but what is there.
+    // An atomic takes no local bytes.
     if !kind.is_atomic() {
         bench.write_buffer(side, 0, &1u64.to_ne_bytes())?;
     }
@@ -82,7 +82,7 @@ fn drained(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
         bench.advance();
     }
     ensure_eq!(first_word(bench, kind, a, b)?, 0, "executed in SQD");
-    // The receiving half works on.
+    // The receiving half goes on.
     bench.receive(a, 5, &[])?;
     bench.post(b, 6, Op::Send, &[])?;
     bench.expect_sent(b, 6, Status::Success)?;
@@ -103,7 +103,7 @@ const LONG: u32 = 8 << 20;
 /// A request that has begun ends before the send queue is drained.
 fn draining(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     if bench.behaviour().defers_requests {
-        return bench.skip("what has begun may be held back in SQD here");
+        return bench.skip("a request that has begun may stop in SQD here");
     }
     let options = QpOptions {
         len: LONG as usize,
@@ -141,7 +141,7 @@ fn draining(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
         if !hung.contains("no completion") {
             return Err(hung);
         }
-        // Whoever stops here goes on with another request, at the latest, or is drained for ever.
+        // A device that stops here must go on with the next request, or it never drains.
         if bench.to_state(a, QpState::Rts).is_err() {
             bench.to_error(a)?;
             bench.expect_sent(a, 1, Status::Flushed)?;

@@ -1,4 +1,4 @@
-//! Full queues.
+//! Full send queues, receive queues and completion queues.
 
 use headworks_verbs::{PollError, PostErrorKind, QpCaps, QpState, Status};
 
@@ -75,14 +75,14 @@ fn sq_full(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     };
     let (a, b) = bench.connected_pair_with(&patient, &small_queue_options())?;
     bench.write_buffer(a, 0, &[5; 64])?;
-    // Where those that are done may take up no room any more, it is filled with such as wait for a receive.
+    // If slots may become free without a poll, requests that wait for a receive fill the queue.
     let wait = !bench.behaviour().frees_slots_when_polled;
     let filler = match wait {
         true => Op::Send,
         false => Op::Write(b.at(4096)),
     };
     let most = u64::from(a.caps.max_send_wr);
-    // Unsignalled, and one that is: what is polled frees them all.
+    // Only the last one is signalled: polling its completion frees all slots.
     let mut chain: Vec<_> = (1..most)
         .map(|id| Send::inline(id, filler, b"x").quiet())
         .collect();
@@ -116,7 +116,7 @@ fn sq_full(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     Ok(())
 }
 
-/// The CQ is too small for what completes there.
+/// Checks the overrun of a CQ that is too small for its completions.
 pub(in crate::cases) fn overruns(
     bench: &mut CaseContext<'_>,
     side: QpFixture,
@@ -148,11 +148,11 @@ pub(in crate::cases) fn overruns(
     ensure!(good >= side.depth as usize, "{good} completions before it");
     failed(bench)?;
     let again = bench.events(side.host)?.contains(&Event::CqError(Some(cq)));
-    ensure!(!again, "told twice");
+    ensure!(!again, "overrun reported twice");
     Ok(())
 }
 
-/// Why what needs that is skipped.
+/// Reason for skipping cases that need a CQ overrun.
 pub(in crate::cases) const NO_OVERRUN: &str = "completions of requests overrun no CQ here";
 
 fn cq_full(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
@@ -199,7 +199,7 @@ fn rq_full(bench: &mut CaseContext<'_>) -> Verdict {
     bench.post(a, 1, Op::Send, &[])?;
     bench.expect_sent(a, 1, Status::Success)?;
     if bench.behaviour().frees_slots_when_polled {
-        // Taken and completed, not polled: the room is still taken.
+        // The receive is taken and completed but not polled: its slot is still occupied.
         let more = bench.receive_chain(b, vec![Receive::new(2, &[])]);
         ensure_eq!(more, full(0), "unpolled");
     }
@@ -221,7 +221,7 @@ fn srq_full(bench: &mut CaseContext<'_>) -> Verdict {
         .is_ok()
     {
         room += 1;
-        ensure!(room < 1000, "an SRQ without an end");
+        ensure!(room < 1000, "the SRQ never gets full");
     }
     ensure!(room >= u64::from(DEPTH), "{room} receives");
     for id in 0..3 {

@@ -1,4 +1,4 @@
-//! What is wrong with the initiator's own memory.
+//! Faults of the initiator's own memory.
 
 use headworks_verbs::{Access, Status};
 
@@ -12,7 +12,7 @@ pub(super) fn cases() -> Vec<Case> {
         .into_iter()
         .chain([MemoryFault::SecondPiece]);
     let mut tries: Vec<_> = everywhere.map(|fault| (fault, kinds(|_| true))).collect();
-    // What the operation writes there.
+    // Only operations that write local memory need write access to it.
     let unwritable = MemoryFault::Access(Access::REMOTE_READ);
     tries.push((unwritable, kinds(OpKind::writes_here)));
     let case_of = |(fault, kinds): (MemoryFault, Vec<OpKind>)| {

@@ -93,7 +93,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A fence is for what is before it: what is sent again does not wait for itself.
+/// A fence waits only for earlier requests: a fenced request that is sent again must not wait for itself.
 fn fenced_and_unanswered(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let options = QpOptions::default();
     let (a, b) = bench.connected_pair_with(&options, &options)?;
@@ -106,7 +106,7 @@ fn fenced_and_unanswered(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     bench.expect_failed(a)
 }
 
-/// Nor for what is behind it.
+/// A fenced request that is sent again must not wait for later requests either.
 fn fenced_and_sent_again(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let options = QpOptions {
         rnr_retry: 7,
@@ -134,7 +134,7 @@ fn fenced_and_sent_again(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     bench.expect_nothing_more(a)
 }
 
-/// What is before a mistake goes on, though the queue stops there.
+/// The queue stops at a faulty request, but requests before it go on.
 fn wrong_behind_what_is_unanswered(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let (a, b) = bench.connected_pair()?;
     let there = b.at(0);
@@ -153,10 +153,10 @@ fn wrong_behind_what_is_unanswered(bench: &mut CaseContext<'_>, kind: OpKind) ->
 }
 
 const LONG: u32 = 1 << 20;
-/// Where the last word of it is.
+/// Offset of the last word of [`LONG`] bytes.
 const LAST: i64 = LONG as i64 - 8;
 
-/// A READ of a mebibyte, and behind a fence what uses it.
+/// Posts a READ of 1 MiB, and behind a fence a request that uses what it fetches.
 fn fenced(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let large = QpOptions {
         len: 4 << 20,
@@ -167,8 +167,8 @@ fn fenced(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let copy = 2 << 20;
     bench.receive(b, 70, &[b.sge(copy, LONG)])?;
     let here = [a.sge(0, LONG)];
-    // A READ that follows writes somewhere else here what it reads: the order is the fence's alone.
-    // An atomic's result stands on the last that the READ brings.
+    // A second READ fetches to another place, so that only the fence defines the order. The result of an
+    // atomic goes to the last word that the READ fetches.
     let (op, pieces) = match kind {
         OpKind::Read => (kind.op(b.at(0)), [a.sge(copy, LONG)]),
         OpKind::CmpSwap | OpKind::FetchAdd => (kind.op(b.at(copy)), [a.sge(LAST, 8)]),
@@ -205,7 +205,7 @@ fn fenced_behind_an_atomic(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict
             remote: b.at(0),
             add: 1,
         };
-        // What it brings is sent on, or overwritten by what comes later.
+        // The fetched value is sent on, or overwritten by the later request.
         let op = match kind {
             OpKind::Read => kind.op(b.at(0)),
             OpKind::CmpSwap | OpKind::FetchAdd => kind.op(b.at(8)),
@@ -233,7 +233,7 @@ fn fenced_behind_an_atomic(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict
     Ok(())
 }
 
-/// Section 9.4.4: who has as many outstanding as agreed waits; nobody is refused for it.
+/// Section 9.4.4: if the agreed number of requests is outstanding, further ones wait and are not refused.
 fn read_depth(bench: &mut CaseContext<'_>) -> Verdict {
     for depth in [1, 2] {
         let options = QpOptions {
@@ -271,8 +271,8 @@ fn read_depth(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-/// Who sends more at once than the peer holds has broken what was agreed: the peer may refuse that
-/// (class C of 9.9.3), or do it all the same.
+/// An initiator that sends more requests at once than the peer holds violates the agreement. The peer may
+/// refuse them (class C of 9.9.3) or execute them.
 fn read_depth_of_the_peer(bench: &mut CaseContext<'_>) -> Verdict {
     const READS: u64 = 16;
     const LEN: u32 = 100_000;
@@ -318,7 +318,7 @@ fn read_depth_of_the_peer(bench: &mut CaseContext<'_>) -> Verdict {
     })
 }
 
-/// None may be outstanding, so none can ever be sent.
+/// If none may be outstanding, none can ever be sent.
 fn no_reads_here(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let none = QpOptions {
         max_rd_atomic: Some(0),
@@ -337,7 +337,7 @@ fn no_reads_here(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     bench.expect_nothing_more(a)
 }
 
-/// Who holds none answers with a NAK, invalid request: class C of the errors of responders (9.9.3).
+/// A peer that holds none answers with a NAK, invalid request: class C of the responder errors (9.9.3).
 fn no_reads_there(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let trial = ErrorTrial::refused(kind, Status::RemoteInvalidRequest);
     let of_b = QpOptions {
@@ -357,7 +357,7 @@ fn all_in_order(bench: &mut CaseContext<'_>) -> Verdict {
     let mut chain = Vec::new();
     for id in 0..42u64 {
         let kind = OpKind::ALL[id as usize % 7];
-        // Some take longer than the call.
+        // Some requests outlast the call.
         let len = match kind.is_atomic() {
             true => 8,
             false => [64, 100_000, 0][id as usize % 3],

@@ -1,4 +1,4 @@
-//! What is refused at posting: states, sizes, combinations.
+//! Requests that are refused when posted: wrong states, sizes and combinations.
 
 use headworks_verbs::{PostErrorKind, QpState, Status};
 
@@ -279,7 +279,7 @@ fn refuse_on(
         "{} wrote",
         kind.name()
     );
-    // Nothing is the worse for it.
+    // The queue pair is unharmed.
     bench.expect_state(a, QpState::Rts, "the initiator")?;
     bench.post_one(a, good(4, 0xcc))?;
     bench.expect_sent(a, 4, Status::Success)?;

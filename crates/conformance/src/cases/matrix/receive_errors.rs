@@ -1,4 +1,4 @@
-//! What is wrong with the peer's receives, its own or shared.
+//! Faults of the peer's receives, its own or those of an SRQ.
 
 use headworks_verbs::{Access, QpState, Status};
 
@@ -13,7 +13,7 @@ use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq}
 
 const SENDS: [OpKind; 2] = [OpKind::Send, OpKind::SendImm];
 
-/// Ways for a receive to be bad: how it ends, and how the SEND ends.
+/// Returns the faulty receives, each with the status of the receive and the status of the SEND.
 fn bad() -> Vec<(PeerReceives, Status, Status)> {
     let faults = MemoryFault::COMMON.into_iter().chain([
         MemoryFault::SecondPiece,
@@ -121,7 +121,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Two queue pairs of an SRQ; the first gets the bad receive, the second goes on.
+/// Connects two pairs whose receivers share an SRQ. The first gets the faulty receive, the second goes on.
 fn with_srq(
     bench: &mut CaseContext<'_>,
     options: &QpOptions,
@@ -161,7 +161,7 @@ fn shared(
             is_untouched || !bench.behaviour().checks_before_copying,
             "{op:?} wrote"
         );
-        // The other one takes the next.
+        // The other queue pair takes the next receive.
         bench.expect_state(d, QpState::Rts, "the one beside it")?;
         bench.write_buffer(c, 0, &[9; 16])?;
         bench.post(c, 3, op, &[c.sge(0, 16)])?;

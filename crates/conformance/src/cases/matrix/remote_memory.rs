@@ -1,4 +1,4 @@
-//! What the peer refuses of memory: keys, bounds, access, domains.
+//! Remote memory that the peer refuses: bad keys, bounds, access, domains.
 
 use headworks_verbs::{Access, Status};
 
@@ -45,7 +45,7 @@ pub(super) fn cases() -> Vec<Case> {
                 access: without(kind),
                 ..small_queue_options()
             };
-            // A function that the queue pair does not support (table of 9.9.3): a NAK, invalid request.
+            // The queue pair does not support the function (table of 9.9.3): a NAK, invalid request.
             ErrorTrial {
                 of_b,
                 ..ErrorTrial::refused(kind, Status::RemoteInvalidRequest)
@@ -72,7 +72,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Everything but what the operation needs.
+/// Returns all access except what the operation needs.
 fn without(kind: OpKind) -> Access {
     let needed = match kind {
         OpKind::Write | OpKind::WriteImm => Access::REMOTE_WRITE,
@@ -85,8 +85,8 @@ fn without(kind: OpKind) -> Access {
 fn trial(kind: OpKind, there: MemoryFault) -> ErrorTrial {
     ErrorTrial {
         there: Some(there),
-        // Section 11.6.2 has a status for a receive whose WRITE with immediate was refused, and does
-        // not say that it must have been taken.
+        // Section 11.6.2 has a status for a receive whose WRITE with immediate was refused, but does not
+        // say that the receive must have been taken.
         taken: match kind {
             OpKind::WriteImm => FirstReceiveEnd::Perhaps(Status::LocalAccess),
             _ => FirstReceiveEnd::Not,

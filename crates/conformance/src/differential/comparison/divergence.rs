@@ -49,7 +49,7 @@ impl Divergence {
             return whole.is_none() && (wr_id == self.from || is_before);
         }
         if let (None, Some(WorkFate::Failed(status))) = (whole, failed) {
-            // The device that failed flushes outstanding work, and the failed request may have taken a receive.
+            // The device that failed flushes outstanding work. The failed request may have taken a receive.
             let known = &allowed.known[self.failed];
             let is_taken = || {
                 let mut meant = demanded(known, *status).into_iter();
@@ -230,7 +230,7 @@ fn without_sqe(
     splits
 }
 
-/// Returns the queue pairs whose peer does not answer: they fail on one device and hang on the other, as known.
+/// Returns the queue pairs whose peer does not answer, that fail on one device and hang on the other.
 fn stuck(
     sides: (&StepObservation, &StepObservation),
     failed: usize,

@@ -22,10 +22,10 @@ impl ExpectedFailure {
     /// Returns why a request with these faults cannot have ended with this status, if it cannot.
     pub(super) fn contradicts(self, status: Status) -> Option<&'static str> {
         let (is_possible, why) = match status {
-            Status::Success => (!self.must_fail, "succeeded, and names what it may not"),
-            Status::LocalProtection => (self.here, "has nothing wrong here"),
-            Status::RemoteAccess => (self.there, "names nothing wrong over there"),
-            Status::RemoteInvalidRequest => (self.form, "asks for nothing that is invalid"),
+            Status::Success => (!self.must_fail, "succeeded despite its faults"),
+            Status::LocalProtection => (self.here, "has no local fault"),
+            Status::RemoteAccess => (self.there, "has no remote fault"),
+            Status::RemoteInvalidRequest => (self.form, "is not an invalid request"),
             _ => (true, ""),
         };
         (!is_possible).then_some(why)

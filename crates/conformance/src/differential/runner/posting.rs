@@ -124,7 +124,8 @@ impl ProgramRunner<'_, '_> {
             }
         }
         fence(&mut ready);
-        // Requests behind the last completion could be under way in the next step.
+        // Requests behind the last completion could be under way in the next step. So the last request is
+        // signalled, and on UD or in a chain that may be refused in the middle, all are.
         let all = ud || chain.iter().any(Request::is_refusable);
         for request in &mut ready {
             request.send.signaled |= all;
@@ -173,8 +174,8 @@ impl ProgramRunner<'_, '_> {
         Ok(outcome)
     }
 
-    /// Returns how many of these datagrams can be sent without a race. A datagram that finds no receive, or one
-    /// that is too short, is lost now, but would not be lost in the next step.
+    /// Returns how many of these datagrams can be sent without a race. A datagram that finds no receive, or
+    /// one that is too short, is lost now, but would not be lost in the next step.
     fn datagrams_that_fit(&self, line: usize, end: usize, ready: &[PreparedRequest]) -> usize {
         let receiver = &self.lines[line][1 - end];
         if receiver.is_gone {

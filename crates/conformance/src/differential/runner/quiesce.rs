@@ -14,7 +14,7 @@ use crate::differential::observation::{
     KnownHang, Span, StepObservation, UnspecifiedBytes, WorkFate, is_of_the_peer,
 };
 
-/// Time after which work that may be known to hang counts as stuck. A device gives up on a missing peer sooner.
+/// Time after which work that may be known to hang counts as stuck. A device gives up a missing peer sooner.
 const STUCK_AFTER: Duration = Duration::from_nanos(2 * DeviantBehaviour::HANG_TIMEOUT.nanos());
 
 impl ProgramRunner<'_, '_> {
@@ -282,7 +282,7 @@ impl ProgramRunner<'_, '_> {
                 let is_placed = done.opcode == Opcode::Recv;
                 if reach.is_some_and(|reach| is_placed && done.byte_len as usize > *reach) {
                     let wr_id = done.wr_id;
-                    return Err(format!("{wr_id} received where it may not"));
+                    return Err(format!("{wr_id} received into faulty memory"));
                 }
                 if tail.ah.is_none() {
                     tail.outstanding.immediates.found.push_back(done.imm);

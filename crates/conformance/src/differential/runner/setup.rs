@@ -179,7 +179,7 @@ impl<'b, 'w> ProgramRunner<'b, 'w> {
             signal_all: options.signal_all,
         };
         let Reply::Queue { caps, .. } = self.call_ok(end, Call::CreateQp(plan))? else {
-            return Err("a queue pair was answered otherwise".to_owned());
+            return Err("unexpected reply to the creation of a queue pair".to_owned());
         };
         let ah = match qp_type {
             QpType::Ud => {
@@ -227,7 +227,7 @@ fn options(qp_type: QpType, ending: &QpConfig) -> QpOptions {
         access: ending.access,
         signal_all: ending.signal_all,
         timeout: 12,
-        // On some devices 7 retries forever, as it does for RNR retries.
+        // On some devices a retry count of 7 means forever, as it does for RNR retries.
         retry_count: 6,
         rnr_retry: 1,
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),

@@ -1,5 +1,5 @@
-//! Figures 8 and 9: what applications take of memory and processors, over how many of them a host has. Each asks its peer
-//! on the other host short questions, over several connections.
+//! Figures 8 and 9: memory and processor time of applications, over the number of applications of a host.
+//! Each sends short requests to its peer on the other host, over several connections.
 
 use rustix::process::Pid;
 use tempfile::TempDir;
@@ -14,16 +14,16 @@ use crate::service::controlled_app::{
 use crate::service::daemon_hosts::DaemonHosts;
 use crate::service::rusage::{CpuLoad, memory, pause};
 
-/// Applications of a host.
+/// Numbers of applications of a host.
 const APPLICATIONS: [u64; 5] = [1, 2, 4, 8, MOST];
 const MOST: u64 = 16;
-/// Connections of each, to its peer on the other host.
+/// Connections of each application, to its peer on the other host.
 const CONNECTIONS: usize = 16;
-/// Questions of each, in a second.
+/// Requests of each application per second.
 const PER_SECOND: f64 = 500.0;
-/// Time in which an application has done what it does at first.
+/// Time after which an application has finished its start-up work.
 const WARM: Wall = Wall::from_millis(100);
-/// A process that says nothing for so long has hung.
+/// Time without a message after which a process counts as hung.
 const LIMIT: Wall = Wall::from_secs(30);
 const MIB: f64 = 1048576.0;
 
@@ -32,29 +32,30 @@ const NATIVE: &str = "native";
 const SLEEPING: &str = "native, sleeping";
 const BARE: &str = "nothing";
 
-/// Bytes of all processes; of the daemons among them, without what they share with applications; and bytes that are
-/// mapped.
+/// Bytes of all processes; bytes of the daemons alone, without the memory that they share with applications;
+/// and mapped bytes of all processes.
 const MEMORY: Quantity = "memory";
 const OF_DAEMONS: Quantity = "of daemons";
 const MAPPED: Quantity = "mapped";
-/// Processors that are used under load; the same with threads that wait for one; and those that are used without load.
+/// Processors in use under load; the same with threads that wait for a processor; and processors in use
+/// without load.
 const USED: Quantity = "used";
 const WANTED: Quantity = "wanted";
 const IDLE: Quantity = "idle";
-/// The part of all questions that was answered.
+/// The fraction of all requests that was answered.
 const CARRIED: Quantity = "carried";
 
 fn of(arm: &'static str, applications: u64, quantity: Quantity) -> Expr<&'static str> {
     Expr::At(Point::at(arm, applications), quantity)
 }
 
-/// Adds the figure with the most applications over that with one.
+/// Adds the ratio of the value with the most applications to that with one.
 fn grown(t: &mut Table<&'static str>, key: &str, arm: &'static str, quantity: Quantity) {
     let over = of(arm, MOST, quantity) / of(arm, 1, quantity);
     t.metric(format!("{key}_16_over_1"), over);
 }
 
-/// Adds the service's figure over another's, with so many applications.
+/// Adds the ratio of the service's value to another arm's, with `n` applications.
 fn over(t: &mut Table<&'static str>, key: &str, arm: &'static str, (n, quantity): (u64, Quantity)) {
     t.metric(
         format!("{key}_{n}"),
@@ -217,7 +218,7 @@ fn note(name: &'static str) -> ArmNote {
     }
 }
 
-/// Measures all points; `times` divides the time of a point in loaded and idle time.
+/// Measures all points. `times` divides the time of a point into loaded and idle time.
 fn measure(
     bench: &mut Bench<'_>,
     outcome: &mut Outcome,
@@ -339,7 +340,7 @@ impl AppPairs {
         all.try_for_each(|one| one.expect_reply(what, LIMIT, bench.stop()))
     }
 
-    /// Of the applications, and then of the daemons.
+    /// Returns the process ids of the applications, and then of the daemons.
     fn pids(&self) -> Vec<Pid> {
         let own = self.pairs.iter().flatten().map(ControlledChild::pid);
         let daemons = self

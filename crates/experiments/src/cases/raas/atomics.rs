@@ -1,4 +1,4 @@
-//! Figure 12: atomics by the RNIC, and by the daemon of the host whose memory it is.
+//! Figure 12: atomics by the RNIC, and by the daemon of the host that holds the memory.
 
 use super::one_sided::{self, Arm, at};
 use super::{OVERHEAD, paper, rows};
@@ -6,10 +6,10 @@ use crate::cases::prelude::*;
 use crate::service::virtual_time::{OneSidedLoad, OneSidedOp};
 
 const COUNTERS: [u64; 5] = [1, 2, 5, 10, 20];
-/// Threads, and atomics outstanding of each: the paper does not say how many.
+/// Threads, and atomics outstanding for each; the paper does not state these.
 const CALLERS: usize = 8;
 const OUTSTANDING: usize = 16;
-/// How long a point is measured in virtual time.
+/// Measured time of a point in virtual time.
 const RUN: Duration = Duration::from_millis(2);
 
 const NATIVE: Arm = Arm::native("native", 8);

@@ -1,4 +1,5 @@
-//! Ten thousand idle connections: how soon they are open, what they take, and what is left of them.
+//! Ten thousand idle connections: the time to open them, what they cost, and what remains after they are
+//! closed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +14,18 @@ use crate::service::daemon_hosts::DaemonHosts;
 use crate::service::rusage::{CpuTimes, MemoryUsage, memory, pause};
 
 const CONNECTIONS: usize = 10_000;
-/// Threads that open them, each one after the other.
+/// Threads that open connections, each one after the other.
 const THREADS: usize = 8;
-/// Time until daemons sleep that have had something to do, and how long it is measured whether they do.
+/// Time after which idle daemons sleep; and the time for which their activity is then measured.
 const SETTLING: Wall = Wall::from_millis(500);
 const IDLE: Wall = Wall::from_secs(3);
-/// A step that takes so long has hung.
+/// Time after which a step counts as hung.
 const LIMIT: Wall = Wall::from_secs(60);
-/// How often a daemon is asked whether connections are gone.
+/// Interval at which a daemon is asked whether connections are gone.
 const ASKED_EVERY: Wall = Wall::from_millis(2);
 
 const SERVICE: &str = "service";
-/// The metrics, each of which is a row.
+/// The metrics. Each is a row.
 const FIGURES: [Quantity; 16] = [
     "open_10000_s",
     "idle_bytes_each",
@@ -44,7 +45,7 @@ const FIGURES: [Quantity; 16] = [
     "closed_queue_pairs",
 ];
 
-/// The experiment.
+/// The experiment `service-connections`.
 pub static CONNECTIONS_CASE: Case<&str> = Case {
     about: About {
         runs_on: PROCESSES,
@@ -85,12 +86,12 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
     },
 };
 
-/// Memory of both applications and then of both daemons, the opening host first, before and now. What an application
-/// shares with its daemon is among the application's.
+/// Memory of both applications and then of both daemons, the opening host first: before, and now. Memory that
+/// an application shares with its daemon is counted as the application's.
 struct MemoryGrowth([MemoryUsage; 4], [MemoryUsage; 4]);
 
 impl MemoryGrowth {
-    /// How much more it is now for each connection, of some of the processes.
+    /// Returns the growth for each connection, summed over some of the processes.
     fn each(&self, which: Range<usize>, of: fn(MemoryUsage) -> u64) -> f64 {
         let Self(before, now) = self;
         let more = |at: usize| of(now[at]) as f64 - of(before[at]) as f64;
@@ -187,12 +188,12 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
     Ok(Sample::of(FIGURES.into_iter().zip(values)))
 }
 
-/// Both are told that.
+/// Sends a command to both applications.
 fn send_to_both(both: &mut [ControlledChild; 2], order: AppCommand) -> Result<(), WorkloadError> {
     both.iter_mut().try_for_each(|one| one.send(&order))
 }
 
-/// Both say that they have done that.
+/// Waits for a reply from both applications.
 fn expect_from_both(
     both: &mut [ControlledChild; 2],
     what: AppReply,

@@ -1,4 +1,5 @@
-//! Figure 11: what the service adds to a message, by size, and what it takes off a stream.
+//! Figure 11: the latency that the service adds to a message, by size, and the throughput that it costs a
+//! stream.
 
 use super::{
     Daemons, OVERHEAD, in_virtual_time, machine, on_daemons, paper, rows, simulate, warm_and_run,
@@ -13,11 +14,11 @@ use crate::service::virtual_time::{self, OneSidedLoad};
 /// Sizes in virtual time, and on this machine.
 const SIZES: [u64; 8] = [8, 64, 512, 4096, 16 << 10, 64 << 10, PIECE, 1 << 20];
 const SIZES_HERE: [u64; 6] = [8, 64, 512, 4096, 64 << 10, 1 << 20];
-/// Bytes at a time where throughput is measured.
+/// Bytes of a piece, where throughput is measured.
 const PIECE: u64 = 256 << 10;
-/// Most pieces under way.
+/// Most pieces in flight.
 const PIECES: usize = 8;
-/// How long the service is measured in virtual time; verbs: not measured, and measured.
+/// Measured time of the service in virtual time; and the warm-up and the measured time of verbs.
 const RUN: Duration = Duration::from_millis(20);
 const NATIVE_TIMES: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
 
@@ -29,7 +30,7 @@ const LENT: &str = "service, zero copy";
 const COPIED: &str = "service, copied";
 const WRITES: &str = "native write";
 
-/// An arm's value: nanoseconds of messages, bytes per second of pieces.
+/// Returns an arm's value: nanoseconds of a message, or bytes per second of pieces.
 fn of(arm: &'static str, size: u64) -> Expr<&'static str> {
     Expr::At(Point::at(arm, size), VALUE)
 }
@@ -96,7 +97,7 @@ fn table() -> Table<&'static str> {
             "VI-A: about 1 to 2 µs below 64 KB",
         );
     }
-    // The less favourable reading of native RDMA comes first.
+    // The reading of native RDMA that is less favourable to the service comes first.
     for (of_native, suffix, reading) in [
         (
             NATIVE,
@@ -141,7 +142,7 @@ fn ended(found: Option<f64>) -> Result<f64, WorkloadError> {
     found.ok_or_else(|| WorkloadError("nothing ended".to_owned()))
 }
 
-/// In virtual time: half of there and back.
+/// Measures half a round trip in virtual time.
 fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, WorkloadError> {
     let bytes = point.x as usize;
     if point.arm == SERVICE {
@@ -156,7 +157,7 @@ fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, Wor
         return Ok((found.latency.p50_ns / 2.0).into());
     }
     let preset = machine(bench)?.preset;
-    // Into registered memory before, and out of it after.
+    // The message is copied into registered memory before the SEND, and out of it afterwards.
     let copies = 2.0 * (preset.copy_ns + bytes as f64 * 8.0 / preset.copy_gbps);
     let load = Posted {
         work_ns: if point.arm == COPIED_NATIVE {
@@ -191,7 +192,7 @@ fn on_this_machine(
             shm_relay::measure(size, (warm, run), cpus, directory, bench.stop())?
         }
         WRITES => {
-            // Each of them from a place of its own to one, as the pieces that are lent.
+            // Each WRITE has its own source and destination, as the lent pieces have.
             let load = Posted {
                 queue_pairs: PIECES,
                 ..Posted::of(Verb::Write, size)

@@ -1,22 +1,23 @@
-//! Figures 2 and 7: threads that share queue pairs under locks, beside the same threads over the service, which shares one
-//! without.
+//! Figures 2 and 7: threads that share queue pairs under locks, compared with the same threads over the
+//! service, which shares one queue pair without a lock.
 
 use super::one_sided::{self, Arm, at};
 use super::{paper, rows};
 use crate::cases::prelude::*;
 use crate::service::virtual_time::OneSidedLoad;
 
-/// Bytes of a READ. The paper does not say how long its READs are, and the link limits long ones, whoever posts them.
+/// Bytes of a READ, which the paper does not state. Long READs would not do: the link limits them, whichever
+/// thread posts them.
 const SIZE: usize = 64;
 const PAGE: usize = 4096;
-/// Bytes of the memory of each host that is read.
+/// Bytes of each host's memory that is read.
 const REGION: usize = 1 << 20;
-/// Requests outstanding of each thread.
+/// Requests outstanding for each thread.
 const OUTSTANDING: usize = 16;
-/// How long a point is measured.
+/// Measured time of a point.
 const RUN: Duration = Duration::from_millis(2);
 const THREADS: [u64; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
-/// Threads in all where three or six share each of several queue pairs.
+/// Total numbers of threads where three or six share each of several queue pairs.
 const ALL_THREADS: [u64; 3] = [6, 12, MOST];
 const MOST: u64 = 18;
 
@@ -168,7 +169,7 @@ pub static FIG7: Case<Arm> = Case {
     },
 };
 
-/// Each thread has a connection to each host that is asked.
+/// Measures points whose x is the number of threads. Each thread has a connection to each target host.
 fn measure(
     bench: &mut Bench<'_>,
     t: &mut Table<Arm>,

@@ -1,4 +1,5 @@
-//! One-sided requests in both worlds, by verbs, under locks and over the service: what Figures 2, 6, 7, 10 and 12 compare.
+//! One-sided requests on this machine and in virtual time, by verbs, under locks and over the service.
+//! Figures 2, 6, 7, 10 and 12 compare them.
 
 use std::fmt;
 
@@ -9,20 +10,21 @@ use crate::service::load::{self, LoadTransport};
 use crate::service::native_verbs::IdleQueuePairs;
 use crate::service::virtual_time::{OneSidedLoad, OneSidedOp, RequestPath as Carrier};
 
-/// Queue pairs of the daemon of the host that asks, or of its threads.
+/// Queue pairs of the requesting host's daemon, or of its threads.
 pub(super) const QUEUE_PAIRS: Quantity = "queue pairs";
-/// Bytes from which on answers share the link, so that many are not whole at the end: what has come of them counts.
+/// Size in bytes from which on responses share the link. Many are incomplete at the end, so received bytes
+/// are counted instead of responses.
 const LONG: usize = 4096;
 
-/// What is compared.
+/// An arm of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arm {
     name: &'static str,
-    /// What carries the requests. `Locked(0)`: all threads share one queue pair.
+    /// The transport of the requests. `Locked(0)` means that all threads share one queue pair.
     carrier: Carrier,
-    /// Bytes of an answer.
+    /// Bytes of a response.
     pub(super) bytes: usize,
-    /// Hosts that are asked.
+    /// Number of hosts that the requests go to.
     pub(super) targets: usize,
 }
 
@@ -58,7 +60,7 @@ impl Arm {
         }
     }
 
-    /// The same, of so many hosts.
+    /// Returns the same arm with `targets` target hosts.
     pub(super) const fn to(self, targets: usize) -> Self {
         Self { targets, ..self }
     }
@@ -67,7 +69,7 @@ impl Arm {
         self.carrier == Carrier::Service
     }
 
-    /// READs of memory of so many bytes of each host that is asked.
+    /// Makes a load of READs from `region` bytes of each target host's memory.
     pub(super) fn reads(self, region: usize, callers: usize, connections: usize) -> OneSidedLoad {
         let bytes = self.bytes;
         OneSidedLoad {
@@ -117,12 +119,13 @@ impl Arm {
     }
 }
 
-/// A quantity of an arm over x.
+/// Returns a quantity of an arm at x.
 pub(super) const fn at(arm: Arm, x: u64, quantity: Quantity) -> Expr<Arm> {
     Expr::At(Point::at(arm, x), quantity)
 }
 
-/// Measures points, in whichever world: `load` makes the load of each, and says how long it takes in virtual time.
+/// Measures points on this machine or in virtual time. `load` makes each point's load, and returns its time
+/// in virtual time.
 pub(super) fn measure(
     bench: &mut Bench<'_>,
     t: &mut Table<Arm>,
@@ -183,7 +186,7 @@ pub(super) fn measure(
     )
 }
 
-/// Bytes that are read per second, or additions.
+/// Measures one point on this machine: bytes read per second, or additions per second.
 fn request(
     bench: &Bench<'_>,
     served: &Daemons,

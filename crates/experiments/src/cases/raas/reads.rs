@@ -1,5 +1,6 @@
-//! Figures 6 and 10: READs at random from memory that is spread over connections, of one host and in a cluster. Over the
-//! service, whose connections to a host share a link, and natively, with a queue pair each.
+//! Figures 6 and 10: READs at random from memory that is spread over connections, of one host and in a
+//! cluster. The service shares one link to a host among all connections; native verbs have a queue pair for
+//! each.
 
 use super::one_sided::{self, Arm, QUEUE_PAIRS, at};
 use super::{OVERHEAD, paper, rows};
@@ -8,22 +9,23 @@ use crate::service::virtual_time::OneSidedLoad;
 
 const SMALL: usize = 64;
 const LARGE: usize = 64 << 10;
-/// Bytes of the memory of each host that is read by short READs and by others in virtual time, and on this machine.
+/// Bytes of each host's memory that is read: by short READs and by longer ones in virtual time, and on this
+/// machine.
 const REGIONS: [usize; 3] = [1 << 20, 16 << 20, 64 << 20];
-/// READs outstanding in all where time is not virtual.
+/// READs outstanding in total where time is real.
 const OUTSTANDING: usize = 16;
-/// Connections in virtual time, and on this machine.
+/// Numbers of connections in virtual time, and on this machine.
 const CONNECTIONS: [u64; 8] = [1, 10, 100, 200, 300, 400, 500, 1000];
 const CONNECTIONS_HERE: [u64; 4] = [1, 10, 100, 1000];
-/// Most threads in virtual time: the other cores of 24 are for a daemon, and for what else a host does. In the paper there
-/// is one for each queue pair.
+/// Most threads in virtual time. The other cores of 24 are for a daemon and for the rest of the host's work.
+/// The paper has one thread for each queue pair.
 const CALLERS: usize = 20;
-/// Hosts of a cluster, the one that asks among them; connections to each of the others, and threads that divide those
-/// evenly.
+/// Hosts of a cluster, including the reading one; connections to each of the others; and threads, a divisor
+/// of the connections.
 const HOSTS: [u64; 3] = [2, 3, 4];
 const EACH: usize = 192;
 const CALLERS_OF_192: usize = 16;
-/// Less than this part is a drop.
+/// A throughput below this fraction is a drop.
 const DROP: f64 = 0.95;
 
 const NATIVE: Arm = Arm::native("native", LARGE);
@@ -31,7 +33,7 @@ const SERVICE: Arm = Arm::service("service", LARGE);
 const SMALL_NATIVE: Arm = Arm::native("native, 64 B", SMALL);
 const SMALL_SERVICE: Arm = Arm::service("service, 64 B", SMALL);
 const ALL: [Arm; 4] = [NATIVE, SERVICE, SMALL_NATIVE, SMALL_SERVICE];
-/// The paper's setting: four hosts, one of which reads from the others.
+/// The number of hosts that are read from in the paper's setting of four hosts.
 const TARGETS: usize = 3;
 const CLUSTER: [Arm; 2] = [NATIVE.to(TARGETS), SERVICE.to(TARGETS)];
 
@@ -147,7 +149,7 @@ pub static FIG6_4K: Case<Arm> = Case {
     },
 };
 
-/// Over so many connections in all.
+/// Measures points whose x is the total number of connections.
 fn measure(
     bench: &mut Bench<'_>,
     t: &mut Table<Arm>,
@@ -168,8 +170,8 @@ fn measure(
     })
 }
 
-/// The load of so many connections, and how long it is measured in virtual time: there one READ is outstanding of each, and
-/// a thousand long READs take the link 14 ms.
+/// Returns the load of `connections` connections, and its time in virtual time. There one READ is outstanding
+/// on each, and a thousand long READs take 14 ms on the link.
 fn load(
     arm: Arm,
     is_simulated: bool,

@@ -1,4 +1,5 @@
-//! Question and answer between two hosts' applications: beside TCP, and beside a stream that sends all it can.
+//! Request and response between applications of two hosts: compared with TCP, and beside a stream that sends
+//! all it can.
 
 use std::time::Instant;
 
@@ -6,11 +7,11 @@ use super::{Daemons, HUNG, OVERHEAD, PROCESSES, asking, on_daemons, rows, warm_a
 use crate::cases::prelude::*;
 use crate::service::load::{LoadKind, LoadTransport};
 
-/// Bytes of a question, and of a piece of a stream; pieces of memory that the stream sends from.
+/// Bytes of a request, and of a piece of a stream; and the pieces of memory that the stream sends from.
 const SIZE: usize = 64;
 const PIECE: usize = 256 << 10;
 const LENT: usize = 8;
-/// Questions a second, whatever comes back; 0: one at a time.
+/// Requests per second, sent independently of the responses. A point with x = 0 sends one request at a time.
 const LOADS: [u64; 3] = [1000, 5000, 20_000];
 
 const SERVICE: &str = "service";
@@ -25,7 +26,7 @@ fn of(arm: &'static str, x: u64) -> Expr<&'static str> {
     Expr::At(Point::at(arm, x), VALUE)
 }
 
-/// Beside TCP.
+/// Request and response, compared with TCP.
 pub static VS_TCP: Case<&str> = Case {
     about: About {
         runs_on: PROCESSES,
@@ -129,7 +130,7 @@ const BUSY: &str = "ping-pong beside the stream";
 const ALONE: &str = "stream alone";
 const BESIDE: &str = "stream beside the ping-pong";
 
-/// Beside a stream, between the same two hosts and over the same link.
+/// Request and response beside a stream between the same two hosts, over the same link.
 pub static FAIRNESS: Case<&str> = Case {
     about: About {
         runs_on: PROCESSES,
@@ -176,10 +177,11 @@ pub static FAIRNESS: Case<&str> = Case {
     },
 };
 
-/// The load that is beside begins before what is measured is warm, and ends this much later at least.
+/// Shortest time for which the load beside outlasts the measured one. It also begins before the measured load
+/// is warm.
 const LONGER: Wall = Wall::from_millis(200);
 
-/// Measures one load, beside another where there are two.
+/// Measures one load, with another one running beside it where the arm has two.
 fn beside(
     bench: &Bench<'_>,
     served: &mut Daemons,

@@ -1,19 +1,19 @@
-//! Figure 1: verbs over size.
+//! Figure 1: throughput of verbs over size.
 
 use super::{paper, rows};
 use crate::cases::prelude::*;
 use crate::nic::{Verb, VerbLoad};
 
 const SIZES: [u64; 7] = [8, 64, 512, 4096, 16 << 10, 128 << 10, 1 << 20];
-/// Requests outstanding.
+/// Requests outstanding on the queue pair.
 const DEPTH: usize = 16;
-/// Time before a point is measured, and how long it is in virtual time.
+/// Warm-up of a point, and its measured time in virtual time.
 const WARM: Duration = Duration::from_micros(20);
 const RUN: Duration = Duration::from_millis(2);
 
 const WRITE: &str = "RC WRITE";
 const READ: &str = "RC READ";
-/// WRITEs over unreliable connections, which no device here has.
+/// The metric of WRITEs over unreliable connections, which no device here supports.
 const UC_OVER_RC: &str = "uc_write_over_rc_write_64b";
 
 fn bytes(arm: &'static str, size: u64) -> Expr<&'static str> {

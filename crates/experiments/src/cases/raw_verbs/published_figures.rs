@@ -1,21 +1,21 @@
-//! What others published of such RNICs, where a source can be named. Nothing here is compared by a test: machines,
-//! links and programs were others, as far as the source says which.
+//! Values that others published for comparable RNICs, if a source can be named. No test compares them: their
+//! machines, links and programs were different, as far as the sources name them.
 
 use super::{MIB, Of, Run, all_cores, latency, rate};
 use crate::cases::prelude::*;
 use crate::nic::Verb::{CompareSwap, FetchAdd, Read, Send, Write};
 use crate::outcome::Grid;
 
-/// A figure that somebody published.
+/// A published value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Published {
-    /// What it is of, on the preset that comes nearest.
+    /// The corresponding run, on the preset that comes closest.
     pub(super) run: Run,
-    /// In millions of requests per second; of latency in microseconds.
+    /// The value, or the lowest of several: millions of requests per second, or microseconds of latency.
     pub(super) low: f64,
-    /// The highest, where several are published.
+    /// The highest of several published values; otherwise equal to `low`.
     pub(super) high: f64,
-    /// Publication and place of the value.
+    /// The publication, and the place of the value in it.
     pub(super) source: &'static str,
 }
 
@@ -31,7 +31,7 @@ const RB2: &str = "RB², V-B, experiment 1: close to 90 Gbit/s";
 const OUTPUT: &str = "output of perftest on a 100 Gbit/s card of CX-6's class, one process";
 const CX6_PAIR: &str = "comments in a benchmark of two CX-6 in one host, 32 threads";
 
-/// Lowest, highest and source.
+/// Lowest value, highest value, source and run.
 type Row = (f64, f64, &'static str, Run);
 
 const CX3: &[Row] = &[
@@ -78,7 +78,7 @@ const CX6: &[Row] = &[
     (65.0, 121.0, CX6_PAIR, all_cores(Read, 64)),
 ];
 
-/// Every published value.
+/// Returns every published value.
 pub(super) fn all() -> impl Iterator<Item = Published> {
     let machines = [("cx3-40g", CX3), ("cx5-100g", CX5), ("cx6-100g", CX6)];
     machines.into_iter().flat_map(|(machine, rows)| {
@@ -92,13 +92,13 @@ pub(super) fn all() -> impl Iterator<Item = Published> {
 }
 
 impl Published {
-    /// What was published of a point.
+    /// Returns the published value of a run, if there is one.
     pub(super) fn of(run: &Run) -> Option<Self> {
         all().find(|there| there.run == *run)
     }
 }
 
-/// Ours beside what others published.
+/// Makes a table of our results beside published values.
 pub(super) fn beside(measured: &Measured<Run>) -> Option<Grid> {
     let row = |there: Published| {
         let Published { run, low, high, .. } = there;

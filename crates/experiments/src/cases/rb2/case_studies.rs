@@ -1,4 +1,4 @@
-//! The three case studies (section V-C): an application over every design.
+//! The three case studies (section V-C): an application over each design.
 
 use std::time::Duration;
 
@@ -25,12 +25,12 @@ const RECORDS: u64 = 30_000_000;
 const READS: u64 = 3_000_000;
 /// Requests outstanding in case 2; the paper does not say how many.
 const WINDOW: usize = 96;
-/// Requests of case 3, as in the paper, and those before them.
+/// Requests of case 3, as in the paper, and of its warm-up.
 const GETS: u64 = 1_000_000;
 const WARM_GETS: u64 = 10_000;
-/// A side takes so long at most to make its table and to connect.
+/// Most time that a side takes to make its table and to connect.
 const SET_UP: Duration = Duration::from_secs(5);
-/// Case 1: traffic is measured.
+/// Case 1: a network function counts flows.
 pub static CASE1: Case<Channel> = Case {
     about: About {
         replays: true,
@@ -100,7 +100,7 @@ pub static CASE2: Case<Channel> = Case {
     },
 };
 
-/// Case 3: files are served.
+/// Case 3: an HTTP server serves files.
 pub static CASE3: Case<Channel> = Case {
     about: about(
         "Figure 10 (Case#3)",
@@ -149,7 +149,7 @@ const fn rate(channel: Channel) -> Expr<Channel> {
     of(channel, RATE)
 }
 
-/// What all cases have: the ratios of RB²'s speed to every rival's, the points and a chart.
+/// Makes a table of what all cases have: the ratios of RB²'s rate to every rival's, the points and a chart.
 fn table(arms: &'static [Channel], ours: Channel, what: &str) -> Table<Channel> {
     let mut t = Table::new(arms.iter().map(|channel| channel.note()).collect());
     let at = |quantity: Quantity| move |point: &Point<Channel>| Expr::At(*point, quantity);
@@ -172,7 +172,7 @@ fn table(arms: &'static [Channel], ours: Channel, what: &str) -> Table<Channel> 
     t
 }
 
-/// Cases 1 and 2: also the time that `messages` would take at the rate that was measured.
+/// Makes the table of case 1 or 2, which also has the time that `messages` would take at the measured rate.
 fn batched(what: &str, messages: u64) -> Table<Channel> {
     let mut t = table(&BATCHED, RB2, what);
     for channel in BATCHED {
@@ -184,8 +184,8 @@ fn batched(what: &str, messages: u64) -> Table<Channel> {
     t
 }
 
-/// Runs `study` over every arm in turns, as far as a quick run has time; no design handles fewer messages a
-/// second than `slowest`.
+/// Measures `study` over every arm alternately. A quick run handles fewer messages, and so does a run in
+/// virtual time. No design handles fewer messages per second than `slowest`.
 fn measure(
     bench: &mut Bench<'_>,
     t: &mut Table<Channel>,
@@ -194,7 +194,7 @@ fn measure(
     (messages, slowest): (u64, u64),
 ) -> Result<Measured<Channel>, RunError> {
     let quick = bench.options.quick;
-    // In virtual time every message takes as long.
+    // In virtual time every message takes the same time, so fewer messages suffice.
     let handled = match (bench.testbed.is_simulated(), quick) {
         (true, true) => messages / 300,
         (true, false) => messages / 30,

@@ -1,4 +1,4 @@
-//! Figures 3, 5, 6 and 7, and what batching is worth on the kernel's rxe.
+//! Figures 3, 5, 6 and 7, and the gain of batching on the kernel's rxe.
 
 use super::sweep::{
     RATES, SweepPlan, THREAD_RATES, THREAD_TRIPS, TRIPS, bandwidth, chart, rate, trip,
@@ -13,9 +13,9 @@ use crate::experiment::{About, Case, RunsOn};
 use crate::table::{Expr, MEAN, P999, Point, Quantity, RATE, Table};
 use crate::transports::job::{Channel, Combination, PaperBaseline, Variant};
 
-/// Message sizes: as the paper's, every other power of two.
+/// Message sizes: every other power of two of the paper's range.
 const SIZES: &[u64] = &[64, 256, 1024, 4096, 16384, 65536, 262_144, MIB];
-/// Those of Figure 3, with the ones that its text tells apart.
+/// Message sizes of Figure 3, with those that its text distinguishes.
 const FIG3_SIZES: &[u64] = &[
     64, 256, 1024, 2048, 4096, 16384, 32768, 65536, 131_072, 262_144, MIB,
 ];
@@ -23,15 +23,15 @@ const QUICK_SIZES: &[u64] = &[64, 4096, MIB];
 
 /// The arms of figures 5 and 7.
 const ARMS: [Channel; 7] = [RB2, RB2_HUGE, FARM, FARM_PAPER, SD, L5, RAW];
-/// RB² on ordinary pages and the rings that it is compared with; and on huge pages, as the paper's is, and the rings
-/// as Table I has them.
+/// RB² on ordinary pages and the rings that it is compared with; and RB² on huge pages, as in the paper, and
+/// the rings as Table I describes them.
 const COMPARED: [(Channel, [Channel; 3]); 2] = [(RB2, BASELINES), (RB2_HUGE, [FARM_PAPER, SD, L5])];
 const PAGES: &str = "RB² is measured on ordinary pages and on huge ones (rb2-in-place-huge), which the paper's RB² has: \
     metrics that end in _huge are of those. FaRM is measured twice: farm fills the memory that it sends and \
     never waits for a completion, farm-as-published is as Table I has it, with a copy, one message under way and \
     huge pages where the machine has some. All other arms have ordinary pages.";
 
-/// Figure 3: the head pulled or pushed, the tail by completion or by a second WRITE.
+/// Figure 3: the head is pulled or pushed; the tail is known by a completion or by a second WRITE.
 pub static FIG3: Case<Channel> = Case {
     about: about(
         "Figure 3",
@@ -44,10 +44,10 @@ pub static FIG3: Case<Channel> = Case {
     measure: |bench, t, outcome| fig3_plan().measure(bench, t, outcome),
 };
 
-/// Slots of a batch, and what the head is behind (section IV-A).
+/// Slots of a batch, and the slots by which the head lags behind (section IV-A).
 const THRESHOLD: u32 = 16;
 
-/// Pull+CQ, Pull+WT, Push+CQ and Push+WT, in batches of so many slots.
+/// Returns Pull+CQ, Pull+WT, Push+CQ and Push+WT, in batches of `batch` slots.
 fn combinations(batch: u32) -> [Channel; 4] {
     [(true, true), (true, false), (false, true), (false, false)].map(|(pull, cq)| {
         Channel::Baseline(PaperBaseline::SyncVariant(Combination {
@@ -62,7 +62,7 @@ fn combinations(batch: u32) -> [Channel; 4] {
 fn fig3_plan() -> SweepPlan {
     let batched = combinations(THRESHOLD).to_vec();
     SweepPlan {
-        // For latency every message goes at once, and heads are as lazy as before.
+        // For latency every message is sent at once; heads lag behind as before.
         trips: combinations(1).to_vec(),
         rates: batched.clone(),
         sizes: [FIG3_SIZES, QUICK_SIZES],
@@ -135,7 +135,7 @@ fn fig3() -> Table<Channel> {
     t
 }
 
-/// Figure 5: throughput over the message size, RB² against the designs that it beats.
+/// Figure 5: throughput over the message size, RB² compared with the other designs.
 pub static FIG5: Case<Channel> = Case {
     about: about(
         "Figure 5 (Exp#1), Table I",
@@ -174,7 +174,7 @@ fn fig5() -> Table<Channel> {
                 let over = format!("over_{}_{suffix}", name(baseline));
                 t.metric(key(ours, &over), rate(ours, size) / rate(baseline, size));
             }
-            // By the medians: which rival it is does not change from round to round.
+            // The baseline is chosen by its median, so it is the same one in every round.
             let baselines = || baselines.map(|baseline| rate(baseline, size)).to_vec();
             for (which, baseline, claims) in [
                 ("fastest", Expr::Highest(baselines()), [2.5, 1.8]),
@@ -290,7 +290,7 @@ fn fig6() -> Table<Channel> {
     t
 }
 
-/// Figure 7: pairs of senders and receivers beside each other.
+/// Figure 7: several pairs of senders and receivers at the same time.
 pub static FIG7: Case<Channel> = Case {
     about: about(
         "Figure 7 (Exp#3)",
@@ -401,8 +401,8 @@ fn fig7() -> Table<Channel> {
     t
 }
 
-/// What batching is worth on real verbs without an RDMA NIC: the kernel's rxe, where every request
-/// costs a packet and its acknowledgement.
+/// The gain of batching on real verbs without an RDMA NIC: on the kernel's rxe, every request costs a packet
+/// and its acknowledgement.
 pub static RXE_RING: Case<Channel> = Case {
     about: About {
         runs_on: RunsOn::Kind("ibv"),

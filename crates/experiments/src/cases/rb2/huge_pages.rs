@@ -1,4 +1,4 @@
-//! The huge pages and NUMA nodes that points need, and why some cannot be measured here.
+//! The huge pages and NUMA nodes that points need, and the reasons why some points cannot be measured.
 
 use super::SLOTS;
 use super::sweep::is_rate;
@@ -9,7 +9,7 @@ use crate::table::Point;
 use crate::transports::WorkloadError;
 use crate::transports::job::{Channel, RingMode, Variant};
 
-/// Why a point is not measured here: the machine lacks the pages or the nodes that it is about.
+/// Returns why a point is not measured, if the machine lacks the pages or the nodes that the point needs.
 pub(super) fn refusal(bench: &Bench<'_>, point: &Point<Channel>) -> Option<String> {
     let Channel::Ring(RingMode::Paper(variant)) = point.arm else {
         return None;
@@ -30,8 +30,8 @@ pub(super) fn refusal(bench: &Bench<'_>, point: &Point<Channel>) -> Option<Strin
     })
 }
 
-/// Why M9 is not measured if the threads of M1 already run on another node than the device's: the row would move them,
-/// or the memory, closer.
+/// Returns why M9 is not measured if the threads of M1 already run on another node than the device's: M9
+/// would then move the threads, or the memory, closer to the device.
 fn far(device: Option<u32>, threads: Option<u32>) -> Option<String> {
     let (device, threads) = (device?, threads?);
     (device != threads).then(|| {
@@ -42,8 +42,9 @@ fn far(device: Option<u32>, threads: Option<u32>) -> Option<String> {
     })
 }
 
-/// The same where there is only one node, if something is said to have one; `lacks` says why memory on a node, or on
-/// the device's own, gets no huge pages.
+/// Returns why a variant is not measured. `one_node`, if set, is the start of a sentence that something has
+/// only one NUMA node. `lacks` says why memory on a node, or on the device's own node for `None`, gets no
+/// huge pages.
 fn refused(
     variant: Variant,
     one_node: Option<&str>,
@@ -65,7 +66,7 @@ fn refused(
     }
 }
 
-/// Why not all arrays of a point get huge pages, on that node, if they do not.
+/// Returns why some arrays of a point get no huge pages on a node; `None` if all get them.
 fn lacks(
     bench: &Bench<'_>,
     point: &Point<Channel>,
@@ -102,7 +103,7 @@ mod tests {
     fn a_point_that_lacks_its_pages_or_its_node_is_refused_with_the_reason() {
         let (m8, m9) = (Variant::OrdinaryPages, Variant::WrongThreads(1));
         let one = Some("this machine has");
-        // Whether there are huge pages on the device's node, and on node 1.
+        // `is_huge` says whether there are huge pages on the device's own node, and on node 1.
         for (variant, one_node, is_huge, why) in [
             (Variant::Full, one, [false, false], ""),
             (Variant::Huge, one, [false, false], "none"),

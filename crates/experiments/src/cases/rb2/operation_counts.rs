@@ -1,5 +1,5 @@
-//! The RB² paper's Table I, and what each design posts and polls for a message: one run on a device that counts, apart
-//! from what is timed.
+//! The RB² paper's Table I, and the number of requests and completions of each design for a message. They are
+//! counted on a device that counts, in a run separate from the timed ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::testbed::private_dir;
 use crate::transports::WorkloadError;
 use crate::transports::job::{Channel, Job, Report, Workload};
 
-/// How long messages are counted.
+/// Time for which messages are counted.
 const RUN: Duration = Duration::from_millis(20);
 
 /// The paper's Table I: an attribute and its value for each system, an empty cell where the system lacks it.
@@ -34,13 +34,14 @@ cache-friendly structure | | | | | yes
 NUMA-aware allocation | | | | | yes
 huge page | | yes | | | yes";
 
-/// The arms that stand for the systems of [`TABLE_1`]: none for MVAPICH, which the paper does not measure, and for RB²
-/// another one in Table II, and one on ordinary pages where the machine has no huge ones.
+/// The arms that represent the systems of [`TABLE_1`]. MVAPICH has none, because the paper does not measure
+/// it. RB² has three: the second is that of Table II, and the third is on ordinary pages, for machines
+/// without huge ones.
 const SYSTEMS: [&[Channel]; 5] = [&[], &[FARM_PAPER], &[SD], &[L5], &[RB2_HUGE, M1, RB2]];
 
-/// What the sending and the receiving end did for all messages.
+/// The counts of the sending and of the receiving end for all messages.
 type Ends = [Counts; 2];
-/// A column, and what it counts.
+/// A column's name, and the count in it.
 type Column = (&'static str, fn(&Ends) -> u64);
 
 const COUNTED: [Column; 10] = [
@@ -56,12 +57,12 @@ const COUNTED: [Column; 10] = [
     ("head WRITEs", |[_, got]| got.writes),
 ];
 
-/// The names of the columns of [`cells`].
+/// Returns the names of the columns of [`cells`].
 fn columns() -> impl Iterator<Item = &'static str> {
     COUNTED.iter().map(|(name, _)| *name).chain(["copies"])
 }
 
-/// Counts for every arm at every size, a quick run at the first size only, and puts the tables into the
+/// Counts for every arm at every size, in a quick run only at the first size, and adds the tables to the
 /// report.
 pub(super) fn record(
     bench: &mut Bench<'_>,
@@ -107,11 +108,11 @@ pub(super) fn record(
     Ok(())
 }
 
-/// Counts for one arm at one size, in a run of its own.
+/// Counts for one arm at one size, in a separate run.
 fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, WorkloadError> {
     let dir = private_dir()?;
     let run = match bench.testbed.is_simulated() {
-        // Some hundred messages at 100 Gbit/s: the same again would be counted.
+        // A few hundred messages at 100 Gbit/s; more messages would give the same counts.
         true => Duration::from_nanos(32 * size).clamp(RUN / 10, RUN),
         false => RUN,
     };
@@ -133,7 +134,7 @@ fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, 
     }
 }
 
-/// What is counted for each message.
+/// Returns the counts for each message, as cells.
 fn cells(channel: Channel, messages: u64, ends: &Ends) -> Vec<String> {
     let each = COUNTED
         .iter()
@@ -144,7 +145,7 @@ fn cells(channel: Channel, messages: u64, ends: &Ends) -> Vec<String> {
     each.chain([channel.note().copies]).collect()
 }
 
-/// Table I, and below it what was counted of each system for a message of `size` bytes.
+/// Makes a table of Table I, followed by the counts of each system for a message of `size` bytes.
 fn table_1(counted: &BTreeMap<Channel, Vec<String>>, size: u64) -> Grid {
     let split = |row: &str| row.split('|').map(|cell| cell.trim().to_owned()).collect();
     let mut rows: Vec<Vec<String>> = TABLE_1.lines().map(split).collect();

@@ -1,4 +1,4 @@
-//! A plan of rates and round trips of message channels over size and pairs, and what measures it.
+//! Plans of rates and round trips of message channels over size and pairs, and their measurement.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,32 +16,33 @@ use crate::testbed::{Testbed, private_dir};
 use crate::transports::WorkloadError;
 use crate::transports::job::{Channel, Job, Report, RingMode, Variant, Workload};
 
-/// Messages one way.
+/// The load of one-way messages.
 pub(super) const RATES: &str = "rate";
-/// Messages there and back, one at a time.
+/// The load of round trips, one message at a time.
 pub(super) const TRIPS: &str = "round trips";
-/// The same where both ends of all pairs are threads of one process.
+/// The same loads with both ends of all pairs in threads of one process.
 pub(super) const THREAD_RATES: &str = "rate, threads";
 pub(super) const THREAD_TRIPS: &str = "round trips, threads";
-/// Messages or round trips of the pair that made the fewest, where time cut one short.
+/// Messages or round trips of the pair that made the fewest, if its time was up before it made all.
 const FEWEST: Quantity = "fewest";
 
-/// How often a rate is tried, each time for longer.
+/// Most attempts to measure a rate. Each takes longer than the one before.
 const TRIES: u32 = 3;
-/// Bytes that a rate is of, over all rounds and pairs of a full run (section V-A).
+/// Bytes over which a full run measures a rate, in all rounds and pairs together (section V-A).
 const VOLUME: u64 = 40_000_000_000;
-/// Round trips before and in a figure of latency, over all rounds (section V-A).
+/// Round trips of the warm-up and of a latency measurement, in all rounds together (section V-A).
 const WARM_ROUNDS: u64 = 100_000;
 const MEASURED_ROUNDS: u64 = 300_000;
-/// Longest that a repeat of a full run takes over its bytes or its round trips, fewer though they be then.
+/// Time limits of a repeat of a full run for its bytes and for its round trips. A repeat that reaches its
+/// limit has fewer.
 const VOLUME_LIMIT: Duration = Duration::from_secs(10);
 const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
-/// Longest that a quick run measures a rate; a fifth of it is the warm-up of every rate.
+/// Longest time for which a quick run measures a rate. A fifth of it is the warm-up of a full run's rates.
 const QUICK: Duration = Duration::from_millis(700);
-/// Longest message, in bytes, of which a quick run makes many round trips.
+/// Longest message, in bytes, for which a quick run makes many round trips.
 const SHORT: u64 = 65536;
 
-/// The charts over the size.
+/// The charts over the message size.
 const OVER_SIZE: [(&str, &str, Quantity); 4] = [
     ("rate.svg", "rate [msg/s]", RATE),
     ("bandwidth.svg", "throughput [GB/s]", RATE),
@@ -49,38 +50,38 @@ const OVER_SIZE: [(&str, &str, Quantity); 4] = [
     ("rtt-p999.svg", "99.9th percentile [µs]", P999),
 ];
 
-/// What is measured for a figure, and what is said of it.
+/// The arms, sizes and pairs that are measured for a figure, and remarks on the results.
 #[derive(Default)]
 pub(super) struct SweepPlan {
     /// Arms whose rates are measured.
     pub rates: Vec<Channel>,
     /// Arms whose round trips are measured.
     pub trips: Vec<Channel>,
-    /// Arms of which both are measured with all ends in threads of one process, too.
+    /// Arms whose rates and round trips are also measured with all ends in threads of one process.
     pub threads: Vec<Channel>,
-    /// Bytes of a message: of a full run, and of a quick one.
+    /// Bytes of a message: for a full run, and for a quick one.
     pub sizes: [&'static [u64]; 2],
-    /// Pairs at once, likewise. One pair where that is empty.
+    /// Pairs at the same time: for a full run, and for a quick one. Empty means one pair.
     pub pairs: [&'static [u64]; 2],
-    /// Arms whose requests and completions are counted, and for which sizes.
+    /// Arms whose requests and completions are counted, and the sizes for which they are.
     pub counted: (Vec<Channel>, &'static [u64]),
-    /// What is to be said on software RNICs.
+    /// Remark on results of software RNICs.
     pub soft: &'static str,
-    /// Why figures of simulated machines differ from the paper's.
+    /// Remark on why results of simulated machines differ from the paper's.
     pub simulated: &'static str,
 }
 
-/// Messages per second of `channel`.
+/// Returns messages per second of `channel`.
 pub(super) const fn rate(channel: Channel, size: u64) -> Expr<Channel> {
     Expr::At(Point::of(RATES, channel, size), RATE)
 }
 
-/// Gigabytes per second of `channel`.
+/// Returns gigabytes per second of `channel`.
 pub(super) fn bandwidth(channel: Channel, size: u64) -> Expr<Channel> {
     rate(channel, size) * (size as f64 * 1e-9)
 }
 
-/// A quantity of the round trips of `channel`.
+/// Returns a quantity of the round trips of `channel`.
 pub(super) const fn trip(channel: Channel, size: u64, quantity: Quantity) -> Expr<Channel> {
     Expr::At(Point::of(TRIPS, channel, size), quantity)
 }
@@ -93,14 +94,15 @@ fn has_threads(point: &Point<Channel>) -> bool {
     [THREAD_RATES, THREAD_TRIPS].contains(&point.load)
 }
 
-/// What a point's row and line are called.
+/// Returns the name of a point's row and line.
 fn line(point: &Point<Channel>) -> String {
     let threads = if has_threads(point) { "-threads" } else { "" };
     point.arm.name() + threads
 }
 
 impl SweepPlan {
-    /// A table of the arms with the columns of every sweep, and charts over the size where there are many.
+    /// Makes a table of the arms with the columns of every sweep, and charts over the size if there are many
+    /// sizes.
     pub(super) fn table(&self) -> Table<Channel> {
         let [rates, trips] = [&self.rates, &self.trips];
         let arms = if rates.is_empty() { trips } else { rates };
@@ -124,7 +126,7 @@ impl SweepPlan {
         t
     }
 
-    /// Measures everything, and says what there is to say.
+    /// Measures all points, and adds the remarks to the table.
     pub(super) fn measure(
         &self,
         bench: &mut Bench<'_>,
@@ -167,7 +169,7 @@ impl SweepPlan {
     fn points(&self, bench: &Bench<'_>) -> Vec<Point<Channel>> {
         let of = |values: [&'static [u64]; 2]| values[usize::from(bench.options.quick)];
         let mut loads = vec![(RATES, &self.rates), (TRIPS, &self.trips)];
-        // Parts of simulated machines have no processes.
+        // Actors on simulated machines have no processes, so threads would make no difference.
         if !bench.testbed.is_simulated() {
             loads.extend([THREAD_RATES, THREAD_TRIPS].map(|load| (load, &self.threads)));
         }
@@ -186,8 +188,8 @@ impl SweepPlan {
     }
 }
 
-/// A chart of `quantity` in the unit that `y` ends with, a line for each arm that it is measured of: over the pairs, or
-/// else over the size.
+/// Adds a chart of `quantity`, in the unit at the end of `y`, with a line for each arm that it is measured
+/// for. The x axis is the number of pairs or else the size.
 pub(super) fn chart(
     t: &mut Table<Channel>,
     file: &str,
@@ -214,7 +216,7 @@ pub(super) fn chart(
     });
 }
 
-/// What is to be said of what time cut short.
+/// Makes a note of the points that ended because their time was up; `None` if there are none.
 fn cut_short(measured: &Measured<Channel>) -> Option<String> {
     let points = measured.points().filter_map(|point| {
         let fewest = Expr::At(point, FEWEST).spread(measured)?.low;
@@ -228,7 +230,8 @@ fn cut_short(measured: &Measured<Channel>) -> Option<String> {
     })
 }
 
-/// Where a point is measured: its parts are threads of this process, or on another NUMA node, or neither.
+/// Returns the testbed of a point: actors in threads of this process, or on another NUMA node, or the bench's
+/// own.
 fn place<'a>(bench: &Bench<'a>, point: &Point<Channel>) -> Testbed<'a> {
     let mut place = match has_threads(point) {
         true => bench.testbed.in_threads(),
@@ -240,7 +243,7 @@ fn place<'a>(bench: &Bench<'a>, point: &Point<Channel>) -> Testbed<'a> {
     place
 }
 
-/// Measures one point once; nothing if the time was too short.
+/// Measures one point once; returns `None` if the time was too short.
 fn sample(
     bench: &Bench<'_>,
     point: &Point<Channel>,
@@ -266,15 +269,15 @@ fn sample(
         if let Some(sample) = gathered(workload, &reports) {
             return Ok(Some(sample));
         }
-        // On a busy machine a part may have slept all that time.
+        // On a busy machine the scheduler may keep an actor off its processor for the whole time.
         run *= 4;
     }
     Ok(None)
 }
 
-/// How long a rate is measured in virtual time: as long as ten thousand messages take at 100 Gbit/s, so that a
-/// batch more or less is no matter, but for 5 ms at least; a quick run as long as a thousand take, and for a third of
-/// the least.
+/// Returns the virtual time for which a rate is measured: the time of ten thousand messages at 100 Gbit/s, so
+/// that one batch more or less does not matter, and at least 5 ms. A quick run takes the time of a thousand
+/// messages, and at least a third of that minimum.
 fn virtual_time(quick: bool, size: u64) -> Duration {
     let (of_messages, least) = (Duration::from_nanos(800 * size), Duration::from_millis(5));
     match quick {
@@ -283,8 +286,9 @@ fn virtual_time(quick: bool, size: u64) -> Duration {
     }
 }
 
-/// What all pairs reported, together; nothing where one has nothing to report. The rate is that of all messages, from
-/// the first pair that began to the last that ended; round trips are those of the slowest pair.
+/// Combines the reports of all pairs; returns `None` if a pair has nothing to report. The rate is that of all
+/// messages, from the start of the first pair to the end of the last. Round trips are those of the slowest
+/// pair.
 fn gathered(workload: Workload, reports: &[[Report; 2]]) -> Option<Sample> {
     let (mut messages, mut began, mut ended) = (0, u64::MAX, 0);
     let (mut fewest, mut slowest) = (u64::MAX, Quantiles::default());
@@ -314,7 +318,7 @@ fn gathered(workload: Workload, reports: &[[Report; 2]]) -> Option<Sample> {
         Workload::Rounds { measured, .. } => (slowest.into(), measured),
         _ => {
             let rate = messages as f64 * 1e9 / (ended - began) as f64;
-            // A receiver begins to count a little after its sender.
+            // A receiver starts to count a little later than its sender.
             let wanted = workload.volume().map_or(0, |volume| volume / 20 * 19);
             (Sample::of([(RATE, rate)]), wanted)
         }
@@ -325,8 +329,8 @@ fn gathered(workload: Workload, reports: &[[Report; 2]]) -> Option<Sample> {
     })
 }
 
-/// The paper's bytes or round trips, divided among the rounds and the pairs; fewer in a quick run, and where time is
-/// virtual and nothing disturbs them.
+/// Returns the workload of a point: the paper's bytes or round trips, divided among the rounds and the pairs.
+/// A quick run makes fewer, and so does virtual time, where nothing disturbs them.
 fn amount(bench: &Bench<'_>, point: &Point<Channel>) -> Workload {
     let (simulated, quick) = (bench.testbed.is_simulated(), bench.options.quick);
     let parts = bench.rounds() as u64;
@@ -352,7 +356,7 @@ fn amount(bench: &Bench<'_>, point: &Point<Channel>) -> Workload {
     }
 }
 
-/// How much is measured, in words.
+/// Describes how much is measured.
 fn amounts_notes(bench: &Bench<'_>, points: &[Point<Channel>]) -> Vec<String> {
     const RATE: &str = "A full run on a machine measures a rate over the paper's 40 GB, divided among the repeats and the \
         pairs, or for 10 s a repeat. A quick run measures it for a time, and so does any run in virtual time, where every \
@@ -406,7 +410,7 @@ mod tests {
         };
         let (once, volume) = (Workload::Rate, Workload::Volume { messages: 40 });
         let late = 1_000_000_005;
-        // What is gathered, and the fewest of a pair where time was up.
+        // The expected value, and the fewest messages of a pair if its time was up.
         for (case, workload, pairs, found, fewest) in [
             ("at once", once, &[rate(10, 5), rate(30, 5)][..], 40.0, ""),
             ("late 1", once, &[rate(10, late), rate(30, 5)], 20.0, ""),

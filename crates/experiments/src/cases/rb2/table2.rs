@@ -8,7 +8,7 @@ use crate::experiment::Case;
 use crate::table::Table;
 use crate::transports::job::{Channel, Variant};
 
-/// The experiment.
+/// The experiment `rb2-table2`, Table II.
 pub static TABLE2: Case<Channel> = Case {
     about: about(
         "Table II (Exp#4), Table I",
@@ -22,18 +22,18 @@ pub static TABLE2: Case<Channel> = Case {
     measure: |bench, t, outcome| plan().measure(bench, t, outcome),
 };
 
-/// Bytes of the two messages, and what they are called in keys.
+/// Bytes of the two messages, and their names in keys.
 const SIZES: [(u64, &str); 2] = [(512, "512"), (MIB, "1m")];
-/// Everything on huge pages, which the other rows are compared with.
+/// M1: RB² with everything on huge pages; the other rows are compared with it.
 pub(super) const M1: Channel = variant(Variant::HugePages);
-/// The rows of the batching policies, of copies, and of the structure.
+/// The rows of the batching policies, of the copies and of the structure.
 const M3: Channel = variant(Variant::NoEarlyTransmission);
 const M4: Channel = variant(Variant::NoElasticThreshold);
 const M5: Channel = variant(Variant::NoLazyPush);
 const M6: Channel = variant(Variant::Copies);
 const M7: Channel = variant(Variant::NotCacheFriendly);
 
-/// The rows but for M1, and what they are called in keys.
+/// Returns the rows except M1, with their names in keys.
 fn rows() -> [(&'static str, Channel); 10] {
     let [home, other] = numa_nodes().map(|node| node.unwrap_or(0));
     [

@@ -1,4 +1,4 @@
-//! A file through `headworks pipe` and over TCP, by programs that are started for it.
+//! The transfer of a file through `headworks pipe` and over TCP, by programs that are started for it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,10 +12,10 @@ use crate::cases::prelude::*;
 use crate::stats::median;
 use crate::subprocess::{self, Subprocess};
 
-/// The buffers that the TCP program is tried with.
+/// Buffer sizes that the TCP program is tried with.
 const TCP_BUFFERS: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
 
-/// Bytes of the file, and a limit of time after which a transfer has hung.
+/// Returns the bytes of the file, and the time after which a transfer counts as hung.
 fn bytes_and_limit(bench: &Bench<'_>) -> (u64, Wall) {
     match bench.options.quick {
         true => (256 << 20, Wall::from_secs(6)),
@@ -23,7 +23,7 @@ fn bytes_and_limit(bench: &Bench<'_>) -> (u64, Wall) {
     }
 }
 
-/// Measures both in GB/s.
+/// Measures both transfers in GB/s.
 pub(super) fn measure(
     bench: &mut Bench<'_>,
     t: &mut Table<Arm>,
@@ -54,7 +54,7 @@ pub(super) fn measure(
     })
 }
 
-/// A file of the size to send, just written and therefore in the page cache.
+/// Writes the file to send. It has just been written, so it is in the page cache.
 fn cached_file(bench: &Bench<'_>) -> Result<tempfile::NamedTempFile, WorkloadError> {
     let failed = |why: std::io::Error| WorkloadError::at("a file to send", why);
     let mut file = tempfile::NamedTempFile::new().map_err(failed)?;
@@ -80,7 +80,7 @@ fn best_buffer(bench: &Bench<'_>, file: &Path) -> usize {
     best.map_or(TCP_BUFFERS[1], |(_, buffer)| buffer)
 }
 
-/// Seconds from the start of both programs to the end of both.
+/// Transfers the file over TCP; returns the seconds from the start of both programs to the end of both.
 fn over_tcp(bench: &Bench<'_>, file: &Path, buffer: usize) -> Result<f64, WorkloadError> {
     let dir = private_dir()?;
     let port = dir.path().join("port");
@@ -90,8 +90,8 @@ fn over_tcp(bench: &Bench<'_>, file: &Path, buffer: usize) -> Result<f64, Worklo
     both(bench, receive?, send?, file)
 }
 
-/// Seconds through `headworks pipe`, which is a subcommand of this program: a sender of standard input and a receiver
-/// to standard output.
+/// Transfers the file through `headworks pipe`, a subcommand of this program that sends standard input and
+/// receives to standard output. Returns the seconds from the start of both programs to the end of both.
 fn piped(bench: &Bench<'_>, file: &Path) -> Result<f64, WorkloadError> {
     let dir = private_dir()?;
     let name = dir.path().file_name().unwrap_or_default();
@@ -99,7 +99,7 @@ fn piped(bench: &Bench<'_>, file: &Path) -> Result<f64, WorkloadError> {
     let [here, there] = &bench.testbed.devices;
     let pipe = |way: &str, device: &str| {
         let mut command = Command::new(&program);
-        // They are started together: either may be there first.
+        // Both are started at the same time, and either may be ready first.
         command.args(["pipe", way]).arg(name);
         command.args(["--device", device, "--timeout", "10"]);
         let (input, output) = (Stdio::null(), Stdio::null());

@@ -1,5 +1,5 @@
-//! The arms of Weir's evaluation (section V-B), the base delay, and one load over many queue pairs: its throughput, and
-//! the misses of the sending RNIC's caches meanwhile.
+//! The arms of Weir's evaluation (section V-B), the base delay, and one load over many queue pairs: its
+//! throughput, and the misses of the sending RNIC's caches during it.
 
 use std::fmt;
 
@@ -10,26 +10,26 @@ use crate::nic::{Batches, PostingOrder, Verb, VerbLoad};
 
 /// Processes on each server (sections II-B and V-A).
 pub const PAIRS: usize = 8;
-/// Requests outstanding of a queue pair (section V-B).
+/// Requests outstanding on a queue pair (section V-B).
 pub const DEPTH: usize = 128;
-/// Bytes of frames beyond the payload that a port counts, of a SEND: Ethernet's preamble and gap are not among them.
-/// The paper's throughput is that of a port's counters (mlnx_perf).
+/// Bytes of a SEND's frame beyond the payload that a port counts. Ethernet's preamble and gap are not
+/// counted. The paper's throughput is that of a port's counters (mlnx_perf).
 pub const COUNTED: f64 = 62.0;
-/// Processor time of pacing for each request beside the verbs that it calls, in nanoseconds: read off weir-overhead
-/// (docs/pacing.md).
+/// Processor time of pacing for each request, beside the verbs that it calls, in nanoseconds. The value was
+/// measured with weir-overhead (docs/pacing.md).
 const PACING_NS: u64 = 50;
-/// Requests that a step of any arm posts: about a microsecond, a few times shorter than the credit that pacing gives
-/// an idle device at once.
+/// Requests that one step of any arm posts. They take about a microsecond, a fraction of the credit that
+/// pacing gives an idle device at once.
 const AT_ONCE: usize = 4;
-/// Bytes of the requests that measure the base delay, and how long: not measured, and measured.
+/// Bytes of the requests that measure the base delay, and the warm-up and the measured time.
 const PROBE: usize = 512;
 const PROBED: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(1));
 
-/// Gbit/s of payload by the completions that programs polled, and by the bytes that the sending RNIC counted, which is
-/// right however many completions wait to be polled.
+/// Gbit/s of payload, by the completions that programs polled and by the bytes that the sending RNIC counted.
+/// The second is right however many completions wait to be polled.
 pub(super) const POLLED: Quantity = "polled";
 pub(super) const SENT: Quantity = "sent";
-/// Misses of the sending RNIC's caches for each request, by what is missed.
+/// Misses of the sending RNIC's caches for each request, by cache.
 pub(super) const ICM: Quantity = "ICM";
 pub(super) const MTT: Quantity = "MTT";
 pub(super) const MPT: Quantity = "MPT";
@@ -41,19 +41,19 @@ pub(super) const MISSES: [(Quantity, &str); 4] = [
     (WQE, "requests"),
 ];
 
-/// How requests come to the RNIC.
+/// How requests reach the RNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
-    /// As they are posted, with so many outstanding of a queue pair.
+    /// Posted immediately, with that many outstanding on a queue pair.
     Plain(usize),
-    /// When they are due, with 128 outstanding of a queue pair for the program.
+    /// Paced at a rate, as in the paper; the program has 128 requests outstanding on a queue pair.
     Paced,
-    /// Paced, but with a limit on what is in flight instead of the rate, which is not the paper's.
+    /// Paced by a limit on the requests in flight instead of a rate. The paper does not have this arm.
     Windowed,
 }
 
 impl Arm {
-    /// All that the paper compares, in its order, and the window.
+    /// The arms that the paper compares, in its order, and the window.
     pub(super) const ALL: [Self; 6] = [
         Self::PLAIN,
         Self::Plain(64),
@@ -65,7 +65,8 @@ impl Arm {
     /// The baseline.
     pub(super) const PLAIN: Self = Self::Plain(DEPTH);
 
-    /// `load` in this arm: its depth, the processor time of pacing, and processes that go their own ways.
+    /// Adapts `load` to this arm: its depth, the processor time of pacing, and processes that post
+    /// independently of each other.
     pub(super) fn load(self, load: VerbLoad) -> VerbLoad {
         let (depth, pacing_ns) = match self {
             Self::Plain(depth) => (depth, 0),
@@ -79,7 +80,8 @@ impl Arm {
         }
     }
 
-    /// Where this arm runs: the devices of those hosts are paced if the arm is, with further options of pacing.
+    /// Returns the testbed of this arm. If the arm paces, the devices of `hosts` are paced, with the further
+    /// pacing options `more`.
     pub(super) fn testbed<'a>(
         self,
         place: &Testbed<'a>,
@@ -102,7 +104,7 @@ impl Arm {
         Ok(place)
     }
 
-    /// For the report.
+    /// Returns the arm's note for the report.
     pub(super) fn note(self) -> ArmNote {
         let how = match self {
             Self::Plain(depth) => {
@@ -134,7 +136,7 @@ impl fmt::Display for Arm {
     }
 }
 
-/// Measures the base delay on the plain device, without which nothing can be paced, and notes it in the report.
+/// Measures the base delay on the plain device, which pacing needs, and notes it in the report.
 pub(super) fn base_delay<A: Copy + PartialEq + fmt::Display + 'static>(
     bench: &mut Bench<'_>,
     t: &mut Table<A>,
@@ -155,8 +157,8 @@ pub(super) fn base_delay<A: Copy + PartialEq + fmt::Display + 'static>(
     Ok(delay)
 }
 
-/// Measures the base delay of a device whose link carries so many Gbit/s: from a SEND's doorbell to its completion when
-/// the device is idle, without the time of its bytes on the line.
+/// Measures the base delay of a device whose link carries `gbps` Gbit/s: the time from a SEND's doorbell to
+/// its completion on an idle device, less the time of its bytes on the link.
 pub(super) fn probe(place: &Testbed<'_>, gbps: f64) -> Result<Duration, WorkloadError> {
     let batches = Batches {
         load: VerbLoad::of(Verb::Send, PROBE),
@@ -170,7 +172,7 @@ pub(super) fn probe(place: &Testbed<'_>, gbps: f64) -> Result<Duration, Workload
     Ok(Duration::from_nanos(nanos as u64))
 }
 
-/// Measures `load` over so many queue pairs, which all processes have together.
+/// Measures `load` over `queue_pairs` queue pairs of all processes together.
 pub(super) fn sample(
     place: &Testbed<'_>,
     load: VerbLoad,
@@ -189,12 +191,12 @@ pub(super) fn sample(
     }))
 }
 
-/// What the RNIC of the host that sends counted.
+/// Returns what the sending host's RNIC counted, or `None` if it sent nothing.
 fn counted(usage: &Usage) -> Option<[(Quantity, f64); 5]> {
     let hosts = usage.hosts.iter().map(|host| &host.counters);
     let sender = hosts.max_by_key(|counters| counters.requests)?;
     let each = |misses: u64| misses as f64 / sender.requests as f64;
-    // Picoseconds.
+    // `over` is in picoseconds.
     let seconds = usage.over as f64 * 1e-12;
     (sender.requests > 0).then(|| {
         [

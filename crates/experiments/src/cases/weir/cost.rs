@@ -1,5 +1,6 @@
-//! Figure 11: the completion time of flows with and without pacing, by the size of messages (a); and processor time of
-//! pacing on this machine and its software RNIC, in nanoseconds and instructions of a request and in a ping-pong (b).
+//! Figure 11: (a) the completion time of flows with and without pacing, by message size; (b) the processor
+//! time of pacing on this machine and its software RNIC, in nanoseconds and instructions of a request and in
+//! a ping-pong.
 
 use headworks::verbs::DeviceName;
 
@@ -11,18 +12,18 @@ use crate::nic::{CHAIN_MAX, Flows, Verb, VerbLoad};
 use crate::nic_measurements::{self, half_round_trip};
 use crate::stats::median;
 
-/// Flows of all processes; one request at a time; and there and back.
+/// The loads of Figure 11(a): flows of all processes; one request at a time; a message there and back.
 const FLOW: &str = "flow";
 const SINGLE: &str = "single request";
 const PINGPONG: &str = "ping-pong, one way";
 
-/// Bytes of a message, and of one of the ping-pong.
+/// Bytes of a message, and of a message of the ping-pong.
 const SIZES: [u64; 7] = [128, 256, 512, 1024, 4096, 16384, 65536];
 const BALL: u64 = 512;
-/// Requests of a flow, of each process, and queue pairs of a process.
+/// Requests of a flow of one process, and queue pairs of a process.
 const REQUESTS: usize = 1000;
 const QUEUE_PAIRS: usize = 8;
-/// Of requests that have the link for themselves: not measured, and measured.
+/// Warm-up and measured time of loads with one request at a time, which have the link for themselves.
 const ALONE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(500));
 
 const ARMS: [Arm; 2] = [Arm::PLAIN, Arm::Paced];
@@ -90,7 +91,7 @@ fn fig11a() -> Table<Arm> {
     t
 }
 
-/// The median in nanoseconds; of flows that of the processes' medians.
+/// Returns the median in nanoseconds; for flows it is the median of the processes' medians.
 fn nanos(
     place: &Testbed<'_>,
     point: &Point<Arm>,
@@ -117,7 +118,7 @@ fn nanos(
     Ok(median(&medians))
 }
 
-/// The arms of Figure 11(b), and what is measured of either.
+/// The arms of Figure 11(b), and the loads that both are measured with.
 const PLAIN: &str = "plain";
 const PACED: &str = "paced";
 const ONE: &str = "1 a call";
@@ -152,7 +153,8 @@ fn overhead() -> Table<&'static str> {
     t.cell("arm", move |point| name(point).as_str().into());
     t.value("calls", COUNT);
     let at = |what, arm, quantity| Expr::At(Point::of(what, arm, 0), quantity);
-    // Round by round, so that both were measured next to each other.
+    // The difference is taken round by round, because both devices were measured close together in each
+    // round.
     let added = |what, quantity| at(what, PACED, quantity) - at(what, PLAIN, quantity);
     let quantities = [P50, MEAN, P99, P999];
     for (name, of) in ["median", "mean", "p99", "p999"]
@@ -163,7 +165,7 @@ fn overhead() -> Table<&'static str> {
         t.metric(format!("added_ns_{name}"), added(ONE, of));
     }
     t.repeats(|point| Expr::At(*point, P50));
-    // The paper's processors have nominally two cycles a nanosecond.
+    // The paper's processors nominally run two cycles per nanosecond.
     let most = "derived: most within 1,000 cycles (V-D), at 2.0 GHz (V-A)";
     let rare = "derived: one in a thousand about 4,000 cycles (V-D), at 2.0 GHz (V-A)";
     t.of("added_ns_median").paper(Claim::Below(500.0), most);
@@ -173,7 +175,7 @@ fn overhead() -> Table<&'static str> {
     t.metric("added_ns_median_chain16", each);
     let ratio = at(TRIP, PACED, P50) / at(TRIP, PLAIN, P50);
     t.metric("pingpong_paced_over_plain", ratio);
-    // Half a round trip is measured, and each end posts two requests for a whole one.
+    // The measured value is half a round trip; each end posts two requests for a whole one.
     t.metric("pingpong_added_ns", added(TRIP, P50) * 2.0);
     t.metric("pingpong_allowed_ns", added(ONE, P50) * 4.0);
     t.declare(INSTRUCTIONS).declare(["added_instructions"]);
@@ -214,7 +216,7 @@ fn measure_overhead(
     let whats = [ONE, CHAIN, TRIP];
     let points = whats.map(|what| grid(what, &[PLAIN, PACED], &[0])).concat();
     let sweep = Sweep {
-        // The rest is for counting instructions.
+        // The rest of the budget is for counting instructions.
         share: 0.6,
         ..Sweep::over("", Wall::from_millis(300), Wall::from_secs(1))
     };

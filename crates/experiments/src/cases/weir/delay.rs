@@ -1,6 +1,6 @@
-//! Figures 4 and 10: from the doorbell to the completion of requests. Within a batch, by size (4); where pacing has it
-//! settle, by the base delay that it is compared with (10(a)); and how the rate of paced doorbells converges to what the
-//! network carries (10(b)).
+//! Figures 4 and 10: the delay from a request's doorbell to its completion. Figure 4 shows it within a batch,
+//! by size; Figure 10(a) shows where pacing settles it, by the base delay that pacing is given; Figure 10(b)
+//! shows how the rate of paced doorbells converges to what the network carries.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,16 +13,18 @@ use crate::simulated_machine::SimulatedMachine;
 use crate::stats::median;
 use headworks_workloads::report::PacingSample;
 
-/// Requests of a batch, and the pause behind it (section III-C).
+/// Requests of a batch (section III-C).
 pub const BATCH: usize = 100;
-/// In nanoseconds.
+/// Pause after a batch, in nanoseconds (section III-C).
 pub const PAUSE_NS: u64 = 1_000_000;
-/// Some twenty batches, after one or two that find nothing on the chip.
+/// Warm-up and measured time. About twenty batches are measured, after one or two that find the RNIC's caches
+/// empty.
 const TIMES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
-/// The delay is stable if the last request of a batch takes at most so many times as long as the first.
+/// The delay is stable if the last request of a batch takes at most this multiple of the first one's time.
 const STABLE: f64 = 1.15;
 
-/// Sizes of Figure 4, whose bytes are the second parameter of points; the first is the request's index.
+/// Sizes of Figure 4. The second parameter of the points is the bytes of a message; x is the index of the
+/// request.
 const TINY: Point<&str> = Point::at("64 B", 0).with(64);
 const SMALL: Point<&str> = Point::at("4096 B", 0).with(4096);
 const LARGE: Point<&str> = Point::at("8192 B", 0).with(8192);
@@ -116,11 +118,11 @@ fn fig4() -> Table<&'static str> {
 
 /// Milliseconds since the first request.
 const AT: Quantity = "time";
-/// The rate of doorbells, in Gbit/s.
+/// Rate of doorbells, in Gbit/s.
 const DOORBELLS: Quantity = "rate";
-/// Throughput since the moment before, as the port counts, in Gbit/s.
+/// Throughput since the previous moment, as the port counts it, in Gbit/s.
 const DELIVERED: Quantity = "delivered";
-/// The delay, in microseconds.
+/// Delay, in microseconds.
 const DELAY: Quantity = "delay";
 /// The columns of a moment of Figure 10.
 const MOMENT: [(Quantity, &str); 8] = [
@@ -133,28 +135,29 @@ const MOMENT: [(Quantity, &str); 8] = [
     ("lower", "lowered from [base delays]"),
     ("active", "active queue pairs"),
 ];
-/// The load of points that hold the moments of the second half of the time, in which pacing has settled.
+/// Load of the derived points that hold the moments of the second half of the time, in which pacing has
+/// settled.
 const SETTLED: &str = "settled";
-/// The load of points that hold when the rate of doorbells comes near the median that it settles at, and from when on it
-/// stays there, in milliseconds.
+/// Load of the derived points that hold two times in milliseconds: when the rate of doorbells first comes
+/// near its settled median, and from when on it stays near.
 const CONVERGED: &str = "converged";
 const REACHES: Quantity = "reaches";
 const SETTLES: Quantity = "settles";
-/// A rate is near another if it is off by no more.
+/// Two rates are near each other if they differ by at most this fraction.
 const WITHIN: f64 = 0.1;
 
 /// Bytes of a message of Figure 10.
 const SIZE: usize = 512;
-/// Between two looks.
+/// Interval between two samples of the pacing.
 const EVERY: Duration = Duration::from_micros(50);
 
-/// A quantity of the settled moments of a point.
+/// Returns a quantity of a point's settled moments.
 fn settled<A>(point: Point<A>, quantity: Quantity) -> Expr<A> {
     let load = SETTLED;
     Expr::At(Point { load, ..point }, quantity)
 }
 
-/// Adds the columns of a moment; there are too many rows for the report.
+/// Adds the columns of a moment. The points are not listed in the report, because there are too many.
 fn moment_columns<A: Copy + PartialEq + fmt::Display + 'static>(t: &mut Table<A>) {
     t.unlisted();
     for (quantity, header) in MOMENT {
@@ -162,13 +165,13 @@ fn moment_columns<A: Copy + PartialEq + fmt::Display + 'static>(t: &mut Table<A>
     }
 }
 
-/// A mark of a chart over time.
+/// Makes a mark of a chart over time.
 fn mark<A: Copy>(name: String, point: &Point<A>, quantity: Quantity) -> Mark<A> {
     (name, Expr::At(*point, AT), Expr::At(*point, quantity))
 }
 
-/// Has all processes send as much as they can at each of `points`, where `paced` has the place with paced devices: a
-/// point for each moment, and those that are derived from all.
+/// Measures each of `points` with all processes sending as much as they can. `paced` returns the testbed with
+/// paced devices. The result has a point for each moment, and the points that are derived from all moments.
 fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
     bench: &mut Bench<'_>,
     t: &mut Table<A>,
@@ -177,7 +180,7 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
     paced: impl for<'a> Fn(&Bench<'a>, &Point<A>, Duration) -> Result<Testbed<'a>, WorkloadError>,
 ) -> Result<Measured<A>, RunError> {
     let base_delay = arms::base_delay(bench, t)?;
-    // So many queue pairs that the lower threshold is that of few.
+    // No more than 1,024 (`qps_per_step`), so the thresholds are the same as with few queue pairs.
     let (queue_pairs, run) = match bench.options.quick {
         true => (256, Duration::from_millis(5)),
         false => (1024, Duration::from_millis(20)),
@@ -191,7 +194,7 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
         load: Arm::Paced.load(load),
         every_ns: EVERY.nanos(),
     };
-    // Looks begin with the first request, and end so long after all are warm.
+    // Sampling begins with the first request, and ends that long after all processes are warm.
     let times = (Duration::from_millis(5), run);
     let mut derived = Vec::new();
     let mut measured = bench.measure_lists(points, sweep("", unit), |bench, point| {
@@ -214,13 +217,15 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
     Ok(measured)
 }
 
-/// The moments from what each process saw: the throughput of all, and the pacing as the first saw it.
+/// Combines the samples of all processes into moments: the throughput of all processes, and the pacing as the
+/// first one saw it.
 fn moments(looks: &[Vec<PacingSample>]) -> Vec<Sample> {
     let begun = looks.iter().filter_map(|looks| looks.first());
     let Some(begun) = begun.map(|look| look.at_ns).min() else {
         return Vec::new();
     };
-    // By the number of the interval: the processes that saw it, and their messages per second.
+    // By the number of the interval: how many processes sampled in it, and the sum of their messages per
+    // second.
     let mut delivered: BTreeMap<u64, (usize, f64)> = BTreeMap::new();
     for pair in looks.iter().flat_map(|looks| looks.windows(2)) {
         let [before, now] = pair else { continue };
@@ -249,15 +254,15 @@ fn moments(looks: &[Vec<PacingSample>]) -> Vec<Sample> {
     looks[0].iter().filter_map(moment).collect()
 }
 
-/// The half of the time in which pacing has settled.
+/// Returns the moments of the second half of the time, in which pacing has settled.
 fn second_half(moments: &[Sample]) -> &[Sample] {
     let until = moments.last().map_or(0.0, |last| last.get(AT));
     let from = moments.partition_point(|moment| moment.get(AT) < until / 2.0);
     &moments[from..]
 }
 
-/// When the rate of doorbells comes near the median that it settles at, and from when on it stays there, in
-/// milliseconds; `None` where it never does.
+/// Returns two times in milliseconds: when the rate of doorbells first comes near its settled median, and
+/// from when on it stays near; `None` if it never does.
 fn near_median(moments: &[Sample]) -> [Option<f64>; 2] {
     let rates = second_half(moments).iter();
     let rates: Vec<f64> = rates.map(|moment| moment.get(DOORBELLS)).collect();
@@ -271,7 +276,8 @@ fn near_median(moments: &[Sample]) -> [Option<f64>; 2] {
     [came, stays].map(|moment| moment.map(|moment| moment.get(AT)))
 }
 
-/// Base delays of Figure 10(a), as multiples of the measured one, which are the second parameter of points.
+/// Base delays of Figure 10(a), as multiples of the measured one; the multiple is the second parameter of the
+/// points.
 const BASES: [Point<&str>; 4] = [
     Point::at("base delay x1", 0).with(1),
     Point::at("base delay x2", 0).with(2),
@@ -328,11 +334,11 @@ fn fig10a() -> Table<&'static str> {
     t
 }
 
-/// The links of Figure 10(b), in Gbit/s, which are the second parameter of points.
+/// Links of Figure 10(b), in Gbit/s; the rate is the second parameter of the points.
 const FAST: Point<Arm> = Point::at(Arm::Paced, 0).with(100);
 const SLOW: Point<Arm> = Point::at(Arm::Paced, 0).with(40);
 const WINDOWED: Point<Arm> = Point::at(Arm::Windowed, 0).with(40);
-/// The line rate that pacing is told, whatever the link's.
+/// Pacing option for the line rate, which is the same for all links.
 const STARTS: &str = ",pace_line_rate_gbps=100";
 
 /// Figure 10(b).
@@ -366,7 +372,7 @@ pub static FIG10B: Case<Arm> = Case {
     },
 };
 
-/// When the rate over the slow link converges.
+/// Returns when the rate over the slow link converges.
 fn converged(quantity: Quantity) -> Expr<Arm> {
     let load = CONVERGED;
     Expr::At(Point { load, ..SLOW }, quantity)
@@ -425,7 +431,7 @@ fn fig10b() -> Table<Arm> {
     t
 }
 
-/// The bench's machines with another link.
+/// Returns a testbed of the bench's machines with another link rate.
 fn with_link<'a>(bench: &Bench<'a>, link: u64) -> Result<Testbed<'a>, WorkloadError> {
     let setting = format!("link.rate={link}").parse();
     let mut set = bench.options.set.clone();
@@ -460,11 +466,11 @@ mod tests {
         };
         let one = vec![look(10, 0), look(50, 40), look(101, 91), look(150, 140)];
         let other = vec![look(20, 0), look(52, 64), look(100, 160), look(150, 260)];
-        // The second ended early.
+        // The second process ended early.
         let found = moments(&[one.clone(), other[..3].to_vec()]);
         let times: Vec<f64> = found.iter().map(|moment| moment.get(AT)).collect();
         assert_eq!(times, [0.04, 0.091]);
-        // A request each microsecond, and two.
+        // The processes complete one and two requests each microsecond.
         let rate = 3e6 * 574.0 * 8e-9;
         for moment in &found {
             assert!(

@@ -1,5 +1,6 @@
-//! Figures 2 and 7 to 9: throughput and misses of the RNIC's caches against the number of queue pairs, without Weir; and
-//! of plain verbs with fewer requests outstanding and of paced doorbells, by the size of messages.
+//! Figures 2 and 7 to 9: throughput and misses of the RNIC's caches over the number of queue pairs. Figure 2
+//! is without Weir; figures 7 to 9 compare plain verbs, with fewer requests outstanding, and paced doorbells,
+//! by message size.
 
 #[cfg(test)]
 mod tests;
@@ -11,33 +12,36 @@ use crate::nic::{Verb, VerbLoad};
 
 /// Queue pairs of all processes together.
 const QUEUE_PAIRS: [u64; 12] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MOST];
-/// The number that metrics of figures 7 to 9 are about.
+/// The highest number of queue pairs, for which figures 7 to 9 have metrics.
 const MOST: u64 = 16384;
-/// Those of a quick run, and where it has all arms of figures 7 to 9: elsewhere it has those that metrics compare.
+/// Queue pairs of a quick run, and the number at which it measures all arms of figures 7 to 9. At other
+/// numbers it measures only the arms that metrics compare.
 const QUICK_FIG2: &[u64] = &[64, 128, 256, 2048, 4096];
 const QUICK: &[u64] = &[64, QUICK_ALL, MOST];
 const QUICK_ALL: u64 = 1024;
-/// Less than this part of the highest throughput is a drop.
+/// A throughput below this fraction of the highest is a drop.
 const DROP: f64 = 0.95;
-/// So many misses of a request are some, fewer are those of what is seen for the first time; and so many are many.
-/// An abrupt drop: twice the queue pairs have no more than this part of the throughput.
+/// An abrupt drop: twice the queue pairs have at most this fraction of the throughput.
 const ABRUPT: f64 = 0.9;
+/// Misses for each request: from the first number on there are some (fewer are first accesses), from the
+/// second many.
 const MISSING: f64 = 0.01;
 const MANY: f64 = 0.1;
 
 /// The metrics of Figure 2 that are numbers of queue pairs.
 const DROP_AT: &str = "drop_begins_at_queue_pairs";
 const NO_ICM: &str = "no_icm_misses_up_to_queue_pairs";
-/// Bytes of a message of Figure 2, which the paper does not say; and how long: not measured, and measured.
+/// Bytes of a message of Figure 2, which the paper does not state; and the warm-up and the measured time.
 const FIG2_SIZE: usize = 512;
 const FIG2_TIMES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(5));
-/// Pacing has settled some 3 ms after the queue pairs were filled, as weir-fig10b shows: many requests end at once
-/// then, and the rate falls to its lowest and rises again.
+/// Time for pacing to settle. It takes about 3 ms after the queue pairs were filled, as weir-fig10b shows:
+/// many requests complete at once then, and the rate falls to its lowest and rises again.
 const SETTLES: Duration = Duration::from_millis(5);
 
-/// Requests of each process that have ended before anything is measured (or all twice), and how long a point of figures
-/// 7 to 9 is measured. With the most queue pairs, the warm-up ends long after all were filled: completions that were not
-/// polled by then are answered by new requests faster than the RNIC sends those.
+/// Returns how many requests of each process must have completed before a point of figures 7 to 9 is measured
+/// (or twice the outstanding ones, if that is fewer), and the measured time. With the most queue pairs the
+/// warm-up ends long after all were filled: a program replaces the completions that it had not polled by then
+/// with new requests, faster than the RNIC sends them.
 const fn extent(is_quick: bool) -> (usize, Duration) {
     match is_quick {
         true => (163_840, Duration::from_micros(500)),
@@ -45,17 +49,17 @@ const fn extent(is_quick: bool) -> (usize, Duration) {
     }
 }
 
-/// A quantity of an arm over so many queue pairs.
+/// Returns a quantity of an arm over `queue_pairs` queue pairs.
 fn at(arm: Arm, queue_pairs: u64, quantity: Quantity) -> Expr<Arm> {
     Expr::At(Point::at(arm, queue_pairs), quantity)
 }
 
-/// The throughput of an arm over any number of queue pairs.
+/// Returns a quantity of an arm, such as the throughput, over each number of queue pairs.
 fn rates(arm: Arm, quantity: Quantity) -> Vec<Expr<Arm>> {
     QUEUE_PAIRS.map(|count| at(arm, count, quantity)).to_vec()
 }
 
-/// Adds a column for the misses of each kind, and notes.
+/// Adds a column for each kind of misses, and notes.
 fn misses_columns(t: &mut Table<Arm>) {
     for (kind, _) in MISSES {
         t.value(format!("{kind} misses [1/request]"), kind);
@@ -143,8 +147,8 @@ fn fig2() -> Table<Arm> {
     t
 }
 
-/// Records the metrics that are numbers of queue pairs. Throughput below the highest with fewer queue pairs than that
-/// has is no drop.
+/// Records the metrics that are numbers of queue pairs. A lower throughput with fewer queue pairs than the
+/// highest has is not a drop.
 fn record_fig2(measured: &Measured<Arm>, outcome: &mut Outcome) {
     let rates = measured.series(|_| true, POLLED);
     let highest = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
@@ -158,7 +162,7 @@ fn record_fig2(measured: &Measured<Arm>, outcome: &mut Outcome) {
     outcome.measured_or(NO_ICM, held.map(count), always);
 }
 
-/// The figure of messages of that size.
+/// Declares the figure of messages of that size.
 macro_rules! figure {
     ($figure:ident, $name:literal, $number:literal, $size:literal) => {
         #[doc = concat!($number, ": messages of ", $size, " B.")]
@@ -192,16 +196,16 @@ figure!(FIG7, "weir-fig7", "Figure 7", 512);
 figure!(FIG8, "weir-fig8", "Figure 8", 256);
 figure!(FIG9, "weir-fig9", "Figure 9", 128);
 
-/// The kinds of misses that figures 7 to 9 show: not those of requests.
+/// The kinds of misses that figures 7 to 9 show: all but those of requests.
 const SHOWN: [Quantity; 3] = [ICM, MTT, MPT];
-/// The metric that a quick run has not.
+/// The metric that a quick run does not measure.
 const WINDOWED: &str = "windowed_gbps_16k_qps";
 
 fn misses_key(kind: Quantity) -> String {
     format!("{}_miss_plain_over_paced_16k", kind.to_lowercase())
 }
 
-/// The misses of plain over those of paced requests.
+/// Returns the misses of plain over those of paced requests.
 fn fewer(kind: Quantity) -> Expr<Arm> {
     at(Arm::PLAIN, MOST, kind) / at(Arm::Paced, MOST, kind)
 }
@@ -237,7 +241,7 @@ fn by_size(size: usize) -> Table<Arm> {
     t
 }
 
-/// What the text says of messages of that size.
+/// Adds the statements of the paper's text about messages of that size.
 fn statements(t: &mut Table<Arm>, size: usize) {
     let gain = |count| at(Arm::Paced, count, SENT) / at(Arm::PLAIN, count, SENT);
     t.metric("paced_over_plain_16k_qps", gain(MOST));
@@ -359,7 +363,7 @@ fn measure(
     Ok(measured)
 }
 
-/// Skips the ratios of misses that there are none of with pacing.
+/// Skips the ratios of misses that do not occur with pacing.
 fn skip_without_misses(of: &Measured<Arm>, outcome: &mut Outcome) {
     for kind in SHOWN {
         let misses = |arm| at(arm, MOST, kind).median(of);

@@ -1,4 +1,4 @@
-//! Completion queues and channels of the stub, polled one by one or through the extended queue.
+//! Completion queues and channels of the stub, with plain and extended polling.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -11,14 +11,14 @@ pub(super) extern "C" fn create_comp_channel(context: *mut abi::Context) -> *mut
     let channel: *mut abi::CompChannel = make(context, "channel");
     if !channel.is_null() {
         let fd = state(context).fd.clone().unwrap();
-        // SAFETY: just made.
+        // SAFETY: the object was just made.
         unsafe { ((*channel).context, (*channel).fd) = (context, fd.as_raw_fd()) };
     }
     channel
 }
 
 pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut abi::CompChannel) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_comp_channel` made the object.
     unmake(unsafe { (*channel).context }, "channel", channel)
 }
 
@@ -27,7 +27,7 @@ fn new_cq(context: *mut abi::Context, depth: c_int, cq_context: *mut c_void) -> 
     if !cq.is_null() {
         let cqs = &mut state(context).cqs;
         cqs.insert(cq_context as usize as u32, cq as usize);
-        // SAFETY: just made.
+        // SAFETY: the object was just made.
         let cq = unsafe { &mut (*cq).cq };
         (cq.context, cq.cq_context) = (context, cq_context);
         cq.cqe = (depth as u32).next_power_of_two() as c_int;
@@ -49,11 +49,11 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut abi::Context,
     attr: *mut abi::CqInitAttrEx,
 ) -> *mut abi::CqEx {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's attributes are valid.
     let attr = unsafe { &*attr };
     assert_eq!(attr.wc_flags & (1 << 7), 1 << 7);
     let cq = new_cq(context, attr.cqe as c_int, attr.cq_context);
-    // SAFETY: just made.
+    // SAFETY: the object was just made.
     let ex = unsafe { &mut *cq };
     ex.start_poll = Some(start_poll);
     ex.next_poll = Some(next_poll);
@@ -64,7 +64,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     ex.read_qp_num = Some(read_qp_num);
     ex.read_src_qp = Some(read_src_qp);
     ex.read_wc_flags = Some(read_wc_flags);
-    // A provider has only what was asked for.
+    // A provider library has only the accessors that were asked for.
     let has_slid = attr.wc_flags & (1 << 4) != 0;
     ex.read_slid = has_slid.then_some(read_slid as unsafe extern "C" fn(_) -> _);
     ex.read_completion_ts = Some(read_completion_ts);
@@ -72,13 +72,13 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 }
 
 fn current(cq: *mut abi::CqEx) -> abi::Wc {
-    // SAFETY: made above.
+    // SAFETY: `create_cq_ex` made the CQ.
     state(unsafe { (*cq).cq.context }).current[&(cq as usize)]
 }
 
 pub(super) extern "C" fn read_opcode(cq: *mut abi::CqEx) -> c_int {
     let wc = current(cq);
-    // A provider's own would be no opcode at all.
+    // For a failed request a provider library could not return an opcode.
     assert_eq!(wc.status, 0);
     wc.opcode
 }
@@ -100,8 +100,8 @@ pub(super) extern "C" fn read_src_qp(cq: *mut abi::CqEx) -> u32 {
 }
 
 pub(super) extern "C" fn read_slid(cq: *mut abi::CqEx) -> u32 {
-    // On Ethernet nobody asks.
-    // SAFETY: made above.
+    // On Ethernet the LID is not read.
+    // SAFETY: `create_cq_ex` made the CQ.
     assert_eq!(state(unsafe { (*cq).cq.context }).link_layer, 1);
     current(cq).slid.into()
 }
@@ -111,19 +111,19 @@ pub(super) extern "C" fn read_wc_flags(cq: *mut abi::CqEx) -> u32 {
 }
 
 pub(super) extern "C" fn read_completion_ts(cq: *mut abi::CqEx) -> u64 {
-    // SAFETY: made above.
+    // SAFETY: `create_cq_ex` made the CQ.
     let mut state = state(unsafe { (*cq).cq.context });
     state.clock.1 += 1;
     state.clock.1
 }
 
 pub(super) unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, _: *mut abi::PollCqAttr) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_cq_ex` made the CQ.
     unsafe { next_poll(cq) }
 }
 
 pub(super) unsafe extern "C" fn next_poll(cq: *mut abi::CqEx) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_cq_ex` made the CQ.
     let mut state = state(unsafe { (*cq).cq.context });
     if state.polls_broken {
         return libc::EIO;
@@ -133,7 +133,7 @@ pub(super) unsafe extern "C" fn next_poll(cq: *mut abi::CqEx) -> c_int {
         return libc::ENOENT;
     };
     state.current.insert(cq as usize, wc);
-    // SAFETY: made above; the caller is the only one who polls it.
+    // SAFETY: `create_cq_ex` made the CQ, and only the caller polls it.
     unsafe { ((*cq).wr_id, (*cq).status) = (wc.wr_id, wc.status) };
     0
 }
@@ -141,7 +141,7 @@ pub(super) unsafe extern "C" fn next_poll(cq: *mut abi::CqEx) -> c_int {
 pub(super) unsafe extern "C" fn end_poll(_: *mut abi::CqEx) {}
 
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `new_cq` made the CQ.
     unmake(unsafe { (*cq).context }, "cq", cq.cast::<abi::CqEx>())
 }
 
@@ -150,13 +150,13 @@ pub(super) unsafe extern "C" fn get_cq_event(
     cq: *mut *mut abi::Cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_comp_channel` made the object.
     let mut state = state(unsafe { (*channel).context });
     let Some(event) = state.cq_events.pop_front() else {
         set_errno(libc::EAGAIN);
         return -1;
     };
-    // SAFETY: the caller's places, and a live CQ.
+    // SAFETY: the caller's pointers are valid for the writes, and the CQ is alive.
     unsafe {
         *cq = event as *mut abi::Cq;
         *cq_context = (**cq).cq_context;
@@ -165,12 +165,12 @@ pub(super) unsafe extern "C" fn get_cq_event(
 }
 
 pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut abi::Cq, count: u32) {
-    // SAFETY: a live CQ.
+    // SAFETY: the CQ is alive.
     state(unsafe { (*cq).context }).acked += count as usize;
 }
 
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, most: c_int, out: *mut abi::Wc) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `new_cq` made the CQ.
     let mut state = state(unsafe { (*cq).context });
     if state.polls_broken {
         return -1;
@@ -180,14 +180,14 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, most: c_int, out: *mut
     };
     let count = waiting.len().min(most as usize);
     for (at, wc) in waiting.drain(..count).enumerate() {
-        // SAFETY: the caller has room for `most`.
+        // SAFETY: the caller has room for `most` completions.
         unsafe { out.add(at).write(wc) };
     }
     count as c_int
 }
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: c_int) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `new_cq` made the CQ.
     state(unsafe { (*cq).context }).armed.push(solicited_only);
     0
 }

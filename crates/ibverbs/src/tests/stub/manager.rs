@@ -1,6 +1,6 @@
-//! librdmacm as it looks from here: events as a test has them come, and a record of what was called.
+//! A stub of librdmacm: it delivers the events that a test queues, and records the calls.
 //!
-//! Its identifiers lead to the first device of the thread's stand-in for libibverbs.
+//! Its identifiers resolve to the first device of this thread's stub of libibverbs.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -18,22 +18,23 @@ use crate::abi::{AhAttr, GlobalRoute, QpAttr};
 use crate::cm::abi::{self, event};
 use crate::cm::library::CmApi;
 
-/// What the library does and has seen.
+/// Settings and records of the library.
 #[derive(Default)]
 pub(in crate::tests) struct State {
-    /// Calls, with what matters of them.
+    /// Calls with their relevant arguments.
     pub(in crate::tests) log: Vec<String>,
-    /// What comes: event, status, what is said with it.
+    /// Events to deliver: event, status, private data.
     pub(in crate::tests) events: VecDeque<(i32, i32, Vec<u8>)>,
-    /// Calls that fail, with these numbers.
+    /// Calls that fail, and their error numbers.
     pub(in crate::tests) fails: HashMap<&'static str, c_int>,
-    /// The address that identifiers get, and the entry of the table that it is said to be.
+    /// Address that identifiers get.
     pub(in crate::tests) sgid: [u64; 2],
+    /// Index that `sgid` is reported to have in the GID table.
     pub(in crate::tests) sgid_index: u8,
     pub(in crate::tests) has_path: bool,
-    /// The way within a subnet of InfiniBand: the other side's address and LID, and the partition key.
+    /// Path within an InfiniBand subnet: the peer's GID and LID, and the partition key index.
     pub(in crate::tests) infiniband: Option<([u64; 2], u16, u16)>,
-    /// What is said of the way, where it is another one.
+    /// Address vector to report instead of the default.
     pub(in crate::tests) way: Option<AhAttr>,
     pub(in crate::tests) unacknowledged: usize,
 }
@@ -44,7 +45,7 @@ thread_local! {
     static CURRENT: RefCell<Shared> = RefCell::default();
 }
 
-/// A library of this thread, with nothing going on.
+/// Starts a library for this thread, without events.
 pub(in crate::tests) fn start() -> Shared {
     let shared = Shared::default();
     CURRENT.set(shared.clone());
@@ -55,7 +56,7 @@ fn current() -> Shared {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Records a call; what it answers.
+/// Records a call. Returns its result.
 fn called(name: &'static str, detail: String) -> c_int {
     let shared = current();
     let mut state = shared.lock().unwrap();
@@ -72,7 +73,7 @@ fn called(name: &'static str, detail: String) -> c_int {
     }
 }
 
-/// As the library's own, with its descriptor.
+/// An event channel of the library, with the owner of its descriptor.
 #[repr(C)]
 struct StubChannel {
     channel: abi::EventChannel,
@@ -90,13 +91,13 @@ extern "C" fn create_event_channel() -> *mut abi::EventChannel {
 
 unsafe extern "C" fn destroy_event_channel(channel: *mut abi::EventChannel) {
     called("-channel", String::new());
-    // SAFETY: made above.
+    // SAFETY: `create_event_channel` made the channel.
     let channel = unsafe { Box::from_raw(channel.cast::<StubChannel>()) };
     drop(channel.fd);
 }
 
 fn new_id() -> *mut abi::Id {
-    // SAFETY: numbers and pointers.
+    // SAFETY: the structure has only numbers and pointers, for which zeros are valid.
     Box::into_raw(Box::new(unsafe { zeroed() }))
 }
 
@@ -106,31 +107,31 @@ unsafe extern "C" fn create_id(
     _: *mut c_void,
     space: c_int,
 ) -> c_int {
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     unsafe { *id = new_id() };
     called("+id", format!("{space:#x}"))
 }
 
 unsafe extern "C" fn destroy_id(id: *mut abi::Id) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `new_id` made the identifier.
     let id = unsafe { Box::from_raw(id) };
     if !id.path_rec.is_null() {
-        // SAFETY: made below.
+        // SAFETY: `lead` made the record.
         drop(unsafe { Box::from_raw(id.path_rec) });
     }
     if !id.verbs.is_null() {
-        // SAFETY: opened below.
+        // SAFETY: `lead` opened the context.
         unsafe { (verbs().close_device)(id.verbs) };
     }
     called("-id", String::new())
 }
 
-/// The port of an address, and the last byte of it.
+/// The IP address and port as text; "anywhere" for null.
 unsafe fn of(address: *mut libc::sockaddr) -> String {
     if address.is_null() {
         return "anywhere".to_owned();
     }
-    // SAFETY: an address of the family that it says.
+    // SAFETY: the address is of the family that it names.
     unsafe {
         match i32::from((*address).sa_family) {
             libc::AF_INET => {
@@ -149,14 +150,14 @@ unsafe fn of(address: *mut libc::sockaddr) -> String {
 }
 
 unsafe extern "C" fn bind_addr(id: *mut abi::Id, at: *mut libc::sockaddr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's address is valid.
     let at = unsafe { of(at) };
     let is_a_devices = !["127.0.0.1:", "[::1]:", "0.0.0.0:", "[::]:"]
         .iter()
         .any(|other| at.starts_with(other));
     let bound = called("bind", at);
     if is_a_devices && bound == 0 {
-        // SAFETY: made above.
+        // SAFETY: `new_id` made the identifier.
         unsafe { lead(id) };
     }
     bound
@@ -172,18 +173,18 @@ unsafe extern "C" fn resolve_addr(
     to: *mut libc::sockaddr,
     _: c_int,
 ) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `new_id` made the identifier.
     unsafe { lead(id) };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's addresses are valid or null.
     let (from, to) = unsafe { (of(from), of(to)) };
     called("resolve_addr", format!("{from} {to}"))
 }
 
-/// Has an identifier lead to the device.
+/// Resolves an identifier to the device.
 unsafe fn lead(id: *mut abi::Id) {
     let mut count = 0;
     let library = verbs();
-    // SAFETY: a list of the stand-in's; an identifier made above.
+    // SAFETY: the list is the stub's, and `new_id` made the identifier.
     unsafe {
         let list = (library.get_device_list)(&mut count);
         (*id).verbs = (library.open_device)(*list);
@@ -196,7 +197,7 @@ unsafe fn lead(id: *mut abi::Id) {
         if state.has_path {
             (*id).num_paths = 1;
             (*id).path_rec = Box::into_raw(Box::new(abi::PathRec {
-                // "Exactly", in the two upper bits.
+                // The two upper bits say that the MTU is exact.
                 mtu: 0x80 | 3,
                 sl: 5,
                 traffic_class: 104,
@@ -211,7 +212,7 @@ unsafe extern "C" fn resolve_route(_: *mut abi::Id, _: c_int) -> c_int {
 }
 
 unsafe extern "C" fn init_qp_attr(_: *mut abi::Id, attr: *mut QpAttr, _: *mut c_int) -> c_int {
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     let attr = unsafe { &mut *attr };
     let sgid_index = current().lock().unwrap().sgid_index;
     let grh = GlobalRoute {
@@ -246,7 +247,7 @@ unsafe extern "C" fn init_qp_attr(_: *mut abi::Id, attr: *mut QpAttr, _: *mut c_
 }
 
 unsafe fn with(param: *mut abi::ConnParam) -> String {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's parameters are valid.
     unsafe {
         let param = &*param;
         let (said, len) = (param.private_data.cast::<u8>(), param.private_data_len);
@@ -256,12 +257,12 @@ unsafe fn with(param: *mut abi::ConnParam) -> String {
 }
 
 unsafe extern "C" fn connect(_: *mut abi::Id, param: *mut abi::ConnParam) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's parameters are valid.
     called("connect", unsafe { with(param) })
 }
 
 unsafe extern "C" fn accept(_: *mut abi::Id, param: *mut abi::ConnParam) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's parameters are valid.
     called("accept", unsafe { with(param) })
 }
 
@@ -270,7 +271,7 @@ unsafe extern "C" fn establish(_: *mut abi::Id) -> c_int {
 }
 
 unsafe extern "C" fn reject(_: *mut abi::Id, said: *const c_void, len: u8) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's bytes are valid.
     let said = unsafe { std::slice::from_raw_parts(said.cast::<u8>(), len.into()) };
     called("reject", String::from_utf8_lossy(said).into_owned())
 }
@@ -280,7 +281,7 @@ unsafe extern "C" fn disconnect(_: *mut abi::Id) -> c_int {
 }
 
 unsafe extern "C" fn migrate_id(_: *mut abi::Id, _: *mut abi::EventChannel) -> c_int {
-    // It would wait for ever.
+    // With an unacknowledged event, the library would block without end.
     assert_eq!(current().lock().unwrap().unacknowledged, 0);
     called("migrate", String::new())
 }
@@ -298,14 +299,14 @@ unsafe extern "C" fn get_cm_event(_: *mut abi::EventChannel, out: *mut *mut abi:
     let id = match code {
         event::CONNECT_REQUEST => {
             let id = new_id();
-            // SAFETY: just made.
+            // SAFETY: the identifier was just made.
             unsafe { lead(id) };
             id
         }
         _ => null_mut(),
     };
     let said = said.into_boxed_slice();
-    // SAFETY: numbers and pointers.
+    // SAFETY: the structure has only numbers and pointers, for which zeros are valid.
     let mut conn: abi::ConnParam = unsafe { zeroed() };
     conn.private_data_len = said.len() as u8;
     conn.private_data = Box::into_raw(said).cast_const().cast();
@@ -317,13 +318,13 @@ unsafe extern "C" fn get_cm_event(_: *mut abi::EventChannel, out: *mut *mut abi:
         param: abi::Param { conn },
     });
     current().lock().unwrap().unacknowledged += 1;
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer is valid for the write.
     unsafe { *out = Box::into_raw(made) };
     0
 }
 
 unsafe extern "C" fn ack_cm_event(event: *mut abi::Event) -> c_int {
-    // SAFETY: made above, as were the bytes that came with it.
+    // SAFETY: `get_cm_event` made the event and its private data.
     unsafe {
         let conn = Box::from_raw(event).param.conn;
         let said = conn.private_data.cast_mut().cast::<u8>();
@@ -334,7 +335,7 @@ unsafe extern "C" fn ack_cm_event(event: *mut abi::Event) -> c_int {
     0
 }
 
-/// The library.
+/// The functions of the stub.
 pub(in crate::tests) fn api() -> CmApi {
     CmApi {
         create_event_channel,

@@ -1,4 +1,4 @@
-//! What is posted to the device, read as a provider reads it.
+//! Posting to the stub's device, which reads requests as a provider library reads them.
 
 use std::ffi::c_int;
 
@@ -7,34 +7,36 @@ use headworks_verbs::Sge;
 use super::{Seen, state};
 use crate::abi::{self, opcode};
 
-/// What a list of entries says.
+/// Copies a scatter/gather list.
 ///
 /// # Safety
 ///
-/// `list` is of `count` entries.
+/// `list` has `count` entries.
 unsafe fn entries(list: *const Sge, count: c_int) -> Vec<Sge> {
     let each = 0..count as usize;
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     each.map(|at| unsafe { *list.add(at) }).collect()
 }
 
+/// Copies what a request says.
+///
 /// # Safety
 ///
-/// A request that libibverbs could be handed.
+/// `wr` is a valid request for libibverbs.
 unsafe fn seen(wr: &abi::SendWr) -> Seen {
-    // SAFETY: a list of so many.
+    // SAFETY: the request's list has this many entries.
     let sges = unsafe { entries(wr.sg_list, wr.num_sge) };
     let is_inline = wr.send_flags & abi::SEND_INLINE != 0;
     let mut inline = Vec::new();
     for sge in sges.iter().filter(|_| is_inline) {
-        // SAFETY: the bytes of an inline payload, which outlive the call.
+        // SAFETY: these are the bytes of an inline payload, which outlive the call.
         let bytes = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.len as usize) };
         inline.extend_from_slice(bytes);
     }
     let has_imm = [opcode::SEND_IMM, opcode::WRITE_IMM].contains(&wr.opcode);
     let is_atomic = [opcode::COMPARE_SWAP, opcode::FETCH_ADD].contains(&wr.opcode);
     let is_send = [opcode::SEND, opcode::SEND_IMM].contains(&wr.opcode);
-    // SAFETY: all of them are numbers and pointers, as which any bytes are read.
+    // SAFETY: all fields are numbers and pointers, for which any bytes are valid.
     let (rdma, atomic, ud) = unsafe { (wr.wr.rdma, wr.wr.atomic, wr.wr.ud) };
     Seen {
         wr_id: wr.wr_id,
@@ -64,7 +66,7 @@ pub(super) unsafe extern "C" fn post_send(
     mut wr: *mut abi::SendWr,
     bad: *mut *mut abi::SendWr,
 ) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_qp` made the queue pair.
     let mut state = state(unsafe { (*qp).context });
     state.posts += 1;
     let mut chain = Vec::new();
@@ -74,14 +76,14 @@ pub(super) unsafe extern "C" fn post_send(
             && at == count
         {
             if !state.is_vague {
-                // SAFETY: the caller's place.
+                // SAFETY: the caller's pointer is valid for the write.
                 unsafe { *bad = wr };
             }
             state.chains.push(chain);
             return errno;
         }
         if !state.forgets {
-            // SAFETY: a chain of requests, as libibverbs is handed them.
+            // SAFETY: the chain is valid for libibverbs.
             chain.push(unsafe { seen(&*wr) });
         }
         count += 1;
@@ -107,13 +109,13 @@ fn receive(
         if let Some((at, errno)) = state.refuses
             && at == count
         {
-            // SAFETY: the caller's place.
+            // SAFETY: the caller's pointer is valid for the write.
             unsafe { *bad = wr };
             state.receives.push(chain);
             return errno;
         }
         if !state.forgets {
-            // SAFETY: a chain of requests, as libibverbs is handed them.
+            // SAFETY: the chain is valid for libibverbs.
             chain.push(unsafe { ((*wr).wr_id, entries((*wr).sg_list, (*wr).num_sge)) });
         }
         count += 1;
@@ -131,7 +133,7 @@ pub(super) unsafe extern "C" fn post_recv(
     wr: *mut abi::RecvWr,
     bad: *mut *mut abi::RecvWr,
 ) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_qp` made the queue pair.
     receive(unsafe { (*qp).context }, wr, bad)
 }
 
@@ -140,6 +142,6 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     wr: *mut abi::RecvWr,
     bad: *mut *mut abi::RecvWr,
 ) -> c_int {
-    // SAFETY: made above.
+    // SAFETY: `create_srq` made the SRQ.
     receive(unsafe { (*srq).context }, wr, bad)
 }

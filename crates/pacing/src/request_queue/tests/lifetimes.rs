@@ -44,7 +44,7 @@ struct World {
     requests: Vec<Request>,
     /// Index of the first request whose last slice was not posted.
     next: usize,
-    /// What the device has: the index of the request, and whether it is its last slice.
+    /// Slices that the device has: the index of the request, and whether it is its last slice.
     device: VecDeque<(usize, bool)>,
     has_failed: bool,
     /// Requests that are over, with their statuses.
@@ -218,7 +218,7 @@ impl World {
                 break;
             }
         }
-        assert!(rounds < 10_000, "it comes to no end");
+        assert!(rounds < 10_000, "it does not finish");
         let over: Vec<_> = self.over.iter().map(|(at, _)| *at).collect();
         assert!(
             over.into_iter().eq(0..self.requests.len()),

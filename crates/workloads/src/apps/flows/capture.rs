@@ -76,7 +76,7 @@ impl Capture {
             ended => ended?,
         }
         if packets.is_empty() {
-            let text = format!("no packet of IP in it ({others} others)");
+            let text = format!("it contains no IP packet ({others} other packets)");
             return Err(io::Error::other(text));
         }
         let note = (!notes.is_empty()).then(|| notes.join("; "));

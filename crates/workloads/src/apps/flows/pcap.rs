@@ -117,7 +117,10 @@ impl<R: Read> Unread<R> {
                 ensure(order == 0x1a2b_3c4d, "a section without a byte order")?;
             }
             let [kind, len] = self.words(&self.item)?;
-            ensure(len.is_multiple_of(4), "a block of no whole words")?;
+            ensure(
+                len.is_multiple_of(4),
+                "a block whose length is not a multiple of 4",
+            )?;
             ensure(len <= BLOCK_MAX, "a block of more than 1 MiB")?;
             ensure(len >= 12, TOO_SHORT)?;
             self.go_on(len - 12)?;

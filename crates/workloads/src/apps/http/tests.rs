@@ -51,10 +51,10 @@ fn responses_are_what_a_client_expects() {
     let (file, other) = (whole(Reply::File(1)), contents(0));
     assert!(file.len() <= MESSAGE_MAX && request(&path(999)).len() <= MESSAGE_MAX);
     assert_eq!(check(&file, &contents(1)), Ok(()));
-    assert_eq!(check(&file, &other), Err("it brings another file"));
-    assert_eq!(check(&file[..80], &other), Err("it is cut off"));
-    assert_eq!(check(b"HTTP 200", &other), Err("it is no HTTP"));
-    let length = Err("its length is not the one that it says");
+    assert_eq!(check(&file, &other), Err("its body is another file"));
+    assert_eq!(check(&file[..80], &other), Err("it is truncated"));
+    assert_eq!(check(b"HTTP 200", &other), Err("it is not HTTP"));
+    let length = Err("its Content-Length is not the length of its body");
     assert_eq!(check(&file[..file.len() - 1], &contents(1)), length);
     for (reply, code) in [
         (Reply::BadRequest, 400),
@@ -71,7 +71,7 @@ fn responses_are_what_a_client_expects() {
         let length = String::from_utf8_lossy(field("Content-Length").expect("a length").value);
         assert_eq!(length, (bytes.len() - head).to_string());
         assert_eq!(field("Allow").is_some(), code == 405);
-        let status = Err("its status is not 200, of HTTP/1.1");
+        let status = Err("its status line is not HTTP/1.1 200");
         assert_eq!(check(&bytes, &other), status);
     }
     for (fields, expected) in [

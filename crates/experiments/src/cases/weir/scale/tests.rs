@@ -4,7 +4,7 @@ use crate::simulated_machine::SimulatedMachine;
 
 const SHALLOW: Arm = Arm::Plain(16);
 
-/// Points of an arm: queue pairs, Gbit/s, misses of each kind.
+/// Makes the points of an arm from queue pairs, Gbit/s and the misses of each kind.
 fn measured<const N: usize>(points: [(Arm, u64, f64, f64); N]) -> Measured<Arm> {
     let points = points.map(|(arm, count, gbps, misses)| {
         let misses = MISSES.map(|(kind, _)| (kind, misses));
@@ -71,7 +71,8 @@ fn metrics_are_of_the_most_queue_pairs_and_misses_that_are_none_have_no_ratio_bu
     }
 }
 
-/// The first point and one of sixteen times as many queue pairs, with caches so small that those are too many.
+/// Measures an arm with the fewest queue pairs and with sixteen times as many, which overflow the caches of
+/// the machine.
 fn simulated(arm: Arm, seed: u64) -> [Sample; 2] {
     let device = format!("sim:cx6-100g,seed={seed}").parse().unwrap();
     let set = [
@@ -108,7 +109,7 @@ fn misses_come_with_queue_pairs_fewer_with_less_outstanding_or_paced_and_the_sam
     ] {
         assert_eq!(*samples, simulated(arm, 1), "{arm}");
     }
-    // A random context is replaced.
+    // The seed decides which context a miss replaces.
     assert_ne!(plain, simulated(Arm::PLAIN, 2));
     let ([few, many], [few_shallow, _], [_, many_paced]) = (&plain, &shallow, &paced);
     for kind in [ICM, MTT, WQE] {

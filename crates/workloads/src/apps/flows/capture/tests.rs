@@ -178,7 +178,10 @@ fn odd_packets_are_counted_and_noted() {
                 2 packets skipped: recorded too short; the file ends within a packet";
     assert_eq!(capture.note.as_deref(), Some(note));
     let error = read(&whole[..whole.len() - 4]).expect_err("no packet");
-    assert_eq!(error.to_string(), "no packet of IP in it (4 others)");
+    assert_eq!(
+        error.to_string(),
+        "it contains no IP packet (4 other packets)"
+    );
 }
 
 #[test]
@@ -196,7 +199,7 @@ fn a_file_that_is_no_capture_says_what_is_wrong() {
     let huge = [MICROSECONDS, 0, 0, 0, 0, 1, 0, 0, u32::MAX, 60];
     let (short, unequal) = (
         "a block shorter than its own header",
-        "a block of no whole words",
+        "a block whose length is not a multiple of 4",
     );
     let long = "a block of more than 1 MiB";
     let unknown = "link type 127: 1 (Ethernet), 12, 101, 228 or 229 (IP), 113 and 276 (Linux cooked) \
@@ -210,7 +213,7 @@ fn a_file_that_is_no_capture_says_what_is_wrong() {
         (Big.section()[..9].to_vec(), "ends too early"),
         (
             Big.pcap(MICROSECONDS, 1, &[]),
-            "no packet of IP in it (0 others)",
+            "it contains no IP packet (0 other packets)",
         ),
         (Big.pcap(MICROSECONDS, 127, &[]), unknown),
     ];
