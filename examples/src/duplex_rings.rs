@@ -5,7 +5,7 @@
 //! no room, or nothing to receive, steps it and says that it will wait.
 
 use headworks::connect;
-use headworks::net::{Interrupt, Line, Listener, dial_wait};
+use headworks::net::{ControlStream, Interrupt, Listener, dial_wait};
 use headworks::ring::{Group, Receiver, RingConfig, RingId, SendError, Sender};
 
 use crate::program::{self, IdleWait, Outcome, no_deadline, short_deadline};
@@ -24,7 +24,7 @@ pub struct DuplexRings<'a> {
     /// The one to send on.
     out: RingId,
     /// The end of this line is the other process's.
-    line: Line,
+    line: ControlStream,
     watch: IdleWait<'a>,
     interrupt: &'a Interrupt,
 }
@@ -66,7 +66,12 @@ impl<'a> DuplexRings<'a> {
         Ok(Self::new(sender, receiver, line, interrupt))
     }
 
-    fn new(sender: Sender, receiver: Receiver, line: Line, interrupt: &'a Interrupt) -> Self {
+    fn new(
+        sender: Sender,
+        receiver: Receiver,
+        line: ControlStream,
+        interrupt: &'a Interrupt,
+    ) -> Self {
         let mut rings = Group::default();
         let out = rings.add_sender(sender);
         rings.add_receiver(receiver);

@@ -8,7 +8,7 @@ use std::thread::yield_now;
 
 use headworks::connect::ConnectError;
 use headworks::net::signals::EXIT_INTERRUPTED;
-use headworks::net::{Interrupt, Line, NetError, WaitLimit, clock};
+use headworks::net::{ControlStream, Interrupt, NetError, WaitLimit, clock};
 use headworks::ring::{BrokenRing, RingError, SendError};
 use headworks::service::{Refusal, ServiceError};
 use headworks::verbs::{Duration, Instant};
@@ -49,7 +49,7 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
         Some(ServiceError::Ended) => return gone(),
         _ => {}
     }
-    if let Some(ConnectError::Line(error)) = error.downcast_ref() {
+    if let Some(ConnectError::ControlStream(error)) = error.downcast_ref() {
         return of(error);
     }
     if let Some(SendError::Broken(error)) = error.downcast_ref() {
@@ -194,7 +194,7 @@ impl<'a> IdleWait<'a> {
 
     /// Offers the core to others. Now and then looks whether to go on: not after Ctrl-C, and not if the
     /// process at the other end of `line` is gone. Hands out what that one said there.
-    pub fn idle(&mut self, line: &mut Line) -> Outcome<Option<Vec<u8>>> {
+    pub fn idle(&mut self, line: &mut ControlStream) -> Outcome<Option<Vec<u8>>> {
         self.looks = self.looks.wrapping_add(1);
         self.check()?;
         if self.looks.is_multiple_of(256) {

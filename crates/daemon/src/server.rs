@@ -20,7 +20,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use headworks_net::packets::PacketListener;
-use headworks_net::{Interrupt, Line, Listener, NetError, WaitPhase, Waiter, WakeReason, clock};
+use headworks_net::{
+    ControlStream, Interrupt, Listener, NetError, WaitPhase, Waiter, WakeReason, clock,
+};
 use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
@@ -220,7 +222,7 @@ struct Inner {
     port: u16,
     sessions: BTreeMap<SessionId, Attached>,
     watches: Subscriptions,
-    peers: BTreeMap<PeerId, Line>,
+    peers: BTreeMap<PeerId, ControlStream>,
     /// Sessions with packets to send. `unsaid`: peers with messages to send.
     unsent: BTreeSet<SessionId>,
     unsaid: BTreeSet<PeerId>,

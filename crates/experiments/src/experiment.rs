@@ -34,8 +34,8 @@ pub struct Case<A: 'static> {
     pub about: About,
     /// Makes the table of arms, columns, metrics, charts and checks.
     pub table: fn() -> Table<A>,
-    /// Measures the points. It may add to the table what depends on the device, and record in the outcome what is
-    /// not computed from points.
+    /// Measures the points. It may add to the table what depends on the device, and record in the outcome
+    /// what is not computed from points.
     pub measure: Measure<A>,
 }
 

@@ -58,7 +58,7 @@ mod tests {
     use headworks::sim::Counters;
     use headworks::sim::utilisation::{ActorUsage, HostUsage, UnitUsage};
 
-    /// Usage up to a time at which one of two units was always busy and the link was busy for half of the time.
+    /// Usage up to a time: one of two units was always busy, and the link was busy for half of the time.
     fn up_to(micros: u64) -> Usage {
         let over = micros * 1_000_000;
         let group = |what, busy: &[u64]| UnitUsage {

@@ -2,7 +2,7 @@
 //!
 //! This module does for tasks what [`blocking`](crate::blocking) does for threads. Each end first tries. If
 //! it has to wait, it arms its completion channel, polls once more and yields the thread to other tasks until
-//! the channel's descriptor is readable, or the [`Line`] to the other end shows that the peer is gone. The
+//! the channel's descriptor is readable, or the [`ControlStream`] to the other end shows that the peer is gone. The
 //! ring must be in [`Mode::Notify`]. The other end may wait in any way or not at all: the two ends do not
 //! have to be of the same kind.
 //!
@@ -14,7 +14,7 @@
 //! use headworks::blocking::BlockingError;
 //! use headworks::connect;
 //! use headworks::ring::{Mode, RingConfig};
-//! use headworks::net::{Line, clock};
+//! use headworks::net::{ControlStream, clock};
 //! use headworks::verbs::Duration;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,8 +23,8 @@
 //! let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
 //! runtime.block_on(async {
 //!     let config = RingConfig { mode: Mode::Notify, ..RingConfig::variable(128, 256) };
-//!     // In two processes, each gets its line from `net::line`, and a task has one end of the ring.
-//!     let (mut here, mut there) = Line::pair()?;
+//!     // In two processes, each gets its control from `net::control`, and a task has one end of the ring.
+//!     let (mut here, mut there) = ControlStream::pair()?;
 //!     // Connecting waits for the other side: do it once, outside the threads that run tasks.
 //!     let deadline = clock::now() + Duration::from_secs(10);
 //!     let ours = config.clone();
@@ -36,10 +36,10 @@
 //!         let ring = connect::receiver(&far, &config, &mut there, deadline);
 //!         ring.map(|ring| (ring, there))
 //!     });
-//!     let (ring, line) = sender.await??;
-//!     let mut sender = AsyncSender::new(ring, line)?;
-//!     let (ring, line) = receiver.await??;
-//!     let mut receiver = AsyncReceiver::new(ring, line)?;
+//!     let (ring, control) = sender.await??;
+//!     let mut sender = AsyncSender::new(ring, control)?;
+//!     let (ring, control) = receiver.await??;
+//!     let mut receiver = AsyncReceiver::new(ring, control)?;
 //!
 //!     let sending = tokio::spawn(async move {
 //!         for number in 0..10_000u64 {
@@ -108,7 +108,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 use futures_sink::Sink;
-use headworks_net::Line;
+use headworks_net::ControlStream;
 #[cfg(doc)]
 use headworks_ring::Mode;
 use headworks_ring::{HeldMessage, Receiver, Reservation, SendError, Sender};
@@ -188,12 +188,12 @@ impl UnsentMessage {
 }
 
 impl AsyncSender {
-    /// Wraps a connected ring and the line over which it was connected.
+    /// Wraps a connected ring and the control stream over which it was connected.
     ///
     /// # Panics
     /// If called outside a tokio runtime whose I/O is enabled.
-    pub fn new(sender: Sender, line: Line) -> Result<Self, BlockingError> {
-        let waiter = TaskWaiter::new(sender.fd(), sender.ring().mode, line)?;
+    pub fn new(sender: Sender, control: ControlStream) -> Result<Self, BlockingError> {
+        let waiter = TaskWaiter::new(sender.fd(), sender.ring().mode, control)?;
         let kept = None;
         let outbox = UnsentMessage { sender, kept };
         Ok(Self { outbox, waiter })
@@ -222,9 +222,9 @@ impl AsyncSender {
         poll_fn(|cx| self.poll_until(cx, UnsentMessage::drain)).await
     }
 
-    /// Returns the ring and the line. A message that the [`Sink`] kept for lack of room is lost: flush first.
-    pub fn into_parts(self) -> (Sender, Line) {
-        (self.outbox.sender, self.waiter.into_line())
+    /// Returns the ring and the control stream. A message that the [`Sink`] kept for lack of room is lost: flush first.
+    pub fn into_parts(self) -> (Sender, ControlStream) {
+        (self.outbox.sender, self.waiter.into_control())
     }
 
     /// Returns the sender itself, for its calls that never wait.
@@ -308,12 +308,12 @@ pub struct AsyncReceiver {
 }
 
 impl AsyncReceiver {
-    /// Wraps a connected ring and the line over which it was connected.
+    /// Wraps a connected ring and the control stream over which it was connected.
     ///
     /// # Panics
     /// If called outside a tokio runtime whose I/O is enabled.
-    pub fn new(receiver: Receiver, line: Line) -> Result<Self, BlockingError> {
-        let waiter = TaskWaiter::new(receiver.fd(), receiver.ring().mode, line)?;
+    pub fn new(receiver: Receiver, control: ControlStream) -> Result<Self, BlockingError> {
+        let waiter = TaskWaiter::new(receiver.fd(), receiver.ring().mode, control)?;
         Ok(Self {
             receiver,
             waiter,
@@ -333,18 +333,18 @@ impl AsyncReceiver {
         poll_fn(|cx| self.poll_take(cx)).await
     }
 
-    /// Returns the ring and the line.
-    pub fn into_parts(self) -> (Receiver, Line) {
-        (self.receiver, self.waiter.into_line())
+    /// Returns the ring and the control stream.
+    pub fn into_parts(self) -> (Receiver, ControlStream) {
+        (self.receiver, self.waiter.into_control())
     }
 
-    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device
+    /// Frees the ring's memory and returns the control stream. Tells the sender what was consumed, but a slow device
     /// may not transmit that before the ring is gone. A caller that must let the sender close keeps receiving
     /// until [`BlockingError::PeerGone`].
-    pub fn close(mut self) -> Line {
+    pub fn close(mut self) -> ControlStream {
         // If the ring is broken, the sender cannot be told.
         let _ = self.receiver.push_head();
-        self.waiter.into_line()
+        self.waiter.into_control()
     }
 
     /// Returns the receiver itself, for its calls that never wait.

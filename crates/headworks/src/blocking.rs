@@ -1,7 +1,7 @@
 //! A ring's ends for threads that wait.
 //!
 //! Each end first tries. Then it polls for as long as a wake-up costs, yielding its core meanwhile. Then it
-//! arms its completion channel, polls once more and sleeps: on the channel, on the [`Line`] to the other end
+//! arms its completion channel, polls once more and sleeps: on the channel, on the [`ControlStream`] to the other end
 //! (whose end of file means that the peer died), and on an interrupt if one was given. It steps its ring
 //! whenever it waits. The ring must be in [`Mode::Notify`].
 
@@ -10,7 +10,7 @@ mod waiter;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 
-use headworks_net::{Line, NetError, WaitPhase};
+use headworks_net::{ControlStream, NetError, WaitPhase};
 use headworks_ring::{
     HeldMessage, LengthError, Mode, Receiver, Reservation, RingError, SendError, Sender,
 };
@@ -40,10 +40,10 @@ pub enum BlockingError {
     /// The message can never be sent on this ring.
     #[error(transparent)]
     Length(LengthError),
-    /// The line to the other end failed.
+    /// The control stream to the other end failed.
     #[error(transparent)]
-    Line(NetError),
-    /// The other end sent too many messages over the line, which is not read while the ring is in use.
+    ControlStream(NetError),
+    /// The other end sent too many messages over the control stream, which is not read while the ring is in use.
     #[error(
         "the other end sent more than {limit} messages over the line, which nobody reads while the ring is in use"
     )]
@@ -91,7 +91,7 @@ impl From<NetError> for BlockingError {
             NetError::PeerGone => Self::PeerGone,
             NetError::Interrupted => Self::Interrupted,
             NetError::Deadline { .. } => Self::Deadline,
-            error => Self::Line(error),
+            error => Self::ControlStream(error),
         }
     }
 }
@@ -108,13 +108,13 @@ pub struct BlockingSender {
 }
 
 impl BlockingSender {
-    /// Wraps a connected ring and the line over which it was connected.
-    pub fn new(sender: Sender, line: Line) -> Result<Self, BlockingError> {
+    /// Wraps a connected ring and the control stream over which it was connected.
+    pub fn new(sender: Sender, control: ControlStream) -> Result<Self, BlockingError> {
         let fd = match sender.fd() {
             Some(fd) if sender.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
             _ => return Err(BlockingError::NotNotify),
         };
-        let waiter = EndWaiter::new(fd.map_err(system("descriptor"))?, line);
+        let waiter = EndWaiter::new(fd.map_err(system("descriptor"))?, control);
         Ok(Self { sender, waiter })
     }
 
@@ -161,8 +161,8 @@ impl BlockingSender {
         Ok(())
     }
 
-    /// Publishes everything and waits until the receiver has consumed it. Returns the line.
-    pub fn close(mut self) -> Result<Line, BlockingError> {
+    /// Publishes everything and waits until the receiver has consumed it. Returns the control stream.
+    pub fn close(mut self) -> Result<ControlStream, BlockingError> {
         let flushed = self.flush();
         // A receiver that has consumed everything may leave, so a failed flush is then no error.
         if !self.sender.is_drained() {
@@ -183,7 +183,7 @@ impl BlockingSender {
             stepped?;
             self.on_wake_up()?;
         }
-        Ok(self.waiter.line)
+        Ok(self.waiter.control)
     }
 
     /// Returns the sender itself, for its calls that never wait.
@@ -195,7 +195,7 @@ impl BlockingSender {
         &mut self.waiter
     }
 
-    /// Waits for a message of the other side over the line. Steps the ring meanwhile, to notice when it
+    /// Waits for a message of the other side over the control stream. Steps the ring meanwhile, to notice when it
     /// breaks: a sender that has sent everything makes no other calls on it, and the other side may not
     /// notice.
     pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
@@ -206,7 +206,7 @@ impl BlockingSender {
             }
             sender.step().is_err()
         })?;
-        // A message over the line takes precedence over a later failure of the ring.
+        // A message over the control stream takes precedence over a later failure of the ring.
         if !self.waiter.line_messages.is_empty() {
             return Ok(());
         }
@@ -251,13 +251,13 @@ pub struct BlockingReceiver {
 }
 
 impl BlockingReceiver {
-    /// Wraps a connected ring and the line over which it was connected.
-    pub fn new(receiver: Receiver, line: Line) -> Result<Self, BlockingError> {
+    /// Wraps a connected ring and the control stream over which it was connected.
+    pub fn new(receiver: Receiver, control: ControlStream) -> Result<Self, BlockingError> {
         let fd = match receiver.fd() {
             Some(fd) if receiver.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
             _ => return Err(BlockingError::NotNotify),
         };
-        let waiter = EndWaiter::new(fd.map_err(system("descriptor"))?, line);
+        let waiter = EndWaiter::new(fd.map_err(system("descriptor"))?, control);
         Ok(Self { receiver, waiter })
     }
 
@@ -304,13 +304,13 @@ impl BlockingReceiver {
         }
     }
 
-    /// Frees the ring's memory and returns the line. Tells the sender what was consumed, but a slow device
+    /// Frees the ring's memory and returns the control stream. Tells the sender what was consumed, but a slow device
     /// may not transmit that before the ring is gone. A caller that must let the sender close keeps receiving
     /// until [`BlockingError::PeerGone`].
-    pub fn close(mut self) -> Line {
+    pub fn close(mut self) -> ControlStream {
         // If the ring is broken, the sender cannot be told.
         let _ = self.receiver.push_head();
-        self.waiter.line
+        self.waiter.control
     }
 
     /// Returns the receiver itself, for its calls that never wait.

@@ -1,4 +1,4 @@
-//! Makes each end of a ring and connects it over a [`Line`] in one call.
+//! Makes each end of a ring and connects it over a [`ControlStream`] in one call.
 //!
 //! Both sides call at about the same time: one calls [`sender`], the other [`receiver`]. A caller that must
 //! not wait performs the same steps one by one, with [`SenderSetup`] and [`ReceiverSetup`]. A caller that has
@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use headworks_net::{Line, NetError, WaitLimit};
+use headworks_net::{ControlStream, NetError, WaitLimit};
 use headworks_ring::message_channel::meet;
 use headworks_ring::{
     Group, Receiver, ReceiverSetup, RingConfig, RingId, Sender, SenderSetup, SetupError,
@@ -21,34 +21,34 @@ pub enum ConnectError {
     /// This end could not be made, or the other end does not match it.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The line failed, or the bring-up with the other side did not complete.
+    /// The control stream failed, or the bring-up with the other side did not complete.
     #[error(transparent)]
-    Line(#[from] NetError),
+    ControlStream(#[from] NetError),
 }
 
-/// Makes the sending end and waits for the other side of the line, which makes the [`receiver`].
+/// Makes the sending end and waits for the other side of the control stream, which makes the [`receiver`].
 pub fn sender<'u>(
     device: &Arc<dyn Device>,
     config: &RingConfig,
-    line: &mut Line,
+    control: &mut ControlStream,
     until: impl Into<WaitLimit<'u>>,
 ) -> Result<Sender, ConnectError> {
     let mut setup = SenderSetup::new(device, config)?;
     let (tuning, ours) = (setup.connection_params(), setup.greeting());
-    let theirs = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+    let theirs = control.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
     Ok(setup.finish(&theirs.payload)?)
 }
 
-/// Makes the receiving end and waits for the other side of the line, which makes the [`sender`].
+/// Makes the receiving end and waits for the other side of the control stream, which makes the [`sender`].
 pub fn receiver<'u>(
     device: &Arc<dyn Device>,
     config: &RingConfig,
-    line: &mut Line,
+    control: &mut ControlStream,
     until: impl Into<WaitLimit<'u>>,
 ) -> Result<Receiver, ConnectError> {
     let mut setup = ReceiverSetup::new(device, config)?;
     let (tuning, ours) = (setup.connection_params(), setup.greeting());
-    let theirs = line.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
+    let theirs = control.bring_up(device.info(), setup.queue_pair(), tuning, ours, until)?;
     Ok(setup.finish(&theirs.payload)?)
 }
 
@@ -75,13 +75,13 @@ fn random_psn() -> Result<u32, NetError> {
     Ok(u32::from_ne_bytes(bytes))
 }
 
-/// Adds a ring to `group`, which was made on `device`, and waits for the other side of the line, which makes
+/// Adds a ring to `group`, which was made on `device`, and waits for the other side of the control stream, which makes
 /// the [`sender`].
 ///
 /// ```
 /// use headworks::connect;
 /// use headworks::ring::{Group, GroupConfig, RingConfig};
-/// use headworks::net::{clock, Line};
+/// use headworks::net::{clock, ControlStream};
 /// use headworks::verbs::Duration;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -94,15 +94,15 @@ fn random_psn() -> Result<u32, NetError> {
 /// let deadline = clock::now() + Duration::from_secs(5);
 /// let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 1000))?;
 ///
-// Each sender has a line of its own and is added when it connects.
-/// let (mut line, mut there) = Line::pair()?;
+// Each sender has a control of its own and is added when it connects.
+/// let (mut control, mut there) = ControlStream::pair()?;
 /// let sending = std::thread::spawn(move || {
 ///     let mut sender = connect::sender(&theirs, &config, &mut there, deadline).unwrap();
 ///     sender.try_send(&[7; 64]).unwrap();
 ///     sender.flush().unwrap();
 ///     sender
 /// });
-/// let ring = connect::into_group(&device, &mut group, &mut line, deadline)?;
+/// let ring = connect::into_group(&device, &mut group, &mut control, deadline)?;
 ///
 /// loop {
 ///     if let Some((from, message)) = group.try_recv()? {
@@ -118,11 +118,11 @@ fn random_psn() -> Result<u32, NetError> {
 pub fn into_group<'u>(
     device: &Arc<dyn Device>,
     group: &mut Group,
-    line: &mut Line,
+    control: &mut ControlStream,
     until: impl Into<WaitLimit<'u>>,
 ) -> Result<RingId, ConnectError> {
     let mut seat = group.seat()?;
     let (tuning, ours) = (seat.connection_params(), seat.greeting());
-    let theirs = line.bring_up(device.info(), seat.queue_pair(), tuning, ours, until)?;
+    let theirs = control.bring_up(device.info(), seat.queue_pair(), tuning, ours, until)?;
     Ok(group.admit(seat, &theirs.payload)?)
 }

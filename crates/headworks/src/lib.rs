@@ -6,9 +6,9 @@
 //! - [`open`], [`devices()`]: opens and lists devices by name; `soft` needs no hardware.
 //! - [`inspect`]: a snapshot of a live fabric, taken from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
-//! - [`connect`]: makes the ends of a ring and connects them over a line.
+//! - [`connect`]: makes the ends of a ring and connects them over a control stream.
 //! - [`pipe`]: a byte stream over a ring, between two processes on one host or on two.
-//! - [`rdma`]: a line between two hosts whose bytes also travel by RDMA.
+//! - [`rdma`]: a control stream between two hosts whose bytes also travel by RDMA.
 //! - [`blocking`]: a ring's ends for threads that wait.
 //! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
 //! - [`verbs`]: the RDMA types and traits that all modules use.

@@ -6,7 +6,7 @@
 //!
 //! The sender reads bytes from the source straight into its slots; the receiver writes them to the sink
 //! straight from its own. An empty message ends the stream. Once the sink has everything, the receiver
-//! answers over the line with the number of bytes, so both sides succeed only if everything was
+//! answers over the control stream with the number of bytes, so both sides succeed only if everything was
 //! delivered.
 //!
 //! ```text

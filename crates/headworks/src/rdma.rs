@@ -1,16 +1,16 @@
-//! Connects processes over RDMA: a line whose bytes go over a queue pair that librdmacm connected.
+//! Connects processes over RDMA: a control stream whose bytes go over a queue pair that librdmacm connected.
 //!
 //! Two processes that meet at a network address can connect by RDMA alone. No TCP port has to be open, and
 //! the device, its port and address, the MTU and the service level are those that the connection manager
-//! found for the route. The line has a queue pair of its own. A ring that is connected over it has another
-//! one, on the device that [`EstablishedLine::device`] names.
+//! found for the route. The control stream has a queue pair of its own. A ring that is connected over it has another
+//! one, on the device that [`EstablishedControl::device`] names.
 //!
 //! ```text
 //! dial                                      Listening
 //! resolve address, then way
 //! connect: magic, version               ->
 //!                                       <-  accept: magic, version  (or reject: magic, version)
-//!          bytes of the line, either way, as SENDs
+//!          bytes of the control, either way, as SENDs
 //! ```
 
 use std::io;
@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use headworks_ibverbs::cm::{
     CmError, Connection, Greeting, GreetingError, REASON_PROGRAM, Route, RouteError,
 };
-use headworks_net::{Line, NetError, WaitLimit, clock};
+use headworks_net::{ControlStream, NetError, WaitLimit, clock};
 use headworks_net::{NO_LISTENER, QpConnection, QpStream, QpStreamSetup};
 use headworks_verbs::{DeviceName, Duration, OpenError, PostError, PostErrorKind, ResourceError};
 
@@ -74,15 +74,15 @@ pub enum RdmaError {
         /// What is wrong with the hello.
         source: GreetingError,
     },
-    /// The queue pair of the line, or its memory, could not be made.
+    /// The queue pair of the control stream, or its memory, could not be made.
     #[error("making a line over RDMA: {0}")]
     Resource(#[from] ResourceError),
-    /// The receives of the line's queue pair could not be posted.
+    /// The receives of the control stream's queue pair could not be posted.
     #[error("making a line over RDMA: {0}")]
     Post(#[from] PostError),
-    /// The wait ended, by the deadline or by an interrupt, or the line failed.
+    /// The wait ended, by the deadline or by an interrupt, or the control stream failed.
     #[error(transparent)]
-    Line(#[from] NetError),
+    ControlStream(#[from] NetError),
 }
 
 impl RdmaError {
@@ -126,7 +126,7 @@ impl RdmaError {
                 CmError::Removed | CmError::Route(RouteError::OtherDevice { .. }) => any_device,
                 _ => true,
             },
-            Self::Line(NetError::Deadline { .. }) => !is_over,
+            Self::ControlStream(NetError::Deadline { .. }) => !is_over,
             // An option that no device accepts was set on this side.
             Self::Device(OpenError::BadOption { .. } | OpenError::Name(_)) => false,
             Self::Resource(ResourceError::Forked) => false,
@@ -159,13 +159,13 @@ impl RdmaError {
     }
 }
 
-/// An established line to another process.
+/// An established control stream to another process.
 #[derive(Debug)]
-pub struct EstablishedLine {
-    /// The line between them.
-    pub line: Line,
+pub struct EstablishedControl {
+    /// The control stream between them.
+    pub control: ControlStream,
     /// The device that leads to the other process, with every option that the connection manager determined
-    /// and the caller left open. Connections made over the line must use this device.
+    /// and the caller left open. Connections made over the control stream must use this device.
     pub device: DeviceName,
 }
 
@@ -178,7 +178,7 @@ pub fn dial<'u>(
     device: &DeviceName,
     waits: bool,
     until: impl Into<WaitLimit<'u>>,
-) -> Result<EstablishedLine, RdmaError> {
+) -> Result<EstablishedControl, RdmaError> {
     let source = source_of(device)?;
     let there = resolve(address)?;
     connect_any(&there, address, waits, &until.into(), |to, until| {
@@ -203,12 +203,14 @@ fn connect_any<A, T>(
             let share = until.share(clock::now(), there.len() - tried + more);
             let error = match call(to, &share) {
                 Err(error @ RdmaError::Manager { .. }) => error,
-                Err(RdmaError::Line(NetError::Deadline { .. })) if !until.is_over(clock::now()) => {
+                Err(RdmaError::ControlStream(NetError::Deadline { .. }))
+                    if !until.is_over(clock::now()) =>
+                {
                     let source = io::ErrorKind::TimedOut.into();
                     RdmaError::manager(address)(CmError::NoAnswer { source })
                 }
                 // An earlier attempt found that nobody listened; that is the cause, wherever the wait ends.
-                Err(RdmaError::Line(NetError::Deadline { .. })) if nobody => {
+                Err(RdmaError::ControlStream(NetError::Deadline { .. })) if nobody => {
                     return Err(NetError::Deadline { what: NO_LISTENER }.into());
                 }
                 called => return called,
@@ -232,7 +234,7 @@ fn connect_one(
     device: &DeviceName,
     address: &str,
     until: &WaitLimit<'_>,
-) -> Result<EstablishedLine, RdmaError> {
+) -> Result<EstablishedControl, RdmaError> {
     let failed = RdmaError::manager(address);
     let mut call = Connection::call(to, from).map_err(&failed)?;
     let route = loop {
@@ -250,8 +252,8 @@ fn connect_one(
     call.ask(qpn, &question).map_err(&failed)?;
     wait_established(&mut call, &mut setup, address, until)?;
     check_greeting(&call, address)?;
-    let line = open_line(call, setup)?;
-    Ok(EstablishedLine { line, device })
+    let control = open_control(call, setup)?;
+    Ok(EstablishedControl { control, device })
 }
 
 /// Waits until both sides can send.
@@ -268,10 +270,10 @@ fn wait_established(
     Ok(())
 }
 
-fn open_line(connection: Connection, setup: QpStreamSetup) -> Result<Line, NetError> {
+fn open_control(connection: Connection, setup: QpStreamSetup) -> Result<ControlStream, NetError> {
     let peer = connection.peer().and_then(usable_gid_address);
     let stream: QpStream = setup.finish(Box::new(StreamConnection(connection)))?;
-    Ok(Line::from_transport(Box::new(stream)).with_peer_host(peer))
+    Ok(ControlStream::from_transport(Box::new(stream)).with_peer_host(peer))
 }
 
 /// Checks that the other side is the same program and version.
@@ -282,7 +284,7 @@ fn check_greeting(connection: &Connection, address: &str) -> Result<(), RdmaErro
     })
 }
 
-/// Returns the route's device twice: for the line's own queue pair, and for what the caller connects.
+/// Returns the route's device twice: for the control stream's own queue pair, and for what the caller connects.
 fn devices_of(
     route: &Route,
     asked: &DeviceName,
@@ -448,7 +450,7 @@ mod tests {
     }
 
     fn late() -> RdmaError {
-        RdmaError::Line(NetError::Deadline { what: "connecting" })
+        RdmaError::ControlStream(NetError::Deadline { what: "connecting" })
     }
 
     /// Calls two addresses, with the results `ends` in turn. Returns the result, and how many calls were
@@ -578,7 +580,10 @@ mod tests {
             (failed(CmError::Removed), [false, true]),
             (failed(CmError::Forked), [false, false]),
             (late(), [true, true]),
-            (RdmaError::Line(NetError::Interrupted), [false, false]),
+            (
+                RdmaError::ControlStream(NetError::Interrupted),
+                [false, false],
+            ),
             (RdmaError::Resource(ResourceError::Forked), [false, false]),
             (RdmaError::Post(PostErrorKind::Forked.at(0)), [false, false]),
             // The caller's device is unusable; another one may be usable.

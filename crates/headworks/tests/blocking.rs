@@ -9,7 +9,7 @@ use std::thread;
 
 use headworks::blocking::{BlockingError, BlockingReceiver, BlockingSender};
 use headworks::connect;
-use headworks::net::{Line, Listener, WaitLimit, clock, dial};
+use headworks::net::{ControlStream, Listener, WaitLimit, clock, dial};
 use headworks::ring::{Mode, RingConfig};
 use headworks::runtime::{
     Actor, ActorContext, ActorError, ActorInit, ActorOutcome, ActorRegistry, ActorSpec, Processes,
@@ -46,14 +46,22 @@ fn soon() -> WaitLimit<'static> {
     WaitLimit::deadline(clock::now() + LIMIT)
 }
 
-fn sender(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> BlockingSender {
-    let ring = connect::sender(device, config, &mut line, soon()).expect("connects");
-    BlockingSender::new(ring, line).expect("can be slept on")
+fn sender(
+    device: &Arc<dyn Device>,
+    config: &RingConfig,
+    mut control: ControlStream,
+) -> BlockingSender {
+    let ring = connect::sender(device, config, &mut control, soon()).expect("connects");
+    BlockingSender::new(ring, control).expect("can be slept on")
 }
 
-fn receiver(device: &Arc<dyn Device>, config: &RingConfig, mut line: Line) -> BlockingReceiver {
-    let ring = connect::receiver(device, config, &mut line, soon()).expect("connects");
-    BlockingReceiver::new(ring, line).expect("can be slept on")
+fn receiver(
+    device: &Arc<dyn Device>,
+    config: &RingConfig,
+    mut control: ControlStream,
+) -> BlockingReceiver {
+    let ring = connect::receiver(device, config, &mut control, soon()).expect("connects");
+    BlockingReceiver::new(ring, control).expect("can be slept on")
 }
 
 /// Both ends of a ring between two soft hosts of a private fabric.
@@ -66,7 +74,7 @@ struct Ends {
 fn ends(config: &RingConfig) -> Ends {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
-    let (here, there) = Line::pair().expect("a line");
+    let (here, there) = ControlStream::pair().expect("a line");
     let theirs = (path.clone(), config.clone());
     let other = thread::spawn(move || receiver(&open(&theirs.0, "soft:h2"), &theirs.1, there));
     let mut ends = Ends {
@@ -123,9 +131,9 @@ fn few_messages_are_closed_while_the_receiver_waits_for_more() {
             (end, receiver)
         });
         send(&mut sender, 0..count);
-        let line = sender.close().expect("everything was consumed");
+        let control = sender.close().expect("everything was consumed");
         // The receiver waits until the peer is gone, which the end of the line shows.
-        drop(line);
+        drop(control);
         let (end, _receiver) = receiving.join().expect("receives");
         assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
     }
@@ -277,7 +285,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
     for sends in [true, false] {
         let fabric = tempfile::tempdir().expect("a directory");
         let path = fabric.path().join("fabric");
-        let (here, mut there) = Line::pair().expect("a line");
+        let (here, mut there) = ControlStream::pair().expect("a line");
         let theirs = path.clone();
         // The ring is as it should be; only the line gets too many messages.
         let other = thread::spawn(move || {
@@ -301,15 +309,15 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
         let error = match sends {
             true => {
                 let mut sender = sender(&device, &config(), here);
-                let (line, _ring, _) = other.join().expect("connects");
+                let (control, _ring, _) = other.join().expect("connects");
                 // An end that read every message would notice that the peer is gone.
-                drop(line);
+                drop(control);
                 send_until_it_fails(&mut sender)
             }
             false => {
                 let mut receiver = receiver(&device, &config(), here);
-                let (line, _, _ring) = other.join().expect("connects");
-                drop(line);
+                let (control, _, _ring) = other.join().expect("connects");
+                drop(control);
                 let end = receiver.recv().map(|message| message.to_vec());
                 end.expect_err("no message comes")
             }
@@ -326,7 +334,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
 fn a_ring_that_cannot_be_slept_on_is_refused() {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
-    let (mut here, mut there) = Line::pair().expect("a line");
+    let (mut here, mut there) = ControlStream::pair().expect("a line");
     let config = RingConfig::fixed(128, LEN);
     let theirs = (path.clone(), config.clone());
     let other = thread::spawn(move || {
@@ -376,13 +384,13 @@ impl Peer {
         let sends = part.args[0] != 0;
         let path = path_of(part);
         let fabric = Registry::open_at(&path).map_err(|error| error.to_string())?;
-        let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;
+        let control = dial(&fabric, "meet").map_err(|error| error.to_string())?;
         let device = open(&path, "soft:h2");
         Ok(if sends {
-            let _end = sender(&device, &config(), line);
+            let _end = sender(&device, &config(), control);
             Self::Sends { _end }
         } else {
-            let _end = receiver(&device, &config(), line);
+            let _end = receiver(&device, &config(), control);
             Self::Receives { _end }
         })
     }
@@ -404,8 +412,8 @@ struct ReaderActor(PathBuf);
 impl Actor for ReaderActor {
     fn step(&mut self, _: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let fabric = Registry::open_at(&self.0).map_err(|error| error.to_string())?;
-        let line = dial(&fabric, "meet").map_err(|error| error.to_string())?;
-        let mut end = receiver(&open(&self.0, "soft:h2"), &config(), line);
+        let control = dial(&fabric, "meet").map_err(|error| error.to_string())?;
+        let mut end = receiver(&open(&self.0, "soft:h2"), &config(), control);
         expect(&mut end, 0..3);
         end.close();
         Ok(Step::Done)
@@ -422,9 +430,9 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     let scenario = Scenario::of([ActorSpec::new("reader", "reads").with_args(args)]);
     let world = Processes::of_this_test("child_process_entry");
     let running = world.start(&scenario).expect("starts");
-    let line = listener.expect("listens").accept(soon());
+    let control = listener.expect("listens").accept(soon());
     let device = open(&path, "soft:h1");
-    let mut sender = sender(&device, &config(), line.expect("a caller"));
+    let mut sender = sender(&device, &config(), control.expect("a caller"));
     send(&mut sender, 0..3);
     sender.flush().expect("publishes");
     let endings = running.finish(clock::now() + LIMIT);
@@ -441,7 +449,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
 /// Kills the peer process while `wait` sleeps, and checks the error that `wait` returns.
 fn killed<T>(
     sends: bool,
-    end: impl FnOnce(&Arc<dyn Device>, Line) -> T + Send,
+    end: impl FnOnce(&Arc<dyn Device>, ControlStream) -> T + Send,
     wait: impl FnOnce(T) -> Option<BlockingError> + Send,
 ) {
     let fabric = tempfile::tempdir().expect("a directory");
@@ -453,12 +461,12 @@ fn killed<T>(
     let scenario = Scenario::of([ActorSpec::new("peer", "peer").with_args(args)]);
     let world = Processes::of_this_test("child_process_entry");
     let mut running = world.start(&scenario).expect("starts");
-    let line = listener.accept(soon()).expect("a caller");
+    let control = listener.accept(soon()).expect("a caller");
     let (asleep, told) = channel();
     let error = thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let device = open(&path, "soft:h1");
-            let end = end(&device, line);
+            let end = end(&device, control);
             asleep.send(rustix::thread::gettid()).expect("tells");
             wait(end)
         });
@@ -479,7 +487,7 @@ fn killed<T>(
 fn a_wait_for_a_message_ends_with_a_killed_sender() {
     killed(
         true,
-        |device, line| receiver(device, &config(), line),
+        |device, control| receiver(device, &config(), control),
         |mut receiver| receiver.recv().err(),
     );
 }
@@ -488,7 +496,7 @@ fn a_wait_for_a_message_ends_with_a_killed_sender() {
 fn a_wait_for_room_ends_with_a_killed_receiver() {
     killed(
         false,
-        |device, line| sender(device, &config(), line),
+        |device, control| sender(device, &config(), control),
         |mut sender| Some(send_until_it_fails(&mut sender)),
     );
 }
@@ -497,8 +505,8 @@ fn a_wait_for_room_ends_with_a_killed_receiver() {
 fn closing_ends_with_a_killed_receiver() {
     killed(
         false,
-        |device, line| {
-            let mut sender = sender(device, &config(), line);
+        |device, control| {
+            let mut sender = sender(device, &config(), control);
             send(&mut sender, 0..3);
             sender
         },

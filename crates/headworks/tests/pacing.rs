@@ -66,9 +66,9 @@ impl PacingProcess {
     }
 
     fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).expect("it answers");
-        line.trim_end().to_owned()
+        let mut control = String::new();
+        self.answers.read_line(&mut control).expect("it answers");
+        control.trim_end().to_owned()
     }
 
     fn ask(&mut self, order: &str) -> String {
@@ -490,10 +490,10 @@ fn another_version_or_length_is_refused_in_one_line() {
             .claim_common_segment(&key, len, version)
             .expect("nobody's");
         let mut refused = PacingProcess::begins(&fabric, "soft:h1,pace");
-        let line = refused.answer();
+        let control = refused.answer();
         assert!(
-            line.contains("soft:h1,pace") && line.contains(&key),
-            "{line}"
+            control.contains("soft:h1,pace") && control.contains(&key),
+            "{control}"
         );
         refused.leaves();
         // Without pacing, the device opens.

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use headworks::net::{Line, NetError, clock, dial_tcp_wait};
+use headworks::net::{ControlStream, NetError, clock, dial_tcp_wait};
 use headworks::pipe::{Direction, Pipe, PipeError, VERSION, WaitOptions};
 use headworks::runtime::testing;
 use headworks::verbs::{DeviceName, Duration, Instant};
@@ -186,12 +186,12 @@ fn until() -> Instant {
     clock::now() + LIMIT
 }
 
-fn call(address: &str) -> Line {
+fn call(address: &str) -> ControlStream {
     dial_tcp_wait(address, until()).expect("it listens")
 }
 
-fn is_turned_away(line: &mut Line) {
-    let end = line.recv_control_wait(until()).expect_err("turned away");
+fn is_turned_away(control: &mut ControlStream) {
+    let end = control.recv_control_wait(until()).expect_err("turned away");
     assert!(matches!(end, NetError::PeerGone), "{end}");
 }
 

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
-use headworks::net::{Line, NetError, clock};
+use headworks::net::{ControlStream, NetError, clock};
 use headworks::pipe::{Direction, Pipe, PipeError, WaitOptions};
 use headworks::rdma::{self, RdmaError, RdmaListener};
 use headworks::runtime::testing;
@@ -293,8 +293,8 @@ fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
             rdma::dial(&to.to_string(), &any, false, limit()).expect("a listener")
         });
         let mut met = listening.accept(limit()).expect("one of ours");
-        let mut calling = calls.join().expect("calls").line;
-        met.line.send_control(b"hello").expect("sends");
+        let mut calling = calls.join().expect("calls").control;
+        met.control.send_control(b"hello").expect("sends");
         assert_eq!(
             calling.recv_control_wait(limit()).expect("a word"),
             b"hello"
@@ -353,7 +353,7 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
         let (other, silent) = calls.join().expect("calls");
         for mut met in silent {
             let end = met
-                .line
+                .control
                 .recv_control_wait(limit())
                 .expect_err("turned away");
             assert!(matches!(end, NetError::PeerGone), "{end}");
@@ -467,14 +467,14 @@ fn a_call_by_way_of_another_device_than_was_named_is_refused_and_the_next_is_met
 }
 
 /// Connects both ends of a line in this process.
-fn lines(ip: IpAddr) -> (Line, Line) {
+fn lines(ip: IpAddr) -> (ControlStream, ControlStream) {
     let any: DeviceName = "ibv".parse().expect("a name");
     let listening = RdmaListener::at(&address(ip), &any).expect("listens");
     let at = listening.address().to_string();
     thread::scope(|scope| {
         let called = scope.spawn(|| listening.accept(limit()).expect("a caller"));
         let calling = rdma::dial(&at, &any, false, limit()).expect("a listener");
-        (calling.line, called.join().expect("ends").line)
+        (calling.control, called.join().expect("ends").control)
     })
 }
 

@@ -63,7 +63,7 @@ pub enum NetError {
     /// A control message is too long.
     #[error("control message: {0}")]
     Frame(#[from] FrameError),
-    /// The other end does not read. Try again when the line takes more.
+    /// The other end does not read. Try again when the control stream takes more.
     #[error("the other end does not read its control messages")]
     Full,
     /// The operating system refused.

@@ -4,8 +4,8 @@
 //! The module list is a map of the crate:
 //!
 //! - between two processes: [`rendezvous`] (they meet under a name of the registry, or at an address),
-//!   [`mod@line`] (their control connection: bring-up of a queue pair, short messages, the peer's death),
-//!   [`qp_stream`] (a byte stream over a connected queue pair, for a line to run over), [`framing`]
+//!   [`control_stream`] (bring-up of a queue pair, short messages, keep-alive, the peer's death),
+//!   [`qp_stream`] (a byte stream over a connected queue pair, for a control stream to run over), [`framing`]
 //!   (length-prefixed messages on a byte stream);
 //! - between an application and a daemon: [`packets`] (a Unix socket of packets, with open files);
 //! - waiting: [`waiting`] (yield for a bounded time, then sleep), [`WaitLimit`] (a deadline or an interrupt),
@@ -16,13 +16,13 @@
 //! or [`dial_wait`] if the listener may not be there yet). On different hosts they meet at an address instead
 //! ([`Listener::bind_tcp`], [`dial_tcp`], [`dial_tcp_wait`]). Any host that reaches the address may connect.
 //! The data sent there, memory keys included, is neither encrypted nor authenticated, as RDMA itself is not.
-//! If the processes have a queue pair connected by other means, the line can run over that ([`QpStream`]).
+//! If the processes have a queue pair connected by other means, the control stream can run over that ([`QpStream`]).
 //!
-//! Both processes then have a [`Line`]. It carries the bytes of a [`BringUp`](headworks_verbs::BringUp) and,
+//! Both processes then have a [`ControlStream`]. It carries the bytes of a [`BringUp`](headworks_verbs::BringUp) and,
 //! afterwards, short control messages. It stays open for as long as the connection lives, because its end is
 //! the sign of the peer's death.
 //!
-//! Steps ([`BringUpOnLine::step`], [`Line::recv_control`], …) never block; the calls that wait take a
+//! Steps ([`BringUpOverStream::step`], [`ControlStream::recv_control`], …) never block; the calls that wait take a
 //! [`WaitLimit`].
 //!
 //! Nothing here knows a provider or an actor.
@@ -31,9 +31,9 @@
 #![deny(unsafe_code)]
 
 pub mod clock;
+pub mod control_stream;
 pub mod cpu_affinity;
 pub mod framing;
-pub mod line;
 pub mod packets;
 pub mod qp_stream;
 pub mod rendezvous;
@@ -44,9 +44,11 @@ mod error;
 mod eventfd;
 mod wait_limit;
 
+pub use control_stream::{
+    BringUpOverStream, CONTROL_MESSAGE_MAX, ControlStream, ControlTransport, KEEPALIVE_TIMEOUT_S,
+};
 pub use error::NetError;
 pub use eventfd::EventFd;
-pub use line::{BringUpOnLine, CONTROL_MESSAGE_MAX, KEEPALIVE_TIMEOUT_S, Line, LineTransport};
 pub use qp_stream::{QpConnection, QpStream, QpStreamSetup};
 pub use rendezvous::{
     Listener, NO_LISTENER, RendezvousAddr, dial, dial_tcp, dial_tcp_wait, dial_wait,

@@ -1,4 +1,4 @@
-//! A byte stream over a connected queue pair, for a line to run over. It is sent in pieces by SEND, each of
+//! A byte stream over a connected queue pair, for a control stream to run over. It is sent in pieces by SEND, each of
 //! which finds a posted receive.
 //!
 //! A message is the number that `receive_credits` has it carry (8 bytes, little-endian) and up to
@@ -27,7 +27,7 @@ use rustix::time::{
 
 use crate::EventFd;
 use crate::clock;
-use crate::{LineTransport, NetError, WaitLimit};
+use crate::{ControlTransport, NetError, WaitLimit};
 
 use receive_credits::ReceiveCredits;
 
@@ -256,7 +256,7 @@ impl QpStream {
     }
 }
 
-impl LineTransport for QpStream {
+impl ControlTransport for QpStream {
     fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut state = self.lock_stepped().ok_or(io::ErrorKind::BrokenPipe)?;
         let sent = state.send(bytes);

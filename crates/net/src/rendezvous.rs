@@ -13,7 +13,7 @@ use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
 
 use crate::clock;
-use crate::{Line, NetError, WaitLimit};
+use crate::{ControlStream, NetError, WaitLimit};
 
 mod address;
 
@@ -73,20 +73,20 @@ impl Listener {
 
     /// Accepts the next connection, if one waits. Under a name, connections of other users are refused. At an
     /// address, connections that cannot be used are dropped.
-    pub fn try_accept(&self) -> Result<Option<Line>, NetError> {
+    pub fn try_accept(&self) -> Result<Option<ControlStream>, NetError> {
         loop {
-            let line = match &self.0 {
+            let control = match &self.0 {
                 ListenSocket::Name(claim) => {
                     let caller = claim.listener().accept();
-                    caller.map(|(stream, _)| Line::from_unix(stream))
+                    caller.map(|(stream, _)| ControlStream::from_unix(stream))
                 }
                 ListenSocket::Port(listener) => {
                     let caller = listener.accept();
-                    caller.map(|(stream, _)| Line::from_tcp(stream))
+                    caller.map(|(stream, _)| ControlStream::from_tcp(stream))
                 }
             };
-            match line {
-                Ok(Ok(line)) => return Ok(Some(line)),
+            match control {
+                Ok(Ok(control)) => return Ok(Some(control)),
                 Ok(Err(error)) => match (&self.0, &error) {
                     (ListenSocket::Port(_), _) | (_, NetError::OtherUser { .. }) => {
                         tracing::warn!(%error, "turned a caller away");
@@ -110,11 +110,11 @@ impl Listener {
     }
 
     /// Waits for the next connection.
-    pub fn accept<'u>(&self, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
+    pub fn accept<'u>(&self, until: impl Into<WaitLimit<'u>>) -> Result<ControlStream, NetError> {
         let until = until.into();
         loop {
-            if let Some(line) = self.try_accept()? {
-                return Ok(line);
+            if let Some(control) = self.try_accept()? {
+                return Ok(control);
             }
             let readable = (self.as_fd(), PollFlags::IN);
             until.wait("waiting for a caller", &[readable], None)?;
@@ -145,8 +145,8 @@ fn is_connection_error(error: &io::Error) -> bool {
 }
 
 /// Connects to the process that listens under `name`, without waiting.
-pub fn dial(fabric: &Registry, name: &str) -> Result<Line, NetError> {
-    Line::from_unix(fabric.connect_name(name)?)
+pub fn dial(fabric: &Registry, name: &str) -> Result<ControlStream, NetError> {
+    ControlStream::from_unix(fabric.connect_name(name)?)
 }
 
 /// Connects to the process that listens under `name`, and waits if there is no listener yet.
@@ -154,7 +154,7 @@ pub fn dial_wait<'u>(
     fabric: &Registry,
     name: &str,
     until: impl Into<WaitLimit<'u>>,
-) -> Result<Line, NetError> {
+) -> Result<ControlStream, NetError> {
     let until = until.into();
     loop {
         match dial(fabric, name) {
@@ -168,21 +168,27 @@ pub fn dial_wait<'u>(
 /// Connects to the process that listens at `address`, `HOST:PORT`, and waits for the answer. Resolves the
 /// host name, which may take as long as the system's resolver does. If there are several addresses, they are
 /// tried in turn until one answers; an address that does not answer leaves time for those behind it.
-pub fn dial_tcp<'u>(address: &str, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
+pub fn dial_tcp<'u>(
+    address: &str,
+    until: impl Into<WaitLimit<'u>>,
+) -> Result<ControlStream, NetError> {
     let called = connect_any(&look_up(address)?, false, &until.into())?;
-    Line::from_tcp(called.map_err(NetError::unreachable(address))?)
+    ControlStream::from_tcp(called.map_err(NetError::unreachable(address))?)
 }
 
 /// Like [`dial_tcp`], but waits for a listener that is not there yet, as long as one of the addresses refuses
 /// the connection because nobody listens.
-pub fn dial_tcp_wait<'u>(address: &str, until: impl Into<WaitLimit<'u>>) -> Result<Line, NetError> {
+pub fn dial_tcp_wait<'u>(
+    address: &str,
+    until: impl Into<WaitLimit<'u>>,
+) -> Result<ControlStream, NetError> {
     let until = until.into();
     let there = look_up(address)?;
     loop {
         match connect_any(&there, true, &until)? {
             Err(error) if is_refusal(&error) => {}
             called => {
-                return Line::from_tcp(called.map_err(NetError::unreachable(address))?);
+                return ControlStream::from_tcp(called.map_err(NetError::unreachable(address))?);
             }
         }
         let again = clock::now() + RETRY_TCP;

@@ -91,7 +91,9 @@ impl Drop for Interrupt {
 /// Whether this process ignores the signal, as its parent may have arranged.
 fn is_ignored(signal: i32) -> io::Result<bool> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = status
+        .lines()
+        .find_map(|control| control.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     Ok(mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1))
 }

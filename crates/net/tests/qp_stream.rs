@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use headworks_net::{Line, NetError, WaitLimit, clock};
-use headworks_net::{LineTransport, QpConnection, QpStream, QpStreamSetup};
+use headworks_net::{ControlStream, NetError, WaitLimit, clock};
+use headworks_net::{ControlTransport, QpConnection, QpStream, QpStreamSetup};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::bringup::ConnectionParams;
@@ -107,8 +107,8 @@ fn setups(hosts: &Hosts) -> [(QpStreamSetup, UnixStream); 2] {
     [(one, here), (other, there)]
 }
 
-fn lines(hosts: &Hosts) -> [Line; 2] {
-    streams(hosts).map(|stream| Line::from_transport(Box::new(stream)))
+fn lines(hosts: &Hosts) -> [ControlStream; 2] {
+    streams(hosts).map(|stream| ControlStream::from_transport(Box::new(stream)))
 }
 
 /// Waits until the descriptor is readable, which the stream's timer makes it now and then.

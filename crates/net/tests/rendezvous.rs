@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use headworks_net::{
-    BringUpOnLine, Line, Listener, NetError, WaitLimit, clock, dial, dial_tcp, dial_tcp_wait,
-    dial_wait,
+    BringUpOverStream, ControlStream, Listener, NetError, WaitLimit, clock, dial, dial_tcp,
+    dial_tcp_wait, dial_wait,
 };
 use headworks_shm::{Registry, RegistryError};
 use headworks_verbs::bringup::{ConnectionParams, Hello};
@@ -93,7 +93,11 @@ fn soon() -> Instant {
     clock::now() + Duration::from_secs(60)
 }
 
-fn connect(line: &mut Line, qp: &mut MockQueuePair, payload: &[u8]) -> Result<Hello, NetError> {
+fn connect(
+    line: &mut ControlStream,
+    qp: &mut MockQueuePair,
+    payload: &[u8],
+) -> Result<Hello, NetError> {
     line.bring_up(
         &device(),
         qp,
@@ -154,16 +158,16 @@ fn a_peer_at_an_address_that_dies_is_gone() {
 
 /// Runs a caller and a listener on two threads, whichever comes first, and returns the listener's line.
 fn talk(
-    dial: impl FnOnce() -> Result<Line, NetError> + Send,
+    dial: impl FnOnce() -> Result<ControlStream, NetError> + Send,
     listen: impl FnOnce() -> Listener,
-) -> Line {
+) -> ControlStream {
     thread::scope(|scope| {
         let caller = scope.spawn(|| caller(dial));
         answer(caller, &listen())
     })
 }
 
-fn caller(dial: impl FnOnce() -> Result<Line, NetError>) -> MockQueuePair {
+fn caller(dial: impl FnOnce() -> Result<ControlStream, NetError>) -> MockQueuePair {
     let mut line = dial().expect("calls");
     let mut qp = MockQueuePair::new(7);
     let hello = connect(&mut line, &mut qp, b"caller").expect("connects");
@@ -175,7 +179,10 @@ fn caller(dial: impl FnOnce() -> Result<Line, NetError>) -> MockQueuePair {
     qp
 }
 
-fn answer(caller: thread::ScopedJoinHandle<'_, MockQueuePair>, listener: &Listener) -> Line {
+fn answer(
+    caller: thread::ScopedJoinHandle<'_, MockQueuePair>,
+    listener: &Listener,
+) -> ControlStream {
     let mut line = listener.accept(soon()).expect("accepts");
     let mut qp = MockQueuePair::new(9);
     let hello = connect(&mut line, &mut qp, b"listener").expect("connects");
@@ -201,7 +208,7 @@ fn answer_to(bytes: &[u8]) -> NetError {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair");
     theirs.write_all(bytes).expect("writes");
     theirs.shutdown(std::net::Shutdown::Write).expect("shuts");
-    let mut line = Line::from_unix(ours).expect("our own");
+    let mut line = ControlStream::from_unix(ours).expect("our own");
     connect(&mut line, &mut MockQueuePair::new(1), b"").expect_err("refused")
 }
 
@@ -230,8 +237,8 @@ fn greetings_cut_into_bytes_are_put_together() {
     let (one, mut between) = UnixStream::pair().expect("a pair");
     let (other, mut beyond) = UnixStream::pair().expect("a pair");
     let (mut one, mut other) = (
-        Line::from_unix(one).expect("ours"),
-        Line::from_unix(other).expect("ours"),
+        ControlStream::from_unix(one).expect("ours"),
+        ControlStream::from_unix(other).expect("ours"),
     );
     // In each direction a thread passes on single bytes.
     let relay = |mut from: UnixStream, mut to: UnixStream| {
@@ -272,11 +279,11 @@ fn greetings_cut_into_bytes_are_put_together() {
 
 #[test]
 fn a_greeting_that_comes_along_with_the_message_before_it_is_found() {
-    let (mut one, mut other) = Line::pair().expect("a pair");
+    let (mut one, mut other) = ControlStream::pair().expect("a pair");
     let (mut left, mut right) = (MockQueuePair::new(7), MockQueuePair::new(8));
     one.send_control(b"begin").expect("sends");
     let mut started =
-        BringUpOnLine::start(&device(), &mut left, ConnectionParams::default(), vec![])
+        BringUpOverStream::start(&device(), &mut left, ConnectionParams::default(), vec![])
             .expect("starts");
     assert!(started.step(&mut one, &mut left).expect("open").is_none());
     // Both messages have arrived and are read at once.
@@ -301,7 +308,7 @@ fn a_greeting_that_comes_along_with_the_message_before_it_is_found() {
 
 #[test]
 fn a_silent_peer_is_given_up_at_the_deadline_or_when_interrupted() {
-    let (mut line, _silent) = Line::pair().expect("a pair");
+    let (mut line, _silent) = ControlStream::pair().expect("a pair");
     let (device, tuning) = (device(), ConnectionParams::default());
     let error = line.bring_up(
         &device,

@@ -6,12 +6,12 @@
 
 pub mod bare_ring;
 mod buffer;
-pub mod byte_stream;
 pub mod channel_designs;
 pub mod channel_names;
 pub mod channel_pair;
 pub mod cpu_cost;
 pub mod job;
+pub mod kernel_byte_stream;
 pub mod machine_limits;
 pub mod message_contents;
 #[cfg(test)]

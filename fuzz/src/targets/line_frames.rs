@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use headworks_net::CONTROL_MESSAGE_MAX;
 use headworks_net::framing::FrameDecoder;
-use headworks_net::{BringUpOnLine, Line};
+use headworks_net::{BringUpOverStream, ControlStream};
 use headworks_verbs::bringup::ConnectionParams;
 
 use super::bring_up::device;
@@ -30,10 +30,10 @@ pub(super) fn run(bytes: &[u8]) {
 /// The same bytes through a socket: a bring-up before the messages, or messages alone.
 fn line(bytes: &[u8], cut: usize, brings_up: bool) {
     let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
-    let mut line = Line::from_unix(ours).expect("our own user");
+    let mut line = ControlStream::from_unix(ours).expect("our own user");
     let mut qp = StubQueuePair::new();
     let mut bring_up = brings_up.then(|| {
-        BringUpOnLine::start(
+        BringUpOverStream::start(
             device().info(),
             &mut qp,
             ConnectionParams::default(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use headworks::pipe::{Direction, Pipe, WaitOptions};
-use headworks_net::{Line, Listener, clock, dial};
+use headworks_net::{ControlStream, Listener, clock, dial};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{Device, Duration};
 
@@ -95,7 +95,7 @@ fn exercise(pipe: Option<Pipe>) {
 /// The hostile side. `sends` is whether the other does.
 fn run_peer(
     input: &mut Input<'_>,
-    line: &mut Line,
+    line: &mut ControlStream,
     device: &Arc<dyn Device>,
     calls: bool,
     sends: bool,

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use headworks_net::{LineTransport, QpConnection, QpStreamSetup};
+use headworks_net::{ControlTransport, QpConnection, QpStreamSetup};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     BringUp, CqInit, Payload, QpCaps, QpInit, QpType, QueuePair, SendFlags, SendOp, SendWr,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
-use headworks::net::{Interrupt, Line, WaitLimit, clock};
+use headworks::net::{ControlStream, Interrupt, WaitLimit, clock};
 use headworks::ring::{Receiver, RingConfig, SendError, Sender};
 use headworks::{connect, net, registry};
 
@@ -52,13 +52,13 @@ pub(super) fn latency() -> RingConfig {
 /// Spins while waiting. From time to time it checks for Ctrl-C, if this process catches it, and that the
 /// other process is still alive.
 pub(super) struct SpinWait<'a> {
-    line: &'a Line,
+    line: &'a ControlStream,
     interrupt: Option<&'a Interrupt>,
     spins: u64,
 }
 
 impl<'a> SpinWait<'a> {
-    pub(super) const fn on(line: &'a Line, interrupt: Option<&'a Interrupt>) -> Self {
+    pub(super) const fn on(line: &'a ControlStream, interrupt: Option<&'a Interrupt>) -> Self {
         Self {
             line,
             interrupt,

@@ -4,7 +4,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::{Command, Stdio};
 
-use headworks::net::{Line, Listener, WaitLimit, clock, dial};
+use headworks::net::{ControlStream, Listener, WaitLimit, clock, dial};
 use headworks::verbs::Duration;
 
 use crate::test_env::{CommandProcess, TestEnv, bytes, create, open};
@@ -19,7 +19,11 @@ fn greeting(kind: u8, version: u16, rest: &[u8]) -> Vec<u8> {
 }
 
 /// Starts a listener and connects to it as a caller that sends `greeting` and, once welcomed, `then`.
-fn listener_hears(fabric: &TestEnv, greeting: &[u8], then: &[u8]) -> (CommandProcess, Line) {
+fn listener_hears(
+    fabric: &TestEnv,
+    greeting: &[u8],
+    then: &[u8],
+) -> (CommandProcess, ControlStream) {
     let listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
     let mut line = dial(&fabric.open_registry(), "a").expect("a listener");
     line.send_control(greeting).expect("sends");

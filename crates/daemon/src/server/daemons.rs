@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use headworks_client::socket_message::Refusal;
-use headworks_net::{Line, NetError, clock, dial_tcp};
+use headworks_net::{ControlStream, NetError, clock, dial_tcp};
 use headworks_verbs::Duration;
 
 use super::{BATCH, Inner, ServerMessage, Token};
@@ -14,7 +14,7 @@ use crate::daemon::PeerId;
 const DIAL: Duration = Duration::from_secs(5);
 
 /// Result of a dial, with the address.
-pub(super) type Dialed = (IpAddr, Result<Line, NetError>);
+pub(super) type Dialed = (IpAddr, Result<ControlStream, NetError>);
 
 impl Inner {
     pub(super) fn greet_daemons(&mut self) {
@@ -33,7 +33,7 @@ impl Inner {
         }
     }
 
-    fn meet(&mut self, peer: PeerId, line: Line) {
+    fn meet(&mut self, peer: PeerId, line: ControlStream) {
         if self.watch(&line, Token::Peer(peer)).is_err() {
             self.daemon.peer_gone(peer);
             return;

@@ -1,21 +1,21 @@
-//! Wakes a waiting task by its ring's completion channel or by the line.
+//! Wakes a waiting task by its ring's completion channel or by the control stream.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
-use headworks_net::Line;
+use headworks_net::ControlStream;
 use headworks_ring::Mode;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::blocking::{BlockingError, system};
 
-/// The descriptors of the ring and the line, registered with the runtime's reactor.
+/// The descriptors of the ring and the control stream, registered with the runtime's reactor.
 pub(super) struct TaskWaiter {
     ring: AsyncFd<OwnedFd>,
-    line: Line,
+    control: ControlStream,
     line_fd: AsyncFd<OwnedFd>,
-    /// Whether the line has ended: the peer closed or died.
+    /// Whether the control stream has ended: the peer closed or died.
     gone: bool,
 }
 
@@ -29,19 +29,19 @@ fn async_fd(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>, BlockingError> {
 }
 
 impl TaskWaiter {
-    /// Makes one for a ring in `mode` with the descriptor `fd`, connected over `line`.
+    /// Makes one for a ring in `mode` with the descriptor `fd`, connected over `control`.
     pub(super) fn new(
         fd: Option<BorrowedFd<'_>>,
         mode: Mode,
-        line: Line,
+        control: ControlStream,
     ) -> Result<Self, BlockingError> {
         let Some(fd) = fd.filter(|_| mode == Mode::Notify) else {
             return Err(BlockingError::NotNotify);
         };
         Ok(Self {
             ring: async_fd(fd)?,
-            line_fd: async_fd(line.as_fd())?,
-            line,
+            line_fd: async_fd(control.as_fd())?,
+            control,
             gone: false,
         })
     }
@@ -51,7 +51,7 @@ impl TaskWaiter {
         self.gone
     }
 
-    /// Ready once the ring's descriptor or the line is readable; the caller then polls the ring again.
+    /// Ready once the ring's descriptor or the control stream is readable; the caller then polls the ring again.
     /// `drain` takes the ring's events. Call it after arming the ring and polling it once more.
     pub(super) fn poll_wake_up(
         &mut self,
@@ -71,15 +71,15 @@ impl TaskWaiter {
             && let Poll::Ready(ready) = self.line_fd.poll_read_ready(cx)
         {
             let mut ready = ready.map_err(system("waiting"))?;
-            self.gone = self.line.peer_gone();
-            // Messages stay in the line for the caller that takes it back.
+            self.gone = self.control.peer_gone();
+            // Messages stay in the control stream for the caller that takes it back.
             ready.clear_ready();
             woken = Poll::Ready(Ok(()));
         }
         woken
     }
 
-    pub(super) fn into_line(self) -> Line {
-        self.line
+    pub(super) fn into_control(self) -> ControlStream {
+        self.control
     }
 }

@@ -1,17 +1,17 @@
-//! Waits for a ring, and also for the line, the interrupt and the deadline.
+//! Waits for a ring, and also for the control stream, the interrupt and the deadline.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use headworks_net::{Line, NetError, SpinMode, WaitPhase, Waiter, WakeReason};
+use headworks_net::{ControlStream, NetError, SpinMode, WaitPhase, Waiter, WakeReason};
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::BlockingError;
 
-/// Limit on kept messages from the line, each of up to 64 KiB. Each side of a pipe sends one or two.
+/// Limit on kept messages from the control stream, each of up to 64 KiB. Each side of a pipe sends one or two.
 const LINE_MESSAGES_MAX: usize = 16;
 
 /// For `map_err`: the system call named `what` failed.
@@ -22,22 +22,22 @@ pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> BlockingEr
 /// The descriptors and the deadline that a waiting end watches, and what it has seen.
 pub(crate) struct EndWaiter {
     ring: OwnedFd,
-    pub(crate) line: Line,
+    pub(crate) control: ControlStream,
     interrupt: Option<OwnedFd>,
     pub(crate) deadline: Option<Instant>,
-    /// Messages that arrived over the line and were not taken yet, oldest first.
+    /// Messages that arrived over the control stream and were not taken yet, oldest first.
     pub(crate) line_messages: VecDeque<Vec<u8>>,
-    /// Whether the line has ended.
+    /// Whether the control stream has ended.
     pub(crate) line_ended: bool,
     /// Whether the ring's descriptor was readable in a wait and its events are not drained yet.
     pub(crate) ring_readable: bool,
 }
 
 impl EndWaiter {
-    pub(crate) fn new(ring: OwnedFd, line: Line) -> Self {
+    pub(crate) fn new(ring: OwnedFd, control: ControlStream) -> Self {
         Self {
             ring,
-            line,
+            control,
             interrupt: None,
             deadline: None,
             line_messages: VecDeque::new(),
@@ -53,7 +53,7 @@ impl EndWaiter {
     }
 
     /// Waits until `look` returns true, the ring's descriptor is readable, or a message arrives over the
-    /// line.
+    /// control stream.
     pub(crate) fn wait(
         &mut self,
         look: impl FnMut(WaitPhase) -> bool,
@@ -86,7 +86,7 @@ impl EndWaiter {
         }
     }
 
-    /// Waits for the line alone, once the ring is of no more use.
+    /// Waits for the control stream alone, once the ring is of no more use.
     pub(crate) fn wait_line(&mut self) -> Result<(), BlockingError> {
         let waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
         self.wait_with_fd(None, false, waiter, |_| false).map(drop)
@@ -111,7 +111,7 @@ impl EndWaiter {
         }
         let line_at = fds.len();
         if !self.line_ended {
-            fds.push(PollFd::new(&self.line, PollFlags::IN));
+            fds.push(PollFd::new(&self.control, PollFlags::IN));
         }
         let woken = waiter
             .wait_polling(&mut fds, self.deadline, &mut look)
@@ -122,22 +122,22 @@ impl EndWaiter {
             WakeReason::Fd => {}
         }
         let has = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        let (ready, rang, line) = (has_extra && has(0), ring && has(ring_at), has(line_at));
+        let (ready, rang, control) = (has_extra && has(0), ring && has(ring_at), has(line_at));
         if self.interrupt.is_some() && has(has_extra.into()) {
             return Err(BlockingError::Interrupted);
         }
         self.ring_readable |= rang;
-        if line {
+        if control {
             self.drain_line()?;
         }
         Ok(ready)
     }
 
-    /// Takes the messages that arrived over the line. Fails at the first message beyond the limit, so a peer
+    /// Takes the messages that arrived over the control stream. Fails at the first message beyond the limit, so a peer
     /// that never stops sending costs bounded memory and time.
     pub(crate) fn drain_line(&mut self) -> Result<(), BlockingError> {
         while !self.line_ended {
-            match self.line.recv_control() {
+            match self.control.recv_control() {
                 Ok(Some(_)) if self.line_messages.len() == LINE_MESSAGES_MAX => {
                     return Err(BlockingError::TooManyMessages {
                         limit: LINE_MESSAGES_MAX,

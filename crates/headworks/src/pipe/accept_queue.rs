@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use headworks_net::{Line, Listener, NetError, RendezvousAddr, clock};
+use headworks_net::{ControlStream, Listener, NetError, RendezvousAddr, clock};
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
 use super::PipeError;
@@ -23,14 +23,14 @@ const PENDING_CALLERS_MAX: usize = 8;
 /// Listens for connectors.
 pub(super) enum PipeListener {
     /// Under a name, for processes of this user, or at a TCP address, for anybody.
-    Line(Arc<dyn Device>, Listener),
+    Rendezvous(Arc<dyn Device>, Listener),
     Rdma(Box<rdma::RdmaListener>),
 }
 
-/// A connector that has greeted: its device, its line, and the direction it asked for.
+/// A connector that has greeted: its device, its control stream, and the direction it asked for.
 pub(super) struct AcceptedPeer {
     pub(super) device: Arc<dyn Device>,
-    pub(super) line: Line,
+    pub(super) control: ControlStream,
     pub(super) direction: Direction,
 }
 
@@ -39,11 +39,11 @@ impl PipeListener {
         Ok(match parse_address(name)? {
             RendezvousAddr::Name(name) => {
                 let device = crate::open(device)?;
-                Self::Line(device, Listener::bind(&registry()?, &name)?)
+                Self::Rendezvous(device, Listener::bind(&registry()?, &name)?)
             }
             RendezvousAddr::Tcp(address) => {
                 let device = crate::open(device)?;
-                Self::Line(device, Listener::bind_tcp(&address)?)
+                Self::Rendezvous(device, Listener::bind_tcp(&address)?)
             }
             RendezvousAddr::Rdma(address) => {
                 let listening = rdma::RdmaListener::at(&address, device);
@@ -57,12 +57,12 @@ impl PipeListener {
     /// Takes the next caller, if one waits.
     fn try_next(&self, name: &str, now: Instant) -> Result<Option<PendingCaller<'_>>, PipeError> {
         match self {
-            Self::Line(device, listener) => {
+            Self::Rendezvous(device, listener) => {
                 Ok(listener
                     .try_accept()?
-                    .map(|line| PendingCaller::AwaitingHello {
+                    .map(|control| PendingCaller::AwaitingHello {
                         device: device.clone(),
-                        line,
+                        control,
                         deadline: now + self.hello_timeout(),
                     }))
             }
@@ -77,7 +77,7 @@ impl PipeListener {
     /// Whether it listens at an address, to which anybody may connect.
     pub(super) fn is_network_address(&self) -> bool {
         match self {
-            Self::Line(_, listener) => listener.address().is_some(),
+            Self::Rendezvous(_, listener) => listener.address().is_some(),
             Self::Rdma(_) => true,
         }
     }
@@ -85,7 +85,7 @@ impl PipeListener {
     /// Whether callers choose the device: so it is at an unspecified address over RDMA.
     pub(super) fn is_any_device(&self) -> bool {
         match self {
-            Self::Line(..) => false,
+            Self::Rendezvous(..) => false,
             Self::Rdma(listening) => listening.address().ip().is_unspecified(),
         }
     }
@@ -94,7 +94,7 @@ impl PipeListener {
     fn hello_timeout(&self) -> Duration {
         match self {
             // A connector over TCP has its greeting ready. Those behind it may wait, and wait twice as long.
-            Self::Line(_, listener) if listener.address().is_some() => HELLO_TIMEOUT_NETWORK,
+            Self::Rendezvous(_, listener) if listener.address().is_some() => HELLO_TIMEOUT_NETWORK,
             // Another process of this user, or a caller over RDMA: it may have to open a device first.
             _ => HELLO_TIMEOUT,
         }
@@ -104,7 +104,7 @@ impl PipeListener {
 impl AsFd for PipeListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Line(_, listener) => listener.as_fd(),
+            Self::Rendezvous(_, listener) => listener.as_fd(),
             Self::Rdma(listening) => listening.as_fd(),
         }
     }
@@ -116,7 +116,7 @@ enum PendingCaller<'d> {
     Connecting(Box<rdma::IncomingConnection<'d>>),
     AwaitingHello {
         device: Arc<dyn Device>,
-        line: Line,
+        control: ControlStream,
         deadline: Instant,
     },
 }
@@ -135,7 +135,7 @@ impl AsFd for PendingCaller<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Connecting(caller) => caller.as_fd(),
-            Self::AwaitingHello { line, .. } => line.as_fd(),
+            Self::AwaitingHello { control, .. } => control.as_fd(),
         }
     }
 }
@@ -221,12 +221,12 @@ impl<'d> AcceptQueue<'d> {
         caller: PendingCaller<'d>,
         now: Instant,
     ) -> Result<ControlFlow<AcceptedPeer, Option<PendingCaller<'d>>>, PipeError> {
-        let (device, mut line, deadline) = match caller {
+        let (device, mut control, deadline) = match caller {
             PendingCaller::AwaitingHello {
                 device,
-                line,
+                control,
                 deadline,
-            } => (device, line, deadline),
+            } => (device, control, deadline),
             PendingCaller::Connecting(caller) => {
                 let (listening, host) = (caller.listener(), caller.host());
                 let caller = connected(*caller, now, self.door.hello_timeout()).or_else(|error| {
@@ -236,13 +236,13 @@ impl<'d> AcceptQueue<'d> {
                 return caller.map(ControlFlow::Continue);
             }
         };
-        let greeted = line.recv_control().map_err(|error| match error {
+        let greeted = control.recv_control().map_err(|error| match error {
             NetError::PeerGone => PipeError::Ungreeted,
             NetError::Frame(_) => PipeError::Protocol("its greeting"),
             error => error.into(),
         });
         let greeted = match greeted.and_then(|hello| match hello {
-            Some(hello) => direction(&mut line, &hello).map(Some),
+            Some(hello) => direction(&mut control, &hello).map(Some),
             None if now < deadline => Ok(None),
             None => {
                 let what = "waiting for a greeting";
@@ -254,16 +254,16 @@ impl<'d> AcceptQueue<'d> {
         }) {
             Ok(Some(direction)) => ControlFlow::Break(AcceptedPeer {
                 device,
-                line,
+                control,
                 direction,
             }),
             Ok(None) => ControlFlow::Continue(Some(PendingCaller::AwaitingHello {
                 device,
-                line,
+                control,
                 deadline,
             })),
             Err(error) if self.door.is_network_address() => {
-                log_rejected_caller(self.name, line.peer_host(), &error);
+                log_rejected_caller(self.name, control.peer_host(), &error);
                 ControlFlow::Continue(None)
             }
             Err(error) => return Err(error),
@@ -282,14 +282,14 @@ fn connected(
         ControlFlow::Continue(caller) => PendingCaller::Connecting(Box::new(caller)),
         ControlFlow::Break(met) => PendingCaller::AwaitingHello {
             device: crate::open(&met.device)?,
-            line: met.line,
+            control: met.control,
             deadline: now + greets,
         },
     }))
 }
 
 /// Reads the direction from a connector's hello.
-fn direction(line: &mut Line, hello: &[u8]) -> Result<Direction, PipeError> {
+fn direction(control: &mut ControlStream, hello: &[u8]) -> Result<Direction, PipeError> {
     match decode_hello(HELLO, hello) {
         Ok([0]) => Ok(Direction::ToListener),
         Ok([1]) => Ok(Direction::ToConnector),
@@ -297,7 +297,7 @@ fn direction(line: &mut Line, hello: &[u8]) -> Result<Direction, PipeError> {
         Err(error) => {
             // A pipe of another version understands this much of the answer, and reports our version.
             if matches!(error, PipeError::Version { .. }) {
-                let _ = line.send_control(&encode_hello(WELCOME, &[]));
+                let _ = control.send_control(&encode_hello(WELCOME, &[]));
             }
             Err(error)
         }
@@ -319,7 +319,7 @@ mod tests {
         let listener = Listener::bind_tcp("127.0.0.1:0").expect("listens");
         let address = listener.address().expect("an address").to_string();
         (
-            PipeListener::Line(device.expect("opens"), listener),
+            PipeListener::Rendezvous(device.expect("opens"), listener),
             address,
         )
     }
@@ -369,13 +369,14 @@ mod tests {
         assert_eq!(callers.waiting.len(), PENDING_CALLERS_MAX);
         // The listener's descriptor is not waited for: it would always be readable.
         assert_eq!(callers.fds().len(), PENDING_CALLERS_MAX);
-        assert!(silent.iter().all(|line| !line.peer_gone()));
+        assert!(silent.iter().all(|control| !control.peer_gone()));
         let mut look = |now| callers.accept_and_step(now).expect("none fails");
         // The first callers time out, and the time of the others begins.
         let later = began + HELLO_TIMEOUT_NETWORK;
         assert!(look(later).is_none());
-        let gone =
-            |line: &mut Line| matches!(line.recv_control_wait(limit), Err(NetError::PeerGone));
+        let gone = |control: &mut ControlStream| {
+            matches!(control.recv_control_wait(limit), Err(NetError::PeerGone))
+        };
         assert!(silent[..PENDING_CALLERS_MAX].iter_mut().all(gone));
         assert!((0..PENDING_CALLERS_MAX).all(|_| look(later).is_none()));
         let first = &mut silent[PENDING_CALLERS_MAX];

@@ -20,7 +20,7 @@ const DELIVERED: u8 = b'D';
 const FAILED: u8 = b'X';
 /// Limit on a reason, in bytes.
 const REASON_MAX: usize = 500;
-/// How long to wait, once the ring is broken, for the other side to give the reason over the line.
+/// How long to wait, once the ring is broken, for the other side to give the reason over the control stream.
 const FAILURE_REASON_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pieces between two checks for an interrupt, each of which costs a system call. The checks are needed
@@ -279,7 +279,7 @@ impl PipeReceiver {
         let mut word = vec![DELIVERED];
         word.extend_from_slice(&self.bytes.to_le_bytes());
         // The stream is delivered even if the sender is gone and cannot be told.
-        let _ = self.receiver.waiter().line.send_control(&word);
+        let _ = self.receiver.waiter().control.send_control(&word);
         Ok(self.bytes)
     }
 
@@ -366,7 +366,7 @@ fn explain(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeErro
 
 /// If the ring is broken, waits a moment for the other side's reason.
 fn await_failure_reason(waiter: &mut EndWaiter, error: &BlockingError) {
-    // When the peer leaves, its ring breaks in one of many ways; the line tells why it left. If the ring
+    // When the peer leaves, its ring breaks in one of many ways; the control stream tells why it left. If the ring
     // broke here, the other side waits for our reason.
     match error {
         BlockingError::Broken(why) => send_failure(waiter, &why.to_string()),
@@ -407,7 +407,7 @@ fn reported_error(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> P
 fn send_failure(waiter: &mut EndWaiter, why: &str) {
     let mut word = vec![FAILED];
     word.extend_from_slice(&why.as_bytes()[..why.len().min(REASON_MAX)]);
-    let _ = waiter.line.send_control(&word);
+    let _ = waiter.control.send_control(&word);
 }
 
 fn reason(message: &[u8]) -> PipeError {

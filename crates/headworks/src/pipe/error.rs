@@ -190,7 +190,7 @@ impl PipeError {
             BlockingError::Deadline => Self::PeerGone { delivered },
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
             BlockingError::Length(_) => Self::Protocol("a message is too long"),
-            BlockingError::Line(error) => error.into(),
+            BlockingError::ControlStream(error) => error.into(),
             BlockingError::TooManyMessages { .. } => Self::Protocol("it sends too many messages"),
             BlockingError::System { what, source } => Self::Io { what, source },
         }

@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_net::{
-    Line, NetError, RendezvousAddr, WaitLimit, clock, dial, dial_tcp, dial_tcp_wait, dial_wait,
+    ControlStream, NetError, RendezvousAddr, WaitLimit, clock, dial, dial_tcp, dial_tcp_wait,
+    dial_wait,
 };
 use headworks_shm::Registry;
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
@@ -121,7 +122,7 @@ impl Pipe {
                 .arrival()
                 .wait_until("connecting", clock::now())
                 .map_err(deadline_error(name, patience.allowed(began)))?;
-            let caller = greeted.line.peer_host();
+            let caller = greeted.control.peer_host();
             let limit = patience.answer(began, HELLO_TIMEOUT_NETWORK);
             match greeted.connect((name, limit), &patience) {
                 Err(error) if error.is_callers_fault(patience.is_over(), door.is_any_device()) => {
@@ -141,12 +142,12 @@ impl Pipe {
         patience: WaitOptions<'_>,
     ) -> Result<Self, PipeError> {
         let began = clock::now();
-        let (device, mut line) = call_listener(device, name, &patience)?;
+        let (device, mut control) = call_listener(device, name, &patience)?;
         let reverse = direction == Direction::ToConnector;
-        let said = line.send_control(&encode_hello(HELLO, &[reverse.into()]));
+        let said = control.send_control(&encode_hello(HELLO, &[reverse.into()]));
         let (until, allowed) = patience.answer(began, HELLO_TIMEOUT);
         let welcome = said
-            .and_then(|()| line.recv_control_wait(until))
+            .and_then(|()| control.recv_control_wait(until))
             .map_err(no_answer_error(name, allowed))?;
         decode_hello(WELCOME, &welcome).map_err(|error| match error {
             PipeError::Protocol(_) => PipeError::NoPipe {
@@ -155,7 +156,7 @@ impl Pipe {
             error => error,
         })?;
         let limit = patience.answer(began, HELLO_TIMEOUT);
-        connect_ring(&device, line, !reverse, (name, limit), &patience)
+        connect_ring(&device, control, !reverse, (name, limit), &patience)
     }
 }
 
@@ -167,17 +168,17 @@ impl AcceptedPeer {
     fn connect(self, at: Limit<'_>, patience: &WaitOptions<'_>) -> Result<Pipe, PipeError> {
         let Self {
             device,
-            mut line,
+            mut control,
             direction,
         } = self;
         let (name, (until, allowed)) = at;
-        line.send_control(&encode_hello(WELCOME, &[]))?;
+        control.send_control(&encode_hello(WELCOME, &[]))?;
         let sends = direction == Direction::ToConnector;
         // The connector starts the bring-up, whose bytes are not framed like the greetings.
         until
-            .wait_readable("connecting", &line)
+            .wait_readable("connecting", &control)
             .map_err(deadline_error(name, allowed))?;
-        connect_ring(&device, line, sends, at, patience)
+        connect_ring(&device, control, sends, at, patience)
     }
 }
 
@@ -189,51 +190,51 @@ pub fn default_device_for(name: &str) -> &'static str {
     }
 }
 
-/// An open device, and a line to another process.
-type DeviceAndLine = (Arc<dyn Device>, Line);
+/// An open device, and a control stream to another process.
+type DeviceAndControl = (Arc<dyn Device>, ControlStream);
 
 /// Connects to a listener.
 fn call_listener(
     device: &DeviceName,
     name: &str,
     patience: &WaitOptions<'_>,
-) -> Result<DeviceAndLine, PipeError> {
+) -> Result<DeviceAndControl, PipeError> {
     let began = clock::now();
     let waits = patience.deadline.is_some();
     let (until, allowed) = match waits {
         true => (patience.arrival(), patience.allowed(began)),
         false => patience.answer(began, HELLO_TIMEOUT),
     };
-    let (device, line) = match parse_address(name)? {
+    let (device, control) = match parse_address(name)? {
         RendezvousAddr::Name(name) => {
             let (device, fabric) = (crate::open(device)?, registry()?);
-            let line = match waits {
+            let control = match waits {
                 true => dial_wait(&fabric, &name, until),
                 false => dial(&fabric, &name),
             };
-            (device, line)
+            (device, control)
         }
         RendezvousAddr::Tcp(address) => {
             let device = crate::open(device)?;
-            let line = match waits {
+            let control = match waits {
                 true => dial_tcp_wait(&address, until),
                 false => dial_tcp(&address, until),
             };
-            (device, line)
+            (device, control)
         }
         RendezvousAddr::Rdma(address) => {
             let met = rdma::dial(&address, device, waits, until)
                 .map_err(|error| rdma_error(name, allowed, error))?;
-            return Ok((crate::open(&met.device)?, met.line));
+            return Ok((crate::open(&met.device)?, met.control));
         }
     };
-    Ok((device, line.map_err(deadline_error(name, allowed))?))
+    Ok((device, control.map_err(deadline_error(name, allowed))?))
 }
 
 /// Converts an error of connecting over RDMA.
 pub(super) fn rdma_error(name: &str, allowed: Duration, error: RdmaError) -> PipeError {
     match error {
-        RdmaError::Line(error) => deadline_error(name, allowed)(error),
+        RdmaError::ControlStream(error) => deadline_error(name, allowed)(error),
         RdmaError::Device(error) => error.into(),
         error => PipeError::Rdma(error),
     }
@@ -322,22 +323,22 @@ pub(super) fn decode_hello(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
 fn connect_error(name: &str, allowed: Duration) -> impl FnOnce(ConnectError) -> PipeError {
     move |error| match error {
         ConnectError::Setup(error) => error.into(),
-        ConnectError::Line(error) => deadline_error(name, allowed)(error),
+        ConnectError::ControlStream(error) => deadline_error(name, allowed)(error),
     }
 }
 
 /// Makes and connects the ring.
 fn connect_ring(
     device: &Arc<dyn Device>,
-    mut line: Line,
+    mut control: ControlStream,
     sends: bool,
     (name, (until, allowed)): Limit<'_>,
     patience: &WaitOptions<'_>,
 ) -> Result<Pipe, PipeError> {
     let (ring, failed) = (ring(), connect_error(name, allowed));
     if sends {
-        let sender = connect::sender(device, &ring, &mut line, until).map_err(failed)?;
-        let mut sender = BlockingSender::new(sender, line).map_err(PipeError::waiting(0))?;
+        let sender = connect::sender(device, &ring, &mut control, until).map_err(failed)?;
+        let mut sender = BlockingSender::new(sender, control).map_err(PipeError::waiting(0))?;
         if let Some(interrupt) = &patience.interrupt {
             sender
                 .interrupt_on(interrupt)
@@ -345,8 +346,8 @@ fn connect_ring(
         }
         return Ok(Pipe::Sender(PipeSender::new(sender, device.clone())));
     }
-    let receiver = connect::receiver(device, &ring, &mut line, until).map_err(failed)?;
-    let mut receiver = BlockingReceiver::new(receiver, line).map_err(PipeError::waiting(0))?;
+    let receiver = connect::receiver(device, &ring, &mut control, until).map_err(failed)?;
+    let mut receiver = BlockingReceiver::new(receiver, control).map_err(PipeError::waiting(0))?;
     if let Some(interrupt) = &patience.interrupt {
         receiver
             .interrupt_on(interrupt)

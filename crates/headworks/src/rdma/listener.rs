@@ -10,8 +10,8 @@ use headworks_net::{NetError, WaitLimit, clock};
 use headworks_verbs::{DeviceName, Instant};
 
 use super::{
-    ANSWER_TIMEOUT, EstablishedLine, RdmaError, check_greeting, describe_caller, devices_of,
-    no_address_error, open_line, resolve, source_of, usable_gid_address,
+    ANSWER_TIMEOUT, EstablishedControl, RdmaError, check_greeting, describe_caller, devices_of,
+    no_address_error, open_control, resolve, source_of, usable_gid_address,
 };
 use crate::devices;
 
@@ -55,7 +55,7 @@ impl RdmaListener {
     pub fn accept<'u>(
         &self,
         until: impl Into<WaitLimit<'u>>,
-    ) -> Result<EstablishedLine, RdmaError> {
+    ) -> Result<EstablishedControl, RdmaError> {
         const WHAT: &str = "waiting for a caller";
         let until = until.into();
         loop {
@@ -95,7 +95,7 @@ impl RdmaListener {
         }
     }
 
-    /// Answers a caller with the line's queue pair. Returns that and the device for later connections.
+    /// Answers a caller with the control stream's queue pair. Returns that and the device for later connections.
     fn answer(&self, asked: &mut Connection) -> Result<(QpStreamSetup, DeviceName), RdmaError> {
         let failed = RdmaError::manager(&self.address);
         check_greeting(asked, &self.address)?;
@@ -164,15 +164,15 @@ impl<'l> IncomingConnection<'l> {
         self.by
     }
 
-    /// Takes the next step. Breaks with the line once it is established, else continues with the caller.
+    /// Takes the next step. Breaks with the control stream once it is established, else continues with the caller.
     /// Never blocks.
     pub(crate) fn step(
         mut self,
         now: Instant,
-    ) -> Result<ControlFlow<EstablishedLine, Self>, RdmaError> {
+    ) -> Result<ControlFlow<EstablishedControl, Self>, RdmaError> {
         match self.asked.step(self.setup.queue_pair()) {
-            Ok(true) => Ok(ControlFlow::Break(EstablishedLine {
-                line: open_line(self.asked, self.setup)?,
+            Ok(true) => Ok(ControlFlow::Break(EstablishedControl {
+                control: open_control(self.asked, self.setup)?,
                 device: self.device,
             })),
             Ok(false) if now < self.by => Ok(ControlFlow::Continue(self)),
@@ -189,7 +189,7 @@ impl<'l> IncomingConnection<'l> {
     }
 
     /// Waits until the connection is established.
-    fn wait_established(mut self, until: &WaitLimit<'_>) -> Result<EstablishedLine, RdmaError> {
+    fn wait_established(mut self, until: &WaitLimit<'_>) -> Result<EstablishedControl, RdmaError> {
         let until = until.no_later_than(self.by);
         loop {
             self = match self.step(clock::now())? {

@@ -11,7 +11,7 @@ use std::thread;
 
 use headworks::asynchronous::{AsyncReceiver, AsyncSender};
 use headworks::connect;
-use headworks::net::{Line, WaitLimit, clock};
+use headworks::net::{ControlStream, WaitLimit, clock};
 use headworks::ring::{Mode, Receiver, RingConfig, Sender};
 use headworks::verbs::{Device, Duration, Provider};
 use headworks_shm::Registry;
@@ -47,8 +47,8 @@ fn soon() -> WaitLimit<'static> {
 
 /// A ring between two soft hosts of a private fabric, and its line.
 struct Ring {
-    sender: (Sender, Line),
-    receiver: (Receiver, Line),
+    sender: (Sender, ControlStream),
+    receiver: (Receiver, ControlStream),
     _fabric: tempfile::TempDir,
 }
 
@@ -60,7 +60,7 @@ fn ring(config: &RingConfig) -> Ring {
 fn ring_on(config: &RingConfig, options: &str) -> Ring {
     let fabric = tempfile::tempdir().expect("a directory");
     let path = fabric.path().join("fabric");
-    let (mut here, mut there) = Line::pair().expect("a line");
+    let (mut here, mut there) = ControlStream::pair().expect("a line");
     let (theirs, their_fabric) = (config.clone(), path.clone());
     let name = format!("soft:h2{options}");
     let other = thread::spawn(move || {
@@ -80,10 +80,10 @@ fn ring_on(config: &RingConfig, options: &str) -> Ring {
 impl Ring {
     /// Converts both ends for tasks. Call it within a runtime.
     fn ends(self) -> (AsyncSender, AsyncReceiver, tempfile::TempDir) {
-        let (sender, line) = self.sender;
-        let sender = AsyncSender::new(sender, line).expect("can be slept on");
-        let (receiver, line) = self.receiver;
-        let receiver = AsyncReceiver::new(receiver, line).expect("can be slept on");
+        let (sender, control) = self.sender;
+        let sender = AsyncSender::new(sender, control).expect("can be slept on");
+        let (receiver, control) = self.receiver;
+        let receiver = AsyncReceiver::new(receiver, control).expect("can be slept on");
         (sender, receiver, self._fabric)
     }
 }

@@ -108,34 +108,34 @@ fn cross(count: u64, options: &str) {
 fn each_kind_of_end_speaks_with_the_blocking_one() {
     const COUNT: u64 = 5_000;
     let ring_here = ring(&fixed(8));
-    let (sender, line) = ring_here.sender;
+    let (sender, control) = ring_here.sender;
     let sending = thread::spawn(move || {
-        let mut sender = BlockingSender::new(sender, line).expect("can be slept on");
+        let mut sender = BlockingSender::new(sender, control).expect("can be slept on");
         for number in 0..COUNT {
             sender.send(&message(number)).expect("sends");
         }
         sender.close().map(drop)
     });
-    let (receiver, line) = ring_here.receiver;
+    let (receiver, control) = ring_here.receiver;
     run(async || {
-        let mut receiver = AsyncReceiver::new(receiver, line).expect("can be slept on");
+        let mut receiver = AsyncReceiver::new(receiver, control).expect("can be slept on");
         expect(&mut receiver, 0..COUNT).await;
         receiver.close();
     });
     sending.join().expect("sends").expect("closes");
 
     let ring_there = ring(&fixed(8));
-    let (receiver, line) = ring_there.receiver;
+    let (receiver, control) = ring_there.receiver;
     let receiving = thread::spawn(move || {
-        let mut receiver = BlockingReceiver::new(receiver, line).expect("can be slept on");
+        let mut receiver = BlockingReceiver::new(receiver, control).expect("can be slept on");
         for number in 0..COUNT {
             assert_eq!(*receiver.recv().expect("a message"), message(number)[..]);
         }
         drop(receiver.close());
     });
-    let (sender, line) = ring_there.sender;
+    let (sender, control) = ring_there.sender;
     run(async || {
-        let mut sender = AsyncSender::new(sender, line).expect("can be slept on");
+        let mut sender = AsyncSender::new(sender, control).expect("can be slept on");
         send(&mut sender, 0..COUNT).await;
         sender.close().await.expect("everything was consumed");
     });
@@ -272,11 +272,11 @@ fn an_end_that_never_waits_leaves_other_tasks_their_turn() {
 #[test]
 fn who_waits_is_polled_only_when_something_came() {
     let ring = ring(&fixed(8));
-    let (sender, line) = ring.sender;
+    let (sender, control) = ring.sender;
     let (receiver, other) = ring.receiver;
     let (tell, told) = channel();
     let sending = thread::spawn(move || {
-        let mut sender = BlockingSender::new(sender, line).expect("can be slept on");
+        let mut sender = BlockingSender::new(sender, control).expect("can be slept on");
         for number in 0..20 {
             let () = told.recv().expect("goes on");
             sender.send(&message(number)).expect("sends");
@@ -314,7 +314,7 @@ fn what_comes_while_a_receiver_arms_is_not_missed() {
     const ROUNDS: u64 = 10_000;
     let ring = ring(&fixed(8));
     let (mut sender, _line) = ring.sender;
-    let (mut receiver, mut line) = ring.receiver;
+    let (mut receiver, mut control) = ring.receiver;
     let (tell, told) = channel::<u64>();
     // One message at a time is in flight, so nothing else would end a wait that missed it.
     let sending = thread::spawn(move || {
@@ -338,14 +338,14 @@ fn what_comes_while_a_receiver_arms_is_not_missed() {
         for number in 0..ROUNDS {
             // Removes events of earlier waits, which would make the receiver look again.
             receiver.drain_events();
-            let mut ends = AsyncReceiver::new(receiver, line).expect("can be slept on");
+            let mut ends = AsyncReceiver::new(receiver, control).expect("can be slept on");
             tell.send(number).expect("goes on");
             // Varies the moment of the wait at which the message arrives.
             for _ in 0..number % 128 {
                 std::hint::spin_loop();
             }
             expect(&mut ends, number..number + 1).await;
-            (receiver, line) = ends.into_parts();
+            (receiver, control) = ends.into_parts();
         }
     });
     sending.join().expect("sends");
@@ -355,7 +355,7 @@ fn what_comes_while_a_receiver_arms_is_not_missed() {
 fn messages_on_the_line_are_left_for_who_gets_it_back() {
     let ring = ring(&fixed(8));
     run(async || {
-        let (mut sender, mut line) = ring.sender;
+        let (mut sender, mut control) = ring.sender;
         let (receiver, other) = ring.receiver;
         let mut receiver = AsyncReceiver::new(receiver, other).expect("can be slept on");
         let mut polls = 0;
@@ -365,7 +365,7 @@ fn messages_on_the_line_are_left_for_who_gets_it_back() {
                 polls += 1;
                 let polled = receiving.as_mut().poll(cx);
                 match polls {
-                    1 => line.send_control(b"aside").expect("sends"),
+                    1 => control.send_control(b"aside").expect("sends"),
                     // The line's message wakes the task, which then waits again.
                     2 => {
                         assert!(polled.is_pending());
@@ -381,7 +381,7 @@ fn messages_on_the_line_are_left_for_who_gets_it_back() {
         let mut other = receiver.close();
         let heard = other.recv_control().expect("open");
         assert_eq!(heard.as_deref(), Some(&b"aside"[..]));
-        let mut sender = AsyncSender::new(sender, line).expect("can be slept on");
+        let mut sender = AsyncSender::new(sender, control).expect("can be slept on");
         sender.close().await.expect("was consumed");
         let (mut sender, _line) = sender.into_parts();
         assert!(sender.step().is_ok());
@@ -416,8 +416,8 @@ fn closing_succeeds_though_the_line_ended_before_the_last_head_was_seen() {
     run(async || {
         let (mut sender, receiver, _fabric) = ring.ends();
         send(&mut sender, 0..5).await;
-        let (mut receiver, line) = receiver.into_parts();
-        drop(line);
+        let (mut receiver, control) = receiver.into_parts();
+        drop(control);
         let error = sender.close().await.expect_err("nothing was consumed");
         assert!(matches!(error, BlockingError::PeerGone), "{error}");
         for number in 0..5 {
@@ -434,11 +434,11 @@ fn what_cannot_be_sent_or_slept_on_is_refused() {
     let polled = ring(&RingConfig::fixed(8, LEN));
     let whole = ring(&fixed(8));
     run(async || {
-        let (ring, line) = polled.sender;
-        let refused = AsyncSender::new(ring, line).err();
+        let (ring, control) = polled.sender;
+        let refused = AsyncSender::new(ring, control).err();
         assert!(matches!(refused, Some(BlockingError::NotNotify)));
-        let (ring, line) = polled.receiver;
-        let refused = AsyncReceiver::new(ring, line).err();
+        let (ring, control) = polled.receiver;
+        let refused = AsyncReceiver::new(ring, control).err();
         assert!(matches!(refused, Some(BlockingError::NotNotify)));
         let (mut sender, mut receiver, _fabric) = whole.ends();
         let refused = sender.send(&[0; LEN + 1]).await.expect_err("too long");

@@ -41,36 +41,46 @@ fn fabric_of(part: &ActorInit) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(&part.args[1..]).into_owned())
 }
 
-fn call(path: &Path) -> Result<Line, ActorError> {
+fn call(path: &Path) -> Result<ControlStream, ActorError> {
     let fabric = Registry::open_at(path).map_err(|error| error.to_string())?;
     Ok(dial(&fabric, "meet").map_err(|error| error.to_string())?)
 }
 
-fn tx(path: &Path, host: &str, config: &RingConfig, mut line: Line) -> (Sender, Line) {
-    let ring = connect::sender(&open(path, host), config, &mut line, soon());
-    (ring.expect("connects"), line)
+fn tx(
+    path: &Path,
+    host: &str,
+    config: &RingConfig,
+    mut control: ControlStream,
+) -> (Sender, ControlStream) {
+    let ring = connect::sender(&open(path, host), config, &mut control, soon());
+    (ring.expect("connects"), control)
 }
 
-fn rx(path: &Path, host: &str, config: &RingConfig, mut line: Line) -> (Receiver, Line) {
-    let ring = connect::receiver(&open(path, host), config, &mut line, soon());
-    (ring.expect("connects"), line)
+fn rx(
+    path: &Path,
+    host: &str,
+    config: &RingConfig,
+    mut control: ControlStream,
+) -> (Receiver, ControlStream) {
+    let ring = connect::receiver(&open(path, host), config, &mut control, soon());
+    (ring.expect("connects"), control)
 }
 
 /// One end of a ring, which does nothing until it is killed.
 enum IdleEndActor {
-    Sends { _end: (Sender, Line) },
-    Receives { _end: (Receiver, Line) },
+    Sends { _end: (Sender, ControlStream) },
+    Receives { _end: (Receiver, ControlStream) },
 }
 
 impl IdleEndActor {
     fn new(part: &ActorInit) -> Result<Self, ActorError> {
         let path = fabric_of(part);
-        let line = call(&path)?;
+        let control = call(&path)?;
         Ok(if part.args[0] != 0 {
-            let _end = tx(&path, "soft:h2", &fixed(128), line);
+            let _end = tx(&path, "soft:h2", &fixed(128), control);
             Self::Sends { _end }
         } else {
-            let _end = rx(&path, "soft:h2", &fixed(128), line);
+            let _end = rx(&path, "soft:h2", &fixed(128), control);
             Self::Receives { _end }
         })
     }
@@ -118,9 +128,9 @@ impl Actor for ReaderActor {
         let Some(path) = self.0.take() else {
             return Ok(Step::Done);
         };
-        let (ring, line) = rx(&path, "soft:h2", &fixed(8), call(&path)?);
+        let (ring, control) = rx(&path, "soft:h2", &fixed(8), call(&path)?);
         runtime().block_on(async {
-            let mut receiver = AsyncReceiver::new(ring, line).expect("can be slept on");
+            let mut receiver = AsyncReceiver::new(ring, control).expect("can be slept on");
             expect(&mut receiver, 0..3).await;
             receiver.close();
         });
@@ -155,10 +165,10 @@ fn start_other_process(part: &str, sends: bool) -> KillSetup {
 #[test]
 fn two_processes_pass_messages_of_every_length_both_ways() {
     let stage = start_other_process("echo", false);
-    let line = stage.listener.accept(soon()).expect("a caller");
-    let asks = tx(&stage.path, "soft:h1", &narrow(), line);
-    let line = stage.listener.accept(soon()).expect("a caller");
-    let answered = rx(&stage.path, "soft:h1", &narrow(), line);
+    let control = stage.listener.accept(soon()).expect("a caller");
+    let asks = tx(&stage.path, "soft:h1", &narrow(), control);
+    let control = stage.listener.accept(soon()).expect("a caller");
+    let answered = rx(&stage.path, "soft:h1", &narrow(), control);
     run(async || {
         let mut asks = AsyncSender::new(asks.0, asks.1).expect("can be slept on");
         let mut answered = AsyncReceiver::new(answered.0, answered.1).expect("can be slept on");
@@ -183,8 +193,8 @@ fn two_processes_pass_messages_of_every_length_both_ways() {
 #[test]
 fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     let stage = start_other_process("reads", false);
-    let line = stage.listener.accept(soon()).expect("a caller");
-    let (mut ring, line) = tx(&stage.path, "soft:h1", &fixed(8), line);
+    let control = stage.listener.accept(soon()).expect("a caller");
+    let (mut ring, control) = tx(&stage.path, "soft:h1", &fixed(8), control);
     for number in 0..3 {
         ring.try_send(&message(number)).expect("room");
     }
@@ -201,7 +211,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
         thread::yield_now();
     }
     run(async || {
-        let mut sender = AsyncSender::new(ring, line).expect("can be slept on");
+        let mut sender = AsyncSender::new(ring, control).expect("can be slept on");
         sender.close().await.expect("everything was consumed");
         let error = sender.send(&message(3)).await.expect_err("to nobody");
         assert!(matches!(error, BlockingError::PeerGone), "{error}");
@@ -211,16 +221,16 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
 /// Kills the other process once `wait` waits, and checks the error that `wait` returns.
 fn killed<F, T>(
     sends: bool,
-    wait: impl FnOnce(PathBuf, Line, ThreadSleepProbe) -> F + Send + 'static,
+    wait: impl FnOnce(PathBuf, ControlStream, ThreadSleepProbe) -> F + Send + 'static,
 ) where
     F: Future<Output = Result<T, BlockingError>>,
 {
     let mut stage = start_other_process("idle", sends);
-    let line = stage.listener.accept(soon()).expect("a caller");
+    let control = stage.listener.accept(soon()).expect("a caller");
     let path = stage.path.clone();
     let waits = ThreadSleepProbe::default();
     let asleep = waits.clone();
-    let waiting = thread::spawn(move || run(async || wait(path, line, waits).await.err()));
+    let waiting = thread::spawn(move || run(async || wait(path, control, waits).await.err()));
     // Once its only task waits, the runtime's thread sleeps.
     let began = clock::now();
     while !asleep.is_asleep() {
@@ -257,9 +267,9 @@ impl ThreadSleepProbe {
 
 #[test]
 fn a_wait_for_a_message_ends_with_a_killed_sender() {
-    killed(true, async |path, line, waits| {
-        let (ring, line) = rx(&path, "soft:h1", &fixed(128), line);
-        let mut receiver = AsyncReceiver::new(ring, line)?;
+    killed(true, async |path, control, waits| {
+        let (ring, control) = rx(&path, "soft:h1", &fixed(128), control);
+        let mut receiver = AsyncReceiver::new(ring, control)?;
         waits.here();
         let outcome = receiver.recv().await.map(|message| message.to_vec());
         // A second call fails too.
@@ -270,9 +280,9 @@ fn a_wait_for_a_message_ends_with_a_killed_sender() {
 
 #[test]
 fn a_wait_for_room_ends_with_a_killed_receiver() {
-    killed(false, async |path, line, waits| {
-        let (ring, line) = tx(&path, "soft:h1", &fixed(128), line);
-        let mut sender = AsyncSender::new(ring, line)?;
+    killed(false, async |path, control, waits| {
+        let (ring, control) = tx(&path, "soft:h1", &fixed(128), control);
+        let mut sender = AsyncSender::new(ring, control)?;
         send(&mut sender, 0..127).await;
         waits.here();
         sender.send(&message(127)).await
@@ -281,9 +291,9 @@ fn a_wait_for_room_ends_with_a_killed_receiver() {
 
 #[test]
 fn closing_ends_with_a_killed_receiver() {
-    killed(false, async |path, line, waits| {
-        let (ring, line) = tx(&path, "soft:h1", &fixed(128), line);
-        let mut sender = AsyncSender::new(ring, line)?;
+    killed(false, async |path, control, waits| {
+        let (ring, control) = tx(&path, "soft:h1", &fixed(128), control);
+        let mut sender = AsyncSender::new(ring, control)?;
         send(&mut sender, 0..3).await;
         waits.here();
         sender.close().await

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use headworks::net::clock;
-use headworks::net::{Line, Listener, dial_wait};
+use headworks::net::{ControlStream, Listener, dial_wait};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     Completion, Device, DeviceName, Duration, Instant, Payload, QpCaps, RecvWr, RemoteAddr,
@@ -73,7 +73,7 @@ pub(super) fn open(device: &str) -> Result<Arc<dyn Device>> {
 }
 
 /// Connects to the program of that name, or accepts a connection under that name.
-pub(super) fn line(name: &str, calls: bool) -> Result<Line> {
+pub(super) fn line(name: &str, calls: bool) -> Result<ControlStream> {
     let fabric = headworks::registry().map_err(failed("meeting"))?;
     let until = clock::now() + PATIENCE;
     let line = match calls {
@@ -106,7 +106,11 @@ impl Native {
 
     /// Connects some queue pairs with as many of the other program; returns the address of the other
     /// program's memory.
-    pub(super) fn meet(&mut self, line: &mut Line, which: Range<usize>) -> Result<RemoteAddr> {
+    pub(super) fn meet(
+        &mut self,
+        line: &mut ControlStream,
+        which: Range<usize>,
+    ) -> Result<RemoteAddr> {
         let ours = emit(self.memory.region().remote(0));
         let mut theirs = None;
         for at in which {

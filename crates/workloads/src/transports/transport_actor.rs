@@ -8,9 +8,9 @@ use headworks_runtime::Actor;
 
 use super::MessageTransport;
 use super::bare_ring::BareConnect;
-use super::byte_stream::ByteStreamConnect;
 use super::channel_designs::{BaselineDesign, RingDesign, plan, sync_variant};
 use super::job::{Channel, Job, PaperBaseline, Workload};
+use super::kernel_byte_stream::ByteStreamConnect;
 use super::message_contents::{LatencyRecorder, MessageChecker, MessageWriter, TimestampWriter};
 use super::one_way::{IdleReceiver, Receiver, Sender, UnreadSender};
 use super::ping_pong::PingPong;

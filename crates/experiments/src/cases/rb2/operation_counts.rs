@@ -112,7 +112,7 @@ pub(super) fn record(
 fn count(bench: &Bench<'_>, channel: Channel, size: u64) -> Result<Vec<String>, WorkloadError> {
     let dir = private_dir()?;
     let run = match bench.testbed.is_simulated() {
-        // A few hundred messages at 100 Gbit/s; more messages would give the same counts.
+        // At least 200 messages at 100 Gbit/s; more messages would give the same counts.
         true => Duration::from_nanos(32 * size).clamp(RUN / 10, RUN),
         false => RUN,
     };

@@ -4,11 +4,11 @@ use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 
-/// A byte stream to another process, for a [`Line`](super::Line) to run over. Nothing blocks.
+/// A byte stream to another process, for a [`ControlStream`](super::ControlStream) to run over. Nothing blocks.
 ///
 /// The descriptor is readable while there is something to receive, the other end is gone, or a
-/// [`LineTransport::send`] that was refused may be tried again.
-pub trait LineTransport: AsFd + Send + Sync + fmt::Debug {
+/// [`ControlTransport::send`] that was refused may be tried again.
+pub trait ControlTransport: AsFd + Send + Sync + fmt::Debug {
     /// Takes bytes from the front of `bytes` and returns how many, at least one. Fails with
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) while it takes none, and with
     /// [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the other end is gone.

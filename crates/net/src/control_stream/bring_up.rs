@@ -1,17 +1,17 @@
-//! Bring-up of a queue pair over a line, in steps that never block.
+//! Bring-up of a queue pair over a control stream, in steps that never block.
 
 use headworks_verbs::bringup::{ConnectionParams, Hello};
 use headworks_verbs::{BringUp, DeviceInfo, QueuePair};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::{Line, NetError};
+use crate::{ControlStream, NetError};
 
-/// A connection in progress. Call [`BringUpOnLine::step`] until it returns the peer's hello, whenever the
-/// line's descriptor is readable (or writable, while [`Line::flush`] returns `false`).
+/// A connection in progress. Call [`BringUpOverStream::step`] until it returns the peer's hello, whenever the
+/// control stream's descriptor is readable (or writable, while [`ControlStream::flush`] returns `false`).
 #[derive(Debug)]
-pub struct BringUpOnLine(BringUp);
+pub struct BringUpOverStream(BringUp);
 
-impl BringUpOnLine {
+impl BringUpOverStream {
     /// Starts connecting `qp`, which is in RESET or INIT. Nothing is sent before the first step.
     pub fn start(
         device: &DeviceInfo,
@@ -27,16 +27,16 @@ impl BringUpOnLine {
     }
 
     /// Does what can be done now. Returns the peer's hello once both ends can send and receive. After an
-    /// error neither the line nor the queue pair can be used any more.
+    /// error neither the control stream nor the queue pair can be used any more.
     pub fn step(
         &mut self,
-        line: &mut Line,
+        control: &mut ControlStream,
         qp: &mut dyn QueuePair,
     ) -> Result<Option<Hello>, NetError> {
-        line.restore_inbox();
+        control.restore_inbox();
         loop {
-            line.write(&self.0.output());
-            let written = match line.flush() {
+            control.write(&self.0.output());
+            let written = match control.flush() {
                 // The peer may have sent the reason before it went.
                 Err(NetError::PeerGone) if !self.0.is_connected() => false,
                 written => written?,
@@ -44,15 +44,15 @@ impl BringUpOnLine {
             if self.0.is_connected() {
                 return Ok(self.0.peer().filter(|_| written).cloned());
             }
-            if line.inbox.is_empty() && !line.read()? {
-                return if line.has_ended() {
+            if control.inbox.is_empty() && !control.read()? {
+                return if control.has_ended() {
                     Err(NetError::PeerGone)
                 } else {
                     Ok(None)
                 };
             }
-            let used = self.0.input(qp, &line.inbox)?;
-            line.inbox.drain(..used);
+            let used = self.0.input(qp, &control.inbox)?;
+            control.inbox.drain(..used);
         }
     }
 }

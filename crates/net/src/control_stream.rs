@@ -1,5 +1,5 @@
-//! A line: the control connection between two processes that have met. It is a byte stream for bring-up and
-//! short messages.
+//! Control stream: a byte stream between two processes, over TCP, a Unix socket or another transport, for bring-up
+//! and short messages. Sets the keep-alive of TCP.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -22,10 +22,10 @@ use crate::waiting::ready_events;
 use crate::{NetError, WaitLimit};
 
 mod bring_up;
-mod transport;
+mod other_transport;
 
-pub use bring_up::BringUpOnLine;
-pub use transport::LineTransport;
+pub use bring_up::BringUpOverStream;
+pub use other_transport::ControlTransport;
 
 /// Longest control message, in bytes.
 pub const CONTROL_MESSAGE_MAX: usize = 64 << 10;
@@ -34,16 +34,16 @@ pub const KEEPALIVE_TIMEOUT_S: u32 = 10;
 /// Most bytes that were handed over and that the socket has not taken.
 const UNWRITTEN_MAX: usize = 256 << 10;
 
-/// One end of a line.
+/// One end of a control stream.
 ///
-/// - Bring-up, first and at most once: [`Line::bring_up`], or [`BringUpOnLine`] step by step.
-/// - Control messages: [`Line::send_control`], [`Line::recv_control`] and [`Line::flush`] never block;
-///   [`Line::recv_control_wait`] waits.
-/// - The peer's end: [`Line::peer_gone`]. The descriptor ([`AsFd`]) is readable then, as it is when a message
+/// - Bring-up, first and at most once: [`ControlStream::bring_up`], or [`BringUpOverStream`] step by step.
+/// - Control messages: [`ControlStream::send_control`], [`ControlStream::recv_control`] and [`ControlStream::flush`] never block;
+///   [`ControlStream::recv_control_wait`] waits.
+/// - The peer's end: [`ControlStream::peer_gone`]. The descriptor ([`AsFd`]) is readable then, as it is when a message
 ///   waits.
 #[derive(Debug)]
-pub struct Line {
-    io: LineIo,
+pub struct ControlStream {
+    io: ControlIo,
     peer_pid: Option<u32>,
     peer_host: Option<IpAddr>,
     /// Bytes that were read and not parsed yet: of the bring-up, then of the messages.
@@ -53,14 +53,14 @@ pub struct Line {
     ended: bool,
 }
 
-/// The transport of a line.
+/// The transport of a control stream.
 #[derive(Debug)]
-enum LineIo {
+enum ControlIo {
     Socket(OwnedFd),
-    Transport(Box<dyn LineTransport>),
+    Transport(Box<dyn ControlTransport>),
 }
 
-impl LineIo {
+impl ControlIo {
     fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Socket(socket) => {
@@ -79,14 +79,14 @@ impl LineIo {
     }
 }
 
-impl Line {
+impl ControlStream {
     /// Creates both ends, for two parties in one process.
     pub fn pair() -> Result<(Self, Self), NetError> {
         let (one, other) = UnixStream::pair().map_err(NetError::system("socket pair"))?;
         Ok((Self::from_unix(one)?, Self::from_unix(other)?))
     }
 
-    /// A line over a connected Unix socket. Refuses a peer of another user.
+    /// A control stream over a connected Unix socket. Refuses a peer of another user.
     pub fn from_unix(stream: impl Into<OwnedFd>) -> Result<Self, NetError> {
         let socket = stream.into();
         let peer = socket_peercred(&socket).map_err(NetError::system("peer credentials"))?;
@@ -95,15 +95,15 @@ impl Line {
             return Err(NetError::OtherUser { theirs, ours });
         }
         let peer_pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
-        Ok(Self::new(LineIo::Socket(socket), Some(peer_pid)))
+        Ok(Self::new(ControlIo::Socket(socket), Some(peer_pid)))
     }
 
-    /// Makes a line over a transport that is no socket, such as a [`QpStream`](super::QpStream).
-    pub fn from_transport(carrier: Box<dyn LineTransport>) -> Self {
-        Self::new(LineIo::Transport(carrier), None)
+    /// Makes a control stream over a transport that is no socket, such as a [`QpStream`](super::QpStream).
+    pub fn from_transport(carrier: Box<dyn ControlTransport>) -> Self {
+        Self::new(ControlIo::Transport(carrier), None)
     }
 
-    /// Makes a line over a connected TCP socket, to another host. A host that vanishes is noticed after some
+    /// Makes a control stream over a connected TCP socket, to another host. A host that vanishes is noticed after some
     /// seconds of silence ([`KEEPALIVE_TIMEOUT_S`]).
     pub fn from_tcp(stream: TcpStream) -> Result<Self, NetError> {
         let alone = std::time::Duration::from_secs(KEEPALIVE_TIMEOUT_S.into()) / 2;
@@ -117,11 +117,11 @@ impl Line {
             // Keepalive does not cover data that was sent and not acknowledged; this does.
             .and_then(|()| set_tcp_user_timeout(&stream, KEEPALIVE_TIMEOUT_S * 1000));
         set.map_err(NetError::system("a TCP socket"))?;
-        let line = Self::new(LineIo::Socket(stream.into()), None);
-        Ok(line.with_peer_host(peer))
+        let control = Self::new(ControlIo::Socket(stream.into()), None);
+        Ok(control.with_peer_host(peer))
     }
 
-    fn new(io: LineIo, peer_pid: Option<u32>) -> Self {
+    fn new(io: ControlIo, peer_pid: Option<u32>) -> Self {
         Self {
             io,
             peer_pid,
@@ -133,7 +133,7 @@ impl Line {
         }
     }
 
-    /// Process id of the other end, as the kernel recorded it when the line was made. `None` if the other end
+    /// Process id of the other end, as the kernel recorded it when the control stream was made. `None` if the other end
     /// is on another host.
     pub fn peer_pid(&self) -> Option<u32> {
         self.peer_pid
@@ -162,7 +162,7 @@ impl Line {
         until: impl Into<WaitLimit<'u>>,
     ) -> Result<Hello, NetError> {
         let until = until.into();
-        let mut bring_up = BringUpOnLine::start(device, qp, tuning, payload)?;
+        let mut bring_up = BringUpOverStream::start(device, qp, tuning, payload)?;
         loop {
             if let Some(hello) = bring_up.step(self, qp)? {
                 return Ok(hello);
@@ -172,7 +172,7 @@ impl Line {
     }
 
     /// Sends a message of up to [`CONTROL_MESSAGE_MAX`] bytes. Keeps what the socket does not take for
-    /// [`Line::flush`].
+    /// [`ControlStream::flush`].
     pub fn send_control(&mut self, message: &[u8]) -> Result<(), NetError> {
         if self.unwritten.len() > UNWRITTEN_MAX {
             return Err(NetError::Full);
@@ -198,7 +198,7 @@ impl Line {
         Ok(self.unwritten.is_empty())
     }
 
-    /// Waits until the socket has taken all messages. What it has not taken is lost with the line.
+    /// Waits until the socket has taken all messages. What it has not taken is lost with the control stream.
     pub fn flush_wait<'u>(&mut self, until: impl Into<WaitLimit<'u>>) -> Result<(), NetError> {
         let until = until.into();
         while !self.flush()? {
@@ -249,14 +249,14 @@ impl Line {
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         self.ended
             || match &self.io {
-                LineIo::Socket(socket) => {
+                ControlIo::Socket(socket) => {
                     ready_events(socket.as_fd(), PollFlags::RDHUP).intersects(gone)
                 }
-                LineIo::Transport(carrier) => carrier.is_gone(),
+                ControlIo::Transport(carrier) => carrier.is_gone(),
             }
     }
 
-    /// Whether the line has ended. Then nothing is left to read.
+    /// Whether the control stream has ended. Then nothing is left to read.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
@@ -321,11 +321,11 @@ fn lost(error: io::Error, what: &'static str) -> NetError {
     }
 }
 
-impl AsFd for Line {
+impl AsFd for ControlStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.io {
-            LineIo::Socket(socket) => socket.as_fd(),
-            LineIo::Transport(carrier) => carrier.as_fd(),
+            ControlIo::Socket(socket) => socket.as_fd(),
+            ControlIo::Transport(carrier) => carrier.as_fd(),
         }
     }
 }
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn messages_arrive_whole_and_the_end_after_them() {
-        let (mut one, mut other) = Line::pair().expect("pair");
+        let (mut one, mut other) = ControlStream::pair().expect("pair");
         assert_eq!(other.recv_control().expect("open"), None);
         let long = vec![7; CONTROL_MESSAGE_MAX];
         one.send_control(b"first").expect("sends");
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn limits_are_errors() {
-        let (mut one, mut other) = Line::pair().expect("pair");
+        let (mut one, mut other) = ControlStream::pair().expect("pair");
         let error = one
             .send_control(&vec![0; CONTROL_MESSAGE_MAX + 1])
             .expect_err("too long");
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn waiting_ends_by_deadline_and_by_interrupt() {
-        let (mut one, mut other) = Line::pair().expect("pair");
+        let (mut one, mut other) = ControlStream::pair().expect("pair");
         let error = one
             .recv_control_wait(clock::now())
             .expect_err("nothing there");
