@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_who_is_never_idle_is_interrupted_and_a_failure_then_is_no_failure() {
+    fn a_busy_program_is_interrupted_and_its_failure_forgiven() {
         let interrupt = Interrupt::install().expect("installs");
         let watch = IdleWait::new(&interrupt);
         assert!(watch.check().is_ok());

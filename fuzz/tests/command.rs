@@ -10,7 +10,7 @@ fn program() -> Command {
 
 /// The target of the registry empties the one that it runs on.
 #[test]
-fn a_registry_that_somebody_named_is_left_alone() {
+fn a_registry_named_by_the_user_is_left_alone() {
     let theirs = tempfile::tempdir().unwrap();
     let file = theirs.path().join("c.0000000000000001.0000");
     fs::write(&file, "somebody's").unwrap();
@@ -31,7 +31,7 @@ fn a_registry_that_somebody_named_is_left_alone() {
 }
 
 #[test]
-fn what_is_no_target_is_said_to_be_none() {
+fn an_unknown_target_is_reported() {
     for args in [["run", "--seconds"], ["replay", "nothing"]] {
         let ran = program().args(args).arg("1").output().unwrap();
         let said = String::from_utf8_lossy(&ran.stderr);

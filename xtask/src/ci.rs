@@ -1,4 +1,4 @@
-//! The steps of integration. `.ci/run` prepares the machine and runs all of them; `cargo xtask ci`
+//! The integration steps. `.ci/run` prepares the machine and runs all of them; `cargo xtask ci`
 //! runs all, `cargo xtask ci STEP…` some.
 
 use std::fmt::Write as _;
@@ -13,25 +13,25 @@ use crate::root;
 mod rxe;
 mod unprivileged;
 
-/// One step.
+/// An integration step.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Its name, as in `cargo xtask ci NAME`.
     pub name: &'static str,
-    /// What it does.
+    /// One line that says what it does.
     pub about: &'static str,
-    /// How long it may take on two cores from an empty build folder. Taking longer fails nothing,
-    /// it is printed.
+    /// Time budget on two cores with an empty build folder. A step that exceeds it is marked, but does not
+    /// fail.
     pub budget: Duration,
     run: fn(&mut Run) -> Result<Ended, String>,
 }
 
-/// How a step ended, if nothing is wrong.
+/// How a step ended without an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It passed.
+    /// The step passed.
     Passed,
-    /// It could not run here, and why.
+    /// The step could not run here; the text is the reason.
     Skipped(String),
 }
 
@@ -39,7 +39,7 @@ const fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// All steps. Those that run what the tests built come after them.
+/// All steps, in order. Steps that run test programs come after the step that builds them.
 pub const STEPS: &[Step] = &[
     Step {
         name: "format",
@@ -103,17 +103,17 @@ pub const STEPS: &[Step] = &[
     },
 ];
 
-/// A run of some steps.
+/// State of one run of some steps.
 #[derive(Debug)]
 struct Run {
     root: PathBuf,
-    /// What the test harness said at the end of each suite.
+    /// The test harness's result line of each suite.
     suites: Vec<String>,
 }
 
-/// Runs the steps called `names`, all if there are none; `false` if one failed.
+/// Runs the steps called `names`, or all steps if `names` is empty; `false` if one failed.
 ///
-/// Every step runs, also after a failure: one run says everything that is wrong.
+/// Every step runs, even after a failure, so that one run reports everything that is wrong.
 pub fn run(names: &[String]) -> Result<bool, String> {
     for name in names {
         if !STEPS.iter().any(|step| step.name == name) {
@@ -168,8 +168,8 @@ impl Run {
         command
     }
 
-    /// Runs tests, passing on what they say, and keeps the last word of each suite. If one was skipped as a
-    /// whole, why the last of them was.
+    /// Runs tests, prints their output, and keeps the result line of each suite. Returns the reason of the
+    /// last suite that was skipped as a whole, if any.
     fn pass_on(&mut self, command: &mut Command) -> Result<Option<String>, String> {
         let shown = show(command);
         println!("$ {shown}");
@@ -180,7 +180,7 @@ impl Run {
         }
     }
 
-    /// The same of a command that nobody wants to read; how it ended.
+    /// Does the same without printing the command, and also returns its exit status.
     fn pass_on_quietly(
         &mut self,
         command: &mut Command,
@@ -191,7 +191,7 @@ impl Run {
         let mut skipped = None;
         if let Some(output) = child.stdout.take() {
             for line in BufReader::new(output).split(b'\n') {
-                // A machine's console says anything.
+                // A virtual machine's console may print bytes that are not UTF-8.
                 let line = String::from_utf8_lossy(&line.map_err(failed)?).into_owned();
                 println!("{line}");
                 let line = line.trim_end().to_owned();
@@ -205,7 +205,7 @@ impl Run {
         Ok((child.wait().map_err(failed)?, skipped))
     }
 
-    /// Where cargo builds.
+    /// The folder that cargo builds in.
     fn target(&self) -> PathBuf {
         match std::env::var_os("CARGO_TARGET_DIR") {
             Some(dir) => self.root.join(dir),
@@ -214,7 +214,7 @@ impl Run {
     }
 }
 
-/// Runs a command to its end; its output is ours.
+/// Runs a command to its end with this process's output streams.
 fn finish(command: &mut Command) -> Result<Ended, String> {
     let shown = show(command);
     println!("$ {shown}");
@@ -270,14 +270,15 @@ fn other_architecture(run: &mut Run) -> Result<Ended, String> {
         let why = format!("its standard library is not here (rustup target add {TARGET})");
         return Ok(Ended::Skipped(why));
     }
-    // A check needs no linker of that architecture. Without the features that the other steps have.
+    // `cargo check` needs no linker for that architecture. Unlike the other steps, this one enables no
+    // features.
     let args = ["check", "--workspace", "--lib", "--bins", "--locked"];
     finish(run.cargo(&args).args(["--target", TARGET]))
 }
 
 fn models(run: &mut Run) -> Result<Ended, String> {
     let target = run.target().join("loom");
-    // The crates with models: one at a time, so that each is built with its own features.
+    // One crate at a time, so that each is built with only its own features.
     for package in ["headworks-shm", "headworks-ring", "headworks-pacing"] {
         if !has_models(&run.root, package) {
             println!("{package} has no models");
@@ -293,7 +294,7 @@ fn models(run: &mut Run) -> Result<Ended, String> {
     Ok(Ended::Passed)
 }
 
-/// Whether a package has models: functions whose names begin with `loom_`.
+/// Whether a package has loom models: functions whose names begin with `loom_`.
 fn has_models(root: &Path, package: &str) -> bool {
     fn any(folder: &Path) -> bool {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -313,7 +314,7 @@ fn smoke(run: &mut Run) -> Result<Ended, String> {
     finish(&mut run.cargo(&args))?;
     let program = run.target().join("release/headworks");
     let scratch = run.target().join("smoke");
-    // What an earlier run left would be mistaken for this one's.
+    // Remove the results of an earlier run, which would be mistaken for this run's.
     let _ = fs::remove_dir_all(&scratch);
     fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
     let file = scratch.join("file");
@@ -329,14 +330,14 @@ fn smoke(run: &mut Run) -> Result<Ended, String> {
         command
     };
     finish(&mut headworks(&["devices"]))?;
-    // As the README has it.
+    // The same command as in the README.
     let mut first = run.cargo(&["run", "--release", "--locked", "--", "demo"]);
     finish(
         first
             .arg(&file)
             .env("HEADWORKS_FABRIC", scratch.join("fabric")),
     )?;
-    // The second is the shortest of those after the RB² paper.
+    // `rb2-case3` is the shortest experiment of the RB² paper.
     for name in ["ring-vs-peers", "rb2-case3"] {
         let quick = ["experiment", "run", name, "--quick"];
         finish(headworks(&quick).arg("--out").arg(scratch.join("results")))?;
@@ -366,7 +367,7 @@ fn tests(run: &mut Run) -> Result<Ended, String> {
     Ok(Ended::Passed)
 }
 
-/// The suites' results added up, worded as the test harness does.
+/// Adds up the suites' results, in the format of the test harness.
 fn summary(suites: &[String]) -> String {
     let count = |what: &str| -> u64 {
         let number = |line: &String| {

@@ -1,5 +1,4 @@
-//! A fuzz target in a build that counts edges, so that its inputs are made from those that reached
-//! something new.
+//! Runs a fuzz target in a build that counts edges. New inputs are mutations of those that reached new edges.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,11 +6,11 @@ use std::process::Command;
 
 use crate::root;
 
-/// The compiler's own pass, which the stable one has: a counter per edge, in one section.
+/// Flags of a compiler pass that stable rustc has too. It adds a counter per edge, all in one section.
 const COUNTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 \
                        -Cllvm-args=-sanitizer-coverage-inline-8bit-counters";
 
-/// Runs `headworks-fuzz run` with `args`. Without `--into`, new inputs go below the build folder.
+/// Runs `headworks-fuzz run` with `args`. Without `--into`, new inputs go to the build folder.
 pub fn run(args: &[String]) -> Result<bool, String> {
     let name = known(args)?;
     let target = match std::env::var_os("CARGO_TARGET_DIR") {
@@ -24,7 +23,8 @@ pub fn run(args: &[String]) -> Result<bool, String> {
     let mut command = Command::new(cargo);
     command
         .args(["run", "-p", "headworks-fuzz", "--target", &host])
-        // Given a target, flags are not for build scripts, which have nothing that counts.
+        // With `--target`, cargo does not apply RUSTFLAGS to build scripts. They have no code that collects
+        // the counters.
         .env("RUSTFLAGS", COUNTED)
         .env("CARGO_TARGET_DIR", target.join("counted"))
         .args(["--", "run"])
@@ -39,11 +39,11 @@ pub fn run(args: &[String]) -> Result<bool, String> {
     Ok(status.success())
 }
 
-/// The target that `args` begin with.
+/// The fuzz target that is the first of `args`.
 fn known(args: &[String]) -> Result<&str, String> {
     let folder = root().join("fuzz/corpus");
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
-    // Each target has a folder there; a test of theirs says so.
+    // Each target has a corpus folder; a test of the fuzz crate checks that.
     let mut all = Vec::new();
     for entry in fs::read_dir(&folder).map_err(failed)? {
         all.push(
@@ -65,7 +65,7 @@ fn known(args: &[String]) -> Result<&str, String> {
     }
 }
 
-/// The machine that is compiled for.
+/// The target triple of this machine.
 fn host() -> Result<String, String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| PathBuf::from("rustc").into());
     let said = Command::new(rustc)

@@ -1,4 +1,4 @@
-//! `cargo xtask install-c`: the library for C, its header and its pkg-config file, below a prefix.
+//! `cargo xtask install-c`: installs the C library, its header and its pkg-config file below a prefix.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::root;
 
-/// How it is called.
+/// Help text of `cargo xtask install-c`.
 pub const USAGE: &str = "\
 usage: cargo xtask install-c --prefix DIR [--debug]
 
@@ -17,7 +17,7 @@ usage: cargo xtask install-c --prefix DIR [--debug]
   --debug       the library as it is built for tests, in place of the profile dist
 ";
 
-/// What `cargo metadata` says, as far as it matters here.
+/// The part of `cargo metadata`'s output that is used here.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     target_directory: PathBuf,
@@ -30,7 +30,7 @@ struct Package {
     version: String,
 }
 
-/// Builds the library and installs it; always `true`, or why not.
+/// Builds the library and installs it. Returns `true`, or the reason of the failure.
 pub fn run(args: &[String]) -> Result<bool, String> {
     let (mut prefix, mut is_debug) = (None, false);
     let mut words = args.iter();
@@ -42,7 +42,7 @@ pub fn run(args: &[String]) -> Result<bool, String> {
         }
     }
     let prefix = prefix.ok_or_else(|| USAGE.to_owned())?;
-    // The pkg-config file has it, and is read from anywhere.
+    // The pkg-config file contains the prefix and is used from any directory, so the prefix must be absolute.
     let prefix =
         std::path::absolute(&prefix).map_err(|error| format!("{}: {error}", prefix.display()))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -83,7 +83,8 @@ fn metadata(cargo: &std::ffi::OsStr) -> Result<Metadata, String> {
     serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
 }
 
-/// Puts everything where it belongs. What is there is replaced, not written over: programs may be using it.
+/// Installs all files. Existing files are replaced, not overwritten, because running programs may have mapped
+/// them.
 fn install(library: &Path, version: &str, prefix: &Path) -> Result<(), String> {
     let source = root().join("crates/capi");
     let lib = prefix.join("lib");
@@ -109,7 +110,7 @@ fn install(library: &Path, version: &str, prefix: &Path) -> Result<(), String> {
     fresh(&pkgconfig.join("headworks.pc"), |to| fs::write(to, &text))
 }
 
-/// Makes a file, in place of what there is.
+/// Removes the file at `to`, if there is one, and makes it anew.
 fn fresh(to: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), String> {
     match fs::remove_file(to) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => said(to, Err(error)),
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_soname_is_what_the_links_are_called() {
+    fn the_soname_matches_the_link_names() {
         let build = fs::read_to_string(root().join("crates/capi/build.rs"));
         assert!(build.expect("reads").contains("libheadworks.so.0"));
     }
@@ -138,7 +139,7 @@ mod tests {
         fs::create_dir_all(&folder).expect("a folder");
         fs::write(&library, "a library").expect("writes");
         let prefix = folder.join("prefix");
-        // A second time over the first.
+        // The second installation replaces the first.
         for _ in 0..2 {
             install(&library, "0.7.1", &prefix).expect("installs");
         }

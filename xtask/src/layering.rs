@@ -1,8 +1,8 @@
-//! Which package may depend on which.
+//! Checks which package may depend on which.
 //!
-//! [`ALLOWED`] is the picture of `ARCHITECTURE.md` as a table: change both together. A package's
-//! normal and build dependencies must be in its row. Its tests may borrow more, a provider above
-//! all, but nothing that by these arrows stands on the package itself.
+//! [`ALLOWED`] is the diagram of `ARCHITECTURE.md` as a table: change both together. A package's normal and
+//! build dependencies must be in its row. Its tests may use other packages too, such as a provider, but none
+//! that by this table depends on the package itself.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// Package, and the packages of the workspace that it may depend on.
+/// Each package with the packages of the workspace that it may depend on.
 pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-verbs", &[]),
     ("headworks-shm", &[]),
@@ -111,10 +111,10 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// What `cargo metadata` says about the workspace, as far as it matters here.
+/// The part of `cargo metadata`'s output that is used here.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
-    /// The members.
+    /// The members of the workspace.
     pub packages: Vec<Package>,
 }
 
@@ -123,7 +123,7 @@ pub struct Metadata {
 pub struct Package {
     /// Its name.
     pub name: String,
-    /// What it depends on directly.
+    /// Its direct dependencies.
     pub dependencies: Vec<Dependency>,
 }
 
@@ -136,25 +136,25 @@ pub struct Dependency {
     pub kind: Option<String>,
 }
 
-/// Something wrong with the arrows.
+/// A dependency that breaks the layering, or a mismatch between the table and the workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// A package that the table does not know.
+    /// A package that is not in the table.
     Unknown(String),
     /// A row of the table without a package.
     Missing(&'static str),
-    /// An arrow that is not in the table.
+    /// A dependency that is not in the table.
     Forbidden {
-        /// Who depends.
+        /// The package that has the dependency.
         from: String,
-        /// On what.
+        /// The package that it depends on.
         to: String,
     },
-    /// Tests that borrow from what stands on their own package.
+    /// Tests that use a package that depends on their own package.
     Upward {
-        /// Whose tests.
+        /// The package of the tests.
         from: String,
-        /// What they borrow from.
+        /// The package that the tests use.
         to: String,
     },
 }
@@ -207,7 +207,7 @@ pub fn metadata(root: &Path) -> Result<Metadata, String> {
     serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
 }
 
-/// Everything wrong with the arrows of `workspace`.
+/// All violations in `workspace`.
 pub fn check(workspace: &Metadata) -> Vec<Violation> {
     let members: BTreeSet<&str> = workspace.packages.iter().map(|p| &*p.name).collect();
     let mut wrong: Vec<_> = ALLOWED
@@ -247,7 +247,7 @@ fn row(name: &str) -> Option<&'static [&'static str]> {
         .map(|(_, allowed)| *allowed)
 }
 
-/// Whether arrows lead from `upper` to `lower`, directly or not.
+/// Whether the table lets `upper` depend on `lower`, directly or not.
 fn depends_transitively(upper: &str, lower: &str) -> bool {
     row(upper)
         .unwrap_or_default()
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_illegal_dependency_is_named_with_what_is_allowed() {
+    fn an_illegal_dependency_is_named_with_the_allowed_ones() {
         let wrong = check(&workspace("headworks-ring", "headworks-softnic", None));
         let said: Vec<_> = wrong.iter().map(ToString::to_string).collect();
         assert_eq!(

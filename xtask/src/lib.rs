@@ -1,16 +1,16 @@
-//! What the repository checks about itself.
+//! Checks and development commands of the repository.
 //!
 //! # Map
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`layering`] | which package may depend on which: the one table, and the check over `cargo metadata` |
-//! | [`module_cycles`] | which modules of a crate use which: no cycle in those that it lists |
-//! | [`tidy`] | rules about source text that the compiler does not know |
-//! | [`ci`] | the steps of integration with their time budgets |
-//! | [`fuzz`] | runs of a fuzz target that are guided by what the inputs reach |
-//! | [`install`] | the library for C, below a prefix |
-//! | [`rxe`] | a virtual machine with the kernel's software RDMA devices, to run a program in |
+//! | [`layering`] | which package may depend on which: the table, and a check against `cargo metadata` |
+//! | [`module_cycles`] | a check that the modules of the listed crates form no cycle |
+//! | [`tidy`] | rules about source text that the compiler does not check |
+//! | [`ci`] | the integration steps with their time budgets |
+//! | [`fuzz`] | runs a fuzz target, guided by coverage |
+//! | [`install`] | installs the C library below a prefix |
+//! | [`rxe`] | runs a program in a virtual machine with the kernel's software RDMA devices |
 //!
 //! The first three run as ordinary tests (`cargo test -p xtask`), the fourth as `cargo xtask ci`.
 #![forbid(unsafe_code)]
@@ -25,7 +25,7 @@ pub mod module_cycles;
 pub mod rxe;
 pub mod tidy;
 
-/// The root of the workspace.
+/// The root folder of the workspace.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()

@@ -1,5 +1,6 @@
-//! `cargo xtask ci [STEP…]`: what a change must pass. `cargo xtask fuzz`: looking for inputs.
-//! `cargo xtask rxe`: a program on real verbs, in a virtual machine. `cargo xtask install-c`: the library for C.
+//! `cargo xtask ci [STEP…]` runs the checks that a change must pass. `cargo xtask fuzz` searches for inputs.
+//! `cargo xtask rxe` runs a program on real verbs in a virtual machine. `cargo xtask install-c` installs the
+//! C library.
 
 use std::process::ExitCode;
 

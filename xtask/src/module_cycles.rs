@@ -1,7 +1,8 @@
-//! Which modules of a crate use which: no cycle, so that a crate can be read from the ground up.
+//! Checks that the modules of a crate form no cycle, so that a crate can be read bottom up.
 //!
-//! A module is a file directly below `src`, with everything below it. It uses another if its code, but for its tests,
-//! names it by a path from the crate's root: `crate::x`, or as many `super` as lead there.
+//! A module is a file directly below `src`, with everything below it. It uses another module if its code
+//! outside tests names that module by a path from the crate's root: `crate::x`, or enough `super`s to get
+//! there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +14,7 @@ pub const ACYCLIC: &[&str] = &["experiments", "soak", "workloads"];
 /// For each module, the modules that it uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// Every crate of [`ACYCLIC`] that has a cycle, with the cycle.
+/// Returns each crate of [`ACYCLIC`] that has a cycle, with the cycle.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut wrong = Vec::new();
     for name in ACYCLIC {
@@ -25,7 +26,7 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-/// What the modules of the crate in `src` use.
+/// The modules that each module of the crate in `src` uses.
 fn uses(src: &Path) -> Result<Uses, String> {
     let mut files: Vec<(String, usize, String)> = Vec::new();
     for path in below(src)? {
@@ -51,7 +52,7 @@ fn uses(src: &Path) -> Result<Uses, String> {
     Ok(uses)
 }
 
-/// All sources in `folder` and below it, but for those of tests.
+/// All source files in `folder` and below it, except tests.
 fn below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut found = Vec::new();
@@ -70,13 +71,14 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// The text without comments, and without what is compiled for tests alone.
+/// The text without comments and without test-only items.
 fn code(text: &str) -> String {
     let mut code = String::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         if line.trim_start().starts_with("#[cfg(test)]") {
-            // What follows the attribute ends where its indentation ends, or with its line.
+            // The item after the attribute ends at the closing brace with the same indentation, or with its
+            // line.
             let indent = line.len() - line.trim_start().len();
             let item = lines.next().unwrap_or_default();
             if item.ends_with('{') {
@@ -91,7 +93,7 @@ fn code(text: &str) -> String {
     code
 }
 
-/// The names that follow `prefix` in a path, those of a group in braces among them.
+/// The names that follow `prefix` in a path, including all names of a group in braces.
 fn named<'a>(code: &'a str, prefix: &'a str) -> impl Iterator<Item = String> + 'a {
     code.match_indices(prefix).flat_map(move |(at, _)| {
         let before = code[..at].chars().next_back();
@@ -106,14 +108,14 @@ fn named<'a>(code: &'a str, prefix: &'a str) -> impl Iterator<Item = String> + '
     })
 }
 
-/// The identifier that a text begins with.
+/// The identifier at the start of a text.
 fn head(text: &str) -> String {
     let text = text.trim_start();
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
     text[..end.unwrap_or(text.len())].to_owned()
 }
 
-/// The first identifier of each path of a group, up to the brace that closes it.
+/// The first identifier of each path in a group, up to the group's closing brace.
 fn heads(group: &str) -> Vec<String> {
     let (mut heads, mut depth, mut from) = (Vec::new(), 0, 0);
     for (at, c) in group.char_indices() {
@@ -134,7 +136,7 @@ fn heads(group: &str) -> Vec<String> {
     heads
 }
 
-/// A cycle, its first module last again.
+/// A cycle among the modules; its first module is repeated at the end.
 fn cycle(uses: &Uses) -> Option<Vec<String>> {
     let mut done = BTreeSet::new();
     uses.keys()

@@ -1,19 +1,19 @@
-//! `cargo xtask rxe`: runs a program on real verbs where there is no RDMA NIC.
+//! `cargo xtask rxe`: runs a program on real verbs without an RDMA NIC.
 //!
-//! Linux has a software RNIC, rxe, but a machine that tests are run on seldom has its module, or lets
-//! anybody load it. So a small virtual machine boots Debian's kernel by emulation (no hardware
-//! virtualisation, no root), sees this machine's files through a layer that keeps what is written to
-//! them for itself, and runs one program between two rxe devices that stand for two hosts.
+//! Linux has a software RNIC, rxe. Few machines that run tests have its module or allow users to load it. So
+//! this command boots Debian's kernel in a small emulated virtual machine, which needs no hardware
+//! virtualisation and no root. The machine sees this host's files through an overlay that keeps its writes to
+//! itself. It runs one program between two rxe devices that stand for two hosts.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `kernel` | the kernel's package, and the modules to load, in order |
 //! | `cpio` | the archive that the kernel unpacks as its first file system |
-//! | `init.sh` | what runs inside before the program |
+//! | `init.sh` | the script that runs in the machine before the program |
 //!
-//! Nothing is left but `target/rxe/`: the job travels in the machine's firmware configuration, the exit
-//! status comes back through a serial line of its own, into a file. A machine that says nothing there has
-//! failed, however its emulator ended.
+//! Only `target/rxe/` is left behind. The job travels in the machine's firmware configuration. The exit
+//! status comes back through a second serial line, into a file. If no status arrives there, the machine has
+//! failed, whatever the exit status of its emulator.
 
 use std::env;
 use std::fs;
@@ -26,7 +26,7 @@ use crate::root;
 mod cpio;
 mod kernel;
 
-/// How to call it.
+/// Help text of `cargo xtask rxe`.
 pub const USAGE: &str = "usage: cargo xtask rxe [--seconds N] [--memory MiB] [--cores N] [--] PROGRAM [ARG…]
 
 Runs PROGRAM in a virtual machine with two software RDMA devices of the kernel:
@@ -43,10 +43,10 @@ verbs ibverbs-providers and librdmacm1; the kernel's package is downloaded once 
 target/rxe/.
 ";
 
-/// What the program's variables begin with that travel.
+/// Prefixes of the environment variables that are passed to the program.
 const PREFIXES: [&str; 4] = ["HEADWORKS_", "PROPTEST_", "CARGO_", "RUST_"];
 
-/// What the machine may use, and what it runs.
+/// Limits of the machine, and the program that it runs.
 #[derive(Debug, PartialEq, Eq)]
 struct Job {
     seconds: u32,
@@ -94,7 +94,7 @@ impl Job {
         }
     }
 
-    /// The program as a script for the machine's shell.
+    /// The shell script that runs the program in the machine.
     fn script(&self, directory: &str, variables: &[(String, String)]) -> String {
         let mut script = format!("cd {}\n", quoted(directory));
         for (name, value) in variables {
@@ -110,12 +110,12 @@ impl Job {
     }
 }
 
-/// As one word of a shell.
+/// Quotes `word` as one word of a shell.
 pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Runs what `args` say; the exit status of the program.
+/// Runs the command with `args` and returns the exit status of the program.
 pub fn run(args: &[String]) -> Result<u8, String> {
     let directory = env::current_dir().map_err(|error| format!("this directory: {error}"))?;
     let travels = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
@@ -128,8 +128,8 @@ pub fn run(args: &[String]) -> Result<u8, String> {
     })
 }
 
-/// The same files are inside: what cannot be run here need not be tried there. Names without a slash are
-/// looked for by the machine's shell.
+/// Checks that the program is executable. The machine has the same files, so what cannot run here cannot run
+/// there. The machine's shell looks up names without a slash.
 fn check_program(program: &str) -> Result<(), String> {
     if !program.contains('/') {
         return Ok(());
@@ -141,8 +141,8 @@ fn check_program(program: &str) -> Result<(), String> {
     }
 }
 
-/// Runs a script inside for at most so many seconds, with these variables, by whoever runs the command
-/// that is the machine; the exit status of the script.
+/// Runs a script in the machine for at most `seconds`, with these environment variables. `run` executes the
+/// command that is the machine. Returns the exit status of the script.
 pub(crate) fn run_script(
     script: &str,
     seconds: u32,
@@ -169,7 +169,7 @@ fn boot_machine(
     let ended = ended?;
     match (said.trim().parse(), ended.code()) {
         (Ok(status), _) => Ok(status),
-        // What `timeout` says of a command that took too long, and of one that it had to kill.
+        // `timeout` exits with 124 if the command took too long, and with 137 if it had to kill the command.
         (Err(_), Some(124 | 137)) => {
             Err(format!("the machine was stopped after {} s", job.seconds))
         }
@@ -177,7 +177,7 @@ fn boot_machine(
     }
 }
 
-/// Whether a machine can be had here, which fetches its kernel if it is not there yet, or why not.
+/// Checks that a machine can run here, and downloads its kernel if necessary. The error says what is missing.
 pub fn missing_programs() -> Result<(), String> {
     let providers = Path::new("/etc/libibverbs.d/rxe.driver");
     if !providers.exists() {
@@ -186,7 +186,7 @@ pub fn missing_programs() -> Result<(), String> {
     prepare_machine().map(drop)
 }
 
-/// Where things are kept, and the kernel.
+/// Checks the programs and prepares the kernel. Returns the folder that is kept between runs, and the kernel.
 fn prepare_machine() -> Result<(PathBuf, kernel::Kernel), String> {
     programs()?;
     let folder = folder();
@@ -195,8 +195,8 @@ fn prepare_machine() -> Result<(PathBuf, kernel::Kernel), String> {
     Ok((folder, kernel))
 }
 
-/// Whether a program that it needs is missing, here or inside, where the same files are: all at once rather
-/// than one after the other.
+/// Checks the programs needed here and in the machine, which has the same files. The error lists all that are
+/// missing.
 fn programs() -> Result<(), String> {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the machine is an x86-64 one, and so must be this one's programs".to_owned());
@@ -229,7 +229,7 @@ fn programs() -> Result<(), String> {
     }
 }
 
-/// Where a program is: also where only root looks.
+/// Finds a program in `PATH`, or in the folders that usually only root's `PATH` has.
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
@@ -238,13 +238,13 @@ fn find(program: &str) -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())
 }
 
-/// What is kept between runs.
+/// The folder that is kept between runs.
 fn folder() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     root().join(target).join("rxe")
 }
 
-/// The first file system: made anew for every run, and the same every time.
+/// Makes the initial file system. It is generated for every run, and written only if it differs.
 fn disk(folder: &Path, kernel: &kernel::Kernel) -> Result<PathBuf, String> {
     let mut archive = cpio::Archive::default();
     for name in ["bin", "modules", "proc", "sys", "dev", "host", "top", "new"] {
@@ -255,7 +255,7 @@ fn disk(folder: &Path, kernel: &kernel::Kernel) -> Result<PathBuf, String> {
     archive.program("bin/busybox", &read(&busybox)?);
     archive.program("init", include_bytes!("rxe/init.sh"));
     for (index, module) in kernel.modules.iter().enumerate() {
-        // In the order of their names, which is the order to load them in.
+        // The names sort in the order in which the modules must be loaded.
         archive.file(&format!("modules/{index:02}"), &read(module)?);
     }
     let path = folder.join(format!("{}.cpio", kernel.version));
@@ -263,14 +263,14 @@ fn disk(folder: &Path, kernel: &kernel::Kernel) -> Result<PathBuf, String> {
     if fs::read(&path).is_ok_and(|there| there == bytes) {
         return Ok(path);
     }
-    // Renamed in one step: another run may be reading the old one.
+    // Replaced by one rename, because another run may be reading the old file.
     let new = folder.join(format!("{}.cpio.{}", kernel.version, std::process::id()));
     let made = fs::write(&new, bytes).and_then(|()| fs::rename(&new, &path));
     made.map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(path)
 }
 
-/// The machine, as a command that ends with it, with this process, and with its time.
+/// The machine, as a command. The machine ends when this process ends or its time is up.
 fn qemu_command(
     job: &Job,
     kernel: &kernel::Kernel,
@@ -284,8 +284,8 @@ fn qemu_command(
         .args(["--kill-after=10", &job.seconds.to_string()])
         .arg("qemu-system-x86_64")
         .args(["-accel", "tcg,thread=multi"])
-        // Without the instructions that copy bytes fast, its kernel copies words, in order: rxe keeps more
-        // there than it declares elsewhere.
+        // Without the fast string instructions, the machine's kernel copies words in order. Here rxe
+        // therefore keeps promises that it does not declare.
         .args(["-cpu", "max,-erms,-fsrm"])
         .args([
             "-m",
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_executed_is_found_out_before_the_machine_starts() {
+    fn an_unexecutable_program_is_rejected_before_startup() {
         for good in ["sh", "/bin/sh"] {
             assert_eq!(check_program(good), Ok(()));
         }
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_program_is_the_programs() {
+    fn arguments_after_the_program_belong_to_it() {
         let job = parse(&["--seconds", "30", "--", "/bin/test", "--seconds", "x"]).unwrap();
         assert_eq!(job.seconds, 30);
         assert_eq!(job.program, ["/bin/test", "--seconds", "x"]);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_option_is_named_with_what_is_legal() {
+    fn a_wrong_option_is_named_with_the_legal_values() {
         assert!(
             parse(&["--cores", "0", "ls"])
                 .unwrap_err()

@@ -1,4 +1,4 @@
-//! Rules about source text that the compiler does not know. Each says why.
+//! Rules about source text that the compiler does not check. Each finding says what to do.
 
 use std::fs;
 use std::io;
@@ -6,11 +6,11 @@ use std::path::Path;
 
 mod prose;
 
-/// Lines of the longest source file.
+/// Largest number of lines of a source file.
 const LINES_MAX: usize = 800;
 
-/// Where unsafe code may be, tests aside: files, or folders with a slash at the end. Elsewhere is
-/// safe Rust, so that a memory error has few places to come from.
+/// Where unsafe code is allowed, apart from tests: files, or folders with a slash at the end. All other code
+/// is safe Rust, so that a memory error can come from few places.
 const UNSAFE: &[&str] = &[
     "crates/capi/src/exports.rs",
     "crates/capi/src/raw.rs",
@@ -50,7 +50,7 @@ const UNSAFE: &[&str] = &[
     "fuzz/src/targets/softnic_peer/guarded_buffer.rs",
 ];
 
-/// Code that is handed the time and never asks for it.
+/// Code that takes the time as an argument and reads no clock.
 const CLOCKLESS: &[&str] = &[
     "crates/verbs/src/",
     "crates/ring/src/",
@@ -59,10 +59,10 @@ const CLOCKLESS: &[&str] = &[
     "crates/baselines/src/",
 ];
 
-/// What holds no sources of ours.
+/// Folders and files that are not checked.
 const SKIPPED: &[&str] = &["target", "results", ".git"];
 
-/// A file that is not tidy.
+/// A rule broken in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Its path below the root.
@@ -79,7 +79,7 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Everything untidy below `root`.
+/// All broken rules below `root`.
 pub fn check(root: &Path) -> io::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     visit(root, root, &mut findings)?;
@@ -92,7 +92,7 @@ fn visit(root: &Path, folder: &Path, findings: &mut Vec<Finding>) -> io::Result<
     for entry in entries {
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Not only folders: `.git` is a file in a second working tree.
+        // Applies to files as well: `.git` is a file in a second working tree.
         if SKIPPED.contains(&&*name) {
             continue;
         }
@@ -103,7 +103,7 @@ fn visit(root: &Path, folder: &Path, findings: &mut Vec<Finding>) -> io::Result<
         let Ok(below) = path.strip_prefix(root) else {
             continue;
         };
-        // Not text: not ours to judge.
+        // A file that is not UTF-8 text is not checked.
         let Ok(text) = fs::read_to_string(&path) else {
             continue;
         };
@@ -112,7 +112,7 @@ fn visit(root: &Path, folder: &Path, findings: &mut Vec<Finding>) -> io::Result<
     Ok(())
 }
 
-/// Checks one file, `file` being its path below the root.
+/// Checks one file, whose path below the root is `file`.
 fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
     let mut find = |line: usize, what: String| {
         let file = file.to_owned();
@@ -143,7 +143,7 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
     if !file.ends_with(".rs") {
         return;
     }
-    // Beside integration tests `common.rs` would be a test of its own.
+    // In tests/ a `mod.rs` is needed, because cargo would build `common.rs` as a test of its own.
     if file.ends_with("/mod.rs") && !file.contains("/tests/") {
         find(0, "no mod.rs: foo.rs beside foo/".to_owned());
     }
@@ -181,7 +181,7 @@ fn is_in(file: &str, places: &[&str]) -> bool {
         .any(|place| file == *place || place.ends_with('/') && file.starts_with(place))
 }
 
-/// A line without what stands in quotes or in a comment, roughly.
+/// The line without string literals and comments, approximately.
 fn code_of(line: &str) -> String {
     let unquoted: String = line.split('"').step_by(2).collect();
     let code = unquoted.split("//").next().unwrap_or_default();
@@ -193,7 +193,7 @@ fn has_word(code: &str, word: &str) -> bool {
         .any(|token| token == word)
 }
 
-/// The first absolute path into somebody's own folders: its line, and the folder.
+/// The first absolute path to a personal folder: its line, and the folder.
 fn absolute_path(text: &str) -> Option<(usize, &'static str)> {
     const FOLDERS: [&str; 3] = [
         concat!("/ho", "me/"),
@@ -203,7 +203,7 @@ fn absolute_path(text: &str) -> Option<(usize, &'static str)> {
     text.lines().enumerate().find_map(|(at, line)| {
         let folder = FOLDERS.iter().find(|folder| {
             line.match_indices(*folder).any(|(start, _)| {
-                // What goes on from a name is a relative path.
+                // A match after a path character is the middle of a relative path.
                 !line[..start].ends_with(|c: char| c.is_alphanumeric() || "._-/~…".contains(c))
             })
         })?;

@@ -1,4 +1,4 @@
-//! The repository keeps its own rules.
+//! Checks the repository against its own rules.
 
 use std::process::{Command, Stdio};
 
@@ -11,7 +11,7 @@ fn assert_none(what: &str, wrong: &[impl ToString]) {
 
 #[test]
 fn dependencies_follow_the_layering() {
-    // Whoever was given only the built test may not be able to start cargo.
+    // A machine that has only the built test may have no cargo.
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut asked = Command::new(&cargo);
     asked.arg("--version").stdout(Stdio::null());

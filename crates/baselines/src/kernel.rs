@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_heap_grows_by_what_is_allocated() {
+    fn heap_in_use_grows_by_the_allocated_bytes() {
         let Some(before) = heap_in_use() else {
             return println!("skipped: the C library does not count");
         };

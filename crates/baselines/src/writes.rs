@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_fails_is_told() {
+    fn a_failed_request_is_reported() {
         with(WINDOW, |writes| {
             let mut writes = writes.unwrap();
             writes.run(10).unwrap();

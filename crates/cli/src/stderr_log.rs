@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_who_does_not_read_and_what_was_lost_is_counted() {
+    fn an_unread_log_never_blocks_and_counts_lost_lines() {
         let (mut pipe, journal) = stderr_log();
         // Many times what a pipe holds. Some lines are longer than a pipe accepts at once.
         let long = "long ".repeat(2000);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_provoked_are_said_seldom_and_others_none_the_less() {
+    fn warnings_are_rate_limited_and_debug_lines_are_not() {
         let (mut pipe, journal) = stderr_log();
         let log = tracing_subscriber::fmt()
             .with_max_level(Level::DEBUG)

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_told_of_once_it_is_there() {
+    fn a_ring_is_announced_once_it_exists() {
         let slabs = slabs(&[4096]);
         let extent = |offset, len| Extent {
             slab: 0,

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn extents_outside_the_slabs_are_refused() {
         let mut slabs = slabs(&[4096]);
         let extent = |slab, offset, len| Extent { slab, len, offset };
         for wrong in [

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_are_what_they_are() {
+    fn rights_cover_their_bits_and_operations() {
         let both = Rights::READ.and(Rights::ATOMIC);
         assert!(both.has(Rights::READ) && both.has(Rights::ATOMIC) && !both.has(Rights::WRITE));
         assert_eq!(Rights::from_bits(0xff), Rights::ALL);

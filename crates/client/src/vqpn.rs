@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_and_generation_are_told_apart() {
+    fn a_vqpn_keeps_place_and_generation_apart() {
         let last = Vqpn::new(Vqpn::PLACES - 1, Vqpn::GENERATIONS + 7);
         assert_eq!((last.place(), last.generation()), (0xf_ffff, 7));
         assert_eq!(Vqpn::from_bits(last.bits()), last);

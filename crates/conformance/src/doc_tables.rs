@@ -11,12 +11,12 @@ pub mod device_differences;
 const HEAD: &str = "\
 # What the conformance suite covers
 
-Generated from the cases of `headworks-conformance`; do not edit. After a change of a case:
+This page is generated from the cases of `headworks-conformance`; do not edit it. After you change a case, run
 `HEADWORKS_WRITE_TABLE=1 cargo test -p headworks-conformance --test doc_tables`.
 
-Each row is an operation of a verb, what is wrong with it (`-` for nothing), what must come of it, and
-the case that checks it. `HEADWORKS_CASE=NAME cargo test -p headworks-conformance --test soft` runs the
-cases whose name contains NAME.
+Each row names an operation of a verb, its fault or special condition (`-` for none), the required
+outcome, and the case that checks it. `HEADWORKS_CASE=NAME cargo test -p headworks-conformance --test soft`
+runs the cases whose name contains NAME.
 ";
 
 /// Returns the coverage page as Markdown.
@@ -33,7 +33,7 @@ pub fn markdown(cases: impl IntoIterator<Item = Case>) -> String {
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "\n## `{verb}`\n\n| operation | wrong | outcome | case |\n|---|---|---|---|\n"
+            "\n## `{verb}`\n\n| operation | condition | outcome | case |\n|---|---|---|---|\n"
         );
         for (row, case) in rows {
             let Row {

@@ -46,10 +46,10 @@ pub const RXE: &[Deviation] = &[
         behaviour: Completes(LocalProtection, LocalQpOperation),
         verb_and_request: (
             "post_send",
-            "SEND, WRITE, with or without immediate, from memory whose key is not valid here",
+            "SEND, SEND_IMM, WRITE or WRITE_IMM from memory whose lkey is not valid",
         ),
         demanded: "LocalProtection (11.6.2)",
-        observed: "LocalQpOperation: only bounds count as protection. READ and atomics end as demanded",
+        observed: "LocalQpOperation: rxe reports LocalProtection only for bounds. READ and atomics end as specified",
     },
     Deviation {
         cases: &["datagrams::stops_at_a_bad_key"],
@@ -57,7 +57,7 @@ pub const RXE: &[Deviation] = &[
         behaviour: Completes(LocalProtection, LocalQpOperation),
         verb_and_request: (
             "post_send",
-            "a datagram from memory whose key is not valid here",
+            "a datagram from memory whose lkey is not valid",
         ),
         demanded: "LocalProtection (11.6.2)",
         observed: "LocalQpOperation",
@@ -66,9 +66,9 @@ pub const RXE: &[Deviation] = &[
         cases: &["memory::sent_and_deregistered"],
         operations: &[],
         behaviour: MayComplete(LocalProtection, LocalQpOperation),
-        verb_and_request: ("deregister", "the source of a WRITE under way"),
-        demanded: "LocalProtection, or Success (11.6.2)",
-        observed: "LocalQpOperation, or Success",
+        verb_and_request: ("deregister", "the source of a WRITE in progress"),
+        demanded: "LocalProtection or Success (11.6.2)",
+        observed: "LocalQpOperation or Success",
     },
     Deviation {
         cases: &[
@@ -114,7 +114,7 @@ pub const RXE: &[Deviation] = &[
         behaviour: Completes(LocalProtection, LocalQpOperation),
         verb_and_request: (
             "post_recv, post_srq_recv",
-            "into memory that may not be received into",
+            "a receive into memory that does not allow it",
         ),
         demanded: "LocalProtection (11.6.2)",
         observed: "LocalQpOperation",
@@ -123,15 +123,18 @@ pub const RXE: &[Deviation] = &[
         cases: &["matrix::recv_short", "matrix::srq_recv_short"],
         operations: &[],
         behaviour: Completes(LocalLength, LocalQpOperation),
-        verb_and_request: ("post_recv, post_srq_recv", "shorter than the SEND"),
+        verb_and_request: (
+            "post_recv, post_srq_recv",
+            "a receive shorter than the SEND",
+        ),
         demanded: "LocalLength (11.6.2)",
-        observed: "LocalQpOperation: it is found out only when the bytes do not fit",
+        observed: "LocalQpOperation: rxe finds the fault only when the bytes do not fit",
     },
     Deviation {
         cases: &["matrix::recv_short", "matrix::srq_recv_short"],
         operations: &[],
         behaviour: Completes(RemoteInvalidRequest, RemoteOperation),
-        verb_and_request: ("post_send", "SEND, longer than the peer's receive"),
+        verb_and_request: ("post_send", "SEND longer than the peer's receive"),
         demanded: "RemoteInvalidRequest (table of 9.9.3)",
         observed: "RemoteOperation",
     },
@@ -150,9 +153,9 @@ pub const RXE: &[Deviation] = &[
         behaviour: Completes(LocalAccess, RemoteAccess),
         verb_and_request: (
             "post_recv",
-            "taken by a WRITE_IMM whose key, bounds or access are refused",
+            "a receive for a WRITE_IMM whose key, bounds or access are refused",
         ),
-        demanded: "LocalAccess, or not taken (11.6.2)",
+        demanded: "LocalAccess, or not consumed (11.6.2)",
         observed: "RemoteAccess, which is a status of requests",
     },
     Deviation {
@@ -161,10 +164,10 @@ pub const RXE: &[Deviation] = &[
         behaviour: Refuses("Operation"),
         verb_and_request: (
             "post_send",
-            "CMP_SWAP, FETCH_ADD at an address that is no multiple of 8",
+            "CMP_SWAP or FETCH_ADD at an address that is not a multiple of 8",
         ),
-        demanded: "RemoteInvalidRequest: the responder finds it (table of 9.9.3)",
-        observed: "refused when posted (Operation), by its library; both queue pairs go on",
+        demanded: "RemoteInvalidRequest: the responder finds the fault (table of 9.9.3)",
+        observed: "refused when posted (Operation) by rxe's library; both queue pairs stay in RTS",
     },
     Deviation {
         cases: &["datagrams::lost", "datagrams::recv_short"],
@@ -172,25 +175,25 @@ pub const RXE: &[Deviation] = &[
         behaviour: Ends(
             "too long for the receive: another receive completed: Done { wr_id: 1, status: LocalQpOperation",
         ),
-        verb_and_request: ("post_recv", "shorter than the datagram"),
-        demanded: "the datagram is lost, the receive stays (class D of 9.9.3)",
-        observed: "the receive ends with LocalQpOperation, and the queue pair with it",
+        verb_and_request: ("post_recv", "a receive shorter than the datagram"),
+        demanded: "the datagram is lost, the receive stays posted (class D of 9.9.3)",
+        observed: "the receive ends with LocalQpOperation, and the queue pair is in ERR",
     },
     Deviation {
         cases: &["datagrams::srq_recv_short"],
         operations: &[],
         behaviour: Ends("with LocalQpOperation instead of 1 with LocalLength"),
-        verb_and_request: ("post_srq_recv", "shorter than the datagram"),
-        demanded: "LocalLength, and the queue pair receives on (class E of 9.9.3)",
-        observed: "LocalQpOperation, and the queue pair is in error",
+        verb_and_request: ("post_srq_recv", "a receive shorter than the datagram"),
+        demanded: "LocalLength, and the queue pair still receives (class E of 9.9.3)",
+        observed: "LocalQpOperation, and the queue pair is in ERR",
     },
     Deviation {
         cases: &["datagrams::stops_at_a_bad_key"],
         operations: &[],
         behaviour: Ends("state of the sender: Error instead of Sqe"),
         verb_and_request: ("post_send", "a datagram that cannot be sent"),
-        demanded: "SQE: receives go on, and it can be brought back (10.3.1)",
-        observed: "ERR, from which only RESET leads",
+        demanded: "SQE: the queue pair still receives and can return to RTS (10.3.1)",
+        observed: "ERR, which only a RESET leaves",
     },
     Deviation {
         cases: &[
@@ -218,10 +221,10 @@ pub const RXE: &[Deviation] = &[
         behaviour: Keeps("QpLastWqe"),
         verb_and_request: (
             "next_async_event",
-            "when a queue pair over an SRQ has failed",
+            "after a queue pair with an SRQ has failed",
         ),
-        demanded: "QpLastWqe tells that it has taken its last receive (11.6.3.1)",
-        observed: "no such event, ever",
+        demanded: "QpLastWqe reports that the queue pair has consumed its last receive (11.6.3.1)",
+        observed: "no such event",
     },
     Deviation {
         cases: &["datagrams::own_qkey"],
@@ -232,7 +235,7 @@ pub const RXE: &[Deviation] = &[
             "a datagram whose Q_Key has the highest bit set",
         ),
         demanded: "the queue pair's own Q_Key is sent (10.2.5)",
-        observed: "the request's is sent, and the datagram is lost",
+        observed: "the request's Q_Key is sent, and the datagram is lost",
     },
     Deviation {
         cases: &["states::error_flushes_in_order"],
@@ -240,7 +243,7 @@ pub const RXE: &[Deviation] = &[
         behaviour: Hangs("a later receive: no completion"),
         verb_and_request: ("post_recv", "in ERR"),
         demanded: "Flushed (10.3.1)",
-        observed: "nothing, until something else has the kernel look at the queue: its library posts by storing to memory",
+        observed: "no completion until something else makes the kernel look at the queue: rxe's library posts by a store to memory",
     },
     Deviation {
         cases: &["matrix::fenced_and_unanswered"],
@@ -248,10 +251,10 @@ pub const RXE: &[Deviation] = &[
         behaviour: Hangs("behind a fence: no completion"),
         verb_and_request: (
             "post_send",
-            "READ, CMP_SWAP, FETCH_ADD behind a fence, which the peer does not answer",
+            "READ, CMP_SWAP or FETCH_ADD with a fence, which the peer does not answer",
         ),
         demanded: "RetryExceeded (11.6.2)",
-        observed: "nothing, ever: it is not sent again, since its fence waits for all READs and atomics, itself among them",
+        observed: "no completion: the request is not sent again, because its fence waits for all READs and atomics, including itself",
     },
     Deviation {
         cases: &["matrix::fenced_and_sent_again"],
@@ -259,21 +262,21 @@ pub const RXE: &[Deviation] = &[
         behaviour: Hangs("behind a fence: no completion"),
         verb_and_request: (
             "post_send",
-            "SEND, SEND_IMM, WRITE_IMM behind a fence, with a READ behind it, before there is a receive",
+            "SEND, SEND_IMM or WRITE_IMM with a fence, followed by a READ, before a receive is posted",
         ),
-        demanded: "it is sent again, and both succeed (9.7.5.2.8)",
-        observed: "nothing, ever, for the same reason: its fence waits for the READ behind it",
+        demanded: "the request is sent again, and both succeed (9.7.5.2.8)",
+        observed: "no completion: its fence waits for the READ behind it",
     },
     Deviation {
         cases: &["matrix::wrong_behind_what_is_unanswered"],
         operations: &["SEND", "SEND_IMM", "WRITE", "WRITE_IMM"],
-        behaviour: Hangs("before a mistake: no completion"),
+        behaviour: Hangs("before a fault: no completion"),
         verb_and_request: (
             "post_send",
-            "memory whose key is not valid here, behind a request that the peer does not answer",
+            "a request with an invalid lkey, behind a request that the peer does not answer",
         ),
-        demanded: "RetryExceeded of that request, then Flushed (10.3.1)",
-        observed: "nothing, ever: nothing is sent again once the queue has stopped at the mistake",
+        demanded: "RetryExceeded of the earlier request, then Flushed (10.3.1)",
+        observed: "no completion: rxe sends nothing again once the queue has stopped at the faulty request",
     },
     Deviation {
         cases: &[
@@ -287,13 +290,13 @@ pub const RXE: &[Deviation] = &[
             "matrix::local_second_piece",
         ],
         operations: &["SEND", "SEND_IMM", "WRITE", "WRITE_IMM"],
-        behaviour: MayHang("at a mistake: no completion"),
+        behaviour: MayHang("at a fault: no completion"),
         verb_and_request: (
             "post_send",
-            "memory that is not valid here, behind a request that the peer is about to acknowledge",
+            "a request with a local memory fault, behind a request that the peer is about to acknowledge",
         ),
-        demanded: "that request succeeds, and the mistake's status (10.3.1)",
-        observed: "sometimes nothing, ever: an acknowledgement that comes when the queue has stopped at the mistake already is dropped, and nothing is sent again",
+        demanded: "the earlier request succeeds, and the faulty one ends with its status (10.3.1)",
+        observed: "sometimes no completion: rxe drops an acknowledgement that arrives after the queue has stopped at the faulty request, and sends nothing again",
     },
     Deviation {
         cases: &["matrix::drained"],
@@ -308,16 +311,16 @@ pub const RXE: &[Deviation] = &[
         ],
         behaviour: Hangs("in RTS again: no completion"),
         verb_and_request: ("modify", "SQD to RTS, with requests posted"),
-        demanded: "they are executed (10.3.1)",
-        observed: "nothing, until the next is posted",
+        demanded: "the requests are executed (10.3.1)",
+        observed: "the requests wait until another is posted",
     },
     Deviation {
         cases: &["matrix::draining"],
         operations: &["SEND", "WRITE", "READ"],
         behaviour: MayHang("in SQD: no completion"),
-        verb_and_request: ("modify", "to SQD in the middle of a request"),
-        demanded: "it is executed to its end (10.3.1)",
-        observed: "sometimes it stops: if a packet has to be sent again, nothing is sent any more until it is in RTS and the next is posted; and while it drains so, only ERR and RESET lead away",
+        verb_and_request: ("modify", "to SQD during the execution of a request"),
+        demanded: "the request is executed to its end (10.3.1)",
+        observed: "sometimes the request stops: if a packet has to be sent again, nothing more is sent until the queue pair is in RTS and another request is posted; while the queue pair drains like this, only ERR and RESET can follow",
     },
 ];
 
@@ -326,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_found_on_one_kernel_is_certain_there_alone() {
+    fn a_deviation_is_certain_only_on_its_kernel() {
         for release in ["6.1", "6.1.0-37-amd64", "6.1.140", "6.1-rc4"] {
             assert!(of_driver(Some("rxe"), release).is_certain, "{release}");
         }

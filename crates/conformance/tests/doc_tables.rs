@@ -28,7 +28,7 @@ fn the_table_in_the_documentation_is_that_of_the_cases() {
 }
 
 #[test]
-fn the_documentation_says_what_devices_do_differently() {
+fn the_documentation_lists_device_differences() {
     expect_page(
         "verbs.md",
         &device_differences::markdown(known_deviations::RXE),
@@ -49,7 +49,7 @@ fn every_case_has_a_name_of_its_own_and_covers_something() {
 }
 
 #[test]
-fn what_is_known_of_devices_is_known_of_cases_that_there_are() {
+fn known_deviations_name_existing_cases() {
     let names: BTreeSet<_> = cases().map(|case| case.name).collect();
     for case in known_deviations::RXE.iter().flat_map(|known| known.cases) {
         assert!(names.contains(*case), "no case {case}");

@@ -279,7 +279,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_file_says_what_it_says() {
+    fn a_configuration_file_sets_the_given_values() {
         assert_eq!(DaemonConfig::parse("").unwrap(), DaemonConfig::default());
         let settings = DaemonConfig::parse(
             "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\n\
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_line() {
+    fn a_wrong_setting_is_named_with_its_line() {
         for (text, says) in [
             ("\nports = 3\n", "line 2: unknown field `ports`"),
             ("port = 70000\n", "line 1: port is 70000: 0 to 65535"),

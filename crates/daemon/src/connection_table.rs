@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_is_gone_is_nobody_elses() {
+    fn a_removed_connection_number_is_never_reused() {
         let mut table = ConnectionTable::default();
         let mut gone = Vec::new();
         for n in 0..1000 {

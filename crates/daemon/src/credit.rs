@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn credit_violations_are_refused() {
         let mut credit = Credit::new(4);
         assert_eq!(credit.hear(PROMISED_MAX + 1), Err(CreditViolation));
         for _ in 0..4 {

@@ -718,7 +718,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_slept_is_not_busy_any_more() {
+    fn cpu_load_is_zero_after_sleeping() {
         let mut load = CpuLoad::default();
         let burst = |load: &mut CpuLoad| {
             (0..2000).for_each(|_| load.step(true));

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_or_not_allowed_is_refused() {
+    fn accesses_out_of_bounds_or_rights_are_refused() {
         let mut imports = ExportTable::default();
         let memory = Remote {
             addr: 1000,
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_is_told_of_and_taken_back_once() {
+    fn an_export_is_announced_and_revoked_once() {
         let mut exports = Exports::default();
         let export_id = exports.add(extent(64), Rights::ATOMIC).unwrap();
         assert_eq!(

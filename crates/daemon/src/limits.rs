@@ -220,7 +220,7 @@ impl DaemonLimits {
             of("links_max", self.links_max, Between(1, 4096)),
             of("bulk_min", self.bulk_min, Between(1, 1 << 30)),
             of("bulk_max", self.bulk_max, Between(512, 1 << 30)),
-            of("bulk_told", self.bulk_announced, Between(1, 16)),
+            of("bulk_announced", self.bulk_announced, Between(1, 16)),
             of("bulk_each", self.bulk_each, Between(1, 32)),
             of("quantum", self.quantum, Between(512, 1 << 30)),
             of("ring_bytes", self.ring_bytes, ring),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_legal_and_what_is_not_is_named() {
+    fn default_limits_are_legal_and_illegal_ones_named() {
         DaemonLimits::default().check().unwrap();
         for (text, says) in [
             (

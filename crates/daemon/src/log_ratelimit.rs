@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_of_a_kind_are_said_in_a_while_and_the_others_are_counted() {
+    fn repeated_lines_are_limited_per_kind_and_counted() {
         let mut seldom = LogRateLimit::default();
         let began = Instant::from_nanos(77);
         for _ in 0..LINES {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_says_little_says_all_of_it() {
+    fn infrequent_lines_are_all_logged() {
         let mut seldom = LogRateLimit::default();
         let between = Duration::from_secs(3);
         let mut now = Instant::ZERO;

@@ -407,7 +407,7 @@ mod tests {
     proptest! {
         /// An application may choose any name without affecting other lines or values.
         #[test]
-        fn what_is_said_is_understood(name in any::<String>(), sent in 0u64..1 << 50) {
+        fn metrics_text_parses_back_for_any_name(name in any::<String>(), sent in 0u64..1 << 50) {
             let text = text(&snapshot(&name, sent), &process());
             let samples = parse(&text).unwrap();
             let is_it = |one: &&Sample| one.name == "headworks_application_sent_bytes_total";

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_gets_more_up_to_its_share() {
+    fn an_active_sender_gains_receives_up_to_its_share() {
         let mut grants = ReceiveShares::new(100, 4, 20);
         let mut left = u64::from(grants.admit().unwrap());
         for _ in 0..50 {

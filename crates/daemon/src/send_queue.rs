@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_queue_pair_refuses_is_posted_later_and_in_order() {
+    fn work_a_full_queue_refuses_is_posted_in_order() {
         for takes in [1, 3, 15, 16, 17, 40] {
             let says = Arc::default();
             let mut channel = channel(&says);

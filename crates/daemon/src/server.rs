@@ -569,7 +569,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_told_apart() {
+    fn tokens_round_trip_through_their_bits() {
         for token in [
             Token::Applications,
             Token::Daemons,

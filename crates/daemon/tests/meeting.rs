@@ -241,7 +241,7 @@ fn daemons_of_one_secret_meet_and_never_say_it() {
 }
 
 #[test]
-fn others_are_refused_whoever_calls_and_nothing_is_made_for_them() {
+fn unauthenticated_peers_are_refused_and_create_nothing() {
     for (caller, called) in [
         (Some(ONE), Some(OTHER)),
         (Some(ONE), None),
@@ -348,7 +348,7 @@ fn a_proof_is_of_use_once() {
 }
 
 #[test]
-fn callers_that_do_not_say_who_they_are_give_way() {
+fn unidentified_callers_are_dropped_oldest_first() {
     let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
     let called = &mut pair.hosts[1].daemon;
     let callers: Vec<PeerId> = (0..1000).map(|_| called.peer_up(None)).collect();
@@ -365,7 +365,7 @@ fn callers_that_do_not_say_who_they_are_give_way() {
 }
 
 #[test]
-fn daemons_of_neighbouring_versions_carry_what_both_know() {
+fn daemons_of_adjacent_versions_use_their_common_features() {
     for older in [0, 1] {
         let mut identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
         identities[older].version = VERSION - 1;
@@ -426,7 +426,7 @@ fn all_of(pair: &mut HostPair, far: &mut Connection) -> Result<Vec<u8>, Reset> {
 }
 
 #[test]
-fn who_closes_and_goes_has_said_all_it_said() {
+fn bytes_sent_before_close_or_exit_all_arrive() {
     for (len, closes) in [(0, true), (1, true), (100_000, true), (3000, false)] {
         let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
         assert_eq!(pair.connect(), Ok(()));
@@ -470,7 +470,7 @@ fn who_closes_and_goes_has_said_all_it_said() {
 /// An echo server reads nothing while it cannot send. Data for an end that has closed must therefore not wait
 /// for room that no application will make: both ends would wait forever.
 #[test]
-fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
+fn closing_without_reading_echoes_blocks_no_peer() {
     for transfer in [
         Transfer::Any,
         Transfer::Send,
@@ -550,7 +550,7 @@ fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
 
 /// Holds for every transfer mode, whether or not the sender knew that the other end had closed.
 #[test]
-fn memory_that_is_lent_to_who_has_closed_comes_back() {
+fn memory_lent_to_a_closed_peer_is_returned() {
     for transfer in [
         Transfer::Any,
         Transfer::Send,
@@ -606,7 +606,7 @@ fn a_ring_that_is_filled_becomes_a_longer_one() {
 
 /// Holds whatever was sent before, and however often the daemons step.
 #[test]
-fn as_much_as_a_ring_holds_at_most_is_taken_although_nobody_receives() {
+fn sending_without_a_receiver_takes_at_most_a_ring() {
     const LEN: usize = 1 << 20;
     let (bytes, mut into) = (vec![7; LEN], vec![0; LEN]);
     for before in [0, 1, 14, 3000, 4070, 4096, 5018, 9000, 40_000, 70_000] {

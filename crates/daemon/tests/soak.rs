@@ -167,7 +167,7 @@ fn seeds(range: std::ops::Range<u64>) -> Vec<u64> {
 }
 
 #[test]
-fn daemons_keep_what_they_promise_whatever_goes_wrong() {
+fn daemons_keep_their_guarantees_under_faults() {
     let most = if std::env::var_os("HEADWORKS_LONG").is_some() {
         2000
     } else {
@@ -232,7 +232,7 @@ fn two_hosts_exchange_streams() {
 }
 
 #[test]
-fn daemons_keep_what_they_promise_on_soft_hosts() {
+fn daemons_keep_their_guarantees_on_soft_hosts() {
     for seed in seeds(0..12) {
         show_logs();
         let mut plan = Plan::of(seed);
@@ -255,7 +255,7 @@ fn daemons_keep_what_they_promise_on_soft_hosts() {
 }
 
 #[test]
-fn who_scribbles_over_shared_memory_harms_nobody_else() {
+fn corrupting_shared_memory_harms_no_other_application() {
     for seed in seeds(0..12) {
         let at = |micros| Instant::ZERO + Duration::from_micros(micros);
         let flow = Flow {

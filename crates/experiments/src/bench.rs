@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_simulated_does_not_hurry() {
+    fn simulated_points_are_not_shortened_when_late() {
         let full = Duration::from_secs(1);
         let [early, mut late] = [1, 5].map(|experiments| bench("sim:cx5-100g", true, experiments));
         let long_ago = late.started.checked_sub(QUICK_TOTAL.mul_f64(OVERDUE * 2.0));

@@ -83,7 +83,7 @@ mod tests {
     use super::Claim::{About, Above, Below, Between, Exactly, More};
 
     #[test]
-    fn a_claim_holds_for_what_it_says_and_nothing_else() {
+    fn a_claim_holds_exactly_for_its_stated_range() {
         for (claim, text, inside, outside) in [
             (Exactly(0.66), "0.660", [0.65, 0.67], [0.6, 0.7]),
             (

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_declared_key_ends_up_somewhere_and_one_that_nobody_declared_is_told() {
+    fn every_declared_key_is_reported_and_undeclared_ones_noted() {
         let mut outcome = Outcome::default();
         outcome.measured("a", Spread::single(1.0));
         outcome.skip("a", "late");
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn drawings_of_what_is_simulated_say_so_once_and_others_do_not() {
+    fn only_figures_of_simulated_devices_are_titled_simulated() {
         let titles = |device: &str, devices: &[&str]| {
             let figures = ["rates", "misses (simulated)"].map(|title| Figure {
                 title: title.to_owned(),

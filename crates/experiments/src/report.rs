@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_says_what_ran_where_and_how() {
+    fn the_report_records_experiment_device_and_settings() {
         // The last value of a constant that is given twice counts.
         let set = ["nic.icm=1", "link.rate=56", "nic.icm=7"];
         let simulated = [

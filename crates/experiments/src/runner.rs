@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_leaves_no_empty_directory_and_what_was_there_stays() {
+    fn an_interrupt_removes_only_directories_it_created() {
         let (dir, mut options) = on("soft");
         let all = dir.path().join("all");
         options.out = all.join("results");
@@ -278,7 +278,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_written_before_an_interrupt_stays_and_is_told_of() {
+    fn results_written_before_an_interrupt_stay_and_are_reported() {
         let (_dir, options) = on("soft");
         let (world, stop) = (nowhere(), AtomicBool::new(false));
         let mut told = Vec::new();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_that_does_not_run_in_virtual_time_says_why_and_what_it_runs_on() {
+    fn a_real_time_experiment_refuses_simulated_devices_with_reasons() {
         let [soft, sim] = ["soft", "sim:cx5-100g,seed=3"];
         for experiment in registry() {
             let About { name, runs_on, .. } = *experiment.about();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_bad_input_and_says_why() {
+    fn an_unrunnable_experiment_is_bad_input_with_a_reason() {
         let (dir, mut options) = on("soft");
         refused(
             "x",

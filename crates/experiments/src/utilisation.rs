@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_what_holds_a_point_back() {
+    fn the_table_names_the_bottleneck_of_each_point() {
         assert_eq!(grid(&[]), None);
         let mut slow = up_to(100);
         slow.hosts[0].units[0].busy = vec![1, 2];

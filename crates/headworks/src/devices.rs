@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_failed_is_no_bad_input() {
+    fn operational_failures_are_not_bad_input() {
         let (path, what) = (std::path::PathBuf::from("/x"), || "soft".to_owned());
         let of = |source: Box<dyn std::error::Error + Send + Sync>| {
             let what = what();

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slower_line_has_a_lower_minimum_unless_that_is_said() {
+    fn a_slower_line_lowers_the_default_minimum_rate() {
         let rates = |name| {
             let config = config(name).expect("legal").expect("paced");
             (config.line_rate_gbps, config.min_rate_gbps)

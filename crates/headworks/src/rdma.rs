@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_is_no_strangers_word() {
+    fn a_kernel_rejection_is_not_taken_for_a_greeting() {
         for (reason, greeting) in [
             (28, &[0; 148][..]),
             (28, b""),
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_ends_while_calling_again_says_that_nobody_listened() {
+    fn a_connect_timeout_after_refusals_reports_no_listener() {
         let over = |refusals: usize| {
             let mut before = 0..refusals;
             let until = WaitLimit::deadline(clock::now() + Duration::from_millis(700));
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_come_to_is_bad_input() {
+    fn an_unreachable_listen_address_is_bad_input() {
         for error in [
             failed(CmError::NotOfADevice),
             failed(CmError::Route(RouteError::NotItsAddress {

@@ -156,7 +156,7 @@ fn few_messages_are_closed_after_the_receiver_was() {
 }
 
 #[test]
-fn what_was_consumed_is_known_after_the_receiver_closed() {
+fn the_consumed_count_is_known_after_the_receiver_closed() {
     let Ends {
         mut sender,
         mut receiver,
@@ -174,7 +174,7 @@ fn what_was_consumed_is_known_after_the_receiver_closed() {
 }
 
 #[test]
-fn a_sender_dropped_without_closing_ends_the_stream_behind_what_it_flushed() {
+fn a_dropped_sender_ends_the_stream_after_flushed_messages() {
     let Ends {
         mut sender,
         mut receiver,

@@ -66,7 +66,7 @@ fn promised(slots: u64, slot: u64, completions: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_ring_takes_what_the_guide_says() {
+fn a_ring_takes_the_documented_amount_of_memory() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     const RINGS: u64 = 4;
     // Every buffer is long enough for a segment of its own, so that all memory is visible.

@@ -398,7 +398,7 @@ fn two_processes_keep_to_one_rate() {
 }
 
 #[test]
-fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
+fn shared_state_outlives_its_creator_until_the_last_process() {
     let device = "soft:h1,pace";
     let (_parent, fabric) = new_registry();
     let mut first = PacingProcess::paces(&fabric, device);
@@ -427,7 +427,7 @@ fn what_is_shared_outlives_who_made_it_and_ends_with_the_last() {
 }
 
 #[test]
-fn who_sleeps_is_woken_also_for_what_is_flushed_while_it_waits() {
+fn a_sleeper_wakes_for_requests_flushed_while_it_waits() {
     // 84 ms pass until the next request is due.
     let device = "soft:h1,pace_line_rate_gbps=0.1,pace_slice_bytes=1048576";
     let (_parent, fabric) = new_registry();
@@ -438,7 +438,7 @@ fn who_sleeps_is_woken_also_for_what_is_flushed_while_it_waits() {
 }
 
 #[test]
-fn a_forked_child_that_paces_holds_what_is_shared_itself() {
+fn a_forked_pacing_child_holds_the_shared_state_itself() {
     let (_parent, fabric) = new_registry();
     let mut parent = PacingProcess::paces(&fabric, "soft:h1,pace");
     assert_eq!(parent.ask("forks"), "done");

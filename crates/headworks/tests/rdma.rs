@@ -255,7 +255,7 @@ fn a_peer_that_is_killed_is_noticed() {
 }
 
 #[test]
-fn where_nobody_listens_is_said_at_once() {
+fn connecting_without_a_listener_fails_at_once() {
     let Some((_, ip)) = devices().first().cloned() else {
         return;
     };
@@ -393,7 +393,7 @@ fn wait(on: &impl AsFd) {
 }
 
 #[test]
-fn a_listener_of_another_kind_is_told_from_ours() {
+fn a_foreign_listener_is_recognised() {
     let Some((_, ip)) = devices().first().cloned() else {
         return;
     };

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_devices_name_says_wins() {
+    fn options_in_the_device_name_take_precedence() {
         let options =
             ",timeout=20,retry_count=1,rnr_retry=2,pkey_index=9,traffic_class=106,service_level=3";
         let port = port(options);

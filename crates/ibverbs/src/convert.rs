@@ -197,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_completion_comes_back_as_the_device_said_it(
+        fn a_completion_is_converted_back_unchanged(
             wr_id in any::<u64>(), code in 0u8..7, qpns in any::<[u32; 2]>(), len in any::<u32>(),
             imm in any::<Option<u32>>(), grh in any::<bool>(), at in any::<u64>(), lid in any::<u16>(),
         ) {
@@ -231,7 +231,7 @@ mod tests {
         }
 
         #[test]
-        fn flags_that_nobody_wrote_say_nothing(opcode in 0i32..5, wc_flags in any::<u32>()) {
+        fn flags_of_send_completions_are_ignored(opcode in 0i32..5, wc_flags in any::<u32>()) {
             let wc = abi::Wc { opcode, wc_flags, src_qp: 7, imm_data: 8, ..abi::Wc::default() };
             let said = of(&wc, Instant::ZERO);
             prop_assert_eq!((said.imm, said.flags.grh, said.src_qpn), (None, false, Qpn::default()));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_failed_request_only_what_means_something_is_said() {
+    fn a_failed_completion_reports_only_meaningful_fields() {
         let expected = Completion {
             wr_id: 7,
             status: Status::RetryExceeded,
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart_whatever_their_sign() {
+    fn errnos_are_classified_regardless_of_sign() {
         for sign in [1, -1] {
             assert_eq!(refusal(sign * libc::ENOMEM), PostErrorKind::QueueFull);
             assert_eq!(refusal(sign * libc::EINVAL), PostErrorKind::Operation);

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_interface_has_comes_last() {
+    fn entries_without_an_interface_are_chosen_last() {
         let gone = Entry {
             has_interface: false,
             ..entry(0, "::ffff:10.0.0.1", GidType::RoceV2)

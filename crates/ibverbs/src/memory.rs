@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_got_where_there_are_some_and_said_to_be_what_they_are() {
+    fn huge_pages_are_used_and_reported_when_available() {
         let arena = Arena::default();
         let wanted = AllocRequest {
             pages: Pages::PreferHuge,
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused_by_name() {
+    fn an_invalid_allocation_request_is_refused_by_name() {
         let arena = Arena::default();
         let refused = |len, align| {
             let request = AllocRequest {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_taken_and_the_rest_left_open() {
+    fn given_options_are_set_and_others_left_unset() {
         assert_eq!(of("").unwrap(), Options::default());
         let all = of(
             ",port=2,gid_index=3,mtu=2048,traffic_class=106,service_level=15,timeout=0,\
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_legal() {
+    fn a_wrong_option_is_named_with_the_legal_values() {
         for (option, legal) in [
             ("port=0", PORT),
             ("port", PORT),

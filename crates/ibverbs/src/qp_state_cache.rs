@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_told_of_a_failure_once() {
+    fn a_failure_is_reported_to_the_program_once() {
         let life = through(QpType::Rc, &[Init, Rtr, Rts]);
         assert!(life.answered(Error));
         assert!(!life.device_told() && !life.answered(Error));

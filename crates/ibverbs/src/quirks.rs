@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_known_is_promised() {
+    fn only_known_drivers_make_promises() {
         for driver in ["mlx4_core", "mlx5_core"] {
             assert!(promises(driver, 0x2c9).atomic_aligned_8);
             assert_eq!(promises(driver, 0x2c9).in_order_within_write, 0);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn rxe_counts_fewer_retries_than_can_be_said() {
+    fn rxe_counts_fewer_retries_than_the_attribute_holds() {
         assert_eq!(["rxe", "mlx5_core"].map(most_retries), [6, 7]);
     }
 

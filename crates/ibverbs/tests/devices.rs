@@ -271,7 +271,7 @@ fn datagrams_arrive_behind_their_header() {
 }
 
 #[test]
-fn an_armed_queue_wakes_who_sleeps_on_its_channel() {
+fn an_armed_queue_wakes_a_sleeper_on_its_channel() {
     for device in devices() {
         let channel = device.create_channel().unwrap();
         assert_eq!(channel.next_event().unwrap(), None);

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_before_the_end_comes_also_from_who_had_not_listened() {
+    fn packets_arrive_from_a_peer_closed_with_unread_input() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = PacketListener::bind(&path, 0o600).unwrap();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_listener_left_is_replaced() {
+    fn a_dead_listeners_socket_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn that_nobody_listens_at_one_address_is_not_hidden_by_another_that_cannot_be_reached() {
+    fn a_refused_address_takes_precedence_over_unreachable_ones() {
         let (refused, unreachable) = (refused(), unreachable());
         let failed = |there: &[SocketAddr]| {
             let called = connect_any(there, true, &limit()).expect("time enough");

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interrupt_ends_a_wait_whose_time_is_over() {
+    fn an_expired_wait_still_reports_an_interrupt() {
         let (interrupt, raise) = std::os::unix::net::UnixStream::pair().expect("a pair");
         let ever = WaitLimit::deadline(Instant::FAR_FUTURE).or_readable(&interrupt);
         let over = || ever.wait_until("nothing", clock::now());
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn tries_share_the_time_and_the_last_one_has_what_is_left() {
+    fn attempts_share_time_and_the_last_gets_the_rest() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let end = |left: u64, tries| {
             WaitLimit::deadline(at(10 + left))

@@ -120,7 +120,7 @@ fn wait(on: &impl AsFd, end: Instant) {
 }
 
 #[test]
-fn bytes_arrive_in_order_whoever_waits_only_by_the_descriptor() {
+fn bytes_arrive_in_order_for_descriptor_only_waiters() {
     const BYTES: usize = 1 << 20;
     let hosts = hosts();
     let [one, other] = streams(&hosts);
@@ -158,7 +158,7 @@ fn bytes_arrive_in_order_whoever_waits_only_by_the_descriptor() {
 }
 
 #[test]
-fn what_is_there_and_not_received_keeps_the_descriptor_readable() {
+fn unreceived_bytes_keep_the_descriptor_readable() {
     let hosts = hosts();
     let [one, other] = streams(&hosts);
     assert_eq!(one.send(b"two words").expect("sends"), 9);
@@ -219,7 +219,7 @@ fn a_line_carries_long_messages_to_a_reader_that_is_slow() {
 }
 
 #[test]
-fn what_was_sent_before_the_end_arrives_before_it() {
+fn messages_sent_before_the_end_arrive_before_it() {
     let hosts = hosts();
     let [mut one, mut other] = lines(&hosts);
     for at in 0..10u8 {
@@ -371,7 +371,7 @@ fn passes_words(streams: &[&QpStream; 2]) {
 }
 
 #[test]
-fn what_a_forked_child_does_with_a_stream_its_parent_does_not_notice() {
+fn stream_use_in_a_forked_child_spares_its_parent() {
     let hosts = hosts();
     let [one, other] = streams(&hosts);
     passes_words(&[&one, &other]);
@@ -400,7 +400,7 @@ fn what_a_forked_child_does_with_a_stream_its_parent_does_not_notice() {
 }
 
 #[test]
-fn what_was_set_up_before_a_fork_is_the_parents_whoever_finishes_it() {
+fn setups_made_before_a_fork_belong_to_the_parent() {
     let hosts = hosts();
     let [(one, here), (other, there)] = setups(&hosts);
     let other = other

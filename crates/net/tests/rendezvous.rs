@@ -129,7 +129,7 @@ fn two_ends_meet_at_an_address_connect_and_talk() {
 }
 
 #[test]
-fn an_address_that_nobody_answers_at_is_named() {
+fn an_unanswering_address_is_named() {
     let found = Listener::bind_tcp("[::1]:0").expect("a port");
     let address = found.address().expect("it is one").to_string();
     let taken = Listener::bind_tcp(&address).expect_err("taken");

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_and_makes_no_call_is_attended_to_until_nothing_waits() {
+    fn the_background_thread_serves_idle_programs_until_nothing_waits() {
         let (done, finished) = mpsc::channel();
         let one = Arc::new(TestWork {
             calls: CallCounter::default(),

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_allowed() {
+    fn a_wrong_setting_is_named_with_the_allowed_values() {
         let mut config = PacingConfig::default();
         let error = config.set("slice_bytes", "255").unwrap_err();
         assert_eq!(
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_shown_as_a_name_has_it() {
+    fn only_nondefault_settings_are_shown_as_options() {
         let mut config = PacingConfig::default();
         assert_eq!(config.to_string(), "");
         config.set("base_delay_ns", "2100").unwrap();

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_told_apart() {
+    fn monitor_kinds_are_distinct() {
         let mut seen = std::collections::BTreeSet::new();
         for class in Class::ALL {
             for is_local in [false, true] {

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn who_books_has_a_turn_however_often_others_look() {
+    fn a_booked_member_gets_its_turn_despite_frequent_callers() {
         let next = AtomicU64::new(0);
         let of = |who: &[AtomicU64; 2], now| book(&next, (&who[0], &who[1]), now, 0, 10, 100);
         let [eager, rare] = [(); 2].map(|()| [0, 0].map(AtomicU64::new));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_movers_debt_is_forgiven_and_only_what_is_left_of_it() {
+    fn only_the_last_movers_remaining_debt_is_forgiven() {
         let [next, to, from] = words();
         take(&next, (&to, &from), 100, 0, 50).unwrap();
         assert!(!forgive(
@@ -198,7 +198,7 @@ mod models {
     /// A thread dies while it moves the clock (here: after the move, before its next look). Forgiving takes
     /// back no more than that move, also while a third thread moves the clock on.
     #[test]
-    fn loom_what_is_forgiven_was_the_deads() {
+    fn loom_forgiveness_takes_back_only_the_dead_threads_move() {
         loom::model(|| {
             let shared = shared();
             // The dead thread's debt lasts until 200.
@@ -229,7 +229,7 @@ mod models {
     /// A thread that sees the clock as the dead thread moved it also sees the record of that move, and not of
     /// the one before. The time that was due before the last move was used.
     #[test]
-    fn loom_what_is_forgiven_is_the_last_move() {
+    fn loom_forgiveness_sees_the_dead_threads_last_move() {
         loom::model(|| {
             let shared = shared();
             let dies = {

@@ -178,7 +178,7 @@ proptest! {
 
     /// Limits the rate. As long as nobody sleeps, no credit comes from nothing either.
     #[test]
-    fn requests_go_in_order_and_whole_and_are_told_of_once(
+    fn requests_complete_once_whole_and_in_order(
         config in config(),
         others in 0..3_usize,
         sleeps in any::<bool>(),

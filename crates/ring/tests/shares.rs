@@ -59,7 +59,7 @@ impl Hosts {
 
 /// A thousand rings of the default size sleep on one descriptor. Their senders do not sleep.
 #[test]
-fn a_thousand_rings_that_sleep_share_what_they_can_and_give_back_the_rest() {
+fn a_thousand_sleeping_rings_share_and_return_resources() {
     let hosts = Hosts::new();
     let sending = RingConfig::fixed(SLOTS as u32, SLOT as usize);
     let config = RingConfig {

@@ -333,7 +333,7 @@ mod models {
 
     /// The second phase: the revocation is complete before the threads compete.
     #[test]
-    fn loom_a_lock_whose_revocation_is_done_excludes() {
+    fn loom_a_fully_revoked_lock_excludes() {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(|| {

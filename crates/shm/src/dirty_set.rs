@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn holds_what_was_inserted_until_drained(
+        fn inserted_numbers_are_held_until_drained(
             count in 1usize..10_000,
             numbers in proptest::collection::vec((any::<bool>(), 0usize..12_000), 0..200),
         ) {

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notifies_once_for_what_it_was_armed_for() {
+    fn an_armed_event_notifies_once_for_its_urgency() {
         let event_count = EventCount::new_armed();
         assert!(event_count.notify(false));
         assert!(!event_count.notify(true));

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dying_process_had_is_gone_and_not_refused() {
+    fn descriptors_of_a_dying_process_read_as_gone() {
         for _ in 0..20 {
             let mut sleeper = Command::new("sleep");
             let mut child = sleeper

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_arrives_and_a_full_pipe_is_success() {
+    fn sent_bytes_arrive_and_a_full_pipe_succeeds() {
         let pipe = WakePipe::new().expect("pipe");
         let us = ProcessId::current().expect("stat");
         let sender = WakeSender::open(us, pipe.write_fd_number()).expect("open");

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_misses_once_and_what_does_not_again_and_again() {
+    fn a_fitting_working_set_misses_only_once_per_entry() {
         for policy in [Policy::LeastRecent, Policy::Random] {
             assert_eq!(misses(policy, Index::Low, 512, 512), 512);
             // Sets fill unevenly, so only a small share of the entries can be used without misses.
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recent_goes_first_and_what_is_forgotten_misses() {
+    fn the_least_recent_entry_is_evicted_first() {
         let mut cache = Cache::new(2, 2, Policy::LeastRecent, Index::Low, 1);
         assert!(!cache.touch(1) && !cache.touch(2) && cache.touch(1));
         assert!(!cache.touch(3));

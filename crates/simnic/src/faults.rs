@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn one_packet_in_so_many_is_lost_and_bursts_more_often() {
+    fn packets_are_lost_at_the_rate_and_bursts_more() {
         let rules = Rules::new(1).with(rules::loss(50));
         for point in [FaultPoint::Packets, FaultPoint::Acknowledge] {
             assert!((120..300).contains(&refused(&rules, point, 10_000)));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn one_packet_in_so_many_kills_its_queue_pair_and_bursts_more_often() {
+    fn packets_kill_at_the_rate_and_bursts_more() {
         let rules = Rules::new(1).with(rules::kill_queue_pair(50));
         let killed = |point, packets| {
             let of = |number| FaultEvent {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_down_loses_what_is_on_it_to_and_from() {
+    fn a_downed_link_loses_packets_in_both_directions() {
         let (from, span) = (Instant::from_nanos(50_000), Duration::from_micros(20));
         let down = |name: &str| Rules::new(1).with(rules::link_down(name, from, span));
         for name in ["a", "b"] {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_is_the_hosts_and_the_rules_own() {
+    fn random_draws_are_separate_per_host_and_rule() {
         let draws = |seed| Rules::new(seed).with(rules::loss(3));
         let more = draws(1).with(rules::not_ready(2));
         let fates = |rules: &Rules, host| -> Vec<CombinedVerdict> {
@@ -424,7 +424,7 @@ mod tests {
     const MICRO: Ps = 1_000 * NS;
 
     #[test]
-    fn a_link_that_is_down_loses_what_others_delay_too() {
+    fn a_downed_link_also_loses_delayed_packets() {
         let span = Duration::from_micros(20);
         let from = Instant::from_nanos(50_000);
         for late in [Verdict::WaitFor, Verdict::Overtaken] {
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rules_say_comes_together() {
+    fn verdicts_of_several_rules_are_combined() {
         let one = |verdict| rules::from_fn(move |_, _| Some(verdict));
         let micros = Duration::from_micros;
         let both = Rules::new(1)
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overtaken_overtakes_nothing_that_waits() {
+    fn an_overtaken_packet_does_not_overtake_held_packets() {
         let says = |event: &FaultEvent<'_>, _: &mut Random| match event.number {
             1 => Some(Verdict::WaitFor(Duration::from_micros(50))),
             2 => Some(Verdict::Overtaken(Duration::from_micros(1))),

@@ -233,7 +233,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_finds_all_units_busy_waits_for_the_first_that_is_free() {
+    fn requests_wait_for_the_first_free_unit() {
         let mut units = Units::new(2);
         assert_eq!(units.serve(10, 100), 110);
         assert_eq!(units.serve(10, 50), 60);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_something_later_goes_before_it_if_it_fits() {
+    fn earlier_bytes_fill_a_fitting_gap_on_the_link() {
         let mut link = Pipe::new(100.0);
         assert_eq!(link.carry(100_000, 1000), 180_000);
         // The gap before is too short for these bytes.

@@ -177,124 +177,124 @@ macro_rules! constants {
 }
 
 constants! {
-    cores "cpu.cores" "cores" 1..1024 [24, 24, 56] "Cores of a host; actors get one each until none is left"
-        "The machines of the papers: RaaS Table II (24 cores), RB² V-A (two Xeon Gold 5118), Weir V-A (two sockets assumed, Xeon Gold 6330)";
-    post_ns "cpu.post" "ns" 0..100000 [50, 45, 45] "Building one request and handing it to the queue"
-        "Derived: a core that posts in batches does 27.4 M requests/s, 36 ns for everything (Kalia et al., ATC 2016, 4.2); 28 ns and 38 ns of barriers on another machine (Zambre et al., ICPP 2019 †)";
+    cores "cpu.cores" "cores" 1..1024 [24, 24, 56] "Cores of a host; actors share cores only if there are more actors than cores"
+        "The papers' machines: RaaS Table II (24 cores), RB² V-A (two Xeon Gold 5118), Weir V-A (Xeon Gold 6330; two sockets assumed)";
+    post_ns "cpu.post" "ns" 0..100000 [50, 45, 45] "Building one request and putting it on the queue"
+        "Derived: a core that posts in batches does 27.4 M requests/s, which is 36 ns in all (Kalia et al., ATC 2016, 4.2); on another machine it takes 28 ns, and 38 ns of barriers (Zambre et al., ICPP 2019 †)";
     doorbell_cpu_ns "cpu.doorbell" "ns" 0..100000 [55, 55, 55] "The store that rings a doorbell, with its fence"
-        "Derived: with the request about 100 ns, as 10 M unbatched requests/s of a core say (Kalia et al., rdma_bench)";
-    inline_ns "cpu.inline" "ns/64 B" 0..100000 [40, 15, 15] "Each line of an inline payload beyond what fits the request's first 64 bytes"
-        "Derived: `ib_write_lat` from 64 to 128 B inline takes 0.13 µs more on mlx4 and 0.05 µs on mlx5, less wire and bus (published outputs of perftest)";
+        "Derived: together with the request about 100 ns, because a core does 10 M unbatched requests/s (Kalia et al., rdma_bench)";
+    inline_ns "cpu.inline" "ns/64 B" 0..100000 [40, 15, 15] "Each 64-byte line that an inline payload takes beyond the request's first"
+        "Derived: `ib_write_lat` of 128 B inline takes 0.13 µs more than of 64 B on mlx4, and 0.05 µs more on mlx5, minus wire and bus (published outputs of perftest)";
     post_recv_ns "cpu.post_recv" "ns" 0..100000 [25, 25, 25] "Posting one receive"
         "Assumed: a few stores and a doorbell record in memory, no store to the RNIC (rdma-core, mlx4 and mlx5)";
     poll_empty_ns "cpu.poll_empty" "ns" 0..100000 [10, 10, 10] "Polling an empty completion queue"
         "Assumed: one load of a cached line and a comparison";
     poll_cqe_ns "cpu.poll_cqe" "ns" 0..100000 [50, 50, 50] "Taking one completion"
-        "62 ns on another machine (Zambre et al., ICPP 2019 †); the line was just written by the RNIC";
-    copy_ns "cpu.copy" "ns" 0..100000 [20, 20, 20] "Beginning a copy"
-        "Assumed: the call and its tail";
-    copy_gbps "cpu.copy_rate" "Gbit/s" 1..100000 [64, 80, 96] "Copying from one cached buffer to another"
-        "4 KiB in 0.40 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); scaled by generation: assumed";
+        "62 ns on another machine (Zambre et al., ICPP 2019 †); the RNIC has just written the cache line";
+    copy_ns "cpu.copy" "ns" 0..100000 [20, 20, 20] "Fixed cost of a copy"
+        "Assumed: the function call and its tail";
+    copy_gbps "cpu.copy_rate" "Gbit/s" 1..100000 [64, 80, 96] "Rate of copying from one cached buffer to another"
+        "4 KiB in 0.40 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); the scaling by generation is assumed";
     bench_ns "cpu.bench" "ns" 0..100000 [30, 100, 100] "Work of perftest for each request, beside the verbs"
-        "Derived: one thread of perftest does 7.4 to 7.8 M requests/s on mlx4 and 4.7 M on mlx5 (published outputs). The model does not charge it: an actor that stands for perftest does";
+        "Derived: one thread of perftest does 7.4 to 7.8 M requests/s on mlx4 and 4.7 M on mlx5 (published outputs). The model does not charge it; an actor that stands for perftest does";
     message_ns "cpu.message" "ns" 0..100000 [15, 15, 15] "Work of a program for each message, beside verbs and copies"
-        "Assumed: a few loads and stores, one of them of a line that the other side had. The model does not charge it: an actor that stands for the program does";
-    wake_ns "cpu.wake" "ns" 0..10000000 [6000, 5000, 5000] "From an event to the thread that slept on it"
-        "A process wakes in 2.8 to 5.5 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); the interrupt before that: assumed";
+        "Assumed: a few loads and stores, one of them of a cache line that the other side had. The model does not charge it; an actor that stands for the program does";
+    wake_ns "cpu.wake" "ns" 0..10000000 [6000, 5000, 5000] "From an event until the thread that slept on it runs"
+        "A process wakes in 2.8 to 5.5 µs (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †); the interrupt before that is assumed";
     lock_ns "cpu.lock" "ns" 0..1000000 [150, 150, 150] "Passing a lock from one core to another"
-        "100 to 200 ns (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †). The model does not charge it: an actor that stands for threads with a shared queue pair does";
+        "100 to 200 ns (Li et al., SocksDirect, SIGCOMM 2019, Table 2 †). The model does not charge it; an actor that stands for threads with a shared queue pair does";
     lock_waiter_ns "cpu.lock_waiter" "ns" 0..1000000 [5, 5, 5] "Time that each further waiter adds when a lock changes hands"
-        "Fitted to RaaS III-B, 66 % with three threads and 56 % with nine. At each release all waiters read the lock's line again, one after the other, and the next owner is one of them (Boyd-Wickizer et al., Linux Symposium 2012 †). The model does not charge it: an actor that stands for threads with a shared queue pair does";
+        "Fitted to RaaS III-B, 66 % with three threads and 56 % with nine. At each release all waiters read the lock's line again, one after the other, and the next owner is one of them (Boyd-Wickizer et al., Linux Symposium 2012 †). The model does not charge it; an actor that stands for threads with a shared queue pair does";
     line_ns "cpu.line" "ns" 0..1000000 [50, 50, 50] "Reading a cache line that another core wrote last"
-        "109 cycles of a Xeon within a die (David et al., SOSP 2013, Table 2 †), at 2.1 GHz. The model does not charge it: an actor that stands for two programs with shared memory does";
-    mail_ns "cpu.mail" "ns" 0..10000000 [20000, 20000, 20000] "From one program to another, beside the RDMA network"
-        "Assumed: a message over TCP on another network. It is in no figure but those of setting up";
-    page_kib "cpu.page" "KiB" 4..1048576 [4, 4, 4] "A page of ordinary memory"
+        "109 cycles of a Xeon within a die (David et al., SOSP 2013, Table 2 †), at 2.1 GHz. The model does not charge it; an actor that stands for two programs with shared memory does";
+    mail_ns "cpu.mail" "ns" 0..10000000 [20000, 20000, 20000] "A message from one program to another outside of the RDMA network"
+        "Assumed: a message over TCP on another network. Only figures of setup include it";
+    page_kib "cpu.page" "KiB" 4..1048576 [4, 4, 4] "Size of an ordinary page"
         "x86-64";
-    huge_page_kib "cpu.huge_page" "KiB" 4..1048576 [2048, 2048, 2048] "A huge page"
+    huge_page_kib "cpu.huge_page" "KiB" 4..1048576 [2048, 2048, 2048] "Size of a huge page"
         "x86-64";
-    doorbell_ns "pcie.doorbell" "ns" 0..100000 [150, 140, 140] "From the store to the RNIC"
+    doorbell_ns "pcie.doorbell" "ns" 0..100000 [150, 140, 140] "From the store that rings the doorbell to the RNIC"
         "137.5 ns one way, on the bus of a ConnectX-4 (Zambre et al., ICPP 2019 †)";
-    dma_read_ns "pcie.read" "ns" 0..100000 [370, 400, 400] "A DMA read, there and back, of one line"
-        "NEO-Host on a 100 Gbit/s card at PCIe 3.0 x16, idle: 403 ns, from 372 to 488; report 131 to perftest: 1.32 µs less 0.93 µs where the payload is read. cx3: at most 370 ns, as its atomics do 2.7 M/s one by one (Kalia et al., ATC 2016, 5.4)";
-    dma_write_ns "pcie.write" "ns" 0..100000 [240, 230, 220] "From a DMA write to the processor that sees it"
-        "137.5 ns of bus (Zambre et al., ICPP 2019 †) and what is left of the latencies below for the memory: derived";
-    read_gbps "pcie.read_rate" "Gbit/s" 1..10000 [63, 126, 126] "Bytes of DMA reads, headers among them"
-        "PCIe 3.0 x8 and x16 after 128b/130b; NEO-Host says 125.4 Gbit/s";
-    write_gbps "pcie.write_rate" "Gbit/s" 1..10000 [63, 126, 126] "Bytes of DMA writes, headers among them"
-        "PCIe 3.0 x8 and x16 after 128b/130b; NEO-Host says 125.4 Gbit/s";
-    tlp_bytes "pcie.header" "B" 0..1000 [26, 26, 26] "Headers of each write packet of the bus"
+    dma_read_ns "pcie.read" "ns" 0..100000 [370, 400, 400] "Round trip of a DMA read of one line"
+        "NEO-Host on an idle 100 Gbit/s card at PCIe 3.0 x16: 403 ns, from 372 to 488; report 131 to perftest: 1.32 µs where the payload is read, minus 0.93 µs where it is not. cx3: at most 370 ns, because its atomics do 2.7 M/s one by one (Kalia et al., ATC 2016, 5.4)";
+    dma_write_ns "pcie.write" "ns" 0..100000 [240, 230, 220] "From a DMA write until the processor sees it"
+        "Derived: 137.5 ns of bus (Zambre et al., ICPP 2019 †), and for the memory what remains of the published latencies";
+    read_gbps "pcie.read_rate" "Gbit/s" 1..10000 [63, 126, 126] "Rate of DMA reads, headers included"
+        "PCIe 3.0 x8 and x16 after 128b/130b encoding; NEO-Host says 125.4 Gbit/s";
+    write_gbps "pcie.write_rate" "Gbit/s" 1..10000 [63, 126, 126] "Rate of DMA writes, headers included"
+        "PCIe 3.0 x8 and x16 after 128b/130b encoding; NEO-Host says 125.4 Gbit/s";
+    tlp_bytes "pcie.header" "B" 0..1000 [26, 26, 26] "Headers of each write packet on the bus"
         "PCIe 3.0; Kalia et al., ATC 2016, appendix";
-    tlp_payload "pcie.payload" "B" 64..4096 [256, 256, 256] "Maximum payload of a write packet of the bus"
-        "Assumed: what servers set, as those of Kalia et al., ATC 2016";
-    completion_bytes "pcie.read_header" "B" 0..1000 [22, 22, 22] "Headers of each packet of the bus with bytes that were read"
-        "PCIe 3.0; derived from the bytes of the appendix of Kalia et al., ATC 2016";
-    completion_payload "pcie.read_payload" "B" 64..4096 [128, 128, 256] "Maximum payload of a read packet of the bus"
-        "128 B on the hosts of Kalia et al., ATC 2016, 2.1; 256 B on newer ones: assumed";
-    tx_units "nic.tx_units" "units" 1..256 [2, 8, 16] "Units that send"
+    tlp_payload "pcie.payload" "B" 64..4096 [256, 256, 256] "Maximum payload of a write packet on the bus"
+        "Assumed: the setting of servers, as in Kalia et al., ATC 2016";
+    completion_bytes "pcie.read_header" "B" 0..1000 [22, 22, 22] "Headers of each packet on the bus with bytes of a DMA read"
+        "PCIe 3.0; derived from the byte counts in the appendix of Kalia et al., ATC 2016";
+    completion_payload "pcie.read_payload" "B" 64..4096 [128, 128, 256] "Maximum payload of a packet on the bus with bytes of a DMA read"
+        "128 B on the hosts of Kalia et al., ATC 2016, 2.1; 256 B on newer ones is assumed";
+    tx_units "nic.tx_units" "units" 1..256 [2, 8, 16] "Sending units"
         "Processing units of the generations (Reda et al., RedN, NSDI 2022 †)";
-    tx_ns "nic.tx_message" "ns" 0..100000 [130, 127, 143] "Time of a sending unit for a message"
-        "Derived: units over 15, 63 and 112 M requests/s of all of them (Reda et al., RedN, NSDI 2022 †); CX-6 pairs do 106 to 123 M WRITEs/s (published benchmarks)";
-    packet_ns "nic.packet" "ns" 0..100000 [15, 8, 6] "Time of a unit for each further packet"
-        "Assumed, from NEO-Host's own bound of 228 M packets/s on a CX-6; the older ones scaled";
+    tx_ns "nic.tx_message" "ns" 0..100000 [130, 127, 143] "Time that a sending unit takes for a message"
+        "Derived: the number of units over the 15, 63 and 112 M requests/s of all of them (Reda et al., RedN, NSDI 2022 †); CX-6 pairs do 106 to 123 M WRITEs/s (published benchmarks)";
+    packet_ns "nic.packet" "ns" 0..100000 [15, 8, 6] "Time that a unit takes for each further packet"
+        "Assumed, from NEO-Host's own bound of 228 M packets/s on a CX-6; the older ones are scaled";
     tx_latency_ns "nic.tx_latency" "ns" 0..100000 [30, 33, 7] "From a sending unit to the wire, beside the unit's time"
-        "Derived: what is left of 160, 160 and 150 ns from a request to the wire, which the latencies below leave; two RNICs and a cable take 275 ns (Zambre et al., ICPP 2019 †)";
-    rx_units "nic.rx_units" "units" 1..256 [4, 8, 16] "Units that receive"
-        "Assumed; with `nic.rx_packet` the rates there";
-    rx_ns "nic.rx_packet" "ns" 0..100000 [114, 80, 139] "Time of a receiving unit for a packet"
-        "Derived: units over what comes in: 35 M WRITEs/s on CX-3 (Kalia et al., HERD, SIGCOMM 2014 †), 115 M on CX-6 (published benchmarks, 106 to 123); cx5 between them: assumed";
+        "Derived: what remains of 160, 160 and 150 ns from a request to the wire, which follow from the published latencies; two RNICs and a cable take 275 ns (Zambre et al., ICPP 2019 †)";
+    rx_units "nic.rx_units" "units" 1..256 [4, 8, 16] "Receiving units"
+        "Assumed; with `nic.rx_packet` they give the rates cited there";
+    rx_ns "nic.rx_packet" "ns" 0..100000 [114, 80, 139] "Time that a receiving unit takes for a packet"
+        "Derived: the number of units over the rate of incoming requests: 35 M WRITEs/s on CX-3 (Kalia et al., HERD, SIGCOMM 2014 †), 115 M on CX-6 (published benchmarks, 106 to 123); cx5 is between them: assumed";
     rx_latency_ns "nic.rx_latency" "ns" 0..100000 [46, 80, 11] "From the wire to a receiving unit, beside the unit's time"
-        "Derived: what is left of 160, 160 and 150 ns from the wire to the bus, as `nic.tx_latency`";
+        "Derived: what remains of 160, 160 and 150 ns from the wire to the bus, as for `nic.tx_latency`";
     ack_ns "nic.ack" "ns" 0..100000 [20, 20, 20] "From a packet to its acknowledgement"
         "Assumed";
     respond_ns "nic.respond" "ns" 0..100000 [130, 100, 100] "Time of a READ or an atomic beside the DMA and the wire"
-        "Derived: time of a READ of 64 B beside the rest: 1.91 µs on mlx5 (report 131 to perftest), 2.02 µs on mlx4 (published output of perftest)";
-    atomic_ns "nic.atomic" "ns" 0..100000 [40, 45, 70] "An atomic's hold of its lock, beside its DMA read"
-        "Derived: one address does 2.24 M/s on Connect-IB (Kalia et al., ATC 2016, 5.4), 2.04 to 2.17 M on CX-6 (published benchmark). cx3 calibrated: RaaS VI-A, 2.4 M/s, as a published output of perftest on mlx4, 2.45 M; others found 2.7 M (Kalia et al.)";
-    atomic_locks "nic.atomic_locks" "locks" 1..1048576 [1, 512, 512] "Locks that atomics take, by the low bits of the address of the word"
-        "One for all on CX-3, later 4,096 buckets by the low 12 bits of the address, 512 of words (Kalia et al., ATC 2016, 5.4)";
-    blueflame_bytes "nic.blueflame" "B" 0..4096 [256, 256, 256] "Longest request that comes with its doorbell"
+        "Derived: what remains of the time of a READ of 64 B: 1.91 µs on mlx5 (report 131 to perftest), 2.02 µs on mlx4 (published output of perftest)";
+    atomic_ns "nic.atomic" "ns" 0..100000 [40, 45, 70] "Time that an atomic holds its lock, beside its DMA read"
+        "Derived: one address does 2.24 M/s on Connect-IB (Kalia et al., ATC 2016, 5.4), 2.04 to 2.17 M/s on CX-6 (published benchmark). cx3 is calibrated: RaaS VI-A, 2.4 M/s; a published output of perftest on mlx4 agrees, 2.45 M/s; others found 2.7 M/s (Kalia et al.)";
+    atomic_locks "nic.atomic_locks" "locks" 1..1048576 [1, 512, 512] "Locks of atomics, selected by the low bits of the word's address"
+        "One for all on CX-3; later 4,096 buckets by the low 12 bits of the address, which are 512 of words (Kalia et al., ATC 2016, 5.4)";
+    blueflame_bytes "nic.blueflame" "B" 0..4096 [256, 256, 256] "Longest request that travels with its doorbell"
         "rdma-core, mlx5: 256 B, and only a request that is posted alone; cx3: assumed the same";
-    wqe_bytes "nic.wqe" "B" 16..4096 [64, 64, 64] "An entry of the cache of requests"
-        "rdma-core, mlx5: a request's basic block";
-    wqe_kib "nic.wqe_cache" "KiB" 0..1048576 [256, 1024, 1024] "The cache of requests; 0 holds all"
+    wqe_bytes "nic.wqe" "B" 16..4096 [64, 64, 64] "Size of an entry of the request cache"
+        "rdma-core, mlx5: the basic block of a request";
+    wqe_kib "nic.wqe_cache" "KiB" 0..1048576 [256, 1024, 1024] "Size of the request cache; 0 is unlimited"
         "Calibrated: Weir II-B, throughput drops from 128 queue pairs on, with 128 requests each: 128 × 128 × 64 B. cx5: assumed the same; cx3: assumed a quarter";
-    wqe_ways "nic.wqe_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+    wqe_ways "nic.wqe_ways" "ways" 1..64 [8, 8, 8] "Ways of the request cache"
         "Assumed";
-    icm_entries "nic.icm" "entries" 0..16777216 [400, 2048, 2048] "Contexts of queue pairs on the chip; 0 holds all"
+    icm_entries "nic.icm" "entries" 0..16777216 [400, 2048, 2048] "Queue-pair contexts on the chip; 0 is unlimited"
         "Calibrated: RaaS VI-A, throughput drops beyond 400 queue pairs; Weir II-B, misses only beyond 2 Ki. cx5: assumed as cx6";
-    icm_ways "nic.icm_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+    icm_ways "nic.icm_ways" "ways" 1..64 [8, 8, 8] "Ways of the context cache"
         "Assumed";
-    mtt_entries "nic.mtt" "entries" 0..16777216 [1024, 2048, 4096] "Translations on the chip; 0 holds all"
-        "Assumed: nobody published one";
-    mtt_ways "nic.mtt_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+    mtt_entries "nic.mtt" "entries" 0..16777216 [1024, 2048, 4096] "Address translations on the chip; 0 is unlimited"
+        "Assumed: no size was published";
+    mtt_ways "nic.mtt_ways" "ways" 1..64 [8, 8, 8] "Ways of the translation cache"
         "Assumed";
-    mpt_entries "nic.mpt" "entries" 0..16777216 [512, 1024, 2048] "Protections on the chip; 0 holds all"
-        "Assumed: nobody published one";
-    mpt_ways "nic.mpt_ways" "ways" 1..64 [8, 8, 8] "Its ways"
+    mpt_entries "nic.mpt" "entries" 0..16777216 [512, 1024, 2048] "Protections on the chip; 0 is unlimited"
+        "Assumed: no size was published";
+    mpt_ways "nic.mpt_ways" "ways" 1..64 [8, 8, 8] "Ways of the protection cache"
         "Assumed";
     max_reads "nic.max_reads" "requests" 1..255 [16, 16, 16] "READs and atomics outstanding of a queue pair"
         "perftest, `ibv_devinfo -v`: 16 on all of them";
     max_inline "nic.max_inline" "B" 0..4096 [220, 220, 220] "Longest inline payload"
         "perftest's own default for WRITEs; drivers allow up to about 1 KB";
-    tx_buffer_kib "nic.tx_buffer" "KiB" 1..65536 [64, 128, 128] "Bytes that wait for the link on the chip"
-        "Assumed: some 10 µs of the link";
+    tx_buffer_kib "nic.tx_buffer" "KiB" 1..65536 [64, 128, 128] "Buffer on the chip for bytes that wait for the link"
+        "Assumed: about 10 µs of the link";
     burst_packets "nic.burst" "packets" 1..1024 [4, 4, 4] "Packets of a message that are sent before another queue pair's turn"
         "Assumed";
-    link_gbps "link.rate" "Gbit/s" 0.1..10000 [40, 100, 100] "The link's rate"
+    link_gbps "link.rate" "Gbit/s" 0.1..10000 [40, 100, 100] "Rate of the link"
         "RaaS VI (40 Gbit/s), RB² V-A (EDR), Weir V-A (100 Gbit/s)";
     header_bytes "link.header" "B" 0..1000 [94, 26, 82] "Headers and gaps of a packet"
-        "InfiniBand specification, volume 1, and its annex A17: RoCE version 1 with Ethernet's preamble and gap, InfiniBand, RoCE version 2 with preamble and gap";
+        "InfiniBand specification, volume 1, and its annex A17: cx3 is RoCE version 1 with Ethernet's preamble and gap, cx5 InfiniBand, cx6 RoCE version 2 with preamble and gap";
     reth_bytes "link.reth" "B" 0..1000 [16, 16, 16] "Additional header of the first packet of a WRITE or READ"
         "InfiniBand specification, volume 1, 9.3.2";
-    ack_bytes "link.ack" "B" 1..1000 [98, 30, 86] "An acknowledgement"
-        "As `link.header`, and 4 B (InfiniBand specification, volume 1, 9.3.5)";
-    mtu_bytes "link.mtu" "B" 256..4096 [1024, 4096, 4096] "Bytes of a packet, if the program does not say fewer"
-        "cx3: what fits Ethernet's 1,500 B; cx5: RDMA Communication Patterns, 5; cx6: assumed";
-    propagation_ns "link.propagation" "ns" 0..1000000 [15, 15, 65] "A cable, with what the ends of it take to code"
-        "3 m at 5 ns/m; cx6 with 50 ns of error correction: assumed, below 100 ns by IEEE 802.3bj's aim †";
-    switch_ns "link.switch" "ns" 0..1000000 [300, 90, 300] "The switch"
-        "Briefs of the makers: SN2000 300 ns, SB7890 90 ns †";
+    ack_bytes "link.ack" "B" 1..1000 [98, 30, 86] "Size of an acknowledgement"
+        "As `link.header`, plus 4 B (InfiniBand specification, volume 1, 9.3.5)";
+    mtu_bytes "link.mtu" "B" 256..4096 [1024, 4096, 4096] "Maximum payload of a packet, unless the program sets less"
+        "cx3: what fits into Ethernet's 1,500 B; cx5: RDMA Communication Patterns, 5; cx6: assumed";
+    propagation_ns "link.propagation" "ns" 0..1000000 [15, 15, 65] "Latency of a cable, including the coding at its ends"
+        "3 m at 5 ns/m; cx6 with 50 ns of error correction: assumed, below the 100 ns that IEEE 802.3bj aims at †";
+    switch_ns "link.switch" "ns" 0..1000000 [300, 90, 300] "Latency of the switch"
+        "Product briefs: SN2000 300 ns, SB7890 90 ns †";
 }
 
 impl Preset {

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_option_that_is_not_legal_is_told_with_what_is() {
+    fn an_illegal_option_is_reported_with_the_legal_ones() {
         let refused = |option: &str| {
             let name = format!("sim:cx5-100g,{option}").parse().expect("a name");
             match SimDeviceOptions::of(&name).map(|_| ()) {

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_lies_in_its_range_and_reaches_its_ends() {
+    fn draws_stay_in_range_and_reach_both_ends() {
         let mut random = Random::of(3, &[1, 2]);
         let drawn: Vec<u64> = (0..1000).map(|_| random.within(2, 5)).collect();
         assert!(drawn.iter().all(|one| (2..=5).contains(one)));

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn times_go_forward_and_what_is_outside_comes_first() {
+    fn trace_times_are_sorted_with_enclosing_spans_first() {
         let tracer = Tracer::new(10);
         let first = tracer.host(tracer.begin(), "a");
         for span in [(7, 8), (3, 4), (3, 9), (5, 6)] {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_left_out_and_told() {
+    fn excess_events_are_left_out_and_counted() {
         let tracer = Tracer::new(2);
         let first = tracer.host(tracer.begin(), "a");
         let label = TraceLabel::Count("miss", 1);

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bottleneck_is_what_is_busiest_and_latency_where_nothing_is_busy() {
+    fn the_bottleneck_is_the_busiest_unit_or_latency() {
         let mut usage = usage();
         assert_eq!(usage.utilisation().bottleneck_name(), "latency");
         usage.hosts[0].units[1].busy = vec![820_000_000];
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_between_two_looks_is_their_difference() {
+    fn usage_between_two_samples_is_their_difference() {
         let (first, mut second) = (usage(), usage());
         second.over *= 2;
         second.hosts[0].units[0].busy[1] += 1_000;

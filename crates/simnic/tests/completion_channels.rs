@@ -64,7 +64,7 @@ impl ChannelSetup {
 }
 
 #[test]
-fn what_a_queue_that_is_gone_had_to_tell_is_not_told_of_the_next_of_its_number() {
+fn an_event_of_a_destroyed_queue_reaches_no_successor() {
     let provider = SimProvider::new();
     let name = "sim:cx5-100g,host=a".parse().expect("a name");
     let device = provider.open(&name).expect("opens");

@@ -58,7 +58,7 @@ fn the_constants_in_the_documentation_are_those_of_the_code() {
 }
 
 #[test]
-fn what_roce_carries_of_512_bytes_is_as_the_headers_have_it() {
+fn the_page_states_roce_goodput_for_512_bytes() {
     let (_, text) = page();
     let words: Vec<_> = text.split_whitespace().collect();
     let text = words.join(" ");
@@ -66,8 +66,10 @@ fn what_roce_carries_of_512_bytes_is_as_the_headers_have_it() {
     let carries = |headers: f64| preset.link_gbps * 512.0 / (512.0 + headers);
     let sends = carries(preset.header_bytes);
     let writes = carries(preset.header_bytes + preset.reth_bytes);
-    let says =
-        format!("with 512 B at most {sends:.1} Gbit/s by SENDs, and {writes:.1} Gbit/s by WRITEs");
+    let says = format!(
+        "RoCE carries at most {sends:.1} Gbit/s of payload by SENDs of 512 B, and {writes:.1} Gbit/s by \
+         WRITEs of 512 B"
+    );
     assert!(text.contains(&says), "{says}");
 }
 

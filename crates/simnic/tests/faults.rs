@@ -73,7 +73,7 @@ fn atomics_are_carried_out_once_though_their_answers_are_lost() {
 }
 
 #[test]
-fn reads_come_though_what_they_bring_is_lost_and_later_writes_are_acknowledged() {
+fn reads_complete_despite_loss_while_later_writes_are_acknowledged() {
     for seed in 1..=20 {
         let mut pair = ConnectedHosts::new(rough(seed), 7, 7);
         pair.there.fill(0, 60_000, 9);
@@ -138,7 +138,7 @@ fn a_link_that_comes_back_in_time_is_survived_and_one_that_does_not_is_not() {
 }
 
 #[test]
-fn a_storm_is_waited_out_for_ever_or_as_often_as_was_said() {
+fn rnr_retries_outlast_a_storm_up_to_their_limit() {
     let storm = || Rules::new(1).with(rules::no_receives("b", at(0), Duration::from_millis(20)));
     let mut pair = ConnectedHosts::new(storm(), 7, 7);
     pair.receive(1, 64);

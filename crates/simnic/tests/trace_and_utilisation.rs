@@ -311,7 +311,7 @@ fn read(text: &str) -> ParsedTrace {
 }
 
 #[test]
-fn a_trace_has_named_tracks_and_spans_that_nest_and_shows_what_happened() {
+fn a_trace_has_named_tracks_and_properly_nested_spans() {
     let job = Job {
         qps: 64,
         depth: 64,
@@ -458,7 +458,7 @@ fn the_bottleneck_is_named() {
 }
 
 #[test]
-fn a_play_that_runs_says_what_it_has_counted_up_to_now() {
+fn a_running_scenario_reports_its_counts_so_far() {
     let world = world(SMALL, &[]);
     let usage_monitor = world.usage_monitor();
     assert!(usage_monitor.now().is_none() && usage_monitor.last().is_none());

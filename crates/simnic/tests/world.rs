@@ -151,7 +151,7 @@ fn add_busy_actor(actors: &mut ActorRegistry, name: &'static str, span: Duration
 }
 
 #[test]
-fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
+fn actors_keep_their_objects_until_their_last_step_ends() {
     let micros = Duration::from_micros;
     for fails in [false, true] {
         let mut actors = ActorRegistry::new();
@@ -179,7 +179,7 @@ fn whoever_ends_is_there_with_all_that_it_has_until_its_last_step_is_over() {
 }
 
 #[test]
-fn whoever_is_killed_in_its_last_step_was_killed() {
+fn a_kill_in_an_actors_last_step_counts() {
     let mut actors = ActorRegistry::new();
     add_busy_actor(&mut actors, "long", Duration::from_micros(1_000), false);
     let at = Instant::ZERO + Duration::from_micros(400);
@@ -200,7 +200,7 @@ fn whoever_is_killed_in_its_last_step_was_killed() {
 }
 
 #[test]
-fn what_takes_for_ever_does_not_end_and_nothing_else_waits_for_it() {
+fn an_endless_stall_lasts_and_delays_no_other_actor() {
     let ever = Duration::from_nanos(u64::MAX);
     let stall = |from| rules::stall_actors("stalled", Instant::ZERO + from, ever);
     for rules in [

@@ -247,7 +247,7 @@ fn whatever_happens_to_a_message_is_seen() {
 }
 
 #[test]
-fn what_a_device_does_not_send_is_seen() {
+fn messages_dropped_by_a_device_are_detected() {
     let devices: [(WrapDevice, &str); 2] = [
         // A slot that was not written still has the message of the lap before.
         (
@@ -271,7 +271,7 @@ fn what_a_device_does_not_send_is_seen() {
 }
 
 #[test]
-fn what_a_device_has_too_much_is_seen_while_its_owner_lives_and_after() {
+fn extra_device_objects_are_detected_before_and_after_exit() {
     let keeps: [WrapDevice; 2] = [
         |role, device| with_extra_object(role, device, queue_pair, false),
         |role, device| with_extra_object(role, device, region, false),
@@ -330,7 +330,7 @@ fn a_host_that_stops_is_seen() {
 }
 
 #[test]
-fn a_panic_is_told_with_its_seed() {
+fn a_panic_is_reported_with_its_seed() {
     let early = guarded(7, || panic!("no plan")).expect_err("panicked");
     assert!(early.to_string().contains("no plan") && early.replay().ends_with("7..8"));
     // The panic is in a rule, which runs outside of any actor's step.
@@ -339,7 +339,7 @@ fn a_panic_is_told_with_its_seed() {
 }
 
 #[test]
-fn a_ring_breaks_only_of_what_came_to_pass() {
+fn a_ring_break_needs_a_fault_that_happened() {
     // A queue pair fails, once unplanned and once planned. If rings cross, the other one goes on.
     let kill = || rules::kill_queue_pair_at("sender0", 30);
     for (plan, least) in [(plan_without_faults as fn() -> Plan, 0), (crossing, 200)] {
@@ -361,7 +361,7 @@ fn a_ring_breaks_only_of_what_came_to_pass() {
 }
 
 #[test]
-fn what_goes_back_for_each_gap_is_bounded() {
+fn retransmissions_per_gap_are_bounded() {
     // Nearly all events come from retransmitted packets, about four events each.
     let smooth = run(plan_without_faults()).expect("nothing is wrong");
     assert_eq!(smooth.sent_again, 0);

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_promised_is_not_wrong() {
+    fn promised_behaviour_is_accepted() {
         assert_eq!(judged(false, |_| {}), "");
         let broke = |record: &mut RingRecord| {
             (record.received, record.consumed) = (2, Some(4));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_is_said() {
+    fn every_violation_is_reported() {
         type Change = fn(&mut RingRecord);
         let changes: [(&str, Change); 9] = [
             ("ended whole", |record| record.received = 2),

@@ -9,7 +9,7 @@ use headworks_soak as soak;
 const HISTORY: &str = "HEADWORKS_TEST_HISTORY";
 
 #[test]
-fn rings_keep_what_they_promise_whatever_goes_wrong() {
+fn rings_keep_their_guarantees_under_faults() {
     let last = match std::env::var_os("HEADWORKS_LONG") {
         Some(_) => 10_000,
         None => 1_000,

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_a_fault_and_who_is_not_there_is_gone() {
+    fn bad_addresses_fault_and_dead_processes_are_gone() {
         assert_eq!(probe(std::process::id()), Ok(()));
         let mut bytes = vec![0; 8];
         let here = spans(&mut bytes, [4, 4]);

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_called_hostile_does_all_there_is_and_kills_nobody() {
+    fn a_hostile_device_injects_every_fault_except_kills() {
         let all = Rules::all(1);
         let often = |point, what| said(&all, point, 0, 2000, what);
         let refused = |verdict: &Verdict| *verdict == Verdict::Refuse;

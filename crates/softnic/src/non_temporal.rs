@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn only_long_writes_into_what_no_cache_holds_go_past_them() {
+    fn only_long_uncacheable_writes_bypass_the_caches() {
         let long = u64::from(IN_ORDER_MAX) + 1;
         assert!(passed_by(long, || *LARGEST + 1));
         assert!(!passed_by(long, || *LARGEST));

@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_whose_pidfd_wakes_the_thread_is_dead_whatever_proc_says() {
+    fn a_readable_pidfd_means_death_regardless_of_proc() {
         let progress = Progress::new().unwrap();
         let peer = Arc::new(stand_in(pidfd_of_the_dead()));
         sleep(&progress, std::slice::from_ref(&peer), &[], None);

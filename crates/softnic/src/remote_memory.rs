@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_names_nobody_is_a_death_only_where_the_pidfd_says_so() {
+    fn a_missing_pid_is_death_only_if_pidfd_agrees() {
         let (dead, pidfd) = the_dead();
         assert!(matches!(reached(dead, pidfd), (Err(RunError::Dead), false)));
         // As if its first thread had ended while others run: the owner is asked.

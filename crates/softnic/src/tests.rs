@@ -452,7 +452,7 @@ fn memory_that_a_stopped_peer_is_writing_to_is_kept_for_it() {
 }
 
 #[test]
-fn a_queue_pair_whose_peer_is_stopped_is_reset_later() {
+fn a_queue_pair_with_a_stopped_peer_resets_later() {
     let fabric = Fabric::new();
     let [mut a, mut b] = fabric.pair();
     assert_eq!(a.write_to(&b.region), Status::Success);
@@ -517,7 +517,7 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
 }
 
 #[test]
-fn a_queue_pair_connected_to_who_has_left_fails() {
+fn a_queue_pair_connected_to_a_departed_peer_fails() {
     let fabric = Fabric::new();
     let mut end = TestQp::new(fabric.open("soft:h1"), None, 4);
     let [gone, stays] = [0, 1].map(|_| TestQp::new(fabric.open("soft:h2"), None, 4));
@@ -532,7 +532,7 @@ fn a_queue_pair_connected_to_who_has_left_fails() {
 /// A dying process has closed its descriptors already. It was never attached, so nothing wakes anybody when
 /// it is dead.
 #[test]
-fn a_queue_pair_connected_to_who_is_leaving_fails_when_he_has_left() {
+fn a_queue_pair_fails_once_its_peer_has_left() {
     let fabric = Fabric::new();
     let there = info(&"soft:h2".parse().unwrap()).gid;
     let nothing = 1 << 30;

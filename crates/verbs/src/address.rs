@@ -2,14 +2,14 @@
 
 use core::fmt;
 
-/// A global identifier: the 16-byte address of a port. RoCE puts an IP address here; the software
-/// RNIC a hash of its soft host's name.
+/// A global identifier: the 16-byte address of a port. On RoCE it holds an IP address; on the software RNIC,
+/// a hash of the soft host's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The upper half: on an InfiniBand network that of the port's subnet (specification, volume 1,
-    /// section 4.1.1).
+    /// The upper half. On an InfiniBand network it is the prefix of the port's subnet (specification, volume
+    /// 1, section 4.1.1).
     pub const fn subnet_prefix(self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
@@ -34,16 +34,17 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// A local identifier: what a subnet's manager calls a port of an InfiniBand network by, and what switches
-/// forward by (specification, volume 1, section 4.1.3). Of one port only: multicast is not among them.
+/// A local identifier: the address that a subnet manager assigns to a port of an InfiniBand network, and by
+/// which switches forward (specification, volume 1, section 4.1.3). Unicast only; multicast LIDs are
+/// excluded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lid(u16);
 
 impl Lid {
-    /// The largest of one port; what is above is multicast.
+    /// The largest unicast LID; values above it are multicast.
     pub const MAX: u16 = 0xbfff;
 
-    /// The identifier, from 1 to [`Lid::MAX`]; `None` otherwise. 0 is a port's that has none yet.
+    /// The LID `raw`, if it is from 1 to [`Lid::MAX`]. A port without a LID reports 0.
     pub const fn new(raw: u16) -> Option<Self> {
         match raw {
             1..=Self::MAX => Some(Self(raw)),
@@ -77,7 +78,7 @@ impl Qpn {
     /// The largest queue pair number.
     pub const MAX: u32 = (1 << 24) - 1;
 
-    /// The number with its low 24 bits; `None` if `raw` does not fit them.
+    /// The queue pair number `raw`; `None` if it needs more than 24 bits.
     pub const fn new(raw: u32) -> Option<Self> {
         if raw <= Self::MAX {
             Some(Self(raw))
@@ -105,12 +106,12 @@ impl fmt::Debug for Qpn {
 }
 
 /// A packet sequence number: 24 bits. The two ends of a connection must agree on the first one
-/// in each direction; a device takes a mismatch for a stale connection.
+/// in each direction; a device treats a mismatch as a stale connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The number made of the low 24 bits of `raw`.
+    /// The low 24 bits of `raw` as a sequence number.
     pub const fn truncated(raw: u32) -> Self {
         Self(raw & Qpn::MAX)
     }
@@ -148,7 +149,7 @@ impl Mtu {
         self as u8 + 1
     }
 
-    /// The MTU with that encoding.
+    /// The MTU with encoding `code`; `None` if there is none.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::B256,

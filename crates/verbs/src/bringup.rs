@@ -1,16 +1,16 @@
-//! Connecting two RC queue pairs over any byte stream.
+//! Connects two RC queue pairs over any byte stream.
 //!
-//! A sans-I/O byte state machine: each side sends one [`Hello`] (who it is on the fabric and an
-//! opaque payload for the layer above, such as the keys of a ring), moves its queue pair to RTR
-//! and RTS when the other's arrives, and says so with one byte, so that neither posts before the
-//! other can receive. The only way Headworks brings up a queue pair.
+//! A sans-I/O byte state machine, and the only way Headworks brings up a queue pair. Each side sends one
+//! [`Hello`]: its address on the network, and an opaque payload for the layer above, such as the keys of a
+//! ring. When the peer's `Hello` arrives, each side moves its queue pair to RTR and RTS, and sends one byte
+//! to say so. Neither side therefore posts before the other can receive.
 //!
-//! Drive it: write [`BringUp::output`] to the stream, feed what arrives to [`BringUp::input`],
-//! until [`BringUp::is_connected`]. The stream stays open afterwards: on devices that would not
-//! notice, its end is the peer's death. Two queue pairs of one process need no stream:
-//! [`BringUp::connect_both`].
+//! To drive it, write [`BringUp::output`] to the stream and feed arriving bytes to [`BringUp::input`], until
+//! [`BringUp::is_connected`]. Keep the stream open afterwards: on devices that do not notice a peer's death,
+//! the end of the stream is the only sign of it. Two queue pairs of one process need no stream:
+//! see [`BringUp::connect_both`].
 //!
-//! Queue pairs of datagrams are connected to nobody; [`bring_up_ud`] makes one ready.
+//! UD queue pairs are not connected; [`bring_up_ud`] makes one ready.
 
 use std::fmt::{self, Write};
 
@@ -27,26 +27,27 @@ const MAGIC: [u8; 4] = *b"HWbu";
 pub const VERSION: u16 = 3;
 /// Longest payload of the layer above, in bytes.
 pub const PAYLOAD_MAX: usize = 4096;
-/// Magic, version, payload length, GID, QPN, PSN, MTU, READ depth, LID (0 for none), kind, network.
+/// Bytes of the header: magic, version, payload length, GID, QPN, PSN, MTU, READ depth, LID (0 for none),
+/// kind, network.
 const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2 + KIND_BYTES + 8;
-/// Bytes of a kind: what is longer is cut off, what is shorter ends with zeros.
+/// Bytes of a kind. A longer kind is truncated, a shorter one is padded with zeros.
 const KIND_BYTES: usize = 8;
 const READY: u8 = b'R';
 
-/// Why a connection did not come about.
+/// Why two queue pairs could not be connected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BringUpError {
-    /// The other end is not Headworks.
+    /// The other end does not speak the Headworks connection exchange.
     #[error("the other end does not speak this protocol")]
     NotHeadworks,
-    /// The other end is of another version.
+    /// The other end speaks another version of the exchange.
     #[error("the other end speaks version {found} of the connection exchange, this one {VERSION}")]
     VersionMismatch {
-        /// Its version.
+        /// The version of the other end.
         found: u16,
     },
-    /// A field of the other end's greeting is out of range.
+    /// A field of the other end's hello is out of range.
     #[error("the other end's greeting is malformed: {0}")]
     Malformed(&'static str),
     /// The two ends' devices are of different kinds.
@@ -55,69 +56,70 @@ pub enum BringUpError {
          other on {theirs}; name devices of one kind at both ends"
     )]
     KindMismatch {
-        /// This end's.
+        /// The kind of this end's device.
         ours: ProviderKind,
-        /// The other end's.
+        /// The kind of the other end's device.
         theirs: ProviderKind,
     },
-    /// The two ends' devices are of the same kind, on networks that do not reach each other: with the software
-    /// RNIC, two machines, users or registries.
+    /// The two ends' devices are of the same kind, on networks that do not reach each other. With the
+    /// software RNIC these are two machines, users or registries.
     #[error(
         "the two ends are on {kind} devices of different machines, users or registries, which do not reach each \
-         other: between machines it takes RDMA devices"
+         other: use RDMA devices between machines"
     )]
     FabricMismatch {
-        /// Both ends'.
+        /// The kind of both ends' devices.
         kind: ProviderKind,
     },
-    /// One end is on an InfiniBand network, and the other is not.
+    /// One end is on an InfiniBand network and the other is not.
     #[error(
         "the two ends are on different networks: this one has {}, the other one {}",
         describe_lid(.ours),
         describe_lid(.theirs)
     )]
     NetworkMismatch {
-        /// This end's local identifier.
+        /// This end's LID, if it is on an InfiniBand network.
         ours: Option<Lid>,
-        /// The other end's.
+        /// The other end's LID, if it is on an InfiniBand network.
         theirs: Option<Lid>,
     },
-    /// The other end is in another subnet of an InfiniBand network: the way there leads over a router, and
-    /// only the subnet's manager knows which.
+    /// The other end is in another InfiniBand subnet. The path leads over a router that only the subnet
+    /// manager knows.
     #[error(
-        "the other end is in another InfiniBand subnet, {theirs:#018x}, than this one, {ours:#018x}: the way there \
-         leads over a router that is not known here"
+        "the other end is in another InfiniBand subnet, {theirs:#018x}, than this one, {ours:#018x}: the path \
+         leads over a router that only the subnet manager knows"
     )]
     SubnetMismatch {
         /// The prefix of this end's subnet.
         ours: u64,
-        /// That of the other end's.
+        /// The prefix of the other end's subnet.
         theirs: u64,
     },
     /// The payload of the layer above is too long.
     #[error("connection payload of {0} bytes: at most {PAYLOAD_MAX}")]
     PayloadTooLong(usize),
-    /// Neither side has anything more to say: one of them was connected to another before.
-    #[error("the two ends have nothing to say to each other")]
+    /// Neither side has bytes left to send, and they are not connected: one of them was already connected to
+    /// another peer.
+    #[error("neither end has bytes left to send: one of them was connected to another before")]
     NothingToSend,
-    /// The queue pair could not be moved.
+    /// The state of the queue pair could not be changed.
     #[error("queue pair: {0}")]
     Modify(#[from] ModifyError),
 }
 
 fn describe_lid(lid: &Option<Lid>) -> String {
     match lid {
-        Some(lid) => format!("the LID {lid} of an InfiniBand network"),
-        None => "none of an InfiniBand network".to_owned(),
+        Some(lid) => format!("the LID {lid} on an InfiniBand network"),
+        None => "no LID".to_owned(),
     }
 }
 
-/// The kind of an end's device, `soft` or `ibv`, as far as it is told.
+/// The kind of an end's device, such as `soft` or `ibv`, truncated to 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProviderKind([u8; KIND_BYTES]);
 
 impl ProviderKind {
-    /// That of a device.
+    /// The kind of `device`.
     pub fn of(device: &DeviceInfo) -> Self {
         let mut kind = [0; KIND_BYTES];
         for (place, byte) in kind.iter_mut().zip(device.name.kind().bytes()) {
@@ -126,7 +128,7 @@ impl ProviderKind {
         Self(kind)
     }
 
-    /// `None` for what is none: kinds are lower-case letters and digits.
+    /// Parses a kind; `None` if it is not lower-case letters and digits followed by zeros.
     fn parse(bytes: [u8; KIND_BYTES]) -> Option<Self> {
         let len = bytes
             .iter()
@@ -147,23 +149,23 @@ impl fmt::Display for ProviderKind {
     }
 }
 
-/// Timing of the connection, as QP attributes.
+/// Access rights, timeouts and retries of the connection, as QP attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionParams {
-    /// What the peer may do.
+    /// What the peer may do through the queue pair.
     pub access: Access,
     /// ACK timeout, 4.096 µs × 2^timeout.
     pub timeout: u8,
     /// Transport retries, at most 7.
     pub retry_count: u8,
-    /// RNR retries, 7 for ever.
+    /// RNR retries; 7 retries for ever.
     pub rnr_retry: u8,
-    /// What the peer waits when no receive is posted.
+    /// How long the peer waits after an RNR NAK, when no receive is posted here.
     pub min_rnr_timer: RnrTimer,
 }
 
 impl Default for ConnectionParams {
-    /// 67 ms × 8 before a silent peer is given up; RNR for ever.
+    /// Gives up a silent peer after 8 tries of 67 ms each; retries for ever on RNR.
     fn default() -> Self {
         Self {
             access: Access::ALL,
@@ -175,8 +177,8 @@ impl Default for ConnectionParams {
     }
 }
 
-/// Makes a queue pair of datagrams, which is in RESET, ready to send and to receive: what comes must
-/// name `qkey`. `psn_seed` should be random.
+/// Moves a UD queue pair from RESET to RTS, ready to send and to receive. Incoming datagrams must carry
+/// `qkey`. `psn_seed` should be random.
 pub fn bring_up_ud(qp: &mut dyn QueuePair, qkey: u32, psn_seed: u32) -> Result<(), ModifyError> {
     qp.modify(&QpAttr {
         qkey: Some(qkey),
@@ -189,7 +191,7 @@ pub fn bring_up_ud(qp: &mut dyn QueuePair, qkey: u32, psn_seed: u32) -> Result<(
     })
 }
 
-/// One side of a connection being made.
+/// One side of a connection in progress.
 #[derive(Debug)]
 pub struct BringUp {
     params: ConnectionParams,
@@ -206,26 +208,26 @@ pub struct BringUp {
     peer_ready: bool,
 }
 
-/// What one side tells the other.
+/// The first message of each side: its device, port and queue pair, and the payload of the layer above.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What its device is one of.
+    /// The kind of its device.
     pub kind: ProviderKind,
     /// Its device's network ([`DeviceInfo::network`]).
     pub network: u64,
-    /// Its port.
+    /// The GID of its port.
     pub gid: Gid,
-    /// That port's local identifier, where it is on an InfiniBand network.
+    /// The LID of its port, if it is on an InfiniBand network.
     pub lid: Option<Lid>,
-    /// Its queue pair.
+    /// Its queue pair number.
     pub qpn: Qpn,
     /// The first packet sequence number it sends.
     pub psn: Psn,
-    /// The largest MTU it can take.
+    /// The largest MTU its port supports.
     pub mtu: Mtu,
-    /// READs and atomics it can hold as target.
+    /// READs and atomics of the peer that it can hold as responder.
     pub max_rd_atomic: u8,
-    /// For the layer above.
+    /// Opaque bytes for the layer above, at most [`PAYLOAD_MAX`].
     pub payload: Vec<u8>,
 }
 
@@ -247,14 +249,14 @@ impl Hello {
         bytes
     }
 
-    /// Reads a greeting from the front of `bytes`: `None` while it is not all there.
+    /// Parses a hello at the front of `bytes` and returns it with its length; `None` while bytes are missing.
     fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, BringUpError> {
         let seen = bytes.len().min(4);
         if bytes[..seen] != MAGIC[..seen] {
             return Err(BringUpError::NotHeadworks);
         }
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
-            // The version is refused as soon as it is there: a later one may have another header.
+            // The version is checked as soon as it has arrived: another version may have a longer header.
             if let Some(&[a, b]) = bytes.get(4..6)
                 && u16::from_le_bytes([a, b]) != VERSION
             {
@@ -309,8 +311,8 @@ impl Hello {
 }
 
 impl BringUp {
-    /// Starts connecting `qp`, which is in RESET or INIT and goes to INIT. `psn_seed` should be random;
-    /// `payload` is handed to the other side.
+    /// Starts connecting `qp`, which is in RESET or INIT, and moves it to INIT. `psn_seed` should be random;
+    /// `payload` is delivered to the other side.
     pub fn start(
         device: &DeviceInfo,
         qp: &mut dyn QueuePair,
@@ -356,13 +358,13 @@ impl BringUp {
         })
     }
 
-    /// Bytes to write to the stream now; all of them count as written.
+    /// Takes the bytes to write to the stream now. The caller must write all of them.
     pub fn output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
     }
 
-    /// Takes bytes from the stream; says how many it used. What is left over after the connection
-    /// stands belongs to the layer above.
+    /// Takes bytes from the stream and returns how many it used. Unused bytes, once connected, belong to the
+    /// layer above.
     pub fn input(&mut self, qp: &mut dyn QueuePair, bytes: &[u8]) -> Result<usize, BringUpError> {
         let before = self.inbox.len();
         self.inbox.extend_from_slice(bytes);
@@ -389,7 +391,7 @@ impl BringUp {
         Ok(used.saturating_sub(before))
     }
 
-    /// Whether there is a way from this port to the peer's that both know.
+    /// Checks that both ports can reach each other by the addresses that the two sides exchanged.
     fn check_reachable(&self, peer: &Hello) -> Result<(), BringUpError> {
         let (ours, theirs) = (self.kind, peer.kind);
         if ours != theirs {
@@ -432,7 +434,7 @@ impl BringUp {
         Ok(())
     }
 
-    /// Connects the two sides where both are in one hand: what each has to say goes to the other.
+    /// Connects two queue pairs of this process: passes each side's output to the other.
     pub fn connect_both(
         &mut self,
         qp: &mut dyn QueuePair,
@@ -450,7 +452,7 @@ impl BringUp {
         Ok(())
     }
 
-    /// What the other side said, once it has.
+    /// The other side's hello, once it has arrived.
     pub fn peer(&self) -> Option<&Hello> {
         self.peer.as_ref()
     }
@@ -469,7 +471,7 @@ pub(crate) mod tests {
     use crate::work_request::{RecvWr, SendWr};
     use crate::{DeviceLimits, Promises};
 
-    /// Remembers what it was moved by.
+    /// Records the attributes of each modify.
     #[derive(Default)]
     struct FakeQp {
         moves: Vec<QpAttr>,
@@ -541,7 +543,7 @@ pub(crate) mod tests {
         .unwrap()
     }
 
-    /// What the two queue pairs were moved to RTR by.
+    /// Connects two queue pairs and returns the attributes that each was moved to RTR with.
     fn connect_two(a: &DeviceInfo, b: &DeviceInfo) -> Result<[QpAttr; 2], BringUpError> {
         let (mut one, mut two) = (FakeQp::default(), FakeQp::default());
         let (mut ours, mut theirs) = (start(a, &mut one), start(b, &mut two));
@@ -556,7 +558,7 @@ pub(crate) mod tests {
         let moves = connect_two(&a, &b).unwrap();
         assert_eq!(moves.map(|attr| attr.dest_lid), [b.lid, a.lid]);
         assert_eq!(moves.map(|attr| attr.dest_gid), [Some(b.gid), Some(a.gid)]);
-        // Elsewhere prefixes may differ as they like.
+        // Without LIDs, GID prefixes may differ.
         let moves = connect_two(&device(0xfe, 1, 0), &device(0x20, 2, 0)).unwrap();
         assert_eq!(moves.map(|attr| attr.dest_lid), [None; 2]);
     }
@@ -604,7 +606,7 @@ pub(crate) mod tests {
         for said in ends(&named("soft:h1", 7), &named("soft:h1", 8)) {
             assert!(said.contains("soft devices of different"), "{said}");
         }
-        // What is not known does not part them.
+        // An unknown network (0) is compatible with any.
         connect_two(&named("soft", 7), &named("soft:h2", 0)).unwrap();
         let longer = ProviderKind::of(&named("eleven8bits", 0));
         assert_eq!(longer.to_string(), "eleven8b");
@@ -637,7 +639,7 @@ pub(crate) mod tests {
         }
         bytes[34..36].copy_from_slice(&0xc000u16.to_le_bytes());
         assert_eq!(Hello::parse(&bytes), Err(BringUpError::Malformed("LID")));
-        // The first version had none, and is refused by its number as soon as that is there.
+        // Version 1 had no LID. It is refused by its version number as soon as that has arrived.
         bytes[4..6].copy_from_slice(&1u16.to_le_bytes());
         let found = 1;
         assert_eq!(

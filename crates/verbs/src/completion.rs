@@ -8,35 +8,35 @@ use crate::counters::CqCounters;
 use crate::error::{PollError, ResourceError};
 use crate::time::Instant;
 
-/// How a work request ended. A status is data, not an `Err`.
+/// How a work request ended. It is data, not an `Err`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// The request succeeded.
     #[default]
     Success = 0,
     /// A receive was too short, or a local buffer too long for the device.
     LocalLength = 1,
     /// The queue pair is inconsistent.
     LocalQpOperation = 2,
-    /// A local key, its bounds or its access rights did not fit.
+    /// A local key was unknown, or its bounds or access rights did not cover the request.
     LocalProtection = 4,
     /// Flushed: the queue pair was in the error state.
     Flushed = 5,
     /// The response did not fit the request.
     BadResponse = 7,
-    /// The peer refused the key, bounds or access of a receive with immediate.
+    /// The status of a receive whose WRITE with immediate was refused for its key, bounds or access.
     LocalAccess = 8,
     /// The peer found the request itself illegal (too long for its receive, misaligned atomic).
     RemoteInvalidRequest = 9,
-    /// The peer's key, bounds or access rights did not fit.
+    /// The peer refused the remote key, its bounds or its access rights.
     RemoteAccess = 10,
-    /// The peer failed while executing it.
+    /// The peer failed while executing the request.
     RemoteOperation = 11,
-    /// The peer did not answer within `timeout` × (`retry_count` + 1), or is gone.
+    /// The peer did not answer within `timeout` × (`retry_count` + 1), or it no longer exists.
     RetryExceeded = 12,
-    /// The peer had no receive posted, `rnr_retry` + 1 times.
+    /// The peer had no receive posted in any of `rnr_retry` + 1 tries.
     RnrRetryExceeded = 13,
     /// The device failed.
     Fatal = 19,
@@ -59,7 +59,7 @@ impl Status {
         Self::Fatal,
     ];
 
-    /// The status with libibverbs' number `code`; one that is not known is [`Status::Fatal`].
+    /// The status with libibverbs' number `code`; an unknown number gives [`Status::Fatal`].
     pub fn from_code(code: u8) -> Self {
         Self::ALL
             .into_iter()
@@ -78,7 +78,7 @@ impl std::fmt::Display for Status {
             Self::Flushed => "flushed: the queue pair is in error",
             Self::BadResponse => "bad response",
             Self::LocalAccess => "local access error",
-            Self::RemoteInvalidRequest => "the peer calls the request invalid",
+            Self::RemoteInvalidRequest => "the peer rejects the request as invalid",
             Self::RemoteAccess => "the peer refuses access",
             Self::RemoteOperation => "the peer failed to execute it",
             Self::RetryExceeded => "the peer does not answer",
@@ -88,7 +88,7 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// What kind of work completed.
+/// The kind of work that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -121,7 +121,7 @@ impl Opcode {
         Self::RecvWriteImm,
     ];
 
-    /// The opcode numbered `code`; [`Opcode::Send`] where there is none such.
+    /// The opcode numbered `code`; an unknown number gives [`Opcode::Send`].
     pub fn from_code(code: u8) -> Self {
         Self::ALL
             .get(usize::from(code))
@@ -129,91 +129,91 @@ impl Opcode {
             .unwrap_or_default()
     }
 
-    /// Whether it is the completion of a receive.
+    /// Whether this is the completion of a receive.
     pub const fn is_recv(self) -> bool {
         matches!(self, Self::Recv | Self::RecvWriteImm)
     }
 }
 
-/// Facts beside a completion.
+/// Additional facts about a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CompletionFlags {
     /// UD: the first 40 bytes of the receive are the GRH.
     pub grh: bool,
 }
 
-/// A work completion. Where `status` is not success, only `wr_id`, `status` and `qpn` mean
-/// anything, as the specification has it.
+/// A work completion. As the specification says, only `wr_id`, `status` and `qpn` are valid when `status` is
+/// not success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Completion {
-    /// The request's.
+    /// The `wr_id` of the request.
     pub wr_id: u64,
-    /// How it ended.
+    /// How the request ended.
     pub status: Status,
-    /// What it was. Devices need not say so of one that failed, nor by which queue it was posted: whoever
-    /// has to know that finds it by `wr_id`.
+    /// The operation of the request. For a failed request a device need report neither the operation nor the
+    /// queue it was posted to; find the request by its `wr_id`.
     pub opcode: Opcode,
-    /// The queue pair it was posted to.
+    /// The queue pair that the request was posted to.
     pub qpn: Qpn,
-    /// Bytes received (receives), read (READ, atomics).
+    /// Bytes received (for a receive) or read (for a READ or an atomic).
     pub byte_len: u32,
-    /// Immediate data, where the peer sent some.
+    /// Immediate data, if the peer sent any.
     pub imm: Option<u32>,
     /// UD: the sender's queue pair.
     pub src_qpn: Qpn,
-    /// UD: the sender's port, on an InfiniBand network ([`DeviceInfo::lid`](crate::DeviceInfo::lid)). `None`
-    /// elsewhere.
+    /// UD: the LID of the sender's port, on an InfiniBand network
+    /// ([`DeviceInfo::lid`](crate::DeviceInfo::lid)). `None` elsewhere.
     pub src_lid: Option<Lid>,
-    /// Further facts.
+    /// Additional flags.
     pub flags: CompletionFlags,
-    /// When it completed; [`Instant::ZERO`] unless the CQ was made with timestamps.
+    /// When the request completed; [`Instant::ZERO`] unless the CQ was made with timestamps.
     pub timestamp: Instant,
 }
 
-/// Identifies a CQ within its device; what a completion channel hands out.
+/// Identifies a CQ within its device. A completion channel returns it for each event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(pub u32);
 
-/// What a completion queue is made from.
+/// Parameters of a new completion queue.
 #[derive(Clone, Default)]
 pub struct CqInit {
-    /// Completions it must hold, at least 1. Devices round up.
+    /// Completions the queue must hold, at least 1. Devices may round up.
     pub depth: u32,
-    /// Where its events go; `None` for a CQ that is only polled.
+    /// The channel that receives the queue's events; `None` for a CQ that is only polled.
     pub channel: Option<Arc<dyn CompletionChannel>>,
-    /// Fill in [`Completion::timestamp`] (costs a clock read per completion).
+    /// Whether to fill in [`Completion::timestamp`]. Costs a clock read per completion.
     pub timestamps: bool,
 }
 
-/// A completion queue. May be polled by several threads.
+/// A completion queue. Several threads may poll it.
 pub trait CompletionQueue: Send + Sync {
     /// Identifies it in a channel's events.
     fn id(&self) -> CqId;
 
-    /// Completions it holds at most.
+    /// The largest number of completions that the queue holds.
     fn depth(&self) -> u32;
 
-    /// Takes up to `out.len()` completions, oldest first, and says how many; also lets pending
-    /// work of the queue pairs that complete here make progress. Never blocks.
+    /// Takes up to `out.len()` completions, oldest first, and returns how many. It also makes progress on the
+    /// pending work of the queue pairs that complete here. Never blocks.
     fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError>;
 
-    /// Asks for one event on the channel at the next completion (the next solicited or failed one
-    /// if `solicited_only`). Poll once more after arming: what came before causes no event.
+    /// Requests one event on the channel at the next completion, or at the next solicited or failed one if
+    /// `solicited_only`. Poll once more after arming: earlier completions cause no event.
     fn arm(&self, solicited_only: bool);
 
-    /// What it has seen so far; `None` where the device does not count.
+    /// Totals of this queue; `None` if the device does not count.
     fn counters(&self) -> Option<CqCounters> {
         None
     }
 }
 
-/// Where armed completion queues put their events: a file descriptor to sleep on.
+/// Receives the events of armed completion queues, and has a file descriptor to sleep on.
 pub trait CompletionChannel: Send + Sync {
-    /// Readable when an event may be waiting, and also when the device itself wants to be polled
-    /// (a timer ran out, a peer died): call [`CompletionChannel::next_event`] until it says `None`.
+    /// A descriptor that is readable when an event may be waiting, and also when the device itself needs a
+    /// poll (a timer expired, a peer died). Call [`CompletionChannel::next_event`] until it returns `None`.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// The next CQ that had an event. Never blocks.
+    /// The next CQ with an event. Never blocks.
     fn next_event(&self) -> Result<Option<CqId>, ResourceError>;
 
     /// For providers: the concrete type.
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn statuses_have_libibverbs_numbers() {
-        // IBV_WC_FATAL_ERR; the next is IBV_WC_RESP_TIMEOUT_ERR, which none of ours can end with.
+        // IBV_WC_FATAL_ERR. The next number is IBV_WC_RESP_TIMEOUT_ERR, which no operation here can end with.
         assert_eq!(Status::Fatal as u8, 19);
         assert_eq!(Status::RnrRetryExceeded as u8, 13);
         for status in Status::ALL {

@@ -1,19 +1,20 @@
-//! Datagrams: address handles, destinations, and the header that a datagram's receive begins with
+//! Datagrams: address handles, destinations, and the header at the start of a datagram's receive buffer
 //! (InfiniBand specification, volume 1, section 8.3 for the GRH, 10.6.1 and 11.2.2 for address
 //! handles).
 //!
-//! A datagram is one message of at most the port's MTU to any UD queue pair: unconnected, unanswered,
-//! and lost without a word where nobody takes it (no receive posted, another Q_Key, no such queue
-//! pair). Its receive must have room for [`GRH_BYTES`] more than the message: the header lies in the
-//! first 40 bytes, or the room for it does where none came, and the completion's length counts them.
-//! A receive too short for both is left for the next datagram, and this one is lost (section 9.9.3,
-//! class D); one of an SRQ is taken and ends with [`Status::LocalLength`](crate::Status::LocalLength)
-//! (class E). The sender's request succeeds in all these cases: it says that the datagram left.
+//! A datagram is one message of at most the port's MTU to any UD queue pair. It is unconnected and
+//! unacknowledged. It is lost silently if no queue pair takes it: no receive is posted, the Q_Key differs, or
+//! there is no such queue pair. The receive buffer must hold [`GRH_BYTES`] more than the message. Its first
+//! 40 bytes are for the header, also if no header came, and the completion's length counts them. If a queue
+//! pair's own receive is too short for both, it stays for the next datagram and this datagram is lost
+//! (section 9.9.3, class D). A receive of an SRQ that is too short is consumed and ends with
+//! [`Status::LocalLength`](crate::Status::LocalLength) (class E). The sender's request succeeds in all these
+//! cases: success means that the datagram left.
 //!
-//! Whom to answer is in the header, where one came, and in [`Completion::src_qpn`](crate::Completion::src_qpn).
-//! On an InfiniBand network an answer needs [`Completion::src_lid`](crate::Completion::src_lid) as well. From the
-//! same subnet mostly no header comes there; then [`AhInit::dgid`] may be one's own, since nothing but its prefix
-//! is looked at.
+//! To answer a datagram, use the header, if one came, and
+//! [`Completion::src_qpn`](crate::Completion::src_qpn). On an InfiniBand network an answer also needs
+//! [`Completion::src_lid`](crate::Completion::src_lid). There, datagrams from the same subnet usually come
+//! without a header; [`AhInit::dgid`] may then be the local port's own GID, because only its prefix is used.
 //!
 //! ```
 //! use headworks_verbs::{GRH_BYTES, Gid, Grh};
@@ -29,14 +30,13 @@
 
 use crate::address::{Gid, Lid, Qpn};
 
-/// Where datagrams go, and how: what an address handle is made from.
+/// Where and how datagrams are sent: the parameters of a new address handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AhInit {
     /// The port to send to.
     pub dgid: Gid,
-    /// Its local identifier, which a device on an InfiniBand network needs
-    /// ([`DeviceInfo::lid`](crate::DeviceInfo::lid)) and others do not look at. Where the port is in another
-    /// subnet it is that of the router there.
+    /// The port's LID. A device on an InfiniBand network ([`DeviceInfo::lid`](crate::DeviceInfo::lid)) needs
+    /// it, others ignore it. If the port is in another subnet, this is the LID of the router to that subnet.
     pub dlid: Option<Lid>,
     /// The GRH's traffic class.
     pub traffic_class: u8,
@@ -49,8 +49,8 @@ pub struct AhInit {
 }
 
 impl AhInit {
-    /// To the port `dgid`, with nothing else in particular. On an InfiniBand network `dlid` is to be said
-    /// as well.
+    /// Addresses the port `dgid`, with defaults for the rest. On an InfiniBand network the caller must also
+    /// set `dlid`.
     pub const fn to(dgid: Gid) -> Self {
         Self {
             dgid,
@@ -63,33 +63,33 @@ impl AhInit {
     }
 }
 
-/// Names an address handle within its device, as a local key names a region: a request that names
-/// one that is gone, or of another protection domain, fails with
-/// [`Status::LocalQpOperation`](crate::Status::LocalQpOperation), or is refused when it is posted
-/// ([`PostErrorKind::Operation`](crate::PostErrorKind::Operation)), as devices differ.
+/// Identifies an address handle within its device, as a local key identifies a region. A request with the key
+/// of a dropped handle, or of another protection domain's, fails. Depending on the device it completes with
+/// [`Status::LocalQpOperation`](crate::Status::LocalQpOperation), or posting refuses it with
+/// [`PostErrorKind::Operation`](crate::PostErrorKind::Operation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AhKey(pub u32);
 
-/// An address handle. It lasts as long as the value, which is to be kept until the last request that
-/// names it has completed: a device may look at it as late as that.
+/// An address handle. Dropping the value destroys it. Keep it until the last request that uses it has
+/// completed: a device may read the handle until then.
 pub trait AddressHandle: Send + Sync {
-    /// What requests name it by.
+    /// The key by which send requests name this handle.
     fn key(&self) -> AhKey;
 }
 
-/// Whom a datagram is for.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The port.
+    /// Address handle of the destination port.
     pub ah: AhKey,
-    /// The queue pair there.
+    /// The queue pair at that port.
     pub qpn: Qpn,
-    /// What that queue pair demands to see. With the highest bit set the sender's own is sent
-    /// instead (section 10.2.5).
+    /// The Q_Key that the destination queue pair requires. With the highest bit set, the sender's own Q_Key
+    /// is sent instead (section 10.2.5).
     pub qkey: u32,
 }
 
-/// Bytes of a global routing header: what the receive of a datagram begins with.
+/// Bytes of a global routing header, at the start of a datagram's receive buffer.
 pub const GRH_BYTES: usize = 40;
 
 /// A global routing header.
@@ -99,28 +99,28 @@ pub struct Grh {
     pub traffic_class: u8,
     /// Flow label: 20 bits.
     pub flow_label: u32,
-    /// Bytes that follow it.
+    /// Bytes after the header.
     pub payload_len: u16,
-    /// What follows it: 0x1b on InfiniBand.
+    /// Type of the next header: 0x1b on InfiniBand.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// The sender's port.
+    /// GID of the sender's port.
     pub sgid: Gid,
-    /// The port it was sent to.
+    /// GID of the destination port.
     pub dgid: Gid,
 }
 
 impl Grh {
-    /// That of a datagram of `len` bytes from the port `sgid` to where `ah` says, with or without immediate.
+    /// The header of a datagram of `len` bytes from the port `sgid` to `ah`, with or without immediate.
     pub fn of_datagram(ah: &AhInit, sgid: Gid, len: u64, has_imm: bool) -> Self {
-        /// Bytes of the headers behind it, and of the checksum.
+        /// Bytes of the transport headers after the GRH, and of the checksum.
         const HEADERS: u64 = 12 + 8 + 4;
         let imm = if has_imm { 4 } else { 0 };
         Self {
             traffic_class: ah.traffic_class,
             flow_label: ah.flow_label,
-            // A packet's payload is padded to whole words.
+            // A packet's payload is padded to a multiple of 4 bytes.
             payload_len: (HEADERS + imm + len.next_multiple_of(4)) as u16,
             next_header: Self::NEXT_HEADER,
             hop_limit: ah.hop_limit,
@@ -131,10 +131,10 @@ impl Grh {
 
     /// The IP version field.
     const VERSION: u32 = 6;
-    /// The next header of an InfiniBand packet.
+    /// The value of `next_header` in an InfiniBand packet.
     pub const NEXT_HEADER: u8 = 0x1b;
 
-    /// The header as it is on the wire.
+    /// Encodes the header as it is on the wire.
     pub fn emit(&self) -> [u8; GRH_BYTES] {
         let mut bytes = [0; GRH_BYTES];
         let first = Self::VERSION << 28
@@ -149,8 +149,8 @@ impl Grh {
         bytes
     }
 
-    /// The header that `bytes` begin with. `None` if they are too few or of another IP version (as
-    /// where RoCE carries an IPv4 header in the last 20 of the 40 bytes).
+    /// Parses the header at the front of `bytes`. `None` if there are fewer than 40 bytes, or if the IP
+    /// version is not 6: RoCE may put an IPv4 header into the last 20 of the 40 bytes.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; GRH_BYTES] = bytes.first_chunk()?;
         let first = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);

@@ -1,4 +1,4 @@
-//! Devices: what a provider offers, what a device promises, and what is made from it.
+//! Devices: the provider traits, the limits and promises of a device, and the objects made from it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use crate::memory_region::{Access, AllocRequest, Buffer, Region};
 use crate::queue_pair::{QpInit, QueuePair, SharedReceiveQueue, SrqId, SrqInit};
 use crate::time::Instant;
 
-/// What a device promises beyond the specification. Code above relies on nothing else.
+/// Guarantees of a device beyond the specification. Code above relies on nothing else.
 ///
-/// The specification itself promises a WRITE's contents only after a receive completion, a later
+/// The specification guarantees a WRITE's contents only after a receive completion, a later
 /// SEND's completion or an atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Promises {
-    /// A later WRITE of a queue pair is placed after an earlier one (write twice needs it).
+    /// A later WRITE of a queue pair is placed after an earlier one (write twice depends on it).
     pub ordered_between_writes: bool,
-    /// An aligned 8-byte word is placed whole (pointers polled in memory need it).
+    /// An aligned 8-byte word is placed whole (pointers polled in memory depend on it).
     pub atomic_aligned_8: bool,
     /// The bytes of a WRITE are placed in address order, for WRITEs of at most this many bytes
-    /// (polling a message's last word needs it). 0 promises nothing.
+    /// (polling a message's last word depends on it). 0 means no guarantee.
     pub in_order_within_write: u32,
 }
 
-/// What a device can do at most.
+/// Largest counts and sizes that a device supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Queue pairs.
@@ -40,7 +40,7 @@ pub struct DeviceLimits {
     pub max_inline: u32,
     /// Completion queues.
     pub max_cq: u32,
-    /// Completions one holds.
+    /// Completions that one completion queue holds.
     pub max_cqe: u32,
     /// Registered regions.
     pub max_mr: u32,
@@ -48,7 +48,7 @@ pub struct DeviceLimits {
     pub max_ah: u32,
     /// Shared receive queues.
     pub max_srq: u32,
-    /// Receives one holds.
+    /// Receives that one shared receive queue holds.
     pub max_srq_wr: u32,
     /// READs and atomics outstanding on a queue pair.
     pub max_rd_atomic: u8,
@@ -56,39 +56,39 @@ pub struct DeviceLimits {
     pub max_message: u32,
 }
 
-/// A device as it presents itself.
+/// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its full name, as given to [`Provider::open`].
     pub name: DeviceName,
-    /// One line on what it is.
+    /// One line that describes the device.
     pub description: String,
-    /// The driver of it: `mlx5_core` and the like, as the kernel calls the module, or `rxe` for soft-RoCE.
-    /// `None` where there is none, or it is not known.
+    /// Its driver: the name of the kernel module, such as `mlx5_core`, or `rxe` for soft-RoCE. `None` if it
+    /// has no driver or the driver is unknown.
     pub driver: Option<String>,
-    /// Which of the networks of its kind it is on, as a number that all devices on it have; 0 where there is
-    /// only one, or this cannot be known. Devices of two networks do not reach each other.
+    /// Identifies its network among the networks of its kind: equal for all devices on one network. 0 if
+    /// there is only one network or it is unknown. Devices of two networks do not reach each other.
     pub network: u64,
-    /// Its port's address.
+    /// GID of its port.
     pub gid: Gid,
-    /// Its port's local identifier, where it is on an InfiniBand network: whoever sends there names both.
+    /// LID of its port, if it is on an InfiniBand network; a sender to that port needs both GID and LID.
     /// `None` elsewhere.
     pub lid: Option<Lid>,
-    /// Its port's MTU.
+    /// MTU of its port.
     pub mtu: Mtu,
-    /// The NUMA node it is attached to, where that is known.
+    /// The NUMA node it is attached to, if known.
     pub numa_node: Option<u32>,
-    /// Limits.
+    /// The device's limits.
     pub limits: DeviceLimits,
-    /// What it promises beyond the specification.
+    /// The device's guarantees beyond the specification.
     pub promises: Promises,
 }
 
-/// Something that happened without a completion to tell of it.
+/// An event that no completion reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A queue pair went to the error state by itself (its peer died, for one).
+    /// The device moved a queue pair to the error state, for example because its peer died.
     QpFatal(Qpn),
     /// The last receive of a queue pair in error over an SRQ was consumed.
     QpLastWqe(Qpn),
@@ -100,10 +100,10 @@ pub enum AsyncEvent {
     SrqError(SrqId),
     /// A port of the device, by its number, came up.
     PortActive(u8),
-    /// A port of the device, by its number, went down: what is under way is retried until the retry
+    /// A port of the device, by its number, went down. Requests in flight are retried until the retry
     /// count is used up.
     PortDown(u8),
-    /// The device failed, and everything made from it with it.
+    /// The device failed, and with it everything made from it.
     DeviceFatal,
 }
 
@@ -112,7 +112,7 @@ pub trait Provider: Send + Sync {
     /// The KIND part of its devices' names.
     fn kind(&self) -> &'static str;
 
-    /// The devices that are there now.
+    /// The devices that exist now.
     fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError>;
 
     /// Opens a device.
@@ -135,47 +135,46 @@ impl<P: Provider + ?Sized> Provider for &P {
 
 /// An opened device.
 ///
-/// To be dropped after everything that was made from it. Dropped earlier, it lives on until the
-/// last of that is gone, and then lets go of what it has outside of the process (a name in a
-/// registry, for one) at its leisure: a process that ends at once may leave that for others to
-/// clean up.
+/// Drop it after everything that was made from it. If it is dropped earlier, it lives until the last of those
+/// objects is gone, and may then release what it holds outside of the process, such as a name in a registry,
+/// with a delay. A process that ends at once may leave that for others to clean up.
 pub trait Device: Send + Sync {
     /// Name, limits and promises of the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// A protection domain: regions and queue pairs of different domains do not meet.
+    /// Allocates a protection domain: queue pairs of one domain cannot use regions of another.
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError>;
 
-    /// Memory of the device's liking, zeroed; register it before use.
+    /// Allocates zeroed memory that suits the device. Register it before use.
     fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError>;
 
-    /// A completion channel.
+    /// Makes a completion channel.
     fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError>;
 
-    /// A completion queue.
+    /// Makes a completion queue.
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError>;
 
-    /// Readable when an asynchronous event may be waiting.
+    /// A descriptor that is readable when an asynchronous event may be waiting.
     fn async_fd(&self) -> BorrowedFd<'_>;
 
     /// The next asynchronous event. Never blocks.
     fn next_async_event(&self) -> Option<AsyncEvent>;
 
-    /// The clock of completion timestamps.
+    /// The current time on the clock of completion timestamps.
     fn now(&self) -> Instant;
 }
 
 /// A protection domain.
 pub trait ProtectionDomain: Send + Sync {
-    /// Registers memory: what [`Device::alloc`] of the same device gave, or any other
-    /// ([`HeapBuffer`](crate::HeapBuffer), another device's, a mapping of a file), which may cost
-    /// more to reach and promise less ([`Region::atomic_aligned_8`]).
+    /// Registers memory, from [`Device::alloc`] of the same device or from elsewhere
+    /// ([`HeapBuffer`](crate::HeapBuffer), another device's memory, a file mapping). Memory from elsewhere
+    /// may be slower to access and guarantee less ([`Region::atomic_aligned_8`]).
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError>;
 
     /// Makes a shared receive queue.
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError>;
 
-    /// Makes an address handle: where datagrams of this domain's queue pairs may go.
+    /// Makes an address handle: a destination for datagrams of this domain's queue pairs.
     fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError>;
 
     /// Makes a queue pair in state RESET.

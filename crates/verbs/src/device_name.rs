@@ -7,7 +7,7 @@ use core::str::FromStr;
 /// Longest NAME part of a device name, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// A parsed device name. The kind selects the provider; NAME and the options are the provider's.
+/// A parsed device name. The kind selects the provider, which interprets NAME and the options.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceName {
     kind: String,
@@ -15,7 +15,7 @@ pub struct DeviceName {
     options: Vec<(String, Option<String>)>,
 }
 
-/// Why a text is not a device name. The message names what was wrong and what is allowed.
+/// Why a text is not a device name. The message says what was wrong and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The KIND part is empty or has a character outside `a-z0-9`.
@@ -27,7 +27,7 @@ pub enum NameError {
     /// An option is not `key` or `key=value`.
     #[error("device option {0:?} is not legal: key or key=value, keys of [a-z0-9_], neither empty")]
     Option(String),
-    /// An option is named twice.
+    /// An option is given twice.
     #[error("device option {0:?} is given twice")]
     Twice(String),
 }
@@ -38,12 +38,12 @@ impl DeviceName {
         kind.parse()
     }
 
-    /// Which provider serves it: `soft`, `ibv`, `sim`.
+    /// The kind, which selects the provider: `soft`, `ibv`, `sim`.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// The NAME part, where there is one.
+    /// The NAME part, if there is one.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }

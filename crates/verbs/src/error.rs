@@ -1,4 +1,4 @@
-//! Errors, one type per kind of operation, carrying what the caller needs to act.
+//! Errors, one type per kind of operation. Each carries what the caller needs to act.
 
 use core::ops::RangeInclusive;
 
@@ -12,50 +12,50 @@ pub enum OpenError {
     /// The text is not a device name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// No provider of that kind.
+    /// There is no provider of that kind.
     #[error("no device kind {kind:?} (known: {known})")]
     UnknownKind {
-        /// What was asked for.
+        /// The kind asked for.
         kind: String,
         /// The kinds that are known, separated by commas.
         known: String,
     },
-    /// The kind is known, the device is not there.
+    /// The kind is known, but there is no such device.
     #[error("no device {name:?}: {hint}")]
     NotFound {
-        /// What was asked for.
+        /// The device asked for.
         name: String,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: String,
     },
-    /// An option of the name is not one of the provider's.
+    /// The provider has no such option, or not with this value.
     #[error("device option {option:?} is not legal for {kind}: {legal}")]
     BadOption {
         /// The option as given.
         option: String,
-        /// The provider.
+        /// The kind of device.
         kind: &'static str,
         /// The legal values or keys.
         legal: &'static str,
     },
-    /// The value of an option is legal, and more than this device has.
+    /// The value of an option is legal but exceeds what this device has.
     #[error("device option {option}={asked} is more than {what}: at most {highest}")]
     OptionLimit {
         /// The option's key.
         option: &'static str,
-        /// Its value.
+        /// The value of the option.
         asked: u64,
-        /// What has a limit, as in "port 1 of mlx5_0 has active".
+        /// What is limited, as in "port 1 of mlx5_0 has active".
         what: String,
-        /// The largest value that can be had there.
+        /// The largest value possible on this device.
         highest: u64,
     },
-    /// The provider failed; the text is one clear line.
+    /// The provider failed. The text is one line.
     #[error("cannot open {what}: {source}")]
     Provider {
         /// What was being opened.
         what: String,
-        /// Why not.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -69,19 +69,19 @@ pub enum ResourceError {
     Limit {
         /// The size's name.
         what: &'static str,
-        /// What was asked for.
+        /// The size asked for.
         asked: u64,
         /// The smallest legal value.
         lowest: u64,
         /// The largest legal value.
         highest: u64,
     },
-    /// The device has as many of these as it can have.
+    /// The device has no more objects of this kind.
     #[error("no {what} left: this device has {limit}")]
     Exhausted {
         /// What ran out.
         what: &'static str,
-        /// Number of such objects that the device has at most.
+        /// The largest number of such objects that the device has.
         limit: u64,
     },
     /// There is not enough memory; the text says how much would be enough.
@@ -90,13 +90,13 @@ pub enum ResourceError {
     /// Remote write or atomic access was asked for without local write.
     #[error("remote write and atomic access need local write access as well")]
     Access,
-    /// The device has no such thing, though verbs do.
+    /// The device does not support this feature of verbs.
     #[error("this device has no {what}")]
     Unsupported {
-        /// What was asked for.
+        /// The feature asked for.
         what: &'static str,
     },
-    /// The device is on an InfiniBand network, and the destination's LID was not said.
+    /// The device is on an InfiniBand network, and the destination has no LID.
     #[error("this device is on an InfiniBand network, where a destination needs its LID as well")]
     NoLid,
     /// An object of another device, domain or provider was handed in.
@@ -107,7 +107,7 @@ pub enum ResourceError {
     System {
         /// What was being done.
         what: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// The device was opened before a fork; this process may not use it.
@@ -116,11 +116,11 @@ pub enum ResourceError {
 }
 
 impl ResourceError {
-    /// Refuses a size that is outside what the device allows.
+    /// Refuses a size outside the range that the device allows.
     ///
     /// # Errors
     ///
-    /// [`Limit`](Self::Limit), with the size's name, what was asked for and both ends.
+    /// [`Limit`](Self::Limit), with the size's name, its value and both bounds.
     pub fn check(what: &'static str, asked: u32, legal: RangeInclusive<u32>) -> Result<(), Self> {
         if legal.contains(&asked) {
             return Ok(());
@@ -134,28 +134,28 @@ impl ResourceError {
     }
 }
 
-/// A queue pair could not be modified; nothing was changed, where not said otherwise.
+/// A queue pair could not be modified. Nothing was changed, unless the variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
     /// There is no such transition.
     #[error("no transition from {from} to {to}")]
     Transition {
-        /// The state it is in.
+        /// The queue pair's state.
         from: QpState,
         /// The state asked for.
         to: QpState,
     },
-    /// The transition exists, with other attributes.
+    /// The transition exists, but needs other attributes.
     #[error("from {from} to {to}: missing {missing}; not allowed {illegal}")]
     Attributes {
-        /// The state it is in.
+        /// The queue pair's state.
         from: QpState,
         /// The state asked for.
         to: QpState,
-        /// Required and not given.
+        /// Attributes that are required and not given.
         missing: AttrMask,
-        /// Given and not allowed.
+        /// Attributes that are given and not allowed.
         illegal: AttrMask,
     },
     /// An attribute's value is out of range.
@@ -163,32 +163,34 @@ pub enum ModifyError {
     Value {
         /// Name of the attribute.
         attribute: &'static str,
-        /// Its value.
+        /// The value given.
         value: u64,
         /// The largest legal value.
         highest: u64,
     },
-    /// The peer's process is stopped in the middle of a request on the queue pair, which is in the
-    /// error state now: reset it when the peer has gone on or is dead.
-    #[error("the peer's process is stopped in the middle of a request: it is in ERROR now")]
+    /// The peer's process is stopped in the middle of a request on the queue pair. The queue pair is now in
+    /// the error state: reset it when the peer has resumed or is dead.
+    #[error(
+        "the peer's process is stopped in the middle of a request: the queue pair is in ERR now"
+    )]
     PeerStopped,
-    /// The peer is there and cannot be reached from here (no descriptor or memory left, for one):
-    /// try again when that has changed.
+    /// The peer exists but cannot be reached from here, for example because no file descriptor or memory is
+    /// left. Try again when that has changed.
     #[error("cannot reach the peer: {what}: {reason}")]
     PeerUnreachable {
         /// What was being done.
         what: &'static str,
-        /// What the system said.
+        /// The operating system's message.
         reason: String,
     },
-    /// The device refused, for a reason that only the system's word for it is known of.
+    /// The device refused. The only known reason is the system's message.
     #[error("the device refuses to go from {from} to {to}: {reason}")]
     Refused {
-        /// The state it is in.
+        /// The queue pair's state.
         from: QpState,
         /// The state asked for.
         to: QpState,
-        /// What the system said.
+        /// The operating system's message.
         reason: String,
     },
     /// The device was opened before a fork; this process may not use it.
@@ -200,7 +202,7 @@ pub enum ModifyError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {index}: {kind}")]
 pub struct PostError {
-    /// Which of the slice was refused.
+    /// Index of the refused request in the slice.
     pub index: usize,
     /// Reason of the refusal.
     pub kind: PostErrorKind,
@@ -210,24 +212,24 @@ pub struct PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
-    /// The queue holds as many requests as it can.
+    /// The queue is full.
     #[error("the queue is full: poll completions first")]
     QueueFull,
     /// The queue pair's state does not allow it.
     #[error("the queue pair is in {0}")]
     State(QpState),
-    /// More scatter/gather entries than the queue pair was made for.
+    /// The request has more scatter/gather entries than the queue pair was made for.
     #[error("too many scatter/gather entries, at most {0}")]
     TooManySges(u32),
-    /// An inline payload longer than the queue pair was made for.
+    /// The inline payload is longer than the queue pair was made for.
     #[error("inline payload too long, at most {0} bytes")]
     InlineTooLong(u32),
-    /// Longer than any message may be.
+    /// The message is longer than the device allows.
     #[error("message too long, at most {0} bytes")]
     MessageTooLong(u32),
-    /// Not an operation of this transport, or READ or atomics with an inline payload or
-    /// where `max_rd_atomic` is 0, or an atomic whose result is not 8 bytes, or a datagram by an
-    /// address handle that is gone, where the device looks when it is posted.
+    /// The operation is not legal: this transport does not have it, a READ or an atomic has an inline payload
+    /// or `max_rd_atomic` is 0, an atomic's result is not 8 bytes, or a datagram names an address handle that
+    /// is gone (on devices that check the handle when a request is posted).
     #[error("not a legal operation here")]
     Operation,
     /// The queue pair takes its receives from an SRQ.
@@ -252,10 +254,10 @@ impl PostErrorKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PollError {
-    /// More completions came than it holds; its queue pairs are in error.
+    /// More completions arrived than the queue holds; its queue pairs are in error.
     #[error("the completion queue overran")]
     Overrun,
-    /// Shared memory holds what no correct process writes.
+    /// Shared memory holds a value that no correct process writes.
     #[error("the completion queue is corrupt")]
     Corrupt,
     /// The device was opened before a fork; this process may not use it.

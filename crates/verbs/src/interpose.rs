@@ -1,7 +1,7 @@
-//! A device around another: everything goes through but for requests that the watcher holds back.
+//! A device wrapper: it passes every call to the device below, except requests that the interposer withholds.
 //!
-//! For what is to be seen or changed of any device from outside: counting what is posted, in
-//! measurements; completions that come late and queues that are short, in tests.
+//! It observes or changes the behaviour of any device from outside. Measurements count what is posted; tests
+//! delay completions and shorten queues.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,38 +18,39 @@ use crate::queue_pair::{QpAttr, QpCaps, QpInit, QueuePair, SharedReceiveQueue, S
 use crate::time::Instant;
 use crate::work_request::{RecvWr, SendWr};
 
-/// Who watches. Called from whichever thread posts and polls.
+/// Observes and filters calls. The thread that posts or polls calls it.
 pub trait Interposer: Send + Sync + 'static {
-    /// These send requests were posted, in one chain.
+    /// Called after these send requests were posted in one chain.
     fn on_send_posted(&self, _posted: &[SendWr<'_>]) {}
 
-    /// Whether a send request reaches the device below. A request that does not is never sent and never completes, and the
-    /// index of a failed post does not count it.
+    /// Whether a send request reaches the device below. A withheld request is never sent and never completes.
+    /// The index of a failed post does not count it.
     fn admits_send(&self, _posted: &SendWr<'_>) -> bool {
         true
     }
 
-    /// So many receives were posted to a queue pair's own queue.
+    /// Called after `_posted` receives were posted to a queue pair's own queue.
     fn on_receives_posted(&self, _posted: usize) {}
 
-    /// A queue pair was asked for its state.
+    /// Called when the state of a queue pair is read.
     fn on_state_queried(&self) {}
 
-    /// Whether a poll finds anything now.
+    /// Whether a poll reaches the queue below; if not, it returns no completions.
     fn admits_poll(&self) -> bool {
         true
     }
 
-    /// Why a poll is refused now, if it is.
+    /// The error that a poll returns now, if any.
     fn poll_error(&self) -> Option<PollError> {
         None
     }
 
-    /// So many completions were polled.
+    /// Called after `_count` completions were polled.
     fn on_polled(&self, _count: usize) {}
 }
 
-/// The completion queues made here, as long as anybody has them: the device below knows only its own.
+/// The living completion queues of this device. They map a wrapped queue to the queue below, because the
+/// device below knows only its own.
 struct InterposedCqs<W>(Arc<Mutex<Vec<Weak<InterposedCq<W>>>>>);
 
 impl<W> Clone for InterposedCqs<W> {
@@ -65,7 +66,8 @@ impl<W> InterposedCqs<W> {
         queues.push(Arc::downgrade(queue));
     }
 
-    /// The one below `outer`, by where that is: another device's may have the same number.
+    /// The queue below `outer`. The search compares addresses, because queues of two devices may have the
+    /// same number.
     fn inner_of(
         &self,
         outer: &Arc<dyn CompletionQueue>,
@@ -79,7 +81,7 @@ impl<W> InterposedCqs<W> {
     }
 }
 
-/// A device as another, watched.
+/// A device that wraps another one and reports to an [`Interposer`].
 pub struct InterposedDevice<W> {
     inner: Arc<dyn Device>,
     info: DeviceInfo,
@@ -88,13 +90,13 @@ pub struct InterposedDevice<W> {
 }
 
 impl<W: Interposer> InterposedDevice<W> {
-    /// Around `inner`, which says what it is.
+    /// Wraps `inner` and keeps its description.
     pub fn new(inner: Arc<dyn Device>, interposer: Arc<W>) -> Self {
         let info = inner.info().clone();
         Self::with_info(inner, info, interposer)
     }
 
-    /// Around `inner`, which is said to be what `info` says.
+    /// Wraps `inner` and describes the device by `info` instead.
     pub fn with_info(inner: Arc<dyn Device>, info: DeviceInfo, interposer: Arc<W>) -> Self {
         Self {
             inner,

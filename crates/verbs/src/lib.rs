@@ -1,13 +1,12 @@
-//! The one vocabulary of Headworks: verbs, with the InfiniBand specification's and rdma-core's
-//! meanings and names.
+//! RDMA verbs for Headworks, with the InfiniBand specification's and rdma-core's meanings and names.
 //!
-//! Everything above this crate speaks to a device only through the traits here, and every device
-//! (a software RNIC, an RDMA NIC behind libibverbs, a simulated one) implements them. The crate
-//! does no I/O, reads no clock and starts no thread.
+//! The crates above this one reach a device only through the traits defined here. Every device implements
+//! them: the software RNIC, an RDMA NIC behind libibverbs, and the simulated RNIC. The crate does no I/O,
+//! reads no clock and starts no thread.
 //!
 //! # Map
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`time`] | [`Instant`] and [`Duration`] in integer nanoseconds; always an argument |
 //! | [`device_name`] | [`DeviceName`]: `KIND[:NAME][,key=value…]` |
@@ -15,13 +14,13 @@
 //! | [`device`] | [`Provider`], [`Device`], [`ProtectionDomain`]; [`DeviceLimits`] and [`Promises`] |
 //! | [`memory_region`] | [`Buffer`], [`Region`], [`Access`], keys, scatter/gather entries |
 //! | [`work_request`] | work requests: [`SendWr`], [`RecvWr`] |
-//! | [`datagram`] | [`AddressHandle`], [`Destination`], the [`Grh`] that a datagram comes with |
+//! | [`datagram`] | [`AddressHandle`], [`Destination`], and the [`Grh`] in a datagram's receive buffer |
 //! | [`completion`] | [`Completion`], [`Status`], [`CompletionQueue`], [`CompletionChannel`] |
-//! | [`counters`] | [`QpCounters`], [`CqCounters`]: what was done so far |
+//! | [`counters`] | [`QpCounters`] and [`CqCounters`]: totals of queue pairs and completion queues |
 //! | [`queue_pair`] | [`QueuePair`], [`SharedReceiveQueue`], attributes and capabilities |
 //! | [`qp_state`] | QP states and the table of legal transitions with their attributes |
-//! | [`bringup`] | connecting two RC queue pairs over any byte stream: a byte state machine |
-//! | [`interpose`] | a device around another, which somebody watches |
+//! | [`bringup`] | connects two RC queue pairs over any byte stream: a byte state machine |
+//! | [`interpose`] | a device wrapper that observes and filters posts and polls |
 //! | [`error`] | errors, one type per kind of operation |
 #![deny(unsafe_code)]
 

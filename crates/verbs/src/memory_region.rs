@@ -7,14 +7,14 @@ use std::sync::atomic::AtomicU64;
 
 use crate::error::ResourceError;
 
-/// What a registered region may be used for. Combine with `|`. Local reads are always allowed.
+/// Access rights of a registered region. Combine with `|`. Local reads are always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u32);
 
 impl Access {
-    /// The device may only read it for this process's own requests.
+    /// The device may only read the region, for this process's own requests.
     pub const NONE: Self = Self(0);
-    /// The device may write it for this process's own requests (receives, READ results).
+    /// The device may write the region for this process's own requests (receives, READ results).
     pub const LOCAL_WRITE: Self = Self(1);
     /// A peer may WRITE to it. Needs [`Access::LOCAL_WRITE`].
     pub const REMOTE_WRITE: Self = Self(2);
@@ -22,7 +22,7 @@ impl Access {
     pub const REMOTE_READ: Self = Self(4);
     /// A peer may do atomics on it. Needs [`Access::LOCAL_WRITE`].
     pub const REMOTE_ATOMIC: Self = Self(8);
-    /// Everything.
+    /// All access rights.
     pub const ALL: Self = Self(15);
 
     /// The bits, in libibverbs' encoding.
@@ -35,12 +35,12 @@ impl Access {
         Self(bits & Self::ALL.0)
     }
 
-    /// Whether everything in `other` is allowed here.
+    /// Whether all rights of `other` are included.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether the combination is one the specification allows: remote writes and atomics need
+    /// Whether the specification allows this combination: remote writes and atomics need
     /// local write.
     pub const fn is_consistent(self) -> bool {
         self.0 & (Self::REMOTE_WRITE.0 | Self::REMOTE_ATOMIC.0) == 0
@@ -72,13 +72,13 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Which pages to ask for.
+/// The page size to ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Pages {
     /// The machine's ordinary pages.
     #[default]
     Ordinary,
-    /// 2 MiB pages where the machine has some; ordinary ones, with a notice, where not.
+    /// 2 MiB pages if the machine has some; otherwise ordinary pages, and a warning is logged.
     PreferHuge,
 }
 
@@ -89,14 +89,14 @@ pub struct AllocRequest {
     pub len: usize,
     /// Alignment in bytes: a power of two, at most 4096.
     pub align: usize,
-    /// Which pages to ask for.
+    /// The page size to ask for.
     pub pages: Pages,
-    /// The NUMA node to take it from; `None` leaves it to the device (its own node).
+    /// The NUMA node to allocate on; `None` leaves the choice to the device (its own node).
     pub numa_node: Option<u32>,
 }
 
 impl AllocRequest {
-    /// `len` bytes, cache-line aligned, on ordinary pages.
+    /// A request for `len` bytes, cache-line aligned, on ordinary pages.
     pub const fn of(len: usize) -> Self {
         Self {
             len,
@@ -106,7 +106,7 @@ impl AllocRequest {
         }
     }
 
-    /// Refuses what no device gives: no bytes, or an alignment that is none.
+    /// Refuses requests that no device can meet: a length of 0 or an illegal alignment.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl AllocRequest {
 
 /// Memory that stays mapped at one address for as long as the value lives.
 ///
-/// Devices and peers write to it at any time, so nothing may hold a plain Rust reference into a
+/// Devices and peers write to it at any time, so no code may hold a plain Rust reference to a
 /// part that a peer can write. The accessors of the shared-memory crate copy instead.
 ///
 /// # Safety
@@ -141,39 +141,40 @@ impl AllocRequest {
     reason = "the contract that lets everything above use plain addresses"
 )]
 pub unsafe trait Buffer: Send + Sync {
-    /// The first byte.
+    /// Address of the first byte.
     fn as_ptr(&self) -> *mut u8;
-    /// Its length in bytes.
+    /// Length in bytes.
     fn len(&self) -> usize;
-    /// Whether it has no bytes at all.
+    /// Whether the length is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Which pages it got in the end.
+    /// The page size that it was allocated with.
     fn pages(&self) -> Pages {
         Pages::Ordinary
     }
-    /// The shared segment that holds it from the first byte on, and nothing else: to be handed to another process,
-    /// which then has all of this memory. `None` where it shares its file with other memory, or has none.
+    /// The file descriptor of the shared segment, if the segment holds this memory from its first byte on and
+    /// nothing else. It can be passed to another process, which can then access all of this memory. `None` if
+    /// the memory shares its file with other memory or has no file.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// Ordinary memory of this process, zeroed, at the start of a cache line: a [`Buffer`] that came from
-/// no device.
+/// Ordinary memory of this process, zeroed and aligned to a cache line: a [`Buffer`] that no device
+/// allocated.
 pub struct HeapBuffer {
     lines: Box<[Line]>,
     len: usize,
 }
 
-/// A cache line of bytes that others may write.
+/// A cache line of bytes that devices and peers may write.
 #[derive(Default)]
 #[repr(align(64))]
 struct Line(#[expect(dead_code, reason = "reached by address")] [AtomicU64; 8]);
 
 impl HeapBuffer {
-    /// `len` bytes, at least 1.
+    /// Allocates `len` bytes, at least 1.
     pub fn new(len: usize) -> Arc<Self> {
         let lines = len.max(1).div_ceil(size_of::<Line>());
         Arc::new(Self {
@@ -183,8 +184,8 @@ impl HeapBuffer {
     }
 }
 
-// SAFETY: the box holds `len` bytes or more, in cells that may be written through a shared reference,
-// and neither moves nor is given back before the value is dropped.
+// SAFETY: the box holds at least `len` bytes. They are atomic cells, so they may be written through a shared
+// reference. The box does not move its contents or free them before the value is dropped.
 #[allow(unsafe_code, reason = "see `Buffer`")]
 unsafe impl Buffer for HeapBuffer {
     fn as_ptr(&self) -> *mut u8 {
@@ -196,22 +197,22 @@ unsafe impl Buffer for HeapBuffer {
     }
 }
 
-/// A registered memory region: a buffer that a device reaches under two keys. Dropping it
-/// deregisters it; the device has finished with the memory when drop returns, and with it peers,
-/// except on `soft` one whose process is stopped in the middle of a request: when that goes on, the
-/// rest of the request may still arrive in this memory, and in no other.
+/// A registered memory region: a buffer that a device accesses under two keys. Dropping it
+/// deregisters it. When drop returns, the device and the peers no longer access the memory. There is one
+/// exception: on `soft`, if a peer's process is stopped in the middle of a request, the rest of that request
+/// may still arrive in this memory, and in no other, when the process resumes.
 pub struct Region {
     lkey: u32,
     rkey: u32,
     access: Access,
     atomic_aligned_8: bool,
-    // Deregistered before the memory goes away: this field must stay ahead of `buffer`.
+    // Deregistration must come before the memory is freed, so this field must stay ahead of `buffer`.
     _registration: Box<dyn Send + Sync>,
     buffer: Arc<dyn Buffer>,
 }
 
 impl Region {
-    /// For providers: a region over all of `buffer`; `registration` deregisters when dropped.
+    /// For providers: makes a region over all of `buffer`. Dropping `registration` deregisters it.
     pub fn new(
         lkey: u32,
         rkey: u32,
@@ -229,8 +230,8 @@ impl Region {
         }
     }
 
-    /// For providers: the same region, of which aligned words are not placed whole, whatever the
-    /// device promises.
+    /// For providers: marks that aligned words of this region are not placed whole, whatever the device
+    /// promises.
     #[must_use]
     pub fn without_atomic_aligned_8(self) -> Self {
         Self {
@@ -239,8 +240,8 @@ impl Region {
         }
     }
 
-    /// Whether [`Promises::atomic_aligned_8`](crate::Promises::atomic_aligned_8), where the device
-    /// makes it, holds for this memory: not for memory that the device did not allocate and reaches
+    /// Whether [`Promises::atomic_aligned_8`](crate::Promises::atomic_aligned_8), if the device makes it,
+    /// holds for this memory. It does not hold for memory that the device did not allocate and accesses
     /// by copying.
     pub fn atomic_aligned_8(&self) -> bool {
         self.atomic_aligned_8
@@ -251,27 +252,27 @@ impl Region {
         self.lkey
     }
 
-    /// The key a peer needs.
+    /// The key for a peer's requests.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// What it was registered for.
+    /// The access rights it was registered with.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The memory itself.
+    /// The registered memory.
     pub fn buffer(&self) -> &Arc<dyn Buffer> {
         &self.buffer
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Whether it has no bytes at all.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
@@ -290,7 +291,7 @@ impl Region {
         }
     }
 
-    /// What a peer needs to reach byte `offset`.
+    /// The address and key with which a peer accesses byte `offset`.
     pub fn remote(&self, offset: usize) -> RemoteAddr {
         RemoteAddr {
             addr: self.addr(offset),
@@ -317,7 +318,7 @@ impl fmt::Debug for Region {
 pub struct Sge {
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
     /// Local key of the region that holds them.
     pub lkey: u32,
@@ -334,7 +335,7 @@ pub struct RemoteAddr {
 }
 
 impl RemoteAddr {
-    /// The address `bytes` further on.
+    /// The address that is `bytes` higher, under the same key.
     pub const fn plus(self, bytes: u64) -> Self {
         Self {
             addr: self.addr.wrapping_add(bytes),

@@ -1,5 +1,5 @@
-//! Queue pair states, and which transitions are legal with which attributes (InfiniBand
-//! specification, volume 1, section 10.3.1 and table 91), for RC and UD.
+//! Queue pair states, and the legal transitions with their attributes, for RC and UD (InfiniBand
+//! specification, volume 1, section 10.3.1 and table 91).
 
 use core::fmt;
 
@@ -28,7 +28,7 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// The state numbered `code` (libibverbs' numbers).
+    /// The state with libibverbs' number `code`.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Self::Reset,
@@ -96,17 +96,17 @@ impl AttrMask {
     /// No attribute.
     pub const NONE: Self = Self(0);
 
-    /// The attributes in either.
+    /// The attributes in either set.
     pub const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The attributes here that are not in `other`.
+    /// The attributes in this set that are not in `other`.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether it names no attribute.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -143,7 +143,7 @@ const RTR_TO_RTS: AttrMask = AttrMask::SQ_PSN
     .or(AttrMask::RNR_RETRY)
     .or(AttrMask::MAX_RD_ATOMIC);
 
-/// Attributes that a transition requires and those it also allows; `None` if there is no such
+/// The attributes that an RC transition requires, and those that it also allows; `None` if there is no such
 /// transition.
 fn rc_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     use QpState::{Error, Init, Reset, Rtr, Rts, Sqd};
@@ -169,7 +169,8 @@ fn rc_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     })
 }
 
-/// The same for UD, which connects to nobody. SQE, where a failed request leaves it, is left for RTS.
+/// The required and optional attributes of a UD transition; UD has no peer, so none of them names one. A
+/// failed request moves the queue pair to SQE, from which it can return to RTS.
 fn ud_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
     Some(match (from, to) {
@@ -183,7 +184,7 @@ fn ud_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     })
 }
 
-/// Checks a modification of a queue pair of transport `qp_type` in state `from`, and says which state
+/// Checks a modification of a queue pair of transport `qp_type` in state `from`, and returns the state
 /// it leads to.
 pub fn check_transition(
     qp_type: QpType,
@@ -295,7 +296,7 @@ mod tests {
         let rtr = QpAttr::to_state(QpState::Rtr);
         assert_eq!(ud(QpState::Init, &rtr), Ok(QpState::Rtr));
         assert!(ud(QpState::Init, &to_rtr()).is_err());
-        // Only what failed by itself is in SQE, and leaves it so.
+        // Only a failed request leads to SQE. A modify can leave it for RTS, but cannot enter it.
         let rts = QpAttr::to_state(QpState::Rts);
         assert_eq!(ud(QpState::Sqe, &rts), Ok(QpState::Rts));
         assert!(ud(QpState::Rts, &QpAttr::to_state(QpState::Sqe)).is_err());

@@ -23,7 +23,7 @@ pub enum QpType {
     Ud,
 }
 
-/// Sizes of a queue pair. A device may give more than asked for.
+/// Sizes of a queue pair. A device may grant more than asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCaps {
     /// Send requests outstanding: posted and not yet retired by a polled completion.
@@ -50,28 +50,28 @@ impl Default for QpCaps {
     }
 }
 
-/// Identifies an SRQ within its device; what a limit event names.
+/// Identifies an SRQ within its device. Limit events carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqId(pub u32);
 
-/// What a queue pair is made from.
+/// Parameters of a new queue pair.
 #[derive(Clone)]
 pub struct QpInit {
-    /// Transport.
+    /// The transport.
     pub qp_type: QpType,
-    /// Where send requests complete.
+    /// The completion queue of send requests.
     pub send_cq: Arc<dyn CompletionQueue>,
-    /// Where receives complete; may be the same.
+    /// The completion queue of receives; may be the same as `send_cq`.
     pub recv_cq: Arc<dyn CompletionQueue>,
-    /// Receives come from here instead of the queue pair's own queue.
+    /// The queue from which receives are taken, instead of the queue pair's own queue.
     pub srq: Option<Arc<dyn SharedReceiveQueue>>,
-    /// Sizes.
+    /// The sizes asked for.
     pub caps: QpCaps,
-    /// Every send request completes into the CQ, flagged or not.
+    /// Whether every send request completes into the CQ, signalled or not.
     pub signal_all: bool,
 }
 
-/// How long a peer without a posted receive asks us to wait: the specification's 5-bit code
+/// How long a responder without a posted receive asks the initiator to wait: the specification's 5-bit code
 /// (section 9.7.5.2.8, table 45).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RnrTimer(u8);
@@ -87,7 +87,7 @@ impl RnrTimer {
         self.0
     }
 
-    /// The time it stands for, 10 µs to 655.36 ms.
+    /// The wait that the code encodes, 10 µs to 655.36 ms.
     pub const fn duration(self) -> Duration {
         // In units of 10 µs; code 0 is the longest.
         const UNITS: [u32; 32] = [
@@ -99,33 +99,33 @@ impl RnrTimer {
 }
 
 impl Default for RnrTimer {
-    /// 640 µs, code 12: what most programs use.
+    /// 640 µs, code 12, as most programs use.
     fn default() -> Self {
         Self(12)
     }
 }
 
-/// Attributes for [`QueuePair::modify`]; `None` leaves one out of the mask.
+/// Attributes for [`QueuePair::modify`]; an attribute that is `None` is not in the mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct QpAttr {
     /// The state to go to.
     pub state: Option<QpState>,
     /// What the peer may do through this queue pair.
     pub access: Option<Access>,
-    /// The peer's port.
+    /// GID of the peer's port.
     pub dest_gid: Option<Gid>,
-    /// The peer's port as well, with `dest_gid`: a device on an InfiniBand network needs it, others do not
-    /// look at it.
+    /// LID of the peer's port, in addition to `dest_gid`. A device on an InfiniBand network needs it, others
+    /// ignore it.
     pub dest_lid: Option<Lid>,
-    /// The peer's queue pair.
+    /// The peer's queue pair number.
     pub dest_qpn: Option<Qpn>,
     /// First packet sequence number expected from the peer.
     pub rq_psn: Option<Psn>,
     /// Path MTU.
     pub path_mtu: Option<Mtu>,
-    /// READs and atomics of the peer that this side can hold.
+    /// READs and atomics of the peer that this side can hold as responder.
     pub max_dest_rd_atomic: Option<u8>,
-    /// What the peer is told to wait when no receive is posted.
+    /// How long the peer is told to wait when no receive is posted.
     pub min_rnr_timer: Option<RnrTimer>,
     /// First packet sequence number sent.
     pub sq_psn: Option<Psn>,
@@ -137,12 +137,12 @@ pub struct QpAttr {
     pub rnr_retry: Option<u8>,
     /// READs and atomics outstanding as initiator.
     pub max_rd_atomic: Option<u8>,
-    /// UD: what datagrams must name to be received here.
+    /// UD: the Q_Key that incoming datagrams must carry.
     pub qkey: Option<u32>,
 }
 
 impl QpAttr {
-    /// Only a change of state.
+    /// Attributes that change only the state.
     pub fn to_state(state: QpState) -> Self {
         Self {
             state: Some(state),
@@ -150,11 +150,11 @@ impl QpAttr {
         }
     }
 
-    /// Refuses a value that is out of range, in the encoding or on a device with these limits.
+    /// Refuses a value outside its encoding, or above these limits of the device.
     ///
     /// # Errors
     ///
-    /// [`ModifyError::Value`], of the first that is.
+    /// [`ModifyError::Value`], for the first such value.
     pub fn check_values(&self, limits: &DeviceLimits) -> Result<(), ModifyError> {
         let reads = limits.max_rd_atomic;
         for (attribute, value, highest) in [
@@ -175,7 +175,7 @@ impl QpAttr {
         Ok(())
     }
 
-    /// Which attributes are given (the state is not one of them).
+    /// The attributes that are given (the state is not one of them).
     pub fn mask(&self) -> AttrMask {
         let given = [
             (self.access.is_some(), AttrMask::ACCESS),
@@ -203,7 +203,7 @@ impl QpAttr {
     }
 }
 
-/// Requests that [`QueuePair::post_send_with_wr_id`] copies for one doorbell.
+/// Requests that [`QueuePair::post_send_with_wr_id`] copies and posts in one chain.
 const CHAIN_MAX: usize = 16;
 const EMPTY_SEND_WR: SendWr<'_> = SendWr {
     wr_id: 0,
@@ -212,26 +212,27 @@ const EMPTY_SEND_WR: SendWr<'_> = SendWr {
     flags: SendFlags::NONE,
 };
 
-/// A queue pair. Calls never block; one thread at a time posts (`&mut self`).
+/// A queue pair. Calls never block. One thread at a time posts (`&mut self`).
 pub trait QueuePair: Send {
     /// Its number on this device.
     fn qpn(&self) -> Qpn;
 
-    /// Its state now; a device moves it to [`QpState::Error`] by itself.
+    /// Its state now. A device may move it to [`QpState::Error`] at any time.
     fn state(&self) -> QpState;
 
-    /// The sizes it got.
+    /// The sizes that the device granted.
     fn caps(&self) -> &QpCaps;
 
-    /// Changes state and attributes. Nothing is changed when it fails.
+    /// Changes state and attributes. A call that fails changes nothing, unless the error says otherwise.
     fn modify(&mut self, attr: &QpAttr) -> Result<(), ModifyError>;
 
-    /// Posts a chain of send requests: one doorbell. Where one is refused, those before it are
-    /// posted and the error says its index.
+    /// Posts a chain of send requests with one doorbell. If a request is refused, those before it are
+    /// posted and the error holds its index.
     fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError>;
 
-    /// The same for a layer between the program and the device, which has numbers of its own: each request completes with
-    /// `wr_id`, whatever it says itself. A device that can spares the layer a copy of every request.
+    /// Posts like [`post_send`](Self::post_send), but each request completes with `wr_id` instead of its own.
+    /// It serves a layer between the program and the device that has its own numbers. A provider that
+    /// overrides it saves a copy of every request.
     fn post_send_with_wr_id(&mut self, wr_id: u64, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         if let [wr] = wrs {
             return self.post_send(&[SendWr { wr_id, ..*wr }]);
@@ -247,44 +248,44 @@ pub trait QueuePair: Send {
         Ok(())
     }
 
-    /// Posts receive requests. Refused with an SRQ.
+    /// Posts receive requests. A queue pair with an SRQ refuses them.
     fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
 
-    /// What it has done so far; `None` where the device does not count.
+    /// Totals of this queue pair; `None` if the device does not count.
     fn counters(&self) -> Option<QpCounters> {
         None
     }
 
-    /// For providers: the concrete type, where they need it.
+    /// For providers: the concrete type, if a provider needs it.
     fn as_any_mut(&mut self) -> Option<&mut dyn std::any::Any> {
         None
     }
 }
 
-/// What a shared receive queue is made from.
+/// Parameters of a new shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqInit {
     /// Receives outstanding.
     pub max_wr: u32,
     /// Scatter/gather entries of a receive.
     pub max_sge: u32,
-    /// An [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) comes once when fewer than this
-    /// many receives are posted; 0 for never.
+    /// Raises [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) once, when fewer than this many
+    /// receives are posted; 0 disables it.
     pub limit: u32,
 }
 
 /// A shared receive queue.
 pub trait SharedReceiveQueue: Send + Sync {
-    /// Its number within the device: what its limit event names.
+    /// Its number within the device. Limit events carry it.
     fn id(&self) -> SrqId;
 
-    /// Receives it holds at most: as many as were asked for, or more.
+    /// The largest number of receives it holds: at least as many as were asked for.
     fn max_wr(&self) -> u32;
 
-    /// Posts receive requests; see [`QueuePair::post_recv`].
+    /// Posts receive requests, as [`QueuePair::post_recv`] does.
     fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
 
-    /// Arms the limit event again.
+    /// Arms the limit event again, at `limit` receives.
     fn set_limit(&self, limit: u32) -> Result<(), ResourceError>;
 
     /// For providers: the concrete type.
@@ -318,7 +319,7 @@ mod tests {
         assert!(attr.check_values(&of(17)).is_err());
     }
 
-    /// Has room for so many, and keeps their numbers and remote addresses.
+    /// Accepts that many requests, and records their `wr_id` and remote address.
     struct BoundedQp(usize, Vec<(u64, u64)>, QpCaps);
 
     impl QueuePair for BoundedQp {

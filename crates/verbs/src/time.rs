@@ -1,7 +1,7 @@
-//! Time as an argument: integer nanoseconds, on a real clock or in virtual time.
+//! Time as an argument: integer nanoseconds, of a real clock or of virtual time.
 //!
-//! Decision code never reads a clock; it is handed an [`Instant`]. A simulation starts at
-//! [`Instant::ZERO`]; a real clock is CLOCK_MONOTONIC, read in the shells.
+//! Decision code never reads a clock; it is given an [`Instant`]. A simulation starts at
+//! [`Instant::ZERO`]. A real clock is CLOCK_MONOTONIC, which only the outer layers read.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
@@ -37,7 +37,7 @@ impl Instant {
 }
 
 impl Duration {
-    /// No time at all.
+    /// A span of 0 nanoseconds.
     pub const ZERO: Self = Self(0);
 
     /// A span of `n` nanoseconds.
@@ -70,7 +70,7 @@ impl Duration {
         self.0 as f64 / 1e9
     }
 
-    /// `self` repeated `n` times, saturating.
+    /// `n` times `self`, saturating.
     pub const fn times(self, n: u64) -> Self {
         Self(self.0.saturating_mul(n))
     }

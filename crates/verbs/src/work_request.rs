@@ -1,55 +1,55 @@
-//! Work requests: what is posted to a send or receive queue.
+//! Work requests: the entries that are posted to a send or receive queue.
 
 use crate::datagram::Destination;
 use crate::memory_region::{RemoteAddr, Sge};
 
-/// What a send request does (InfiniBand specification, volume 1, chapter 10.8).
+/// Operation of a send request (InfiniBand specification, volume 1, chapter 10.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendOp {
     /// SEND: the peer's next receive takes the bytes.
     Send,
-    /// SEND that also hands the peer 32 bits in its completion.
+    /// SEND that also delivers 32 bits in the peer's completion.
     SendImm(u32),
-    /// A datagram (UD): SEND to the queue pair named here, as long as a packet at most.
+    /// A datagram (UD): a SEND of at most one packet to this destination.
     SendTo(Destination),
-    /// A datagram that also hands the peer 32 bits.
+    /// A datagram that also delivers 32 bits in the receiver's completion.
     SendToImm(Destination, u32),
-    /// RDMA WRITE into the peer's memory; the peer's CPU is not told.
+    /// RDMA WRITE into the peer's memory; the peer gets no completion.
     Write(RemoteAddr),
-    /// RDMA WRITE that consumes a receive of the peer and hands it 32 bits.
+    /// RDMA WRITE that consumes a receive of the peer and delivers 32 bits in its completion.
     WriteImm(RemoteAddr, u32),
-    /// RDMA READ of the peer's memory into this process's.
+    /// RDMA READ of the peer's memory into this process's memory.
     Read(RemoteAddr),
-    /// 64-bit compare-and-swap on the peer's memory; the old value comes back.
+    /// 64-bit compare-and-swap on the peer's memory. It returns the old value.
     CompareSwap {
         /// The aligned 8-byte word.
         remote: RemoteAddr,
-        /// Swapped only if the word has this value.
+        /// The word is swapped only if it has this value.
         expect: u64,
         /// The new value.
         swap: u64,
     },
-    /// 64-bit fetch-and-add on the peer's memory; the old value comes back.
+    /// 64-bit fetch-and-add on the peer's memory. It returns the old value.
     FetchAdd {
         /// The aligned 8-byte word.
         remote: RemoteAddr,
-        /// Added, wrapping.
+        /// The addend; the addition wraps.
         add: u64,
     },
 }
 
-/// Where a send request's bytes are (for READ and atomics: where they go).
+/// The local bytes of a send request: the source, or the destination of a READ or an atomic.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Registered memory, gathered in order. It belongs to the device until the completion.
+    /// Registered memory, gathered in order. The device owns it until the completion.
     Gather(&'a [Sge]),
     /// Bytes copied while posting; at most the queue pair's `max_inline`. Not for READ or atomics.
     Inline(&'a [u8]),
 }
 
 impl Payload<'_> {
-    /// Total bytes.
+    /// Total length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Gather(sges) => sges.iter().map(|s| u64::from(s.len)).sum(),
@@ -57,7 +57,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -72,7 +72,7 @@ impl SendFlags {
     pub const NONE: Self = Self(0);
     /// Wait for earlier READs and atomics of this queue pair.
     pub const FENCE: Self = Self(1);
-    /// Completes into the CQ. Unsignalled requests occupy the SQ until a later signalled one
+    /// The request completes into the CQ. Unsignalled requests occupy the SQ until a later signalled one
     /// completes.
     pub const SIGNALED: Self = Self(2);
     /// The peer's completion is a solicited event.
@@ -96,12 +96,12 @@ impl std::ops::BitOr for SendFlags {
     }
 }
 
-/// A send work request. Posted in slices; a slice is one doorbell.
+/// A send work request. Requests are posted in slices; a slice is one doorbell.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
     /// The local bytes.
     pub payload: Payload<'a>,
@@ -112,8 +112,8 @@ pub struct SendWr<'a> {
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// Where the bytes go, scattered in order. May be empty for WRITE with immediate.
+    /// Where the received bytes are scattered, in order. May be empty for WRITE with immediate.
     pub sges: &'a [Sge],
 }

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_stays_until_all_is_written_and_if_it_never_is() {
+    fn a_file_is_kept_until_its_replacement_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.txt");
         fs::write(&path, "one").unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_left_goes_and_what_others_have_open_stays() {
+    fn only_files_left_by_dead_writers_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.txt");
         let others = [".a.txt.x.tmp", ".a.txt.tmp.tmp", ".b.txt.7.tmp", ".a.txt.7"];
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_and_a_device_stay_what_they_are() {
+    fn links_and_devices_keep_their_type() {
         let dir = tempfile::tempdir().unwrap();
         let [path, link] = ["a.txt", "link"].map(|name| dir.path().join(name));
         fs::write(&path, "one").unwrap();

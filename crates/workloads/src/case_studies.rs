@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_that_is_none_is_told() {
+    fn a_missing_capture_file_is_reported() {
         let error = FlowsTap::new(Some("/nowhere/trace.pcap".as_ref()), 1).err();
         let told = error.expect("there is no such file").to_string();
         assert!(told.contains("/nowhere/trace.pcap"), "{told}");

@@ -128,7 +128,7 @@ mod tests {
     use crate::actor_pair::testing::MockContext;
 
     #[test]
-    fn a_gated_actor_begins_when_it_is_told_to() {
+    fn a_gated_actor_begins_on_command() {
         let mut gate = StartGate::Closed;
         let mut alone = MockContext::default();
         let mut step = |mail: &[&'static [u8]]| {

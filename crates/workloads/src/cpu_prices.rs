@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn perftest_costs_what_the_preset_says_and_nothing_on_other_devices() {
+    fn perftest_costs_come_from_the_preset_or_are_zero() {
         let cost = |device: &str, set: &[Setting]| perftest_ns(&device.parse().unwrap(), set);
         let other: Setting = "cpu.bench=7".parse().unwrap();
         assert_eq!(cost("sim:cx3-40g", &[]), 30);

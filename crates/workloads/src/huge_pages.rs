@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_is_added_up_by_kind() {
+    fn huge_page_counts_are_summed_by_kind() {
         let text = "55d-7ff ---p 00000000 00:00 0    [rollup]\n\
                     Rss:              888 kB\n\
                     AnonHugePages:   2048 kB\n\

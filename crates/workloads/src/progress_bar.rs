@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_left_is_told_of_points_that_take_as_long_as_they_like() {
+    fn no_remaining_time_is_shown_for_unequal_points() {
         let line = |alike| {
             let mut progress = ProgressReporter::new("t");
             progress.expect(4, true);

@@ -167,7 +167,7 @@ Final:               3000000      0.170     0.166     0.166      367.80     367.
 ";
 
     #[test]
-    fn reads_what_it_prints() {
+    fn perftest_output_is_parsed() {
         let end = parse_final(PRINTED).unwrap();
         assert_eq!(
             end,

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_few_however_long_a_play_is_and_lie_within_what_is_asked_for() {
+    fn usage_samples_stay_few_and_within_the_requested_span() {
         let mut looks = UsageSamples::default();
         for micros in 0..100_000 {
             looks.note(up_to(micros));

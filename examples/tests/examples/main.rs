@@ -149,7 +149,7 @@ fn busy(env: &TestEnv, name: &str) -> ExampleProcess {
 }
 
 #[test]
-fn the_death_of_the_other_side_is_told_in_one_line() {
+fn peer_death_is_reported_in_one_line() {
     for name in EXAMPLES {
         let env = TestEnv::new();
         let mut caller = busy(&env, name);

@@ -244,7 +244,7 @@ fn a_file_has_its_name_when_it_is_whole() {
 }
 
 #[test]
-fn what_is_wrong_is_one_line_and_exit_code_2() {
+fn bad_input_is_one_line_and_exit_code_2() {
     let env = TestEnv::new();
     let daemons = Daemons::start(&env);
     let [first, second] = &daemons.sockets;

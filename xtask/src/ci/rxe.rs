@@ -1,4 +1,4 @@
-//! The suites that speak verbs, on the kernel's own devices: in a machine for that (`cargo xtask rxe`).
+//! Runs the test suites that use verbs on the kernel's own devices, in a virtual machine (`cargo xtask rxe`).
 
 use std::path::Path;
 
@@ -6,17 +6,17 @@ use super::unprivileged::{Suite, suites};
 use super::{Ended, Run};
 use crate::rxe;
 
-/// What runs inside, in this order. A minute each at most, but for the conformance suite
-/// and rings.
+/// The jobs that run in the machine, in this order. Each takes at most a minute, except the conformance suite
+/// and the rings.
 const GUEST_JOBS: &[GuestJob] = &[
     test("ibverbs", "devices", AS_DECLARED, ""),
     test("conformance", "ibv", AS_DECLARED, IN_ONE_PROCESS),
     test("conformance", "ibv", KILL_CASES, "between_processes"),
     test("conformance", "differential", FEW_PROGRAMS, "of_libibverbs"),
-    // Cursors by WRITE with immediate, as rxe is declared; and where even the order of WRITEs is denied.
+    // Cursors by WRITE with immediate: once as rxe declares itself, once without even the order of WRITEs.
     test("ring", "rings", AS_DECLARED, NOT_SOFT),
     test("ring", "rings", UNORDERED, "oracle threads"),
-    // Cursors and laps that are polled for.
+    // Cursors and laps that are polled in memory.
     test("ring", "rings", POLLED, NOT_SOFT),
     test("baselines", "paper_baselines", POLLED, NOT_SOFT),
     test("headworks", "pipe", AS_DECLARED, ""),
@@ -33,49 +33,51 @@ const GUEST_JOBS: &[GuestJob] = &[
         "experiment run rxe-ring --quick --device ibv:rxe0 --peer-device ibv:rxe1 --out /tmp/results",
     ),
 ];
-/// How long the machine may take: it is emulated, and slow.
+/// Time limit of the machine, which is emulated and slow.
 const SECONDS: u32 = 1200;
 
-/// The two devices as they declare themselves.
+/// The two devices with their own promises.
 const AS_DECLARED: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1'";
-/// Hosts that are processes are slow to start there: the cases that kill some, and a few of the others.
+/// The cases that kill hosts, and a few others. Hosts that are processes start slowly in the machine.
 const KILL_CASES: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' \
                    HEADWORKS_CASE=deaths::,killed,transfers::,teardown::peer,matrix::remote_bad_key";
-/// Of the programs that both devices run, the first ones: each takes seconds.
+/// Only the first of the programs that both devices run, because each takes seconds.
 const FEW_PROGRAMS: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1' PROPTEST_CASES=15";
-/// All cases, where hosts need no process of their own.
+/// All cases in which a host needs no process of its own.
 const IN_ONE_PROCESS: &str = "--test-threads=1 between_two_devices on_one_device";
-/// The two devices without the only promise that rxe makes.
+/// The two devices without the order of WRITEs, the only promise that rxe makes.
 const UNORDERED: &str =
     "HEADWORKS_IBV='ibv:rxe0,ordered_between_writes=no;ibv:rxe1,ordered_between_writes=no'";
-/// The same with what rxe keeps in this machine, whose kernel copies by words: all that a ring can use.
+/// The two devices with all promises that a ring can use. rxe keeps them in this machine, because its kernel
+/// copies by words.
 const POLLED: &str = "HEADWORKS_IBV='ibv:rxe0,atomic_aligned_8=yes,in_order_within_write=all;\
                       ibv:rxe1,atomic_aligned_8=yes,in_order_within_write=all'";
-/// Leaves out what is about soft hosts: those that misbehave, and what is done to their memory.
-const NOT_SOFT: &str = "--test-threads=1 --skip hostile:: --skip unruly --skip killed:: \
+/// Skips tests of soft hosts: of hostile devices, and of damage to a soft host's memory.
+const NOT_SOFT: &str = "--test-threads=1 --skip hostile:: --skip hostile_processes:: --skip killed:: \
                         --skip group_peers:: --skip whatever_the_device_does \
                         --skip a_device_that_orders_nothing --skip full_until_completions_come \
                         --skip completions_are_late";
 
-/// Daemons and their applications: streams, messages, memory of others', what is polled, who is killed, who means no
-/// good, and of C what goes ways of its own. Left out is what opens no device, or the soft one by name: the unit for
-/// systemd, what the service manager is told, files and command lines.
+/// Tests of daemons and their applications: streams, messages, remote memory, polling, kills, hostile
+/// clients, and those parts of the C library that have code of their own. Skipped are tests that open no
+/// device or name `soft` themselves: the systemd unit, notifications of the service manager, files and
+/// command lines.
 const DAEMON_TESTS: &str = "daemon:: daemon_operation:: daemon_polling:: daemon_remote_memory:: daemon_datagrams:: kills:: hostile_clients:: \
                        c_library::c_uses_memory c_library::c_sends_and_receives --test-threads=1 \
-                       --skip the_unit_is_one --skip the_service_manager --skip a_file_says \
-                       --skip what_cannot_be_served";
+                       --skip the_unit_is_one --skip the_service_manager --skip the_configuration_file \
+                       --skip a_daemon_that_cannot_serve";
 
-/// One thing that runs inside.
+/// A job that runs in the machine.
 #[derive(Clone, Copy)]
 enum GuestJob {
-    /// A program of a package's tests, with these variables.
+    /// A test program of a package, run with these variables.
     Test {
         folder: &'static str,
         program: &'static str,
         variables: &'static str,
         args: &'static str,
     },
-    /// The program that users have, with these arguments.
+    /// The `headworks` program, run with these arguments.
     Headworks(&'static str),
 }
 
@@ -97,7 +99,7 @@ const fn headworks(args: &'static str) -> GuestJob {
     GuestJob::Headworks(args)
 }
 
-/// The step.
+/// Runs the step.
 pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     if let Err(why) = rxe::missing_programs() {
         let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
@@ -108,7 +110,7 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     }
     let suites = suites(run)?;
     let script = script(&suites)?;
-    // Inside, nothing that needs a device may be skipped.
+    // In the machine, no test that needs a device may be skipped.
     let variables = [("HEADWORKS_REQUIRE", "ibv"), ("RUST_BACKTRACE", "1")];
     let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let status = rxe::run_script(&script, SECONDS, &variables, |command| {
@@ -120,7 +122,7 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     }
 }
 
-/// A script that runs all of [`GUEST_JOBS`], whichever of them fails.
+/// A script that runs all of [`GUEST_JOBS`], also after one fails.
 fn script(suites: &[Suite]) -> Result<String, String> {
     let mut script = "failed=0\n\
                       began=$(date +%s)\n\
@@ -141,7 +143,7 @@ fn script(suites: &[Suite]) -> Result<String, String> {
                 (format!("{on} {folder}/{program} {args}"), line)
             }
             GuestJob::Headworks(args) => {
-                // Beside the folder of the test programs, as cargo builds it for those of its package.
+                // cargo builds it beside the folder of the test programs.
                 let command = find(suites, "cli", "command")?;
                 let target = command.program.parent().and_then(Path::parent);
                 let target = target.ok_or("a test program in no folder")?;
@@ -158,7 +160,7 @@ fn script(suites: &[Suite]) -> Result<String, String> {
     Ok(script)
 }
 
-/// A path as one word of a shell.
+/// Quotes a path as one word of a shell.
 fn word(path: &Path) -> String {
     rxe::quoted(&path.display().to_string())
 }
@@ -167,7 +169,7 @@ fn find<'s>(suites: &'s [Suite], folder: &str, program: &str) -> Result<&'s Suit
     let is_it = |suite: &&Suite| {
         let name = suite.program.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
-        // Cargo adds a hash.
+        // Cargo appends a hash to the program's name.
         suite.folder.ends_with(Path::new("crates").join(folder))
             && name
                 .rsplit_once('-')
@@ -222,7 +224,7 @@ mod tests {
         let script = script(&all()).unwrap();
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
-        // None of those programs is there.
+        // None of the programs exists, so every job fails.
         assert_eq!(said.matches("FAILED").count(), GUEST_JOBS.len(), "{said}");
         assert_eq!(output.status.code(), Some(1));
     }

@@ -1,8 +1,8 @@
-//! The suite as the user who may do the least: the programs that `tests` built, run as nobody.
+//! Runs the test programs that the step `tests` built once more, as the unprivileged user nobody.
 //!
-//! Root is refused almost nothing, so what only works for root passes unseen there. Only the packages
-//! that ask the operating system for something are among them ([`ASKING`]): what the others do stands on
-//! those. Doc tests are not: cargo keeps no programs of those.
+//! Root is refused almost nothing, so a root run does not find code that works only for root. Only the
+//! packages that ask the operating system for something are run ([`ASKING`]), because the others build on
+//! those. Doc tests are not run, because cargo keeps no programs of them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,9 +14,9 @@ use serde::Deserialize;
 
 use super::{Ended, Run, show, summary};
 
-/// Nobody, and nogroup.
+/// The user id of nobody and the group id of nogroup.
 const NOBODY: u32 = 65534;
-/// What runs a program as nobody.
+/// Command that runs a program as nobody.
 const AS_NOBODY: [&str; 5] = [
     "setpriv",
     "--reuid=65534",
@@ -24,11 +24,11 @@ const AS_NOBODY: [&str; 5] = [
     "--clear-groups",
     "--inh-caps=-all",
 ];
-/// What only root has: nobody is not asked for it.
+/// Words of `HEADWORKS_REQUIRE` that need root; they are not required of nobody.
 const ROOTS: [&str; 3] = ["tmpfs", "other-user", "unprivileged"];
 
-/// The folders of packages that ask the operating system for something that it may refuse: memory, other
-/// processes' files, devices, sockets.
+/// Folders of the packages that ask the operating system for something it may refuse: memory, files of other
+/// processes, devices, sockets.
 const ASKING: [&str; 9] = [
     "shm",
     "net",
@@ -41,18 +41,18 @@ const ASKING: [&str; 9] = [
     "examples",
 ];
 
-/// The arguments of `cargo` that build what the step `tests` runs.
+/// Arguments of `cargo` that build the programs of the step `tests`.
 pub(super) const SUITE: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 
-/// A program full of tests.
+/// A test program.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Suite {
     pub(super) program: PathBuf,
-    /// Where cargo would run it: its package.
+    /// The folder that cargo would run it in: that of its package.
     pub(super) folder: PathBuf,
 }
 
-/// The step.
+/// Runs the step.
 pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     if !is_root()? {
         let why = "not root: the step tests is unprivileged already";
@@ -70,7 +70,7 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     }
     let home = Home::new(&temporary)?;
     let required = required_of_nobody(&std::env::var("HEADWORKS_REQUIRE").unwrap_or_default());
-    // The summary of the whole run counts no test twice.
+    // Set the results aside, so that the summary of the whole run counts no test twice.
     let counted = std::mem::take(&mut run.suites);
     let mut failed = Vec::new();
     for suite in &suites {
@@ -96,13 +96,13 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     Ok(Ended::Passed)
 }
 
-/// Whether this process is root's.
+/// Whether this process runs as root.
 fn is_root() -> Result<bool, String> {
     let us = fs::metadata("/proc/self").map_err(|error| format!("/proc/self: {error}"))?;
     Ok(us.uid() == 0)
 }
 
-/// It cannot be done here, unless `HEADWORKS_REQUIRE` demands that it can.
+/// Skips the step because of `why`, or fails if `HEADWORKS_REQUIRE` demands the step.
 fn skipped(why: String) -> Result<Ended, String> {
     let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
     match required.split(',').any(|word| word == "unprivileged") {
@@ -118,8 +118,8 @@ fn as_nobody(program: &Path) -> Command {
     command
 }
 
-/// Whether nobody can start `program` and look at himself then: what the kernel knows of a program
-/// that may be started and not read, it shows to root only.
+/// Checks that nobody can execute and read `program`. The kernel shows what it knows of a process to root
+/// only, if its program can be executed but not read.
 fn reaches(program: &PathBuf) -> Result<(), String> {
     for may in ["-x", "-r"] {
         let tried = as_nobody(Path::new("test")).arg(may).arg(program).status();
@@ -132,13 +132,13 @@ fn reaches(program: &PathBuf) -> Result<(), String> {
     Ok(())
 }
 
-/// What must not be skipped, without what takes root.
+/// The words of `HEADWORKS_REQUIRE` without those that need root.
 fn required_of_nobody(required: &str) -> String {
     let words = required.split(',').filter(|word| !ROOTS.contains(word));
     words.collect::<Vec<_>>().join(",")
 }
 
-/// The programs of the suite; they are built already if the step `tests` ran.
+/// Builds the test programs, unless the step `tests` has built them already, and lists them.
 pub(super) fn suites(run: &Run) -> Result<Vec<Suite>, String> {
     let mut command = run.cargo(&SUITE);
     command.args(["--no-run", "--message-format=json-render-diagnostics"]);
@@ -158,7 +158,7 @@ pub(super) fn suites(run: &Run) -> Result<Vec<Suite>, String> {
     }
 }
 
-/// The test programs among cargo's messages, one message a line.
+/// The test programs in cargo's messages, one message per line.
 fn suites_in(messages: &str) -> Vec<Suite> {
     #[derive(Deserialize)]
     struct Message {
@@ -184,7 +184,7 @@ fn suites_in(messages: &str) -> Vec<Suite> {
         .collect()
 }
 
-/// Folders of nobody's own, removed with this.
+/// Temporary folders owned by nobody. Dropping the value removes them.
 struct Home(PathBuf);
 
 impl Home {
@@ -206,7 +206,7 @@ impl Home {
         Ok(home)
     }
 
-    /// Tests leave nothing behind.
+    /// Checks that the tests left no files behind.
     fn is_clean(&self) -> Result<(), String> {
         let mut left = Vec::<OsString>::new();
         for name in ["home", "tmp"] {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_not_asked_for_what_takes_root() {
+    fn root_only_requirements_are_dropped_when_unprivileged() {
         assert_eq!(required_of_nobody("tmpfs,ucx,other-user"), "ucx");
         assert_eq!(required_of_nobody(""), "");
     }

@@ -1,12 +1,12 @@
-//! An archive in the kernel's format for its first file system: "newc", described in its documentation
-//! of the early userspace.
+//! An archive in the format of the kernel's initial file system: "newc", as the kernel's documentation of the
+//! early userspace describes it.
 
-/// Whose bits say that an entry is a folder, or a file.
+/// Mode bits of folders, files and programs.
 const FOLDER: u32 = 0o040_755;
 const FILE: u32 = 0o100_644;
 const PROGRAM: u32 = 0o100_755;
 
-/// Entries, one after the other.
+/// An archive under construction.
 #[derive(Debug, Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ impl Archive {
         self.entry(name, PROGRAM, content);
     }
 
-    /// The archive, closed by the entry that says so.
+    /// Appends the trailer entry and returns the archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -38,7 +38,7 @@ impl Archive {
         let (time, owner) = (0, 0);
         let (name_len, len) = (name.len() as u32 + 1, content.len() as u32);
         // inode, mode, user, group, links, time, length, device and special device (major and minor of
-        // each), length of the name with its NUL, checksum (of another format only).
+        // each), length of the name with its NUL, checksum (0: only another format uses it).
         let fields = [
             self.entries,
             mode,
@@ -74,7 +74,7 @@ impl Archive {
 mod tests {
     use super::*;
 
-    /// Takes an archive apart: name, mode, content.
+    /// Parses an archive: name, mode and content of each entry.
     fn entries(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut found = Vec::new();
         while !bytes.is_empty() {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_in_comes_out() {
+    fn archived_entries_are_read_back_unchanged() {
         let mut archive = Archive::default();
         archive.folder("bin");
         archive.program("bin/sh", b"12345");

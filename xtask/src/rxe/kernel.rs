@@ -1,4 +1,4 @@
-//! The kernel: Debian's, from its package, which is unpacked and not installed.
+//! The kernel: Debian's, from its package, which is unpacked but not installed.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::process::Command;
 
 use super::find;
 
-/// What is loaded into it. rxe computes checksums with `crc32_generic` and does not ask for it; packets
-/// between two devices of one machine travel by a pair of `veth`.
+/// The modules to load. rxe computes checksums with `crc32_generic` but does not depend on it. A pair of
+/// `veth` carries the packets between the two devices.
 const MODULES: [&str; 12] = [
     "crc32_generic",
     "virtio_pci",
@@ -26,19 +26,19 @@ const MODULES: [&str; 12] = [
 /// A kernel that can be booted.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    /// As `uname -r` says.
+    /// The version, as `uname -r` prints it.
     pub(super) version: String,
     pub(super) image: PathBuf,
-    /// Files, each after those that it needs.
+    /// Module files, each after those it depends on.
     pub(super) modules: Vec<PathBuf>,
 }
 
 impl Kernel {
-    /// The newest kernel that the package lists know, from `folder`; fetched if it is not there.
+    /// The newest kernel in the package lists, from `folder`; downloads it if it is not there.
     pub(super) fn of(folder: &Path) -> Result<Self, String> {
         let package = match newest()? {
             Some(package) => package,
-            // Without lists, what an earlier run fetched still does.
+            // Without package lists, use a kernel that an earlier run downloaded.
             None => fetched(folder).ok_or(
                 "the package lists know no linux-image-amd64: apt-get update (Debian) makes them",
             )?,
@@ -57,7 +57,7 @@ impl Kernel {
     }
 }
 
-/// The package that the one without a version stands for.
+/// The package that `linux-image-amd64` depends on.
 fn newest() -> Result<Option<String>, String> {
     let said = output(Command::new("apt-cache").args(["depends", "linux-image-amd64"]))?;
     let name = said
@@ -81,20 +81,22 @@ fn fetched(folder: &Path) -> Option<String> {
     versions.pop()
 }
 
-/// The numbers of a version, so that 10 comes after 9.
+/// The numbers in a version, so that 10 sorts after 9.
 fn numbers(version: &str) -> Vec<u64> {
     let words = version.split(|c: char| !c.is_ascii_digit());
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Fetches the package and unpacks it. What marks it as there, the image, is moved to its place last.
+/// Downloads the package and unpacks it. The image is moved into place last, because it marks the package as
+/// complete.
 fn fetch(folder: &Path, package: &str, version: &str) -> Result<(), String> {
     println!("fetching {package} (about 70 MB)");
     let unpacked = folder.join(format!("unpacked.{}", std::process::id()));
     let wrong = |error: std::io::Error| format!("{}: {error}", unpacked.display());
     std::fs::create_dir_all(&unpacked).map_err(wrong)?;
     let fetched = (|| {
-        // Downloads into its directory. As root it would rather be another user, who may not write there.
+        // apt-get downloads into its working directory. As root it would switch to a user who may not write
+        // there.
         let mut download = Command::new("apt-get");
         download.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]);
         output(download.current_dir(&unpacked))?;
@@ -128,7 +130,7 @@ fn depmod() -> PathBuf {
     find("depmod").unwrap_or_else(|| "depmod".into())
 }
 
-/// The files of [`MODULES`] and of what they need, each once.
+/// The files of [`MODULES`] and of their dependencies, each once.
 fn modules(folder: &Path, version: &str) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for module in MODULES {
@@ -149,7 +151,7 @@ fn modules(folder: &Path, version: &str) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// What a command says; what it says on failure is the error.
+/// The standard output of a command; on failure the error is its last line of standard error.
 fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command

@@ -1,9 +1,9 @@
-//! Rules about names of files and about documentation.
+//! Rules about file names and documentation.
 
-/// Lines of the README at most: it is for somebody who has five minutes.
+/// Largest number of lines of the README, which must be readable in five minutes.
 const README_LINES_MAX: usize = 120;
 
-/// Words that no file is named by, and the term of the field that says the same.
+/// Words that no file name may contain, and the standard term to use instead.
 const BANNED: &[(&str, &str)] = &[
     ("agenda", "event_queue"),
     ("around", "interpose"),
@@ -33,19 +33,19 @@ const BANNED: &[(&str, &str)] = &[
     ("unruly", "what the device or the test does"),
 ];
 
-/// First words of a comment that names nothing by itself.
+/// First words of a comment that names nothing itself.
 const PRONOUNS: &[&str] = &[
     "All", "Both", "He", "His", "How", "It", "Its", "None", "Nothing", "Ours", "So", "That", "The",
     "Theirs", "Them", "These", "Those", "What", "When", "Where", "Which", "Who", "Why",
 ];
 
-/// Words that add nothing to those.
+/// Words that add no information after a pronoun.
 const FILLERS: &[&str] = &[
     "and", "are", "is", "it", "its", "long", "many", "much", "of", "one", "ones", "other",
     "other's", "others", "same", "so", "them", "there", "they",
 ];
 
-/// Hands `find` each line of a file that breaks a rule, and what to do; line 0 is the file.
+/// Passes each line that breaks a rule to `find`, with what is wrong. Line 0 stands for the whole file.
 pub(super) fn check(file: &str, text: &str, find: &mut impl FnMut(usize, String)) {
     if file == "README.md" && text.lines().count() > README_LINES_MAX {
         let what = format!("more than {README_LINES_MAX} lines: details go to docs/");
@@ -73,7 +73,7 @@ pub(super) fn check(file: &str, text: &str, find: &mut impl FnMut(usize, String)
     }
 }
 
-/// The banned words in the last two names of a path.
+/// The banned words in the last two components of a path.
 fn banned(file: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let is_ours = file.ends_with(".rs") && !file.contains("/corpus/");
     let names = file.rsplit('/').take(2).filter(move |_| is_ours);
@@ -85,7 +85,7 @@ fn banned(file: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
         .filter(move |(word, _)| words.contains(word))
 }
 
-/// Whether a comment is a pronoun and nothing else, as in `Which one.`.
+/// Whether a comment consists of a pronoun and filler words, as in `Which one.`.
 fn is_pronoun_only(doc: &str) -> bool {
     let Some(sentence) = doc.trim().strip_suffix('.') else {
         return false;

@@ -393,7 +393,7 @@ impl DesignTest for Last {
 }
 
 #[test]
-fn what_was_sent_is_received_though_its_sender_is_gone() {
+fn messages_are_received_after_their_sender_has_gone() {
     let plan = Plan {
         messages: 128,
         longest: 64,
@@ -459,7 +459,7 @@ impl DesignTest for Leave<'_> {
 }
 
 #[test]
-fn an_end_whose_peer_left_says_so_and_has_what_was_sent() {
+fn a_peer_departure_is_reported_after_all_sent_messages() {
     let hosts = Hosts::soft("");
     let plan = Plan {
         messages: 8,
@@ -548,7 +548,7 @@ fn counted<D: Design>(design: &D, messages: u64) -> [Counts; 2] {
 }
 
 #[test]
-fn designs_post_what_table_1_says() {
+fn designs_post_the_operation_counts_of_table_1() {
     let plan = Plan {
         messages: 128,
         longest: 64,

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_makes_no_sense_is_not_known() {
+    fn missing_or_malformed_system_files_read_as_unknown() {
         let root = root(&[
             ("sys/class/infiniband/x/ports/one/state", "4: ACTIVE"),
             (

@@ -341,7 +341,7 @@ mod tests {
         headworks_application_sent_bytes_total{user=\"7\",pid=\"9\",session=\"1\",name=\"kv\"} 2048\n";
 
     #[test]
-    fn what_a_daemon_says_is_shown_by_application_and_link() {
+    fn daemon_metrics_are_shown_by_application_and_link() {
         let look = MetricsSnapshot::of(SAID.to_owned()).unwrap();
         let drawn = look.drawn(None);
         let first = drawn.lines().next().unwrap();

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_is_told_nothing_by_others() {
+    fn control_characters_are_replaced_and_long_text_cut() {
         assert_eq!(plain("a\x1b[2J\nb"), "a\u{fffd}[2J\u{fffd}b");
         assert_eq!(plain(&"x".repeat(1000)).len(), 64);
     }

@@ -103,7 +103,7 @@ fn a_wrong_option_of_a_hostile_device_is_one_line() {
 }
 
 #[test]
-fn the_doctor_says_what_it_examines() {
+fn the_doctor_rejects_devices_it_cannot_examine() {
     let fabric = TestEnv::new();
     for (device, says) in [
         ("soft:h1", "doctor examines RDMA devices"),
@@ -115,7 +115,7 @@ fn the_doctor_says_what_it_examines() {
 }
 
 #[test]
-fn options_that_are_not_legal_are_told_alike_of_every_kind_of_device() {
+fn illegal_options_are_reported_alike_for_all_device_kinds() {
     let fabric = TestEnv::new();
     let ordered = "ordered_between_writes=yes or";
     for (device, option, legal) in [
@@ -146,7 +146,7 @@ fn code_unheard(fabric: &TestEnv, args: &[&str]) -> Option<i32> {
 }
 
 #[test]
-fn exit_codes_are_the_same_where_nobody_reads_standard_error() {
+fn exit_codes_are_unchanged_when_standard_error_is_unread() {
     let fabric = TestEnv::new();
     for (args, code) in [
         (&["pipe", "connect", "a"][..], 1),
@@ -168,7 +168,7 @@ fn exit_codes_are_the_same_where_nobody_reads_standard_error() {
 }
 
 #[test]
-fn timeouts_name_who_did_not_come_and_how_long_that_was_waited_for() {
+fn a_timeout_names_the_missing_peer_and_the_wait() {
     let fabric = TestEnv::new();
     for (verb, says) in [
         ("listen", "waiting for a caller under the name nemo"),
@@ -186,7 +186,7 @@ fn timeouts_name_who_did_not_come_and_how_long_that_was_waited_for() {
 }
 
 #[test]
-fn what_is_far_too_long_is_cut() {
+fn overlong_arguments_are_cut_in_error_messages() {
     let fabric = TestEnv::new();
     let long = "x".repeat(100_000);
     fails(&fabric, &["pipe", "listen", &long], 2, "bad name \"xxx");
@@ -229,7 +229,7 @@ fn a_full_output_is_a_failure() {
 }
 
 #[test]
-fn what_was_closed_is_refused() {
+fn a_closed_standard_stream_is_refused() {
     let fabric = TestEnv::new();
     for (args, closes, name) in [
         ("listen a", ">&-", "output"),

@@ -159,7 +159,7 @@ fn passes_while(name: &str, does: impl FnOnce(&mut Daemons, &mut Child)) {
 }
 
 #[test]
-fn what_c_sends_comes_back_whole() {
+fn messages_sent_from_c_are_echoed_whole() {
     passes("echo");
 }
 
@@ -174,7 +174,7 @@ fn c_waits_no_longer_than_it_says() {
 }
 
 #[test]
-fn what_c_gets_wrong_has_its_errno() {
+fn misuse_from_c_fails_with_the_documented_errno() {
     passes("wrong");
 }
 
@@ -272,7 +272,7 @@ fn the_example_in_c_echoes() {
 }
 
 #[test]
-fn the_guide_shows_what_is_tested_and_every_errno() {
+fn the_guide_shows_tested_code_and_every_errno() {
     let guide = include_str!("../../../../docs/c.md");
     let example = include_str!("../../../capi/examples/echo.c");
     let shown = guide.split("```c\n").nth(1).expect("an example");
@@ -290,7 +290,7 @@ fn the_guide_shows_what_is_tested_and_every_errno() {
 }
 
 #[test]
-fn only_what_the_header_declares_is_there_for_c() {
+fn the_c_library_exports_only_declared_symbols() {
     let Some(programs) = Programs::new() else {
         return;
     };

@@ -344,7 +344,7 @@ fn say_and_go(socket: &std::ffi::OsStr) -> ! {
 }
 
 #[test]
-fn what_was_sent_arrives_although_its_sender_has_closed_and_gone() {
+fn sent_bytes_arrive_after_the_sender_closed_and_exited() {
     if let Some(socket) = std::env::var_os(LEAVER) {
         say_and_go(&socket);
     }
@@ -353,7 +353,7 @@ fn what_was_sent_arrives_although_its_sender_has_closed_and_gone() {
     let server = daemons.attach(1);
     let listener = server.listen(7000, 16).unwrap();
     for _ in 0..5 {
-        let own = "daemon::what_was_sent_arrives_although_its_sender_has_closed_and_gone";
+        let own = "daemon::sent_bytes_arrive_after_the_sender_closed_and_exited";
         let mut leaver = daemons.another_process(own, LEAVER);
         for len in [0, 1, 70_000, 2_000_000] {
             let mut stream = listener.accept().unwrap();
@@ -378,7 +378,7 @@ fn what_was_sent_arrives_although_its_sender_has_closed_and_gone() {
 }
 
 #[test]
-fn who_never_reads_what_is_echoed_and_closes_keeps_nobody_waiting() {
+fn closing_without_reading_echoes_blocks_no_peer() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -451,7 +451,7 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
 }
 
 #[test]
-fn who_was_not_taken_is_reset_when_the_listener_is_dropped() {
+fn an_unaccepted_connection_is_reset_when_its_listener_drops() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -504,7 +504,7 @@ fn a_daemon_that_is_killed_is_missed_and_may_come_back() {
 }
 
 #[test]
-fn what_cannot_be_served_is_told_in_one_line() {
+fn a_daemon_that_cannot_serve_reports_one_line() {
     let _one = locked();
     let daemons = Daemons::start();
     let run = |words: &[&str]| {

@@ -135,7 +135,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 }
 
 #[test]
-fn who_does_not_wait_is_told_by_the_descriptor() {
+fn the_descriptor_reports_readiness_to_nonblocking_callers() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -187,7 +187,7 @@ fn who_does_not_wait_is_told_by_the_descriptor() {
 }
 
 #[test]
-fn who_is_not_there_is_no_harm_to_others() {
+fn an_absent_receiver_does_not_disturb_other_sockets() {
     let _one = locked();
     let mut daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -246,7 +246,7 @@ fn who_is_not_there_is_no_harm_to_others() {
 }
 
 #[test]
-fn who_has_unread_messages_sleeps_until_there_is_room() {
+fn a_socket_with_unread_messages_can_sleep_for_room() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -288,7 +288,7 @@ fn who_has_unread_messages_sleeps_until_there_is_room() {
 }
 
 #[test]
-fn who_did_not_wait_is_told_by_the_next_call_whom_it_could_not_reach() {
+fn nonblocking_send_failures_are_reported_by_the_next_call() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -317,7 +317,7 @@ fn who_did_not_wait_is_told_by_the_next_call_whom_it_could_not_reach() {
 }
 
 #[test]
-fn what_is_sent_reaches_who_receives_there_and_not_who_says_so() {
+fn messages_reach_the_port_owner_and_not_an_impostor() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -341,7 +341,7 @@ fn what_is_sent_reaches_who_receives_there_and_not_who_says_so() {
 }
 
 #[test]
-fn what_comes_back_from_whom_it_is_sent_to_is_no_message() {
+fn bytes_returned_by_a_plain_listener_are_no_message() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));

@@ -35,7 +35,7 @@ pub(crate) fn value(text: &str, name: &str, label: &str) -> f64 {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_terminate_lets_connections_end() {
+fn a_terminating_daemon_lets_connections_end() {
     let _one = locked();
     let mut daemons = Daemons::start();
     let server = daemons.attach(1);
@@ -85,7 +85,7 @@ fn a_daemon_that_is_told_to_terminate_lets_connections_end() {
 }
 
 #[test]
-fn what_has_not_ended_by_then_is_reset_and_told_why() {
+fn connections_left_after_the_drain_are_reset_with_reasons() {
     let _one = locked();
     for (drain, signals, code) in [
         ("0", &[Signal::TERM][..], 0),
@@ -138,7 +138,7 @@ fn what_has_not_ended_by_then_is_reset_and_told_why() {
 }
 
 #[test]
-fn nobody_has_to_read_what_a_daemon_says() {
+fn a_daemon_serves_while_its_log_pipe_is_full() {
     let _one = locked();
     let mut daemons = Daemons::start();
     daemons.sides[0].signal(Signal::TERM);
@@ -186,7 +186,7 @@ fn nobody_has_to_read_what_a_daemon_says() {
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     let _one = locked();
     let fabric = TestEnv::new();
     let path = fabric.file("notify");
@@ -224,7 +224,7 @@ fn the_service_manager_is_told() {
 }
 
 #[test]
-fn what_a_daemon_does_can_be_seen() {
+fn daemon_activity_is_visible_in_its_metrics() {
     let _one = locked();
     let daemons = Daemons::start();
     let server = daemons.attach(1);
@@ -294,7 +294,7 @@ fn what_a_daemon_does_can_be_seen() {
 }
 
 #[test]
-fn a_file_says_what_the_command_line_does_not() {
+fn the_configuration_file_supplements_the_command_line() {
     let fabric = TestEnv::new();
     let file = fabric.file("daemon.toml");
     let path = file.display().to_string();
@@ -516,7 +516,7 @@ fn bytes_are_carried_as_is_asked_for() {
 }
 
 #[test]
-fn who_wants_more_than_its_quota_is_refused_and_others_are_not() {
+fn exceeding_a_quota_is_refused_without_affecting_others() {
     let _one = locked();
     let mut daemons = Daemons::start();
     daemons.sides[0].signal(Signal::TERM);

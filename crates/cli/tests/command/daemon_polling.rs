@@ -62,7 +62,7 @@ fn pair(client: &Service, server: &Service, port: u16) -> (Stream, Stream) {
 }
 
 #[test]
-fn descriptors_are_ready_when_what_they_stand_for_is() {
+fn descriptors_are_ready_exactly_when_their_objects_are() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -135,7 +135,7 @@ fn descriptors_are_ready_when_what_they_stand_for_is() {
 }
 
 #[test]
-fn a_daemon_that_dies_hangs_up_what_is_polled() {
+fn a_dead_daemon_hangs_up_polled_descriptors() {
     let _one = locked();
     let mut daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -300,7 +300,7 @@ fn a_thread_serves_hundreds_of_connections() {
 }
 
 #[test]
-fn nothing_is_copied_by_who_lends_and_peeks() {
+fn lending_and_peeking_copy_no_bytes() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -355,7 +355,7 @@ fn nothing_is_copied_by_who_lends_and_peeks() {
 
 /// Lent memory comes back, and so does the room that it took, even if the connection is reset.
 #[test]
-fn who_polls_for_lent_memory_has_room_and_learns_of_a_reset() {
+fn polling_for_lent_memory_reports_room_and_resets() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));

@@ -93,7 +93,7 @@ fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
 }
 
 #[test]
-fn counters_count_whoever_counts() {
+fn concurrent_remote_additions_are_counted_exactly() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -144,7 +144,7 @@ fn counters_count_whoever_counts() {
 }
 
 #[test]
-fn what_was_taken_back_is_not_touched_any_more() {
+fn revoked_memory_is_no_longer_accessed() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -184,7 +184,7 @@ fn what_was_taken_back_is_not_touched_any_more() {
 }
 
 #[test]
-fn what_one_connection_has_no_other_gives_back() {
+fn a_connection_cannot_reclaim_the_memory_of_another() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
@@ -220,7 +220,7 @@ fn what_one_connection_has_no_other_gives_back() {
 }
 
 #[test]
-fn what_cannot_be_taken_back_yet_can_be_later() {
+fn a_failed_revocation_can_be_retried_later() {
     let _one = locked();
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));

@@ -201,7 +201,7 @@ fn another_user_has_a_fabric_of_its_own() {
 }
 
 #[test]
-fn too_little_memory_is_an_error_that_says_what_is_enough() {
+fn too_little_memory_is_reported_with_the_amount_needed() {
     // In blocks of 512 or 1024 bytes, depending on the shell: less than a device needs.
     for blocks in ["16", "1024"] {
         let limited = format!("ulimit -f {blocks}; exec \"$0\" \"$@\"");

@@ -38,7 +38,7 @@ fn summary(fabric: &TestEnv, place: &str, name: &str) -> serde_json::Value {
 }
 
 #[test]
-fn the_seed_and_what_was_busy_are_written_down() {
+fn results_record_the_seed_and_utilisation() {
     let (fabric, name) = (TestEnv::new(), "weir-fig4");
     end(begin(&fabric, name, "sim:cx6-100g,seed=2", &[], "two"));
     end(begin(&fabric, name, "sim:cx6-100g", &[], "usual"));

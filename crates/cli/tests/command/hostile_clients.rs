@@ -52,7 +52,7 @@ fn while_stopped<T>(daemon: &CommandProcess, act: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn who_hands_over_what_closes_slowly_keeps_nobody_waiting() {
+fn slow_closing_descriptors_keep_no_client_waiting() {
     let _one = locked();
     let daemons = Daemons::start();
     let socket = daemons.socket(0);
@@ -150,7 +150,7 @@ fn last_word(client: &PacketSocket) -> Refusal {
 }
 
 #[test]
-fn who_hands_over_more_than_is_closed_is_turned_away() {
+fn a_client_with_too_many_unclosed_descriptors_is_rejected() {
     let _one = locked();
     // A quarter of the descriptors may wait to be closed.
     let (mut daemons, socket, log) = with_descriptors(300);

@@ -41,7 +41,7 @@ impl StreamingPipe {
 }
 
 #[test]
-fn nobody_who_paces_is_said_and_no_registry_is_made() {
+fn pace_status_reports_no_process_and_creates_no_registry() {
     let fabric = TestEnv::new();
     let text = stdout_of(&fabric, &["status"]);
     assert_eq!(text, "no process of this user paces an RNIC now\n");
@@ -50,7 +50,7 @@ fn nobody_who_paces_is_said_and_no_registry_is_made() {
 }
 
 #[test]
-fn who_paces_is_seen_with_its_own_constants_until_it_is_killed() {
+fn pacing_processes_are_shown_with_constants_until_killed() {
     let fabric = TestEnv::new();
     // The listener does not pace, and must not be shown.
     let paced =
@@ -133,7 +133,7 @@ fn files(fabric: &TestEnv, dir: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_trace_has_what_was_paced_until_an_interrupt() {
+fn a_trace_records_pacing_until_an_interrupt() {
     let fabric = TestEnv::new();
     let out = fabric.file("out");
     let out = out.to_str().expect("a path");
@@ -187,7 +187,7 @@ fn a_trace_has_what_was_paced_until_an_interrupt() {
 }
 
 #[test]
-fn what_a_killed_trace_left_behind_goes_with_the_next_and_what_a_living_one_has_stays() {
+fn a_trace_removes_files_of_killed_traces_only() {
     let fabric = TestEnv::new();
     let out = fabric.file("out");
     let out = out.to_str().expect("a path");
@@ -326,7 +326,7 @@ fn ctrl_c_ends_a_measurement() {
 }
 
 #[test]
-fn what_is_simulated_says_so_and_comes_out_the_same() {
+fn simulated_calibration_is_labelled_and_reproducible() {
     let fabric = TestEnv::new();
     let device = ["calibrate", "--device", "sim:cx6-100g,seed=3"];
     let text = stdout_of(&fabric, &device);

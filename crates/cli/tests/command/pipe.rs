@@ -53,7 +53,7 @@ fn reversed_pipes_go_the_other_way() {
 }
 
 #[test]
-fn what_is_written_arrives_before_the_end() {
+fn written_bytes_arrive_before_the_stream_ends() {
     let fabric = TestEnv::new();
     let to = fabric.file("to");
     let mut listener = fabric.listen(&[], "a", Stdio::null(), create(&to));
@@ -130,7 +130,7 @@ fn standing_still(fabric: &TestEnv) -> (CommandProcess, CommandProcess) {
 }
 
 #[test]
-fn a_sender_whose_receiver_stands_still_sleeps() {
+fn a_sender_sleeps_while_its_receiver_is_stopped() {
     let fabric = TestEnv::new();
     let (mut listener, mut connector) = standing_still(&fabric);
     listener.signal(Signal::STOP);
@@ -155,7 +155,7 @@ fn a_sender_whose_receiver_stands_still_sleeps() {
 }
 
 #[test]
-fn a_listener_whose_output_stands_still_ends_with_its_sender() {
+fn a_listener_with_stalled_output_ends_with_its_sender() {
     for (signal, says) in [
         (Signal::KILL, "the other side is gone"),
         (Signal::INT, "the other side stopped: interrupted"),

@@ -119,7 +119,7 @@ fn either_side_that_is_killed_is_missed_by_the_other() {
 }
 
 #[test]
-fn a_caller_whose_device_does_not_reach_here_is_named_and_the_next_is_met() {
+fn an_unreachable_caller_is_named_and_the_next_accepted() {
     let hosts = Hosts::new();
     let elsewhere = TestEnv::new();
     let (from, to) = (hosts.fabric.file("from"), hosts.fabric.file("to"));
@@ -168,7 +168,7 @@ fn answered(fabric: &TestEnv, answer: &[u8], code: i32) -> String {
 }
 
 #[test]
-fn a_program_that_is_no_pipe_is_told_from_one() {
+fn a_program_that_is_no_pipe_is_recognised() {
     let fabric = TestEnv::new();
     let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
     for answer in [b"HTTP/1.1 400 Bad Request\r\n".to_vec(), frame(b"220")] {
@@ -195,7 +195,7 @@ fn a_program_that_says_nothing_is_not_waited_for_longer_than_was_asked_for() {
 }
 
 #[test]
-fn an_address_at_which_nobody_can_listen_is_bad_input() {
+fn an_unusable_listen_address_is_bad_input() {
     let fabric = TestEnv::new();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = taken.local_addr().map(|at| (taken, at.to_string()));
@@ -214,7 +214,7 @@ fn an_address_at_which_nobody_can_listen_is_bad_input() {
 }
 
 #[test]
-fn an_address_that_is_none_or_answers_nobody_is_named() {
+fn an_invalid_or_unanswering_address_is_named() {
     let fabric = TestEnv::new();
     let device = &devices()[0];
     for bad in ["host:", ":7471", "host:70000", "1:2:3"] {

@@ -205,7 +205,7 @@ fn a_queue_pair_that_the_device_kills_ends_both_sides_in_one_line() {
 }
 
 #[test]
-fn a_sender_whose_queue_pair_dies_with_the_end_of_the_stream_need_not_be_told() {
+fn a_kill_at_the_stream_end_fails_both_ends() {
     // Seeds whose device kills the end of the stream, which is all that is sent, in two different ways.
     for (seed, says) in [
         (1, "the ring is broken: device failure"),

@@ -19,7 +19,7 @@ fn has_device() -> bool {
 }
 
 #[test]
-fn without_a_device_it_is_said_that_there_is_none_and_no_module_is_advised() {
+fn a_missing_device_is_reported_without_advising_a_module() {
     if has_device() {
         return println!("skipped: this machine has an RDMA device");
     }
@@ -61,7 +61,7 @@ fn at(ip: IpAddr, port: u16) -> String {
 }
 
 #[test]
-fn a_listener_where_nobody_can_come_is_refused_at_once() {
+fn an_unreachable_listen_address_is_refused_at_once() {
     let Some([(one, _), (_, ip)]) = devices() else {
         return;
     };
@@ -90,7 +90,7 @@ fn a_listener_where_nobody_can_come_is_refused_at_once() {
 }
 
 #[test]
-fn a_connector_whose_time_is_over_says_that_nobody_listened() {
+fn a_connect_timeout_reports_the_missing_listener() {
     let Some([_, (_, ip)]) = devices() else {
         return;
     };

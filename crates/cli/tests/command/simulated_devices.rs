@@ -13,7 +13,7 @@ fn printed(fabric: &TestEnv, args: &[&str]) -> String {
 }
 
 #[test]
-fn the_constants_are_a_table_whose_columns_are_aligned() {
+fn preset_constants_are_printed_in_aligned_columns() {
     let fabric = TestEnv::new();
     let text = printed(&fabric, &["sim", "presets"]);
     assert!(text.starts_with("simulated "), "{text}");
@@ -75,7 +75,7 @@ fn the_constants_are_there_for_programs() {
 }
 
 #[test]
-fn two_processes_cannot_meet_on_simulated_devices_and_are_told_so() {
+fn simulated_devices_are_refused_between_processes() {
     let fabric = TestEnv::new();
     let device = "sim:cx5-100g,host=a";
     for args in [
@@ -123,7 +123,7 @@ fn experiments_that_measure_this_machine_refuse_simulated_devices() {
 }
 
 #[test]
-fn a_name_that_is_none_says_which_presets_there_are_and_what_options_may_be() {
+fn a_bad_simulated_name_lists_presets_and_legal_options() {
     let fabric = TestEnv::new();
     let host = "host=NAME, 1 to 64 of [A-Za-z0-9._-]";
     let seed = "seed=N, a number from 0 to 18446744073709551615";

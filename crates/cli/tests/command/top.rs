@@ -18,7 +18,7 @@ pub(crate) fn stdout_of(fabric: &TestEnv, args: &[&str]) -> String {
 }
 
 #[test]
-fn nobody_is_said_clearly_and_no_registry_is_made() {
+fn top_reports_no_process_and_creates_no_registry() {
     let fabric = TestEnv::new();
     let text = stdout_of(&fabric, &["top"]);
     assert_eq!(text, "no process has soft open\n");

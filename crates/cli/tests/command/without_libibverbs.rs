@@ -59,7 +59,7 @@ fn of_soft(said: &str) -> String {
 }
 
 #[test]
-fn without_libibverbs_it_says_what_to_install_and_all_else_is_as_ever() {
+fn a_missing_libibverbs_is_named_and_soft_devices_work() {
     let fabric = TestEnv::new();
     let broken = Libraries::broken();
     let said = broken.headworks(&fabric, &["devices"]);

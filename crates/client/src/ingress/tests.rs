@@ -122,7 +122,7 @@ proptest! {
 }
 
 #[test]
-fn the_daemon_is_told_of_every_quarter() {
+fn the_daemon_is_notified_of_every_consumed_quarter() {
     let slabs = slabs(&[1 << 20]);
     let (mut writer, mut reader) = ends(&slabs, 512);
     let mut told = 0;

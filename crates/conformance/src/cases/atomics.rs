@@ -11,13 +11,13 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             "CMP_SWAP",
             "-",
-            "Success, the old value, swapped if equal",
+            "Success; returns the old value; swaps if equal",
         ),
         Case::new("atomics::fetch_add", fetch_add).row(
             "post_send",
             "FETCH_ADD",
             "-",
-            "Success, the old value, added with wrap-around",
+            "Success; returns the old value; the sum wraps around",
         ),
     ]
 }

@@ -12,38 +12,38 @@ pub(super) fn cases() -> Vec<Case> {
                 "arm",
                 "any completion",
                 "-",
-                "one event at the next, none before or after",
+                "one event at the next completion, none before or after",
             )
             .row(
                 "next_event",
-                "asleep on the descriptor",
+                "sleeping on the descriptor",
                 "-",
-                "woken by another's SEND",
+                "woken by another host's SEND",
             ),
         Case::new("channel::solicited_only", solicited_only)
             .row(
                 "arm",
                 "solicited completions of SEND, SEND_IMM, WRITE_IMM",
                 "-",
-                "an event at the next solicited one or error only",
+                "an event only at the next solicited completion or error",
             )
             .row(
                 "arm",
-                "any, then solicited",
+                "any completion, then solicited completions only",
                 "-",
-                "the wider request counts",
+                "the wider request applies",
             ),
         Case::new("channel::unsignaled_before", unsignaled_before).row(
             "arm",
-            "a signalled completion behind unsignalled requests, all over already",
+            "a signalled request behind unsignalled ones, all already done",
             "-",
-            "the next poll has it, of however few, or an event comes",
+            "even a poll for one completion returns it, or an event comes",
         ),
         Case::new("channel::timestamps_rise", timestamps_rise).row(
             "create_cq",
             "timestamps",
             "-",
-            "never go back; zero where not asked for",
+            "never go backwards; zero if not requested",
         ),
     ]
 }

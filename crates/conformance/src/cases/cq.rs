@@ -10,9 +10,9 @@ use crate::{Case, CaseContext, QpOptions, Verdict, ensure, ensure_eq};
 pub(super) fn cases() -> Vec<Case> {
     vec![Case::new("cq::several_pollers", several_pollers).row(
         "poll",
-        "several pollers, receives and sends posted meanwhile",
+        "several pollers, while receives and sends are posted",
         "-",
-        "every completion once",
+        "each completion is returned once",
     )]
 }
 

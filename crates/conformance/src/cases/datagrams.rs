@@ -17,7 +17,7 @@ const HEADER: u32 = GRH_BYTES as u32;
 const SENT: &str = "post_send";
 const WHAT: &str = "SEND (UD)";
 /// Outcome of a datagram with an address handle that it may not use.
-const NO_WAY: &str = "LocalQpOperation, SQE; or Operation when it is posted";
+const NO_WAY: &str = "LocalQpOperation and SQE; or Operation when posted";
 
 pub(super) fn cases() -> Vec<Case> {
     let row = |case: Case, wrong: &'static str, outcome: &'static str| {
@@ -27,54 +27,54 @@ pub(super) fn cases() -> Vec<Case> {
         row(
             Case::new("datagrams::arrives", arrives),
             "-",
-            "GRH, bytes, immediate and the sender's number; counted from the GRH on",
+            "GRH, data, immediate value and source QPN arrive; the length includes the GRH",
         )
-        .row(SENT, WHAT, "its own queue pair", "as to another"),
+        .row(SENT, WHAT, "to its own queue pair", "same as to another queue pair"),
         row(
             Case::new("datagrams::lost", lost),
-            "no receive, wrong Q_Key, nobody there any more, not receiving yet, a connected queue pair, receive too short",
-            "lost, and the sender's completion is a success",
+            "no receive posted, wrong Q_Key, peer destroyed, peer never existed, peer in INIT, peer is RC, receive too short",
+            "lost; the sender's completion is Success",
         ),
         row(
             Case::new("datagrams::own_qkey", own_qkey),
-            "Q_Key with the highest bit",
-            "the sender's own is sent",
+            "Q_Key with the highest bit set",
+            "the datagram carries the sending queue pair's own Q_Key",
         ),
         row(
             Case::new("datagrams::longest", longest),
             "longer than the MTU",
-            "nothing is sent; one of the MTU is; or MessageTooLong when it is posted",
+            "nothing is sent, or MessageTooLong when posted; a datagram as long as the MTU is sent",
         ),
         row(
             Case::new("datagrams::stops_at_a_bad_key", stops_at_a_bad_key),
-            "bad lkey",
-            "LocalProtection, SQE: later ones Flushed, receives go on, RTS again",
+            "invalid lkey",
+            "LocalProtection; SQE: later requests are Flushed, the queue pair still receives and can return to RTS",
         )
-        .row("modify", "SQE to RTS", "-", "sends again"),
+        .row("modify", "SQE to RTS", "-", "the queue pair sends again"),
         row(
             Case::new("datagrams::foreign_handle", foreign_handle),
-            "another domain's address handle",
+            "address handle of another protection domain",
             NO_WAY,
         ),
         Case::new("datagrams::states", states)
-            .row("modify", "UD: up to RTS", "-", "needs a Q_Key and no peer")
+            .row("modify", "UD: RESET to RTS", "-", "needs a Q_Key and no peer")
             .row(
                 "modify",
                 "UD: to INIT, to RTR",
-                "no Q_Key; attributes of connections",
-                "Attributes, nothing changed",
+                "Q_Key missing; attributes of connections",
+                "Attributes; state unchanged",
             ),
         Case::new("datagrams::shared_receives", shared_receives).row(
             SENT,
             "SEND (UD) to queue pairs of an SRQ",
             "-",
-            "taken in order by whichever queue pair needs one",
+            "receives are consumed in order, by any queue pair of the SRQ",
         ),
         Case::new("datagrams::handles", handles).row(
             "create_ah",
             "address handle",
-            "one was destroyed before",
-            "another, that works",
+            "an earlier one was destroyed",
+            "a new handle that works",
         ),
     ];
     cases.extend(post_errors::cases());

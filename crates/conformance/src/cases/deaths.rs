@@ -9,20 +9,21 @@ use crate::cases::{shared_receives, states};
 use crate::{Case, CaseContext, HostRole, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
-    let told = "QpFatal, in error, every receive once: Success or Flushed";
+    let told =
+        "QpFatal; the queue pair in ERR; each receive completes once, with Success or Flushed";
     [
         Case::new("deaths::at_rest", at_rest).row(
             "next_event",
-            "asleep with nothing posted",
+            "sleeping, nothing posted",
             "the peer is killed",
-            "woken, QpFatal, in error",
+            "woken; QpFatal; the queue pair in ERR",
         ),
         Case::new("deaths::while_it_writes", |bench| {
             while_it_works(bench, 10, WaitMode::Polling)
         })
         .row(
             "poll",
-            "receives and WRITEs arriving",
+            "receives and WRITEs arrive",
             "the peer is killed",
             told,
         ),
@@ -31,7 +32,7 @@ pub(super) fn cases() -> Vec<Case> {
         })
         .row(
             "next_event",
-            "receives arriving, asleep between",
+            "receives arrive, sleeping in between",
             "the peer is killed",
             told,
         ),
@@ -41,7 +42,7 @@ pub(super) fn cases() -> Vec<Case> {
         })
         .row(
             "poll",
-            "receives and WRITEs arriving, 200 times",
+            "receives and WRITEs arrive, 200 times",
             "the peer is killed",
             told,
         )
@@ -50,7 +51,7 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             "SENDs that wait for a receive",
             "the peer is killed",
-            "RetryExceeded, the rest Flushed, each once, in order",
+            "RetryExceeded, the rest Flushed; each completes once, in order",
         ),
         Case::new("deaths::while_we_read_it", while_we_read_it).row(
             "post_send",
@@ -61,19 +62,19 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("deaths::before_anything_was_sent", before_anything_was_sent).row(
             "modify",
             "to RTR",
-            "the peer is dead, or dies then",
-            "QpFatal, the channel raised, receives Flushed",
+            "the peer is dead, or dies while the queue pair is in RTR",
+            "QpFatal; channel event; receives Flushed",
         ),
         Case::new("deaths::holding_a_shared_receive", holding_a_shared_receive).row(
             "post_srq_recv",
-            "an SRQ with others on it",
-            "a peer is killed that holds a receive",
-            "that one Flushed, QpLastWqe; its place is free, the others' work goes on",
+            "SRQ that several queue pairs share",
+            "a peer is killed while its SEND fills a receive",
+            "that receive is Flushed; QpLastWqe; its slot is free; the other queue pairs keep working",
         ),
         Case::new("deaths::of_both", of_both).row(
             "open",
-            "a device where others were",
-            "both were killed while they worked with each other",
+            "a device that other processes used before",
+            "both processes were killed while they exchanged data",
             "opens and works",
         ),
     ]

@@ -6,25 +6,30 @@ use crate::call::{Call, Id, Port, QpCreateCall, Refusal, Reply};
 use crate::{Case, CaseContext, Host, HostRole, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
-    let limit = "Limit, in one line that says what it is";
+    let limit = "Limit, with a one-line message that states the limit";
     let mut cases = vec![
         Case::new("limits::errors_name_the_limit", errors_name_the_limit)
             .row("create_cq", "CQ", "depth 0, too deep", limit)
             .row(
                 "create_srq",
                 "SRQ",
-                "too deep, too many pieces, a limit above the size",
+                "too deep, too many SGEs, limit above the size",
                 limit,
             )
             .row(
                 "create_qp",
                 "queue pair",
-                "queues, pieces, inline payload too large",
+                "queue depth, number of SGEs or inline payload too large",
                 limit,
             )
             .row("alloc", "buffer", "0 B, odd alignment", limit)
-            .row("alloc", "buffer", "more than there is", "NoSpace")
-            .row("register", "region", "remote write without local", "Access"),
+            .row("alloc", "buffer", "larger than available memory", "NoSpace")
+            .row(
+                "register",
+                "region",
+                "remote write without local write",
+                "Access",
+            ),
         Case::new("limits::foreign_objects", foreign_objects)
             .row(
                 "create_qp",
@@ -40,8 +45,8 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(Case::new(name, run).row(
             kind.verb(),
             kind.name(),
-            "one more than there are",
-            "Exhausted, with how many there are in one line; another when one is destroyed",
+            "one more than the device supports",
+            "Exhausted, with a one-line message that states the limit; one more after another is destroyed",
         ));
     }
     cases

@@ -11,34 +11,34 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             "WRITE, 8 MiB",
             "-",
-            "Success, bytes whole",
+            "Success, data intact",
         ),
         Case::new("pending::large_by_itself", large_by_itself).row(
             "post_send",
             "WRITE, 8 MiB, nobody polls",
             "-",
-            "arrives all the same",
+            "arrives without polling",
         ),
         Case::new("pending::large_asleep", large_asleep).row(
             "post_send",
-            "WRITE, 8 MiB, asleep on the channel",
+            "WRITE, 8 MiB, sleeping on the completion channel",
             "-",
-            "woken, Success",
+            "woken, then Success",
         ),
         Case::new("pending::pending_before_small", pending_before_small).row(
             "post_send",
             "a small WRITE behind a large one",
             "-",
-            "completes and lands behind it",
+            "completes and is placed after it",
         ),
         Case::new("pending::work_beside_pending", work_beside_pending).row(
             "poll",
             "large WRITEs of four queue pairs, none polled",
             "-",
-            "all go on",
+            "all make progress",
         ),
         Case::new("pending::gigabyte", gigabyte)
-            .row("post_send", "WRITE, 1 GiB", "-", "Success, bytes whole")
+            .row("post_send", "WRITE, 1 GiB", "-", "Success, data intact")
             .long(),
     ]
 }

@@ -294,7 +294,7 @@ impl ErrorTrial {
             return self.refused_at_once(bench, (a, b));
         }
         posted.map_err(crate::case_context::error_line)?;
-        bench.named_wait("at a mistake", |bench| bench.expect_sent(a, 2, self.ours))?;
+        bench.named_wait("at a fault", |bench| bench.expect_sent(a, 2, self.ours))?;
         bench.expect_sent(a, 3, Status::Flushed)?;
         bench.expect_sent(a, 4, Status::Flushed)?;
         bench.expect_received(a, 80, Status::Flushed)?;

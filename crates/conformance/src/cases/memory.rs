@@ -13,37 +13,37 @@ pub(super) fn cases() -> Vec<Case> {
                 "register",
                 "ordinary memory of the process",
                 "-",
-                "SEND, WRITE, READ whole, 1 B to 1 MiB",
+                "SEND, WRITE, READ of 1 B to 1 MiB, data intact",
             )
             .row(
                 "register",
                 "memory of another device",
                 "-",
-                "SEND, WRITE, READ whole",
+                "SEND, WRITE, READ of 1 B to 1 MiB, data intact",
             ),
         Case::new("memory::atomics_anywhere", atomics_anywhere).row(
             "post_send",
             "CMP_SWAP, FETCH_ADD in ordinary memory",
             "-",
-            "Success, old and new value",
+            "Success, with correct old and new values",
         ),
         Case::new("memory::twice", twice).row(
             "register",
             "the same memory twice, one region deregistered",
             "-",
-            "the other one works on",
+            "the other region still works",
         ),
         Case::new("memory::after_deregistration", after_deregistration).row(
             "deregister",
-            "a region of either kind of memory that is being written to, 64 B to 256 KiB",
+            "a region of device or ordinary memory, during WRITEs of 64 B to 256 KiB to it",
             "-",
-            "nothing is written once it returns; the writer ends with RemoteAccess",
+            "nothing is written after the call returns; the writer ends with RemoteAccess",
         ),
         Case::new("memory::sent_and_deregistered", sent_and_deregistered).row(
             "deregister",
-            "the source of a WRITE under way",
+            "the source of a WRITE in progress",
             "-",
-            "Success, whole, or LocalProtection",
+            "Success with data intact, or LocalProtection",
         ),
     ]
 }

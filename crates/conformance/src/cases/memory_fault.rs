@@ -72,15 +72,15 @@ impl MemoryFault {
     /// Returns the fault as text for the coverage table.
     pub(super) const fn wrong(self) -> &'static str {
         match self {
-            Self::Key => "a key of nothing",
-            Self::End => "one past the end of the region",
-            Self::Start => "before the start of the region",
-            Self::Wrap => "around the end of the address space",
-            Self::Far => "nowhere near the region",
-            Self::Domain => "a region of another protection domain",
-            Self::Deregistered => "a region deregistered",
-            Self::Access(_) => "the region forbids it",
-            Self::SecondPiece => "a key of nothing in the second of two pieces",
+            Self::Key => "key that was never issued",
+            Self::End => "range that ends past the end of the region",
+            Self::Start => "range that begins before the region",
+            Self::Wrap => "range that wraps around the end of the address space",
+            Self::Far => "address far from any region",
+            Self::Domain => "region of another protection domain",
+            Self::Deregistered => "deregistered region",
+            Self::Access(_) => "region that does not allow the access",
+            Self::SecondPiece => "key that was never issued, in the second of two SGEs",
         }
     }
 

@@ -15,25 +15,25 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             "WRITE, unsignalled",
             "SQ full",
-            "QueueFull at the one too many",
+            "QueueFull at the first request that does not fit",
         )
         .row(
             "post_send",
             "SEND, unsignalled",
-            "SQ full of those that wait for a receive",
-            "QueueFull; room for all when the last is polled",
+            "SQ full of requests that wait for a receive",
+            "QueueFull; all slots are free once the last completion is polled",
         )
         .row(
             "poll",
-            "sends",
+            "send completions",
             "-",
-            "a polled completion retires all before it",
+            "a polled completion frees the slots of all earlier requests",
         ),
         Case::new("accounting::signal_all", signal_all).row(
             "create_qp",
-            "every request signalled",
+            "queue pair that signals every request",
             "-",
-            "unsignalled ones complete too",
+            "unsignalled requests generate completions too",
         ),
     ]
 }

@@ -14,20 +14,20 @@ pub(super) fn cases() -> Vec<Case> {
         .row(
             "post_send",
             "SEND",
-            "no receive, endless retries",
-            "waits, then Success; also when the sender does nothing",
+            "no receive posted, unlimited RNR retries",
+            "waits, then Success; also if the sender makes no call meanwhile",
         ),
         Case::new("retries::peer_not_ready", peer_not_ready).row(
             "post_send",
             "WRITE",
             "the peer is in INIT",
-            "RetryExceeded after timeout × retries, QpFatal; the peer stays in INIT",
+            "RetryExceeded after timeout × (retry_count + 1); QpFatal; the peer stays in INIT",
         ),
         Case::new("retries::seven", rnr_retry_seven_is_endless).row(
             "post_send",
-            "WRITE, with as many retries as there may be",
+            "WRITE with a retry_count of 7",
             "the peer is gone",
-            "RetryExceeded: 7 retries are not endless, as 7 RNR retries are",
+            "RetryExceeded: unlike an rnr_retry of 7, a retry_count of 7 is finite",
         ),
     ]
 }

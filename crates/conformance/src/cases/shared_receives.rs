@@ -13,7 +13,7 @@ pub(super) fn cases() -> Vec<Case> {
                 "post_srq_recv",
                 "SRQ RECV",
                 "-",
-                "taken in order by whichever queue pair needs one",
+                "receives are consumed in order, by any queue pair of the SRQ",
             )
             .row("post_srq_recv", "SRQ RECV", "SRQ full", "refused")
             .row("post_recv", "RECV", "the queue pair has an SRQ", "HasSrq"),
@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
                 "create_srq",
                 "limit",
                 "-",
-                "one SrqLimit when fewer are posted",
+                "one SrqLimit event when fewer receives than the limit are posted",
             )
             .row("modify_srq", "limit", "-", "armed again")
             .row("modify_srq", "limit", "above the size", "refused"),

@@ -13,19 +13,19 @@ pub(super) fn cases() -> Vec<Case> {
             "deregister",
             "a region in use",
             "-",
-            "later WRITEs: RemoteAccess",
+            "later WRITEs end with RemoteAccess",
         ),
         Case::new("refusals::keys_are_not_reused", keys_are_not_reused).row(
             "register",
             "1,000 times",
             "-",
-            "no key comes back",
+            "no key is reused",
         ),
         Case::new("refusals::late_requests_miss", late_requests_miss).row(
             "destroy_qp",
-            "the peer's, another in its place",
+            "the peer's queue pair, then a new one is created",
             "-",
-            "RetryExceeded, nothing written, nobody disturbed",
+            "RetryExceeded; nothing written; the new queue pair is undisturbed",
         ),
     ]
 }

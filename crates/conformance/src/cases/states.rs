@@ -11,50 +11,50 @@ pub(super) fn cases() -> Vec<Case> {
             "post_recv",
             "RECV",
             "in RESET",
-            "State; taken in INIT and RTR",
+            "State; accepted in INIT and RTR",
         ),
         Case::new("states::illegal_transitions", illegal_transitions)
             .row(
                 "modify",
                 "RESET to RTR, INIT to RTS",
                 "no such transition",
-                "Transition, nothing changed",
+                "Transition; state unchanged",
             )
             .row(
                 "modify",
                 "to INIT, to RTR",
                 "attributes missing",
-                "Attributes, nothing changed",
+                "Attributes; state unchanged",
             )
             .row(
                 "modify",
                 "to RTR",
                 "max_dest_rd_atomic too large",
-                "Value, nothing changed",
+                "Value; state unchanged",
             ),
         Case::new("states::any_state_to_error", any_state_to_error).row(
             "modify",
             "to ERR, from RESET, INIT, RTR, RTS, SQD, ERR",
             "-",
-            "ERR; and RESET from there, which connects again",
+            "ERR; after a RESET the queue pair can connect again",
         ),
         Case::new("states::error_flushes_in_order", error_flushes_in_order).row(
             "modify",
             "to ERR",
             "-",
-            "everything posted and to be posted is Flushed, in order, once",
+            "all posted and later requests and receives are Flushed, in order, once each",
         ),
         Case::new("states::reset_and_reconnect", reset_and_reconnect).row(
             "modify",
             "to RESET, from RTS and ERR",
             "-",
-            "what waits is forgotten; connects again",
+            "waiting requests and receives are discarded; the queue pair can connect again",
         ),
         Case::new("states::reset_disconnects", reset_disconnects).row(
             "modify",
-            "to RESET, then to another peer",
+            "to RESET, then connected to another peer",
             "-",
-            "the first peer's WRITE: RetryExceeded, nothing written",
+            "the first peer's WRITE ends with RetryExceeded; nothing written",
         ),
         Case::new(
             "states::half_sent_receive_is_flushed",
@@ -64,7 +64,7 @@ pub(super) fn cases() -> Vec<Case> {
             "modify",
             "to ERR while a receive is being filled",
             "-",
-            "it completes once, flushed",
+            "the receive completes once: Flushed, or Success if the whole message arrived",
         ),
         Case::new(
             "states::destroyed_under_a_pending_send",
@@ -72,9 +72,9 @@ pub(super) fn cases() -> Vec<Case> {
         )
         .row(
             "destroy_qp",
-            "the target of a SEND under way",
+            "the target of a SEND in progress",
             "-",
-            "nobody who comes after it is disturbed",
+            "later queue pairs are undisturbed",
         ),
     ]
 }

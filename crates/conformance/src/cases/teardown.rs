@@ -6,8 +6,7 @@ use crate::call::Op;
 use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
-    let outcome =
-        "idle: nothing; then RetryExceeded, the rest Flushed, the channel raised, QpFatal";
+    let outcome = "no effect while idle; the next request ends with RetryExceeded, the rest are Flushed; channel event; QpFatal";
     vec![
         Case::new("partings::peer_in_error", |bench| {
             depart_and_check(bench, |bench, b| bench.to_error(b))
@@ -20,12 +19,12 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("partings::peer_destroyed", |bench| {
             depart_and_check(bench, |bench, b| bench.destroy_qp_fixture(b))
         })
-        .row("destroy_qp", "the peer's", "-", outcome),
+        .row("destroy_qp", "the peer's queue pair", "-", outcome),
         Case::new("partings::any_order", any_order).row(
             "destroy",
-            "queue pair, region, memory, CQs, channel, domain, in any order",
+            "queue pair, region, memory, CQs, channel, protection domain, in any order",
             "-",
-            "done; the peer is as alone as when all go; others work on",
+            "all are destroyed; the peer's request completes, with Success or an error; other queue pairs keep working",
         ),
         Case::new(
             "partings::completions_from_before_reset",
@@ -33,9 +32,9 @@ pub(super) fn cases() -> Vec<Case> {
         )
         .row(
             "modify",
-            "to RESET with completions unpolled",
+            "to RESET with unpolled completions",
             "-",
-            "room for as many requests as ever",
+            "the queues hold as many requests as before",
         ),
     ]
 }

@@ -10,7 +10,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("transfers::bring_up", bring_up).row(
             "modify",
-            "connecting by the byte state machine",
+            "bring-up by the byte state machine",
             "-",
             "both in RTS, payloads exchanged",
         ),
@@ -22,26 +22,26 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             "WRITE",
             "-",
-            "placed; where the device does that, in the call",
+            "data placed; within the call, if the device executes requests in the call",
         ),
         Case::new("transfers::sends", sends)
             .row(
                 "post_send",
                 "SEND, 0 B to 1 MiB",
                 "-",
-                "Success, bytes whole",
+                "Success, data intact",
             )
             .row(
                 "post_send",
                 "SEND_IMM, 1 B to 64 KiB + 1",
                 "-",
-                "Success, immediate arrives",
+                "Success, immediate value arrives",
             )
             .row(
                 "post_recv",
                 "RECV",
                 "-",
-                "Success, length, bytes, queue pair",
+                "Success, with correct length, data and queue pair",
             ),
         Case::new(
             "transfers::from_where_nobody_may_write",
@@ -50,44 +50,44 @@ pub(super) fn cases() -> Vec<Case> {
         .row(
             "post_send",
             "WRITE, SEND",
-            "- (their own region forbids all access)",
-            "Success: reading one's own memory needs no right",
+            "- (the local region allows no access)",
+            "Success: reading local memory needs no access right",
         ),
         Case::new("transfers::write_and_read", write_and_read)
             .row(
                 "post_send",
                 "WRITE, 0 B to 1 MiB",
                 "-",
-                "Success, bytes whole",
+                "Success, data intact",
             )
             .row(
                 "post_send",
                 "READ, 0 B to 1 MiB",
                 "-",
-                "Success, length, bytes whole",
+                "Success, correct length, data intact",
             )
             .row(
                 "post_send",
-                "WRITE of nothing",
-                "no such key",
-                "Success: no key is needed",
+                "WRITE of 0 B",
+                "unknown rkey",
+                "Success: 0 B need no valid key",
             ),
         Case::new("transfers::write_with_immediate", write_with_immediate)
             .row(
                 "post_send",
                 "WRITE_IMM, 0 B to 200,000 B",
                 "-",
-                "Success, immediate arrives",
+                "Success, immediate value arrives",
             )
             .row(
                 "post_recv",
                 "RECV of a WRITE_IMM",
                 "-",
-                "RecvWriteImm, length, immediate",
+                "RecvWriteImm, with correct length and immediate value",
             ),
         Case::new("transfers::many_pieces", many_pieces).row(
             "post_send",
-            "SEND, WRITE, READ of many pieces",
+            "SEND, WRITE, READ with several SGEs",
             "-",
             "gathered and scattered in order",
         ),

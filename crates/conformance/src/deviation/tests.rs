@@ -27,7 +27,7 @@ fn failed(line: &str) -> Verdict {
 }
 
 #[test]
-fn where_nothing_is_known_a_verdict_stays_what_it_is() {
+fn verdicts_are_unchanged_without_known_deviations() {
     let mut watch = DeviationTracker::for_case("another::case", certain(vec![known(&[], OTHER)]));
     assert_eq!(
         watch.status(LocalProtection, LocalQpOperation),
@@ -67,7 +67,7 @@ fn another_status_is_demanded_in_place_of_one_and_must_come() {
 }
 
 #[test]
-fn what_is_known_of_some_operations_holds_for_each_of_them_and_no_other() {
+fn a_deviation_applies_only_to_its_listed_operations() {
     let all = [known(&["SEND", "WRITE"], OTHER)];
     let mut watch = DeviationTracker::for_case("a::case", certain(all.to_vec()));
     for part in ["SEND", "READ", "WRITE"] {
@@ -111,7 +111,7 @@ fn a_case_that_must_end_early_ends_so_and_not_otherwise() {
 }
 
 #[test]
-fn what_may_hang_may_go_well() {
+fn a_possible_hang_may_also_succeed() {
     let mut watch = DeviationTracker::for_case(
         "a::case",
         certain(vec![known(
@@ -140,7 +140,7 @@ fn what_may_hang_may_go_well() {
 }
 
 #[test]
-fn what_hung_has_not_come_to_show_the_rest() {
+fn a_hang_excuses_deviations_not_yet_shown() {
     let status = DeviantBehaviour::Completes(LocalProtection, LocalQpOperation);
     let hang = DeviantBehaviour::MayHang("a wait: no event");
     let all = [known(&["SEND"], status), known(&["SEND"], hang)];
@@ -167,7 +167,7 @@ fn an_event_may_be_known_not_to_come() {
 }
 
 #[test]
-fn what_never_comes_is_not_waited_for_as_long_and_everything_else_is() {
+fn only_known_hangs_get_the_short_timeout() {
     let usual = Duration::from_millis(10_000);
     let all = vec![known(&["SEND"], DeviantBehaviour::Hangs("a wait: no"))];
     let mut watch = DeviationTracker::for_case("a::case", certain(all));
@@ -189,7 +189,7 @@ fn what_never_comes_is_not_waited_for_as_long_and_everything_else_is() {
 }
 
 #[test]
-fn what_chance_decides_may_come_or_not_and_nothing_else_may() {
+fn only_the_listed_optional_deviation_may_occur() {
     let does = DeviantBehaviour::MayComplete(LocalProtection, LocalQpOperation);
     let mut watch = DeviationTracker::for_case("a::case", certain(vec![known(&[], does)]));
     assert_eq!(watch.end(Ok(())), Ok(()));
@@ -215,7 +215,7 @@ fn a_refusal_counts_when_it_came() {
 }
 
 #[test]
-fn what_was_found_elsewhere_may_be_mended_here_and_is_told_of() {
+fn an_uncertain_deviation_may_be_absent_and_is_reported() {
     let all = vec![
         known(&[], OTHER),
         known(&[], DeviantBehaviour::Refuses("Operation")),

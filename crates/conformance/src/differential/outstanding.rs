@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_is_before_what_is_fetched_or_there() {
+    fn a_fence_covers_fetches_at_or_behind_it() {
         for (fenced, fetched, among) in [
             (Some(0), Some(0), Some(0..=2)),
             (Some(0), Some(2), Some(0..=2)),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn an_immediate_is_received_as_it_was_sent_whoever_tells_first() {
+    fn immediates_match_in_order_whichever_side_reports_first() {
         let mut immediates = Immediates::default();
         immediates.expected.extend([Some(1), None]);
         assert_eq!(immediates.compare(), Ok(()));

@@ -5,46 +5,46 @@ use std::fmt::Write;
 use crate::Deviation;
 
 const HEAD: &str = "\
-# What verbs do where
+# Device differences
 
-Generated from what `headworks-conformance` knows of devices; do not edit. After a change of it:
+This page is generated from what `headworks-conformance` knows of devices; do not edit it. After you change that, run
 `HEADWORKS_WRITE_TABLE=1 cargo test -p headworks-conformance --test doc_tables`.
 
-[conformance.md](conformance.md) says what must come of which verb, with which mistake: so it is on `soft`,
-on `soft…,hostile`, and on any `ibv` device, but for what is listed here. Numbers in brackets are sections
-of the InfiniBand specification, volume 1. Of `ibv` devices only the kernel's rxe (Linux 6.1) was ever run:
-*ibv* below is what the provider makes of any device, *rxe* what was seen on that one.
+[conformance.md](conformance.md) lists the required outcome of each verb, with and without faults. The devices `soft`,
+`soft…,hostile` and `ibv` follow it, except where this page says otherwise. Numbers in brackets are sections of the
+InfiniBand specification, volume 1. The only `ibv` device that the suite has run on is the kernel's rxe (Linux 6.1).
+Below, *ibv* is the provider's behaviour on any device, and *rxe* is the behaviour observed on rxe.
 
-The cases demand what is listed for rxe there, and nowhere else, and on Linux 6.1 what is listed and no
-longer seen fails them too, but for what chance decides. So this page is as true as the last run of
-`cargo xtask ci rxe`. On another kernel rxe may do what is listed or what is specified, and what is not seen
-is told of.
+On rxe, the cases require the deviations listed here and accept no others. On Linux 6.1, a case also fails if a listed
+deviation does not show, unless the deviation depends on chance. This page is therefore as current as the last run of
+`cargo xtask ci rxe`. On another kernel, rxe may behave as listed or as specified, and the cases print the listed
+deviations that did not show.
 
-## What the specification leaves open
+## Behaviour that the specification leaves open
 
-| what | soft | ibv | rxe |
+| aspect | soft | ibv | rxe |
 |---|---|---|---|
 ";
 
 /// Behaviour that the specification leaves open: the aspect, then `soft`, `ibv` devices, rxe.
 const UNSPECIFIED_BEHAVIOUR: &[[&str; 4]] = &[
     [
-        "a failed completion beyond `wr_id`, status and queue pair (11.4.2.1)",
-        "the opcode that was posted",
+        "fields of a failed completion other than `wr_id`, status and queue pair (11.4.2.1)",
+        "the opcode is the posted one",
         "blank (opcode `Send`, length 0): devices need not write these fields",
-        "the same",
+        "as `ibv`",
     ],
     [
-        "sizes of queue pairs and shared receive queues",
-        "as asked for",
-        "as the device says (`caps()`, `max_wr()`): at least as asked for",
+        "capacity of queue pairs and shared receive queues",
+        "as requested",
+        "at least as requested; the device reports it (`caps()`, `max_wr()`)",
         "one less than a power of two",
     ],
     [
-        "room in a queue that is taken by requests that are done",
-        "free when a completion is polled that covers them",
-        "free then, or as soon as they are done",
-        "free as soon as they are done",
+        "queue slots of requests that are done",
+        "free when a completion that covers them is polled",
+        "free then, or as soon as the requests are done",
+        "free as soon as the requests are done",
     ],
     [
         "a short request",
@@ -53,55 +53,55 @@ const UNSPECIFIED_BEHAVIOUR: &[[&str; 4]] = &[
         "done later",
     ],
     [
-        "bytes that were moved before a mistake in memory was found",
-        "none: all is checked first",
-        "may be",
-        "may be: packet by packet",
+        "bytes moved before a memory fault is found",
+        "none: everything is checked first",
+        "possible",
+        "possible: rxe moves data packet by packet",
     ],
     [
-        "`QpFatal` where a completion tells of the failure",
+        "`QpFatal` if a completion reports the failure",
         "always, once",
-        "perhaps, once",
-        "if its state is asked for before that completion is polled: rxe itself tells of no failure",
+        "possibly, once",
+        "only if the state is queried before that completion is polled: rxe itself reports no failure",
     ],
     [
         "an idle queue pair whose peer dies",
         "fails within a second",
         "learns nothing (chapter 9): its next request ends with RetryExceeded",
-        "the same",
+        "as `ibv`",
     ],
     [
-        "a datagram by an address handle that is gone, or of another domain",
-        "LocalQpOperation, SQE",
-        "refused when it is posted: Operation",
-        "the same",
+        "a datagram with an address handle that is destroyed or of another protection domain",
+        "LocalQpOperation and SQE",
+        "refused when posted: Operation",
+        "as `ibv`",
     ],
     [
         "a datagram longer than the MTU (C10-93.1.1)",
         "Success, and nothing is sent",
-        "refused when it is posted: MessageTooLong",
-        "the same",
+        "refused when posted: MessageTooLong",
+        "as `ibv`",
     ],
     [
         "a `retry_count` of 7",
-        "as asked for",
-        "as asked for",
-        "6, since rxe takes 7 for ever",
+        "as requested",
+        "as requested",
+        "lowered to 6, because rxe retries without end at 7",
     ],
     [
-        "completions in a queue that overran",
+        "completions in a CQ that overran",
         "can be polled, then Overrun",
-        "may be gone",
-        "may be gone",
+        "may be lost",
+        "may be lost",
     ],
 ];
 
 const ABOUT_RXE: &str = "
-## Where rxe does otherwise
+## Deviations of rxe
 
-*soft* does what the specification demands. So, it is assumed, do NICs: none was ever asked.
+*soft* follows the specification. NICs are assumed to follow it too, but the suite has not run on one.
 
-| verb | asked of it | specification, *soft* | rxe | seen by |
+| verb | request | specification, *soft* | rxe | observed by |
 |---|---|---|---|---|
 ";
 
@@ -123,7 +123,7 @@ pub fn markdown(rxe_deviations: &[Deviation]) -> String {
         let (first, more) = known.cases.split_at(known.cases.len().min(CASES_SHOWN_MAX));
         let mut cases = format!("`{}`", first.join("`, `"));
         if !more.is_empty() {
-            let _ = write!(cases, " and {} more like them", more.len());
+            let _ = write!(cases, " and {} similar cases", more.len());
         }
         let _ = writeln!(
             text,

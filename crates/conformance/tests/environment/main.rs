@@ -83,7 +83,7 @@ fn use_every_verb(side: &mut VerbsEndpoint) -> i32 {
 }
 
 #[test]
-fn a_forked_child_can_do_nothing_and_disturbs_nobody() {
+fn a_forked_child_is_refused_and_leaves_others_undisturbed() {
     check_forked_child(open);
 }
 
@@ -212,7 +212,7 @@ fn child_exit_code(what: &str, error: Option<String>) -> i32 {
 }
 
 #[test]
-fn limits_that_are_too_small_are_errors_that_say_what_is_enough() {
+fn too_small_limits_are_errors_naming_a_sufficient_size() {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     for (what, resource, bytes) in [
@@ -251,7 +251,7 @@ fn limits_that_are_too_small_are_errors_that_say_what_is_enough() {
 }
 
 #[test]
-fn a_full_file_system_is_an_error_that_says_what_is_enough() {
+fn a_full_file_system_error_names_a_sufficient_size() {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().to_owned();
     let seen = run_in_forked_child(|| {

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_user_left_that_closes_slowly_keeps_no_other_users_file_open() {
+    fn slow_closes_of_one_user_delay_no_other_user() {
         const MOST: usize = THREADS * (EACH + 1);
         let mut closers = CloseQueue::of_at_most(MOST);
         let mut others = Vec::new();

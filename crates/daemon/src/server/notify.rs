@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_listens_is_told_at_a_path_or_a_name() {
+    fn notifications_reach_path_and_abstract_sockets() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let name = format!("headworks-test-{}", std::process::id());

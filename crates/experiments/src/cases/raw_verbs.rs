@@ -477,7 +477,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn points_are_told_apart_in_words_and_published_figures_are_of_points_that_are_measured() {
+    fn points_have_distinct_names_and_published_figures_are_measured() {
         let stop = AtomicBool::new(false);
         let presets = SimulatedMachine::all();
         let machines = presets.iter();

@@ -26,114 +26,118 @@ macro_rules! statements {
 statements! {
     "RB² V-B, experiment 1": "plain WRITEs of large messages: close to 90 Gbit/s"
         => on("cx5-100g", About(90.0), "Gbit/s", |bed| bed.gbit(deep(Write, MIB, 1, 16), 3_000));
-    "RB² V-B, experiment 2": "64 B there and back: 2.5 µs is close to plain WRITEs (ours from memory, not inline)"
+    "RB² V-B, experiment 2":
+        "round trip of 64 B: 2.5 µs is close to plain WRITEs (ours: from memory, not inline)"
         => on("cx5-100g", About(2.5), "µs", |bed| bed.there_and_back((Write, 64), (Write, 64)));
-    "RaaS III-A": "READs of large messages come close to WRITEs (ours 1 MiB)"
-        => on("cx3-40g", About(1.0), "of a WRITE's", reads_over_writes);
+    "RaaS III-A": "READs of large messages come close to WRITEs (ours: 1 MiB)"
+        => on("cx3-40g", About(1.0), "of the WRITEs' rate", reads_over_writes);
     "RaaS III-A, Figure 1": "WRITEs over UC perform as well as over RC"
-        => left("equal", "left out: there is no UC here");
+        => left("equal", "left out: the model has no UC");
     "RaaS VI-A": "calibration (`nic.atomic`, `pcie.read`): atomics on one counter"
         => on("cx3-40g", Exactly(2.4), "M/s", |bed| bed.millions(deep(FetchAdd, 8, 1, 16), 500));
     "RaaS VI-A": "calibration (`nic.atomic_locks`): atomics on 20 counters"
         => on("cx3-40g", Exactly(2.4), "M/s", |bed| bed.millions(deep(FetchAdd, 8, 20, 16), 500));
-    "RaaS VI-A": "calibration (`nic.icm`): READs of 64 KiB: throughput starts to drop beyond that many queue pairs"
+    "RaaS VI-A": "calibration (`nic.icm`): READs of 64 KiB: number of queue pairs beyond which throughput drops"
         => on("cx3-40g", About(400.0), "queue pairs", reads_drop)
-        .unmet("the link hides it. With 1,000 queue pairs nearly every READ misses its context at both ends, as some \
-                do from 401 on, but 64 KiB take the link 14 µs: the units that ask are busy for 31 % of the time, \
-                those that are asked for 16 %, and the answering port is full, with 36.6 Gbit/s as with 100 queue \
-                pairs; also with a process and a region for each of 500. Were answers to take turns packet by packet, \
-                and each packet to miss, two units would still be faster than the link: 0.19 µs for a packet, and \
-                0.22 µs. Where the units are the limit it does drop there: READs of 64 B by eight processes, 15.4 M/s \
-                up to 400 queue pairs, 9.6 M/s with 448. In the paper these READs do less than those of shared queue \
-                pairs with fewer than 400, too: so it was not the link that limited them. What did it does not say; \
-                each queue pair had a thread, on 24 cores.");
+        .unmet("the link hides the drop. With 1,000 queue pairs nearly every READ misses its context at both ends. \
+                Some miss from 401 queue pairs on. But 64 KiB take the link 14 µs. The requesting units are busy for \
+                31 % of the time, the responding units for 16 %. The responding port is full, with 36.6 Gbit/s, as \
+                with 100 queue pairs. The result is the same with 500 queue pairs that have a process and a region \
+                each. Even if responses took turns packet by packet and each packet missed, the link would be the \
+                limit: two units would take 0.19 µs for a packet, and the link 0.22 µs. Where the units are the limit, \
+                throughput does drop: READs of 64 B by eight processes do 15.4 M/s up to 400 queue pairs, and 9.6 M/s \
+                with 448. In the paper these READs do less than those of shared queue pairs even with fewer than 400, \
+                so the link did not limit them. The paper does not state what did. Each of its queue pairs had a \
+                thread, on 24 cores.");
     "RaaS III-B":
-        "calibration, not prediction (`cpu.lock_waiter` is fitted to this row and the next): three threads that share \
-         a queue pair under a lock, of one thread (ours READs of 64 B, 16 outstanding of each)"
+        "calibration, not prediction (`cpu.lock_waiter` is fitted to this row and the next): rate of three threads \
+         that share a queue pair under a lock, over one thread (ours: READs of 64 B, 16 outstanding for each thread)"
         => on("cx3-40g", About(66.0), "%", |bed| bed.shared_by(3));
-    "RaaS III-B": "calibration: the same, nine threads"
+    "RaaS III-B": "calibration: the same with nine threads"
         => on("cx3-40g", About(56.0), "%", |bed| bed.shared_by(9));
-    "RaaS III-B": "registering beats copying from so many bytes on"
-        => left("128 KiB", "left out: registering takes no time here");
-    "Patterns 5": "64 B by WRITE, 256 B back by WRITE"
+    "RaaS III-B": "size from which registering is faster than copying"
+        => left("128 KiB", "left out: registering takes no time in the model");
+    "Patterns 5": "round trip: 64 B by WRITE, 256 B back by WRITE"
         => on("cx5-100g", Below(3.0), "µs", |bed| bed.there_and_back((Write, 64), (Write, 256)));
-    "Patterns 5": "64 B by SEND, 256 B back by WRITE"
+    "Patterns 5": "round trip: 64 B by SEND, 256 B back by WRITE"
         => on("cx5-100g", Below(3.0), "µs", |bed| bed.there_and_back((Send, 64), (Write, 256)));
-    "Patterns 5": "64 B by WRITE, 256 B back by SEND"
+    "Patterns 5": "round trip: 64 B by WRITE, 256 B back by SEND"
         => on("cx5-100g", Below(4.0), "µs", |bed| bed.there_and_back((Write, 64), (Send, 256)));
-    "Patterns 5": "64 B by SEND, 256 B back by SEND"
+    "Patterns 5": "round trip: 64 B by SEND, 256 B back by SEND"
         => on("cx5-100g", Below(4.0), "µs", |bed| bed.there_and_back((Send, 64), (Send, 256)));
-    "Patterns 5": "one thread, 64 and 256 B: all by WRITE does more than all by SEND by"
-        => left("40 %", "not measured: what a program does for a receive decides it, see below");
-    "Patterns 5": "one thread, 16 KiB: all by WRITE does more than all by SEND by; at 4 MiB"
+    "Patterns 5": "one thread, 64 and 256 B: advantage of all by WRITE over all by SEND"
+        => left("40 %", "not measured: it depends on what a program does for a receive");
+    "Patterns 5": "one thread: advantage of all by WRITE over all by SEND at 16 KiB; at 4 MiB"
         => left("700 MB/s; no gap",
-            "not measured: what the serving thread does beside the verbs decides the first, and is not stated; the \
-             link decides the second");
-    "Patterns 5": "16 KiB: responses by SEND come later than by WRITE by"
+            "not measured: the first depends on what the serving thread does beside the verbs, which is not stated; \
+             the second depends on the link");
+    "Patterns 5": "16 KiB: latency of responses by SEND over those by WRITE"
         => left("almost 2 µs",
-            "not measured: what a program does with a message in a receive is not stated; a copy of 16 KiB takes \
-             about that");
-    "Patterns 5, Figure 4": "instructions for a byte of a 64 B response, responder; requester"
+            "not measured: it is not stated what a program does with a message in a receive; a copy of 16 KiB takes \
+             about that time");
+    "Patterns 5, Figure 4": "instructions per byte of a 64 B response: responder; requester"
         => left("up to 800; 450", "left out: the model counts no instructions");
-    "Patterns 6": "16 clients of one thread, 64 and 256 B: by SENDs; by WRITEs; 4 KiB: by SENDs"
+    "Patterns 6": "16 clients of one thread: 64 and 256 B by SENDs; by WRITEs; 4 KiB by SENDs"
         => left("500 MB/s; 1.2 GB/s; 8 to 9.5 GB/s",
-            "not measured: the serving thread's program decides it, which is stated for 4 KiB only (see the row after \
-             the next)");
+            "not measured: it depends on the serving thread's program, which is stated for 4 KiB only (see the row \
+             after the next)");
     "Patterns 6":
-        "clients of one thread that fill its link: 4 KiB, requests by WRITE, without and with dispatchers; 16 KiB, \
-         requests by SEND, responses by WRITE and by SEND"
+        "number of clients of one thread that fill its link: 4 KiB, requests by WRITE, without and with dispatchers; \
+         16 KiB, requests by SEND, responses by WRITE and by SEND"
         => left("16, 40; 16, 40",
-            "not measured: what the serving thread does beside the verbs decides it, and is not stated");
+            "not measured: it depends on what the serving thread does beside the verbs, which is not stated");
     "Patterns 6, Figure 7": "processor cycles for a response of 4 KiB: requests by SEND; by WRITE"
         => left("about 1,700; about 1,100",
-            "not measured: it is the whole loop of the serving thread, of which the model charges calls of verbs alone");
-    "Patterns 6, Table 1": "share of those cycles by SENDs: a spin lock; the poll itself"
-        => left("61 %; 17 %", "left out: no lock is taken within a call of verbs");
-    "Patterns 7": "six RNICs could carry 66 GB/s together, responses of 4 KiB: of each"
+            "not measured: it is the whole loop of the serving thread, of which the model charges only verbs calls");
+    "Patterns 6, Table 1": "share of those cycles with SENDs: a spin lock; the poll itself"
+        => left("61 %; 17 %", "left out: verbs calls take no lock in the model");
+    "Patterns 7": "six RNICs could carry 66 GB/s together, responses of 4 KiB: rate of each"
         => on("cx5-100g", About(88.0), "Gbit/s", |bed| bed.gbit(deep(Write, 4096, 8, 32), 500));
-    "Patterns 7": "4 KiB, requests by SEND, responses by WRITE, 90 clients, 18 serving threads: of all RNICs"
+    "Patterns 7": "4 KiB, requests by SEND, responses by WRITE, 90 clients, 18 serving threads: rate of all RNICs"
         => left("well over 40 GB/s",
-            "not measured: what the serving thread does beside the verbs decides it, and is not stated");
+            "not measured: it depends on what the serving thread does beside the verbs, which is not stated");
     "Patterns 7, Figure 9": "one thread, 4 KiB, requests by WRITE, 90 clients of which 70, 80, 90 % are idle"
-        => left("stable; 8 GB/s; 4 GB/s", "not measured: what a look at an empty mailbox costs is the program's");
+        => left("stable; 8 GB/s; 4 GB/s", "not measured: the cost of looking at an empty mailbox is the program's");
     "Patterns 7, Table 2": "empty mailboxes with 6, 12, 18 serving threads"
         => left("83.3; 91.6; 94.4 %", "not measured: it follows from 90 clients, not from a device");
-    "Patterns 7, Figure 10": "16 KiB, responses by SEND: dispatchers do more than connections of each thread by"
-        => left("up to 5 GB/s", "not measured: the dispatcher and its hand-over are programs");
-    "Jet 4.1.2": "four READs at a time fill two ports of 100 Gbit/s (CX-6 Dx; ours 64 KiB and one port)"
+    "Patterns 7, Figure 10": "16 KiB, responses by SEND: advantage of dispatchers over connections of each thread"
+        => left("up to 5 GB/s", "not measured: the dispatcher and its hand-over are parts of the program");
+    "Jet 4.1.2": "four READs at a time fill two ports of 100 Gbit/s (CX-6 Dx; ours: 64 KiB and one port)"
         => on("cx6-100g", About(100.0), "Gbit/s", |bed| bed.gbit(deep(Read, 65536, 1, 4), 1_000));
     "Jet 2.1, Figure 1":
-        "incidents in production: memory bandwidth used, of 250 GB/s; on hosts with 25 Gbit/s, where pauses (PFC) \
-         average and exceed"
+        "incidents in production: memory bandwidth used, of 250 GB/s; used on hosts with 25 Gbit/s, and numbers of \
+         pauses (PFC) that they average and exceed"
         => left("230 GB/s; 60 GB/s, 80 K and 100 K", "left out: the receiving host's cache and memory; congestion");
     "Jet 2.1, Figure 2":
-        "testbeds with their memory bandwidth taken, 1 MiB instead of 64 KiB, 2 × 25 and 2 × 100 Gbit/s: throughput; \
+        "testbeds whose memory bandwidth is in use, 1 MiB instead of 64 KiB, 2 × 25 and 2 × 100 Gbit/s: throughput; \
          average latency; 99th percentile"
         => left("-43.2, -43.1 %; 11.1, 5.1 times; 9.8, 8.9 times", "left out: the receiving host's cache and memory");
-    "Jet 2.1, Figure 3": "the same testbeds, 32 queue pairs of 1 MiB: DMA misses the last-level cache"
+    "Jet 2.1, Figure 3": "the same testbeds, 32 queue pairs of 1 MiB: DMA that misses the last-level cache"
         => left("100 %", "left out: the receiving host's cache and memory");
-    "Jet 2.1": "twice the last-level cache for DMA changes that by"
+    "Jet 2.1": "change of that with twice the last-level cache for DMA"
         => left("nothing", "left out: the receiving host's cache and memory");
     "Weir II-B, Figure 2":
-        "calibration (`nic.wqe_cache`): throughput drops suddenly when there are that many queue pairs, with 128 requests each"
+        "calibration (`nic.wqe_cache`): number of queue pairs with 128 requests each at which throughput drops suddenly"
         => on("cx6-100g", Exactly(128.0), "queue pairs", sends_drop);
     "Weir II-B": "the same with one memory region for all queue pairs"
-        => left("identical", "not measured: queue pairs of a process share one here in any case");
-    "Weir II-B, V-B": "calibration (`nic.icm`): contexts are missed only beyond that many queue pairs"
+        => left("identical", "not measured: queue pairs of a process share a region here anyway");
+    "Weir II-B, V-B": "calibration (`nic.icm`): number of queue pairs beyond which contexts are missed"
         => on("cx6-100g", Exactly(2048.0), "queue pairs", contexts_are_missed);
     "Weir V-B": "growth of those misses beyond 8 Ki queue pairs"
-        => left("slightly slower", "calibration: the contexts' replacement by chance comes of it; `weir-fig7` to `weir-fig9` judge it");
+        => left("slightly slower",
+            "calibration: the random replacement of contexts is taken from it; `weir-fig7` to `weir-fig9` check it");
     "Weir V-B":
-        "with 64, 32 and 16 requests each: less over few queue pairs, more with their number, then a sudden drop"
-        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` judge it");
+        "with 64, 32 and 16 requests each: lower throughput with few queue pairs, higher with more, then a sudden drop"
+        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` check it");
     "Weir V-B": "misses of translations and protections grow fast with queue pairs, then settle"
-        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` judge it");
+        => left("no value", "not measured here: `weir-fig7` to `weir-fig9` check it");
     "Weir abstract, V-B":
-        "512 B over few queue pairs, as the port counts, headers among it; derived: 97 Gbit/s is Weir's own \
+        "512 B over few queue pairs, as the port counts, headers included; derived: 97 Gbit/s is Weir's own \
          (abstract), and plain verbs are basically the same there (V-B)"
         => on("cx6-100g", About(97.0), "Gbit/s", port_counts);
-    "Weir III-C, Figure 4": "100 requests of 8 KiB are consumed within a pause of 1 ms: the last of them takes"
+    "Weir III-C, Figure 4": "100 requests of 8 KiB are done within a pause of 1 ms: time of the last one"
         => on("cx6-100g", Below(1000.0), "µs", last_of_a_batch);
-    "Weir III-C": "a request takes 8 B of the chip's 2 MB, which holds"
-        => left("200 K requests", "not taken: 128 queue pairs of 128 requests could not overflow that, see above");
+    "Weir III-C": "a request takes 8 B of the chip's 2 MB: number of requests that fit"
+        => left("200 K requests",
+            "not used: 128 queue pairs with 128 requests each could not overflow that, see above");
 }

@@ -213,7 +213,7 @@ fn found(statement: &'static Statement, ours: Option<f64>) -> Compared {
 }
 
 #[test]
-fn near_enough_is_met_on_either_side_and_what_does_not_happen_is_not() {
+fn a_claim_is_met_within_tolerance_on_either_side() {
     // The first statement has a reason why it is not satisfied; the others have none.
     for (statement, ours, is_met) in [
         (&ABOUT, Some(86.0), true),

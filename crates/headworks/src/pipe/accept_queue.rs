@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_is_over_is_no_longer_for_somebody_who_stands_there() {
+    fn an_expired_accept_reports_a_timeout_despite_silent_callers() {
         let folder = tempfile::tempdir().expect("a folder");
         let (door, address) = door(&folder);
         let mut callers = AcceptQueue::new(&door, &address);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_callers_stand_at_an_address_and_a_place_is_free_when_one_goes() {
+    fn waiting_callers_are_limited_and_a_leaving_one_frees_its_slot() {
         let folder = tempfile::tempdir().expect("a folder");
         let (door, address) = door(&folder);
         let mut callers = AcceptQueue::new(&door, &address);

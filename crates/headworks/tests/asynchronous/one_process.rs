@@ -195,7 +195,7 @@ fn a_sink_is_not_ready_while_the_ring_is_full_and_is_woken_when_there_is_room() 
 }
 
 #[test]
-fn a_sink_keeps_what_it_accepted_and_there_was_no_room_for() {
+fn a_sink_keeps_an_accepted_message_until_room_appears() {
     let ring = ring(&crowded());
     run(async || {
         let (mut sender, mut receiver, _fabric) = ring.ends();
@@ -270,7 +270,7 @@ fn an_end_that_never_waits_leaves_other_tasks_their_turn() {
 }
 
 #[test]
-fn who_waits_is_polled_only_when_something_came() {
+fn a_waiting_task_is_polled_only_on_arrivals() {
     let ring = ring(&fixed(8));
     let (sender, control) = ring.sender;
     let (receiver, other) = ring.receiver;
@@ -310,7 +310,7 @@ fn who_waits_is_polled_only_when_something_came() {
 }
 
 #[test]
-fn what_comes_while_a_receiver_arms_is_not_missed() {
+fn a_message_arriving_while_arming_is_not_missed() {
     const ROUNDS: u64 = 10_000;
     let ring = ring(&fixed(8));
     let (mut sender, _line) = ring.sender;
@@ -352,7 +352,7 @@ fn what_comes_while_a_receiver_arms_is_not_missed() {
 }
 
 #[test]
-fn messages_on_the_line_are_left_for_who_gets_it_back() {
+fn control_messages_are_left_for_the_lines_next_owner() {
     let ring = ring(&fixed(8));
     run(async || {
         let (mut sender, mut control) = ring.sender;
@@ -389,7 +389,7 @@ fn messages_on_the_line_are_left_for_who_gets_it_back() {
 }
 
 #[test]
-fn what_was_consumed_is_known_after_the_receiver_went() {
+fn the_consumed_count_is_known_after_the_receiver_left() {
     let ring = ring(&fixed(8));
     run(async || {
         let (mut sender, mut receiver, _fabric) = ring.ends();
@@ -430,7 +430,7 @@ fn closing_succeeds_though_the_line_ended_before_the_last_head_was_seen() {
 }
 
 #[test]
-fn what_cannot_be_sent_or_slept_on_is_refused() {
+fn overlong_messages_and_polled_rings_are_refused() {
     let polled = ring(&RingConfig::fixed(8, LEN));
     let whole = ring(&fixed(8));
     run(async || {

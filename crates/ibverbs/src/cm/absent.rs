@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_is_advised_only_where_it_is_what_is_missing() {
+    fn a_module_is_advised_only_if_it_is_missing() {
         let root = tempfile::tempdir().unwrap();
         let said = || {
             let refused = io::Error::from_raw_os_error(libc::EACCES);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_known_with_what_the_network_adds() {
+    fn a_greeting_is_recognised_with_network_padding() {
         let bytes = Greeting::OURS.bytes();
         assert!(bytes.len() <= GREETING_MAX);
         assert_eq!(Greeting::check(&bytes), Ok(()));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_from_other_versions() {
+    fn foreign_bytes_and_other_versions_are_distinguished() {
         for bytes in [
             &b""[..],
             b"HWcmg",

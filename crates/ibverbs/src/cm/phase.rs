@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_stands_when_the_other_side_has_heard_it() {
+    fn an_accepted_connection_is_up_once_established() {
         let up = (Phase::Up, NextAction::Nothing);
         assert_eq!(quietly(Phase::Answered, event::ESTABLISHED), Some(up));
         let gone = next(Phase::Answered, event::DISCONNECTED, 0, b"").unwrap_err();
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_the_library_says_brings_up_what_was_not_asked_for(
+        fn no_event_sequence_brings_up_an_unrequested_connection(
             events in proptest::collection::vec((any::<i32>(), any::<i32>()), 0..40),
             small in proptest::collection::vec((0i32..18, -130i32..40), 0..40),
         ) {

@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_refuses_is_told_from_what_the_kernel_refuses_for_it() {
+    fn program_and_kernel_refusals_are_worded_differently() {
         assert!(in_words(REASON_PROGRAM, false).contains("the program there refuses"));
         assert!(in_words(REASON_PROGRAM, true).contains("gone or has accepted another connection"));
     }

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_open_is_the_routes() {
+    fn unset_options_are_taken_from_the_route() {
         let all = "ibv:rxe1,port=2,gid_index=3,mtu=1024,service_level=4,traffic_class=104";
         assert_eq!(device("ibv").unwrap(), all);
         assert_eq!(device("ibv:rxe1").unwrap(), all);

@@ -213,7 +213,7 @@ fn an_address_that_no_device_has_is_not_listened_at() {
 }
 
 #[test]
-fn a_listener_at_an_address_of_a_device_knows_whose_it_is() {
+fn a_listener_knows_the_device_of_its_address() {
     let here = here();
     let listener = CmListener::by(libraries(), &address()).unwrap();
     let check = |asked: &str| listener.check(&asked.parse().unwrap());
@@ -245,7 +245,7 @@ fn a_caller_that_cannot_be_taken_over_is_not_the_end_of_the_listener() {
 }
 
 #[test]
-fn every_way_to_fail_is_told() {
+fn every_connection_failure_is_reported() {
     let here = here();
     let said = |error: &CmError| {
         let said = error.to_string();
@@ -319,7 +319,7 @@ fn an_address_that_the_port_does_not_have_or_another_entry_is_refused() {
 }
 
 #[test]
-fn a_way_of_which_the_library_says_nothing_more_is_a_way() {
+fn a_route_without_path_details_is_accepted() {
     let here = here();
     here.manager.lock().unwrap().has_path = false;
     let mut call = here.routed();

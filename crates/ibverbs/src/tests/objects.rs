@@ -26,7 +26,7 @@ fn said<T>(result: Result<T, impl std::fmt::Display>) -> String {
 }
 
 #[test]
-fn a_device_is_what_it_says_and_what_is_known_of_it() {
+fn device_info_reports_attributes_and_promises() {
     let bench = Bench::new();
     let info = bench.device.info();
     assert_eq!(info.name.to_string(), "ibv:stub0");
@@ -55,7 +55,7 @@ fn a_device_is_what_it_says_and_what_is_known_of_it() {
 }
 
 #[test]
-fn options_choose_and_what_cannot_be_is_refused_in_one_line() {
+fn options_apply_and_impossible_ones_fail_in_one_line() {
     let options = ",gid_index=0,mtu=512,ordered_between_writes=yes,in_order_within_write=64";
     let bench = Bench::with(options, |_| {});
     let info = bench.device.info();
@@ -74,7 +74,7 @@ fn options_choose_and_what_cannot_be_is_refused_in_one_line() {
 }
 
 #[test]
-fn more_than_the_port_has_is_refused_with_what_it_has() {
+fn options_beyond_port_limits_are_refused_with_the_limits() {
     stub::plug_in("stub0");
     for (options, expected) in [
         ("port=2", "port=2 is more than stub0 has: at most 1"),
@@ -101,7 +101,7 @@ fn more_than_the_port_has_is_refused_with_what_it_has() {
 }
 
 #[test]
-fn what_is_chosen_is_said_and_so_is_why_nothing_is() {
+fn the_port_choice_and_its_failure_reason_are_reported() {
     let stub = stub::plug_in("stub0");
     let choice = || IbvProvider::with(stub::api()).choice(&"ibv:stub0".parse().unwrap());
     let chosen = choice().unwrap();
@@ -282,7 +282,7 @@ fn a_region_is_as_large_as_the_device_says_at_most() {
 }
 
 #[test]
-fn what_a_queue_pair_got_is_what_it_says() {
+fn queue_pair_capabilities_are_the_granted_ones() {
     let bench = Bench::new();
     let qp = bench.pd.create_qp(&QpInit {
         caps: QpCaps {
@@ -380,7 +380,7 @@ fn more_than_there_are_is_an_error_with_their_number_until_one_goes() {
 }
 
 #[test]
-fn what_the_system_says_is_handed_on() {
+fn system_errors_are_passed_on_with_advice() {
     let bench = Bench::new();
     let fails = |call, errno| {
         bench.stub.lock().unwrap().fails = [(call, errno)].into();
@@ -497,7 +497,7 @@ fn everything(bench: Bench) -> (stub::Shared, Vec<Box<dyn std::any::Any>>) {
 }
 
 #[test]
-fn nothing_goes_before_what_was_made_from_it_in_whatever_order_it_is_dropped() {
+fn objects_outlive_their_dependents_in_any_drop_order() {
     for turn in 0..10 {
         for reversed in [false, true] {
             let bench = std::thread::spawn(move || {
@@ -538,7 +538,7 @@ fn nothing_goes_before_what_was_made_from_it_in_whatever_order_it_is_dropped() {
 }
 
 #[test]
-fn what_cannot_be_destroyed_is_no_reason_to_stop() {
+fn a_failed_destroy_does_not_stop_the_others() {
     let (stub, all) = everything(Bench::new());
     {
         let mut stub = stub.lock().unwrap();

@@ -111,7 +111,7 @@ fn a_failed_request_of_a_connection_is_the_end_of_it() {
 }
 
 #[test]
-fn what_failed_before_a_reset_is_of_no_account_after_it() {
+fn failures_before_a_reset_are_ignored_after_it() {
     let bench = Bench::new();
     let mut qp = bench.ready(QpType::Rc);
     let mut out = [Completion::default(); 4];
@@ -165,7 +165,7 @@ fn asking_for_the_state_all_the_time_asks_the_device_now_and_then() {
 }
 
 #[test]
-fn a_failure_that_nothing_tells_of_is_found_and_told_of_once() {
+fn an_unreported_failure_is_found_and_reported_once() {
     let bench = Bench::new();
     let qp = bench.ready(QpType::Rc);
     move_to(&bench.stub, &*qp, QpState::Error);
@@ -243,7 +243,7 @@ fn a_queue_that_overran_is_found_by_polls_that_bring_nothing() {
 }
 
 #[test]
-fn events_say_what_failed_and_are_kept_for_the_program() {
+fn async_events_name_the_failed_object_and_are_kept() {
     let bench = Bench::new();
     let (one, other) = (bench.ready(QpType::Rc), bench.ready(QpType::Rc));
     let srq = bench.pd.create_srq(&SrqInit {

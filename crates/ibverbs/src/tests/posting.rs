@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_refused_is_named_by_its_index_and_what_is_before_it_is_posted(
+    fn refusals_name_the_index_and_earlier_requests_are_posted(
         count in 1usize..20, device in proptest::option::of(0usize..20), ours in proptest::option::of(0usize..20),
     ) {
         let bench = Bench::new();
@@ -256,7 +256,7 @@ fn a_slice_longer_than_a_chain_takes_several() {
 }
 
 #[test]
-fn what_no_device_should_see_is_refused_by_kind() {
+fn invalid_requests_are_refused_by_kind_before_the_device() {
     let bench = Bench::new();
     let mut qp = bench.ready(QpType::Rc);
     let remote = RemoteAddr { addr: 8, rkey: 1 };
@@ -444,7 +444,7 @@ fn a_key_comes_back_as_late_as_can_be() {
 }
 
 #[test]
-fn receives_are_chains_too_with_the_index_of_what_is_refused() {
+fn a_refused_receive_is_named_by_its_index() {
     let bench = Bench::new();
     let mut qp = bench.ready(QpType::Rc);
     let sge = |addr| Sge {

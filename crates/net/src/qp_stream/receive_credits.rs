@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_credit_counts_are_refused() {
         let mut credits = ReceiveCredits::new(RECEIVES);
         assert_eq!(credits.on_message(1), Err(BadCredit), "more than was sent");
         credits.send();

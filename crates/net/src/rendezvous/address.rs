@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_said_in_one_line() {
+    fn an_invalid_address_is_reported_in_one_line() {
         for text in [
             ":7471",
             "host:",

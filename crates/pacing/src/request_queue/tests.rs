@@ -121,7 +121,7 @@ fn places(sges: &[Sge]) -> Vec<(u64, u32)> {
 
 proptest! {
     #[test]
-    fn what_waits_is_read_as_it_was_posted(
+    fn a_queued_request_decodes_as_it_was_posted(
         requests in vec(request(), 1..10),
         shift in 0..40_usize,
     ) {

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_read_and_what_was_not_is_not() {
+    fn published_settings_are_read_and_absent_ones_are_none() {
         let share = share();
         assert_eq!((share.said(), share.rnic()), (None, None));
         let mut config = PacingConfig::default();

@@ -51,7 +51,7 @@ fn at(nanos: u64) -> Instant {
 }
 
 #[test]
-fn what_is_too_short_is_refused() {
+fn a_too_short_segment_is_refused() {
     let view = share().view;
     let short = view.part(0, BYTES - 8).expect("within it");
     let error = SharedPacing::over(short)
@@ -61,7 +61,7 @@ fn what_is_too_short_is_refused() {
 }
 
 #[test]
-fn rows_and_blocks_are_returned_by_who_leaves() {
+fn a_leaving_member_returns_its_rows_and_blocks() {
     let share = share();
     let mut first = share.join(us(), NOW).expect("room");
     let mut second = share.join(us(), NOW).expect("room");
@@ -155,7 +155,7 @@ fn the_debt_of_a_dead_member_is_forgiven_also_where_its_row_stays() {
 }
 
 #[test]
-fn who_lives_or_left_in_order_is_not_forgiven() {
+fn debt_of_live_or_orderly_members_is_not_forgiven() {
     let share = share();
     let living = share.join(us(), NOW).expect("room");
     living.take(1 << 20, 125_000_000, 0, NOW).expect("due");
@@ -205,7 +205,7 @@ fn numbers_of_a_row_go_round() {
 
 /// The owner was killed between writing its two words: the row has its claim, but not its start time.
 #[test]
-fn a_row_that_is_half_claimed_is_left_to_who_lives_and_taken_from_who_does_not() {
+fn half_claimed_rows_are_taken_only_from_the_dead() {
     let share = share();
     let claim = |pid: u32| u64::from(pid) | 1 << 32 | 1 << 63;
     share
@@ -245,7 +245,7 @@ fn no_row_and_no_block_is_an_error_that_says_how_many_there_are() {
 }
 
 #[test]
-fn blocks_of_the_dead_are_room_for_who_needs_it() {
+fn blocks_of_dead_members_are_reused() {
     let share = share();
     let mut living = share.join(us(), NOW).expect("room");
     let mut gone = share.join(dead(7), NOW).expect("room");
@@ -257,7 +257,7 @@ fn blocks_of_the_dead_are_room_for_who_needs_it() {
 }
 
 #[test]
-fn only_who_was_seen_lately_has_active_queue_pairs() {
+fn only_recently_seen_members_have_active_queue_pairs() {
     let share = share();
     let mut members: Vec<_> = (0..3)
         .map(|_| share.join(us(), NOW).expect("room"))
@@ -459,7 +459,7 @@ proptest! {
     /// Several members take what they can. What they got before the last take never exceeds a burst plus the
     /// rate times the time since the start.
     #[test]
-    fn who_shares_a_clock_shares_one_rate(
+    fn members_of_one_clock_share_one_rate(
         takes in vec((0..4_usize, 1..20_000_u64, 0..3_000_u64), 1..300),
         rate in 1_000_000..20_000_000_000_u64,
         burst in 0..100_000_u64,

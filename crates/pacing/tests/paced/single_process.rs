@@ -67,7 +67,7 @@ fn an_idle_rnic_is_given_a_burst_in_the_call() {
 
 /// Slices with nothing behind them fill the send queue of a program that has posted one request.
 #[test]
-fn who_has_room_is_not_refused_for_the_slices_of_another() {
+fn slices_of_one_request_do_not_refuse_another() {
     let config = PacingConfig {
         line_rate_gbps: 100.0,
         slice_bytes: 256.0,
@@ -147,7 +147,7 @@ fn a_device_that_is_full_for_a_while_is_asked_again() {
 
 /// The limit of bytes in flight holds for all queue pairs together, whichever come and go.
 #[test]
-fn a_queue_pair_that_is_gone_leaves_the_others_what_it_had_in_flight_and_no_more() {
+fn destroyed_queue_pairs_free_exactly_their_bytes_in_flight() {
     // 625 bytes a microsecond with a delay of three microseconds allow three requests of 500 bytes.
     let config = PacingConfig {
         window: 1.0,
@@ -205,7 +205,7 @@ fn a_sleeper_is_woken_by_a_request_longer_than_a_slice() {
 }
 
 #[test]
-fn what_waits_goes_out_though_the_program_never_polls() {
+fn deferred_requests_are_posted_without_polling() {
     for op in [SendOp::Send, SendOp::Write(RemoteAddr::default())] {
         let mut world = World::new(slow(), 0);
         let limit = CAPS.max_send_wr as usize;
@@ -426,7 +426,7 @@ proptest! {
     /// A request is refused alike and at the same place whether it is deferred, posted at once, or posted to
     /// the device alone.
     #[test]
-    fn what_is_refused_is_refused_when_it_is_posted(
+    fn a_refused_post_fails_at_post_time(
         state in select(vec![QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe]),
         ready in any::<bool>(),
         reads in select(vec![0_u8, 4]),

@@ -12,7 +12,7 @@ use crate::world::{CAPS, START, World, completion_queue, device, ready, share};
 
 /// When the program armed, no timer and no completion was pending that could wake it.
 #[test]
-fn who_sleeps_is_woken_also_by_what_was_put_off_later() {
+fn a_sleeper_is_woken_by_requests_deferred_later() {
     let mut world = World::new(slow(), 0);
     world.post(0, vec![request(SendOp::Send, 100_000)]);
     world.complete(0, 1, Status::Success);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_forgotten_has_no_turn_and_may_come_back() {
+    fn a_forgotten_ring_loses_its_turn_and_may_return() {
         let mut drr = DeficitRoundRobin::new(2);
         drr.call(0);
         drr.call(1);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cost_too_much_is_taken_off_the_next_turns() {
+    fn an_overspent_turn_is_deducted_from_later_turns() {
         let mut drr = DeficitRoundRobin::new(10);
         drr.call(0);
         drr.call(1);

@@ -130,7 +130,7 @@ fn drained_to_the_end(mode: Mode, framing: Framing, before: u64, after: u64) {
 }
 
 #[test]
-fn the_receiver_reads_what_was_published_and_then_learns() {
+fn the_receiver_drains_published_messages_before_learning_of_death() {
     for &mode in modes() {
         for framing in [Framing::Fixed(32), Framing::Variable(32)] {
             for (before, after) in [(0, 15), (3, 4), (9, 7), (20, 15)] {

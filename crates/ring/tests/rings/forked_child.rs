@@ -142,7 +142,7 @@ fn prompt(framing: Framing, mode: Mode) -> RingConfig {
 }
 
 #[test]
-fn what_a_child_releases_stays_the_parents() {
+fn a_childs_release_leaves_the_message_to_the_parent() {
     for (framing, mode) in [
         (Framing::Fixed(56), Mode::Poll),
         (Framing::Variable(200), Mode::Poll),
@@ -192,7 +192,7 @@ fn what_a_child_releases_stays_the_parents() {
 }
 
 #[test]
-fn what_a_child_commits_of_the_parents_reservation_is_not_sent() {
+fn a_parents_reservation_committed_by_a_child_is_unsent() {
     for (framing, mode) in [
         (Framing::Fixed(56), Mode::Poll),
         (Framing::Variable(200), Mode::Poll),

@@ -72,7 +72,7 @@ fn send_soon(tx: &mut Sender, number: u64) {
 }
 
 #[test]
-fn a_thousand_rings_are_told_apart_and_share_lines() {
+fn a_thousand_rings_are_distinguished_and_share_lines() {
     for mode in MODES {
         let hosts = Hosts::new();
         let config = config(8, Framing::Fixed(48), mode);
@@ -165,7 +165,7 @@ fn a_flood_does_not_starve_a_trickle() {
 }
 
 #[test]
-fn what_a_group_cannot_be_is_said() {
+fn an_invalid_group_configuration_is_refused() {
     let hosts = Hosts::new();
     let base = config(8, Framing::Fixed(48), Mode::Poll);
     let refused = |ring: &RingConfig, capacity, quantum| {
@@ -311,7 +311,7 @@ fn a_sleeping_group_wakes_for_any_of_its_rings() {
 
 /// A receiver created outside the group is slept on by its own descriptor.
 #[test]
-fn a_ring_made_elsewhere_wakes_who_armed_it_by_hand() {
+fn an_externally_made_ring_wakes_a_manual_sleeper() {
     const ROUNDS: u64 = 1000;
     let hosts = Hosts::new();
     let config = config(4, Framing::Fixed(48), Mode::Notify);
@@ -391,7 +391,7 @@ fn messages_that_come_before_the_ring_is_admitted_wait() {
 
 /// A sender is dropped, and later a ring is removed from the group. The other ring is not affected.
 #[test]
-fn who_goes_is_told_once_and_leaves_the_others_alone() {
+fn a_leaving_peer_is_reported_once() {
     for mode in MODES {
         let hosts = Hosts::new();
         let config = config(16, Framing::Fixed(48), mode);
@@ -460,7 +460,7 @@ fn who_goes_is_told_once_and_leaves_the_others_alone() {
 /// Messages of a group's ring are taken by hand and released in another order. The step before waiting
 /// announces their space to the sender, as for any ring.
 #[test]
-fn space_that_is_released_by_hand_is_told_of() {
+fn manually_released_space_is_announced_to_the_sender() {
     let hosts = Hosts::new();
     for mode in MODES {
         let config = config(64, Framing::Fixed(48), mode);

@@ -139,7 +139,7 @@ fn enlist(
 /// One of several processes that send to a group is killed. Its published messages are handed out, then its
 /// ring's error is reported. The group keeps receiving from the others throughout.
 #[test]
-fn a_sender_that_is_killed_is_told_of_and_the_others_go_on() {
+fn a_killed_sender_is_reported_and_the_others_continue() {
     // Without messages no head is pushed to the dead sender, so only a query of the queue pair reveals its
     // death.
     for (mode, count) in MODES.into_iter().flat_map(|mode| [(mode, 12), (mode, 0)]) {

@@ -260,7 +260,7 @@ fn dies(seed: u64, less: &str, config: &RingConfig, mean: u64) -> bool {
 }
 
 #[test]
-fn a_ring_whose_queue_pair_is_killed_knows_what_was_delivered() {
+fn rings_know_deliveries_after_their_queue_pair_is_killed() {
     let mut died = 0;
     for seed in 1..=60 {
         let shapes = shapes();

@@ -244,7 +244,7 @@ fn a_ring_between_two_processes_where_nothing_is_declared() {
 }
 
 #[test]
-fn two_processes_whose_queue_pair_is_killed_know_what_was_delivered() {
+fn processes_know_deliveries_after_their_queue_pair_is_killed() {
     let mut died = [0, 0];
     for seed in 0..24 {
         let (shape, less) = (seed % shapes().len(), DECLARED[seed / 2 % DECLARED.len()]);

@@ -106,7 +106,7 @@ fn stream(config: &RingConfig, len_of: impl Fn(u64) -> usize + Sync, pace: u64) 
 }
 
 #[test]
-fn streams_of_any_ring_leave_nobody_asleep() {
+fn streams_of_any_ring_leave_no_end_asleep() {
     let mode = Mode::Notify;
     for slots in [2, 3, 8, 128] {
         for gamma in [1, slots - 1] {

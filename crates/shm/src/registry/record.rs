@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn records_parse_back_as_they_were_written() {
         assert_eq!(
             ContextRecord::parse("c", &sample().to_bytes()).expect("parses"),
             sample()
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_said_to_be_one_and_still_names_its_process() {
+    fn another_version_is_reported_and_its_process_named() {
         for (mut bytes, again) in kinds() {
             bytes[4] = 9;
             let error = again(&bytes).expect_err("version");

@@ -86,7 +86,7 @@ fn the_lowest_free_index_is_claimed_and_the_last_to_leave_removes_all() {
 }
 
 #[test]
-fn what_the_dead_left_is_unseen_and_then_removed() {
+fn entries_of_the_dead_are_hidden_and_then_removed() {
     let (_parent, registry) = new_registry();
     let (child, id) = sleeping_process();
     for host in [HOST, HostKey(1)] {
@@ -224,7 +224,7 @@ fn names_are_bound_once_and_connected_to() {
 }
 
 #[test]
-fn who_sees_a_names_socket_may_connect() {
+fn a_visible_name_socket_accepts_connections() {
     let (_parent, registry) = new_registry();
     for round in 0..2_000 {
         let (binder, socket) = (registry.clone(), registry.path().join("n.a"));
@@ -352,7 +352,7 @@ fn two_users_have_two_registries() {
 }
 
 #[test]
-fn a_registry_is_told_from_any_other() {
+fn registries_have_distinct_identities() {
     let (parent, registry) = new_registry();
     let identity = registry.identity().expect("it is there");
     assert_ne!(identity, 0);

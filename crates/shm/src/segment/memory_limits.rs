@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_leaves_its_limit_less_what_it_cannot_give_back() {
+    fn a_cgroup_leaves_its_limit_less_unreclaimable_memory() {
         let dir = tempfile::tempdir().expect("tempdir");
         let inner = dir.path().join("a/b");
         fs::create_dir_all(&inner).expect("dirs");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_what_would_be_enough() {
+    fn the_error_line_names_the_missing_bytes() {
         let line = no_space_line(100, Some(30), FREE_MEMORY);
         assert_eq!(
             line,

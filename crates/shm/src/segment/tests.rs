@@ -139,7 +139,7 @@ fn in_own_process(test: &str) {
 }
 
 #[test]
-fn who_attaches_a_segment_cannot_make_the_others_access_fail() {
+fn an_attacher_cannot_make_the_owners_access_fail() {
     let ours = SharedSegment::create(&request(3 * 4096)).expect("memory");
     let fd = open_fd_of(std::process::id(), ours.fd().as_raw_fd()).expect("our own");
     let (ours, len) = (

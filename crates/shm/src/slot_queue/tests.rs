@@ -104,7 +104,7 @@ mod plain {
 
     proptest! {
         #[test]
-        fn is_a_bounded_fifo_whoever_dies(ops in ops(), bits in 1u32..5) {
+        fn the_queue_is_a_bounded_fifo_despite_deaths(ops in ops(), bits in 1u32..5) {
             let capacity = 1usize << bits;
             let heap = HeapQueue::<u64>::new(capacity);
             let queue = heap.queue;

@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_watches_is_told_of_the_first_change_whichever_is_known_first() {
+    fn a_watcher_is_notified_of_the_earliest_change() {
         let mut change_times = ChangeTimes::default();
         assert_eq!(change_times.add(10, 50), None, "nobody watches");
         assert_eq!(change_times.watch(10), Some(50), "what is to come is known");

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_back_is_shown_after_so_many_polls_and_not_held_back_twice() {
+    fn delayed_completions_appear_after_their_polls_and_only_once() {
         let mut hold = DelayState::default();
         let mut seen = Vec::new();
         for _ in 0..8 {

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_names_mean_what_is_documented() {
+    fn documented_option_names_have_their_documented_meaning() {
         let plain = of("soft").unwrap();
         assert!(plain.rules.is_none() && plain.ordered_between_writes && plain.atomic_aligned_8);
         assert_eq!(of("soft:h2,hostile").unwrap().rules.unwrap().seed(), 1);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_legal() {
+    fn a_wrong_option_is_named_with_the_legal_values() {
         let wrong = |option: &str, legal: &str| {
             let error = of(&format!("soft:h1,{option}")).unwrap_err();
             let option = option.rsplit(',').next().unwrap();

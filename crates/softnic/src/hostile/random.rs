@@ -77,7 +77,7 @@ mod tests {
     const PINNED: [u8; 8] = [7, 2, 4, 0, 5, 6, 3, 1];
 
     #[test]
-    fn what_is_drawn_lies_in_its_range_and_reaches_its_ends() {
+    fn draws_stay_in_range_and_reach_both_ends() {
         let mut chance = Chance::new(3);
         let drawn: Vec<u32> = (0..1000).map(|_| chance.within(2, 5)).collect();
         assert!(drawn.iter().all(|one| (2..=5).contains(one)));

@@ -125,7 +125,7 @@ fn the_owner_checks_a_call_whatever_the_caller_has_checked() {
 }
 
 #[test]
-fn a_call_is_served_once_however_often_its_owner_is_told() {
+fn a_call_is_served_once_despite_repeated_notifications() {
     let fabric = Fabric::new();
     let mut caller = BounceCaller::new(&fabric);
     let there = heap(&caller.far, 64);
@@ -338,7 +338,7 @@ fn a_call_over_a_connection_that_ended_is_not_served_over_the_next() {
 }
 
 #[test]
-fn the_owner_is_told_again_where_nobody_answers() {
+fn an_unanswering_owner_is_notified_again() {
     let fabric = Fabric::new();
     let [mut near, far] = calling(&fabric, None);
     let there = heap(&far, 64);

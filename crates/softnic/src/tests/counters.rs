@@ -41,7 +41,7 @@ fn target(end: &TestQp) -> RemoteAddr {
 }
 
 #[test]
-fn what_is_posted_executed_and_polled_is_counted() {
+fn posted_executed_and_polled_requests_are_counted() {
     let fabric = Fabric::new();
     let [mut a, mut b] = fabric.pair();
     assert_eq!(a.counted(), QpCounters::default());
@@ -107,7 +107,7 @@ fn what_is_posted_executed_and_polled_is_counted() {
 }
 
 #[test]
-fn what_is_executed_in_pieces_is_counted_once_it_is_done() {
+fn a_piecewise_request_is_counted_when_it_completes() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     let len = 3 * crate::INLINE_MAX;
@@ -247,7 +247,7 @@ fn an_overrun_and_an_srq_are_seen_from_outside() {
 }
 
 #[test]
-fn what_a_queue_pair_that_is_gone_left_unpolled_is_seen_from_outside() {
+fn unpolled_completions_of_a_destroyed_queue_pair_remain_visible() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     a.post(SendOp::Write(target(&b)));
@@ -279,7 +279,7 @@ fn the_events_of_a_channel_are_counted() {
 }
 
 #[test]
-fn what_is_over_is_not_seen_as_if_it_were_not() {
+fn ended_states_are_not_shown_as_current() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     let peer = seen(&fabric, &a).queue_pairs[0].peer.clone();
@@ -300,7 +300,7 @@ fn what_is_over_is_not_seen_as_if_it_were_not() {
 }
 
 #[test]
-fn what_a_layer_numbers_completes_with_that_number() {
+fn layer_numbered_requests_complete_with_that_number() {
     let fabric = Fabric::new();
     let [mut a, mut b] = fabric.pair();
     b.receive();

@@ -164,7 +164,7 @@ fn a_datagram_comes_with_its_header_and_its_sender() {
 }
 
 #[test]
-fn what_the_address_handle_says_is_in_the_header() {
+fn address_handle_fields_appear_in_the_grh() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     let init = AhInit {
@@ -207,7 +207,7 @@ fn a_datagram_to_oneself_and_one_of_no_bytes() {
 }
 
 #[test]
-fn what_does_not_fit_over_there_is_lost_and_nobody_is_told() {
+fn undeliverable_datagrams_are_lost_silently() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     let done = |a: &mut DatagramQp, to| assert_eq!(a.send(to, b"x").status, Status::Success);
@@ -272,7 +272,7 @@ fn a_connected_queue_pair_takes_no_datagrams_and_sends_none() {
 }
 
 #[test]
-fn what_fails_here_stops_the_send_queue_and_nothing_else() {
+fn a_local_send_failure_stops_only_the_send_queue() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     let back = b.aim_at(&a);
@@ -504,7 +504,7 @@ fn memory_that_a_stopped_sender_is_writing_to_is_kept_for_it() {
 }
 
 #[test]
-fn a_sender_that_is_never_seen_at_rest_holds_nobody_up() {
+fn a_constantly_busy_sender_delays_no_deregistration() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     b.receive(1, 100);
@@ -607,7 +607,7 @@ fn a_receive_that_a_killed_sender_had_in_hand_is_neither_lost_nor_doubled() {
 }
 
 #[test]
-fn a_queue_pair_that_ends_takes_back_what_a_killed_sender_had() {
+fn an_ending_queue_pair_reclaims_a_killed_senders_receives() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     b.receive(0, 100);
@@ -638,7 +638,7 @@ fn a_row_that_a_killed_process_was_about_to_take_is_free_again() {
 }
 
 #[test]
-fn a_row_that_somebody_is_about_to_take_is_left_to_him() {
+fn a_row_being_claimed_is_left_to_its_claimant() {
     let fabric = Fabric::new();
     let (mut a, b, to) = pair(&fabric);
     assert_eq!(a.send(to, b"x").status, Status::Success);
@@ -649,7 +649,7 @@ fn a_row_that_somebody_is_about_to_take_is_left_to_him() {
 }
 
 #[test]
-fn who_waits_for_a_sender_never_meets_the_same_number_again() {
+fn a_reclaimed_sender_row_never_repeats_a_number() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     let generation = |b: &DatagramQp| b.sender().life.load(Ordering::Relaxed) >> 8 & 0xff_ffff;
@@ -671,7 +671,7 @@ fn who_waits_for_a_sender_never_meets_the_same_number_again() {
 }
 
 #[test]
-fn a_sender_whose_row_was_taken_away_takes_another() {
+fn a_sender_that_lost_its_row_claims_another() {
     let fabric = Fabric::new();
     let (mut a, mut b, to) = pair(&fabric);
     assert_eq!(a.send(to, b"x").status, Status::Success);

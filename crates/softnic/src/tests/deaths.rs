@@ -146,7 +146,7 @@ impl SrqDeathFixture {
 }
 
 #[test]
-fn an_initiator_killed_at_any_point_of_a_send_costs_nothing_and_wedges_nobody() {
+fn kills_at_any_send_point_cost_and_block_nothing() {
     let fabric = Fabric::new();
     for shared in [false, true] {
         let mut points = 0;
@@ -167,7 +167,7 @@ fn an_initiator_killed_at_any_point_of_a_send_costs_nothing_and_wedges_nobody() 
 }
 
 #[test]
-fn an_initiator_killed_anywhere_costs_nothing_and_wedges_nobody() {
+fn kills_at_random_moments_cost_and_block_nothing() {
     let rounds = match std::env::var_os("HEADWORKS_LONG") {
         Some(_) => 2000,
         None => 30,

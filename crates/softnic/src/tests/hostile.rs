@@ -29,7 +29,7 @@ fn peer_of(end: &TestQp, other: &TestQp) -> Arc<Peer> {
 }
 
 #[test]
-fn what_others_write_into_our_region_rows_moves_no_memory_of_ours() {
+fn foreign_writes_to_our_region_rows_move_no_memory() {
     let fabric = Fabric::new();
     let [mut ours, theirs] = fabric.pair();
     fill(ours.region.buffer(), 0x11);
@@ -67,7 +67,7 @@ fn a_segment_has_one_number() {
 
 /// A dying process has closed the descriptors that its table names, and is not dead yet.
 #[test]
-fn what_a_dying_peer_has_closed_is_waited_for_and_no_reason_to_refuse() {
+fn descriptors_closed_by_a_dying_peer_cause_no_refusal() {
     let fabric = Fabric::new();
     let [mut ours, mut theirs] = fabric.pair();
     let context = theirs.device.context.clone();

@@ -372,7 +372,7 @@ fn nothing_is_served_after_deregistration() {
 }
 
 #[test]
-fn what_was_unmapped_is_an_operational_error() {
+fn accessing_unmapped_memory_is_an_operational_error() {
     /// A buffer that claims to be where nothing is mapped.
     struct UnmappedBuffer;
 
@@ -399,7 +399,7 @@ fn what_was_unmapped_is_an_operational_error() {
 }
 
 #[test]
-fn what_is_unmapped_in_part_is_an_operational_error_also_where_a_part_was_moved() {
+fn a_partly_unmapped_buffer_is_an_operational_error() {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
     /// Two pages, the second of which is unmapped.
@@ -506,7 +506,7 @@ fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
 
 /// A process does not use a registration of its own after its end, whatever others write to the row.
 #[test]
-fn a_key_that_somebody_writes_back_is_not_used() {
+fn a_key_rewritten_by_another_process_is_not_used() {
     let fabric = Fabric::new();
     let mut ends = fabric.pair();
     let there = ends[1].region.remote(0);

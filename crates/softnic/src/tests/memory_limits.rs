@@ -98,7 +98,7 @@ fn the_limit_event_comes_once_when_crossed_and_again_when_armed_again() {
 }
 
 #[test]
-fn the_last_receive_of_a_queue_pair_over_an_srq_is_told_of_once() {
+fn the_last_wqe_event_is_reported_once() {
     let fabric = Fabric::new();
     let (here, there) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
     let srq = srq_of(&there, 8, 0);
@@ -178,7 +178,7 @@ fn check_overrun(end: &TestQp, events_before: &[AsyncEvent]) {
 }
 
 #[test]
-fn a_cq_overrun_by_its_own_queue_pairs_is_told_of_once() {
+fn a_cq_overrun_by_local_qps_is_reported_once() {
     for through_the_lane in [true, false] {
         let fabric = Fabric::new();
         let there = TestQp::new(fabric.open("soft:h2"), None, 16);
@@ -205,7 +205,7 @@ fn a_cq_overrun_by_its_own_queue_pairs_is_told_of_once() {
 }
 
 #[test]
-fn a_cq_overrun_by_another_process_fails_both_ends_and_is_told_of_once() {
+fn a_remote_cq_overrun_fails_both_ends_once() {
     let fabric = Fabric::new();
     let mut ends = [("soft:h1", 16), ("soft:h2", 2)]
         .map(|(name, depth)| TestQp::new(fabric.open(name), None, depth));
@@ -405,7 +405,7 @@ fn contexts_of_one_process_work_apart_and_together_and_go_one_by_one() {
 /// Every device's error says which kind of limit was exceeded and by which number. Ours also names what was
 /// requested.
 #[test]
-fn what_is_beyond_a_limit_is_named_in_one_line() {
+fn an_exceeded_limit_is_named_in_one_line() {
     let fabric = Fabric::new();
     let device = fabric.open("soft");
     let limits = device.info().limits;

@@ -179,7 +179,7 @@ fn completions_are_held_back_and_come_several_at_once() {
 }
 
 #[test]
-fn a_sleeper_is_woken_for_what_is_held_back() {
+fn a_sleeper_is_woken_for_delayed_completions() {
     each_seed(50, |seed| {
         let rules = Rules::new(seed).with(late(1, 64)).with(slow(2, 60));
         let mut pair = TestPair::by(rules, "");
@@ -317,7 +317,7 @@ fn receives_are_refused_for_a_while_and_never_in_an_empty_queue() {
 }
 
 #[test]
-fn a_kill_ends_the_request_flushes_the_rest_and_is_told_at_both_ends() {
+fn a_kill_flushes_later_requests_and_notifies_both_ends() {
     let mut pair = TestPair::by(Rules::new(1).with(kill_after(5)), "");
     let TestPair { a, b, .. } = &mut pair;
     b.try_receive(77, 0, 64).unwrap();
@@ -358,7 +358,7 @@ fn a_kill_never_ends_a_request_well() {
 }
 
 #[test]
-fn what_was_posted_before_the_kill_ends_well_also_where_writes_mix() {
+fn requests_before_a_kill_succeed_with_unordered_writes() {
     each_seed(40, |seed| {
         let rules = Rules::new(seed).with(kill_after(3)).with(slow(1, 30));
         let mut pair = TestPair::by(rules, ",ordered_between_writes=no");

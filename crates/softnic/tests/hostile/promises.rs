@@ -52,7 +52,7 @@ fn a_receive_completion_says_that_all_writes_before_are_placed() {
 }
 
 #[test]
-fn reads_and_atomics_see_what_was_written_before_them() {
+fn reads_and_atomics_see_earlier_writes() {
     each_seed(60, |seed| {
         let mut pair = named(seed);
         let TestPair { a, b, .. } = &mut pair;
@@ -186,7 +186,7 @@ fn a_seed_tells_the_same_story_again() {
 }
 
 #[test]
-fn what_is_not_declared_is_said() {
+fn undeclared_promises_are_visible_in_the_device_info() {
     for (at, options) in NAMES.into_iter().enumerate() {
         let hostile = TestPair::named(&format!(",hostile{options}"));
         let plain = TestPair::named(options);

@@ -256,7 +256,7 @@ fn all_run_over_the_paper_baselines() {
 }
 
 #[test]
-fn a_step_handles_at_most_the_messages_that_it_is_told_to() {
+fn a_step_handles_at_most_its_batch_of_messages() {
     let (mut out, mut from) = ring(&RingConfig::fixed(64, RECORD));
     let mut tap = Tap::new(traffic(), 100);
     let mut monitor = Monitor::new(FlowCounts::default(), 100);
@@ -374,7 +374,7 @@ fn refused(mut client: Client<impl Requests>, answer: &[u8]) -> String {
 }
 
 #[test]
-fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
+fn a_client_reports_wrong_responses_and_a_gone_server() {
     let key = kv::drawn(10).map(key_of).next().expect("a key");
     let response = |number, key: Option<u64>| {
         let mut bytes = vec![0; RESPONSE];
@@ -406,7 +406,7 @@ fn a_client_says_what_is_wrong_with_a_response_and_that_its_server_left() {
 }
 
 #[test]
-fn a_store_says_that_there_is_no_such_key_and_refuses_what_is_no_request() {
+fn a_store_reports_missing_keys_and_refuses_bad_requests() {
     let (there, back) = (RingConfig::variable(8, 64), RingConfig::fixed(8, RESPONSE));
     let mut ends = rings_of([&there, &back]);
     let mut server = Server::new(Store::of(3));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_touched_is_counted_once_however_many_have_it() {
+    fn untouched_shared_memory_is_counted_once() {
         let bytes = 256 << 20;
         let file = memfd_create("taken", MemfdFlags::CLOEXEC).unwrap();
         fallocate(&file, FallocateFlags::empty(), 0, bytes).unwrap();

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_right_and_what_is_lost_or_harmed_is_not() {
+    fn written_messages_are_right_and_damaged_ones_wrong() {
         let harmed = |_: &mut MessageWriter, message: &mut [u8]| message[500] ^= 1;
         assert_eq!(wrong(true, |_| false, harmed), [0, 1]);
         assert_eq!(wrong(false, |_| false, MessageWriter::fill), [0, 1]);

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_end_once_so_many_are_measured_or_their_time_is_up() {
+    fn rounds_end_after_enough_measurements_or_time() {
         let rounds = |warm, measured| Workload::Rounds { warm, measured };
         for baseline in [PaperBaseline::Farm, PaperBaseline::Raw].map(Channel::Baseline) {
             let [sent, _] = pair(baseline, rounds(20, 300), |job| job.run_ns = HOUR);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_posted_is_counted_at_either_end() {
+    fn posted_requests_are_counted_at_both_ends() {
         let reports = pair(
             Channel::Baseline(PaperBaseline::L5),
             Workload::Rate,

@@ -90,7 +90,7 @@ fn a_healthy_machine_has_no_complaint_and_neither_has_one_without_devices() {
 }
 
 #[test]
-fn without_a_device_the_ways_to_one_are_named_and_what_is_to_be_installed() {
+fn missing_devices_are_reported_with_remedies_and_packages() {
     let bare = |library, manager| SystemInfo {
         devices: Vec::new(),
         library: Some(library),
@@ -127,7 +127,7 @@ fn without_a_device_the_ways_to_one_are_named_and_what_is_to_be_installed() {
 }
 
 #[test]
-fn of_one_device_nothing_is_said_that_is_about_another() {
+fn a_single_device_check_omits_unrelated_findings() {
     let mut facts = healthy();
     (facts.ptrace_scope, facts.shm_bytes) = (Some(1), Some(1 << 20));
     assert_eq!(complaints(&facts).len(), 2);
@@ -333,7 +333,7 @@ fn of_good(opened: Option<Result<Choice, UnusableDevice>>) -> String {
 }
 
 #[test]
-fn what_the_provider_chose_is_what_is_shown_and_not_chosen_again() {
+fn the_providers_choice_is_shown_unchanged() {
     let said = of_good(opened(Network::RoceV2, IPV4, Mtu::B4096));
     let expected = "mlx5_0 port 1: RoCE v2, gid index 3, ::ffff:192.0.2.1; mlx5_0 port 1: packets of 4096 bytes";
     assert_eq!(said, expected);
@@ -380,7 +380,7 @@ fn of_several_ports_the_one_that_is_used_counts() {
 }
 
 #[test]
-fn an_error_that_nobody_knows_is_said_as_it_is() {
+fn an_unknown_open_error_is_shown_verbatim() {
     let mut facts = healthy();
     let said = "cannot open ibv:mlx5_0: Input/output error".to_owned();
     facts.devices[0].opened = Some(Err(UnusableDevice {

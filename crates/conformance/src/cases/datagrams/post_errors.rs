@@ -27,37 +27,37 @@ pub(super) fn cases() -> Vec<Case> {
         row(
             "refused_at_its_index",
             refused_at_its_index,
-            "one piece too many; inline payload too long",
-            "TooManySges, InlineTooLong at its index; those before it are sent, nothing else",
+            "one SGE too many; inline payload too long",
+            "TooManySges, InlineTooLong at its index; earlier datagrams of the chain are sent, later ones are not",
         ),
         row(
             "sq_full",
             sq_full,
             "SQ full",
-            "QueueFull; not sent; room again when one before it is polled",
+            "QueueFull; not sent; room again after an earlier request's completion is polled",
         ),
         row(
             "cq_full",
             cq_full,
-            "its CQ full",
-            "CqError; what the CQ held, then Overrun; the queue pair in error",
+            "send CQ full",
+            "CqError; polls return the CQ's completions, then Overrun; the queue pair in ERR",
         )
         .row(
             "post_recv",
             "RECV of datagrams",
-            "its CQ full",
-            "CqError; the queue pair in error; the sender goes on",
+            "receive CQ full",
+            "CqError; the queue pair in ERR; the sender stays in RTS",
         ),
         row(
             "wrong_transport",
             wrong_transport,
-            "on a connected queue pair; SEND, WRITE, READ, atomics on one of datagrams",
-            "Operation, nothing posted",
+            "on an RC queue pair; SEND, WRITE, READ, atomics on a UD queue pair",
+            "Operation; nothing posted",
         ),
         row(
             "destroyed_handle",
             destroyed_handle,
-            "an address handle that is gone",
+            "destroyed address handle",
             NO_WAY,
         ),
     ]

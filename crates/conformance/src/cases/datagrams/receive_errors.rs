@@ -17,7 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for fault in faults {
         let outcome =
-            "LocalProtection; the queue pair in error, nothing written; the sender goes on";
+            "LocalProtection; the queue pair in ERR; nothing written; the sender stays in RTS";
         let name = format!("datagrams::recv_{}", fault.name());
         let own = Case::new(&name, move |bench| bad(bench, fault));
         cases.push(own.row("post_recv", "RECV of datagrams", fault.wrong(), outcome));
@@ -27,20 +27,20 @@ pub(super) fn cases() -> Vec<Case> {
             "post_srq_recv",
             "SRQ RECV of datagrams",
             fault.wrong(),
-            format!("{outcome}; others' receives stay"),
+            format!("{outcome}; other receives of the SRQ stay posted"),
         ));
     }
     cases.push(Case::new("datagrams::recv_short", short).row(
         "post_recv",
         "RECV of datagrams",
-        "shorter than the GRH, or than GRH and datagram",
-        "stays for one that fits; the datagram is lost",
+        "shorter than the GRH, or than the GRH and the datagram",
+        "the datagram is lost; the receive stays posted for one that fits",
     ));
     cases.push(Case::new("datagrams::srq_recv_short", short_of_an_srq).row(
         "post_srq_recv",
         "SRQ RECV of datagrams",
-        "shorter than the GRH, or than GRH and datagram",
-        "LocalLength; the queue pair receives on",
+        "shorter than the GRH, or than the GRH and the datagram",
+        "LocalLength; the queue pair still receives",
     ));
     cases
 }

@@ -17,17 +17,17 @@ pub(super) fn cases() -> Vec<Case> {
         )
         .row(
             "deregister",
-            "a region that receives of datagrams under way name",
+            "the region of posted receives, while datagrams arrive",
             "-",
-            "nothing is written once it returns; one receive LocalProtection, later ones Flushed, \
-             QpFatal; the sender goes on",
+            "nothing is written after the call returns; one receive ends with LocalProtection, later ones are \
+             Flushed; QpFatal; the sender stays in RTS",
         ),
         Case::new("datagrams::sender_killed", sender_killed)
             .row(
                 "kill",
-                "the sender of datagrams, at work",
+                "the sender of datagrams, while it sends",
                 "-",
-                "the other's queue pair lives on; each receive ends once, none is lost",
+                "the receiving queue pair stays in RTS; each receive completes once, none is lost",
             )
             .kills(),
         Case::new("datagrams::receiver_killed", receiver_killed)
@@ -35,7 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
                 "kill",
                 "the receiver of datagrams",
                 "-",
-                "the sender's queue pair lives on, and sends to others",
+                "the sending queue pair stays in RTS and can send to others",
             )
             .kills(),
     ]

@@ -13,27 +13,27 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             &OpKind::ALL,
             "in SQD",
-            "waits, is executed in RTS; receives go on",
+            "waits until RTS; the queue pair still receives",
             drained,
         )
         .row(
             "post_recv",
             "RECV",
             "in SQD",
-            "posted, and taken by the peer's SEND",
+            "posted; the peer's SEND consumes it",
         )
         .row(
             "modify",
             "RTS to SQD to RTS",
             "-",
-            "stops sending, and goes on",
+            "sending stops in SQD and resumes in RTS",
         ),
         case(
             "draining",
             "modify",
             &kinds(|kind| matches!(kind, OpKind::Send | OpKind::Write | OpKind::Read)),
-            "to SQD in the middle of it",
-            "Success, whole, still in SQD",
+            "to SQD during its execution",
+            "Success, data intact, still in SQD",
             draining,
         ),
         case(
@@ -41,7 +41,7 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             &OpKind::ALL,
             "the peer is in RTR, SQD",
-            "Success: it receives",
+            "Success: the peer executes it",
             peer_receives,
         ),
     ]

@@ -7,7 +7,7 @@ use crate::Case;
 use crate::cases::memory_fault::MemoryFault;
 
 pub(super) fn cases() -> Vec<Case> {
-    let outcome = "LocalProtection; the peer stays in RTS; nothing written, no receive taken";
+    let outcome = "LocalProtection; the peer stays in RTS; nothing written, no receive consumed";
     let everywhere = MemoryFault::COMMON
         .into_iter()
         .chain([MemoryFault::SecondPiece]);
@@ -20,7 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
             &format!("local_{}", fault.name()),
             "post_send",
             &kinds,
-            &format!("its own bytes: {}", fault.wrong()),
+            &format!("local memory: {}", fault.wrong()),
             outcome,
             move |bench, kind| {
                 ErrorTrial {

@@ -14,23 +14,23 @@ pub(super) fn cases() -> Vec<Case> {
             "fenced",
             "post_send",
             &OpKind::ALL,
-            "behind a fence and a READ",
-            "waits for what the READ brings",
+            "fenced, behind a READ",
+            "executed after the READ has fetched its data",
             fenced,
         ),
         case(
             "fenced_behind_an_atomic",
             "post_send",
             &OpKind::ALL,
-            "behind a fence and a FETCH_ADD",
-            "waits for what the atomic brings",
+            "fenced, behind a FETCH_ADD",
+            "executed after the FETCH_ADD has returned its value",
             fenced_behind_an_atomic,
         ),
         case(
             "fenced_and_unanswered",
             "post_send",
             &OpKind::ALL,
-            "behind a fence, the peer is gone",
+            "fenced, the peer is gone",
             "RetryExceeded",
             fenced_and_unanswered,
         ),
@@ -38,36 +38,36 @@ pub(super) fn cases() -> Vec<Case> {
             "fenced_and_sent_again",
             "post_send",
             &kinds(OpKind::takes_receive),
-            "behind a fence, no receive yet, a READ behind it",
-            "waits, then Success, both",
+            "fenced, no receive posted yet, a READ behind it",
+            "both wait, then succeed",
             fenced_and_sent_again,
         ),
         case(
             "wrong_behind_what_is_unanswered",
             "post_send",
             &OpKind::ALL,
-            "a bad local key behind a WRITE, the peer is gone",
-            "RetryExceeded of the WRITE, then Flushed",
+            "invalid lkey, behind a WRITE, the peer is gone",
+            "the WRITE ends with RetryExceeded, the faulty request is Flushed",
             wrong_behind_what_is_unanswered,
         ),
         Case::new("matrix::read_depth", read_depth).row(
             "post_send",
             "READ, CMP_SWAP, FETCH_ADD",
-            "more than max_rd_atomic at once",
+            "more outstanding than max_rd_atomic",
             "all succeed, in order",
         ),
         Case::new("matrix::read_depth_of_the_peer", read_depth_of_the_peer).row(
             "post_send",
             "READ",
-            "more at once than the peer's max_dest_rd_atomic",
-            "all succeed, in order; or RemoteInvalidRequest, the rest Flushed, both in error",
+            "more outstanding than the peer's max_dest_rd_atomic",
+            "all succeed, in order; or one ends with RemoteInvalidRequest, the rest are Flushed and both queue pairs are in ERR",
         ),
         case(
             "no_reads_here",
             "post_send",
             &kinds(OpKind::writes_here),
             "max_rd_atomic is 0",
-            "Operation, nothing posted",
+            "Operation; nothing posted",
             no_reads_here,
         ),
         case(
@@ -75,20 +75,20 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             &kinds(OpKind::writes_here),
             "the peer's max_dest_rd_atomic is 0",
-            "RemoteInvalidRequest, the peer in error too, nothing read or changed",
+            "RemoteInvalidRequest; both queue pairs in ERR; nothing read or changed",
             no_reads_there,
         ),
         Case::new("matrix::all_in_order", all_in_order).row(
             "poll",
             "every operation, one chain",
             "-",
-            "completions in order, opcodes and lengths",
+            "completions in order, with correct opcodes and lengths",
         ),
         Case::new("matrix::every_other_signalled", every_other_signalled).row(
             "poll",
             "every operation, every other one signalled",
             "-",
-            "the signalled ones only, in order",
+            "completions of the signalled requests only, in order",
         ),
     ]
 }
@@ -145,7 +145,7 @@ fn wrong_behind_what_is_unanswered(bench: &mut CaseContext<'_>, kind: OpKind) ->
         Send::new(2, kind.op(there), &wrong),
     ];
     bench.post_chain(a, chain).map_err(error_line)?;
-    bench.named_wait("before a mistake", |bench| {
+    bench.named_wait("before a fault", |bench| {
         bench.expect_sent(a, 1, Status::RetryExceeded)
     })?;
     bench.expect_sent(a, 2, Status::Flushed)?;

@@ -11,7 +11,7 @@ pub(super) fn cases() -> Vec<Case> {
     let inline = kinds(OpKind::may_be_inline);
     let not_inline = kinds(OpKind::writes_here);
     let atomics = kinds(OpKind::is_atomic);
-    let refused = "at its index; those before it are executed, nothing else";
+    let refused = "at its index; earlier requests of the chain are executed, later ones are not";
     vec![
         case(
             "state",
@@ -41,7 +41,7 @@ pub(super) fn cases() -> Vec<Case> {
             "many_pieces",
             "post_send",
             &OpKind::ALL,
-            "one piece too many",
+            "one SGE too many",
             &format!("TooManySges {refused}"),
             |bench, kind| {
                 refuse(bench, kind, |a| {
@@ -56,7 +56,7 @@ pub(super) fn cases() -> Vec<Case> {
             "post_send",
             &inline,
             "-",
-            "Success, bytes whole, 0 B to as many as there may be",
+            "Success, data intact, with an inline payload of 0 B to max_inline",
             inline_whole,
         ),
         case(
@@ -91,7 +91,7 @@ pub(super) fn cases() -> Vec<Case> {
             "message_too_long",
             "post_send",
             &kinds(|kind| !kind.is_atomic()),
-            "a message longer than the device can",
+            "message longer than the device's limit",
             &format!("MessageTooLong {refused}"),
             too_long,
         ),
@@ -99,7 +99,7 @@ pub(super) fn cases() -> Vec<Case> {
             "atomic_length",
             "post_send",
             &atomics,
-            "a length of 0, 4, 7, 9, 16",
+            "length of 0, 4, 7, 9 or 16 B",
             &format!("Operation {refused}"),
             |bench, kind| {
                 let of: [fn(&QpFixture) -> Vec<crate::call::Piece>; 5] = [
@@ -120,13 +120,13 @@ pub(super) fn cases() -> Vec<Case> {
             .row(
                 "post_recv",
                 "RECV",
-                "one piece too many",
+                "one SGE too many",
                 "TooManySges at its index",
             )
             .row(
                 "post_srq_recv",
                 "SRQ RECV",
-                "one piece too many",
+                "one SGE too many",
                 "TooManySges at its index",
             ),
     ]

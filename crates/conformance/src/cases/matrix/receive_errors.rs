@@ -39,9 +39,11 @@ pub(super) fn cases() -> Vec<Case> {
     for (receives, theirs, ours) in bad() {
         let (name, wrong) = match receives {
             PeerReceives::Bad(fault) => (fault.name(), fault.wrong()),
-            _ => ("short", "a byte too short"),
+            _ => ("short", "one byte too short"),
         };
-        let outcome = format!("{theirs:?}, the sender's {ours:?}; both in error; nothing written");
+        let outcome = format!(
+            "receive: {theirs:?}; SEND: {ours:?}; both queue pairs in ERR; nothing written"
+        );
         let trial = move |kind| ErrorTrial {
             receives,
             taken: FirstReceiveEnd::With(theirs),
@@ -53,7 +55,7 @@ pub(super) fn cases() -> Vec<Case> {
                 &format!("recv_{name}"),
                 "post_send",
                 &SENDS,
-                &format!("its receive: {wrong}"),
+                &format!("the peer's receive: {wrong}"),
                 &outcome,
                 run,
             )
@@ -67,7 +69,7 @@ pub(super) fn cases() -> Vec<Case> {
                 "post_srq_recv",
                 "SRQ RECV",
                 wrong,
-                format!("{outcome}; others' receives stay"),
+                format!("{outcome}; other receives of the SRQ stay posted"),
             ),
         );
     }
@@ -75,7 +77,7 @@ pub(super) fn cases() -> Vec<Case> {
         "no_receive",
         "post_send",
         &kinds(OpKind::takes_receive),
-        "no receive, RNR retries exhausted",
+        "no receive posted, RNR retries exhausted",
         "RnrRetryExceeded; the peer stays in RTS; nothing written",
         |bench, kind| {
             [0, 3].into_iter().try_for_each(|rnr_retry| {
@@ -114,8 +116,8 @@ pub(super) fn cases() -> Vec<Case> {
         .row(
             "post_recv",
             "RECV of a WRITE_IMM",
-            "bad lkey",
-            "Success: its pieces are not used",
+            "invalid lkey",
+            "Success: the receive's SGEs are not used",
         ),
     );
     cases

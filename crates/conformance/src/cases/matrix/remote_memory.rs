@@ -8,13 +8,13 @@ use crate::{Case, QpOptions};
 
 pub(super) fn cases() -> Vec<Case> {
     let one_sided = kinds(OpKind::is_one_sided);
-    let outcome = "RemoteAccess; both in error; nothing written, no receive taken";
+    let outcome = "RemoteAccess; both queue pairs in ERR; nothing written, no receive consumed";
     let remote = |name: &str, wrong: &str, fault: fn(OpKind) -> MemoryFault| {
         case(
             &format!("remote_{name}"),
             "post_send",
             &one_sided,
-            &format!("the peer's bytes: {wrong}"),
+            &format!("remote memory: {wrong}"),
             outcome,
             move |bench, kind| trial(kind, fault(kind)).run(bench),
         )
@@ -38,8 +38,8 @@ pub(super) fn cases() -> Vec<Case> {
         "qp_access",
         "post_send",
         &one_sided,
-        "the peer's queue pair forbids it",
-        "RemoteInvalidRequest; both in error; nothing written, no receive taken",
+        "the peer's queue pair does not allow the access",
+        "RemoteInvalidRequest; both queue pairs in ERR; nothing written, no receive consumed",
         move |bench, kind| {
             let of_b = QpOptions {
                 access: without(kind),
@@ -57,8 +57,8 @@ pub(super) fn cases() -> Vec<Case> {
         "misaligned",
         "post_send",
         &kinds(OpKind::is_atomic),
-        "misaligned by 1 to 7",
-        "RemoteInvalidRequest; both in error; nothing written",
+        "remote address misaligned by 1 to 7 B",
+        "RemoteInvalidRequest; both queue pairs in ERR; nothing written",
         |bench, kind| {
             (1..8).try_for_each(|aside| {
                 ErrorTrial {

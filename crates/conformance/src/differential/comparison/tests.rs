@@ -150,7 +150,7 @@ fn a_queue_pair_that_is_not_moved_is_refused_for_the_same_reason() {
 }
 
 #[test]
-fn who_fails_what_the_other_refuses_is_in_error_and_nobody_else() {
+fn only_the_end_that_fails_a_refused_request_errors() {
     let posted = |kind| {
         let fates = [(2, 0, 0, refused(kind)), (3, 0, 0, WorkFate::NotPosted)];
         StepObservation {
@@ -194,7 +194,7 @@ fn who_fails_what_the_other_refuses_is_in_error_and_nobody_else() {
 }
 
 #[test]
-fn flushed_is_what_may_be_refused_too_and_moves_nobody() {
+fn a_flushed_request_may_be_refused_without_state_change() {
     let good = step(&[(2, 0, 0, refused("Operation"))]);
     let bad = step(&[(2, 0, 0, WorkFate::Failed(Status::Flushed))]);
     let lost = |seen| StepObservation {
@@ -269,7 +269,7 @@ fn a_receive_that_is_wrong_behind_its_bytes_excuses_its_line_from_there_on() {
 }
 
 #[test]
-fn of_several_mistakes_the_peer_hears_of_its_own() {
+fn with_several_faults_the_peer_reports_its_own() {
     let with = |status, line| {
         let mut seen = step(&[(5, line, 0, WorkFate::Failed(status))]);
         seen.several_faults.insert(5);
@@ -360,7 +360,7 @@ fn where_there_is_no_sqe_that_queue_pair_alone_is_in_error() {
 }
 
 #[test]
-fn what_waits_without_end_for_itself_excuses_what_fails_of_a_silent_peer_there() {
+fn a_known_hang_excuses_failures_against_a_silent_peer() {
     let failed = |status| WorkFate::Failed(status);
     let mut whole = step(&[
         (1, 0, 0, failed(Status::Flushed)),
@@ -442,7 +442,7 @@ fn a_receive_of_a_shared_queue_that_was_not_taken_is_still_there() {
 }
 
 #[test]
-fn what_is_refused_behind_one_that_fails_is_not_looked_at_behind_one_that_is_refused() {
+fn a_refusal_behind_a_failure_matches_an_unposted_request() {
     let with = |first: WorkFate, second: WorkFate| step(&[(6, 0, 0, first), (7, 0, 0, second)]);
     let refused_at_once = with(refused("TooManySges"), WorkFate::NotPosted);
     let failed = WorkFate::Failed(Status::LocalProtection);

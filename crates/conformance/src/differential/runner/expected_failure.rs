@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_cause_cannot_be() {
+    fn a_status_without_a_cause_is_contradicted() {
         let nothing = ExpectedFailure::default();
         for status in [
             Status::LocalProtection,

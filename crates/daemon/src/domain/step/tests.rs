@@ -165,7 +165,7 @@ fn an_atomic_says_how_busy_its_sender_is() {
 }
 
 #[test]
-fn who_waits_for_room_waits_once_however_often_it_is_called() {
+fn a_connection_waiting_for_room_is_queued_once() {
     let mut two = TwoDomains::new(&DaemonLimits {
         bulk: Bulk::Write,
         bulk_depth: 8,
@@ -230,7 +230,7 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
 }
 
 #[test]
-fn what_is_wrong_behind_a_frame_is_not_forgotten() {
+fn a_malformed_record_behind_a_frame_is_still_detected() {
     let mut two = TwoDomains::new(&DaemonLimits::default());
     two.connect();
     let mut writer = two.writer();

@@ -74,8 +74,8 @@ pub static FIG2: Case<Arm> = Case {
         }
         t.metric("service_9_million_per_s", rate(SERVICE, 9) / 1e6);
         t.note(
-            "The paper's 66 % and 56 % (III-B) are no predictions here: `cpu.lock_waiter` is fitted to them. They stand with \
-             what they are fitted by in docs/simulation.md, under what papers state of raw devices.",
+            "The paper's 66 % and 56 % (III-B) are no predictions here: `cpu.lock_waiter` is fitted to them. \
+             docs/simulation.md lists them under \"Raw devices: papers and presets\".",
         );
         t
     },

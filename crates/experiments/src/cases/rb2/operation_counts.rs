@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_1_has_the_papers_cells_and_what_was_counted() {
+    fn table_1_has_the_paper_and_counted_cells() {
         let sent = Counts {
             writes: 4,
             ..Counts::default()

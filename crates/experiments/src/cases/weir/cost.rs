@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_the_median_of_the_rounds_differences() {
+    fn added_cost_is_the_median_of_round_differences() {
         let mut measured = Measured::default();
         let whats = [ONE, CHAIN, TRIP];
         for point in whats.map(|what| grid(what, &[PLAIN, PACED], &[0])).concat() {

@@ -71,7 +71,7 @@ fn a_simulated_devices_delays_are_options_that_pace() {
 }
 
 #[test]
-fn whoever_asks_can_end_it_and_what_cannot_be_opened_is_said() {
+fn calibration_can_be_interrupted_and_reports_open_errors() {
     let device = named("sim:cx6-100g,seed=78");
     let ended = calibrate(&device, &default_peer(&device), 10, &mut |done, _| done < 5);
     assert!(matches!(ended, Err(CalibrateError::Interrupted)));

@@ -73,7 +73,7 @@ fn say(by: &PacketSocket, reply: &Reply) {
 }
 
 #[test]
-fn what_is_answered_to_who_has_failed_meanwhile_is_given_back() {
+fn a_late_reply_to_a_failed_call_is_released() {
     let (after, failed) = mpsc::channel();
     let (before, answered) = mpsc::channel();
     let says = move |socket: &PacketSocket| {
@@ -109,7 +109,7 @@ fn what_is_answered_to_who_has_failed_meanwhile_is_given_back() {
 }
 
 #[test]
-fn why_a_daemon_hung_up_is_told_by_the_call_that_finds_it() {
+fn the_call_finding_a_hangup_returns_its_reason() {
     let (over, is_over) = mpsc::channel::<()>();
     let (attached, is_attached) = mpsc::channel();
     let says = move |socket: &PacketSocket| {

@@ -173,7 +173,7 @@ fn it_is_one_memory_under_one_key_until_the_last_claim_is_dropped() {
 }
 
 #[test]
-fn observers_see_who_holds_what_and_what_is_in_it() {
+fn observers_see_holders_and_segment_contents() {
     let (_parent, registry) = new_registry();
     let claim = hold(&registry, "a.1");
     word(claim.segment()).store(7, Relaxed);
@@ -198,7 +198,7 @@ fn observers_see_who_holds_what_and_what_is_in_it() {
 }
 
 #[test]
-fn the_memory_outlives_who_made_it_and_ends_with_the_last() {
+fn a_segment_outlives_its_creator_until_the_last_holder() {
     let (_parent, registry) = new_registry();
     let (mut first, mut second) = (Holder::start(&registry), Holder::start(&registry));
     assert_eq!(first.ask("hold"), "first");
@@ -227,7 +227,7 @@ fn the_memory_outlives_who_made_it_and_ends_with_the_last() {
 }
 
 #[test]
-fn what_the_dead_held_is_removed_by_any_claim_and_by_who_killed_them() {
+fn entries_of_dead_holders_are_removed_by_any_claim() {
     let (_parent, registry) = new_registry();
     for context in [true, false] {
         let mut holder = Holder::start(&registry);
@@ -277,7 +277,7 @@ fn another_length_or_version_is_refused_in_one_line() {
 }
 
 #[test]
-fn who_begins_together_gets_the_same_memory() {
+fn concurrent_claimants_get_the_same_memory() {
     let (_parent, registry) = new_registry();
     let mut holders: Vec<_> = (0..8).map(|_| Holder::start(&registry)).collect();
     for _ in 0..10 {
@@ -302,7 +302,7 @@ fn who_begins_together_gets_the_same_memory() {
 }
 
 #[test]
-fn who_is_killed_anywhere_leaves_the_others_together() {
+fn a_kill_at_any_point_leaves_the_others_together() {
     let (_parent, registry) = new_registry();
     let mut holders: Vec<_> = (0..8).map(|_| Holder::start(&registry)).collect();
     for (at, holder) in holders.iter_mut().enumerate() {
@@ -364,7 +364,7 @@ fn a_descriptor_that_was_taken_over_by_another_file_is_nobodys() {
 }
 
 #[test]
-fn what_cannot_be_read_of_the_living_is_refused_and_of_nobody_removed() {
+fn an_unreadable_entry_is_refused_or_removed_if_ownerless() {
     let (_parent, registry) = new_registry();
     let claim = hold(&registry, "a");
     let file = registry.path().join(&claim.entry.name);

@@ -129,7 +129,7 @@ fn loom_the_only_producer_and_consumers_of_two_kinds() {
 /// A slot is reused while a consumer checks whether its value fits. A value that is taken fitted, and one
 /// that is rejected did not fit and was whole.
 #[test]
-fn loom_what_is_taken_fitted_and_what_is_left_did_not() {
+fn loom_taken_values_fitted_and_rejected_values_did_not() {
     bounded(|| {
         let heap = Arc::new(HeapQueue::<[u64; 2]>::new(1));
         // SAFETY: nobody else appends to the queue.

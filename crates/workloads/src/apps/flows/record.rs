@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_parsed_is_what_was_emitted(bytes in proptest::collection::vec(any::<u8>(), 38..42), right in any::<bool>()) {
+        fn a_parsed_record_is_emitted_unchanged(bytes in proptest::collection::vec(any::<u8>(), 38..42), right in any::<bool>()) {
             let mut bytes = bytes;
             if right {
                 bytes.resize(RECORD, 0);

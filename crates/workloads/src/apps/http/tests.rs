@@ -45,7 +45,7 @@ fn each_request_gets_the_reply_that_it_deserves() {
 }
 
 #[test]
-fn responses_are_what_a_client_expects() {
+fn only_the_requested_file_passes_the_client_check() {
     let site = Site::new(2);
     let whole = |reply| site.response(reply).concat();
     let (file, other) = (whole(Reply::File(1)), contents(0));

@@ -20,7 +20,7 @@ const READS: OneSidedOp = OneSidedOp::Reads {
 };
 
 #[test]
-fn every_arm_reads_what_is_there_and_comes_out_the_same_again() {
+fn every_arm_completes_reads_reproducibly() {
     let load = OneSidedLoad {
         what: READS,
         callers: 3,
@@ -41,7 +41,7 @@ fn every_arm_reads_what_is_there_and_comes_out_the_same_again() {
 }
 
 #[test]
-fn what_is_added_is_in_the_counters() {
+fn added_values_match_the_counters() {
     let load = OneSidedLoad {
         what: OneSidedOp::Adds { words: 5 },
         callers: 2,

@@ -190,7 +190,7 @@ fn a_message_is_paid_for_before_it_is_posted_and_before_its_slot_is_freed() {
 }
 
 #[test]
-fn what_found_no_room_or_no_message_costs_nothing() {
+fn failed_sends_and_receives_cost_nothing() {
     let mut end = ChargedTransport::new(0, 8);
     assert_eq!((end.offer(5), end.take(5)), (0, TakeResult::Messages(0)));
     end.slots.ended = true;
@@ -221,7 +221,7 @@ fn a_step_in_virtual_time_is_short_and_one_elsewhere_takes_all() {
 }
 
 #[test]
-fn an_applications_ends_pay_for_what_goes_through_and_for_nothing_else() {
+fn applications_pay_only_for_transferred_messages() {
     let mut world = MockContext::default();
     let log = world.log.clone();
     let said = || std::mem::take(&mut *log.borrow_mut());

@@ -185,7 +185,7 @@ fn odd_packets_are_counted_and_noted() {
 }
 
 #[test]
-fn a_file_that_is_no_capture_says_what_is_wrong() {
+fn an_invalid_capture_is_reported_with_its_defect() {
     let ng = |blocks: &[u8]| [&Big.section(), blocks].concat();
     let (interface, packet) = (Big.interface(1, &[]), Big.enhanced(0, 0, &tcp(), 60));
     let mut longer = ng(&[&interface[..], &packet].concat());

@@ -92,7 +92,7 @@ fn the_flow_is_found_whatever_is_around_it() {
 }
 
 #[test]
-fn odd_packets_say_what_is_odd() {
+fn odd_packets_are_rejected_with_the_reason() {
     let odd = |link, packet: &[u8], odd| assert_eq!(flow(link, packet), Err(odd), "{packet:02x?}");
     odd(LinkType::Ethernet, &ethernet(&[], 0x0806, &[0; 28]), NOT_IP);
     let arp = [&[8, 6][..], &[0; 40]].concat();
