@@ -1,13 +1,13 @@
-//! Counts packets and bytes of every flow, in another process than the one that sees the packets.
+//! Counts packets and bytes of every flow, in another process than the one that captures the packets.
 //!
 //! ```text
-//! flow_meter [COUNT]                  both sides, with COUNT packets made up (1,000,000)
-//! flow_meter listen NAME              counts what is sent under NAME, prints the heaviest flows
-//! flow_meter send NAME [TRACE.pcap]   sends the packets of a file that `tcpdump -w` wrote
+//! flow_meter [COUNT]                  run both sides, with COUNT generated packets (default 1,000,000)
+//! flow_meter listen NAME              count the packets sent under NAME, print the heaviest flows
+//! flow_meter send NAME [TRACE.pcap]   send the packets of a file that `tcpdump -w` wrote
 //! ```
 //!
-//! Every packet becomes a record of 40 bytes, and every record a message of a ring: filled where it is
-//! sent from, read where it comes to lie.
+//! Every packet becomes a record of 40 bytes, and every record a message of a ring. The sender writes records
+//! in place, and the receiver reads them in place.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use headworks::ring::{RingConfig, SendError, Sender};
 use headworks_examples::pcap::{self, Flow, Packet};
 use headworks_examples::program::{self, Failure, IdleWait, Outcome, no_deadline, short_deadline};
 
-/// What is sent of a packet: its flow, 3 bytes of nothing, time in ns, sequence, size.
+/// Bytes of a record: the packet's flow, 3 bytes of padding, time in ns, sequence number, size.
 const RECORD: usize = 40;
 
 /// 128 slots, one record each.
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// The side that sees packets.
+/// The sending side.
 fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt) -> Outcome {
     let device = headworks::open(&"soft:tap".parse()?)?;
     let fabric = headworks::registry()?;
@@ -57,18 +57,18 @@ fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt
     for packet in packets {
         watch.check()?;
         while !try_send(&mut sender, &packet, sequence)? {
-            // Full: the other side has not read enough yet.
+            // The ring is full: the other side has not read enough yet.
             sender.step()?;
             watch.idle(&mut line)?;
         }
         sequence += 1;
         digest = digest.wrapping_add(hash(&packet.flow).wrapping_mul(packet.size_bytes));
     }
-    // What batching still holds back.
+    // Send the records that batching still holds back.
     while !sender.flush()? {
         watch.idle(&mut line)?;
     }
-    // The end is said beside the ring, with what must have come through it.
+    // The control stream carries the end, with the count and the digest of what went through the ring.
     line.send_control(&[sequence.to_le_bytes(), digest.to_le_bytes()].concat())?;
     match &*line.recv_control_wait(no_deadline(interrupt))? {
         b"right" => Ok(()),
@@ -94,13 +94,13 @@ fn try_send(sender: &mut Sender, packet: &Packet, sequence: u64) -> Outcome<bool
     Ok(true)
 }
 
-/// The side that counts.
+/// The counting side.
 fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
     let listener = Listener::bind(&headworks::registry()?, name)?;
     let device = headworks::open(&"soft:meter".parse()?)?;
     let mut line = listener.accept(no_deadline(interrupt))?;
     let mut receiver = connect::receiver(&device, &ring(), &mut line, short_deadline(interrupt))?;
-    // One sender: the name is free again.
+    // There is only one sender, so the name can be freed.
     drop(listener);
     let began = Instant::now();
     let mut watch = IdleWait::new(interrupt);
@@ -125,7 +125,7 @@ fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
         }
     }
     let seconds = began.elapsed().as_secs_f64();
-    // The sender made its digest packet by packet, this one is made flow by flow.
+    // The sender adds up its digest by packet, this side by flow. The sums are equal.
     let sum = |sum: u64, (flow, [_, bytes]): (&Flow, &[u64; 2])| {
         sum.wrapping_add(hash(flow).wrapping_mul(*bytes))
     };
@@ -155,20 +155,20 @@ fn show(flow: &Flow) -> String {
     format!("{a}.{b}.{c}.{d}:{from} > {e}.{f}.{g}.{h}:{to} protocol {protocol}")
 }
 
-/// The number at `at`; 0 where there is none.
+/// The number at `at`; 0 if the message is too short.
 fn word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
     word.map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// FNV-1a.
+/// FNV-1a hash of a flow.
 fn hash(flow: &Flow) -> u64 {
     flow.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// Packets of 10,000 flows, few of which have most of them.
+/// Generated packets of 10,000 flows, a few of which have most of the packets.
 fn made_up(count: u64) -> impl Iterator<Item = Packet> {
     let mut state = 1u64;
     (0..count).map(move |number| {

@@ -1,13 +1,13 @@
-//! Serves a file over HTTP/1.1, one request at a time, as soon as it can be there.
+//! Serves a file over HTTP/1.1, one request at a time, with low latency.
 //!
 //! ```text
-//! http_server [COUNT]              both sides, with COUNT requests (100,000)
-//! http_server listen NAME          serves /file, 1 KiB made up, under NAME to one client
-//! http_server get NAME [PATH]      fetches PATH (/file) once, and writes what comes to standard output
+//! http_server [COUNT]              run both sides, with COUNT requests (default 100,000)
+//! http_server listen NAME          serve /file, 1 KiB of generated text, under NAME to one client
+//! http_server get NAME [PATH]      fetch PATH (default /file) once, and print the body
 //! ```
 //!
 //! Messages have any length here, and each is a whole request or response. The rings are in latency
-//! mode: a message is sent at once, by a single WRITE, and nothing is kept back to be sent together.
+//! mode: each message is sent at once by a single WRITE, without batching.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -19,10 +19,10 @@ use headworks_examples::program::{self, Failure, Outcome};
 
 /// Longest request or response, in bytes.
 const MESSAGE_MAX: usize = 16 << 10;
-/// Header fields of a message at most.
+/// Most header fields of a message.
 const FIELDS_MAX: usize = 64;
 
-/// Slots of 1,472 bytes: most requests and responses fit into one, so that each is one WRITE.
+/// Slots of 1,472 bytes: most requests and responses fit into one slot, so that each is one WRITE.
 fn rings() -> DuplexConfig {
     let ring = RingConfig {
         slots: 64,
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// The side with the file.
+/// The server.
 fn serve(name: &str, file: &[u8], interrupt: &Interrupt) -> Outcome {
     let mut client = DuplexRings::listen(name, &rings(), interrupt)?;
     let page = [&head("200 OK", file.len())[..], file].concat();
@@ -68,7 +68,7 @@ fn serve(name: &str, file: &[u8], interrupt: &Interrupt) -> Outcome {
     }
 }
 
-/// What a message is answered, whatever it is.
+/// The status to answer a request with, whatever its bytes are.
 fn status(message: &[u8]) -> &'static str {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut request = httparse::Request::new(&mut fields);
@@ -93,7 +93,7 @@ fn head(status: &str, length: usize) -> Vec<u8> {
     head.into_bytes()
 }
 
-/// The side that asks: sends a request, and shows status and body of the response to `look`.
+/// Sends a request, waits for the response, and passes its status and body to `look`.
 fn fetch<R>(
     server: &mut DuplexRings<'_>,
     request: &[u8],
@@ -130,7 +130,7 @@ fn request(path: &str) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Fetches the file so many times and compares it.
+/// Fetches the file `count` times and checks it each time.
 fn measure(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     let mut server = DuplexRings::call(name, &rings(), interrupt)?;
     let (request, file) = (request("/file"), made_up());
@@ -156,7 +156,7 @@ fn measure(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     program::say(line.as_bytes())
 }
 
-/// Fetches a path once.
+/// Fetches `path` once and prints the body.
 fn get(name: &str, path: &str, interrupt: &Interrupt) -> Outcome {
     let mut server = DuplexRings::call(name, &rings(), interrupt)?;
     let (code, body) = fetch(&mut server, &request(path), |code, body| {
@@ -169,7 +169,7 @@ fn get(name: &str, path: &str, interrupt: &Interrupt) -> Outcome {
     }
 }
 
-/// 1 KiB of lines.
+/// Generates 1 KiB of text lines.
 fn made_up() -> Vec<u8> {
     (0..1024)
         .map(|at| {

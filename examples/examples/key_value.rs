@@ -1,12 +1,12 @@
-//! A key-value store in one process, asked by another: many requests on their way at a time.
+//! A key-value store in one process and its client in another, with many requests in flight at a time.
 //!
 //! ```text
-//! key_value [COUNT]         both sides, with COUNT requests (1,000,000)
-//! key_value listen NAME     serves 100,000 records under NAME to one client
-//! key_value ask NAME        asks for records, as many as by default
+//! key_value [COUNT]         run both sides, with COUNT requests (default 1,000,000)
+//! key_value listen NAME     serve 100,000 records under NAME to one client
+//! key_value ask NAME        ask for records, the default number of times
 //! ```
 //!
-//! Requests go one way on a ring, responses the other way on another: [`DuplexRings`] has both.
+//! Requests and responses use two rings in opposite directions, a [`DuplexRings`].
 
 use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
@@ -17,12 +17,12 @@ use headworks::ring::RingConfig;
 use headworks_examples::duplex_rings::{DuplexConfig, DuplexRings};
 use headworks_examples::program::{self, Failure, Outcome};
 
-/// Number of the request and key.
+/// Bytes of a request: its number and the key.
 const REQUEST: usize = 16;
-/// Number of the request and value.
+/// Bytes of a response: the number of the request and the value.
 const RESPONSE: usize = 8 + VALUE;
 const VALUE: usize = 120;
-/// Requests on their way at most.
+/// Most requests in flight.
 const WINDOW: usize = 64;
 const RECORDS: u64 = 100_000;
 const COUNT: u64 = 1_000_000;
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Requests go one way, responses the other.
+/// Requests use one ring, responses the other.
 fn rings() -> DuplexConfig {
     DuplexConfig {
         there: RingConfig::fixed(128, REQUEST),
@@ -59,7 +59,7 @@ fn serve(name: &str, interrupt: &Interrupt) -> Outcome {
     loop {
         let request = client.try_receive(|message| [word(message, 0), word(message, 8)])?;
         if let Some([number, key]) = request {
-            // A record that is not there is answered with zeros.
+            // A missing record is answered with zeros.
             let value = records.get(&key).unwrap_or(&[0; VALUE]);
             client.send(RESPONSE, |place| {
                 place[..8].copy_from_slice(&number.to_le_bytes());
@@ -71,11 +71,11 @@ fn serve(name: &str, interrupt: &Interrupt) -> Outcome {
     }
 }
 
-/// The side that asks, and checks every answer.
+/// The client, which checks every answer.
 fn ask(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     let mut server = DuplexRings::call(name, &rings(), interrupt)?;
     let began = Instant::now();
-    // Keys of the requests on their way, the oldest first.
+    // Keys of the requests in flight, oldest first.
     let mut asked = VecDeque::with_capacity(WINDOW);
     let (mut sent, mut answered) = (0u64, 0u64);
     while answered < count {
@@ -111,7 +111,7 @@ fn ask(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     program::say(line.as_bytes())
 }
 
-/// The value of a key, known to both sides so that it can be checked.
+/// The value of a key. Both sides compute it, so that the client can check answers.
 fn value_of(key: u64) -> Value {
     let mut value = [0; VALUE];
     for (at, word) in (0..).zip(value.chunks_exact_mut(8)) {
@@ -125,7 +125,7 @@ fn mixed(number: u64) -> u64 {
     number ^ number >> 32
 }
 
-/// The number at `at` of a message that is long enough.
+/// The number at `at`; 0 if the message is too short.
 fn word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
     word.map_or(0, |word| u64::from_le_bytes(*word))

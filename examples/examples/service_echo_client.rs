@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut stream = service.connect(server.parse()?)?;
     let mut reader = stream.take_reader().ok_or("the reader was taken before")?;
 
-    // One thread sends while this one receives: an echo of any length fits.
+    // A second thread sends while this one receives, so an echo of any length works.
     let sender = std::thread::spawn(move || {
         stream.send_all(text.as_bytes())?;
         stream.end()

@@ -54,8 +54,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 impl Client {
-    /// Moves as many bytes as it can without waiting. Returns `false` once the client has ended its direction and
-    /// everything was sent back.
+    /// Moves as many bytes as it can without waiting. Returns `false` once the client has ended its direction
+    /// and everything was sent back.
     fn echo(&mut self) -> Result<bool, ServiceError> {
         if self.pending.is_empty() {
             let mut buffer = [0; 16 << 10];

@@ -1,8 +1,8 @@
-//! Two rings that cross: messages one way and messages back.
+//! Two rings in opposite directions: messages one way and messages back.
 //!
-//! Each side could wait for what the other one holds back: its last messages, which are sent together
-//! with the next ones, or space that it has not told of. So the two are a [`Group`], and whoever finds
-//! no room, or nothing to receive, steps it and says that it will wait.
+//! Both sides could wait for each other. A side may hold back its last messages until more follow, or hold
+//! back free space that it has not announced. So the two rings are one [`Group`]. A side that finds no room,
+//! or no message, steps the group and says that it is about to wait.
 
 use headworks::connect;
 use headworks::net::{ControlStream, Interrupt, Listener, dial_wait};
@@ -10,35 +10,35 @@ use headworks::ring::{Group, Receiver, RingConfig, RingId, SendError, Sender};
 
 use crate::program::{self, IdleWait, Outcome, no_deadline, short_deadline};
 
-/// What the two rings are made from.
+/// The configurations of the two rings.
 pub struct DuplexConfig {
-    /// From who calls to who listens.
+    /// The ring from the caller to the listener.
     pub there: RingConfig,
-    /// And back.
+    /// The ring from the listener to the caller.
     pub back: RingConfig,
 }
 
-/// One side.
+/// One side of the connection: a ring to send on and a ring to receive from.
 pub struct DuplexRings<'a> {
     rings: Group,
-    /// The one to send on.
+    /// The ring to send on.
     out: RingId,
-    /// The end of this line is the other process's.
+    /// Control stream to the other process. It ends when that process dies.
     line: ControlStream,
     watch: IdleWait<'a>,
     interrupt: &'a Interrupt,
 }
 
 impl<'a> DuplexRings<'a> {
-    /// Waits under a name for somebody to call.
+    /// Listens under `name` and waits for one caller.
     pub fn listen(name: &str, rings: &DuplexConfig, interrupt: &'a Interrupt) -> Outcome<Self> {
         let device = headworks::open(&"soft:server".parse()?)?;
         let listener = Listener::bind(&headworks::registry()?, name)?;
-        // A line connects one ring.
+        // Each control stream connects one ring.
         let mut first = listener.accept(no_deadline(interrupt))?;
         let receiver =
             connect::receiver(&device, &rings.there, &mut first, short_deadline(interrupt))?;
-        // Whoever else calls meanwhile is not the one: his line ends.
+        // Drop the streams of other processes that call meanwhile.
         let until = short_deadline(interrupt);
         let mut line = loop {
             let line = listener.accept(until)?;
@@ -47,11 +47,11 @@ impl<'a> DuplexRings<'a> {
             }
         };
         let sender = connect::sender(&device, &rings.back, &mut line, short_deadline(interrupt))?;
-        // The listener is dropped, and the name free again.
+        // Returning drops the listener and frees its name.
         Ok(Self::new(sender, receiver, line, interrupt))
     }
 
-    /// Calls who listens under a name.
+    /// Calls the process that listens under `name`.
     pub fn call(name: &str, rings: &DuplexConfig, interrupt: &'a Interrupt) -> Outcome<Self> {
         let fabric = headworks::registry()?;
         let device = headworks::open(&"soft:client".parse()?)?;
@@ -99,7 +99,7 @@ impl<'a> DuplexRings<'a> {
         }
     }
 
-    /// The same, once there is room.
+    /// Sends a message of `len` bytes that `fill` writes, and waits for room if necessary.
     pub fn send(&mut self, len: usize, fill: impl Fn(&mut [u8])) -> Outcome {
         while !self.try_send(len, &fill)? {
             self.wait()?;
@@ -107,22 +107,24 @@ impl<'a> DuplexRings<'a> {
         Ok(())
     }
 
-    /// Shows the next message to `look` where it lies, if one is there.
+    /// Lets `look` read the next message in place, if there is one.
     pub fn try_receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Outcome<Option<R>> {
         self.watch.check()?;
         let message = self.rings.try_recv()?;
         Ok(message.map(|(_, message)| look(&message)))
     }
 
-    /// Due where there is no room, and where there is no message. Says whether the other side has said
-    /// goodbye.
+    /// Waits for a moment. Call it when there is no room and when there is no message. Returns whether the
+    /// other side has said goodbye.
     pub fn wait(&mut self) -> Outcome<bool> {
-        // Who waits keeps neither messages nor space back: the other side may wait for either.
+        // Before waiting, send messages and announce free space that were held back: the other side may wait
+        // for them.
         self.rings.step(true)?;
         Ok(self.watch.idle(&mut self.line)?.is_some())
     }
 
-    /// Says goodbye, and waits until the other side does; whoever goes without is taken for dead.
+    /// Says goodbye and waits until the other side does. A side that leaves without goodbye is taken for
+    /// dead.
     pub fn close_first(mut self) -> Outcome {
         self.line.send_control(b"goodbye")?;
         self.line
@@ -130,7 +132,7 @@ impl<'a> DuplexRings<'a> {
         Ok(())
     }
 
-    /// Says goodbye to who has said it already.
+    /// Says goodbye to the other side, which has said it already.
     pub fn close_second(mut self) -> Outcome {
         Ok(self.line.send_control(b"goodbye")?)
     }

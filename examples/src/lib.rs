@@ -1,21 +1,20 @@
-//! Programs on the `headworks` crate alone, and the code of the guides in `docs/`, compiled and run as
-//! tests of this documentation.
+//! Programs on the `headworks` crate alone, and the code of the guides in `docs/`, which is compiled and run
+//! as doc tests of this crate.
 //!
 //! | program (`examples/examples/`) | what it shows |
 //! |---|---|
-//! | `flow_meter` | messages of one length, filled and read where they lie; a stream that polls |
-//! | `key_value` | requests and responses on two rings that cross, many on their way at a time |
-//! | `http_server` | messages of any length, one at a time, as soon as they can be there |
-//!
-//! | `service_key_value` | a server that polls many connections of the service's in one thread; sending and receiving in two |
-//! | `parameter_server` | requests to many servers at once, over daemons, and answers |
+//! | `flow_meter` | messages of one length, written and read in place; a polling stream |
+//! | `key_value` | requests and responses on two opposite rings, many in flight at a time |
+//! | `http_server` | messages of any length, one at a time, with low latency |
+//! | `service_key_value` | one thread that polls many connections; separate sending and receiving threads |
+//! | `parameter_server` | requests to many servers at once, over daemons, and their answers |
 //! | `service_echo`, `service_echo_poll`, `service_echo_client` | the programs of docs/services.md |
-//! | `migration` | memory that is lent, and bytes that are used where they came to lie |
+//! | `migration` | lent memory, and received bytes that are used in place |
 //!
-//! Each is two processes: started without arguments it starts itself as the other one, and where it uses daemons as
-//! those, too. Two rings that cross are in [`duplex_rings`], calls of the service's that end at Ctrl-C in [`service_program`],
-//! two hosts on this machine in [`local_hosts`]; what has nothing to do with either is in [`program`] (exit codes, the other
-//! process) and [`pcap`].
+//! Each program is two processes. Started without arguments, it starts itself again as the other process, and
+//! as the daemons if it uses any. [`duplex_rings`] has two opposite rings, [`service_program`] calls of the
+//! service that end at Ctrl-C, and [`local_hosts`] two hosts on this machine. [`program`] (exit codes, the
+//! other process) and [`pcap`] have the rest.
 //!
 #![doc = include_str!("../../docs/rings.md")]
 #![doc = include_str!("../../docs/services.md")]

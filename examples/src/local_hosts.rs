@@ -1,7 +1,7 @@
 //! Two hosts on this machine, a daemon each, and the other processes of an example that uses them.
 //!
-//! A daemon is this program once more, and so is whatever else is started. None outlives whoever started it: its
-//! standard input ends with that one.
+//! Each daemon, and every other process started here, runs this program again. None outlives its parent: its
+//! standard input ends with the parent.
 
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,23 +23,23 @@ use tempfile::TempDir;
 
 use crate::program::{Failure, Outcome, STARTED, say};
 
-/// The first argument of a program that is to be a daemon; behind it its number, port and socket.
+/// First argument of a program that is to be a daemon. Host number, port and socket follow.
 pub(crate) const DAEMON: &str = "daemon";
-/// How long another process may take to say something, or to end.
+/// How long another process may take to print a line, or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Two daemons with a registry of their own, until this is dropped; what is started beside them must be dropped first.
+/// Two running daemons with a registry of their own. Drop the processes that use them first.
 pub struct LocalHosts {
-    /// Before the folder that their sockets are in.
+    /// Dropped before the folder that holds their sockets.
     _daemons: Vec<HelperProcess>,
     directory: TempDir,
 }
 
 impl LocalHosts {
-    /// Both serve when this returns.
+    /// Starts both daemons and returns when both serve.
     pub fn start(interrupt: &Interrupt) -> Outcome<Self> {
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir()?;
-        // Any port, which is to be the same at both addresses: nobody has it at one of them.
+        // The first daemon takes any free port. The second uses the same port at its own address.
         let mut port = 0;
         let mut daemons = Vec::new();
         for host in 0..2 {
@@ -62,23 +62,23 @@ impl LocalHosts {
         })
     }
 
-    /// Where the applications of a host, 0 or 1, attach to its daemon.
+    /// The socket at which applications of host 0 or 1 attach to its daemon.
     pub fn socket(&self, host: usize) -> PathBuf {
         socket(self.directory.path(), host)
     }
 
-    /// An application of a host's.
+    /// Attaches to the daemon of a host as an application called `name`.
     pub fn attach(&self, host: usize, name: &str) -> Outcome<Service> {
         Ok(Service::attach(&self.socket(host), name)?)
     }
 
-    /// A folder that goes with the daemons.
+    /// A folder that is removed with the daemons.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Starts this program as an application of a host's that says, in its first line, at which of its ports it can be
-    /// reached. Answers where that is.
+    /// Starts this program as an application of a host. The first line it prints must contain its ports.
+    /// Returns the process and the addresses at which it can be reached.
     pub fn serve(
         &self,
         host: usize,
@@ -95,7 +95,7 @@ impl LocalHosts {
     }
 }
 
-/// The ports that a line names.
+/// The ports in a line.
 fn ports(line: &str) -> Vec<u16> {
     let words = line.split_whitespace();
     words.filter_map(|word| word.parse().ok()).collect()
@@ -109,7 +109,7 @@ fn address(host: usize) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, host as u8 + 1).into()
 }
 
-/// This process is the daemon of a host, until it is ended.
+/// Runs the daemon of a host in this process, until it is interrupted.
 pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Interrupt) -> Outcome {
     let (Ok(host), Ok(port)) = (host.parse(), port.parse()) else {
         return Err(Failure::BadInput(format!("{host} {port}: no host")));
@@ -131,7 +131,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
     Ok(())
 }
 
-/// Another process of this program, which is ended when it is dropped.
+/// Another process of this program. Dropping it ends the process.
 pub struct HelperProcess(Child);
 
 impl HelperProcess {
@@ -142,13 +142,13 @@ impl HelperProcess {
             .env("HEADWORKS_FABRIC", directory.join("fabric"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C at a terminal is for whoever started it, who ends it in good order.
+            // Ctrl-C at a terminal must reach only the parent, which ends this process in an orderly way.
             .process_group(0)
             .spawn()?;
         Ok(Self(child))
     }
 
-    /// What it says next, once it does.
+    /// Waits for the next line that the process prints.
     fn line(&mut self, interrupt: &Interrupt) -> Outcome<String> {
         let said = self.0.stdout.as_mut().expect("a pipe");
         let until = clock::now() + PATIENCE;
@@ -167,7 +167,7 @@ impl HelperProcess {
         Ok(String::from_utf8_lossy(&line).into_owned())
     }
 
-    /// Ends it: it has done what it was to do. Then it must have been right.
+    /// Ends the process, whose work is done. Fails if its exit status is not success.
     pub fn finish(mut self) -> Outcome {
         match self.end()? {
             status if status.success() => Ok(()),
@@ -178,14 +178,14 @@ impl HelperProcess {
     fn end(&mut self) -> std::io::Result<ExitStatus> {
         drop(self.0.stdin.take());
         let until = clock::now() + PATIENCE;
-        // What it says ends with it.
+        // Its output ends when it does.
         if let Some(mut said) = self.0.stdout.take() {
             loop {
                 let woken = Waiter::default().wait(&[said.as_fd()], Some(until), |_| false);
                 match woken {
                     Ok(WakeReason::Fd) if said.read(&mut [0; 1024])? > 0 => {}
                     Ok(WakeReason::Fd) => break,
-                    // It hangs.
+                    // The process hangs.
                     _ => {
                         self.0.kill()?;
                         break;
@@ -199,7 +199,7 @@ impl HelperProcess {
 
 impl Drop for HelperProcess {
     fn drop(&mut self) {
-        // It is of no use any more, however it ends.
+        // The process is no longer needed, so its exit status does not matter.
         let _ = self.end();
     }
 }
@@ -208,11 +208,11 @@ fn failed(what: &str) -> Failure {
     Failure::Failed(format!("another process of this program: {what}"))
 }
 
-/// Whoever started this process, if it was one like it.
+/// Watches the parent, if another process of this program started this one.
 pub(crate) struct ParentWatch(Option<Arc<AtomicBool>>);
 
 impl ParentWatch {
-    /// Has this process end, as by SIGTERM, when that one is gone or closes its standard input.
+    /// Makes this process end as by SIGTERM when the parent is gone or closes this process's standard input.
     pub(crate) fn watch() -> Outcome<Self> {
         if std::env::var_os(STARTED).is_none() {
             return Ok(Self(None));
@@ -228,17 +228,17 @@ impl ParentWatch {
         Ok(Self(Some(gone)))
     }
 
-    /// Whether that is why it ends.
+    /// Whether the parent's end is the reason why this process ends.
     pub(crate) fn is_gone(&self) -> bool {
         let gone = self.0.as_ref();
         gone.is_some_and(|gone| gone.load(Ordering::Relaxed))
     }
 
-    /// The last who leaves the folder of [`LocalHosts`] removes it, where whoever made it cannot any more.
+    /// Removes the folder of [`LocalHosts`], whose owner is gone. The last process that leaves succeeds.
     pub(crate) fn leave(&self) {
         let registry = std::env::var_os("HEADWORKS_FABRIC").map(PathBuf::from);
         if let Some(folder) = registry.as_deref().and_then(Path::parent) {
-            // Somebody has something there still.
+            // Another process still has files there.
             let _ = std::fs::remove_dir(folder);
         }
     }

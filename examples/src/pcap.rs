@@ -1,32 +1,32 @@
-//! The packets of a file that `tcpdump -w` wrote.
+//! Reads the packets of a file that `tcpdump -w` wrote.
 
 use std::fs::File;
 use std::io::Read;
 
 use crate::program::{Failure, Outcome};
 
-/// The longest file: it is read whole.
+/// Largest file size in bytes. The whole file is read into memory.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// A flow: addresses, ports, protocol, as in the packet.
+/// A flow: addresses, ports and protocol, in the packet's byte order.
 pub type Flow = [u8; 13];
 
-/// A packet that was seen.
+/// A captured packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its flow.
+    /// The flow it belongs to.
     pub flow: Flow,
-    /// When it was seen, in ns.
+    /// When it was captured, in ns.
     pub time_ns: u64,
-    /// Its size on the wire, in bytes.
+    /// Size on the wire, in bytes.
     pub size_bytes: u64,
 }
 
-/// The packets of IPv4 in a pcap file of Ethernet frames. Others are left out.
+/// The IPv4 packets in a pcap file of Ethernet frames. Other packets are skipped.
 pub fn read(path: &str) -> Outcome<Vec<Packet>> {
     let wrong = |what: &str| Failure::BadInput(format!("{path}: {what}"));
     let failed = |error: std::io::Error| wrong(&error.to_string());
-    // Opening a named pipe would wait for somebody to write.
+    // Opening a named pipe would block until it has a writer.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(wrong("not a regular file"));
     }
@@ -61,7 +61,7 @@ pub fn read(path: &str) -> Outcome<Vec<Packet>> {
     }
     let mut rest = &*all;
     let mut packets = Vec::new();
-    // What is cut off at the end is left out too.
+    // A packet that is cut off at the end of the file is skipped too.
     while let Some((head, behind)) = rest.split_at_checked(16) {
         let Some((frame, behind)) = behind.split_at_checked(word(head, 8) as usize) else {
             break;
@@ -83,13 +83,13 @@ pub fn read(path: &str) -> Outcome<Vec<Packet>> {
     Ok(packets)
 }
 
-/// The flow of a packet of IPv4; `None` if too little of it is there.
+/// The flow of an IPv4 packet; `None` if too little of the packet was captured.
 fn flow_of(ip: &[u8]) -> Option<Flow> {
     let header = ip.get(..20)?;
     let mut flow = [0; 13];
     flow[..8].copy_from_slice(&header[12..20]);
     flow[12] = header[9];
-    // TCP and UDP begin with the ports, in the first fragment.
+    // Ports are at the start of TCP and UDP, which only the first fragment has.
     if matches!(header[9], 6 | 17) && header[6] & 0x1f == 0 && header[7] == 0 {
         let at = usize::from(header[0] & 0xf) * 4;
         flow[8..12].copy_from_slice(ip.get(at..at + 4)?);

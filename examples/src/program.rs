@@ -1,4 +1,4 @@
-//! Around the examples: arguments, exit codes, the other process, Ctrl-C.
+//! Common code of the examples: arguments, exit codes, the other process, Ctrl-C.
 
 use std::error::Error;
 use std::io::{ErrorKind, Stdin, Write};
@@ -16,15 +16,15 @@ use headworks::verbs::{Duration, Instant};
 /// Why a program ends early.
 #[derive(Debug)]
 pub enum Failure {
-    /// What it was told is wrong: exit code 2.
+    /// An argument is wrong: exit code 2.
     BadInput(String),
-    /// It failed, or the other side died: exit code 1.
+    /// The program failed, or the other side died: exit code 1.
     Failed(String),
     /// Ctrl-C: exit code 130.
     Interrupted,
 }
 
-/// What the steps of an example come to.
+/// Result of a step of an example.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl<E: Error + 'static> From<E> for Failure {
@@ -37,7 +37,7 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
     match error.downcast_ref() {
         Some(NetError::Interrupted) => return Failure::Interrupted,
         Some(NetError::PeerGone) => return gone(),
-        // The name is not legal, or somebody listens under it.
+        // The name is not legal, or another process listens under it.
         Some(NetError::Fabric(error)) => return Failure::BadInput(error.to_string()),
         _ => {}
     }
@@ -64,13 +64,13 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
     }
 }
 
-/// The other side is.
+/// The failure of a program whose other side is gone.
 pub fn gone() -> Failure {
     Failure::Failed("the other side is gone".to_owned())
 }
 
-/// Runs a program: hands it its arguments, and turns what it comes to into an exit code and, where it
-/// failed, one line on standard error.
+/// Runs a program with its arguments, and returns its exit code. On failure it prints one line on standard
+/// error.
 pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     let args: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
@@ -84,13 +84,14 @@ pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> 
         Err(Failure::Failed(line)) => (1, line),
         Err(Failure::Interrupted) => (EXIT_INTERRUPTED, "interrupted".to_owned()),
     };
-    // In one piece; where nobody reads it, the exit code still says how it went.
+    // One write, so that lines of two processes do not mix. If it fails, the exit code still tells the
+    // result.
     let _ = std::io::stderr().write_all(format!("{name}: {line}\n").as_bytes());
     code.into()
 }
 
-/// Ctrl-C reaches both sides: that one ended is not why the other fails. Who stopped waiting without it
-/// waited for one that is gone.
+/// Corrects the reason of a failure. Ctrl-C reaches both sides, so a side may fail only because the other was
+/// interrupted first. An interrupted wait without Ctrl-C means that the other side is gone.
 fn judged(done: Outcome, interrupt: &Interrupt) -> Outcome {
     match done {
         Err(Failure::Failed(_)) if interrupt.is_raised() => Err(Failure::Interrupted),
@@ -99,7 +100,7 @@ fn judged(done: Outcome, interrupt: &Interrupt) -> Outcome {
     }
 }
 
-/// Text on standard output. A reader that has seen enough is no failure; a full disk is.
+/// Prints text on standard output. A closed pipe is no failure; any other error, such as a full disk, is.
 pub fn say(text: &[u8]) -> Outcome {
     let mut out = std::io::stdout();
     match out.write_all(text).and_then(|()| out.flush()) {
@@ -108,7 +109,7 @@ pub fn say(text: &[u8]) -> Outcome {
     }
 }
 
-/// Whether an argument is meant to be a number.
+/// Whether an argument consists of digits.
 pub fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -123,11 +124,11 @@ pub fn count(text: &str) -> Outcome<u64> {
     }
 }
 
-/// Set for a process that an example started as another one of itself: its standard input ends with whoever did.
+/// Environment variable of a process that an example started. Its standard input ends with its parent.
 pub(crate) const STARTED: &str = "HEADWORKS_EXAMPLE_STARTED";
 
-/// Runs both sides: this program once more with `listen NAME` as arguments, and `other` here, which is
-/// handed the NAME. Both must succeed.
+/// Runs both sides: starts this program again with the arguments `listen NAME`, and calls `other` here with
+/// the NAME. Both must succeed.
 pub fn run_both(program: &str, other: impl FnOnce(&str) -> Outcome) -> Outcome {
     let name = format!("{program}-{}", std::process::id());
     let listener = Command::new(std::env::current_exe()?)
@@ -143,19 +144,19 @@ pub fn run_both(program: &str, other: impl FnOnce(&str) -> Outcome) -> Outcome {
     }
 }
 
-/// Another process; ended when dropped.
+/// Another process. Dropping it kills the process.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It is over, or of no use any more.
+        // The process has ended already or is no longer needed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// How long to wait for somebody who may never come: for ever, but for Ctrl-C. Where `both` started this
-/// side, for as long as whoever is to come lives: Ctrl-C reaches that one too.
+/// The limit of a wait that may never end: no deadline, but Ctrl-C ends it. If [`run_both`] started this
+/// process, the end of its parent ends the wait instead, because Ctrl-C reaches the parent too.
 pub fn no_deadline(interrupt: &Interrupt) -> WaitLimit<'_> {
     if std::env::var_os(STARTED).is_some() {
         static STARTER: LazyLock<Stdin> = LazyLock::new(std::io::stdin);
@@ -164,19 +165,19 @@ pub fn no_deadline(interrupt: &Interrupt) -> WaitLimit<'_> {
     WaitLimit::deadline(Instant::FAR_FUTURE).or_readable(interrupt)
 }
 
-/// How long to wait for somebody who should be there by now.
+/// The limit of a wait for a peer that should be there already: 10 s, or until Ctrl-C.
 pub fn short_deadline(interrupt: &Interrupt) -> WaitLimit<'_> {
     WaitLimit::deadline(clock::now() + Duration::from_secs(10)).or_readable(interrupt)
 }
 
-/// For loops that poll: what to do when there is nothing to do.
+/// The waiting part of a polling loop.
 pub struct IdleWait<'a> {
     interrupt: &'a Interrupt,
     looks: u32,
 }
 
 impl<'a> IdleWait<'a> {
-    /// Ends the loop also when `interrupt` is raised.
+    /// Makes one whose calls also fail when `interrupt` is raised.
     pub fn new(interrupt: &'a Interrupt) -> Self {
         Self {
             interrupt,
@@ -184,7 +185,7 @@ impl<'a> IdleWait<'a> {
         }
     }
 
-    /// Due with every message: one who is never idle is interrupted as well.
+    /// Fails after Ctrl-C. Call it for every message, so that a loop that is never idle ends as well.
     pub fn check(&self) -> Outcome {
         match self.interrupt.is_raised() {
             true => Err(Failure::Interrupted),
@@ -192,8 +193,8 @@ impl<'a> IdleWait<'a> {
         }
     }
 
-    /// Offers the core to others. Now and then looks whether to go on: not after Ctrl-C, and not if the
-    /// process at the other end of `line` is gone. Hands out what that one said there.
+    /// Yields the core. Every 256th call checks instead whether the process at the other end of `line` is
+    /// gone, and returns the message it sent there, if any. Fails after Ctrl-C.
     pub fn idle(&mut self, line: &mut ControlStream) -> Outcome<Option<Vec<u8>>> {
         self.looks = self.looks.wrapping_add(1);
         self.check()?;

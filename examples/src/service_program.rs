@@ -1,4 +1,4 @@
-//! Around the examples that use a daemon: how they are started, their arguments, and calls that wait and end at Ctrl-C.
+//! Common code of the examples that use a daemon: startup, arguments, and blocking calls that end at Ctrl-C.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,13 +15,13 @@ use rustix::event::{PollFd, PollFlags};
 use crate::local_hosts::{self, DAEMON, ParentWatch};
 use crate::program::{self, Failure, Outcome};
 
-/// How long a call waits before it is looked for Ctrl-C.
+/// How long a call waits before it checks for Ctrl-C.
 const GLANCE: Duration = Duration::from_millis(100);
-/// How long whoever is called may take to answer.
+/// How long a server may take to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs a program, as [`program::run`] does. Started by itself it may be a daemon, and ends without a word when whoever
-/// started it does.
+/// Runs a program, as [`program::run`] does. If an example started it, it may run a daemon instead, and it
+/// ends silently when its parent does.
 pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> ExitCode {
     program::run(name, |args, interrupt| {
         let starter = ParentWatch::watch()?;
@@ -33,20 +33,20 @@ pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> 
             return done;
         }
         starter.leave();
-        // Nobody has any use for it, and what it uses may be gone as well.
+        // Its parent is gone, so nobody needs its result, and what it uses may be gone as well.
         Ok(())
     })
 }
 
-/// Arguments: words, and options with a value each.
+/// Command line arguments: words, and options with a value each.
 pub struct Args<'a> {
-    /// The words.
+    /// The arguments that are not options.
     pub words: Vec<&'a str>,
     options: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Args<'a> {
-    /// Takes them apart. An option that is none of the `known` ones, or has no value, is answered with `usage`.
+    /// Parses the arguments. Fails with `usage` if an option is not in `known` or has no value.
     pub fn of(args: &[&'a str], known: &[&str], usage: &str) -> Outcome<Self> {
         let mut all = Self {
             words: Vec::new(),
@@ -70,7 +70,7 @@ impl<'a> Args<'a> {
         self.options.get(name).copied()
     }
 
-    /// A number of something, from 1 to `most`.
+    /// The value of option `name`, a count from 1 to `most`.
     pub fn count(&self, name: &str, default: u64, most: u64) -> Outcome<u64> {
         match self.option(name).map_or(Ok(default), program::count)? {
             count if count <= most => Ok(count),
@@ -78,7 +78,7 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// `--port`; 0, for any that is free, where there is none.
+    /// The value of `--port`; 0, which stands for any free port, if it is not given.
     pub fn port(&self) -> Outcome<u16> {
         let Some(port) = self.option("--port") else {
             return Ok(0);
@@ -87,7 +87,7 @@ impl<'a> Args<'a> {
             .map_err(|_| Failure::BadInput(format!("{port:?} is no port: 0 to 65535")))
     }
 
-    /// `--to`: addresses and ports, with commas between them.
+    /// The value of `--to`: addresses with ports, separated by commas.
     pub fn to(&self) -> Outcome<Vec<SocketAddr>> {
         let all = self.option("--to").unwrap_or_default().split(',');
         all.map(|one| {
@@ -97,7 +97,7 @@ impl<'a> Args<'a> {
         .collect()
     }
 
-    /// The daemon at `--socket`, or the one that serves this host.
+    /// Attaches to the daemon at `--socket`, or to the daemon of this host if it is not given.
     pub fn service(&self, name: &str) -> Outcome<Service> {
         Ok(match self.option("--socket") {
             Some(socket) => Service::attach(Path::new(socket), name)?,
@@ -106,16 +106,16 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A connection, or what comes over one.
+/// A stream, or the receiving half of one.
 pub trait RecvWithDeadline {
-    /// Calls wait no longer than until then.
+    /// Sets when waiting calls give up.
     fn set_deadline(&mut self, deadline: Option<Instant>);
 
-    /// As [`Reader::recv`].
+    /// Receives bytes, as [`Reader::recv`] does.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`Reader::recv`].
     fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError>;
 }
 
@@ -139,15 +139,15 @@ impl RecvWithDeadline for Reader {
     }
 }
 
-/// Does something with a connection once it can be done, or until Ctrl-C. `act` is called again where its time was up,
-/// and must be one call, or as good as one.
+/// Calls `act` until it succeeds, fails or Ctrl-C is pressed. `act` is called again after its deadline, so it
+/// must be a single call, or safe to repeat.
 pub fn retry_until_interrupted<S: RecvWithDeadline, T>(
     side: &mut S,
     interrupt: &Interrupt,
     mut act: impl FnMut(&mut S) -> Result<T, ServiceError>,
 ) -> Outcome<T> {
     loop {
-        // Also for one who never waits.
+        // Checked before every call, because a call that never waits would not end at Ctrl-C otherwise.
         check_interrupt(interrupt)?;
         match act(side) {
             Err(ServiceError::Deadline) => side.set_deadline(Some(clock::now() + GLANCE)),
@@ -156,7 +156,7 @@ pub fn retry_until_interrupted<S: RecvWithDeadline, T>(
     }
 }
 
-/// Fails once Ctrl-C was pressed.
+/// Fails after Ctrl-C.
 pub fn check_interrupt(interrupt: &Interrupt) -> Outcome {
     match interrupt.is_raised() {
         true => Err(Failure::Interrupted),
@@ -164,14 +164,14 @@ pub fn check_interrupt(interrupt: &Interrupt) -> Outcome {
     }
 }
 
-/// What the threads of a scope come to.
+/// Joins the threads of a scope and collects their results.
 pub fn join_all<T>(threads: Vec<ScopedJoinHandle<'_, Outcome<T>>>) -> Outcome<Vec<T>> {
     let ended = threads.into_iter().map(ScopedJoinHandle::join);
     let done = ended.map(|ended| ended.unwrap_or_else(|panic| resume_unwind(panic)));
     done.collect()
 }
 
-/// The next connection, whenever it comes.
+/// Waits for the next connection.
 pub fn accept(listener: &Listener, interrupt: &Interrupt) -> Outcome<Stream> {
     loop {
         check_interrupt(interrupt)?;
@@ -182,7 +182,7 @@ pub fn accept(listener: &Listener, interrupt: &Interrupt) -> Outcome<Stream> {
     }
 }
 
-/// A connection to whoever listens there.
+/// Connects to the listener at `to`.
 pub fn connect(service: &Service, to: SocketAddr, interrupt: &Interrupt) -> Outcome<Stream> {
     let mut connecting = service.connect_start(to)?;
     let until = clock::now() + PATIENCE;
@@ -203,7 +203,7 @@ pub fn connect(service: &Service, to: SocketAddr, interrupt: &Interrupt) -> Outc
     }
 }
 
-/// One whose calls come back now and then.
+/// Gives the stream a deadline, so that its calls return often enough to check for Ctrl-C.
 fn ready(mut stream: Stream) -> Stream {
     stream.set_deadline(Some(clock::now() + GLANCE));
     stream
@@ -218,7 +218,7 @@ pub fn send(stream: &mut Stream, mut bytes: &[u8], interrupt: &Interrupt) -> Out
     Ok(())
 }
 
-/// Receives as many bytes as fit; none, and `false`, where the stream has ended.
+/// Fills `into`. Returns `false` if the stream had ended before the first byte.
 pub fn receive(
     from: &mut impl RecvWithDeadline,
     into: &mut [u8],
@@ -235,7 +235,7 @@ pub fn receive(
     Ok(true)
 }
 
-/// The same, of which there must be that much.
+/// Fills `into`; fails if the stream ends first.
 pub fn receive_exact(
     from: &mut impl RecvWithDeadline,
     into: &mut [u8],

@@ -49,7 +49,7 @@ impl ExampleProcess {
         })
     }
 
-    /// Two connected sides; each fault comes from the seed.
+    /// Opens two connected sides. The seed determines every fault.
     fn pair(fabric: &Fabric, seed: u64) -> Outcome<(Self, Self)> {
         let mut a = Self::open(fabric, &format!("soft:h1,hostile,seed={seed}"))?;
         let mut b = Self::open(fabric, &format!("soft:h2,hostile,seed={seed}"))?;
@@ -62,11 +62,11 @@ impl ExampleProcess {
 
     fn byte(&self, at: usize) -> u8 {
         assert!(at < LEN);
-        // SAFETY: within the registered buffer, which lives as long as the region.
+        // SAFETY: `at` is within the registered buffer, which lives as long as the region.
         unsafe { self.memory.buffer().as_ptr().add(at).read_volatile() }
     }
 
-    /// The completions that are there.
+    /// Polls the completion queue once, for up to 8 completions.
     fn completions(&self) -> Outcome<Vec<Completion>> {
         let mut found = [Completion::default(); 8];
         let count = self.cq.poll(&mut found)?;
@@ -87,12 +87,12 @@ fn missing_when_the_last_byte_is_seen(seed: u64) -> Outcome<usize> {
         flags: SendFlags::default(),
     }])?;
     while to.byte(LEN - 1) != 7 {
-        from.completions()?; // Polling lets the initiator go on.
+        from.completions()?; // Polling lets the initiator make progress.
     }
     Ok((0..LEN).filter(|&at| to.byte(at) != 7).count())
 }
 
-/// The same with the completion of an immediate, which follows all bytes.
+/// Bytes of the message that had not arrived when the receiver polled the completion of the immediate.
 fn missing_at_the_completion(seed: u64) -> Outcome<usize> {
     let fabric = Fabric::new(std::env::temp_dir())?;
     let (mut from, mut to) = ExampleProcess::pair(&fabric, seed)?;
@@ -127,7 +127,7 @@ fn missing_at_the_completion(seed: u64) -> Outcome<usize> {
 
 #[test]
 fn the_last_byte_says_nothing_of_the_others() {
-    // What is seen between two steps depends on timing too: about one seed in thirty shows it.
+    // What the receiver sees also depends on timing: about one seed in thirty shows a gap.
     assert!((1..=1000).any(|seed| missing_when_the_last_byte_is_seen(seed).unwrap() > 0));
 }
 

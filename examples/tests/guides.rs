@@ -1,5 +1,5 @@
-//! The programs that the guides show whole are those that are built here. Those of docs/services.md do what the page
-//! says, through two daemons.
+//! The guides must show the example programs exactly as they are built here. The programs of docs/services.md
+//! must do what the page says, through two daemons.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,8 @@ fn the_guides_show_programs_as_they_are() {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let read = |path: &str| fs::read_to_string(package.join(path)).expect("a file");
         let (page, program) = (read(&format!("../docs/{page}.md")), read(file));
-        // The page describes the program in its own words, not in those of the module's documentation.
+        // Skip the first line: the page describes the program in its own words instead of the module's
+        // documentation.
         let (_, program) = program.split_once("\n").expect("code");
         assert!(
             page.contains(program.trim_start()),
@@ -56,7 +57,7 @@ fn either_server_echoes_to_several_clients() {
     }
 }
 
-/// A process that is killed when the test is over.
+/// A process that is killed when dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -88,7 +89,7 @@ fn start(command: &mut Command) -> (Killed, String) {
     (child, line)
 }
 
-/// `cargo test` builds the examples beside the folder of this test.
+/// A command that runs an example. `cargo test` builds the examples beside the folder of this test.
 fn example(name: &str) -> Command {
     let this = std::env::current_exe().expect("this program");
     let target: PathBuf = this.ancestors().nth(2).expect("a target folder").into();

@@ -144,7 +144,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         chosen.device,
         shell.socket().display()
     );
-    journal.tell(&serves);
+    journal.write_line(&serves);
     if let Some(notify) = &notify {
         notify.ready(&serves);
     }
@@ -159,7 +159,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
             0 => "stopping: there are no connections".to_owned(),
             ends => format!("stopping: {ends} connection ends may continue for {seconds} s"),
         };
-        journal.tell(&waits);
+        journal.write_line(&waits);
         if let Some(notify) = &notify {
             notify.stopping(&waits);
         }
@@ -170,7 +170,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     match ended? {
         DaemonExit::Drained => Ok(()),
         DaemonExit::Cut(ends) => {
-            journal.tell(format_args!("{ends} connection ends were reset"));
+            journal.write_line(format_args!("{ends} connection ends were reset"));
             Ok(())
         }
         DaemonExit::Interrupted => Err(exit_status::interrupted()),

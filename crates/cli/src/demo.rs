@@ -134,7 +134,7 @@ fn check(path: &Path) -> io::Result<()> {
 
 impl Demo {
     fn show(&self, path: Option<PathBuf>) -> anyhow::Result<()> {
-        say(&format!(
+        print_line(&format!(
             "Headworks on the device {}: two processes, rings of shared memory driven by RDMA verbs.\n",
             self.device
         ));
@@ -151,15 +151,15 @@ impl Demo {
             self.progress(&format!("measuring {}", kind.name()));
             rows.push(self.measure_transport(kind, load)?);
         }
-        say(
+        print_line(
             "3. Compared with the operating system's transports, measured just now between the same two\n   processes: a stream in pieces of 256 KiB, and half a round trip of 64 bytes.\n",
         );
-        say(&format!(
+        print_line(&format!(
             "   {:<14}{:>12}{:>18}",
             "", "stream", "64 B one way"
         ));
         for row in &rows {
-            say(&format!(
+            print_line(&format!(
                 "   {:<14}{:>12}{:>15.2} µs",
                 row.name,
                 speed(row.gigabytes),
@@ -167,7 +167,7 @@ impl Demo {
             ));
         }
         self.many()?;
-        say(
+        print_line(
             "\nNext: `headworks pipe listen NAME` here and `headworks pipe connect NAME` in another terminal.",
         );
         Ok(())
@@ -193,7 +193,7 @@ impl Demo {
     }
 
     fn progress(&self, what: &str) {
-        exit_status::tell(format_args!("   … {what}"));
+        exit_status::write_line(format_args!("   … {what}"));
     }
 
     /// Fails once Ctrl-C was pressed. Cheap enough to call for every message.
@@ -264,6 +264,6 @@ fn unique(what: &str) -> String {
 }
 
 /// Prints a line of the demonstration. A closed standard output is no failure.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -75,7 +75,7 @@ pub(crate) fn print_unless_closed(text: &str) -> anyhow::Result<bool> {
 }
 
 /// Writes a line to standard error. A failed write is ignored: the exit code still reports the outcome.
-pub(crate) fn tell(line: impl fmt::Display) {
+pub(crate) fn write_line(line: impl fmt::Display) {
     // One write: another process may write a line at the same time, or be killed in the middle of one.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
@@ -97,13 +97,13 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         error.kind(),
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        tell("headworks: no command given; `headworks --help` lists the commands");
+        write_line("headworks: no command given; `headworks --help` lists the commands");
         return BAD_INPUT.into();
     }
     let line = first.trim_start_matches("error: ");
     let rest = rest.join(" ");
     let gap = if rest.is_empty() { "" } else { " " };
-    tell(format_args!(
+    write_line(format_args!(
         "headworks: {} (see --help)",
         brief(&format!("{line}{gap}{rest}"))
     ));
@@ -113,7 +113,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 /// Reports what failed, and returns the exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let code = code_of(error);
-    tell(format_args!("headworks: {}", brief(&one_line(error))));
+    write_line(format_args!("headworks: {}", brief(&one_line(error))));
     code.into()
 }
 

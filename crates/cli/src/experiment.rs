@@ -111,9 +111,9 @@ impl TraceFile {
         let written = self.replacement.write(|out| self.tracer.write(out));
         written.with_context(|| format!("writing {}", self.path.display()))?;
         if let Some(notice) = self.tracer.notice() {
-            crate::exit_status::tell(notice);
+            crate::exit_status::write_line(notice);
         }
-        crate::exit_status::tell(format_args!("written: {}", self.path.display()));
+        crate::exit_status::write_line(format_args!("written: {}", self.path.display()));
         Ok(())
     }
 }
@@ -150,10 +150,10 @@ fn run_all(
             }
         });
         // Results that are written before an interrupt arrives stay, and are reported.
-        let mut tell = |directory: &Path| {
-            crate::exit_status::tell(format_args!("written: {}", directory.display()));
+        let mut write_line = |directory: &Path| {
+            crate::exit_status::write_line(format_args!("written: {}", directory.display()));
         };
-        let written = headworks_experiments::run(names, &options, &world, &stop, &mut tell);
+        let written = headworks_experiments::run(names, &options, &world, &stop, &mut write_line);
         over.store(true, Ordering::Relaxed);
         written
     });

@@ -63,7 +63,7 @@ impl Progress {
             if bar.is_hidden() {
                 let took = bar.elapsed().as_secs_f64().max(1e-9);
                 let rate = bytes as f64 / took / 1e6;
-                crate::exit_status::tell(format_args!(
+                crate::exit_status::write_line(format_args!(
                     "{} {bytes} bytes, {rate:.0} MB/s",
                     bar.message()
                 ));

@@ -52,7 +52,7 @@ impl<F: AsFd> StderrLog<F> {
     }
 
     /// Logs a line; no rate limit applies.
-    pub(crate) fn tell(&self, line: impl fmt::Display) {
+    pub(crate) fn write_line(&self, line: impl fmt::Display) {
         self.lock().say(&line.to_string(), 0);
     }
 }
@@ -163,7 +163,7 @@ mod tests {
         // Many times what a pipe holds. Some lines are longer than a pipe accepts at once.
         let long = "long ".repeat(2000);
         for number in 0..1000 {
-            journal.tell(format_args!("{number} {}", &long[..(number * 10) % 9000]));
+            journal.write_line(format_args!("{number} {}", &long[..(number * 10) % 9000]));
         }
         let said = drained(&mut pipe);
         let kept = said.lines().count();
@@ -172,7 +172,7 @@ mod tests {
             assert_eq!(line.split(' ').next(), Some(&*number.to_string()));
             assert!(line.chars().count() <= LINE_MAX + 1, "{line}");
         }
-        journal.tell("heard");
+        journal.write_line("heard");
         let lost = 1000 - kept;
         let said = drained(&mut pipe);
         assert_eq!(
@@ -181,7 +181,7 @@ mod tests {
         );
         // A reader that is gone is no failure.
         drop(pipe);
-        journal.tell("unheard");
+        journal.write_line("unheard");
     }
 
     #[test]

@@ -257,7 +257,7 @@ impl ReceiveHalf {
             self.ingress.available(&self.known.slabs)? == 0 && !self.ingress.awaits_slab();
         let is_ended = is_empty && self.status().is_ended;
         let read = self.ingress.read(&self.known.slabs, into)?;
-        let wake = read > 0 && self.ingress.is_to_tell() && self.nudge();
+        let wake = read > 0 && self.ingress.is_update_due() && self.nudge();
         let received = match read {
             0 if into.is_empty() => Received::Bytes(0),
             0 if is_ended => Received::Ended,
@@ -285,6 +285,6 @@ impl ReceiveHalf {
     /// Consumes bytes that were peeked at.
     pub fn consume(&mut self, bytes: u64) -> Wake {
         self.ingress.consume(bytes);
-        self.ingress.is_to_tell() && self.nudge()
+        self.ingress.is_update_due() && self.nudge()
     }
 }

@@ -167,7 +167,7 @@ impl ControlBlock {
 
     /// For the daemon: publishes ring `number`; the first is 1. It overwrites the entry of ring `number - 2`,
     /// which the application must not need any more.
-    pub(crate) fn tell_ring(&self, way: Direction, number: u64, ring: &ByteRing) {
+    pub(crate) fn publish_ring(&self, way: Direction, number: u64, ring: &ByteRing) {
         let extent = ring.extent();
         let shape = u64::from(extent.slab) << 32 | u64::from(extent.len);
         let words = [ring.from(), shape, extent.offset];
@@ -176,7 +176,7 @@ impl ControlBlock {
             let to = self.view.atomic_u64(offset).expect("within the block");
             to.store(word, Ordering::Relaxed);
         }
-        // Pairs with the load in `ring_told`.
+        // Pairs with the load in `published_ring`.
         self.rings(way).store(number, Ordering::Release);
     }
 
@@ -185,7 +185,7 @@ impl ControlBlock {
     /// # Errors
     ///
     /// [`ContractError::Extent`].
-    pub(crate) fn ring_told(
+    pub(crate) fn published_ring(
         &self,
         slabs: &Slabs,
         way: Direction,
@@ -357,17 +357,17 @@ mod tests {
         };
         let block = ControlBlock::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
         block.clear();
-        let told = |number| block.ring_told(&slabs, Direction::Ingress, number);
+        let told = |number| block.published_ring(&slabs, Direction::Ingress, number);
         assert!(told(1).unwrap().is_none());
         let ring = ByteRing::new(&slabs, extent(1024, 512), 7).unwrap();
-        block.tell_ring(Direction::Ingress, 1, &ring);
+        block.publish_ring(Direction::Ingress, 1, &ring);
         let seen = told(1).unwrap().unwrap();
         assert_eq!(seen.from, 7);
         assert_eq!(seen.ring.unwrap().extent(), ring.extent());
         assert!(told(2).unwrap().is_none());
         assert!(
             block
-                .ring_told(&slabs, Direction::Egress, 1)
+                .published_ring(&slabs, Direction::Egress, 1)
                 .unwrap()
                 .is_none()
         );
@@ -378,7 +378,7 @@ mod tests {
             ..extent(0, 512)
         };
         let ring = ByteRing::new(&other, there, 9).unwrap();
-        block.tell_ring(Direction::Ingress, 2, &ring);
+        block.publish_ring(Direction::Ingress, 2, &ring);
         let seen = told(2).unwrap().unwrap();
         assert!(seen.from == 9 && seen.ring.is_none());
     }

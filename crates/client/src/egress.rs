@@ -69,7 +69,7 @@ impl EgressWriter {
     ///
     /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] if the daemon has published no ring.
     pub fn new(slabs: &Slabs, block: &ControlBlock) -> Result<Self, ContractError> {
-        let ring = block.ring_told(slabs, Direction::Egress, 1)?;
+        let ring = block.published_ring(slabs, Direction::Egress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
             tail: block.tail(Direction::Egress),
@@ -242,7 +242,7 @@ impl EgressWriter {
         if self.free() < want
             && let Some(next) = self
                 .block
-                .ring_told(slabs, Direction::Egress, self.number + 1)?
+                .published_ring(slabs, Direction::Egress, self.number + 1)?
             && let Some(next) = next.ring
         {
             self.publish(header(SWITCH, 0), HEADER);
@@ -323,7 +323,7 @@ impl EgressReader {
     /// [`ContractError::Extent`].
     pub fn new(slabs: &Slabs, block: &ControlBlock, extent: Extent) -> Result<Self, ContractError> {
         let ring = ByteRing::new(slabs, extent, 0)?;
-        block.tell_ring(Direction::Egress, 1, &ring);
+        block.publish_ring(Direction::Egress, 1, &ring);
         Ok(Self {
             tail: block.tail(Direction::Egress),
             head: block.head(Direction::Egress),
@@ -479,7 +479,7 @@ impl EgressReader {
         }
         let ring = ByteRing::new(slabs, extent, 0)?;
         self.number += 1;
-        self.block.tell_ring(Direction::Egress, self.number, &ring);
+        self.block.publish_ring(Direction::Egress, self.number, &ring);
         self.next = Some(ring);
         Ok(true)
     }

@@ -36,7 +36,7 @@ impl IngressWriter {
     /// [`ContractError::Extent`].
     pub fn new(slabs: &Slabs, block: &ControlBlock, extent: Extent) -> Result<Self, ContractError> {
         let ring = ByteRing::new(slabs, extent, 0)?;
-        block.tell_ring(Direction::Ingress, 1, &ring);
+        block.publish_ring(Direction::Ingress, 1, &ring);
         Ok(Self {
             tail: block.tail(Direction::Ingress),
             head: block.head(Direction::Ingress),
@@ -134,7 +134,7 @@ impl IngressWriter {
         }
         let ring = ByteRing::new(slabs, extent, self.limit())?;
         self.number += 1;
-        self.block.tell_ring(Direction::Ingress, self.number, &ring);
+        self.block.publish_ring(Direction::Ingress, self.number, &ring);
         self.next = Some(ring);
         Ok(true)
     }
@@ -180,7 +180,7 @@ impl IngressReader {
     ///
     /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] if the daemon has published no ring.
     pub fn new(slabs: &Slabs, block: &ControlBlock) -> Result<Self, ContractError> {
-        let ring = block.ring_told(slabs, Direction::Ingress, 1)?;
+        let ring = block.published_ring(slabs, Direction::Ingress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
             tail: block.tail(Direction::Ingress),
@@ -211,12 +211,12 @@ impl IngressReader {
         if self.next.is_none() && self.come != self.at {
             self.next = self
                 .block
-                .ring_told(slabs, Direction::Ingress, self.number + 1)?;
+                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
         }
         if self.awaits_slab() {
             self.next = self
                 .block
-                .ring_told(slabs, Direction::Ingress, self.number + 1)?;
+                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
             let next = self.next.as_mut().and_then(|next| next.ring.take());
             let Some(next) = next else {
                 return Ok(0);
@@ -284,7 +284,7 @@ impl IngressReader {
 
     /// Whether enough was consumed since the last call that returned `true` that the daemon must be told, so
     /// that the peer may send more. Returning `true` counts as telling.
-    pub fn is_to_tell(&mut self) -> bool {
+    pub fn is_update_due(&mut self) -> bool {
         let is_due = self.at - self.told >= self.ring.len() / 4;
         if is_due {
             self.told = self.at;

@@ -105,7 +105,7 @@ mod tests {
             pool.add(0, 14);
             pool.add(5, 13);
             let mut taken: Vec<Extent> = Vec::new();
-            for (take, log, which) in acts {
+            for (take, log, qp_role) in acts {
                 if take {
                     let Some(new) = pool.take(log) else { continue };
                     prop_assert_eq!(new.len, 1 << log);
@@ -119,7 +119,7 @@ mod tests {
                     }
                     taken.push(new);
                 } else if !taken.is_empty() {
-                    let at = which % taken.len();
+                    let at = qp_role % taken.len();
                     pool.give(taken.swap_remove(at));
                 }
                 let sum: u64 = taken.iter().map(|one| u64::from(one.len)).sum();

@@ -143,7 +143,7 @@ impl Connection {
     }
 
     /// Publishes the status to the application.
-    fn tell_application(&self) {
+    fn notify_application(&self) {
         self.block.set_status(self.status());
     }
 
@@ -184,7 +184,7 @@ impl Connection {
     /// Handles an arrival of data: publishes the status if the stream is complete.
     pub(crate) fn came(&mut self) {
         if self.ingress.is_complete() {
-            self.tell_application();
+            self.notify_application();
         }
     }
 
@@ -203,7 +203,7 @@ impl Connection {
         }
         self.life.reset = Some(why);
         self.life.is_reset_due = !is_peer_told;
-        self.tell_application();
+        self.notify_application();
     }
 
     /// Handles the application's close. If the application gives the connection up, nothing more is sent.
@@ -225,7 +225,7 @@ impl Connection {
     }
 
     /// Whether everything written here has arrived, and the end of the stream was sent.
-    pub(crate) fn is_all_said(&self) -> bool {
+    pub(crate) fn is_all_delivered(&self) -> bool {
         self.life.is_end_sent && self.egress.is_settled()
     }
 
@@ -300,7 +300,7 @@ impl Connection {
     }
 
     fn is_window_due(&self) -> bool {
-        self.is_alive() && self.ingress.is_to_tell()
+        self.is_alive() && self.ingress.is_update_due()
     }
 
     fn is_end_due(&self) -> bool {
@@ -312,11 +312,11 @@ impl Connection {
         let is_done = match self.life.reset {
             Some(_) => !self.life.is_reset_due,
             None => {
-                let is_all_said = self.life.is_end_sent
+                let is_all_delivered = self.life.is_end_sent
                     && self.fetched.is_empty()
                     && self.answers.is_empty()
                     && !self.has_memory_news();
-                self.life.is_left && is_all_said && self.egress.is_settled()
+                self.life.is_left && is_all_delivered && self.egress.is_settled()
             }
         };
         is_done && !self.life.is_closed_sent && self.egress.is_idle() && self.ingress.is_idle()
@@ -347,7 +347,7 @@ impl Connection {
     /// Adds the connection to its group's control queue, if it has a control frame to send and is not queued.
     pub(crate) fn queue(&mut self, link: &mut QpGroup) {
         // The reset for unread data is sent only when everything else is done.
-        if self.life.is_lost && self.is_all_said() {
+        if self.life.is_lost && self.is_all_delivered() {
             self.life.is_lost = false;
             self.reset(Reset::ByPeer, false);
         }

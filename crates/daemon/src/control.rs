@@ -85,7 +85,7 @@ pub enum Message {
         /// Instance of the group.
         instance: u32,
         /// Queue pair of the group.
-        which: QpRole,
+        qp_role: QpRole,
         /// Bytes of the bring-up.
         bytes: Vec<u8>,
     },
@@ -187,11 +187,11 @@ impl Message {
             Self::BringUp {
                 between: of,
                 instance,
-                which,
+                qp_role,
                 bytes,
             } => between(Encoder::of(3), of)
                 .u32(*instance)
-                .u8(*which as u8)
+                .u8(*qp_role as u8)
                 .bytes(bytes),
             Self::LinkDown {
                 between: of,
@@ -274,7 +274,7 @@ impl Message {
             3 => Self::BringUp {
                 between: between(&mut of)?,
                 instance: of.u32()?,
-                which: QpRole::from_code(of.u8()?)
+                qp_role: QpRole::from_code(of.u8()?)
                     .ok_or(ContractError::Message("unknown queue pair"))?,
                 bytes: of.bytes(BRING_UP_MAX)?.to_vec(),
             },
@@ -360,7 +360,7 @@ mod tests {
             Message::BringUp {
                 between,
                 instance,
-                which: QpRole::Bulk,
+                qp_role: QpRole::Bulk,
                 bytes: vec![1, 2, 3],
             },
             Message::LinkDown { between, instance },

@@ -57,7 +57,7 @@ impl Credit {
     }
 
     /// Whether an empty frame is due and may be sent.
-    pub fn is_to_tell(&self) -> bool {
+    pub fn is_update_due(&self) -> bool {
         self.promised - self.told >= self.outstanding().div_ceil(2).max(2) && self.left() > 0
     }
 
@@ -167,7 +167,7 @@ mod tests {
 
         fn send(&mut self, other: &mut Self, by: usize) -> bool {
             let is_empty = !(self.to_send > 0 && self.credit.may_send());
-            if is_empty && !self.credit.is_to_tell() {
+            if is_empty && !self.credit.is_update_due() {
                 return false;
             }
             self.to_send -= u32::from(!is_empty);

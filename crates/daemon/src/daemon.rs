@@ -415,14 +415,14 @@ impl Daemon {
                 domain::Output::BringUp {
                     link,
                     instance,
-                    which,
+                    qp_role,
                     bytes,
                 } => {
                     let between = between(link);
                     let message = Message::BringUp {
                         between,
                         instance,
-                        which,
+                        qp_role,
                         bytes,
                     };
                     (link, message)

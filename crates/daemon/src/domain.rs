@@ -72,7 +72,7 @@ pub enum Output {
         /// Instance of the group.
         instance: u32,
         /// Queue pair of the group.
-        which: QpRole,
+        qp_role: QpRole,
         /// Bytes of the bring-up.
         bytes: Vec<u8>,
     },

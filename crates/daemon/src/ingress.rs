@@ -280,7 +280,7 @@ impl IngressHalf {
     }
 
     /// Whether the peer is to be told of the window by a frame of its own.
-    pub(crate) fn is_to_tell(&self) -> bool {
+    pub(crate) fn is_update_due(&self) -> bool {
         let len = self.ingress.rings().last().map_or(1, |ring| ring.len());
         self.ended.is_none()
             && (self.is_to_greet || self.is_ring_news || self.window() - self.told >= len / 2)

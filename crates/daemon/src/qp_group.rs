@@ -132,8 +132,8 @@ impl QpGroup {
         frame_bytes: u32,
         seed: u32,
     ) -> Result<(), BringUpError> {
-        for which in [QpRole::Frames, QpRole::Bulk] {
-            let payload = match which {
+        for qp_role in [QpRole::Frames, QpRole::Bulk] {
+            let payload = match qp_role {
                 QpRole::Frames => {
                     let words = [VERSION, promised, frame_bytes].map(u32::to_le_bytes);
                     words.concat()
@@ -144,24 +144,24 @@ impl QpGroup {
                 access: headworks_verbs::Access::ALL,
                 ..Default::default()
             };
-            let qp = self.channel(which).qp();
-            let seed = seed.wrapping_mul(2).wrapping_add(which as u32);
+            let qp = self.channel(qp_role).qp();
+            let seed = seed.wrapping_mul(2).wrapping_add(qp_role as u32);
             let started = BringUp::start(device, qp, tuning, seed, payload)?;
-            self.bringing[which as usize] = Some(started);
+            self.bringing[qp_role as usize] = Some(started);
         }
         Ok(())
     }
 
     /// Returns one of the queue pairs.
-    pub fn channel(&mut self, which: QpRole) -> &mut SendQueue {
-        match which {
+    pub fn channel(&mut self, qp_role: QpRole) -> &mut SendQueue {
+        match qp_role {
             QpRole::Frames => &mut self.frames,
             QpRole::Bulk => &mut self.bulk,
         }
     }
 
     /// Returns the role of the queue pair with this number.
-    pub fn which(&self, qpn: Qpn) -> QpRole {
+    pub fn qp_role(&self, qpn: Qpn) -> QpRole {
         match self.frames.qpn() == qpn {
             true => QpRole::Frames,
             false => QpRole::Bulk,
@@ -171,9 +171,9 @@ impl QpGroup {
     /// Takes the bytes of the bring-up that the peer must be sent.
     pub fn output(&mut self) -> Vec<(QpRole, Vec<u8>)> {
         let each = [QpRole::Frames, QpRole::Bulk].into_iter();
-        let output = each.filter_map(|which| {
-            let bytes = self.bringing[which as usize].as_mut()?.output();
-            (!bytes.is_empty()).then_some((which, bytes))
+        let output = each.filter_map(|qp_role| {
+            let bytes = self.bringing[qp_role as usize].as_mut()?.output();
+            (!bytes.is_empty()).then_some((qp_role, bytes))
         });
         output.collect()
     }
@@ -183,17 +183,17 @@ impl QpGroup {
     /// # Errors
     ///
     /// [`BringUpError`]: the group can never be brought up.
-    pub fn input(&mut self, which: QpRole, bytes: &[u8]) -> Result<bool, BringUpError> {
-        let Some(mut bringing) = self.bringing[which as usize].take() else {
+    pub fn input(&mut self, qp_role: QpRole, bytes: &[u8]) -> Result<bool, BringUpError> {
+        let Some(mut bringing) = self.bringing[qp_role as usize].take() else {
             return Ok(false);
         };
-        let qp = self.channel(which).qp();
+        let qp = self.channel(qp_role).qp();
         let fed = bringing.input(qp, bytes);
         if fed.is_ok()
             && let Some(hello) = bringing.peer()
         {
             self.reads_max = u32::from(hello.max_rd_atomic.max(1));
-            if which == QpRole::Frames {
+            if qp_role == QpRole::Frames {
                 let word = |at: usize| {
                     let word = hello.payload.get(4 * at..4 * at + 4);
                     word.and_then(|word| Some(u32::from_le_bytes(word.try_into().ok()?)))
@@ -214,7 +214,7 @@ impl QpGroup {
                 heard.map_err(|_| BringUpError::Malformed("receives promised"))?;
             }
         }
-        self.bringing[which as usize] = Some(bringing);
+        self.bringing[qp_role as usize] = Some(bringing);
         fed?;
         Ok(self.is_up())
     }
@@ -248,7 +248,7 @@ impl QpGroup {
     /// Sends a frame. There must be room and credit.
     pub fn send(
         &mut self,
-        which: QpRole,
+        qp_role: QpRole,
         to: Vqpn,
         header: Header,
         body: usize,
@@ -258,12 +258,12 @@ impl QpGroup {
             promised: self.credit.send(),
             ..header
         };
-        self.channel(which).frame(to, &header, body, then);
+        self.channel(qp_role).frame(to, &header, body, then);
     }
 
     /// Announces promised receives in an empty frame, if that is due.
     pub fn tell(&mut self, load: u8) {
-        if self.credit.is_to_tell() && self.frames.room() > 0 {
+        if self.credit.is_update_due() && self.frames.room() > 0 {
             let header = Header {
                 load,
                 ..Header::of(Kind::Tell)

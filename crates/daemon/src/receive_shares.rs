@@ -85,8 +85,8 @@ mod tests {
         ) {
             let mut grants = ReceiveShares::new(posted, floor, share);
             let mut links: Vec<u64> = Vec::new();
-            for (act, which) in acts {
-                let at = which % links.len().max(1);
+            for (act, qp_role) in acts {
+                let at = qp_role % links.len().max(1);
                 match act {
                     0 => match grants.admit() {
                         Some(promised) => links.push(promised.into()),

@@ -424,7 +424,7 @@ impl Inner {
 
     /// Stops accepting callers for a while, since there is no descriptor for the next one. It stays in the
     /// backlog, and would keep the listener readable.
-    fn let_nobody_in(&mut self, who: &str, error: &dyn std::fmt::Display) {
+    fn pause_accepting(&mut self, who: &str, error: &dyn std::fmt::Display) {
         tracing::warn!("{who}: {error}; raise the limit of open files");
         let listeners = [self.applications.as_fd(), self.daemons.as_fd()];
         for listener in listeners {
@@ -454,7 +454,7 @@ impl Inner {
             self.is_armed = true;
         }
         let stepped = self.daemon.step(&mut ActorContext::new(&mut { ALONE }));
-        let was_busy = self.obey() | self.hear_rest() | stepped || !self.daemon.is_idle();
+        let was_busy = self.obey() | self.receive_rest() | stepped || !self.daemon.is_idle();
         if was_busy && self.is_armed {
             self.daemon.disarm();
             self.is_armed = false;
@@ -478,20 +478,20 @@ impl Inner {
             match Token::from_bits(event.data.u64()) {
                 Token::Applications => self.greet_applications(),
                 Token::Daemons => self.greet_daemons(),
-                Token::Threads => self.hear_threads(),
+                Token::Threads => self.handle_thread_messages(),
                 // The next step polls the device. A completion queue stays armed if something else woke this
                 // thread, so its event may arrive while nothing is armed here. Disarming consumes the event.
                 // Otherwise every look would find it again, and this thread would never sleep.
                 Token::Device => self.daemon.disarm(),
-                Token::Session(session) => self.hear_session(session),
-                Token::Peer(peer) => self.hear_peer(peer),
+                Token::Session(session) => self.receive_from_session(session),
+                Token::Peer(peer) => self.receive_from_peer(peer),
             }
         }
         self.obey();
         Ok(())
     }
 
-    fn hear_threads(&mut self) {
+    fn handle_thread_messages(&mut self) {
         let mut bytes = [0; 64];
         while rustix::io::read(&self.woken, &mut bytes).is_ok_and(|read| read > 0) {}
         while let Ok(told) = self.told.try_recv() {

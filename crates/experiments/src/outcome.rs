@@ -55,7 +55,7 @@ impl Outcome {
 
     /// Adds "(simulated)" to the title of every chart if the devices are simulated. A chart may be seen
     /// without its report.
-    pub(crate) fn say_simulated(&mut self, options: &Options) {
+    pub(crate) fn label_simulated(&mut self, options: &Options) {
         let (_, simulated) = self.ran_on(options);
         for figure in self.figures.iter_mut().filter(|_| simulated) {
             if !figure.title.contains("simulated") {
@@ -149,7 +149,7 @@ mod tests {
                 figures: figures.into(),
                 ..Outcome::default()
             };
-            outcome.say_simulated(&Options::on(device.parse().unwrap()));
+            outcome.label_simulated(&Options::on(device.parse().unwrap()));
             let titles = outcome.figures.into_iter().map(|figure| figure.title);
             titles.collect::<Vec<_>>()
         };

@@ -181,7 +181,7 @@ fn run_one(
     let stated = stated
         .filter_map(|(key, stated)| Some((key, stated?)))
         .collect();
-    outcome.say_simulated(options);
+    outcome.label_simulated(options);
     bench.finish();
     let results = Results {
         about,

@@ -103,7 +103,7 @@ impl QpStateCache {
 
     /// Records an event of failure from the device. Returns whether to pass it on: the program was not told
     /// yet.
-    pub(crate) fn device_told(&self) -> bool {
+    pub(crate) fn record_device_failure(&self) -> bool {
         if !self.update(|now, was_reset| fails(now, QpState::Error).filter(|_| !was_reset)) {
             self.doubt();
         }
@@ -188,13 +188,13 @@ mod tests {
             assert!(!life.is_to_be_asked(|| false));
         }
         let life = through(QpType::Rc, &again);
-        assert!(life.device_told());
+        assert!(life.record_device_failure());
         assert_eq!(life.state(), Init);
         assert!(life.is_to_be_asked(|| false));
         // That event was from before the reset, so a new failure is passed on.
         assert!(!life.answered(Init));
         life.moved((Init, Rtr));
-        assert!(life.device_told());
+        assert!(life.record_device_failure());
     }
 
     #[test]
@@ -213,10 +213,10 @@ mod tests {
     fn a_failure_is_reported_to_the_program_once() {
         let life = through(QpType::Rc, &[Init, Rtr, Rts]);
         assert!(life.answered(Error));
-        assert!(!life.device_told() && !life.answered(Error));
+        assert!(!life.record_device_failure() && !life.answered(Error));
         let life = through(QpType::Rc, &[Init, Rtr, Rts]);
-        assert!(life.device_told());
-        assert!(!life.device_told() && !life.answered(Error));
+        assert!(life.record_device_failure());
+        assert!(!life.record_device_failure() && !life.answered(Error));
         // The program knows what it did itself and what a completion reported.
         let life = through(QpType::Rc, &[Init, Error]);
         assert!(!life.answered(Error));

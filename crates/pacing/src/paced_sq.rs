@@ -420,7 +420,7 @@ impl PacedSq {
     }
 
     /// Marks queue pairs with nothing waiting or in flight as inactive.
-    fn look_who_is_active(&mut self) {
+    fn update_active_count(&mut self) {
         let mut at = 0;
         while let Some(slot) = self.member.next_active(at) {
             at = slot + 1;

@@ -67,7 +67,7 @@ const fn tag_of(word: u64) -> u64 {
     word & ((1 << TAG_BITS) - 1)
 }
 
-const fn who_of(word: u64) -> u16 {
+const fn owner_of_word(word: u64) -> u16 {
     (word >> TAG_BITS) as u16
 }
 

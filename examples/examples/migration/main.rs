@@ -1,17 +1,19 @@
-//! A database moves to another host: a file goes from memory that is lent to the daemon, without a copy, and is written
-//! there from where it came to lie; after figure 19 of the RaaS paper.
+//! Moves a database to another host, after figure 19 of the RaaS paper. The sender lends memory with the
+//! file's bytes to the daemon, without a copy. The receiver writes the bytes to the file from where they
+//! arrived.
 //!
 //! ```text
-//! migration [FILE]                              both sides and two daemons: FILE, or 256 MiB made up, to a copy
-//!                                               that is removed
+//! migration [FILE]                              run both sides and two daemons: send FILE, or 256 MiB of generated
+//!                                               data, to a copy that is removed afterwards
 //! migration receive INTO [--socket PATH] [--port N]
-//!                                               one file, which is INTO once it is whole, at a port of the host whose
-//!                                               daemon is at PATH
+//!                                               receive one file at a port of the host whose daemon is at PATH;
+//!                                               the file is called INTO once it is complete
 //! migration send FILE --to IP:PORT [--socket PATH]
 //! ```
 //!
-//! Whoever sends (`sender`) says how long the file is, sends it, and then its checksum. Whoever receives (`receiver`)
-//! answers with a byte when all of it came, which says whether it is right, and with another when the file has its name.
+//! The sender (`sender`) sends the length of the file, the file, and its checksum. When all of it has
+//! arrived, the receiver (`receiver`) answers with a byte that says whether the checksum is right. It sends
+//! another byte when the file has its name.
 
 mod receiver;
 mod sender;
@@ -30,9 +32,9 @@ use receiver::FileReceiver;
 const NAME: &str = "migration";
 const USAGE: &str = "usage: migration [FILE] | receive INTO [--socket PATH] [--port N] | \
                      send FILE --to IP:PORT [--socket PATH]";
-/// Bytes of a file that is made up.
+/// Bytes of a generated file.
 const MADE_UP: u64 = 256 << 20;
-/// What the receiver says: all is there and right, or is not; it has its name.
+/// Answers of the receiver: the file is complete and right, or wrong; the file has its name.
 const RIGHT: u8 = b'r';
 const WRONG: u8 = b'w';
 const NAMED: u8 = b'n';
@@ -84,10 +86,10 @@ fn usage() -> Failure {
     Failure::BadInput(USAGE.to_owned())
 }
 
-/// A file that can be sent, since its length is known.
+/// Opens a regular file, whose length is known.
 fn open(path: &str) -> Outcome<File> {
     let wrong = |why: String| Failure::BadInput(format!("{path}: {why}"));
-    // Before it is opened: of a FIFO that waits for somebody who writes.
+    // Check before opening, because opening a FIFO blocks until it has a writer.
     let kind = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
     if !kind.is_file() {
         return Err(wrong("not a regular file".to_owned()));
@@ -95,7 +97,7 @@ fn open(path: &str) -> Outcome<File> {
     File::open(path).map_err(|error| wrong(error.to_string()))
 }
 
-/// A database of bytes that differ from each other. It has no name, and goes with this process.
+/// Makes a file of varied bytes. It has no name, and disappears with this process.
 fn made_up(directory: &Path, interrupt: &Interrupt) -> Outcome<File> {
     let mut file = tempfile::tempfile_in(directory)?;
     let mut state = 0x9E37_79B9_7F4A_7C15u64;

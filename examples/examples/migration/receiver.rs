@@ -1,4 +1,4 @@
-//! Who receives: what has come is written to the file from where it lies.
+//! The receiver: writes received bytes to the file from where they arrived.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use tempfile::NamedTempFile;
 
 use crate::{NAMED, RIGHT, WRONG};
 
-/// A file that is to come. Under its name it is whole, or what was there before: until then it has another name in the
-/// same folder, and is removed if it does not come that far.
+/// A file to be received. It has a temporary name in the target folder until it is complete, and then
+/// replaces the file called `into`, if there is one. If it is never completed, the temporary file is removed.
 pub(crate) struct FileReceiver {
     file: NamedTempFile,
     into: PathBuf,
 }
 
 impl FileReceiver {
-    /// Whether a file can get that name is found out now, and not when it has come.
+    /// Makes the temporary file. This checks before the transfer that `into` can be created.
     pub(crate) fn at(into: &Path) -> Outcome<Self> {
         let wrong = |why: &str| Err(Failure::BadInput(format!("{}: {why}", into.display())));
         let is_name = into.file_name().is_some_and(|name| {
@@ -34,7 +34,7 @@ impl FileReceiver {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        // The kind alone: the rest names a file that nobody asked for.
+        // Only the kind of the error: its text names the temporary file, which the user does not know.
         match NamedTempFile::new_in(folder) {
             Ok(file) => Ok(Self {
                 file,
@@ -61,7 +61,7 @@ pub(crate) fn receive(
     let listener = service.listen(port, 1)?;
     say(format!("receiving at port {}\n", listener.port()).as_bytes())?;
     let mut stream = accept(&listener, interrupt)?;
-    // One file: whoever else calls is refused.
+    // Only one file is received, so other callers are refused.
     drop(listener);
 
     let mut len = [0; 8];
@@ -90,7 +90,7 @@ pub(crate) fn receive(
         return Err(Failure::Failed("what came is not what was sent".to_owned()));
     }
     send(&mut stream, &[RIGHT], interrupt)?;
-    // Also if the machine fails right after.
+    // Flush to disk, so that the file survives a crash of the machine right after.
     file.as_file().sync_all().map_err(failed)?;
     file.persist(&into).map_err(|error| failed(error.error))?;
     send(&mut stream, &[NAMED], interrupt)

@@ -1,4 +1,4 @@
-//! Who sends: pieces of memory go round, from being filled to being lent and back.
+//! The sender: fills pieces of memory, lends them, and reuses them when they come back.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,15 +13,15 @@ use headworks_examples::service_program::{connect, receive_exact, retry_until_in
 
 use crate::{NAMED, RIGHT};
 
-/// Bytes of a piece, and pieces.
+/// Bytes of a piece, and number of pieces.
 const PIECE: u64 = 1 << 20;
 const PIECES: usize = 8;
-/// Of a file from so many bytes on it is shown how far it is.
+/// Smallest file, in bytes, for which progress is shown.
 const LARGE: u64 = 64 << 20;
-/// How often.
+/// Interval between two progress updates.
 const SHOWN_EVERY: Duration = Duration::from_millis(100);
 
-/// Sends a file, and waits until it is there.
+/// Sends a file, and waits until the receiver has it.
 pub(crate) fn send_file(
     service: &Service,
     to: SocketAddr,
@@ -72,7 +72,7 @@ pub(crate) fn send_file(
 /// Pieces of memory, some of which are lent.
 struct LentMemory {
     spare: Vec<SharedMemory>,
-    /// The oldest first.
+    /// Loans, oldest first.
     lent: VecDeque<Loan>,
 }
 
@@ -85,7 +85,7 @@ impl LentMemory {
         })
     }
 
-    /// A piece that can be written to: one that was never lent, or the oldest that was, once it was sent.
+    /// A piece of memory to write to: one that was never lent, or the oldest loan once it has been sent.
     fn memory(&mut self, stream: &mut Stream, interrupt: &Interrupt) -> Outcome<SharedMemory> {
         if let Some(memory) = self.spare.pop() {
             return Ok(memory);
@@ -117,7 +117,7 @@ impl LentMemory {
     }
 }
 
-/// How far it is, shown to who looks.
+/// Shows on a terminal how much has been sent.
 struct Progress {
     len: u64,
     shown: Option<Instant>,
@@ -152,7 +152,7 @@ impl Progress {
     }
 }
 
-/// Where nobody sees it, nothing is lost.
+/// Prints progress. A failure is ignored, because progress is not part of the result.
 fn show(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -1,15 +1,16 @@
-//! A parameter server: workers on one host push what they have found out to servers on another, which add it up, and
-//! pull the sums, round after round; after figures 15 and 16 of the RaaS paper.
+//! A parameter server, after figures 15 and 16 of the RaaS paper. In each round the workers on one host push
+//! gradients to servers on another host, which add them up, and pull the sums.
 //!
 //! ```text
-//! parameter_server [ROUNDS]                 both sides and two daemons: 1 worker and 1 server, then 4 and 4 (1,000)
+//! parameter_server [ROUNDS]                 run both sides and two daemons: 1 worker and 1 server, then 4 and 4
+//!                                           (default 1,000 rounds)
 //! parameter_server serve [--servers N] [--socket PATH] [--port N]
-//!                                           N servers, at ports of the host whose daemon is at PATH
+//!                                           run N servers, at ports of the host whose daemon is at PATH
 //! parameter_server work --to IP:PORT,… [ROUNDS] [--workers N] [--socket PATH]
-//!                                           N workers, which share their parameters out among the servers at --to
+//!                                           run N workers, whose parameters are spread over the servers at --to
 //! ```
 //!
-//! Each server (`server`) and each worker (`worker`) is a thread, and an application of its daemon's by itself.
+//! Each server (`server`) and each worker (`worker`) is a thread and a separate application of its daemon.
 
 mod server;
 mod worker;
@@ -30,9 +31,9 @@ const PAIRS: u32 = 1000;
 /// Bytes of a key and of a value.
 const KEY: usize = 4;
 const VALUE: usize = 8;
-/// Bytes by which a worker says how many they are.
+/// Bytes of a worker's first message: the number of workers.
 const HELLO: usize = 4;
-/// Workers, and servers, at most.
+/// Most workers, and most servers.
 const MANY: u64 = 64;
 
 fn main() -> ExitCode {
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// So many servers on one host, as many workers on the other.
+/// Runs `each` servers on one host and `each` workers on the other.
 fn both(hosts: &LocalHosts, each: usize, rounds: u64, interrupt: &Interrupt) -> Outcome {
     let args = ["serve", "--servers", &each.to_string()];
     let (servers, to) = hosts.serve(1, &args, interrupt)?;

@@ -1,4 +1,4 @@
-//! A server: in each round it adds what all workers push, and then hands out the sums.
+//! A server: in each round it adds up what all workers push, and then returns the sums.
 
 use std::collections::HashMap;
 use std::thread;
@@ -10,7 +10,7 @@ use headworks_examples::service_program::{accept, join_all, receive, receive_exa
 
 use crate::{HELLO, KEY, MANY, PAIRS, VALUE};
 
-/// Serves at ports from `port` on, or at any, until Ctrl-C.
+/// Serves until Ctrl-C, at ports from `port` on, or at any free ports if it is 0.
 pub(crate) fn serve(servers: &[Service], port: u16, interrupt: &Interrupt) -> Outcome {
     let mut listeners = Vec::new();
     for (at, service) in (0..).zip(servers) {
@@ -31,18 +31,18 @@ pub(crate) fn serve(servers: &[Service], port: u16, interrupt: &Interrupt) -> Ou
     })
 }
 
-/// One party of workers after the other.
+/// Serves one party of workers after another.
 fn serve_at(listener: &Listener, interrupt: &Interrupt) -> Outcome {
     loop {
         let first = accept(listener, interrupt)?;
-        // Where one fails the others of its party hear, since their connections end; the next party is served.
+        // If one worker fails, the connections of its party are closed, and the next party is served.
         if let Err(Failure::Interrupted) = serve_party(first, listener, interrupt) {
             return Err(Failure::Interrupted);
         }
     }
 }
 
-/// A party of workers, each of which says how many they are.
+/// Accepts a party of workers and serves it. Each worker first sends the size of the party.
 fn serve_party(first: Stream, listener: &Listener, interrupt: &Interrupt) -> Outcome {
     let mut workers = Vec::new();
     let mut next = first;
@@ -61,7 +61,7 @@ fn serve_party(first: Stream, listener: &Listener, interrupt: &Interrupt) -> Out
     }
 }
 
-/// All rounds of a party.
+/// Runs all rounds of a party.
 fn rounds(workers: &mut [Stream], interrupt: &Interrupt) -> Outcome {
     let mut parameters: HashMap<u32, f64> = HashMap::new();
     let mut message = Vec::new();
@@ -89,7 +89,8 @@ fn rounds(workers: &mut [Stream], interrupt: &Interrupt) -> Outcome {
     }
 }
 
-/// The next message, of entries of `each` bytes behind their number; `false` where the worker has ended.
+/// Receives the next message: a count, and that many entries of `each` bytes. Returns `false` if the worker
+/// has ended.
 fn message_of(
     worker: &mut Stream,
     each: usize,
@@ -113,7 +114,7 @@ fn nonsense() -> Failure {
     Failure::Failed("a worker says what makes no sense".to_owned())
 }
 
-/// The number that begins there.
+/// The number at the start of `bytes`.
 fn word(bytes: &[u8]) -> u32 {
     bytes
         .first_chunk()

@@ -1,6 +1,6 @@
-//! A worker: in each round it pushes a gradient, a number for each parameter, and pulls what all workers' come to. Those
-//! are whole numbers, so that a sum is the same in any order, and every worker knows all of them, so that it can look
-//! whether the sums are right.
+//! A worker: in each round it pushes a gradient, one number for each parameter, and pulls the sums over all
+//! workers. Gradients are whole numbers, so the order of additions does not change a sum. Every worker can
+//! compute the gradients of all workers, and checks the sums.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -13,7 +13,7 @@ use headworks_examples::service_program::{connect, join_all, receive_exact, send
 
 use crate::{PAIRS, VALUE};
 
-/// Works with all servers, a worker for each of the `services`.
+/// Runs a worker for each of `services`, connected to all servers in `to`.
 pub(crate) fn work(
     services: &[Service],
     to: &[SocketAddr],
@@ -48,11 +48,11 @@ pub(crate) fn work(
 struct Worker {
     number: u32,
     party: u32,
-    /// The one at `key % servers.len()` has that parameter.
+    /// The server at `key % servers.len()` holds that parameter.
     servers: Vec<Stream>,
-    /// The keys of each.
+    /// The keys that each server holds.
     keys: Vec<Vec<u32>>,
-    /// What every parameter must be.
+    /// The correct value of every parameter.
     right: Vec<f64>,
 }
 
@@ -80,7 +80,7 @@ impl Worker {
         })
     }
 
-    /// How long all rounds took, without looking at what they brought.
+    /// Runs all rounds. Returns how long they took, without the time spent on checks.
     fn rounds(&mut self, rounds: u64, interrupt: &Interrupt) -> Outcome<Duration> {
         let mut took = Duration::ZERO;
         for round in 0..rounds {
@@ -103,7 +103,7 @@ impl Worker {
         Ok(took)
     }
 
-    /// What is said to a server in a round: what is pushed, and behind it what is pulled.
+    /// The message to a server in a round: the pairs to push, then the keys to pull.
     fn message(&self, round: u64, keys: &[u32]) -> Vec<u8> {
         let count = (keys.len() as u32).to_le_bytes();
         let mut message = count.to_vec();
@@ -116,7 +116,7 @@ impl Worker {
         message
     }
 
-    /// Whether the sums are what they must be after that round.
+    /// Fails if the sums after this round are wrong.
     fn check(&mut self, round: u64, answers: &[Vec<u8>]) -> Outcome {
         for (keys, answer) in self.keys.iter().zip(answers) {
             for (key, value) in keys.iter().zip(answer.chunks_exact(VALUE)) {
@@ -137,7 +137,7 @@ fn room(keys: &[u32]) -> Vec<u8> {
     vec![0; keys.len() * VALUE]
 }
 
-/// What a worker pushes: −3 to 4, so that sums of them stay exact for as long as anybody may wait.
+/// The value that a worker pushes: −3 to 4, so that sums stay exact for any practical number of rounds.
 fn gradient(worker: u32, round: u64, key: u32) -> f64 {
     let number = (round << 20) ^ (u64::from(worker) << 10) ^ u64::from(key);
     let mixed = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);

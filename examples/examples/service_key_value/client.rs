@@ -1,4 +1,4 @@
-//! Who asks: over each connection one thread sends, another receives and checks.
+//! The client: on each connection one thread sends requests, another receives and checks the answers.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -14,30 +14,30 @@ use headworks_examples::service_program::{connect, join_all, receive_exact, send
 
 use crate::wire::{ANSWER, Operation, REQUEST, Request, VALUE_MAX};
 
-/// Requests of a connection on their way at most.
+/// Most requests of a connection in flight.
 const WINDOW: usize = 32;
-/// Keys of a connection, and bits of what they end with.
+/// Keys of a connection, and the number of low bits of a key that select one of them.
 const KEYS: u64 = 1000;
 const KEY_BITS: u32 = 10;
-/// Bits behind those of a run, which begin all of its keys: the connection's number, and those.
+/// Bits of a key below those that identify a run: the connection's number, then the key's own bits.
 const RUN_BITS: u32 = 26;
-/// Connections at most.
+/// Most connections.
 pub(crate) const CONNECTIONS_MAX: u64 = 1 << (RUN_BITS - KEY_BITS);
 
-/// A value, which both threads know: bytes made from a number.
+/// A value as both threads know it: its bytes are generated from `seed`.
 #[derive(Clone, Copy)]
 struct Value {
     seed: u64,
     len: usize,
 }
 
-/// The right answer.
+/// The answer that is expected.
 struct Answer {
     was_there: bool,
     value: Option<Value>,
 }
 
-/// Asks `count` times, over so many connections at once.
+/// Sends `count` requests over `connections` connections at once.
 pub(crate) fn ask(
     service: &Service,
     to: SocketAddr,
@@ -47,14 +47,15 @@ pub(crate) fn ask(
 ) -> Outcome {
     let streams = (0..connections).map(|_| connect(service, to, interrupt));
     let streams: Vec<Stream> = streams.collect::<Outcome<_>>()?;
-    // Others may ask at the same time, or have left something.
+    // Keys begin with a random number, because other clients may use the store now or have left records in
+    // it.
     let run = RandomState::new().hash_one(count) << RUN_BITS;
     let began = Instant::now();
     let done = thread::scope(|scope| {
         let threads: Vec<_> = (0..)
             .zip(streams)
             .map(|(number, stream)| {
-                // The first ones have one more, where it does not come out even.
+                // The remainder of the division goes to the first connections.
                 let part = count / connections + u64::from(number < count % connections);
                 let keys = run | (number << KEY_BITS);
                 scope.spawn(move || converse(stream, keys, part, interrupt))
@@ -72,22 +73,22 @@ pub(crate) fn ask(
     say(line.as_bytes())
 }
 
-/// One connection: bytes of values that went over it.
+/// Runs one connection and returns the bytes of values that it carried.
 fn converse(mut stream: Stream, keys: u64, count: u64, interrupt: &Interrupt) -> Outcome<u64> {
     let reader = stream.take_reader().ok_or_else(gone)?;
-    // What is not answered yet: as many as it has room for may be on their way.
+    // Expected answers of the requests in flight. Its capacity limits how many there are.
     let (expect, expected) = sync_channel(WINDOW);
     thread::scope(|scope| {
         let checks = scope.spawn(move || check(reader, &expected, interrupt));
         let sent = request(&mut stream, keys, count, &expect, interrupt);
         drop(expect);
         let checked = join_all(vec![checks]);
-        // A wrong answer is why nothing is sent any more.
+        // Report a wrong answer before a failure to send: the former causes the latter.
         Ok(checked?.into_iter().sum::<u64>() + sent?)
     })
 }
 
-/// Sends requests; bytes of values.
+/// Sends requests and returns the bytes of values sent.
 fn request(
     stream: &mut Stream,
     keys: u64,
@@ -102,7 +103,7 @@ fn request(
         let seed = mixed(keys ^ at);
         let key = keys | (seed % KEYS);
         let (operation, key, len) = match at {
-            // The shortest and the longest, whatever comes.
+            // Always include the shortest and the longest value.
             0..6 => {
                 let operations = [Operation::Set, Operation::Get];
                 let len = [0, VALUE_MAX, 1][at as usize / 2];
@@ -131,7 +132,7 @@ fn request(
         if let Some(value) = set {
             write(value, &mut bytes);
         }
-        // Nobody checks any more: an answer was wrong, or none came.
+        // The checking thread has ended: an answer was wrong, or none came.
         if expect.send(answer).is_err() {
             break;
         }
@@ -141,7 +142,7 @@ fn request(
     Ok(total)
 }
 
-/// Receives the answers, each of which must be right; bytes of values.
+/// Receives and checks the answers. Returns the bytes of values received.
 fn check(mut reader: Reader, expected: &Receiver<Answer>, interrupt: &Interrupt) -> Outcome<u64> {
     let mut found = vec![0; VALUE_MAX];
     let mut right = Vec::with_capacity(VALUE_MAX);
@@ -167,7 +168,7 @@ fn check(mut reader: Reader, expected: &Receiver<Answer>, interrupt: &Interrupt)
     Ok(total)
 }
 
-/// Half are reads, and one in ten takes a value away.
+/// Half of the operations are reads, two fifths are writes and one tenth are deletions.
 fn drawn(seed: u64) -> Operation {
     match seed >> 32 & 0xff {
         0..128 => Operation::Get,
@@ -176,7 +177,7 @@ fn drawn(seed: u64) -> Operation {
     }
 }
 
-/// Most values are short, few are long.
+/// Length of a value: most are short, few are long.
 fn length(seed: u64) -> usize {
     let max = match seed >> 44 & 0x3ff {
         0 => VALUE_MAX,

@@ -1,14 +1,15 @@
-//! A key-value store on one host, asked over several connections by an application on another. Both know a daemon's
-//! socket, and nothing of RDMA.
+//! A key-value store on one host, and a client on another host that uses it over several connections. Both
+//! know only the socket of a daemon, and nothing of RDMA.
 //!
 //! ```text
-//! service_key_value [COUNT] [--connections N]            both sides and two daemons, with COUNT requests (200,000)
-//! service_key_value serve [--socket PATH] [--port N]     the store, at a port of the host whose daemon is at PATH
+//! service_key_value [COUNT] [--connections N]            run both sides and two daemons, with COUNT requests
+//!                                                        (default 200,000)
+//! service_key_value serve [--socket PATH] [--port N]     run the store, at a port of the host whose daemon is at PATH
 //! service_key_value ask --to IP:PORT [COUNT] [--socket PATH] [--connections N]
 //! ```
 //!
-//! The store is one thread that sleeps in poll(2) (`server`). Each connection of who asks has two threads: one sends,
-//! the other receives and checks every answer (`client`).
+//! The store is one thread that sleeps in poll(2) (`server`). The client has two threads for each connection:
+//! one sends, the other receives and checks every answer (`client`).
 
 mod client;
 mod server;

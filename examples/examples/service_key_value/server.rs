@@ -1,4 +1,4 @@
-//! The store: one thread for all connections, which sleeps in poll(2) while nobody asks.
+//! The store: one thread for all connections, which sleeps in poll(2) while no request arrives.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ use rustix::io::Errno;
 
 use crate::wire::{Operation, REQUEST, Request, answer};
 
-/// Who may wait to be accepted.
+/// Most connections waiting to be accepted.
 const BACKLOG: u32 = 1024;
-/// Bytes of answers that wait for room, after which no more is asked of who does not take them.
+/// Bytes of answers waiting to be sent at which the server stops reading requests of that client.
 const ANSWERS_MAX: usize = 1 << 20;
-/// Bytes that are received at a time.
+/// Most bytes received by one call.
 const PIECE: usize = 256 << 10;
 
 type Records = HashMap<u64, Vec<u8>>;
@@ -30,7 +30,7 @@ pub(crate) fn serve(service: &Service, port: u16, interrupt: &Interrupt) -> Outc
     loop {
         let ready = wait(&mut listener, &mut clients, interrupt)?;
         let mut ready = ready.into_iter();
-        // One that has failed or broken off takes nobody along.
+        // A connection that fails is closed; the others continue.
         clients.retain_mut(|client| {
             let is_ready = ready.next() == Some(true);
             !is_ready || client.serve(&mut records, &mut piece).unwrap_or(false)
@@ -42,7 +42,7 @@ pub(crate) fn serve(service: &Service, port: u16, interrupt: &Interrupt) -> Outc
     }
 }
 
-/// Sleeps until something is to be done, and says which of the clients are ready.
+/// Sleeps until there is work, and returns which clients are ready.
 fn wait(
     listener: &mut Listener,
     clients: &mut [Client],
@@ -65,10 +65,10 @@ fn wait(
 /// A connection.
 struct Client {
     stream: Stream,
-    /// What came, the beginning of which was seen to.
+    /// Received bytes. The first `done` are processed.
     requests: Vec<u8>,
     done: usize,
-    /// What is to be said, the beginning of which is on its way.
+    /// Answers to send. The first `sent` bytes are sent.
     answers: Vec<u8>,
     sent: usize,
     has_ended: bool,
@@ -86,7 +86,7 @@ impl Client {
         }
     }
 
-    /// What it cannot go on without.
+    /// The events that the connection waits for.
     fn awaited(&self) -> PollFlags {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, !self.is_full() && !self.has_ended);
@@ -98,7 +98,7 @@ impl Client {
         self.answers.len() - self.sent >= ANSWERS_MAX
     }
 
-    /// Does all that can be done; `false` where it has ended, or makes no sense.
+    /// Does all work possible now. Returns `false` if the connection has ended or sent an invalid request.
     fn serve(&mut self, records: &mut Records, piece: &mut [u8]) -> Result<bool, ServiceError> {
         loop {
             while !self.is_full() {
@@ -128,7 +128,7 @@ impl Client {
         }
     }
 
-    /// Answers the next request, if all of it is there. `None`: it is none.
+    /// Answers the next request. Returns `false` if it is incomplete, and `None` if it is invalid.
     fn answer_next(&mut self, records: &mut Records) -> Option<bool> {
         let rest = &self.requests[self.done..];
         let Some(head) = rest.first_chunk::<REQUEST>() else {
@@ -163,7 +163,7 @@ impl Client {
         self.done = 0;
     }
 
-    /// Sends as much of the answers as there is room for.
+    /// Sends as many bytes of answers as there is room for.
     fn flush(&mut self) -> Result<(), ServiceError> {
         while self.sent < self.answers.len() {
             match self.stream.send(&self.answers[self.sent..]) {

@@ -1,5 +1,5 @@
-//! What both sides say: a request is an operation, a key and, where a value is set, that; an answer is whether there
-//! was one, and the value that was asked for. Values go behind their lengths.
+//! The protocol. A request is an operation, a key, and, to set a value, the value. An answer says whether the
+//! key had a value, and contains the value that was asked for. A value's length precedes it.
 
 /// Longest value in bytes.
 pub(crate) const VALUE_MAX: usize = 1 << 20;
@@ -8,7 +8,7 @@ pub(crate) const REQUEST: usize = 13;
 /// Bytes of an answer, without the value.
 pub(crate) const ANSWER: usize = 5;
 
-/// What is asked for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Get,
@@ -38,7 +38,7 @@ impl Request {
         bytes
     }
 
-    /// `None`: it is none.
+    /// Parses a request; `None` if it is invalid.
     pub(crate) fn decode(bytes: &[u8; REQUEST]) -> Option<Self> {
         let operation = match bytes[0] {
             b'g' => Operation::Get,
@@ -58,7 +58,8 @@ impl Request {
     }
 }
 
-/// An answer, without the value: whether there was something at that key, and the length of what follows.
+/// Encodes an answer without the value: whether the key had a value, and the length of the value that
+/// follows.
 pub(crate) fn answer(was_there: bool, len: usize) -> [u8; ANSWER] {
     let mut bytes = [0; ANSWER];
     bytes[0] = was_there.into();

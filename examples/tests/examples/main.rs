@@ -1,4 +1,4 @@
-//! Every example as a user starts it: both processes, little work, and what it says of what is wrong.
+//! Runs every example as a user does: both processes, a small workload, and wrong input.
 
 mod test_env;
 mod with_daemons;
@@ -43,7 +43,7 @@ fn sides_meet_under_a_name() {
     assert_eq!(listener.end().0, Some(0));
 }
 
-/// A pcap file of two packets of UDP, one of ARP, and the beginning of another.
+/// A pcap file with two UDP packets, an ARP packet, and the beginning of another packet.
 fn trace() -> Vec<u8> {
     let mut file: Vec<u8> = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65535, 1]
         .iter()
@@ -135,12 +135,12 @@ fn ctrl_c_ends_a_side_that_waits() {
     }
 }
 
-/// Starts both sides with work for hours, in a process group of their own, and waits until they have met.
+/// Starts both sides with hours of work, in a process group of their own, and waits until they are connected.
 fn busy(env: &TestEnv, name: &str) -> ExampleProcess {
     let side = env.start_with(name, &["100000000000"], |command| {
         command.process_group(0);
     });
-    // The listening side takes its name first, and gives it up once the other side is there.
+    // The listener registers its name before the other side calls, and frees it once connected.
     env.until("both sides", |entries| {
         let devices = entries.iter().filter(|entry| entry.starts_with("c."));
         devices.count() == 2 && !entries.iter().any(|entry| entry.starts_with("n."))
@@ -176,7 +176,7 @@ fn ctrl_c_ends_both_sides_at_work() {
     }
 }
 
-/// As a terminal does it: both sides get the signal, and neither calls the other's end a failure.
+/// Sends the signal to both sides, as a terminal does. Neither may report the other's end as a failure.
 #[test]
 fn ctrl_c_at_a_terminal_is_nobodys_failure() {
     for name in EXAMPLES {
@@ -197,7 +197,8 @@ fn ctrl_c_at_a_terminal_is_nobodys_failure() {
     }
 }
 
-/// One whose other side dies before it calls: of that one the listener has the end of a pipe.
+/// The caller dies before it calls. The listener notices that through its standard input, a pipe from the
+/// caller.
 #[test]
 fn a_listener_that_was_started_for_a_caller_does_not_wait_for_ever() {
     let env = TestEnv::new();
@@ -217,20 +218,21 @@ fn a_listener_that_was_started_for_a_caller_does_not_wait_for_ever() {
     assert_eq!((&*out, &*complaint), ("", line));
 }
 
-/// Several have called before the first is answered, each of whom needs two lines: the one that is served
-/// has both, though the others' first ones come before its second.
+/// Several callers connect before the first is answered. Each needs two control streams. One caller is served
+/// and gets both, although the first streams of the others arrive before its second.
 #[test]
 fn of_many_that_call_at_once_one_is_served() {
     const CALLERS: usize = 4;
     let env = TestEnv::new();
     let listener = env.listen("http_server", &[]);
-    // Not before it waits for callers: it may have the registry's lock, which they need.
+    // Stop the listener only once it waits for callers. Before that it may hold the registry's lock, which
+    // they need.
     wait_until("a listener at rest", || listener.is_idle());
     listener.signal(Signal::STOP);
     let callers: Vec<_> = (0..CALLERS)
         .map(|_| env.start("http_server", &["get", "here"]))
         .collect();
-    // The listener's socket, and one for each that nobody has accepted.
+    // The listener's socket, and one socket for each caller that was not accepted.
     wait_until("a call of each", || env.sockets() == 1 + CALLERS);
     listener.signal(Signal::CONT);
     let (code, out, complaint) = listener.end();

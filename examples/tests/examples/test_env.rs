@@ -1,4 +1,4 @@
-//! A place to start examples at, and what they said.
+//! A folder to run examples in, and their output.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Longer than anything honest takes.
+/// Longer than any correct run takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// By which the processes of a [`TestEnv`] are known.
+/// Environment variable that marks the processes of a [`TestEnv`].
 const AT: &str = "HEADWORKS_TEST_DESK";
 
-/// Where an example is: `cargo test` puts it beside the folder of this test.
+/// The path of an example. `cargo test` puts it beside the folder of this test.
 fn program(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("this program");
     let target = this.ancestors().nth(2).expect("a target folder");
@@ -28,7 +28,7 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
-/// A folder with a registry of its own, and what was said. Whoever is left is killed when it is dropped.
+/// A folder with a registry of its own and the output files. Dropping it kills the remaining processes.
 pub(crate) struct TestEnv {
     pub(crate) dir: TempDir,
     started: Cell<u32>,
@@ -50,7 +50,7 @@ impl TestEnv {
         self.start_with(name, args, |_| {})
     }
 
-    /// Starts one; `change` is done to the command before.
+    /// Starts an example; `change` adjusts its command first.
     pub(crate) fn start_with(
         &self,
         name: &str,
@@ -59,7 +59,7 @@ impl TestEnv {
     ) -> ExampleProcess {
         let number = self.started.get();
         self.started.set(number + 1);
-        // Files: a pipe would be read for as long as any process has it.
+        // Output goes to files, because reading a pipe ends only when every process has closed it.
         let said = ["out", "err"].map(|kind| self.dir.path().join(format!("{kind}.{number}")));
         let [out, err] = said
             .clone()
@@ -78,14 +78,14 @@ impl TestEnv {
         ExampleProcess { child, said }
     }
 
-    /// Where temporary files are, while there are any.
+    /// The folder for temporary files. It is created if necessary.
     pub(crate) fn temporary(&self) -> PathBuf {
         let folder = self.dir.path().join("tmp");
         std::fs::create_dir_all(&folder).expect("a folder");
         folder
     }
 
-    /// The processes that were started here, and those that they started.
+    /// The running processes that were started here, and their descendants.
     pub(crate) fn users(&self) -> Vec<Pid> {
         let setting = format!("{AT}={}", self.dir.path().display());
         let is_told = |process: &PathBuf| {
@@ -99,24 +99,24 @@ impl TestEnv {
             .collect()
     }
 
-    /// The sockets that are listened on here, and those connected to them and not accepted.
+    /// Number of listening sockets in the registry, plus the connections to them that are not accepted.
     pub(crate) fn sockets(&self) -> usize {
         let all = std::fs::read_to_string("/proc/net/unix").expect("/proc");
         let registry = self.registry().display().to_string();
         all.lines().filter(|line| line.contains(&registry)).count()
     }
 
-    /// Waits until nobody is left.
+    /// Waits until all processes have ended.
     pub(crate) fn assert_nobody_left(&self) {
         wait_until("the end of all processes", || self.users().is_empty());
     }
 
-    /// Runs one to its end: exit code, standard output, standard error.
+    /// Runs an example to its end. Returns exit code, standard output and standard error.
     pub(crate) fn run(&self, name: &str, args: &[&str]) -> (Option<i32>, String, String) {
         self.start(name, args).end()
     }
 
-    /// A side that listens: its name is taken.
+    /// Starts a listening side and waits until its name is registered.
     pub(crate) fn listen(&self, name: &str, args: &[&str]) -> ExampleProcess {
         let side = self.start(name, &[&["listen", "here"], args].concat());
         self.until("a listener", |entries| {
@@ -125,7 +125,7 @@ impl TestEnv {
         side
     }
 
-    /// Waits until the entries of the registry are as they should be.
+    /// Waits until `are` accepts the entries of the registry.
     pub(crate) fn until(&self, what: &str, are: impl Fn(&[String]) -> bool) {
         wait_until(what, || {
             let entries = std::fs::read_dir(self.registry()).into_iter().flatten();
@@ -145,7 +145,7 @@ impl Drop for TestEnv {
     }
 }
 
-/// Waits for something, and no longer than [`LIMIT`].
+/// Waits until `holds` returns `true`; fails after [`LIMIT`].
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -154,7 +154,7 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A process; killed when dropped.
+/// A running example. Dropping it kills the process.
 pub(crate) struct ExampleProcess {
     pub(crate) child: Child,
     /// The files with its standard output and error.
@@ -162,10 +162,10 @@ pub(crate) struct ExampleProcess {
 }
 
 impl ExampleProcess {
-    /// Whether it waits for something.
+    /// Whether the process sleeps.
     pub(crate) fn is_idle(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
-        // Behind the name, which may have anything in it.
+        // The state follows the name, which may contain any characters.
         let state = stat.ok().and_then(|text| {
             text.rsplit_once(") ")
                 .map(|(_, rest)| rest.starts_with('S'))
@@ -177,7 +177,7 @@ impl ExampleProcess {
         kill_process(Pid::from_child(&self.child), signal).expect("signals");
     }
 
-    /// Its exit code.
+    /// Waits for its end and returns its exit code.
     pub(crate) fn wait(&mut self) -> Option<i32> {
         let mut status = None;
         wait_until("the end of a process", || {
@@ -187,7 +187,7 @@ impl ExampleProcess {
         status.and_then(|status| status.code())
     }
 
-    /// What it said so far, and the processes that it started: standard output, standard error.
+    /// Standard output and standard error so far, of the process and of those that it started.
     pub(crate) fn output(&self) -> [String; 2] {
         [0, 1].map(|at| std::fs::read_to_string(&self.said[at]).expect("text"))
     }

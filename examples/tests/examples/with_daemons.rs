@@ -1,4 +1,4 @@
-//! Those that use a daemon, with two of their own and with two that run already.
+//! Runs the examples that use a daemon, with two daemons of their own and with two that run already.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -11,14 +11,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::test_env::{ExampleProcess, TestEnv, wait_until};
 
 const EXAMPLES: [&str; 3] = ["service_key_value", "parameter_server", "migration"];
-/// Bytes of a file that is sent.
+/// Bytes of the file that is sent.
 const LEN: usize = 3_000_001;
 
 fn content() -> Vec<u8> {
     (0..LEN).map(|at| (at ^ at >> 7 ^ at >> 15) as u8).collect()
 }
 
-/// Nothing is left of what was started here: no process, no temporary file, nothing in the registry.
+/// Fails if anything started here has left a process, a temporary file or a registry entry.
 fn is_clean(env: &TestEnv) {
     env.assert_nobody_left();
     for folder in [env.temporary(), env.registry()] {
@@ -69,7 +69,7 @@ fn a_file_that_is_empty_is_one_too() {
     is_clean(&env);
 }
 
-/// Two daemons that run already.
+/// Two daemons that run before the examples start.
 struct Daemons {
     sides: Vec<ExampleProcess>,
     sockets: [String; 2],
@@ -92,7 +92,7 @@ impl Daemons {
         Self { sides, sockets }
     }
 
-    /// An application of the second host's, and where it can be reached.
+    /// Starts an application of the second host. Returns it with the addresses at which it can be reached.
     fn serve(&self, env: &TestEnv, name: &str, args: &[&str]) -> (ExampleProcess, String) {
         let args = [args, &["--socket", &self.sockets[1]]].concat();
         let side = env.start(name, &args);
@@ -102,7 +102,7 @@ impl Daemons {
         (side, to.join(","))
     }
 
-    /// What becomes of one of the first's that is to reach that one.
+    /// Runs an application of the first host that connects to `to`.
     fn ask(
         &self,
         env: &TestEnv,
@@ -122,7 +122,7 @@ impl Daemons {
     }
 }
 
-/// The first line of what a side says.
+/// Waits for the first line that a side prints.
 fn line(side: &ExampleProcess) -> String {
     let mut said = String::new();
     wait_until("a line", || {
@@ -185,7 +185,7 @@ fn a_file_has_its_name_when_it_is_whole() {
     let (file, into) = (env.dir.path().join("file"), folder.join("copy"));
     fs::write(&file, content()).expect("writes");
     let [from, to_file] = [&file, &into].map(|path| path.to_str().expect("a path"));
-    // In place of another one, at last.
+    // The received file must replace this one once it is complete.
     fs::write(&into, b"other").expect("writes");
     let entries = |folder: &Path| fs::read_dir(folder).expect("a folder").count();
 
@@ -208,7 +208,7 @@ fn a_file_has_its_name_when_it_is_whole() {
     );
     assert_eq!(entries(&folder), 1);
 
-    // A sender that is killed on the way.
+    // The sender is killed during the transfer.
     let endless = endless(&env);
     let (receiver, to) = daemons.serve(&env, "migration", &["receive", to_file]);
     let args = [
@@ -294,7 +294,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
     ];
     let folder = env.dir.path().to_str().expect("a path");
     let within = format!("{folder}/copy/");
-    // Nobody can make a file there, also root.
+    // No user can create these files, not even root.
     for into in ["", "..", folder, &within, fifo, "/proc/copy"] {
         wrong.push((mg, vec!["receive", into, "--socket", second], "INTO is "));
     }
@@ -314,7 +314,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
     assert_eq!(refused, (Some(1), String::new(), complaint));
 }
 
-/// A file that takes hours, of nothing.
+/// A sparse file so large that sending it takes hours.
 fn endless(env: &TestEnv) -> String {
     let path = env.dir.path().join("endless");
     let file = File::create(&path).expect("creates");
@@ -322,7 +322,8 @@ fn endless(env: &TestEnv) -> String {
     path.display().to_string()
 }
 
-/// An example with work for hours, in a process group of its own, once all four processes are there.
+/// Starts an example with hours of work, in a process group of its own, and waits until all four processes
+/// run.
 fn busy(env: &TestEnv, name: &str) -> ExampleProcess {
     let endless = endless(env);
     let work = match name {
@@ -336,7 +337,7 @@ fn busy(env: &TestEnv, name: &str) -> ExampleProcess {
     side
 }
 
-/// From a terminal and from elsewhere.
+/// Ctrl-C comes from a terminal, to the whole group, or from elsewhere, to one process.
 #[test]
 fn ctrl_c_leaves_nothing() {
     for name in EXAMPLES {
@@ -357,7 +358,7 @@ fn ctrl_c_leaves_nothing() {
     }
 }
 
-/// The others end by themselves. One that was about to begin may say that there is nobody any more.
+/// The other processes end by themselves. One that was just starting may report that its peer is gone.
 #[test]
 fn one_that_is_killed_leaves_nothing() {
     for name in EXAMPLES {

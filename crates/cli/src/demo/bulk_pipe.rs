@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use headworks::net::clock;
 use headworks::pipe::{Direction, Pipe, WaitOptions};
 
-use super::{Demo, LONGEST_S, PATIENCE, TimeLimit, say, speed, unique};
+use super::{Demo, LONGEST_S, PATIENCE, TimeLimit, print_line, speed, unique};
 use crate::progress::Progress;
 
 /// Bytes generated if no path is given.
@@ -73,7 +73,7 @@ impl Demo {
                 )
             }
         };
-        say(&format!(
+        print_line(&format!(
             "1. {what}, through a pipe (a byte stream over a ring)"
         ));
         let name = unique("stream");
@@ -95,9 +95,9 @@ impl Demo {
         }
         let is_cut = is_generated && bytes < GENERATED;
         if is_cut {
-            say(&format!("   As much as passed in {LONGEST_S} s."));
+            print_line(&format!("   As much as passed in {LONGEST_S} s."));
         }
-        say(&format!(
+        print_line(&format!(
             "   {ours} at both ends: the same.\n   {took:.2} s, {} with both hashes computed on the way.\n",
             speed(bytes as f64 / took / 1e9)
         ));

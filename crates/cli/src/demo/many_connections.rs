@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::daemons::{Daemons, address};
 use super::small_messages::LEN;
-use super::{Demo, PATIENCE, check_interrupt, say, speed};
+use super::{Demo, PATIENCE, check_interrupt, print_line, speed};
 
 /// Connections if both devices are `soft`.
 const CONNECTIONS: usize = 300;
@@ -95,7 +95,7 @@ impl Demo {
     pub(super) fn many(&self) -> anyhow::Result<()> {
         let mut devices = [&self.device, &self.peer].into_iter();
         if devices.any(|device| device.option("hostile").is_some()) {
-            say(
+            print_line(
                 "\n4. Many connections through two daemons: not on a hostile device, whose faults break the\n   \
                  connections of daemons, as their applications are told.",
             );
@@ -106,7 +106,7 @@ impl Demo {
             [true, true] => CONNECTIONS,
             _ => CONNECTIONS_IBV,
         };
-        say(&format!(
+        print_line(&format!(
             "\n4. {connections} connections between two applications, each on a host with a daemon, at once, compared with TCP:\n   \
              bytes there and back on all of them, each checked, and {LEN} bytes there and back alone"
         ));
@@ -137,7 +137,7 @@ impl Demo {
         self.finish(other)?;
         hosts.end(self)?;
 
-        say(&format!(
+        print_line(&format!(
             "   {:<14}{:>12}{:>13}{:>12}{:>12}{:>18}",
             "", "connections", "queue pairs", "bytes", "rate", "64 B and back"
         ));
@@ -145,7 +145,7 @@ impl Demo {
             ("headworks", queue_pairs.to_string(), ours),
             ("TCP loopback", "–".to_owned(), theirs),
         ] {
-            say(&format!(
+            print_line(&format!(
                 "   {name:<14}{:>12}{queue_pairs:>13}{:>12}{:>12}{:>15.1} µs",
                 found.connections,
                 format!("{:.1} MiB", found.bytes as f64 / f64::from(1 << 20)),

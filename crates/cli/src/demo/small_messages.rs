@@ -7,7 +7,7 @@ use headworks::net::{ControlStream, Interrupt, WaitLimit, clock};
 use headworks::ring::{Receiver, RingConfig, SendError, Sender};
 use headworks::{connect, net, registry};
 
-use super::{Demo, LONGEST_S, PATIENCE, TimeLimit, check_interrupt, say, unique};
+use super::{Demo, LONGEST_S, PATIENCE, TimeLimit, check_interrupt, print_line, unique};
 
 /// Bytes of a message.
 pub(super) const LEN: usize = 64;
@@ -130,7 +130,7 @@ pub(super) fn recv(
 impl Demo {
     /// Runs the second part: many messages one way, each checked; then single messages there and back.
     pub(super) fn rings(&self) -> anyhow::Result<SmallMessageResult> {
-        say(&format!(
+        print_line(&format!(
             "2. {} million messages of {LEN} bytes through a ring, each checked where it arrives",
             MANY / 1_000_000
         ));
@@ -207,11 +207,11 @@ impl Demo {
         drop((out, back, out_line, back_line));
         self.finish(other)?;
         if sent < MANY {
-            say(&format!(
+            print_line(&format!(
                 "   As many as passed in {LONGEST_S} s: {sent} messages, and then {trips} there and back."
             ));
         }
-        say(&format!(
+        print_line(&format!(
             "   all right: {:.*} million messages a second, {:.0} ns for one, and {one_way_ns:.0} ns from one process to the other.\n",
             // With one digit, a slow device would show 0.0.
             if sent == MANY { 1 } else { 3 },

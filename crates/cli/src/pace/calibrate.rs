@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::args::device;
-use crate::exit_status::{bad_input, print, tell};
+use crate::exit_status::{bad_input, print, write_line};
 
 /// Options of `headworks pace calibrate`.
 #[derive(clap::Args)]
@@ -57,7 +57,7 @@ pub(crate) fn run(command: &Calibrate) -> anyhow::Result<()> {
         false => print(&in_text(device, &peer, &found))?,
     }
     if !found.is_idle() {
-        tell(format_args!(
+        write_line(format_args!(
             "warning: {device} seems not to be idle, or this machine busy: some delays spread by more than {IDLE_SPREAD} \
              times; measure again while nothing uses them"
         ));

@@ -18,7 +18,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{gbps, micros};
 use crate::args::device;
-use crate::exit_status::{bad_input, tell};
+use crate::exit_status::{bad_input, write_line};
 use crate::interruptible_sleep::sleep_unless_interrupted;
 
 /// Longest time, in seconds: a year.
@@ -105,7 +105,7 @@ impl Files {
             let written = file.write(|out| out.write_all(text.as_bytes()));
             written.with_context(|| format!("writing to {}", directory.display()))?;
         }
-        tell(format_args!(
+        write_line(format_args!(
             "written: {}/pace.csv, pace.svg",
             directory.display()
         ));
@@ -127,7 +127,7 @@ pub(crate) fn run(command: &Trace) -> anyhow::Result<()> {
     };
     let ended = watch.record(command, &interrupt);
     if watch.samples.is_empty() {
-        tell("nothing was paced meanwhile: the table is empty");
+        write_line("nothing was paced meanwhile: the table is empty");
     }
     let svg = watch.figure().to_svg().map_err(anyhow::Error::msg)?;
     files.write(&watch.table().to_csv(), &svg)?;
@@ -168,7 +168,7 @@ impl TraceRecorder {
             }
             if self.samples.len() >= SAMPLES_MAX {
                 bar.suspend(|| {
-                    tell(format_args!(
+                    write_line(format_args!(
                         "{SAMPLES_MAX} samples: that is the most a trace may have"
                     ))
                 });
@@ -213,7 +213,7 @@ impl TraceRecorder {
             (_, Some(rnic)) => format!("{rnic} is paced: watching"),
         };
         if (is_new && !self.samples.is_empty()) || bar.position() == 0 {
-            bar.suspend(|| tell(line));
+            bar.suspend(|| write_line(line));
         }
         bar.inc(1);
         Ok(())

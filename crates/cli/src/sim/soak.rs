@@ -8,7 +8,7 @@ use headworks::net::Interrupt;
 use headworks_soak as soak;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::exit_status::{Exit, FAILED, bad_input, print, tell};
+use crate::exit_status::{Exit, FAILED, bad_input, print, write_line};
 
 /// Default seeds.
 const SEEDS: Range<u64> = 1..1001;
@@ -101,7 +101,7 @@ pub(crate) fn run(command: &Soak) -> anyhow::Result<()> {
             }
             Err(violation) => {
                 sum.failed += 1;
-                bar.suspend(|| tell(&violation));
+                bar.suspend(|| write_line(&violation));
             }
         }
         bar.inc(1);

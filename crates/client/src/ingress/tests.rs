@@ -129,7 +129,7 @@ fn the_daemon_is_notified_of_every_consumed_quarter() {
     for _ in 0..100 {
         writer.publish(writer.come() + 50);
         assert_eq!(reader.read(&slabs, &mut [0; 50]), Ok(50));
-        told += u32::from(reader.is_to_tell());
+        told += u32::from(reader.is_update_due());
         writer.look().unwrap();
     }
     // 128 bytes are consumed after three times 50.

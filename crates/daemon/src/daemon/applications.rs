@@ -39,7 +39,7 @@ impl Daemon {
             (Ok(_), None) | (Err(_), _) => Err(Refusal::Misuse),
         };
         if let Err(why) = done {
-            self.tell_of_refusal(session, why);
+            self.report_refusal(session, why);
             self.session_unwanted(session, why);
         }
         // Closes a descriptor that the request did not use.
@@ -60,7 +60,7 @@ impl Daemon {
     }
 
     /// Logs why an application is turned away, and what helps.
-    fn tell_of_refusal(&self, session: SessionId, why: Refusal) {
+    fn report_refusal(&self, session: SessionId, why: Refusal) {
         let name = self.name_of(session).unwrap_or("");
         let helps = match why {
             Refusal::Misuse | Refusal::Version => {

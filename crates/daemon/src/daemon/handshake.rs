@@ -533,11 +533,11 @@ impl Daemon {
             Message::BringUp {
                 between,
                 instance,
-                which,
+                qp_role,
                 bytes,
             } => {
                 let domain = self.domains.get_mut(&between.to)?;
-                domain.bring_up(key(between), instance, which, &bytes);
+                domain.bring_up(key(between), instance, qp_role, &bytes);
                 self.pass_on(between.to);
             }
             Message::LinkDown { between, instance } => {

@@ -23,7 +23,7 @@ impl Domain {
         let known = self.instances.get(&key).copied().unwrap_or(0);
         if opens {
             let at = self.add_link(key, known.wrapping_add(1).max(1))?;
-            self.tell_link(at);
+            self.announce_qp_group(at);
             return Ok(at);
         }
         let at = self.add_link(key, 0)?;
@@ -123,7 +123,7 @@ impl Domain {
     }
 
     /// Handles bring-up bytes of the other side of a group.
-    pub fn bring_up(&mut self, key: QpGroupKey, instance: u32, which: QpRole, bytes: &[u8]) {
+    pub fn bring_up(&mut self, key: QpGroupKey, instance: u32, qp_role: QpRole, bytes: &[u8]) {
         let here = self.by_key.get(&key).copied();
         let known = here.map_or(0, |at| self.links[at].instance);
         let is_news = instance > self.instances.get(&key).copied().unwrap_or(0);
@@ -151,10 +151,10 @@ impl Domain {
                 }
             }
         };
-        let brought = self.links[at].link.input(which, bytes);
-        self.tell_link(at);
+        let brought = self.links[at].link.input(qp_role, bytes);
+        self.announce_qp_group(at);
         match brought {
-            // Checked after `tell_link`: the group is up only once its own bytes are handed out.
+            // Checked after `announce_qp_group`: the group is up only once its own bytes are handed out.
             Ok(_) if self.links[at].link.is_up() => self.resume(at),
             Ok(_) => {}
             Err(error) => {
@@ -164,18 +164,18 @@ impl Domain {
         }
     }
 
-    pub(super) fn tell_link(&mut self, at: usize) {
+    pub(super) fn announce_qp_group(&mut self, at: usize) {
         let linked = &mut self.links[at];
         let (link, instance) = (linked.key, linked.instance);
         if instance == 0 {
             // The side that opens the group has not announced the instance yet.
             return;
         }
-        for (which, bytes) in linked.link.output() {
+        for (qp_role, bytes) in linked.link.output() {
             self.outputs.push_back(Output::BringUp {
                 link,
                 instance,
-                which,
+                qp_role,
                 bytes,
             });
         }
@@ -219,9 +219,9 @@ impl Domain {
         let (link, instance) = (failed.key, failed.instance);
         self.outputs.push_back(Output::LinkDown { link, instance });
         let mut failed = failed.link;
-        for which in [QpRole::Frames, QpRole::Bulk] {
+        for qp_role in [QpRole::Frames, QpRole::Bulk] {
             let error = QpAttr::to_state(QpState::Error);
-            if let Err(error) = failed.channel(which).qp().modify(&error) {
+            if let Err(error) = failed.channel(qp_role).qp().modify(&error) {
                 tracing::warn!("a queue pair of a failed link cannot be disabled: {error}");
             }
         }

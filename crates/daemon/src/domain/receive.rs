@@ -62,7 +62,7 @@ impl Domain {
         let is_left = connection.is_left();
         if is_data && (is_left || !connection.is_alive()) {
             connection.comes_late();
-            if !connection.is_alive() || connection.is_all_said() {
+            if !connection.is_alive() || connection.is_all_delivered() {
                 self.attend(number);
                 return;
             }

@@ -84,14 +84,14 @@ impl Domain {
         let Some(linked) = self.links.get_mut(at) else {
             return;
         };
-        let which = linked.link.which(qpn);
+        let qp_role = linked.link.qp_role(qpn);
         let mut thens = Vec::new();
-        linked.link.channel(which).retire(number, |then| {
+        linked.link.channel(qp_role).retire(number, |then| {
             if then != OnCompletion::Nothing {
                 thens.push(then);
             }
         });
-        let waiting = match which {
+        let waiting = match qp_role {
             QpRole::Frames => BTreeSet::new(),
             QpRole::Bulk => std::mem::take(&mut linked.link.waiting),
         };

@@ -35,7 +35,7 @@ impl Inner {
             let socket = match self.applications.accept() {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
-                Err(error) => return self.let_nobody_in("an application cannot attach", &error),
+                Err(error) => return self.pause_accepting("an application cannot attach", &error),
             };
             let user = match socket.user() {
                 Ok(user) => user,
@@ -45,7 +45,7 @@ impl Inner {
                 }
             };
             if let Err(why) = self.watches.check(user) {
-                tell_of_unwanted(socket.pid().unwrap_or(0), user, why);
+                report_unwanted(socket.pid().unwrap_or(0), user, why);
                 let why = why.into();
                 // Best effort: the process may not read its socket.
                 let _ = socket.send(&Reply::Over { why }.encode(), None);
@@ -68,13 +68,13 @@ impl Inner {
         }
     }
 
-    pub(super) fn hear_session(&mut self, session: SessionId) {
+    pub(super) fn receive_from_session(&mut self, session: SessionId) {
         for _ in 0..BATCH {
             let Some(attached) = self.sessions.get(&session) else {
                 return;
             };
             match attached.socket.recv() {
-                Ok(RecvOutcome::Packet(packet)) => self.hear_packet(session, packet),
+                Ok(RecvOutcome::Packet(packet)) => self.handle_packet(session, packet),
                 Ok(RecvOutcome::WouldBlock) => return,
                 Ok(RecvOutcome::Closed) => return self.part(session),
                 Err(error) => {
@@ -125,7 +125,7 @@ impl Inner {
             };
             let was_full = attached.is_full;
             if !attached.flush() {
-                self.hear_last(session);
+                self.receive_last_packets(session);
                 is_one_gone = true;
                 continue;
             }
@@ -143,7 +143,7 @@ impl Inner {
     }
 
     /// Handles what an application had sent before it stopped receiving, and then removes it.
-    fn hear_last(&mut self, session: SessionId) {
+    fn receive_last_packets(&mut self, session: SessionId) {
         for _ in 0..LAST_MAX {
             let Some(attached) = self.sessions.get(&session) else {
                 return;
@@ -151,12 +151,12 @@ impl Inner {
             let Ok(RecvOutcome::Packet(packet)) = attached.socket.recv() else {
                 break;
             };
-            self.hear_packet(session, packet);
+            self.handle_packet(session, packet);
         }
         self.part(session);
     }
 
-    fn hear_packet(&mut self, session: SessionId, packet: Packet) {
+    fn handle_packet(&mut self, session: SessionId, packet: Packet) {
         let Some(attached) = self.sessions.get(&session) else {
             return;
         };
@@ -164,7 +164,7 @@ impl Inner {
         match self.watches.take(session, user, packet.files) {
             Ok(watch) => self.daemon.session_packet(session, &packet.bytes, watch),
             Err(why) => {
-                tell_of_unwanted(attached.socket.pid().unwrap_or(0), user, why);
+                report_unwanted(attached.socket.pid().unwrap_or(0), user, why);
                 self.daemon.session_unwanted(session, why.into());
             }
         }
@@ -190,7 +190,7 @@ impl Inner {
     }
 }
 
-fn tell_of_unwanted(pid: u32, user: u32, why: SubscriptionRefused) {
+fn report_unwanted(pid: u32, user: u32, why: SubscriptionRefused) {
     match why {
         // A log line of its own, since it concerns all of the user's processes: lines are limited separately.
         SubscriptionRefused::Left(_) => tracing::warn!(

@@ -27,7 +27,7 @@ impl Inner {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    return self.let_nobody_in("another daemon cannot be accepted", &error);
+                    return self.pause_accepting("another daemon cannot be accepted", &error);
                 }
             }
         }
@@ -73,7 +73,7 @@ impl Inner {
         }
     }
 
-    pub(super) fn hear_peer(&mut self, peer: PeerId) {
+    pub(super) fn receive_from_peer(&mut self, peer: PeerId) {
         for _ in 0..BATCH {
             let Some(line) = self.peers.get_mut(&peer) else {
                 return;
@@ -92,12 +92,12 @@ impl Inner {
     }
 
     /// Handles further messages of peers in `half_heard`. Returns whether there were such peers.
-    pub(super) fn hear_rest(&mut self) -> bool {
+    pub(super) fn receive_rest(&mut self) -> bool {
         if self.half_heard.is_empty() {
             return false;
         }
         let peers = std::mem::take(&mut self.half_heard);
-        peers.iter().for_each(|peer| self.hear_peer(*peer));
+        peers.iter().for_each(|peer| self.receive_from_peer(*peer));
         true
     }
 

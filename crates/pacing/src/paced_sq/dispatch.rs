@@ -68,7 +68,7 @@ impl PacedSq {
     pub(crate) fn progress(&mut self, now: Instant) {
         if self.flying > 0 {
             // The program's next poll gets an error here too.
-            let _ = self.keep_what_completed();
+            let _ = self.keep_completions();
         }
         self.pump(now);
         while let Some(flushed) = self.flush() {
@@ -81,7 +81,7 @@ impl PacedSq {
     /// not fill it.
     pub(super) fn drain(&mut self) {
         for _ in 0..self.depth / BATCH + 1 {
-            if !matches!(self.keep_what_completed(), Ok(BATCH)) {
+            if !matches!(self.keep_completions(), Ok(BATCH)) {
                 return;
             }
         }
@@ -89,7 +89,7 @@ impl PacedSq {
 
     /// Takes one batch of completions and keeps them for the program's next poll. Returns how many the device
     /// had.
-    fn keep_what_completed(&mut self) -> Result<usize, PollError> {
+    fn keep_completions(&mut self) -> Result<usize, PollError> {
         let mut found = std::mem::take(&mut self.found);
         let taken = self.completions.poll(&mut found);
         if let Ok(count) = taken {
@@ -207,7 +207,7 @@ impl PacedSq {
         }
         let now = now.get(&self.gauge);
         if self.gauge.is_count_due(now) {
-            self.look_who_is_active();
+            self.update_active_count();
             self.gauge.recount(&self.member, now);
         }
     }

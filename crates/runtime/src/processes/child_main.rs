@@ -20,7 +20,7 @@ use headworks_net::framing::{FrameDecoder, FrameError};
 
 /// Environment variable that marks a process whose standard input is the coordinator's socket. Its value is
 /// that socket's inode number, a colon, and the coordinator's process id.
-pub(crate) const CHILD_VARIABLE: &str = "HEADWORKS_STAGE_CHILD";
+pub(crate) const CHILD_VARIABLE: &str = "HEADWORKS_RUNTIME_CHILD";
 
 /// Most bytes of mail and reports that the coordinator has not read.
 const UNWRITTEN_MAX: usize = 4 << 20;

@@ -58,7 +58,7 @@ pub fn run_all(world: &dyn World) {
     }
     if world.can_kill() {
         a_killed_actor_is_reported_and_the_others_go_on(world);
-        a_stopped_actor_goes_on_when_told_to(world);
+        a_stopped_actor_continues_after_resume(world);
     }
 }
 
@@ -68,7 +68,7 @@ const SCENARIOS: &[(&str, Check)] = &[
     ("two actors play ping pong", two_actors_play_ping_pong),
     (
         "failures say why and others go on",
-        failures_say_why_and_others_go_on,
+        failures_give_a_reason_and_others_go_on,
     ),
     (
         "an interruption reaches sleepers and pollers alike",
@@ -115,7 +115,7 @@ fn two_actors_play_ping_pong(world: &dyn World) {
     assert_eq!(endings[0].reports, [b"played".to_vec()]);
 }
 
-fn failures_say_why_and_others_go_on(world: &dyn World) {
+fn failures_give_a_reason_and_others_go_on(world: &dyn World) {
     let parts = [
         part("f", "fails"),
         part("p", "panics"),
@@ -226,7 +226,7 @@ fn a_killed_actor_is_reported_and_the_others_go_on(world: &dyn World) {
     );
 }
 
-fn a_stopped_actor_goes_on_when_told_to(world: &dyn World) {
+fn a_stopped_actor_continues_after_resume(world: &dyn World) {
     // The actor ends by itself as soon as it sees the interruption, and not before.
     let scenario = Scenario::of([part("a", "idle")]);
     let mut running = world.start(&scenario).expect("starts");

@@ -1,7 +1,7 @@
 //! Operations on a queue as a whole: listing its values, and recovering slots of dead processes.
 
 use super::{
-    FREE, FULL, READING, SearchStep, ShmSafe, SlotQueueRef, WRITING, lap_of, tag_of, who_of, word,
+    FREE, FULL, READING, SearchStep, ShmSafe, SlotQueueRef, WRITING, lap_of, tag_of, owner_of_word, word,
 };
 use crate::primitive::Ordering;
 
@@ -39,7 +39,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             let near = start.wrapping_add(offset);
             let found = self.load(near);
             let tag = tag_of(found);
-            if !(tag == WRITING || tag == READING) || !dead(who_of(found)) {
+            if !(tag == WRITING || tag == READING) || !dead(owner_of_word(found)) {
                 continue;
             }
             let position = self.position_in_lap(near, lap_of(found));
@@ -75,7 +75,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
     pub fn is_reserved_by(&self, who: u16) -> bool {
         (0..self.capacity as u64).any(|position| {
             let found = self.load(position);
-            tag_of(found) == WRITING && who_of(found) == who
+            tag_of(found) == WRITING && owner_of_word(found) == who
         })
     }
 
@@ -88,7 +88,7 @@ impl<T: ShmSafe> SlotQueueRef<T> {
             match self.next_to_pop(position, found) {
                 Ok(SearchStep::At(next)) => position = next,
                 Ok(SearchStep::Nothing) if tag_of(found) == WRITING => {
-                    return Some((position, who_of(found)));
+                    return Some((position, owner_of_word(found)));
                 }
                 _ => return None,
             }

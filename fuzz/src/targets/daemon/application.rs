@@ -59,14 +59,14 @@ fn act(input: &mut Input<'_>, harness: &mut DaemonHarness, session: SessionId) {
         }
         2..4 => scribble(input, application),
         4 | 5 => {
-            let which = usize::from(input.byte());
+            let qp_role = usize::from(input.byte());
             let Application {
                 session,
                 connections,
                 ..
             } = application;
             let count = connections.len().max(1);
-            if let Some(connection) = connections.values_mut().nth(which % count) {
+            if let Some(connection) = connections.values_mut().nth(qp_role % count) {
                 let len = usize::from(input.byte()) * 8;
                 connection.refresh(session.slabs());
                 let _ = connection.sending.send(&vec![kind; len]);

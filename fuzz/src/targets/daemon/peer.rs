@@ -84,7 +84,7 @@ impl RogueDaemon {
         let memory = pd.register(&buffer, Access::ALL).expect("a region");
         let mut qps = Vec::new();
         let mut bringing = Vec::new();
-        for which in 0..2u32 {
+        for qp_role in 0..2u32 {
             let init = QpInit {
                 qp_type: QpType::Rc,
                 send_cq: cq.clone(),
@@ -95,7 +95,7 @@ impl RogueDaemon {
             };
             let mut qp = pd.create_qp(&init).expect("a queue pair");
             let words = [1u32, 64, 256].map(u32::to_le_bytes);
-            let payload = match which {
+            let payload = match qp_role {
                 0 => words.concat(),
                 _ => Vec::new(),
             };
@@ -103,7 +103,7 @@ impl RogueDaemon {
                 access: Access::ALL,
                 ..ConnectionParams::default()
             };
-            let started = BringUp::start(device.info(), &mut *qp, tuning, which, payload);
+            let started = BringUp::start(device.info(), &mut *qp, tuning, qp_role, payload);
             bringing.push(started.expect("starts"));
             let sge = [memory.sge(MEMORY / 2, 2048)];
             let receive = RecvWr {
@@ -158,15 +158,15 @@ impl RogueDaemon {
             match message {
                 Message::BringUp {
                     instance,
-                    which,
+                    qp_role,
                     bytes,
                     between,
                 } => {
-                    let at = which as usize;
+                    let at = qp_role as usize;
                     self.instance = instance;
                     if between.from == USER {
                         let _ = self.bringing[at].input(&mut *self.qps[at], &bytes);
-                        self.bring_up(harness, which);
+                        self.bring_up(harness, qp_role);
                     }
                 }
                 Message::Accept { offer, .. } => {
@@ -184,8 +184,8 @@ impl RogueDaemon {
         harness.settle();
     }
 
-    fn bring_up(&mut self, harness: &mut DaemonHarness, which: QpRole) {
-        let bytes = self.bringing[which as usize].output();
+    fn bring_up(&mut self, harness: &mut DaemonHarness, qp_role: QpRole) {
+        let bytes = self.bringing[qp_role as usize].output();
         if bytes.is_empty() {
             return;
         }
@@ -196,15 +196,15 @@ impl RogueDaemon {
         let message = Message::BringUp {
             between,
             instance: self.instance,
-            which,
+            qp_role,
             bytes,
         };
         self.say(harness, &message);
     }
 
     fn number(&self, input: &mut Input<'_>) -> Vqpn {
-        let which = usize::from(input.byte());
-        match self.numbers.get(which % (self.numbers.len() + 1)) {
+        let qp_role = usize::from(input.byte());
+        match self.numbers.get(qp_role % (self.numbers.len() + 1)) {
             Some(number) => *number,
             None => Vqpn::from_bits(input.u16().into()),
         }
@@ -241,7 +241,7 @@ impl RogueDaemon {
         while self.cq.poll(&mut completions).is_ok_and(|count| count > 0) {}
     }
 
-    fn post(&mut self, which: usize, op: SendOp, len: usize) {
+    fn post(&mut self, qp_role: usize, op: SendOp, len: usize) {
         let sge = [self.memory.sge(0, len.min(MEMORY / 2) as u32)];
         let wr = SendWr {
             wr_id: 0,
@@ -249,7 +249,7 @@ impl RogueDaemon {
             payload: Payload::Gather(&sge),
             flags: SendFlags::SIGNALED,
         };
-        let _ = self.qps[which].post_send(&[wr]);
+        let _ = self.qps[qp_role].post_send(&[wr]);
     }
 
     /// A frame with a header of any kind, whose numbers are often plausible.
@@ -308,8 +308,8 @@ impl RogueDaemon {
             };
             let _ = view.write(HEADER, &own.emit_ring(word(input)));
         }
-        let which = usize::from(input.byte().is_multiple_of(8));
-        self.post(which, SendOp::SendImm(to.bits()), HEADER + behind);
+        let qp_role = usize::from(input.byte().is_multiple_of(8));
+        self.post(qp_role, SendOp::SendImm(to.bits()), HEADER + behind);
     }
 
     fn message(&self, input: &mut Input<'_>) -> Message {
@@ -343,7 +343,7 @@ impl RogueDaemon {
             1 => Message::BringUp {
                 between,
                 instance,
-                which: input.pick(&[QpRole::Frames, QpRole::Bulk]),
+                qp_role: input.pick(&[QpRole::Frames, QpRole::Bulk]),
                 bytes: input.bytes(60).to_vec(),
             },
             2 => Message::LinkDown { between, instance },

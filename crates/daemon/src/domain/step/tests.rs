@@ -92,10 +92,10 @@ impl TwoDomains {
             match output {
                 Output::BringUp {
                     instance,
-                    which,
+                    qp_role,
                     bytes,
                     ..
-                } => other.bring_up(of, instance, which, &bytes),
+                } => other.bring_up(of, instance, qp_role, &bytes),
                 Output::LinkWanted { known, .. } => other.link_wanted(of, known),
                 Output::LinkDown { instance, .. } => other.link_down(of, instance),
                 Output::Slabs { .. } | Output::Signal { .. } | Output::Wake { .. } => {}
