@@ -1,4 +1,4 @@
-//! Sets the library's soname, by which programs that were linked with it find it when they start.
+//! Sets the library's soname: the name by which the dynamic linker finds it when a program starts.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

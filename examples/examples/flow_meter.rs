@@ -73,7 +73,7 @@ fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt
     match &*line.recv_control_wait(no_deadline(interrupt))? {
         b"right" => Ok(()),
         _ => Err(Failure::Failed(
-            "the other side counted otherwise".to_owned(),
+            "the other side counted different packets".to_owned(),
         )),
     }
 }
@@ -132,7 +132,7 @@ fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
     if told != Some([packets, flows.iter().fold(0, sum)]) {
         line.send_control(b"wrong")?;
         return Err(Failure::Failed(
-            "the flows are not those that were sent".to_owned(),
+            "the counted flows differ from those that were sent".to_owned(),
         ));
     }
     line.send_control(b"right")?;

@@ -115,7 +115,7 @@ fn fetch<R>(
         })?;
         match looked {
             Some(Some(looked)) => return Ok(looked),
-            Some(None) => return Err(Failure::Failed("the response is not whole".to_owned())),
+            Some(None) => return Err(Failure::Failed("the response is incomplete".to_owned())),
             None => drop(server.wait()?),
         }
     }

@@ -107,7 +107,7 @@ fn ask(name: &str, count: u64, interrupt: &Interrupt) -> Outcome {
     let seconds = began.elapsed().as_secs_f64();
     let rate = count as f64 / seconds / 1e6;
     server.close_first()?;
-    let line = format!("{count} requests in {seconds:.2} s: {rate:.2} M/s, each answered right\n");
+    let line = format!("{count} requests in {seconds:.2} s: {rate:.2} M/s, all answers right\n");
     program::say(line.as_bytes())
 }
 

@@ -11,10 +11,10 @@
 //! | `service_echo`, `service_echo_poll`, `service_echo_client` | the programs of docs/services.md |
 //! | `migration` | lent memory, and received bytes that are used in place |
 //!
-//! Each program is two processes. Started without arguments, it starts itself again as the other process, and
-//! as the daemons if it uses any. [`duplex_rings`] has two opposite rings, [`service_program`] calls of the
-//! service that end at Ctrl-C, and [`local_hosts`] two hosts on this machine. [`program`] (exit codes, the
-//! other process) and [`pcap`] have the rest.
+//! Each program, except the echo programs, is two processes. Started without arguments, it starts itself
+//! again as the other process, and as the daemons if it uses any. [`duplex_rings`] has two opposite rings,
+//! [`service_program`] calls of the service that end at Ctrl-C, and [`local_hosts`] two hosts on this
+//! machine. [`program`] (exit codes, the other process) and [`pcap`] have the rest.
 //!
 #![doc = include_str!("../../docs/rings.md")]
 #![doc = include_str!("../../docs/services.md")]

@@ -53,7 +53,7 @@ impl LocalHosts {
             let mut daemon = HelperProcess::start(&args, directory.path())?;
             port = *ports(&daemon.line(interrupt)?)
                 .first()
-                .ok_or_else(|| failed("has no port"))?;
+                .ok_or_else(|| failed("printed no port"))?;
             daemons.push(daemon);
         }
         Ok(Self {
@@ -112,7 +112,9 @@ fn address(host: usize) -> IpAddr {
 /// Runs the daemon of a host in this process, until it is interrupted.
 pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Interrupt) -> Outcome {
     let (Ok(host), Ok(port)) = (host.parse(), port.parse()) else {
-        return Err(Failure::BadInput(format!("{host} {port}: no host")));
+        return Err(Failure::BadInput(format!(
+            "{host} {port}: not a host number and a port"
+        )));
     };
     let device = headworks::open(&format!("soft:h{}", host + 1).parse()?)?;
     let life = u64::from(std::process::id());
@@ -159,7 +161,7 @@ impl HelperProcess {
             let mut byte = [0];
             match woken {
                 _ if interrupt.is_raised() => return Err(Failure::Interrupted),
-                WakeReason::Deadline => return Err(failed("says nothing")),
+                WakeReason::Deadline => return Err(failed("printed no line in time")),
                 _ if said.read(&mut byte)? == 0 => return Err(failed("ended")),
                 _ => line.extend(byte),
             }

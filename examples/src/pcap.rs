@@ -35,7 +35,7 @@ pub fn read(path: &str) -> Outcome<Vec<Packet>> {
     let from = &mut file;
     from.take(24).read_to_end(&mut head).map_err(failed)?;
     if head.len() < 24 {
-        return Err(wrong("no pcap file"));
+        return Err(wrong("not a pcap file"));
     }
     let big = head[0] == 0xa1;
     let word = |bytes: &[u8], at: usize| {
@@ -49,15 +49,17 @@ pub fn read(path: &str) -> Outcome<Vec<Packet>> {
     let unit_ns = match word(&head, 0) {
         0xa1b2_c3d4 => 1000,
         0xa1b2_3c4d => 1,
-        _ => return Err(wrong("no pcap file")),
+        _ => return Err(wrong("not a pcap file")),
     };
     if word(&head, 20) != 1 {
-        return Err(wrong("its packets are not of Ethernet"));
+        return Err(wrong("the link type is not Ethernet"));
     }
     let mut all = Vec::new();
     let read = file.take(BYTES_MAX + 1).read_to_end(&mut all);
     if read.map_err(failed)? as u64 > BYTES_MAX {
-        return Err(wrong("more than 1 GiB, which is held in memory here"));
+        return Err(wrong(
+            "larger than 1 GiB, the limit because the file is read into memory",
+        ));
     }
     let mut rest = &*all;
     let mut packets = Vec::new();

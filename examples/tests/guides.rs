@@ -22,7 +22,7 @@ fn the_guides_show_programs_as_they_are() {
         let (_, program) = program.split_once("\n").expect("code");
         assert!(
             page.contains(program.trim_start()),
-            "a guide shows another {file}"
+            "no guide shows {file} as it is"
         );
     }
 }

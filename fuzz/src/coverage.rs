@@ -1,7 +1,7 @@
-//! Which edges of the code an input went over, where the build counts them.
+//! Edge coverage: which edges of the code an input took. Only instrumented builds count edges.
 //!
-//! `cargo xtask fuzz` builds with the compiler's own pass for that (`sancov-module` with inline 8-bit
-//! counters), which the stable compiler has. An ordinary build counts nothing.
+//! `cargo xtask fuzz` makes an instrumented build with a pass of the stable compiler (`sancov-module` with
+//! inline 8-bit counters). An ordinary build counts nothing.
 #![allow(
     unsafe_code,
     reason = "the counters are memory that the linker lays out"
@@ -9,16 +9,16 @@
 
 use std::sync::OnceLock;
 
-/// Where the counters are: all modules' lie in one section.
+/// Start and length of the section in which the linker puts the counters of all modules.
 static COUNTERS: OnceLock<(usize, usize)> = OnceLock::new();
 
-/// Called by every instrumented module before `main`, with the bounds of the section.
+/// Receives the bounds of the section. Every instrumented module calls it before `main`.
 #[unsafe(no_mangle)]
 extern "C" fn __sanitizer_cov_8bit_counters_init(start: *mut u8, stop: *mut u8) {
     COUNTERS.get_or_init(|| (start.addr(), stop.addr() - start.addr()));
 }
 
-/// Whether this build counts edges.
+/// Returns whether this build counts edges.
 pub fn is_counted() -> bool {
     COUNTERS.get().is_some_and(|(_, len)| *len > 0)
 }
@@ -28,24 +28,25 @@ fn counters() -> &'static [std::sync::atomic::AtomicU8] {
         return &[];
     };
     let start = std::ptr::with_exposed_provenance(start);
-    // SAFETY: the section that the instrumented modules told of, there for ever. They count without
-    // atomic instructions, and two that count at once lose one.
+    // SAFETY: the instrumented modules passed the bounds of this section, which exists until the process ends.
+    // The instrumentation counts without atomic instructions, so of two simultaneous counts one may be lost.
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
-/// Everything seen so far: per edge, which magnitudes of counts.
+/// Coverage of all inputs so far: for each edge, a bit set of the magnitudes of its counts.
 #[derive(Debug, Default)]
 pub struct EdgeCoverage(Vec<u8>);
 
 impl EdgeCoverage {
-    /// Forgets what was counted until now.
+    /// Resets the counters.
     pub fn start() {
         for counter in counters() {
             counter.store(0, std::sync::atomic::Ordering::Relaxed);
         }
     }
 
-    /// Adds what was counted since; says whether there was something new.
+    /// Adds the counts since [`start`](Self::start). Returns whether they contain an edge or a magnitude that is
+    /// new.
     pub fn add(&mut self) -> bool {
         let counters = counters();
         self.0.resize(counters.len(), 0);
@@ -65,7 +66,7 @@ impl EdgeCoverage {
         new
     }
 
-    /// How many edges were seen.
+    /// Returns the number of edges that were taken.
     pub fn edges(&self) -> usize {
         self.0.iter().filter(|seen| **seen != 0).count()
     }

@@ -1,4 +1,5 @@
-//! Targets as tests: each in a process of its own, so that whatever an input does there can be told.
+//! Runs targets as tests. Each target runs in a child process, so that the test can report any failure, even a
+//! crash.
 
 use std::env;
 use std::fs;
@@ -11,15 +12,15 @@ use std::time::Duration;
 use crate::runner::{self, RunOptions};
 use crate::{SEED, Target};
 
-/// Set for the process that runs the target: where it keeps the input under way.
+/// Environment variable of the child process that runs the target: path of the file for the running input.
 const KEPT: &str = "HEADWORKS_FUZZ_KEPT";
 
-/// Runs the target of the calling test, which has its name. `scratch` is a folder for what is left
-/// of a failure.
+/// Runs the target called `name` in a child process. The calling test must have the same name. `scratch` is a
+/// folder for the input of a failure.
 ///
 /// # Panics
 ///
-/// If the target fails, with how to do it again.
+/// If the target fails. The message has the command that repeats the failure.
 pub fn test(name: &str, scratch: &Path) {
     let target = crate::target(name).expect("tests are called as their targets");
     if let Some(kept) = env::var_os(KEPT) {
@@ -65,8 +66,8 @@ pub fn test(name: &str, scratch: &Path) {
     panic!("{name} ended with {how}; {again}");
 }
 
-/// The folder for what is left of a failure, and the file there for the input under way. Where the
-/// build folder is another user's, that is the one for temporary files.
+/// Returns the folder for a failed input, and the path of the file for the running input. The folder is
+/// `scratch`, or the folder for temporary files if another user owns the build folder.
 fn scratch_for(name: &str, scratch: &Path) -> (PathBuf, PathBuf) {
     let kept = scratch.join(format!("{name}.kept"));
     match fs::File::create(&kept) {
@@ -79,8 +80,9 @@ fn scratch_for(name: &str, scratch: &Path) -> (PathBuf, PathBuf) {
     }
 }
 
-/// By default the same inputs each time, unless the machine is slow; with `HEADWORKS_LONG` set for a
-/// minute, and then by `HEADWORKS_FUZZ_SEED` others each time.
+/// Returns the options of a run. By default they give the same inputs each time, unless the machine is so slow
+/// that the time runs out. With `HEADWORKS_LONG` the run takes a minute, and `HEADWORKS_FUZZ_SEED` selects
+/// other inputs.
 fn plan(target: &Target, kept: PathBuf) -> RunOptions {
     let long = env::var_os("HEADWORKS_LONG").is_some();
     let seed = env::var("HEADWORKS_FUZZ_SEED").map_or(SEED, |seed| {

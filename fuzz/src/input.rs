@@ -1,30 +1,30 @@
-//! The bytes of an input, taken apart into choices and values.
+//! Splits the bytes of a fuzz input into choices and values.
 
-/// Takes values from the front of an input. When it is used up everything is zero.
+/// Takes values from the front of an input. Once the input is used up, every value is zero.
 #[derive(Debug)]
 pub struct Input<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Input<'a> {
-    /// All of `bytes`.
+    /// Creates an input of all of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// Whether nothing is left.
+    /// Returns whether the input is used up.
     pub fn is_over(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// Up to `len` bytes.
+    /// Takes `len` bytes, or all that are left if they are fewer.
     pub fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.rest.split_at(len.min(self.rest.len()));
         self.rest = rest;
         taken
     }
 
-    /// What is left.
+    /// Takes all bytes that are left.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
@@ -36,22 +36,22 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// One byte.
+    /// Takes one byte.
     pub fn byte(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// Two bytes.
+    /// Takes two bytes, little-endian.
     pub fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// Eight bytes.
+    /// Takes eight bytes, little-endian.
     pub fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below `limit`, 0 if that is 0.
+    /// Takes a number below `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         let number = if limit <= 256 {
             usize::from(self.byte())
@@ -61,13 +61,13 @@ impl<'a> Input<'a> {
         number % limit.max(1)
     }
 
-    /// One of `all`.
+    /// Takes one of `all`.
     pub fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())]
     }
 
-    /// A word made from what stands there now. Words that are nearly right do more harm than random
-    /// ones, so most are that.
+    /// Takes a word to store in place of `now`. Words that are nearly valid find more faults than random ones, so
+    /// most results are small changes of `now`.
     pub fn word(&mut self, now: u64) -> u64 {
         let kind = self.byte();
         let more = self.byte();

@@ -1,4 +1,4 @@
-//! `headworks-fuzz`: replays an input, or looks for new ones for as long as wanted.
+//! `headworks-fuzz`: replays inputs, or searches for new ones for a given time.
 
 use std::env;
 use std::os::unix::process::ExitStatusExt;
@@ -20,10 +20,11 @@ kept there; that needs a build that counts edges: cargo xtask fuzz TARGET [--sec
 
 `distil` prints the files that reach code that none before them reached, in such a build too.";
 
-/// Where the registry is.
+/// Environment variable with the path of the registry.
 const FABRIC: &str = "HEADWORKS_FABRIC";
-/// Set for the process that [`alone`] starts: the registry that it made. That one is named is not
-/// enough: it may be somebody's, and targets empty theirs.
+/// Environment variable that [`alone`] sets for the process that it starts. Its value is the path of the
+/// registry that `alone` made. `FABRIC` alone would not be enough: it may name a registry of the user, and
+/// some targets empty the registry.
 const OWN: &str = "HEADWORKS_FUZZ_OWN";
 
 fn main() -> ExitCode {
@@ -40,8 +41,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Starts itself again on a registry of its own: some targets open devices by name, and those find
-/// the registry by the environment.
+/// Runs this program again as a child process with a new registry. Some targets open devices by name, and the
+/// devices find the registry by the environment variable.
 fn alone(args: &[&str]) -> Result<ExitCode, String> {
     let failed = |error: std::io::Error| error.to_string();
     let folder = tempfile::tempdir().map_err(failed)?;

@@ -1,30 +1,30 @@
-//! New inputs from old ones, by a seed.
+//! Generates new inputs from known ones, with a seeded random number generator.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 
-/// Random numbers from a seed, the same on every machine.
+/// Random number generator. A seed gives the same numbers on every machine.
 #[derive(Clone, Debug)]
 pub struct Rng(SplitMix64);
 
 impl Rng {
-    /// The stream of `seed`.
+    /// Creates the generator of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::seed_from_u64(seed))
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 random bits.
     pub fn word(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `limit`; 0 if `limit` is 0.
+    /// Returns a random number below `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.word() % limit.max(1) as u64) as usize
     }
 }
 
-/// Values at which code changes its mind.
+/// Boundary values: code often behaves differently on either side of them.
 const CORNERS: [u64; 14] = [
     0,
     1,
@@ -42,8 +42,8 @@ const CORNERS: [u64; 14] = [
     u64::MAX,
 ];
 
-/// An input of up to `longest` bytes: mostly one of `known` changed in a few places, now and then
-/// something new.
+/// Generates an input of at most `longest` bytes. Mostly changes a few places of one of `known`; one time in
+/// eight, or if nothing is known, the bytes are random.
 pub fn next_input(rng: &mut Rng, known: &[Vec<u8>], longest: usize) -> Vec<u8> {
     if known.is_empty() || rng.below(8) == 0 {
         let len = 1 << rng.below(longest.max(2).ilog2() as usize + 1);
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_numbers_for_ever() {
         let mut rng = Rng::new(1);
-        // The first outputs of the reference implementation.
+        // The first outputs of the reference implementation for this seed.
         let first = [0x910a_2dec_8902_5cc1, 0xbeeb_8da1_658e_ec67];
         assert_eq!([rng.word(), rng.word()], first);
     }

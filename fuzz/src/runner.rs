@@ -1,4 +1,4 @@
-//! Running a target: its corpus, then inputs made from that by a seed.
+//! Runs a target on its corpus and then on inputs generated from the corpus.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,43 +12,43 @@ use crate::Target;
 use crate::coverage::{self, EdgeCoverage};
 use crate::mutate::{Rng, next_input};
 
-/// A call that takes longer does not return. What honest calls wait for is a second at most, a few
-/// times over.
+/// Time after which a running input counts as hung. An input that does not hang waits for a second at most, a
+/// few times over.
 const HANG: Duration = Duration::from_secs(120);
 
-/// How long to go on, and with what.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// Where the made inputs begin: the same seed makes the same ones.
+    /// Seed of the generated inputs. The same seed generates the same inputs.
     pub seed: u64,
-    /// When to stop.
+    /// Time after which no further input is generated.
     pub time: Duration,
-    /// How many made inputs at most.
+    /// Maximum number of generated inputs.
     pub inputs: u64,
-    /// Where the input under way is kept, so that it outlives a crash.
+    /// File that holds the running input, so that the input survives a crash.
     pub kept: Option<PathBuf>,
-    /// Where inputs that reached something new are put.
+    /// Folder for inputs that reached new code.
     pub grow: Option<PathBuf>,
 }
 
-/// What was run.
+/// Summary of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunSummary {
-    /// Inputs of the corpus.
+    /// Number of inputs of the corpus.
     pub corpus: u64,
-    /// Inputs made.
+    /// Number of generated inputs.
     pub made: u64,
-    /// Edges seen, where the build counts them.
+    /// Number of edges taken; 0 if the build counts no edges.
     pub edges: usize,
 }
 
-/// Inputs begun, for the watchdog.
+/// Number of inputs started, for the watchdog.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
-/// A thread panicked, whichever.
+/// Whether any thread has panicked.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Runs `target` as planned. Ends the process if an input fails: what was left half done then is not
-/// to be dropped.
+/// Runs `target` as planned. If an input fails, the process exits at once, because the failed input may have
+/// left objects in a state in which they cannot be dropped.
 pub fn run(target: &Target, plan: &RunOptions) -> io::Result<RunSummary> {
     let mut runner = Runner::new(target, plan.kept.as_deref())?;
     let (mut done, mut seen) = (RunSummary::default(), EdgeCoverage::default());
@@ -90,7 +90,8 @@ pub fn replay(target: &Target, file: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Which of `files`, in their order, reach something that none before reached.
+/// Returns those of `files` that reach new code. The files run in their order; code is new if no file before
+/// reached it.
 pub fn minimise_corpus<'f>(target: &Target, files: &[&'f str]) -> io::Result<Vec<&'f str>> {
     let mut runner = Runner::new(target, None)?;
     let (mut seen, mut new) = (EdgeCoverage::default(), Vec::new());
@@ -103,7 +104,7 @@ pub fn minimise_corpus<'f>(target: &Target, files: &[&'f str]) -> io::Result<Vec
     Ok(new)
 }
 
-/// The input that was under way, from the file that a plan kept it in.
+/// Reads the input that was running, from the file in [`RunOptions::kept`].
 pub fn read_kept_input(file: &Path) -> io::Result<Vec<u8>> {
     let bytes = fs::read(file)?;
     let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "no input was kept");
@@ -127,7 +128,7 @@ impl<'a> Runner<'a> {
         Ok(Self { target, kept })
     }
 
-    /// Runs one input; does not come back if it fails.
+    /// Runs one input. If it fails, the process exits.
     fn run(&mut self, what: &str, input: &[u8]) {
         if let Some(file) = &self.kept {
             let mut bytes = (input.len() as u64).to_le_bytes().to_vec();
@@ -141,7 +142,7 @@ impl<'a> Runner<'a> {
             EdgeCoverage::start();
         }
         let ended = catch_unwind(AssertUnwindSafe(|| (self.target.run)(input)));
-        // Also a panic of another thread, such as a device's own.
+        // `PANICKED` also covers other threads, such as a device's progress thread.
         if ended.is_err() || PANICKED.load(Ordering::Acquire) {
             eprintln!("{}: a panic at {what}", self.target.name);
             std::process::exit(101);
@@ -157,7 +158,7 @@ fn watch_panics() {
     }));
 }
 
-/// Ends the process when an input does not end.
+/// Watchdog: ends the process when an input hangs.
 fn watch() {
     let (mut last, mut since) = (0, Instant::now());
     loop {

@@ -1,4 +1,4 @@
-//! The targets. The table of readers is in the crate's documentation.
+//! The fuzz targets. The crate's documentation lists the code that each one tests.
 
 use crate::Target;
 

@@ -1,4 +1,4 @@
-//! The program itself.
+//! Tests of the program `headworks-fuzz`.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_headworks-fuzz"))
 }
 
-/// The target of the registry empties the one that it runs on.
+/// The target `registry` empties the registry that it runs on. It must not run on one that the user named.
 #[test]
 fn a_registry_named_by_the_user_is_left_alone() {
     let theirs = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Every target on its corpus and on what is made from it. What fails says how to do it again.
+//! Runs every target on its corpus and on inputs generated from the corpus. A failure prints the command that
+//! repeats it.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ macro_rules! targets {
             let tests = [$(stringify!($name)),*];
             let targets: Vec<_> = headworks_fuzz::TARGETS.iter().map(|target| target.name).collect();
             assert_eq!(targets, tests);
-            // By which `cargo xtask fuzz` knows them.
+            // `cargo xtask fuzz` finds the targets by the names of these folders.
             let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
             let mut folders: Vec<_> = std::fs::read_dir(corpus)
                 .unwrap()

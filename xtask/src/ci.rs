@@ -61,13 +61,13 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "other-architecture",
-        about: "it compiles for aarch64 too",
+        about: "the workspace compiles for aarch64",
         budget: seconds(90),
         run: other_architecture,
     },
     Step {
         name: "smoke",
-        about: "the program does what the README says first",
+        about: "the program runs: devices, the demo of the README, two quick experiments",
         budget: seconds(340),
         run: smoke,
     },
@@ -79,7 +79,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "rxe",
-        about: "the tests that speak verbs on the kernel's software RDMA devices, in a virtual machine",
+        about: "the verbs tests on the kernel's software RDMA devices, in a virtual machine",
         budget: seconds(600),
         run: rxe::run,
     },
@@ -91,13 +91,13 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "instructions",
-        about: "what libibverbs costs more than in C, in instructions (needs valgrind)",
+        about: "instructions that the libibverbs provider adds to a C program (needs valgrind)",
         budget: seconds(120),
         run: instructions,
     },
     Step {
         name: "unprivileged",
-        about: "the programs of those tests once more as nobody, where this is root",
+        about: "the test programs once more as user nobody (needs root)",
         budget: seconds(240),
         run: unprivileged::run,
     },
@@ -118,7 +118,10 @@ pub fn run(names: &[String]) -> Result<bool, String> {
     for name in names {
         if !STEPS.iter().any(|step| step.name == name) {
             let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
-            return Err(format!("no step {name}: there are {}", known.join(", ")));
+            return Err(format!(
+                "no step {name}: the steps are {}",
+                known.join(", ")
+            ));
         }
     }
     let mut run = Run {
@@ -267,7 +270,8 @@ fn other_architecture(run: &mut Run) -> Result<Ended, String> {
         .map_err(|error| format!("rustc: {error}"))?;
     let libraries = String::from_utf8_lossy(&sysroot.stdout);
     if !sysroot.status.success() || !Path::new(libraries.trim()).is_dir() {
-        let why = format!("its standard library is not here (rustup target add {TARGET})");
+        let why =
+            format!("the standard library of {TARGET} is missing (rustup target add {TARGET})");
         return Ok(Ended::Skipped(why));
     }
     // `cargo check` needs no linker for that architecture. Unlike the other steps, this one enables no

@@ -58,10 +58,10 @@ fn known(args: &[String]) -> Result<&str, String> {
     match args.first() {
         Some(name) if all.contains(name) => Ok(name),
         Some(name) => Err(format!(
-            "fuzz {name}: no such target, there are {}",
+            "fuzz {name}: no such target; the targets are {}",
             all.join(", ")
         )),
-        None => Err(format!("fuzz: which target? There are {}", all.join(", "))),
+        None => Err(format!("fuzz: name a target: {}", all.join(", "))),
     }
 }
 
@@ -75,7 +75,7 @@ fn host() -> Result<String, String> {
     let said = String::from_utf8_lossy(&said.stdout);
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned)
-        .ok_or_else(|| "rustc does not say its host".to_owned())
+        .ok_or_else(|| "rustc -vV printed no host".to_owned())
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use crate::root;
 pub const USAGE: &str = "\
 usage: cargo xtask install-c --prefix DIR [--debug]
 
-  --prefix DIR  below which lib, lib/pkgconfig and include are
-  --debug       the library as it is built for tests, in place of the profile dist
+  --prefix DIR  install to DIR/lib, DIR/lib/pkgconfig and DIR/include
+  --debug       install the debug build instead of the profile dist
 ";
 
 /// The part of `cargo metadata`'s output that is used here.

@@ -164,12 +164,12 @@ impl fmt::Display for Violation {
         match self {
             Self::Unknown(name) => write!(
                 f,
-                "{name} has no row in xtask/src/layering.rs: say there what it may depend on, \
-                 and draw it in ARCHITECTURE.md"
+                "{name} has no row in xtask/src/layering.rs: add one with its allowed dependencies, \
+                 and add the package to ARCHITECTURE.md"
             ),
             Self::Missing(name) => write!(
                 f,
-                "xtask/src/layering.rs has a row for {name}, the workspace has no such package"
+                "xtask/src/layering.rs has a row for {name}, but the workspace has no such package: remove the row"
             ),
             Self::Forbidden { from, to } => {
                 let allowed = row(from).unwrap_or_default();
@@ -180,13 +180,13 @@ impl fmt::Display for Violation {
                 };
                 write!(
                     f,
-                    "{from} → {to} is not an arrow of the architecture; {from} may depend on {allowed}"
+                    "{from} must not depend on {to}; it may depend on {allowed}"
                 )
             }
             Self::Upward { from, to } => write!(
                 f,
-                "the tests of {from} depend on {to}, which itself stands on {from}: \
-                 move the tests up, or borrow from below"
+                "the tests of {from} depend on {to}, which itself depends on {from}: \
+                 move the tests to a higher package, or use a lower one"
             ),
         }
     }
@@ -293,7 +293,10 @@ mod tests {
     #[test]
     fn the_table_has_no_cycle() {
         for (name, _) in ALLOWED {
-            assert!(!depends_transitively(name, name), "{name} stands on itself");
+            assert!(
+                !depends_transitively(name, name),
+                "{name} depends on itself"
+            );
         }
     }
 
@@ -303,10 +306,8 @@ mod tests {
         let said: Vec<_> = wrong.iter().map(ToString::to_string).collect();
         assert_eq!(
             said,
-            [
-                "headworks-ring → headworks-softnic is not an arrow of the architecture; \
-              headworks-ring may depend on headworks-verbs, headworks-shm"
-            ]
+            ["headworks-ring must not depend on headworks-softnic; \
+              it may depend on headworks-verbs, headworks-shm"]
         );
         let build = check(&workspace(
             "headworks-verbs",

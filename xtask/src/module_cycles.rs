@@ -30,9 +30,12 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 fn uses(src: &Path) -> Result<Uses, String> {
     let mut files: Vec<(String, usize, String)> = Vec::new();
     for path in below(src)? {
-        let inside = path.strip_prefix(src).expect("it was found there");
+        let inside = path.strip_prefix(src).expect("the path is below src");
         let depth = inside.components().count();
-        let first = inside.components().next().expect("it has a name");
+        let first = inside
+            .components()
+            .next()
+            .expect("the path has a component");
         let module = Path::new(first.as_os_str()).with_extension("");
         let module = module.to_string_lossy().into_owned();
         let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;

@@ -31,16 +31,16 @@ pub const USAGE: &str = "usage: cargo xtask rxe [--seconds N] [--memory MiB] [--
 
 Runs PROGRAM in a virtual machine with two software RDMA devices of the kernel:
   rxe0  192.0.2.1     rxe1  192.0.2.2
-The machine sees this one's files; what it writes to them is lost. Its exit status is the program's. The variables that begin with HEADWORKS_, PROPTEST_, CARGO_ or RUST_ travel too.
-What PROGRAM says on standard error comes out on standard output, between the rest: both go over one serial line.
+The machine sees the files of this host; what it writes to them is discarded. The exit status is that of PROGRAM.
+Variables that begin with HEADWORKS_, PROPTEST_, CARGO_ or RUST_ are passed to PROGRAM.
+PROGRAM's standard error comes out on standard output, because both use one serial line.
 
-  --seconds N   stops the machine after so long (600)
-  --memory MiB  its memory (2048)
-  --cores N     its cores (2)
+  --seconds N   stop the machine after N seconds (default 600)
+  --memory MiB  memory of the machine (default 2048)
+  --cores N     cores of the machine (default 2)
 
-Needs Debian's qemu-system-x86, busybox-static, kmod, iproute2 and procps, and for PROGRAM to speak
-verbs ibverbs-providers and librdmacm1; the kernel's package is downloaded once and unpacked to
-target/rxe/.
+Needs Debian's qemu-system-x86, busybox-static, kmod, iproute2 and procps. A PROGRAM that uses verbs also
+needs ibverbs-providers and librdmacm1. The kernel's package is downloaded once and unpacked to target/rxe/.
 ";
 
 /// Prefixes of the environment variables that are passed to the program.
@@ -137,7 +137,7 @@ fn check_program(program: &str) -> Result<(), String> {
     let found = fs::metadata(program).map_err(|error| format!("{program}: {error}"))?;
     match found.is_file() && found.permissions().mode() & 0o111 != 0 {
         true => Ok(()),
-        false => Err(format!("{program}: no file that can be executed")),
+        false => Err(format!("{program}: not an executable file")),
     }
 }
 
@@ -199,7 +199,10 @@ fn prepare_machine() -> Result<(PathBuf, kernel::Kernel), String> {
 /// missing.
 fn programs() -> Result<(), String> {
     if cfg!(not(target_arch = "x86_64")) {
-        return Err("the machine is an x86-64 one, and so must be this one's programs".to_owned());
+        return Err(
+            "the virtual machine is x86-64 and runs this host's programs: use an x86-64 host"
+                .to_owned(),
+        );
     }
     let needed = [
         ("qemu-system-x86_64", "qemu-system-x86"),

@@ -120,13 +120,16 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
     };
     prose::check(file, text, &mut find);
     if let Some((line, folder)) = absolute_path(text) {
-        find(line, format!("{folder}… is a path of one machine"));
+        find(
+            line,
+            format!("{folder}… is an absolute path of one machine: use a relative path"),
+        );
     }
     if file.ends_with(".toml") {
         for (at, line) in text.lines().enumerate() {
             let key = line.trim_start();
             if key.starts_with("[source.") || key.starts_with("replace-with") {
-                let why = "where packages come from is each machine's own affair";
+                let why = "package sources are configured on each machine, not in the repository";
                 find(at + 1, why.to_owned());
             }
         }
@@ -136,7 +139,10 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
             let elsewhere = line.starts_with("source = ")
                 && !line.starts_with("source = \"registry+https://github.com/rust-lang/");
             if elsewhere {
-                find(at + 1, "a package from elsewhere".to_owned());
+                find(
+                    at + 1,
+                    "the package does not come from crates.io".to_owned(),
+                );
             }
         }
     }
@@ -145,11 +151,11 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
     }
     // In tests/ a `mod.rs` is needed, because cargo would build `common.rs` as a test of its own.
     if file.ends_with("/mod.rs") && !file.contains("/tests/") {
-        find(0, "no mod.rs: foo.rs beside foo/".to_owned());
+        find(0, "no mod.rs: use foo.rs beside foo/".to_owned());
     }
     let lines = text.lines().count();
     if lines > LINES_MAX {
-        let what = format!("{lines} lines: past {LINES_MAX} it is two files");
+        let what = format!("{lines} lines: at most {LINES_MAX} are allowed, split the file");
         find(0, what);
     }
     let is_test = file.contains("/tests/") || file.ends_with("tests.rs");
@@ -164,12 +170,15 @@ fn check_file(file: &str, text: &str, findings: &mut Vec<Finding>) {
         }
         let asks = ["Instant::now(", "SystemTime::now("];
         if !is_test && is_in(file, CLOCKLESS) && asks.iter().any(|ask| code.contains(ask)) {
-            find(at + 1, "the time is an argument here".to_owned());
+            find(
+                at + 1,
+                "no clock may be read here: take the time as an argument".to_owned(),
+            );
         }
         if is_test && code.contains("thread::sleep(") {
             find(
                 at + 1,
-                "tests wait for what happens, not for time to pass".to_owned(),
+                "tests must not sleep: wait for the event".to_owned(),
             );
         }
     }

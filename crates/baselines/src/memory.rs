@@ -1,4 +1,4 @@
-//! Registered memory that is polled and filled word by word, as verbs programs do.
+//! Registered memory whose words a program polls and fills one by one, as programs on verbs do.
 
 use std::sync::atomic::AtomicU64;
 
@@ -107,16 +107,16 @@ impl Memory {
         }
     }
 
-    /// Returns `len` bytes at `offset` in place; empty if the range is out of bounds. Only for the designs,
-    /// whose protocols say who owns the bytes.
+    /// Returns `len` bytes at `offset` in place; empty if the range is out of bounds. Call it only from a
+    /// design's sender or receiver: the design's protocol determines which end may write these bytes.
     #[inline(always)]
     pub(crate) fn lent(&self, offset: usize, len: usize) -> &[u8] {
         let Some(start) = self.view.ptr_at(offset, len) else {
             return &[];
         };
-        // SAFETY: the range is in bounds and mapped as long as `self`. A peer that keeps to the protocol
-        // does not write here before it is told that the bytes are free. Telling it needs `&mut` of the
-        // end that lends this slice. That the peer keeps to the protocol is the contract of both ends.
+        // SAFETY: the range is in bounds and mapped as long as `self`. The peer may write here only after this
+        // end has told it that the bytes are free. The method that tells it needs `&mut` of this end, which the
+        // returned slice still borrows. By contract, both ends keep to the protocol.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
@@ -126,8 +126,8 @@ impl Memory {
         let Some(start) = self.view.ptr_at(offset, len) else {
             return &mut [];
         };
-        // SAFETY: the range is in bounds and mapped as long as `self`, which is borrowed exclusively. By
-        // the same contract nobody else uses the bytes now.
+        // SAFETY: the range is in bounds and mapped as long as `self`, which is borrowed exclusively. By the
+        // contract of `lent`, the peer does not write to the bytes now.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Connection {
 /// One end of a connection. No call on it blocks.
 pub(crate) struct Link {
     stage: ConnectionStage,
-    /// Number of bytes that were shown to C and that C has not released.
+    /// Number of bytes that `show` returned to the program and that it has not released.
     shown: usize,
     /// Operations that no call waits for any more.
     pub(crate) orphans: Vec<RemoteOperation>,

@@ -1,9 +1,9 @@
-//! The functions that C calls. `include/headworks.h`, which C programs are compiled with, documents them;
-//! change both together.
+//! The functions that C programs call. `include/headworks.h` declares and documents them; change both
+//! together.
 //!
-//! The caller in C must guarantee the same for all functions, for every pointer that is not null. The pointer
-//! points to as much memory as the arguments say. During the call no other thread writes to that memory, or
-//! reads it if the call writes to it.
+//! For every function and every pointer that is not null, the C program must guarantee two things. The pointer
+//! points to as much memory as the arguments say. During the call no other thread writes to that memory, and
+//! no other thread reads it if the call writes to it.
 #![allow(
     unsafe_code,
     reason = "functions for C, which hands pointers over, and their names"
@@ -49,7 +49,7 @@ fn waits(flags: c_int) -> WaitMode {
     }
 }
 
-/// Memory of C to read.
+/// The caller's `len` bytes at `at`, to read.
 ///
 /// # Safety
 ///
@@ -58,12 +58,12 @@ unsafe fn bytes<'c>(at: *const c_void, len: usize) -> Result<&'c [u8], Error> {
     match at.is_null() {
         true if len > 0 => Err(Error::Null),
         true => Ok(&[]),
-        // SAFETY: C guarantees that there are `len` bytes, and `sized` checks that a slice can have them.
+        // SAFETY: the caller guarantees `len` bytes, and `sized` checks that a slice can have them.
         false => Ok(unsafe { std::slice::from_raw_parts(at.cast(), sized(len)?) }),
     }
 }
 
-/// Memory of C to write to.
+/// The caller's `len` bytes at `at`, to write to.
 ///
 /// # Safety
 ///
@@ -72,7 +72,7 @@ unsafe fn bytes_mut<'c>(at: *mut c_void, len: usize) -> Result<&'c mut [u8], Err
     match at.is_null() {
         true if len > 0 => Err(Error::Null),
         true => Ok(&mut []),
-        // SAFETY: C guarantees that there are `len` bytes, and `sized` checks that a slice can have them.
+        // SAFETY: the caller guarantees `len` bytes, and `sized` checks that a slice can have them.
         false => Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), sized(len)?) }),
     }
 }
@@ -85,7 +85,7 @@ fn sized(len: usize) -> Result<usize, Error> {
     }
 }
 
-/// A string of C.
+/// The caller's string at `at`.
 ///
 /// # Safety
 ///
@@ -94,7 +94,7 @@ unsafe fn text<'c>(at: *const c_char) -> Result<&'c OsStr, Error> {
     if at.is_null() {
         return Err(Error::Null);
     }
-    // SAFETY: C guarantees that it is a string that ends with a zero.
+    // SAFETY: the caller guarantees that it is a string that ends with a zero.
     Ok(OsStr::from_bytes(unsafe { CStr::from_ptr(at) }.to_bytes()))
 }
 
@@ -303,7 +303,7 @@ unsafe extern "C" fn hw_sendto(
     })
 }
 
-/// Writes the address that a message came from, unless C passed null.
+/// Writes the address that a message came from, unless the caller passed null.
 ///
 /// # Safety
 ///

@@ -88,7 +88,7 @@ impl Handle {
         }
     }
 
-    /// Enters the handle in the table, and returns its number for C.
+    /// Enters the handle in the table, and returns the descriptor number that the C program uses.
     pub(crate) fn open(self) -> RawFd {
         let number = self.number;
         // If the table had a handle with this number, its descriptor was closed without `hw_close`. Forget
@@ -120,7 +120,7 @@ impl Handle {
         self.id
     }
 
-    /// Whether C has closed it.
+    /// Whether the program has called `hw_close` for it.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! Memory that C has the address of, and its owner: C, or the daemon for a time.
+//! Memory from `hw_alloc`, and its current owner: the C program, or the daemon while it uses the memory.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -11,41 +11,46 @@ use crate::error::Error;
 use crate::handle::{Handle, WaitFor, WaitMode, locked};
 use crate::library;
 
-/// All memory of `hw_alloc`, by address. The address is only a key; nothing is read through it.
+/// All memory of `hw_alloc`, by address. The address is only a key; this module reads nothing through it.
 static PLACES: Mutex<BTreeMap<usize, LeaseState>> = Mutex::new(BTreeMap::new());
 
 /// Owner of a piece of memory.
 enum LeaseState {
-    /// C owns it.
+    /// The C program owns it.
     Own(SharedMemory),
     /// A call is using it.
     InUse,
     /// The daemon holds it, for the connection with that [id](Handle::id).
     Held(u64, LeasePurpose),
-    /// The daemon holds it for a connection that is closed, so that nobody can ask for it any more.
+    /// The daemon holds it for a connection that was closed, so the program can no longer ask for it. The program
+    /// can only free it.
     Lost,
 }
 
 /// Purpose for which the daemon holds memory.
 pub(crate) enum LeasePurpose {
-    /// It is being sent.
+    /// The daemon is sending it.
     Loan(Loan),
     /// A one-sided operation copies to it or from it.
     Operating(RemoteOperation),
-    /// The peer may use it.
+    /// It is exported: the peer may read or write it.
     Export(Export),
 }
 
-/// Memory that a call is using, for a connection: it was C's, or the daemon held it.
+/// Memory that a call is using for a connection. Before the call, the C program or the daemon owned it. On
+/// drop, the owner is recorded again.
 pub(crate) struct Lease<'h> {
+    /// Address that `hw_alloc` returned.
     at: usize,
     handle: &'h Handle,
+    /// The memory, if the C program owns it.
     pub(crate) memory: Option<SharedMemory>,
+    /// Purpose for which the daemon holds the memory, if it does.
     held: Option<LeasePurpose>,
 }
 
 impl<'h> Lease<'h> {
-    /// Leases the memory at `at`, which C must own.
+    /// Leases the memory at `at`, which the C program must own.
     pub(crate) fn own(at: usize, handle: &'h Handle) -> Result<Self, Error> {
         Self::take(at, handle, |place| match place {
             LeaseState::Own(_) => Ok(()),
@@ -63,7 +68,7 @@ impl<'h> Lease<'h> {
         Self::take(at, handle, |place| match place {
             LeaseState::Held(id, held) if *id == handle.id() && is_it(held) => Ok(()),
             LeaseState::InUse => Err(Error::Busy),
-            _ => Err(Error::Invalid("the daemon does not hold it for that")),
+            _ => Err(Error::Invalid("the daemon does not hold this memory for this call")),
         })
     }
 
@@ -74,7 +79,7 @@ impl<'h> Lease<'h> {
     ) -> Result<Self, Error> {
         let mut places = locked(&PLACES);
         let place = places.get_mut(&at);
-        let place = place.ok_or(Error::Invalid("not memory from hw_alloc"))?;
+        let place = place.ok_or(Error::Invalid("hw_alloc did not return this address"))?;
         may(place)?;
         let (memory, held) = match mem::replace(place, LeaseState::InUse) {
             LeaseState::Own(memory) => (Some(memory), None),
@@ -125,7 +130,7 @@ impl<'h> Lease<'h> {
         error.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Waits until C owns the memory again. If an operation failed, returns its error.
+    /// Waits until the C program owns the memory again. If an operation failed, returns its error.
     pub(crate) fn back(&mut self, waits: WaitMode) -> Result<(), Error> {
         let connection = self.handle.made(waits)?;
         let way = match self.held {
@@ -141,7 +146,7 @@ impl Drop for Lease<'_> {
     fn drop(&mut self) {
         let (memory, held) = (self.memory.take(), self.held.take());
         let mut places = locked(&PLACES);
-        // Read the flag under the lock. `hw_close` sets it before it takes the lock, so either this sees the
+        // Read the flag under the lock. `hw_close` sets it before it takes the lock. So either this code sees the
         // flag, or `abandon` finds the memory.
         let held = held.filter(|_| !self.handle.is_closed());
         let place = match (memory, held) {
@@ -153,7 +158,7 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// Allocates memory for C, and returns its address.
+/// Allocates memory for the C program, and returns its address.
 pub(crate) fn alloc(len: usize) -> Result<usize, Error> {
     if len == 0 {
         return Err(Error::Invalid("len is 0; it must be at least 1"));
@@ -166,22 +171,22 @@ pub(crate) fn alloc(len: usize) -> Result<usize, Error> {
     Ok(at)
 }
 
-/// Frees memory of C.
+/// Frees memory that the C program owns or that is lost.
 pub(crate) fn free(at: usize) -> Result<(), Error> {
     let mut places = locked(&PLACES);
     let freed = match places.get(&at) {
-        None => return Err(Error::Invalid("not memory from hw_alloc")),
+        None => return Err(Error::Invalid("hw_alloc did not return this address")),
         Some(LeaseState::InUse | LeaseState::Held(..)) => return Err(Error::Busy),
         Some(LeaseState::Own(_) | LeaseState::Lost) => places.remove(&at),
     };
-    // Dropping the memory tells the daemon; the lock is not held for that.
+    // Dropping the memory sends a message to the daemon, so the lock is released first.
     drop(places);
     drop(freed);
     Ok(())
 }
 
-/// Takes back C's memory that the daemon holds for a connection that is closed. Memory that is not back now
-/// is lost.
+/// Takes back the memory that the daemon holds for a connection that was closed. Memory that the daemon still
+/// uses is marked as lost.
 pub(crate) fn abandon(handle: &Handle) {
     let is_its =
         |place: &LeaseState| matches!(place, LeaseState::Held(id, _) if *id == handle.id());
@@ -198,7 +203,7 @@ pub(crate) fn abandon(handle: &Handle) {
     }
 }
 
-/// Sends memory in place.
+/// Asks the daemon to send the first `len` bytes of the memory at `at` in place, without a copy.
 pub(crate) fn lend(handle: &Handle, at: usize, len: usize, waits: WaitMode) -> Result<(), Error> {
     let connection = handle.made(waits)?;
     let mut lease = Lease::own(at, handle)?;
@@ -208,7 +213,7 @@ pub(crate) fn lend(handle: &Handle, at: usize, len: usize, waits: WaitMode) -> R
             .as_ref()
             .is_none_or(|memory| len > memory.len())
     {
-        return Err(Error::Invalid("len is 0, or exceeds the memory"));
+        return Err(Error::Invalid("len must be at least 1 and at most the memory's length"));
     }
     let loan = handle.wait(WaitFor::Out, waits, || {
         connection.sending(|link| Ok(link.stream()?.lend_from(&mut lease.memory, len)?))

@@ -4,14 +4,14 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `exports` | the functions that C calls, thin wrappers; unsafe: it trusts the pointers that C passes |
-//! | `raw` | the parts of the system's C interface that are needed; unsafe |
+//! | `exports` | the functions that C programs call, thin wrappers; unsafe: it trusts the pointers it is given |
+//! | `raw` | calls of libc, and C socket addresses; unsafe |
 //! | `library` | shared by all calls: the service, fork detection, catching of panics |
 //! | `error` | errors, and the `errno` of each |
 //! | `handle` | descriptors and what they stand for; waiting |
 //! | `connection` | streams, and ports that listen for them |
 //! | `sockets` | sockets for messages |
-//! | `lease` | memory that C has the address of, and who owns it |
+//! | `lease` | memory from `hw_alloc`, and its current owner |
 //! | `remote` | operations on memory of the peer |
 //!
 //! No call of the service blocks here. Each is tried while only the connection's lock is held, and tried

@@ -44,8 +44,8 @@ impl AttachedService {
 /// Whether this process was forked from one that had used a daemon.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Runs a call of C. On an error or a panic, sets `errno` and the text of `hw_strerror`, and returns
-/// `failed`.
+/// Runs the body of an exported function. On an error or a panic, sets `errno` and the text of
+/// `hw_strerror`, and returns `failed`.
 pub(crate) fn call<T>(failed: T, body: impl FnOnce() -> Result<T, Error>) -> T {
     let guarded = catch_unwind(AssertUnwindSafe(|| {
         // In a forked child nothing here may be touched. Another thread may have been changing it during the

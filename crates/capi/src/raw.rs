@@ -1,4 +1,4 @@
-//! The parts of the system's C interface that are needed, and conversion of C's socket addresses.
+//! Calls of libc for `errno` and fork handlers, and conversion of C socket addresses.
 #![allow(unsafe_code, reason = "errno, fork handlers and addresses are C's own")]
 
 use std::ffi::c_int;
@@ -18,7 +18,8 @@ pub(crate) fn set_errno(errno: c_int) {
 }
 
 /// Registers `handler` to be called in every child that this process forks from now on. The child has only
-/// one thread, and the fork may have interrupted the others anywhere: `handler` may only store to an atomic.
+/// one thread, and the fork may have interrupted the others anywhere. So `handler` may only store to an
+/// atomic.
 pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
     // SAFETY: the handler takes and returns nothing, as required. If memory is short, no handler is
     // registered.

@@ -25,7 +25,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The connection that a daemon announced.
+    /// Creates the application's end of a connection that the daemon announced.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Connection {
         })
     }
 
-    /// Makes both directions use the slabs that the session has got since.
+    /// Adds the slabs that the session has received since the last call, for both directions.
     pub fn refresh(&mut self, slabs: &Slabs) {
         self.sending.refresh(slabs);
         self.receiving.refresh(slabs);
@@ -107,12 +107,12 @@ impl ConnectionShared {
         self.block.status()
     }
 
-    /// The slabs that this direction knows.
+    /// The slabs that this direction can access.
     pub fn slabs(&self) -> &Slabs {
         &self.slabs
     }
 
-    /// Makes the daemon look at the connection again. A thread that polls for room uses it.
+    /// Asks the daemon to look at the connection again. A thread that polls for room in a ring calls it.
     pub fn nudge(&self) -> Wake {
         self.doorbell.touch(self.handle)
     }
@@ -133,8 +133,8 @@ macro_rules! direction {
         }
 
         impl $name {
-            /// Makes this direction use the slabs that the session has got since. Call it before waiting, and
-            /// when bytes have arrived that cannot be read without a new slab.
+            /// Adds the slabs that the session has received since the last call. Call it before waiting, and when
+            /// bytes have arrived in a slab that this direction does not have.
             pub fn refresh(&mut self, slabs: &Slabs) {
                 self.known.slabs = slabs.clone();
             }
@@ -187,8 +187,8 @@ impl SendHalf {
         self.egress.is_returned(lent)
     }
 
-    /// Prefetches what the next send needs. With thousands of connections it is in no cache any more;
-    /// prefetched together, all lines arrive in the time of one.
+    /// Prefetches the cache lines that the next send accesses. With thousands of connections they are in no
+    /// cache. A caller that prefetches for several connections before it sends overlaps the cache misses.
     #[inline]
     pub fn expect(&self) {
         self.egress.expect();
@@ -207,8 +207,8 @@ impl SendHalf {
         Ok((asked, asked.is_some() && self.nudge()))
     }
 
-    /// Ends the stream to the peer. Returns whether it is ended: it is not if there is no room for the
-    /// record.
+    /// Ends the stream to the peer. Returns whether it is ended. If not, the ring had no room for the record:
+    /// call it again later.
     ///
     /// # Errors
     ///
@@ -230,7 +230,8 @@ impl SendHalf {
 pub enum Received {
     /// Number of bytes copied. At least 1, or 0 if the caller's buffer is empty.
     Bytes(usize),
-    /// Nothing has arrived, or it lies in a slab that has not: see [`ReceiveHalf::awaits_slab`].
+    /// No bytes can be read: none has arrived, or the next ones lie in a slab that the session has not
+    /// received. [`ReceiveHalf::awaits_slab`] tells the two apart.
     Nothing,
     /// The stream has ended.
     Ended,
@@ -267,13 +268,13 @@ impl ReceiveHalf {
         Ok((received, wake))
     }
 
-    /// Whether the next bytes can be read only after the session has read a packet from the daemon, which has
-    /// been sent.
+    /// Whether the next bytes lie in a slab that the session has not received. The daemon has sent it; the
+    /// session must read its socket before these bytes can be read.
     pub fn awaits_slab(&self) -> bool {
         self.ingress.awaits_slab()
     }
 
-    /// Memory of the next bytes, as many as lie there without a break.
+    /// Memory of the next contiguous bytes; empty if there are none.
     ///
     /// # Errors
     ///

@@ -240,9 +240,9 @@ impl EgressWriter {
             self.look()?;
         }
         if self.free() < want
-            && let Some(next) = self
-                .block
-                .published_ring(slabs, Direction::Egress, self.number + 1)?
+            && let Some(next) =
+                self.block
+                    .published_ring(slabs, Direction::Egress, self.number + 1)?
             && let Some(next) = next.ring
         {
             self.publish(header(SWITCH, 0), HEADER);
@@ -294,7 +294,7 @@ pub struct EgressReader {
     ring: ByteRing,
     /// The ring that was offered and that the application has not switched to yet.
     next: Option<ByteRing>,
-    /// Memory of the ring before, and where its last record ends, until the daemon needs it no more.
+    /// Memory of the previous ring, and where its last record ends, until the daemon has freed all its records.
     before: Option<(Extent, u64)>,
     number: u64,
     /// The tail as last observed.
@@ -479,12 +479,13 @@ impl EgressReader {
         }
         let ring = ByteRing::new(slabs, extent, 0)?;
         self.number += 1;
-        self.block.publish_ring(Direction::Egress, self.number, &ring);
+        self.block
+            .publish_ring(Direction::Egress, self.number, &ring);
         self.next = Some(ring);
         Ok(true)
     }
 
-    /// Returns the memory of the ring before, once, when nothing in it is needed any more.
+    /// Returns the memory of the previous ring, once, when the daemon needs no record in it.
     pub fn left(&mut self) -> Option<Extent> {
         let (extent, _) = self.before.take_if(|(_, end)| *end <= self.freed)?;
         Some(extent)

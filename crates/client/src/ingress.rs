@@ -19,7 +19,7 @@ pub struct IngressWriter {
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
-    /// The ring in which the stream goes on, after the last position that was promised in `ring`.
+    /// The ring in which the stream continues, after the last position that was promised in `ring`.
     next: Option<ByteRing>,
     number: u64,
     /// Bytes that have arrived without a gap.
@@ -64,7 +64,7 @@ impl IngressWriter {
         Ok(std::mem::replace(&mut self.consumed, consumed) != consumed)
     }
 
-    /// Counts all bytes that have arrived as consumed: nobody reads them any more.
+    /// Counts all bytes that have arrived as consumed, because nobody reads them any more.
     pub fn discard(&mut self) {
         self.consumed = self.come;
     }
@@ -85,7 +85,7 @@ impl IngressWriter {
         last.from().max(self.consumed) + last.len()
     }
 
-    /// Memory for `len` bytes from position `at` on, or for as many as lie there without a break. All
+    /// Memory for the bytes from position `at` on: `len` bytes, or fewer if the ring wraps before. All
     /// positions must be at least [`come`] and below [`limit`].
     ///
     /// [`limit`]: Self::limit
@@ -122,8 +122,8 @@ impl IngressWriter {
         self.tail.publish(position);
     }
 
-    /// Lets the stream go on at `extent`, after all positions promised so far. Returns `false` if the
-    /// application has not left the ring before.
+    /// Makes the stream continue in the ring at `extent`, after all positions promised so far. Returns `false`
+    /// if the application still reads the ring before it.
     ///
     /// # Errors
     ///
@@ -134,12 +134,13 @@ impl IngressWriter {
         }
         let ring = ByteRing::new(slabs, extent, self.limit())?;
         self.number += 1;
-        self.block.publish_ring(Direction::Ingress, self.number, &ring);
+        self.block
+            .publish_ring(Direction::Ingress, self.number, &ring);
         self.next = Some(ring);
         Ok(true)
     }
 
-    /// Returns the memory of the ring before, once, when the application has consumed all of it.
+    /// Returns the memory of the previous ring, once, when the application has consumed all of it.
     pub fn left(&mut self) -> Option<Extent> {
         let next = self.next.take_if(|next| next.from() <= self.consumed)?;
         Some(std::mem::replace(&mut self.ring, next).extent())
@@ -150,7 +151,7 @@ impl IngressWriter {
         std::iter::once(&self.ring).chain(&self.next)
     }
 
-    /// Whether the stream goes on in a second ring.
+    /// Whether the stream continues in a second ring.
     pub fn is_extended(&self) -> bool {
         self.next.is_some()
     }
@@ -233,8 +234,8 @@ impl IngressReader {
         self.next.as_ref().is_some_and(|next| next.from <= self.at)
     }
 
-    /// Memory of the next bytes, as many as lie there without a break; empty if there are none. They stay
-    /// until they are [consumed](Self::consume).
+    /// Memory of the next contiguous bytes; empty if there are none. They stay until they are
+    /// [consumed](Self::consume).
     ///
     /// # Errors
     ///
@@ -251,7 +252,7 @@ impl IngressReader {
             .stretch(self.at, here.min(self.ring.len() as usize)))
     }
 
-    /// Copies as many bytes as there are and as fit, consumes them, and returns their number.
+    /// Copies as many bytes as have arrived and fit into `into`, consumes them, and returns their number.
     ///
     /// # Errors
     ///
@@ -282,8 +283,8 @@ impl IngressReader {
         self.head.publish(self.at);
     }
 
-    /// Whether enough was consumed since the last call that returned `true` that the daemon must be told, so
-    /// that the peer may send more. Returning `true` counts as telling.
+    /// Whether the caller must notify the daemon of consumed bytes, so that the peer may send more. True once
+    /// enough bytes were consumed since the last call that returned `true`.
     pub fn is_update_due(&mut self) -> bool {
         let is_due = self.at - self.told >= self.ring.len() / 4;
         if is_due {

@@ -1,9 +1,9 @@
 //! Both ends of the contract between an application and the daemon that carries its connections (RaaS,
 //! sections IV and V): the layout of the memory that they share, and the messages on the socket between them.
 //!
-//! Nothing here does I/O, reads a clock or blocks. The daemon's ends read once what an application wrote,
-//! check it, and answer with a [`ContractError`]. An application trusts its daemon to do its work, but does
-//! not trust it to keep to the layout.
+//! Nothing here does I/O, reads a clock or blocks. The daemon's ends read every value that an application
+//! wrote only once, and check it. If it is invalid they return a [`ContractError`]. An application trusts its
+//! daemon to do its work, but does not trust it to keep to the layout.
 //!
 //! # Map
 //!

@@ -1,8 +1,8 @@
-//! Executes calls on a device of this process. This is the only code of the suite that uses the objects of
+//! Executes calls on devices that this process has opened. This is the only code of the suite that calls
 //! verbs.
 //!
-//! An executor may be called from several threads at once. An object has its own lock, but only if the verbs
-//! need exclusive access to it.
+//! Several threads may call an executor at once. A queue pair has its own lock, because its verbs need
+//! exclusive access; the other objects need none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ pub type DeviceNames = BTreeMap<HostRole, DeviceName>;
 pub struct CallExecutor {
     opener: DeviceOpener,
     names: DeviceNames,
-    /// Number of times that a post refused as queue full is retried.
+    /// How often a post is retried that the device refuses with "queue full".
     spurious_refusals: u32,
     time: Arc<dyn TimeSource>,
     state: Mutex<State>,
@@ -42,7 +42,8 @@ struct State {
     keys: BTreeMap<Id, (u64, u32)>,
     /// Keys of address handles, including destroyed ones.
     handles: BTreeMap<Id, u32>,
-    /// Objects by their numbers at the device, including destroyed ones.
+    /// Queue pairs by the number that the device gave them, including destroyed ones. The next two maps are
+    /// those of completion queues and shared receive queues.
     qpns: BTreeMap<u32, Id>,
     cqs: BTreeMap<u32, Id>,
     srqs: BTreeMap<u32, Id>,
@@ -61,7 +62,7 @@ enum Object {
     Ah(#[expect(dead_code, reason = "held until it is destroyed")] Arc<dyn AddressHandle>),
 }
 
-/// Queue pair, and the state of its connection by the byte state machine.
+/// A queue pair, and its [`BringUp`] while the two hosts exchange the bytes that connect it.
 struct Qp {
     queue: Box<dyn QueuePair>,
     up: Option<BringUp>,
@@ -153,7 +154,7 @@ impl CallExecutor {
         }
     }
 
-    /// Number of completions from which on a [`Call::Repeat`] drops the older ones.
+    /// A [`Call::Repeat`] that has gathered this many completions drops them before it adds more.
     const KEPT_COMPLETIONS_MAX: usize = 4096;
 
     fn repeat(&self, times: u64, until: Option<&ByteCondition>, calls: &[Call]) -> Answer {
@@ -184,7 +185,7 @@ impl CallExecutor {
     }
 
     fn destroy(&self, id: Id) -> Answer {
-        // The object is dropped without the lock, because destroying may wait for others.
+        // The object is dropped without the lock, because destroying it may wait for calls of other threads.
         let found = self.state().objects.remove(&id);
         match found {
             Some(object) => {

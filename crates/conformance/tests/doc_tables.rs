@@ -1,5 +1,5 @@
-//! Checks the generated pages `docs/conformance.md` (what cases cover) and `docs/verbs.md` (what devices do
-//! differently).
+//! Checks that the generated pages are up to date: `docs/conformance.md` (what the cases cover) and
+//! `docs/verbs.md` (how devices differ).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 use headworks_conformance::doc_tables::{self, device_differences};
 use headworks_conformance::{cases, known_deviations};
 
-/// Checks that a page of `docs/` is what was generated, or writes it if the environment asks for that.
+/// Checks that a page of `docs/` equals `generated`. If `HEADWORKS_WRITE_TABLE` is set, writes it first.
 fn expect_page(name: &str, generated: &str) {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let path = docs.join(name);

@@ -1,24 +1,24 @@
-//! Buddy allocator of a session's slab memory: pure. Extents are powers of two long and lie at multiples of
-//! their length.
+//! Buddy allocator for the slabs of a session, pure. The length of an extent is a power of two, and its
+//! offset is a multiple of its length.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use headworks_client::Extent;
 
-/// Length of the shortest extent, as a power of two: that of a control block.
+/// Binary logarithm of the shortest extent's length: 512 bytes, the length of a control block.
 pub const LEAST_LOG: u32 = 9;
 
 /// Allocator over several slabs.
 #[derive(Debug, Default)]
 pub struct ExtentAllocator {
-    /// Free extents, by length as a power of two, then by slab and offset.
+    /// Free extents as (slab, offset), by the binary logarithm of their length.
     free: BTreeMap<u32, BTreeSet<(u32, u64)>>,
-    /// Length of each slab, as a power of two.
+    /// Binary logarithm of each slab's length.
     slabs: BTreeMap<u32, u32>,
     in_use: u64,
 }
 
-/// Returns the power of two that holds `bytes`, at least [`LEAST_LOG`].
+/// Returns the binary logarithm of the shortest extent that holds `bytes`; at least [`LEAST_LOG`].
 pub fn log_of(bytes: u32) -> u32 {
     bytes
         .max(1)
@@ -62,7 +62,8 @@ impl ExtentAllocator {
             .is_some_and(|free| free.remove(&place))
     }
 
-    /// Frees an extent. It must have been allocated: the caller checks what an application claims beforehand.
+    /// Frees an extent, which must be allocated. The caller must first check an extent that an application
+    /// names.
     pub fn give(&mut self, extent: Extent) {
         let whole = self.slabs.get(&extent.slab).copied().unwrap_or(0);
         let mut log = extent.len.trailing_zeros();
@@ -80,12 +81,12 @@ impl ExtentAllocator {
         debug_assert!(is_new, "freed twice");
     }
 
-    /// Bytes that are allocated.
+    /// Total length of the allocated extents, in bytes.
     pub fn in_use(&self) -> u64 {
         self.in_use
     }
 
-    /// Bytes of all slabs.
+    /// Total length of all slabs, in bytes.
     pub fn bytes(&self) -> u64 {
         self.slabs.values().map(|log| 1 << log).sum()
     }

@@ -236,7 +236,9 @@ impl Context {
     /// Updates the cached states from an event. Returns whether to pass the event on to the program.
     fn note(&self, event: &AsyncEvent) -> bool {
         match *event {
-            AsyncEvent::QpFatal(qpn) => self.life(qpn).is_none_or(|life| life.record_device_failure()),
+            AsyncEvent::QpFatal(qpn) => self
+                .life(qpn)
+                .is_none_or(|life| life.record_device_failure()),
             AsyncEvent::CqError(id) => {
                 let cq = locked(&self.cqs).get(&id.0).and_then(Weak::upgrade);
                 if let Some(cq) = cq {

@@ -7,7 +7,7 @@
 //! ```text
 //! let mut setup = SenderSetup::new(&device, &config)?;
 //! let payload = setup.greeting();
-//! let hello = line.bring_up(device.info(), setup.queue_pair(), setup.connection_params(), payload, deadline)?;
+//! let hello = control.bring_up(device.info(), setup.queue_pair(), setup.connection_params(), payload, deadline)?;
 //! let sender = setup.finish(&hello.payload)?;
 //! ```
 

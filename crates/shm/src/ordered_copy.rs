@@ -1,10 +1,14 @@
 //! Copies bytes into memory that other processes read at the same time, with the guarantees of an RDMA WRITE.
 //!
-//! [`copy_in_order`] stores in ascending address order, and stores every 8-byte word of the destination
-//! that is covered whole as a whole. So a reader that polls the last byte of a message then sees all of it
-//! (x86-64 keeps stores in order; elsewhere [`IN_ORDER`] is false and that must not be relied on). A reader
-//! of an aligned word sees an old or a new one. `memcpy` guarantees neither. If source and destination are
-//! equally far from a word boundary, each word is also read whole, so the copy serves for READ as well.
+//! [`copy_in_order`] stores in ascending address order. It stores each aligned 8-byte word that the
+//! destination covers completely with one store. `memcpy` guarantees neither. Two guarantees follow:
+//!
+//! - A reader that polls the last byte of a message and sees it then sees the whole message. This holds on
+//!   x86-64, which keeps stores in order. Where [`IN_ORDER`] is false, no reader may rely on it.
+//! - A reader of an aligned word sees the old word or the new one, never a mixture.
+//!
+//! If source and destination have the same offset from a word boundary, each word is also loaded with one
+//! load. The copy can then also serve an RDMA READ.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +22,7 @@ mod arch;
 /// Whether bytes become visible in ascending address order.
 pub const IN_ORDER: bool = cfg!(target_arch = "x86_64");
 
-/// Copies `len` bytes to `dst` in ascending order, and every aligned 8-byte word as a whole.
+/// Copies `len` bytes to `dst` in ascending order. Stores every aligned 8-byte word with one store.
 ///
 /// A single aligned word (`len` is 8) is a Release store. After a longer copy the caller publishes the bytes
 /// by its own means.
@@ -39,12 +43,12 @@ pub unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes to `dst` with non-temporal stores, which bypass the caches: every aligned 8-byte word
-/// as a whole, in any order. All bytes are visible before anything stored after the call.
+/// Copies `len` bytes to `dst` with non-temporal stores, which bypass the caches. Stores every aligned 8-byte
+/// word with one store, in any order. All bytes are visible before anything stored after the call.
 ///
-/// An ordinary store into a line that no cache holds reads the line first. That is a third of all traffic
-/// for a long copy into memory that will have left the caches before it is used again. Into memory that a
-/// cache holds, ordinary stores are faster.
+/// An ordinary store to a cache line that no cache holds first reads the line from memory (read for
+/// ownership). For a long copy whose target leaves the caches before it is used again, these reads are a
+/// third of all memory traffic. If a cache holds the target, ordinary stores are faster.
 ///
 /// # Safety
 /// As [`copy_in_order`].
@@ -55,8 +59,8 @@ pub unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {
 
 /// Hints that the line at `at` will be written soon, and asks for ownership of it. Never faults.
 ///
-/// Targets of WRITEs are mostly written in ascending order and were last read by another core. Fetching
-/// the next line while this request finishes takes that transfer off the next one.
+/// Targets of WRITEs are mostly written in ascending order, and another core was the last to read them. If
+/// the next line is fetched while this request finishes, the next request need not wait for the transfer.
 #[inline(always)]
 pub fn prefetch_write(at: *const u8) {
     arch::prefetch_write(at);
@@ -104,7 +108,7 @@ mod tests {
         let source: Vec<u8> = (0..src_at + len).map(|at| (at * 7 + 1) as u8).collect();
         let mut expected = vec![0xee; dst_at + len + 64];
         expected[dst_at..dst_at + len].copy_from_slice(&source[src_at..]);
-        // An array of 64-byte blocks, in which the offset from the first multiple of 64 sets the alignment.
+        // `base + skip` is a multiple of 64, so `dst_at` alone determines the destination's alignment.
         let mut storage = vec![[0xeeee_eeee_eeee_eeee_u64; 8]; expected.len().div_ceil(64) + 1];
         let base = storage.as_mut_ptr().cast::<u8>();
         let skip = base.align_offset(64);
@@ -140,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Checks that a reader that sees the last byte of a round sees all of it, and that no word is torn.
+    /// Checks that a reader that sees the last word of a round sees the whole round, and that no word is torn.
     #[test]
     fn a_reader_sees_a_prefix_of_whole_words() {
         use std::sync::atomic::AtomicBool;
@@ -159,7 +163,7 @@ mod tests {
                         assert_eq!(word % 0x0001_0001_0001_0001, 0, "torn word {word:#x}");
                     }
                     if IN_ORDER {
-                        // The words were read from the last to the first, so rounds can only grow.
+                        // The words were read from last to first, so an earlier word has the same round or a later one.
                         seen.dedup();
                         assert!(
                             seen.is_sorted(),

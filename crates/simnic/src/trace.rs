@@ -1,8 +1,9 @@
 //! Event trace in Chrome's trace format, for its viewers (`chrome://tracing`, <https://ui.perfetto.dev>).
 //!
-//! A process of the trace is a host. Its threads are the host's cores, units and pipes, and two tracks of
-//! instants: doorbells, misses and retransmissions on one, completions on the other. Spans of a track follow
-//! each other or nest. All times are virtual and all spans simulated. The same seed and program write the
+//! Each process of the trace is a host. Its threads are the host's cores, units and pipes, and two tracks of
+//! instant events: one for doorbells, misses and retransmissions, and one for completions. Spans of one track
+//! follow each other or nest; they never overlap in part. All times are virtual and all spans simulated. The
+//! same seed and program write the same bytes.
 //! same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,10 +23,11 @@ pub struct Tracer(Arc<Mutex<Trace>>);
 struct Trace {
     limit: usize,
     entries: Vec<Entry>,
-    /// Time of the first entry for which there was no room, and how many were left out.
+    /// Time of the first entry that was left out; `None` if every entry had room.
     full: Option<Ps>,
+    /// Number of entries that were left out.
     left_out: u64,
-    /// Processes: the hosts of all scenarios.
+    /// Names of the hosts of all scenarios. A host's process number is its index here plus 1.
     hosts: Vec<String>,
     runs: u32,
     roles: Vec<String>,
@@ -57,12 +59,12 @@ pub(crate) enum TraceLabel {
     Step(u32),
 }
 
-/// A request, identified by its queue pair's number and its own.
+/// A request, identified by the queue pair's number and the request's number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) qpn: u32,
     pub(crate) request: u64,
-    /// Number of bytes that are carried.
+    /// Number of bytes that this part of the work moves.
     pub(crate) bytes: u64,
 }
 
@@ -91,7 +93,7 @@ impl Tracer {
         })))
     }
 
-    /// Returns a line that says how much was left out, if anything was.
+    /// Returns a line that says how many entries were left out; `None` if none was.
     pub fn notice(&self) -> Option<String> {
         let trace = self.lock();
         let at = trace.full?;
@@ -185,8 +187,8 @@ impl Trace {
     }
 
     fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        // Pipes and completion queues log times ahead. Longer
-        // spans go first, so that those of one start nest.
+        // Pipes and completion queues add entries with times in the future, so the entries are out of order. Of
+        // spans with the same start the longest comes first, so that the others nest in it.
         self.entries
             .sort_by_key(|entry| (entry.at, std::cmp::Reverse(entry.takes)));
         writeln!(out, "{{\"displayTimeUnit\":\"ns\",")?;
@@ -265,7 +267,7 @@ impl Trace {
     }
 }
 
-/// Numbers of threads that each kind of track has.
+/// Number of thread numbers that are reserved for each kind of track.
 const KIND: u32 = 1_000;
 
 impl Track {

@@ -42,7 +42,8 @@ impl ChannelSetup {
         Self { qp, cq, channel }
     }
 
-    /// Has a receive end flushed. The channel gets its event a moment later.
+    /// Posts a receive to a queue pair in the error state, which flushes the receive. The channel gets its event
+    /// a moment later.
     fn complete_a_receive(&mut self) {
         let error = QpAttr {
             state: Some(QpState::Error),

@@ -31,15 +31,15 @@ use headworks::verbs::{DeviceName, Duration, Instant};
 use oracle::SoakRun;
 use plan::{Plan, RECEIVER};
 
-/// Longest virtual time without progress on rings that should go on: ten times that after which a silent
-/// peer is given up.
+/// Maximum virtual time without progress while rings should make progress: ten times the time after which a
+/// connection's retries give up on a silent peer.
 const STALL_TIMEOUT: Duration = Duration::from_secs(6);
 /// How often the coordinator checks for progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Number of checks after which no packet may be in flight any more, once all ends have everything.
-/// Longer than anything is retried.
+/// Maximum number of checks that may find packets in flight after all ends have everything. The checks take
+/// longer than any retry.
 const QUIESCE_POLLS_MAX: u32 = 100;
-/// Maximum number of events of a seed: five times those of as many packets as a plan's messages may take.
+/// Maximum number of events of a seed: five times the events of the packets that a plan's messages may take.
 const EVENTS_MAX: u64 = 20_000_000;
 
 /// Result of a seed.
@@ -53,13 +53,13 @@ pub struct SeedResult {
     pub broken: usize,
     /// Number of packets that were retransmitted.
     pub sent_again: u64,
-    /// Digest of all events: the same in every run.
+    /// Digest of all events. Every run of a seed has the same digest.
     pub run_digest: u64,
     /// Number of events.
     pub events: u64,
 }
 
-/// A seed with which a promise was broken.
+/// A seed whose run broke a promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The seed.
@@ -95,7 +95,7 @@ impl fmt::Display for Violation {
 ///
 /// # Errors
 ///
-/// The promises that were broken. A panic anywhere is one, too.
+/// Returns the broken promises. A panic anywhere counts as one.
 pub fn run(seed: u64) -> Result<SeedResult, Box<Violation>> {
     guarded(seed, || Plan::of(seed))
 }
@@ -186,7 +186,7 @@ fn scenario_of(run: &Arc<SoakRun>) -> (ActorRegistry, Scenario) {
     (actors, Scenario::of(parts))
 }
 
-/// Runs the scenario: tells the other actors which one died, and ends the run if nothing moves any more.
+/// Runs the scenario. Tells the other actors when one died, and stops the run when nothing moves any more.
 fn coordinate(
     world: &SimWorld,
     scenario: &Scenario,

@@ -1,5 +1,5 @@
-//! Contents of each message, derived from its number alone, so that either end knows what the other must have
-//! sent.
+//! Contents of each message. They are derived from the message's number alone, so either end can check what
+//! the other sent.
 
 use headworks::ring::Framing;
 use headworks::sim::faults::Random;
@@ -13,7 +13,7 @@ impl Plan {
             Framing::Fixed(len) => len,
             Framing::Variable(most) => {
                 let mut random = Random::of(self.seed, &[2, ring as u64, number]);
-                // Mostly short messages, and all lengths up to the longest.
+                // Two thirds of the messages have at most 200 bytes. The others have any length up to the maximum.
                 let most = match random.below(3) {
                     0 => most as u64,
                     _ => (most as u64).min(200),

@@ -1,5 +1,6 @@
-//! Actor at one side of the rings. It connects them by mail, and sends and receives until it has
-//! everything or the rings break. Then it stays to be inspected, and leaves.
+//! Actor at one side of the rings. It connects the rings by mail. Then it sends and receives until it has
+//! everything or the rings break. At the end it keeps its objects for an inspection, if the plan wants one,
+//! and leaves.
 //!
 //! A side is a sender, a receiver, a group of receivers, or a group of a sender and a receiver of
 //! crossing rings.
@@ -28,8 +29,8 @@ const HELD: usize = 8;
 /// holds back.
 const PACED_CALL_INTERVAL: Duration = Duration::from_micros(20);
 
-// Mail consists of the number of a ring, one of these constants, and for the first one bytes of the
-// bring-up.
+// Mail consists of the number of a ring and one of these constants. After `CONNECTING`, bytes of the bring-up
+// follow.
 const CONNECTING: u8 = 0;
 /// The other end has sent or received everything.
 const DONE: u8 = 1;
@@ -84,8 +85,8 @@ struct RingEnd {
 
 struct RingActor {
     run: Arc<SoakRun>,
-    /// Ends of rings, the sending one first. Declared before `group`, because seats must be dropped before
-    /// it.
+    /// This side's ends of rings, the sending one first. Declared before `group`, because seats must be dropped
+    /// before the group.
     links: Vec<RingEnd>,
     group: Group,
     random: Random,
@@ -94,7 +95,8 @@ struct RingActor {
     leaves: bool,
 }
 
-/// Evaluates `$act` with the receiver of a link, whether in the group or not; `None` if the link has none.
+/// Evaluates `$act` with the receiver of a link, whether or not the receiver is in the group; `None` if the
+/// link has no receiver.
 macro_rules! with_receiver {
     ($link:expr, $group:expr, $receiver:ident => $act:expr) => {
         match &mut $link.state {
@@ -112,7 +114,7 @@ macro_rules! with_receiver {
 /// Index of a link, and the error of a call on it.
 type Failure = (usize, RingError);
 
-/// Makes the actor of `part`. It sends on ring `sends`, or receives.
+/// Makes the actor of `part`. It sends on ring `sends`; with `None` it is the receiving side.
 pub(super) fn new(
     part: &ActorInit,
     sends: Option<usize>,
@@ -173,7 +175,7 @@ fn open(part: &ActorInit, plan: &Plan) -> Result<Arc<dyn Device>, ActorError> {
 }
 
 impl RingEnd {
-    /// Starts to connect that end of a ring to the role `with`.
+    /// Starts to connect `setup`, an end of ring `ring`, to the role `with`.
     fn new(
         device: &dyn Device,
         ring: usize,
@@ -252,7 +254,7 @@ impl RingActor {
         if self.links.iter().all(RingEnd::is_over) {
             return Ok(self.wait_for_inspection(cx));
         }
-        // Both directions run in each step, whatever the other one finds.
+        // Both directions run in each step, even if one of them makes progress.
         let (sends, receives) = (self.send(cx)?, self.receive(cx)?);
         let pace = match self.links[0].sends {
             true => self.run.plan.sending,
@@ -429,7 +431,7 @@ impl RingActor {
         self.changed(received.map(|at| at.is_some()), cx)
     }
 
-    /// Receives a message in the ring's order. Returns the link that it came by.
+    /// Receives the next message of the ring or of the group. Returns the index of its link.
     fn receive_next(&mut self) -> Result<Option<usize>, Failure> {
         let run = &self.run;
         if let State::Receiver(receiver) = &mut self.links[0].state {
@@ -472,7 +474,7 @@ impl RingActor {
         Ok(found)
     }
 
-    /// Removes a ring after the plan's number of messages, whatever its sender is doing.
+    /// Removes a ring after the plan's number of messages, even while its sender is sending.
     fn may_remove(&mut self, at: usize, cx: &mut ActorContext<'_>) -> Result<(), ActorError> {
         let link = &mut self.links[at];
         let removes = self.run.plan.removes;
@@ -532,8 +534,8 @@ impl RingActor {
             State::Sender(sender) => sender.step().map_err(|error| (0, error)),
             State::Receiver(receiver) => {
                 let stepped = receiver.step();
-                // Once all is received, push the head, so that the sender sees it. Before that the ring does
-                // so by itself as needed.
+                // Once all is received, push the head, so that the sender sees it. Before that the ring pushes the
+                // head by itself when it has to.
                 let pushed = match stepped {
                     Ok(false) if has_all => receiver.push_head().map(|_| false),
                     stepped => stepped,
@@ -710,7 +712,7 @@ fn send_one(
     }
 }
 
-/// Returns a descriptor to sleep on, if the end has one and is to sleep.
+/// Returns a descriptor to sleep on, if the end has one and the plan lets it sleep.
 fn wake_fd_if(sleeps: bool, fd: Option<BorrowedFd<'_>>) -> Result<Option<WakeFd>, ActorError> {
     Ok(fd.filter(|_| sleeps).map(WakeFd::duplicate).transpose()?)
 }

@@ -225,7 +225,7 @@ fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
     let is_up = core.state().can_receive()
         && matches!(theirs.life().state(), QpState::Rts | QpState::Sqd)
         && theirs.sends_to(core);
-    let (at, data_len) = peer.table.window(slot).get();
+    let (at, data_len) = peer.table.bounce_buffer(slot).get();
     if !is_up || data_len != DATA || !at.offset.is_multiple_of(64) {
         return None;
     }

@@ -56,8 +56,9 @@ impl LocalMrs {
         self.lock().0.insert(key, area);
     }
 
-    /// Ends the registration under `key`. Readers that looked it up under the lock, and held the lock while
-    /// they used it, are done when this returns. After a heavy fence no other reader starts to use it.
+    /// Ends the registration under `key`. When this returns, every reader that used the registration while it
+    /// held the lock is done. A reader that uses it without the lock checks the `ended` flag; after a heavy fence
+    /// no such reader starts to use the memory.
     pub(crate) fn leave(&self, key: u32) {
         if let Some(area) = self.lock().0.remove(&key) {
             area.ended.0.store(true, Ordering::Relaxed);

@@ -351,7 +351,7 @@ struct TableLayout {
     senders: [SenderRow; MAX_SENDER],
     /// Where a queue pair's calls to its peer are written, if it ever made one. Not in the queue pair's
     /// row, whose cache lines every request reads.
-    windows: [QueueLocation; MAX_QP],
+    bounce_buffers: [QueueLocation; MAX_QP],
 }
 
 /// One bit per row of one kind: whether the owner's progress thread is to look at it. To report a change,
@@ -507,8 +507,8 @@ impl Table {
     }
 
     /// Returns where the bounce buffer of queue pair `slot` is.
-    pub(crate) fn window(&self, slot: usize) -> &QueueLocation {
-        &self.layout().windows[slot % MAX_QP]
+    pub(crate) fn bounce_buffer(&self, slot: usize) -> &QueueLocation {
+        &self.layout().bounce_buffers[slot % MAX_QP]
     }
 
     /// Returns a queue pair's row for a caller that reads it on every request.

@@ -1,6 +1,6 @@
-//! The error of a workload.
+//! The error type of workloads.
 
-/// Reason why a workload cannot go on, in one clear line.
+/// Error that ends a workload, as one line of text.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WorkloadError(pub String);
@@ -9,7 +9,7 @@ pub struct WorkloadError(pub String);
 pub type Result<T, E = WorkloadError> = std::result::Result<T, E>;
 
 impl WorkloadError {
-    /// Makes an error that names what was being done before the cause.
+    /// Makes the error `what: why`, where `what` names the operation that failed.
     pub fn at(what: &str, why: impl std::fmt::Display) -> Self {
         Self(format!("{what}: {why}"))
     }

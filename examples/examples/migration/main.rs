@@ -3,11 +3,11 @@
 //! arrived.
 //!
 //! ```text
-//! migration [FILE]                              run both sides and two daemons: send FILE, or 256 MiB of generated
-//!                                               data, to a copy that is removed afterwards
+//! migration [FILE]                              run both sides and two daemons: send FILE, or 256 MiB
+//!                                               of generated data, to a temporary copy
 //! migration receive INTO [--socket PATH] [--port N]
-//!                                               receive one file at a port of the host whose daemon is at PATH;
-//!                                               the file is called INTO once it is complete
+//!                                               receive one file at a port of the daemon at PATH; it
+//!                                               is called INTO once it is complete
 //! migration send FILE --to IP:PORT [--socket PATH]
 //! ```
 //!

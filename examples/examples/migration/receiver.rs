@@ -28,7 +28,7 @@ impl FileReceiver {
         });
         let is_other = into.metadata().is_ok_and(|data| !data.is_file());
         if !is_name || is_other {
-            return wrong("INTO is a new file's name, or a regular file's");
+            return wrong("INTO is neither a new file nor a regular file");
         }
         let folder = match into.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -41,7 +41,7 @@ impl FileReceiver {
                 into: into.to_owned(),
             }),
             Err(error) => wrong(&format!(
-                "INTO is in a folder that can be written to, {} cannot: {}",
+                "INTO is in a folder that cannot be written to, {}: {}",
                 folder.display(),
                 error.kind()
             )),
@@ -87,7 +87,9 @@ pub(crate) fn receive(
     receive_exact(&mut stream, &mut checksum, interrupt)?;
     if u32::from_le_bytes(checksum) != hash.finalize() {
         send(&mut stream, &[WRONG], interrupt)?;
-        return Err(Failure::Failed("what came is not what was sent".to_owned()));
+        return Err(Failure::Failed(
+            "the checksum of the received file is wrong".to_owned(),
+        ));
     }
     send(&mut stream, &[RIGHT], interrupt)?;
     // Flush to disk, so that the file survives a crash of the machine right after.

@@ -55,12 +55,14 @@ pub(crate) fn send_file(
     progress.clear();
     if answer != [RIGHT] {
         return Err(Failure::Failed(
-            "what arrived is not what was sent".to_owned(),
+            "the receiver got a file with another checksum".to_owned(),
         ));
     }
     receive_exact(&mut stream, &mut answer, interrupt)?;
     if answer != [NAMED] {
-        return Err(Failure::Failed("the file did not get its name".to_owned()));
+        return Err(Failure::Failed(
+            "the receiver could not rename the file".to_owned(),
+        ));
     }
     let line = format!(
         "{len} bytes in {seconds:.2} s: {:.2} GB/s, CRC-32 {checksum:08x} at both ends\n",

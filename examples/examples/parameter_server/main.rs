@@ -2,12 +2,12 @@
 //! gradients to servers on another host, which add them up, and pull the sums.
 //!
 //! ```text
-//! parameter_server [ROUNDS]                 run both sides and two daemons: 1 worker and 1 server, then 4 and 4
-//!                                           (default 1,000 rounds)
+//! parameter_server [ROUNDS]                 run both sides and two daemons, with 1 worker and 1
+//!                                           server, then with 4 and 4 (default 1,000 rounds)
 //! parameter_server serve [--servers N] [--socket PATH] [--port N]
-//!                                           run N servers, at ports of the host whose daemon is at PATH
+//!                                           run N servers, at ports of the daemon at PATH
 //! parameter_server work --to IP:PORT,… [ROUNDS] [--workers N] [--socket PATH]
-//!                                           run N workers, whose parameters are spread over the servers at --to
+//!                                           run N workers, with parameters spread over all servers
 //! ```
 //!
 //! Each server (`server`) and each worker (`worker`) is a thread and a separate application of its daemon.

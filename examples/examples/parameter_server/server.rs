@@ -111,7 +111,7 @@ fn message_of(
 }
 
 fn nonsense() -> Failure {
-    Failure::Failed("a worker says what makes no sense".to_owned())
+    Failure::Failed("a worker sent an invalid message".to_owned())
 }
 
 /// The number at the start of `bytes`.

@@ -36,8 +36,8 @@ pub(crate) fn work(
     let longest = took.into_iter().max().unwrap_or_default();
     let each = longest.as_secs_f64() / rounds as f64;
     let line = format!(
-        "{party} x {}: {rounds} rounds of {PAIRS} pairs of each worker's, {:.1} µs a round: \
-         {:.2} M pairs/s pushed and pulled, each sum right\n",
+        "{party} x {}: {rounds} rounds of {PAIRS} pairs per worker, {:.1} µs a round: \
+         {:.2} M pairs/s pushed and pulled, all sums right\n",
         to.len(),
         each * 1e6,
         f64::from(party) * f64::from(PAIRS) / each / 1e6

@@ -68,7 +68,7 @@ pub(crate) fn ask(
     let (rate, mib) = (count as f64 / seconds, bytes as f64 / f64::from(1 << 20));
     let line = format!(
         "{count} requests over {connections} connections in {seconds:.2} s: {rate:.0}/s, \
-         {mib:.1} MiB of values, each answered right\n"
+         {mib:.1} MiB of values, all answers right\n"
     );
     say(line.as_bytes())
 }

@@ -4,7 +4,7 @@
 //! ```text
 //! service_key_value [COUNT] [--connections N]            run both sides and two daemons, with COUNT requests
 //!                                                        (default 200,000)
-//! service_key_value serve [--socket PATH] [--port N]     run the store, at a port of the host whose daemon is at PATH
+//! service_key_value serve [--socket PATH] [--port N]     run the store, at a port of the daemon at PATH
 //! service_key_value ask --to IP:PORT [COUNT] [--socket PATH] [--connections N]
 //! ```
 //!

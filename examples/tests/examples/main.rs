@@ -99,7 +99,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
             vec!["send", "x", "no/such/file"],
             "no/such/file: ",
         ),
-        ("flow_meter", vec!["send", "x", trace], "no pcap file"),
+        ("flow_meter", vec!["send", "x", trace], "not a pcap file"),
     ];
     for name in EXAMPLES {
         wrong.push((name, vec!["0"], "\"0\" is no count: 1 or more"));

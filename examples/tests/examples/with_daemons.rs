@@ -204,7 +204,7 @@ fn a_file_has_its_name_when_it_is_whole() {
     assert_eq!(receiver.end().0, Some(0));
     assert!(
         fs::read(&into).expect("a file") == content(),
-        "it is another one"
+        "the file has other content"
     );
     assert_eq!(entries(&folder), 1);
 
@@ -235,7 +235,7 @@ fn a_file_has_its_name_when_it_is_whole() {
     );
     assert!(
         fs::read(&into).expect("a file") == content(),
-        "it is another one"
+        "the file has other content"
     );
     assert_eq!(entries(&folder), 1);
 
@@ -289,7 +289,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
         (
             mg,
             vec!["receive", "no/such/file", "--socket", second],
-            "no/such/file: INTO is in a folder that can be written to, no/such cannot: ",
+            "no/such/file: INTO is in a folder that cannot be written to, no/such: ",
         ),
     ];
     let folder = env.dir.path().to_str().expect("a path");

@@ -1,4 +1,4 @@
-//! The other end of a connection that is being made.
+//! A bring-up whose peer sends any bytes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,7 +8,7 @@ use headworks_verbs::{BringUp, Device, Gid, Lid, QueuePair};
 use super::fixtures::{StubQueuePair, open};
 use crate::input::Input;
 
-/// Whose limits are told; it does nothing else.
+/// Returns the device whose limits the bring-up sends. It serves no other purpose in this target.
 pub(super) fn device() -> &'static Arc<dyn Device> {
     static DEVICE: OnceLock<Arc<dyn Device>> = OnceLock::new();
     DEVICE.get_or_init(|| open("soft:h1"))
@@ -20,7 +20,7 @@ pub(super) fn run(bytes: &[u8]) {
     let first = input.byte();
     let mut info = device().info().clone();
     if first & 0x80 != 0 {
-        // As on an InfiniBand network.
+        // The attributes of a device on an InfiniBand network.
         info.gid = Gid::default();
         (info.gid.0[0], info.gid.0[1]) = (0xfe, 0x80);
         info.lid = Lid::new(5);
@@ -38,7 +38,7 @@ pub(super) fn run(bytes: &[u8]) {
         let before = ours.is_connected();
         drop(ours.output());
         match ours.input(&mut qp, piece) {
-            // What it does not use belongs to whoever comes next.
+            // Once connected, the bring-up must use no byte: the rest of the stream belongs to the messages after it.
             Ok(used) => assert!(used <= piece.len() && !(before && used > 0)),
             Err(error) => {
                 assert!(

@@ -1,4 +1,4 @@
-//! Cursors that the other side moves as it likes, and places that it names.
+//! Cursors to which the peer stores any values, and offsets and lengths that it chooses.
 
 use std::sync::{Arc, OnceLock};
 
@@ -59,7 +59,7 @@ pub(super) fn run(bytes: &[u8]) {
     }
 }
 
-/// An offset or a length, mostly near an edge.
+/// Takes an offset or a length that is mostly near an edge.
 fn place(input: &mut Input<'_>) -> usize {
     let near = input.pick(&[0, 64, LEN as u64, 1 << 63, u64::MAX]);
     input.word(near) as usize

@@ -1,4 +1,4 @@
-//! The header in front of a datagram.
+//! The header in front of a datagram (GRH).
 
 use headworks_verbs::datagram::{GRH_BYTES, Grh};
 

@@ -1,4 +1,4 @@
-//! Names of devices: from a command line, a file, or another process.
+//! Device names. They come from a command line, a file, or another process.
 
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{DeviceName, Provider};

@@ -1,4 +1,4 @@
-//! Devices, queue pairs and what else several targets need.
+//! Devices, queue pairs and other helpers that several targets use.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,26 +11,27 @@ use headworks_verbs::{
     QpType, Qpn, QueuePair, RecvWr, SendWr, qp_state,
 };
 
-/// What honest calls finish in, many times over.
+/// Time limit for a call between honest ends; many times what such a call takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The registry of this process's own.
+/// Returns the registry of this run.
 pub(super) fn registry() -> Arc<Registry> {
     Registry::open_default().expect("the registry of this run")
 }
 
-/// Opens a device on it.
+/// Opens a device on the registry of this run.
 pub(super) fn open(name: &str) -> Arc<dyn Device> {
     let name = name.parse().expect("a device's name");
     SoftProvider::on(registry()).open(&name).expect("a device")
 }
 
-/// A peer that does not answer is given up in a few milliseconds.
+/// Acknowledgement timeout, as encoded in a queue pair's attributes: a request to a silent peer fails after a
+/// few milliseconds.
 pub(super) const SHORT_TIMEOUT: u8 = 8;
-/// In a few seconds.
+/// Acknowledgement timeout, as encoded: a request to a silent peer fails after a few seconds.
 pub(super) const LONG_TIMEOUT: u8 = 19;
 
-/// Connects two queue pairs in RESET.
+/// Connects two queue pairs that are in the RESET state, with [`SHORT_TIMEOUT`].
 pub(super) fn connect(
     left: (&dyn Device, &mut dyn QueuePair),
     right: (&dyn Device, &mut dyn QueuePair),
@@ -38,7 +39,7 @@ pub(super) fn connect(
     connect_for(left, right, SHORT_TIMEOUT)
 }
 
-/// The same, with the time for an answer as it is encoded.
+/// Connects two queue pairs that are in the RESET state, with the encoded acknowledgement timeout `timeout`.
 pub(super) fn connect_for(
     left: (&dyn Device, &mut dyn QueuePair),
     right: (&dyn Device, &mut dyn QueuePair),
@@ -55,11 +56,11 @@ pub(super) fn connect_for(
     a.connect_both(left.1, &mut b, right.1)
 }
 
-/// Calls `done` until it says yes.
+/// Calls `done` until it returns true.
 ///
 /// # Panics
 ///
-/// If it never does.
+/// If `done` does not return true within [`LIMIT`].
 pub(super) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
@@ -68,7 +69,7 @@ pub(super) fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A queue pair of no device, that checks its transitions.
+/// A queue pair without a device. It checks state transitions and does nothing else.
 pub(super) struct StubQueuePair {
     state: QpState,
     caps: QpCaps,

@@ -1,8 +1,8 @@
-//! A request of HTTP, and a response: what one side makes of any bytes of the other.
+//! An HTTP request to the server, and an HTTP response to the client, of any bytes.
 
 use headworks_workloads::apps::http::{Reply, Site, check, contents};
 
-/// Files of the site.
+/// Number of files of the site.
 const FILES: usize = 3;
 
 pub(super) fn run(bytes: &[u8]) {
@@ -10,11 +10,11 @@ pub(super) fn run(bytes: &[u8]) {
     let reply = site.reply(bytes);
     if let Reply::File(number) = reply {
         assert!(number < FILES);
-        // Blank lines in front are passed over (RFC 9112, section 2.2).
+        // The server skips blank lines before the request line (RFC 9112, section 2.2).
         let line = bytes.iter().position(|byte| !b"\r\n".contains(byte));
         assert!(bytes[line.unwrap_or_default()..].starts_with(b"GET /file/"));
     }
-    // What is answered is what a client takes for that, and it never takes another file for its own.
+    // The client must accept the response with the file that it asked for, and no response with another file.
     let response = site.response(reply).concat();
     for number in 0..FILES {
         let is_it = check(&response, &contents(number as u32)).is_ok();

@@ -1,4 +1,4 @@
-//! A line whose other end writes any bytes.
+//! A control stream whose other end writes any bytes.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -27,7 +27,8 @@ pub(super) fn run(bytes: &[u8]) {
     line(rest, cut, first.is_multiple_of(2));
 }
 
-/// The same bytes through a socket: a bring-up before the messages, or messages alone.
+/// Sends the bytes through a socket to a control stream. The stream reads a bring-up first if `brings_up`, and
+/// then messages.
 fn line(bytes: &[u8], cut: usize, brings_up: bool) {
     let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
     let mut line = ControlStream::from_unix(ours).expect("our own user");
@@ -46,7 +47,7 @@ fn line(bytes: &[u8], cut: usize, brings_up: bool) {
     loop {
         let piece = pieces.next();
         match piece {
-            // Read as it is written, so it always fits.
+            // Each piece is read before the next is written, so it always fits into the socket's buffer.
             Some(piece) => theirs.write_all(piece).expect("room in the socket"),
             None => theirs
                 .shutdown(std::net::Shutdown::Both)
@@ -67,7 +68,7 @@ fn line(bytes: &[u8], cut: usize, brings_up: bool) {
                     assert!(messages <= bytes.len(), "more messages than bytes");
                 }
                 Ok(None) if piece.is_some() => break,
-                // Without an end to read, it must say that there is one.
+                // The socket is closed, so the stream must report its end.
                 Ok(None) => panic!("the end of the line was not noticed"),
                 Err(_) => return,
             }

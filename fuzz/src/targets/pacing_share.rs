@@ -1,4 +1,5 @@
-//! What all processes of a paced RNIC share, with any words in it, while we take part.
+//! The state that the processes of a paced RNIC share. A peer writes any words into it while this process is a
+//! member.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,9 +11,10 @@ use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment, View};
 
 use crate::input::Input;
 
-/// Words before the bitmap that a peer's bytes mostly go to: clock, rate, what is said, the first rows.
+/// Size in bytes of the part in front of the bitmap: clock, rate, published constants, the first rows. Most
+/// words are written here.
 const FRONT: usize = 320 + 4 * 64;
-/// Members at a time.
+/// Maximum number of members at a time.
 const MEMBERS: usize = 4;
 
 pub(super) fn run(bytes: &[u8]) {
@@ -58,7 +60,7 @@ pub(super) fn run(bytes: &[u8]) {
             _ => {
                 let (bytes, slot) = (input.u64(), usize::from(input.byte()));
                 if let Some(member) = members.last_mut() {
-                    // Due later than anything can be is how a peer holds us up; that is its right.
+                    // The result may be any time in the future: a peer is allowed to delay this process.
                     let _ = member.take(bytes, share.rate(&config), 65_536, now);
                     let _ = member.idle_for(now);
                     if member.reserve(slot, now).is_ok() {
@@ -72,7 +74,7 @@ pub(super) fn run(bytes: &[u8]) {
     }
 }
 
-/// As an onlooker does.
+/// Reads the state as an observer does, and checks that all values are in range.
 fn looks(share: &SharedPacing, config: &PacingConfig, now: Instant) {
     let said = share.said();
     let config = said.as_ref().unwrap_or(config);

@@ -1,8 +1,8 @@
-//! A capture file, from anywhere: its blocks, the bytes of its packets, and its replay.
+//! A capture file from any program: its blocks, the bytes of its packets, and their replay.
 
 use headworks_workloads::apps::flows::{Capture, RECORD, Record, Replay};
 
-/// Packets that are replayed of one input.
+/// Maximum number of packets of one input that are replayed.
 const REPLAYED: usize = 64;
 
 pub(super) fn run(bytes: &[u8]) {
@@ -14,7 +14,7 @@ pub(super) fn run(bytes: &[u8]) {
         }
     };
     assert!(capture.packets.len() <= REPLAYED && !capture.packets.is_empty());
-    // A packet takes more bytes of a file than its header alone.
+    // Every packet takes at least the 12 bytes of its header in the file.
     let packets = capture.packets.len() as u64 + capture.skipped;
     assert!(packets * 12 <= bytes.len() as u64, "{packets} packets");
     assert!(capture.skipped == 0 || capture.note.is_some());

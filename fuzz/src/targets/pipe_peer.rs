@@ -1,4 +1,4 @@
-//! The other side of a pipe: it says hello, brings up a ring and then does as it likes.
+//! The other side of a pipe. It sends a hello, brings up a ring, and then behaves arbitrarily.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::ring_peer::{GREETING, Peer, RECEIVES, SENDS};
 use crate::input::Input;
 
 const NAME: &str = "pipe";
-/// Bytes of a slot of a pipe's ring.
+/// Size in bytes of a slot of a pipe's ring.
 const SLOT: usize = 4096;
-/// What an end of a pipe's ring says of itself: version, role, mode, two promises, variable framing,
-/// slots, their size, longest message.
+/// First part of the greeting of an end of a pipe's ring: version, role, mode, two promises, variable framing,
+/// slots, slot size, longest message.
 const ALIKE: [u8; 31] = {
     let mut said = [0; 31];
     (said[0], said[3], said[4], said[5], said[6]) = (1, 2, 1, 1, 1);
@@ -50,7 +50,7 @@ pub(super) fn run(bytes: &[u8]) {
         if let Some(mut line) = line {
             run_peer(&mut input, &mut line, &device, listens, sends);
         }
-        // The line is closed: so the other side ends.
+        // The scope's end has closed the control stream, so the other side ends.
         ours.join().expect("no panic");
     });
 }
@@ -92,7 +92,7 @@ fn exercise(pipe: Option<Pipe>) {
     }
 }
 
-/// The hostile side. `sends` is whether the other does.
+/// Runs the hostile side. It is the connecting side if `calls`. `sends` is whether the side under test sends.
 fn run_peer(
     input: &mut Input<'_>,
     line: &mut ControlStream,
@@ -100,7 +100,7 @@ fn run_peer(
     calls: bool,
     sends: bool,
 ) {
-    // `H` and a direction from who calls, `W` from who listens; each with the version.
+    // The connecting side sends `H`, the version and a direction; the listening side `W` and the version.
     let mut hello = match calls {
         true => vec![b'H', 1, 0, u8::from(sends)],
         false => vec![b'W', 1, 0],

@@ -1,4 +1,4 @@
-//! The other end of a line over a queue pair: it sends any messages.
+//! A control stream over a queue pair, whose other end sends any messages.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,10 +13,10 @@ use headworks_verbs::{
 use super::bring_up::device;
 use crate::input::Input;
 
-/// Bytes that are sent with a request.
+/// Maximum size in bytes of the messages, which are inlined into requests.
 const INLINE: usize = 64;
 
-/// Never cut: what is found must be found in the messages.
+/// A connection that never reports a disconnect, so that every failure comes from the messages.
 struct SocketConnection(UnixStream);
 
 impl QpConnection for SocketConnection {
@@ -56,7 +56,7 @@ pub(super) fn run(bytes: &[u8]) {
     let mut room = [0; 100];
     while !input.is_over() {
         let choice = input.byte();
-        // Mostly a number that may be right.
+        // Three times of four, a number that may be valid.
         let number = match choice % 4 {
             0 => input.bytes(8).to_vec(),
             _ => u64::from(choice >> 6).to_le_bytes().to_vec(),
@@ -89,7 +89,7 @@ pub(super) fn run(bytes: &[u8]) {
     }
 }
 
-/// A queue pair that has no receives, and never looks at what completes.
+/// Creates a queue pair without receives, whose completions nobody polls.
 fn raw_queue_pair() -> Box<dyn QueuePair> {
     let device = device();
     let pd = device.alloc_pd().expect("a domain");

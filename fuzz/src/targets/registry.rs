@@ -1,4 +1,4 @@
-//! A registry in which somebody wrote files of his own.
+//! A registry in which another program has written files of its own.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -26,7 +26,7 @@ const NAMES: [&str; 10] = [
     "other",
 ];
 
-/// Beside these, entries of who holds a common segment.
+/// Names of entries for holders of common segments. The name of this process's entry is added at run time.
 const COMMON_NAMES: [&str; 4] = ["s.key.1.0", "s.key.1.1", "s.other.1.0", "s.key"];
 const COMMON_BYTES: usize = 64;
 
@@ -35,7 +35,7 @@ pub(super) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let us = ProcessId::current().expect("this process");
     let ours = record(us);
-    // Found out rather than known: what an entry of ours looks like.
+    // Claim a context and a segment to obtain the content and the names of valid entries.
     let claim = fabric
         .claim_context(HostKey(1), &ours)
         .expect("a new registry");
@@ -46,11 +46,11 @@ pub(super) fn run(bytes: &[u8]) {
     while !input.is_over() {
         let (file, entry) = match input.below(NAMES.len() + 4 + COMMON_NAMES.len() + 4) {
             at if at < NAMES.len() => (NAMES[at].to_owned(), &entry),
-            // The name of an entry, nearly.
+            // The name of a context's entry, with one changed character.
             at if at < NAMES.len() + 4 => (changed_name(&mut input, &name), &entry),
             at => match COMMON_NAMES.get(at - NAMES.len() - 4) {
                 Some(&name) => (name.to_owned(), &common_entry),
-                // That entry itself, or nearly its name.
+                // The name of the segment's entry, or that name with one changed character.
                 None if input.byte().is_multiple_of(2) => (common_name.clone(), &common_entry),
                 None => (changed_name(&mut input, &common_name), &common_entry),
             },
@@ -60,7 +60,7 @@ pub(super) fn run(bytes: &[u8]) {
     }
     drop((claim, common));
     clear(fabric.path());
-    // Whatever was there, the registry serves who comes next.
+    // After the files are removed, the registry must work again. (Special files may have been left.)
     if !odd {
         let fabric = super::fixtures::registry();
         let claim = fabric
@@ -95,7 +95,7 @@ fn record(process: ProcessId) -> ContextRecord {
     }
 }
 
-/// The one entry of a registry whose name begins so, and its name.
+/// Returns the name and the content of the entry whose name starts with `beginning`.
 fn the_entry(folder: &Path, beginning: &str) -> (String, Vec<u8>) {
     let entry = fs::read_dir(folder)
         .expect("the registry")
@@ -115,7 +115,7 @@ fn changed_name(input: &mut Input<'_>, name: &str) -> String {
         .collect()
 }
 
-/// Makes a file; says whether it is an ordinary one.
+/// Makes a file as the input describes. Returns whether it is a regular file.
 fn put(input: &mut Input<'_>, path: &Path, entry: &[u8]) -> bool {
     let _ = fs::remove_file(path);
     match input.byte() {
@@ -175,7 +175,7 @@ fn exercise(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord)
         }
         6 => {
             if let Ok(claim) = hold(fabric, input.pick(&["key", "other"])) {
-                // What is promised of it, whoever's entry led there.
+                // Whichever entry led to the segment, it must have the promised length.
                 assert_eq!(claim.segment().len(), COMMON_BYTES);
             }
         }
@@ -187,7 +187,7 @@ fn exercise(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord)
     }
 }
 
-/// Away with what the input left.
+/// Removes the files that the input made.
 fn clear(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();

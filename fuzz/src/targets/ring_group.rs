@@ -1,5 +1,6 @@
-//! The senders of a group's rings, which speak verbs only: they come with greetings of their own, write
-//! into their arrays, over the whole board, with and without immediates, break their queue pairs and go.
+//! A group whose senders are hostile and speak verbs only. They send greetings of their own, write into their
+//! rings' arrays and over the whole tail array, with and without immediates, break their queue pairs, and
+//! leave.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +12,7 @@ use super::fixtures::open;
 use super::ring_peer::Peer;
 use crate::input::Input;
 
-/// Rings of the group at most.
+/// Maximum number of rings of the group.
 const RINGS: usize = 10;
 
 fn devices() -> &'static (Arc<dyn Device>, Arc<dyn Device>) {
@@ -35,7 +36,7 @@ pub(super) fn run(bytes: &[u8]) {
             0 => peers.extend(join(&mut input, &mut group, device, theirs)),
             1 if !peers.is_empty() => {
                 let (peer, ring) = peers.swap_remove(input.below(peers.len()));
-                // Who writes late writes to nobody.
+                // A peer that stays after the removal writes to a ring that does not exist any more.
                 let stays = input.byte().is_multiple_of(2);
                 let was_there = group.receiver(ring).is_some();
                 assert_eq!(group.remove(ring), was_there);
@@ -74,7 +75,7 @@ fn config(input: &mut Input<'_>) -> RingConfig {
     }
 }
 
-/// Another ring, if there is room and its greeting is taken.
+/// Adds another ring. Returns `None` if there is no room or the group rejects the greeting.
 fn join(
     input: &mut Input<'_>,
     group: &mut Group,

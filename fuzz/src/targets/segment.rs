@@ -1,4 +1,4 @@
-//! Memory files that are no segments, or nearly.
+//! Memory files that are not segments, or are segments with a few wrong bytes.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -27,7 +27,7 @@ pub(super) fn run(bytes: &[u8]) {
     };
     assert!(segment.len() <= size, "more payload than file");
     let view = View::from(Arc::new(segment));
-    // Its ends are there.
+    // The first and the last byte of the payload must be accessible.
     let mut ends = [0; 16];
     let len = ends.len().min(view.len());
     view.read(0, &mut ends[..len]).expect("the beginning");
@@ -35,10 +35,10 @@ pub(super) fn run(bytes: &[u8]) {
     assert!(view.read(view.len(), &mut [0]).is_err());
 }
 
-/// Where a header says how long the payload is.
+/// Offset of the payload's length in a segment's header.
 const LENGTH: usize = 16;
 
-/// The header of a real one.
+/// Returns the header of a valid segment.
 fn header() -> [u8; 32] {
     static HEADER: OnceLock<[u8; 32]> = OnceLock::new();
     *HEADER.get_or_init(|| {
@@ -55,7 +55,8 @@ fn header() -> [u8; 32] {
     })
 }
 
-/// A file as the input says: a segment but for a few bytes, or less than that.
+/// Makes the file that the input describes: mostly a segment with a few wrong bytes, sometimes another kind
+/// of file.
 fn file(input: &mut Input<'_>) -> Option<OwnedFd> {
     let kind = input.byte();
     if kind == 255 {
@@ -65,7 +66,7 @@ fn file(input: &mut Input<'_>) -> Option<OwnedFd> {
         return tempfile::tempfile().ok().map(Into::into);
     }
     let fd = memfd_create("fuzz", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).ok()?;
-    // Pages, and a few bytes more or less; nothing is allocated yet.
+    // The size is a number of pages plus a few bytes. The file is sparse, so no memory is allocated yet.
     let pages = u64::from(input.u16()) << (input.byte() % 24);
     let size = (pages * 4096).wrapping_add(u64::from(input.byte()));
     ftruncate(&fd, size).ok()?;
@@ -75,7 +76,7 @@ fn file(input: &mut Input<'_>) -> Option<OwnedFd> {
     for _ in 0..input.byte() % 4 {
         header[input.below(32)] = input.byte();
     }
-    // As far as it fits, or writing would make the file longer.
+    // Write no more than fits, because a longer write would extend the file.
     pwrite(&fd, &header[..size.min(32) as usize], 0).ok()?;
     for (bit, seal) in SEALS.into_iter().enumerate() {
         if kind >> bit & 1 != 0 {

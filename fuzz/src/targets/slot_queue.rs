@@ -1,4 +1,4 @@
-//! A queue in memory that somebody else writes, between our calls and during them.
+//! A slot queue in memory that another process writes, between this process's calls and during them.
 #![allow(
     unsafe_code,
     reason = "plays the owner of the memory that the queue lies in"
@@ -10,17 +10,17 @@ use headworks_shm::{SlotQueue, SlotQueueRef};
 
 use crate::input::Input;
 
-/// What travels: longer than a word, so that a slot is not one either.
+/// Value of the queue. It is longer than a word, so that a slot is more than two words.
 type Value = [u64; 3];
 
 const CAPACITY_MAX: usize = 16;
-/// Words of the longest queue: two hints, then slots, each on lines of its own.
+/// Number of words of the longest queue: two hints on cache lines of their own, then the slots.
 const WORDS: usize = SlotQueue::<Value>::bytes(CAPACITY_MAX) / 8;
-/// Around the queue, to see that nothing else is written.
+/// Content of the words around the queue. They must not change.
 const GUARD: u64 = 0x1bad_5eed_1bad_5eed;
 const GUARDS: usize = 64;
 
-/// The queue's memory, and what lies before and behind it.
+/// The queue's memory, and guard words before and behind it.
 #[repr(C, align(64))]
 struct Memory {
     before: [AtomicU64; GUARDS],
@@ -52,7 +52,7 @@ fn words(capacity: usize) -> usize {
     SlotQueue::<Value>::bytes(capacity) / 8
 }
 
-/// Stores into one word of the queue.
+/// A store into one word of the queue.
 #[derive(Clone, Copy)]
 struct WordStore {
     at: usize,
@@ -62,7 +62,7 @@ struct WordStore {
 impl WordStore {
     fn next(input: &mut Input<'_>, memory: &Memory, capacity: usize) -> Self {
         let slot = 16 + input.below(capacity) * 4;
-        // The hints and the slots' own words are what is looked at; values can be anything.
+        // Mostly one of the words that the queue interprets: a hint or a slot's state. Values can be anything.
         let at = match input.byte() % 8 {
             0 => 0,
             1 => 8,
@@ -71,7 +71,7 @@ impl WordStore {
         };
         let now = memory.queue[at].load(Ordering::Relaxed);
         let word = match input.byte() % 4 {
-            // A word of a slot: lap, owner, tag.
+            // A slot's state: lap, owner, tag.
             0 | 1 => {
                 let (lap, who) = (u64::from(input.byte()), u64::from(input.byte() % 4));
                 (lap.wrapping_sub(2) << 24) | who << 4 | u64::from(input.byte() % 5)
@@ -91,7 +91,7 @@ pub(super) fn run(bytes: &[u8]) {
     let capacity = 1 << (input.byte() % 5);
     let memory = Memory::new(capacity);
     let start = memory.queue.as_ptr().cast_mut().cast::<u8>();
-    // SAFETY: aligned to 64 (guards are whole lines), long enough, and dropped last.
+    // SAFETY: the memory is aligned to 64 (guards are whole cache lines), long enough, and dropped last.
     let queue: SlotQueueRef<Value> = unsafe { SlotQueue::init(start, capacity) };
     let hammers: Vec<_> = match input.byte() {
         0..200 => Vec::new(),
@@ -114,8 +114,8 @@ pub(super) fn run(bytes: &[u8]) {
         stop.store(true, Ordering::Relaxed);
     });
     memory.check(capacity);
-    // Made anew, it is a queue again.
-    // SAFETY: as above.
+    // After a new initialization, the queue must work again.
+    // SAFETY: the memory is the same.
     let queue: SlotQueueRef<Value> = unsafe { SlotQueue::init(start, capacity) };
     for number in 0..3 * capacity as u64 {
         assert_eq!(queue.push(1, &[number; 3]), Ok(number));
@@ -126,7 +126,7 @@ pub(super) fn run(bytes: &[u8]) {
 
 fn exercise(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>, capacity: usize) {
     let (mut pushes, mut pops) = (Vec::new(), Vec::new());
-    // As many calls as a queue of this length can be busy with, a few times over.
+    // The number of calls is bounded; it is a few times what a queue of this length can hold.
     for _ in 0..256 {
         if input.is_over() {
             break;
@@ -147,7 +147,7 @@ fn exercise(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>,
             }
             13 => {
                 let mut handed = 0;
-                // SAFETY: claims of the owner are given up first.
+                // SAFETY: the owner's claims are dropped first.
                 unsafe {
                     pushes.clear();
                     pops.clear();
@@ -156,7 +156,7 @@ fn exercise(input: &mut Input<'_>, memory: &Memory, queue: &SlotQueueRef<Value>,
                 assert!(handed <= capacity, "more values than slots");
             }
             14 => {
-                // SAFETY: for as long as it lives nobody else consumes.
+                // SAFETY: no other consumer exists while this one lives.
                 let mut only = unsafe { queue.single_consumer() };
                 let mut shown = 0;
                 only.for_each_full(|_, _| shown += 1);

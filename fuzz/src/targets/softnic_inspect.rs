@@ -1,5 +1,5 @@
-//! A census of a fabric in which one context is none: what its record leads to may be anything, and change
-//! while it is looked at.
+//! A snapshot of a registry in which one context is fake. The fake context's record leads to any data, which
+//! may change while the snapshot is taken.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ use super::fixtures::{open, registry};
 use super::softnic_record::{FakeContext, HOST, end};
 use crate::input::Input;
 
-/// Rows of the longest kind.
+/// Maximum number of rows of a kind.
 const ROWS_MAX: usize = 4096;
 
 pub(super) fn run(bytes: &[u8]) {
@@ -27,13 +27,13 @@ pub(super) fn run(bytes: &[u8]) {
     });
     let things = FakeContext::new(&mut input, &fabric);
     let mut record = things.record(&mut input);
-    // Else no more is looked at.
+    // With another layout version the rest of the record is not read, so most records get this one.
     if record.layout_version >= 8 {
         record.layout_version = LAYOUT_VERSION;
     }
     let claim = fabric.claim_context(HOST, &record).expect("a free index");
     let hammers = input.byte() >= 200;
-    // Half of the input, if somebody writes while the other half says when it is looked.
+    // The first part of the input describes the writes, the rest which of them precede a snapshot.
     let (mut writes, stop) = (Input::new(input.bytes(512)), AtomicBool::new(false));
     let look = || {
         let seen = inspect::look(&fabric, None).expect("the registry is as it should be");
@@ -77,7 +77,7 @@ pub(super) fn run(bytes: &[u8]) {
     drop(claim);
 }
 
-/// Whatever it says, it is finite, and lengths are ones that queues can have.
+/// Checks that the snapshot of a fake context is bounded, and that the queue lengths are possible ones.
 fn check(odd: &ContextSnapshot) {
     assert!(odd.queue_pairs.len() <= ROWS_MAX && odd.completion_queues.len() <= ROWS_MAX);
     for queue in &odd.shared_receive_queues {

@@ -118,7 +118,7 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     })?;
     match status {
         0 => Ok(Ended::Passed),
-        _ => Err("some of it failed: see the lines that begin with \"rxe:\"".to_owned()),
+        _ => Err("some jobs failed: see the lines that begin with \"rxe:\"".to_owned()),
     }
 }
 

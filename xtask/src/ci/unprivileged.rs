@@ -55,7 +55,7 @@ pub(super) struct Suite {
 /// Runs the step.
 pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     if !is_root()? {
-        let why = "not root: the step tests is unprivileged already";
+        let why = "not root: the step `tests` ran unprivileged already";
         return Ok(Ended::Skipped(why.to_owned()));
     }
     let mut suites = suites(run)?;
@@ -125,7 +125,12 @@ fn reaches(program: &PathBuf) -> Result<(), String> {
         let tried = as_nobody(Path::new("test")).arg(may).arg(program).status();
         match tried {
             Ok(status) if status.success() => {}
-            Ok(_) => return Err(format!("nobody cannot reach {}", program.display())),
+            Ok(_) => {
+                return Err(format!(
+                    "the user nobody cannot reach {}",
+                    program.display()
+                ));
+            }
             Err(error) => return Err(format!("setpriv: {error}")),
         }
     }

@@ -40,7 +40,7 @@ impl Kernel {
             Some(package) => package,
             // Without package lists, use a kernel that an earlier run downloaded.
             None => fetched(folder).ok_or(
-                "the package lists know no linux-image-amd64: apt-get update (Debian) makes them",
+                "the package lists have no linux-image-amd64: run apt-get update (Debian)",
             )?,
         };
         let version = package.trim_start_matches("linux-image-").to_owned();

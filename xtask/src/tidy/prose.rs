@@ -52,7 +52,7 @@ pub(super) fn check(file: &str, text: &str, find: &mut impl FnMut(usize, String)
         find(0, what);
     }
     for (word, instead) in banned(file) {
-        find(0, format!("no file is called {word}: {instead}"));
+        find(0, format!("no file name may contain {word}: use {instead}"));
     }
     if !file.ends_with(".rs") {
         return;
@@ -66,7 +66,7 @@ pub(super) fn check(file: &str, text: &str, find: &mut impl FnMut(usize, String)
         if let Some(doc) = doc.filter(|_| !is_continued)
             && is_pronoun_only(doc)
         {
-            let what = format!("{line:?} names nothing: say what the item holds or does");
+            let what = format!("{line:?} is only a pronoun: say what the item holds or does");
             find(at + 1, what);
         }
         is_continued = doc.is_some_and(|doc| !doc.trim().is_empty());

@@ -1,9 +1,9 @@
-//! L5's ring ("Low-Latency Communication for Fast DBMS Using RDMA and Shared Memory", ICDE 2020). Every
-//! message is sent at once with two WRITEs of its own: its bytes, then the tail.
+//! L5's ring ("Low-Latency Communication for Fast DBMS Using RDMA and Shared Memory", ICDE 2020). The sender
+//! sends every message at once, with two WRITEs: one of the bytes, one of the tail.
 //!
-//! The sender copies the message behind its length into its own array, which mirrors the receiver's,
-//! and posts both WRITEs as one chain. The receiver polls the tail, copies the message out, and WRITEs
-//! its head back lazily.
+//! The sender has an array that mirrors the receiver's. It copies the message's length and then the message
+//! into this array, and posts both WRITEs as one chain. The receiver polls the tail, copies the message out,
+//! and WRITEs its head back lazily.
 
 use headworks_ring::config::CheckedConfig;
 use headworks_ring::endpoint::{ChainPosted, write, write_word};
@@ -76,7 +76,7 @@ impl L5Send {
         ];
         if end.link.post(&chain)? != ChainPosted::All {
             end.poll()?;
-            // Bytes without a tail are not announced, so the next message may overwrite them.
+            // The receiver does not look at bytes that no tail covers, so the next message may overwrite them.
             if end.link.post(&chain)? != ChainPosted::All {
                 return Err(SendError::Full);
             }

@@ -20,7 +20,7 @@ pub trait ReceiveProtocol {
     /// Looks for messages when no message is available. Returns whether one is now.
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError>;
 
-    /// Whether a one-slot message that calls for no WRITE of the head needs no more than
+    /// Whether a one-slot message after which no head must be pushed needs no work except
     /// [`passed_quietly`](Self::passed_quietly).
     fn is_quiet(&self) -> bool {
         false

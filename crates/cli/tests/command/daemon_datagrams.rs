@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use crate::daemon::{Daemons, locked, to};
 use crate::test_env::until;
 
-/// Returns message `number` of a sender: both numbers, and bytes that follow from them.
+/// Returns message `number` of `sender`: both numbers, then `len` bytes derived from them.
 fn message(sender: u64, number: u64, len: usize) -> Vec<u8> {
     let seed = sender << 32 | number;
     let mut bytes = seed.to_le_bytes().to_vec();
@@ -28,7 +28,7 @@ fn checked(bytes: &[u8]) -> (u64, u64) {
     (sender, number)
 }
 
-/// Sends back `times` messages.
+/// Receives `times` messages, and sends each back to its sender.
 fn echo(mut socket: Datagrams, times: usize) -> Datagrams {
     let mut buffer = vec![0; MESSAGE_MAX];
     for _ in 0..times {
@@ -88,7 +88,7 @@ fn many_send_to_one_and_each_is_answered_in_order() {
                 let mut sockets: HashMap<u64, Datagrams> = own
                     .map(|sender| (sender, services[sender as usize % 2].bind(0).unwrap()))
                     .collect();
-                // Sends everything first, then receives the answer: how many of its messages arrived.
+                // Sends everything first. Then each socket receives the answer: how many of its messages arrived.
                 for number in 0..EACH {
                     for (sender, socket) in &mut sockets {
                         let len = (number as usize * 997) % 5000;
@@ -197,7 +197,8 @@ fn an_absent_receiver_does_not_disturb_other_sockets() {
         matches!(nobody, ServiceError::Refused(Refusal::Refused)),
         "{nobody}"
     );
-    // Both send at once, beside a stream that carries no messages.
+    // Both sockets send at the same time. Beside them there is a plain stream to the same port, which does
+    // not speak the datagram protocol.
     let mut far = server.bind(7000).unwrap();
     let mut stream = client.connect(to(1, 7000)).unwrap();
     stream
@@ -298,7 +299,7 @@ fn nonblocking_send_failures_are_reported_by_the_next_call() {
     for _ in 0..3 {
         let begun = near.send_to(b"who", to(1, 7000)).unwrap_err();
         assert!(matches!(begun, ServiceError::WouldBlock), "{begun}");
-        // A receive call finds the refusal, and it is kept for the next send call.
+        // A receive call finds the refusal and keeps it for the next send call.
         until("the refusal", || is_readable(near.room_fd()));
         until("it is found", || {
             let nothing = near.recv_from(&mut []).unwrap_err();
@@ -323,7 +324,7 @@ fn messages_reach_the_port_owner_and_not_an_impostor() {
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let mut far = server.bind(7000).unwrap();
     let mut real = client.bind(7001).unwrap();
-    // A stream that begins like one of messages, and claims a port that belongs to another socket.
+    // This stream imitates a stream of datagrams, and claims a source port that belongs to another socket.
     let mut liar = client.connect(to(1, 7000)).unwrap();
     let [low, high] = 7001u16.to_le_bytes();
     liar.send_all(b"hwdgram1").unwrap();
@@ -346,7 +347,7 @@ fn bytes_returned_by_a_plain_listener_are_no_message() {
     let daemons = Daemons::start();
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let mut near = client.bind(7000).unwrap();
-    // A listener that knows nothing of messages.
+    // A plain stream listener, which does not speak the datagram protocol.
     let listener = server.listen(7001, 8).unwrap();
     for _ in 0..2 {
         near.set_nonblocking(false);

@@ -1,4 +1,4 @@
-//! The demonstration: what it sends, and Ctrl-C in each of its phases.
+//! The command `headworks demo`: what it sends, and Ctrl-C in each of its phases.
 
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::unix::process::CommandExt;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::test_env::{CommandProcess, LIMIT, TestEnv, bytes, until};
 
-/// A running demonstration in a process group of its own, and its lines from both standard output and
+/// A running demonstration in a process group of its own. `lines` are those of its standard output and
 /// standard error.
 struct Demo {
     side: CommandProcess,
@@ -49,8 +49,8 @@ impl Demo {
         }
     }
 
-    /// Waits for its end, reads the rest of its output, and returns the exit code. Reading ends only once no
-    /// process of the demonstration holds the output open.
+    /// Waits until it exits, reads the rest of its output, and returns the exit code. The output ends only once
+    /// no process of the demonstration holds it open.
     fn end(&mut self) -> Option<i32> {
         let status = self.side.wait();
         while let Ok(line) = self.lines.recv_timeout(LIMIT) {
@@ -59,8 +59,8 @@ impl Demo {
         status.code()
     }
 
-    /// Presses Ctrl-C once it has printed `words`: at its terminal, or as a signal to the first process
-    /// alone. Returns whether that came before its end.
+    /// Presses Ctrl-C once it has printed `words`: at its terminal, which signals the process group, or as a
+    /// signal to the first process alone. Returns whether Ctrl-C came before the demonstration ended.
     fn interrupt_at(mut self, words: &str, at_terminal: bool) -> bool {
         self.until_it_says(words);
         if at_terminal {
@@ -76,7 +76,8 @@ impl Demo {
         assert_eq!(code, Some(130), "at {words}, {at_terminal}: {said:#?}");
         let ends = said.iter().filter(|line| line.starts_with("headworks: "));
         let ends: Vec<_> = ends.collect();
-        // The other process may also report an error: it saw the first one go before it was killed itself.
+        // The other process may also report an error: it may notice that the first one is gone before it is
+        // killed itself.
         assert!(
             ends.iter().any(|line| *line == "headworks: interrupted") && ends.len() <= 2,
             "at {words}: {said:#?}"
@@ -128,14 +129,14 @@ fn lines(from: PipeReader) -> Receiver<String> {
     lines
 }
 
-/// Returns the line that the first part prints about bytes that arrived.
+/// Returns the line that part 1 prints about the bytes that arrived.
 fn verdict(sent: &[u8]) -> String {
     let hash = crc32fast::hash(sent);
     let len = sent.len();
     format!("   {len} bytes, CRC-32 {hash:08x} at both ends: the same.")
 }
 
-/// Sends `path`, and ends the demonstration after the first part.
+/// Sends `path`, and interrupts the demonstration after part 1.
 fn sends(fabric: &TestEnv, path: &Path, sent: &[u8]) {
     let mut demo = Demo::start(fabric, &[path.to_str().expect("UTF-8")]);
     assert_eq!(demo.until_it_says("at both ends"), verdict(sent));
@@ -208,7 +209,7 @@ fn a_path_that_cannot_be_sent_is_one_line() {
     is_clean(&fabric);
 }
 
-/// Ctrl-C at the terminal, and as a signal to the first process alone.
+/// The two ways to press Ctrl-C: at the terminal, and as a signal to the first process alone.
 const BOTH_WAYS: &[bool] = &[true, false];
 
 /// Presses Ctrl-C in the phase that begins with `words`, while `args` are sent.
@@ -248,7 +249,7 @@ fn ctrl_c_between_messages_there_and_back() {
     ctrl_c_later("single messages there and back", BOTH_WAYS);
 }
 
-/// While the other process is stopped, nothing goes on: every wait for it must itself notice the signal.
+/// The other process is stopped, so no wait for it ends by itself: each must notice the signal.
 #[test]
 fn ctrl_c_while_the_other_process_stands_still() {
     let fabric = TestEnv::new();

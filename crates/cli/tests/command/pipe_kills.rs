@@ -1,4 +1,4 @@
-//! One side of a pipe dies or is interrupted.
+//! One side of a pipe is killed or interrupted: what the other side reports, and what is left behind.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ fn killed(idle: bool) {
             0 => (listener, connector),
             _ => (connector, listener),
         };
-        // The moment differs from round to round; nothing depends on it.
+        // The kill comes at a different moment in each round; the result must not depend on it.
         sleep_for(Duration::from_micros(round * 7919 % 20_000));
         victim.signal(Signal::KILL);
         let began = Instant::now();
@@ -206,7 +206,8 @@ fn a_queue_pair_that_the_device_kills_ends_both_sides_in_one_line() {
 
 #[test]
 fn a_kill_at_the_stream_end_fails_both_ends() {
-    // Seeds whose device kills the end of the stream, which is all that is sent, in two different ways.
+    // The only message is the end of the stream. With these seeds the device kills the queue pair while it is
+    // being sent, in two different ways.
     for (seed, says) in [
         (1, "the ring is broken: device failure"),
         (2, "the connection broke before everything was delivered"),
@@ -216,11 +217,11 @@ fn a_kill_at_the_stream_end_fails_both_ends() {
         let device = format!("soft:h2,hostile,seed={seed},kills=1");
         let args = ["--device", &device];
         let mut connector = fabric.connect(&args, "a", Stdio::piped(), Stdio::null());
-        // Once the receiver sleeps on its ring, it needs nothing more to connect it.
+        // A receiver that sleeps on its ring has finished connecting.
         until("a receiver that sleeps", || {
             stdout_of(&fabric, &["top", "--json"]).contains("\"armed\":true")
         });
-        // While stopped, it notices nothing, like a receiver across a network.
+        // A stopped receiver does not notice the failure, as a receiver on another host would not.
         listener.signal(Signal::STOP);
         until("a stop", || listener.stat(3) == "T");
         drop(connector.0.stdin.take());

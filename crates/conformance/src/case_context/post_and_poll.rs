@@ -4,7 +4,7 @@ use super::{CaseContext, Host, QpFixture};
 use crate::Verdict;
 use crate::call::{Call, Done, Id, Op, Piece, Receive, Refusal, Remote, Reply, Send};
 
-/// Form of requests that must not be executed behind a request that fails.
+/// Form of the requests posted after one that fails. They must not be executed.
 #[derive(Clone, Debug)]
 pub struct FollowingRequests {
     op: Op,

@@ -47,7 +47,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
         if batch >= AT_LEAST && took.iter().filter(|took| **took > 0).count() >= 2 {
             break;
         }
-        // All pollers poll until the batch has been sent, which a WRITE behind it shows.
+        // All pollers poll until the batch has been sent. A WRITE posted after the batch shows that.
         let sign = ByteCondition {
             buffer: b.buffer,
             offset: 0,

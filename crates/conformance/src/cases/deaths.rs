@@ -303,8 +303,8 @@ fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
             .post_chain(a, chain)
             .map_err(crate::case_context::error_line)?;
         bench.kill(b.host)?;
-        // One request fails, and those behind it are flushed. An unsignalled request that succeeds generates
-        // no completion.
+        // One request fails, and those posted after it are flushed. An unsignalled request that succeeds
+        // generates no completion.
         let mut failed = false;
         for id in 0..4 {
             if id == 2 && !failed {

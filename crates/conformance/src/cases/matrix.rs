@@ -3,8 +3,8 @@
 //! An [`ErrorTrial`] defines the fault and the required outcome. [`ErrorTrial::run`] checks it for an
 //! operation, signalled and unsignalled:
 //!
-//! - Requests before the faulty one are executed, it fails as required, and those behind it are flushed in
-//!   order.
+//! - Requests posted before the faulty one are executed, the faulty one fails as required, and those posted
+//!   after it are flushed in order.
 //! - Both queue pairs are in the state that the specification demands.
 //! - The device reports each failed queue pair as often as it must.
 //! - Nothing else was written or consumed.

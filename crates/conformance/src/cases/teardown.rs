@@ -40,9 +40,9 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// A live process resets or destroys its queue pair, or moves it to the error state. RC has no keep-alive, so
-/// an idle peer learns nothing (InfiniBand volume 1, chapter 9: only an unanswered request tells). The peer's
-/// next request ends as if its peer were silent, and the requests behind it are flushed. That wakes a sleeper
-/// on the channel.
+/// an idle peer does not notice: only an unanswered request reveals it (InfiniBand volume 1, chapter 9). The
+/// peer's next request fails as if nobody answered, and the requests posted after it are flushed. Their
+/// completions wake a thread that sleeps on the channel.
 fn depart_and_check(
     bench: &mut CaseContext<'_>,
     leave: impl Fn(&mut CaseContext<'_>, QpFixture) -> Verdict,

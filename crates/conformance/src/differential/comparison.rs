@@ -1,7 +1,8 @@
-//! Decides whether two devices that got the same calls did the same.
+//! Decides whether two devices that got the same calls behaved the same.
 //!
-//! Everything is compared except what a [`DivergenceRule`] leaves out. Each rule states its reason, and a run
-//! counts how often it was needed, so that no rule hides anything unnoticed.
+//! Everything is compared except what a [`DivergenceRule`] leaves out. Each rule states its reason. A run
+//! counts the uses of each rule, so that a rule that hides too much is noticed. A *line* is a connected pair
+//! of queue pairs, as in [`program`](super::program).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,16 +23,16 @@ mod tests;
 /// Reason why a difference is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DivergenceRule {
-    /// Memory that a failed request named for writing may hold anything: the specification guarantees the
-    /// bytes only with a successful completion (volume 1, section 9.5).
+    /// The memory that a failed request was to write may hold any bytes: the specification guarantees them
+    /// only after a successful completion (volume 1, section 9.5).
     BytesOfFailed,
-    /// Pieces of a list that overlap are written in any order: the specification does not say which piece
-    /// supplies the last byte for an address (section 10.8.2).
+    /// If entries of a scatter list overlap, the device writes them in any order: the specification does not say
+    /// which entry writes a shared address last (section 10.8.2).
     PiecesOverlap,
     /// The GRH of a datagram describes its path, which differs between networks.
     Headers,
-    /// A fault in a receive behind the bytes that arrive may be detected or not. If it is, the line is in
-    /// error from this receive on.
+    /// A receive has a fault in memory beyond the bytes that arrive. The device may detect it or not. If it
+    /// does, the line is in error from this receive on.
     UnusedBytes,
     /// A request that can never succeed may be refused when posted or complete with an error: the
     /// specification leaves it to the device (section 10.8.3). If it fails, the line is in error.
@@ -40,29 +41,29 @@ pub enum DivergenceRule {
     /// several faults, local or remote, a device reports the first that it finds, and each device has its
     /// own order. Nothing else may differ, except that the peer fails only for a fault found there.
     OtherReason,
-    /// A refused WRITE with immediate has taken a receive, which then fails, or has not
-    /// (section 9.7.5.1.4).
+    /// The responder refused a WRITE with immediate. It may have consumed a receive for it, which then fails,
+    /// or not (section 9.7.5.1.4).
     TakenOrNot,
-    /// Known deviation of a device, which this case of the suite observes.
+    /// A known deviation of a device. The name is that of the case in the suite that observes it.
     Known(&'static str),
-    /// An event may report a failure that a completion reports as well
+    /// An asynchronous event may report a failure that a completion reports too
     /// ([`DeviceBehaviour::reports_failure_twice`]).
     ToldTwice,
 }
 
 impl DivergenceRule {
-    /// Returns the reason in one line.
+    /// Returns the reason as one line of text.
     pub const fn why(self) -> &'static str {
         match self {
-            Self::BytesOfFailed => "bytes that a failed request named for writing may be anything",
-            Self::PiecesOverlap => "pieces of a list that overlap are written in any order",
-            Self::Headers => "the GRH of a datagram describes the network",
-            Self::UnusedBytes => "a fault behind the bytes that arrive is detected, or not",
-            Self::RefusedOrFailed => "a request that cannot succeed is refused or fails",
-            Self::OtherReason => "of several faults, any may be reported",
-            Self::TakenOrNot => "a refused WRITE with immediate has taken a receive, or not",
+            Self::BytesOfFailed => "memory that a failed request was to write may hold anything",
+            Self::PiecesOverlap => "overlapping entries of a scatter list are written in any order",
+            Self::Headers => "the GRH of a datagram depends on its path",
+            Self::UnusedBytes => "a fault beyond the bytes that arrive may be detected or not",
+            Self::RefusedOrFailed => "a request that cannot succeed is refused at once, or fails",
+            Self::OtherReason => "a device may report any of several faults",
+            Self::TakenOrNot => "a refused WRITE with immediate may have consumed a receive",
             Self::Known(case) => case,
-            Self::ToldTwice => "an event may report what a completion reports",
+            Self::ToldTwice => "an event may report the same failure as a completion",
         }
     }
 }
@@ -80,10 +81,10 @@ pub type RuleUses = BTreeMap<DivergenceRule, u64>;
 pub(super) const CASE_RECEIVES_NOT_FLUSHED: &str = "states::error_flushes_in_order";
 /// Case that observes that a datagram which cannot be sent moves its queue pair to the error state.
 pub(super) const CASE_NO_SQE: &str = "datagrams::stops_at_a_bad_key";
-/// Case that observes that a fenced request hangs if the peer does not answer, and it or a request behind
-/// it is a READ or an atomic.
+/// Case that observes that a fenced request hangs if two things hold: the peer does not answer, and this
+/// request or one posted after it is a READ or an atomic.
 pub(super) const CASE_FENCED_HANGS: &str = "matrix::fenced_and_unanswered";
-/// Case that observes that an unanswered request hangs if a request behind it has a local fault.
+/// Case that observes that an unanswered request hangs if a request posted after it has a local fault.
 pub(super) const CASE_UNANSWERED_HANGS: &str = "matrix::wrong_behind_what_is_unanswered";
 
 /// Differences that are allowed between the left and the right device.
@@ -112,15 +113,15 @@ impl AllowedDivergence {
         self.known[device].iter().any(ends)
     }
 
-    /// Returns whether the event is known not to come on this device: 0 is the left one.
+    /// Returns whether this device is known never to report the event: 0 is the left one.
     pub(super) fn keeps(&self, device: usize, event: &str) -> bool {
         let keeps = |known: &Deviation| matches!(known.behaviour, DeviantBehaviour::Keeps(name) if name == event);
         self.known[device].iter().any(keeps)
     }
 }
 
-/// Returns the statuses that the specification may have demanded where a device reports `found`, each with
-/// the case that observes the deviation, if it is one.
+/// Returns the statuses that the specification may demand where a device reports `found`. Each comes with the
+/// case that observes the deviation, or `None` if the status is `found` itself.
 fn demanded(known: &[Deviation], found: Status) -> Vec<(Status, Option<&'static str>)> {
     let mut all = vec![(found, None)];
     for known in known {
@@ -138,8 +139,8 @@ fn demanded(known: &[Deviation], found: Status) -> Vec<(Status, Option<&'static 
 }
 
 /// Errors of requests that can never succeed. Devices may differ in which of several such faults they report,
-/// and in whether they report it when the request is posted or executed. The other errors are no such faults:
-/// a full queue, a wrong state, a fork, a broken device.
+/// and in whether they report it when the request is posted or executed. The remaining errors depend on the
+/// moment, not on the request: a full queue, a wrong state, a fork, a broken device.
 const LASTING: [&str; 4] = [
     "TooManySges",
     "InlineTooLong",
@@ -156,9 +157,9 @@ fn is_lasting(kind: &str) -> bool {
 pub struct StepComparison {
     /// Differences that no rule allows.
     pub differences: Vec<String>,
-    /// Bytes that only one device may have written, as a rule allows.
+    /// Bytes that a rule allows to differ, because possibly only one device wrote them.
     pub unspecified: Vec<UnspecifiedBytes>,
-    /// The devices are in different states, as a rule allows: later steps cannot be compared.
+    /// Whether a rule has allowed the devices to be in different states. Later steps cannot be compared.
     pub is_last: bool,
 }
 
@@ -191,7 +192,7 @@ pub fn compare(
             about.is_some_and(|about| split.allows(*wr_id, about, both, allowed))
         };
         if let Some(split) = splits.iter().find(explains) {
-            // Only one device may have executed it.
+            // Possibly only one device executed the request.
             let was_executed = both.into_iter().flatten().any(WorkFate::is_good);
             let about = about.filter(|_| was_executed);
             let spans = about.map(|about| &about.spans).into_iter().flatten();
@@ -233,7 +234,7 @@ pub fn compare(
     verdict
 }
 
-/// Returns the rule that allows two different fates, whatever else the step did.
+/// Returns the rule that allows two different fates, independent of the divergences of the step.
 fn rule_for_fates(
     both: [Option<&WorkFate>; 2],
     (is_manifold, is_receive): (bool, bool),

@@ -116,7 +116,7 @@ impl From<Refusal> for CallOutcome {
 pub enum WorkFate {
     /// It was refused when posted, with this error.
     Refused(String),
-    /// It is behind a request of its chain that was refused.
+    /// It was not posted, because an earlier request of its chain was refused.
     NotPosted,
     /// It completed successfully. Fields without a meaning are left out.
     Success {

@@ -64,7 +64,7 @@ pub(super) struct OutstandingWork {
     pub(super) has_failed_receive: bool,
     /// A completion of the peer said that this queue pair failed.
     pub(super) must_fail: bool,
-    /// A request failed, so all requests behind it generate completions.
+    /// A request failed, so all requests posted after it generate completions.
     failed: bool,
 }
 

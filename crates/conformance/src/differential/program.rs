@@ -15,7 +15,7 @@ pub const LEN: usize = 4096;
 /// Boundary in every memory: requests send from below it and fetch to above it. A chain therefore never
 /// writes memory that it reads locally, for which the specification would not define the result.
 pub const HALF: usize = LEN / 2;
-/// Maximum length of a piece in bytes.
+/// Maximum length of a piece (a scatter/gather entry) in bytes.
 pub const PIECE_MAX: u16 = 1500;
 /// Maximum length of a datagram in bytes.
 pub const DATAGRAM_MAX: u16 = 300;
@@ -124,7 +124,7 @@ pub enum SliceFault {
     Not,
     /// The key belongs to no region.
     Key,
-    /// The slice ends one byte behind the region.
+    /// The slice ends one byte beyond the region.
     End,
     /// The slice begins one byte before the region.
     Start,

@@ -18,7 +18,7 @@ pub(super) type Dialed = (IpAddr, Result<ControlStream, NetError>);
 
 impl Inner {
     pub(super) fn greet_daemons(&mut self) {
-        // Further callers are accepted at the next look, so that endless callers delay nothing else.
+        // At most BATCH streams are accepted in a turn, so that endless dials do not delay other work.
         for _ in 0..BATCH {
             match self.daemons.try_accept() {
                 Ok(Some(line)) => {
@@ -27,7 +27,7 @@ impl Inner {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    return self.pause_accepting("another daemon cannot be accepted", &error);
+                    return self.pause_accepting("cannot accept a connection from another daemon", &error);
                 }
             }
         }
@@ -51,7 +51,7 @@ impl Inner {
         };
         let name = "headworks-dial".to_owned();
         if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
-            tracing::warn!("no thread to dial another daemon: {error}");
+            tracing::warn!("cannot start a thread to dial another daemon: {error}");
             self.daemon.dial_failed(to, Refusal::Unreachable);
         }
     }
@@ -87,11 +87,11 @@ impl Inner {
             }
             self.obey();
         }
-        // More messages may be in this process already, where no descriptor announces them.
+        // The stream may have buffered more messages in this process. No event of its descriptor reports them.
         self.half_heard.insert(peer);
     }
 
-    /// Handles further messages of peers in `half_heard`. Returns whether there were such peers.
+    /// Continues with the peers whose last batch was full (`half_heard`). Returns whether there were any.
     pub(super) fn receive_rest(&mut self) -> bool {
         if self.half_heard.is_empty() {
             return false;
@@ -108,7 +108,7 @@ impl Inner {
         match line.send_control(message) {
             Ok(()) => drop(self.unsaid.insert(peer)),
             Err(error) => {
-                tracing::warn!("a message to another daemon cannot be sent: {error}");
+                tracing::warn!("cannot send a message to another daemon: {error}");
                 self.lose(peer);
             }
         }
@@ -120,7 +120,7 @@ impl Inner {
         self.daemon.peer_gone(peer);
     }
 
-    /// Sends queued messages, as far as the streams have room.
+    /// Flushes the streams that have queued messages, as far as the sockets have room.
     pub(super) fn resay(&mut self) {
         if self.unsaid.is_empty() {
             return;

@@ -27,11 +27,11 @@ pub(crate) struct HostPlan {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) hosts: usize,
-    /// Number of hosts whose applications can be connected to.
+    /// Number of hosts whose applications all listen, so that others can connect.
     pub(crate) ready: usize,
     /// Number of hosts whose applications have finished their scripts.
     pub(crate) done: usize,
-    /// Number of hosts on which nothing is left.
+    /// Number of hosts whose daemons have no session left.
     pub(crate) quiet: usize,
     pub(crate) whole: usize,
     pub(crate) broken: usize,
@@ -75,17 +75,18 @@ pub(crate) struct Host {
     daemon: Daemon,
     device: Arc<dyn Device>,
     applications: BTreeMap<SessionId, Application>,
-    /// Descriptors of applications: the session, and the request that the descriptor went with.
+    /// Descriptors that applications passed: the session, and the number of the request that carried the
+    /// descriptor.
     watches: BTreeMap<WatchId, (SessionId, u32)>,
     last_watch: u64,
     scripts: Vec<Script>,
-    /// Streams to other daemons, by host, whether this host dialed, and number of the dial.
+    /// Streams to other daemons. The key is the other host, whether this host dialed, and the dial's number.
     peers: BTreeMap<(usize, bool, u8), PeerId>,
     calls: u8,
     outbox: Vec<(usize, Vec<u8>)>,
     ledger: Arc<Mutex<Ledger>>,
     views: Vec<Arc<dyn Buffer>>,
-    /// Time of the first step. A plan counts its times from there.
+    /// Time of the first step. All times in a plan are relative to it.
     began: Option<Instant>,
     is_ready: bool,
     is_done: bool,
@@ -157,7 +158,7 @@ impl Host {
     }
 
     fn mail(&mut self, (to, by_me, call): (usize, bool, u8), kind: u8, message: &[u8]) {
-        // The receiver sees the dial from the other side.
+        // For the receiver, the other host dialed.
         let mut bytes = vec![kind, u8::from(!by_me), call];
         bytes.extend(message);
         self.outbox.push((to, bytes));
@@ -242,7 +243,8 @@ impl Host {
                     }
                 }
                 Output::EndSession(session) => {
-                    // The application has broken the contract, as some scripts do.
+                    // Some scripts break the contract, so the daemon ends their session. Such an application is removed at
+                    // its next step.
                     if let Some(application) = self.applications.get_mut(&session) {
                         application.script.dies = Some(Instant::ZERO);
                     }
@@ -253,7 +255,7 @@ impl Host {
     }
 
     fn view(&mut self, slab: &Arc<dyn Buffer>) -> View {
-        // In one process the application uses the daemon's mapping.
+        // Both run in one process, so the application uses the daemon's mapping of the slab.
         let pd = self.device.alloc_pd().expect("a protection domain");
         let region = pd.register(slab, Access::NONE).expect("a region");
         self.views.push(slab.clone());

@@ -1,4 +1,4 @@
-//! The process of one actor: the coordinator starts it, it runs the actor and ends.
+//! Entry point of an actor's process. The coordinator starts the process, which runs one actor and exits.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,11 +22,12 @@ use headworks_net::framing::{FrameDecoder, FrameError};
 /// that socket's inode number, a colon, and the coordinator's process id.
 pub(crate) const CHILD_VARIABLE: &str = "HEADWORKS_RUNTIME_CHILD";
 
-/// Most bytes of mail and reports that the coordinator has not read.
+/// Maximum number of bytes of mail and reports that wait to be written to the coordinator's socket. Beyond
+/// it, sending fails with [`MailError::Full`].
 const UNWRITTEN_MAX: usize = 4 << 20;
 
-/// Runs the actor if [`Processes`](crate::Processes) started this process for one, and returns its exit code.
-/// Returns `None` in every other process. Call it first in `main`:
+/// Runs the actor if [`Processes`](crate::Processes) started this process for an actor, and returns the exit
+/// code for `main`. Returns `None` in every other process. Call it first in `main`:
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -77,7 +78,7 @@ fn run_if_child(actors: &ActorRegistry, opener: DeviceOpener) -> Option<u8> {
         Ok(ActorOutcome::Done) => Some(0),
         Ok(_) => Some(1),
         Err(error) => {
-            print_error("an actor's process", &error);
+            print_error("cannot run the actor", &error);
             Some(1)
         }
     }
@@ -88,8 +89,8 @@ fn run_child(
     opener: DeviceOpener,
     coordinator: i32,
 ) -> io::Result<ActorOutcome> {
-    // The kernel then ends this process even if it is stopped or stuck. The parent is checked afterwards, in
-    // case it died before this call.
+    // When the coordinator dies, the kernel then kills this process, even if it is stopped or stuck. The parent
+    // is checked afterwards, in case it died before this call.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != coordinator) {
         return Err(io::Error::other("the coordinator is gone"));
@@ -141,12 +142,12 @@ fn run_in_this_process(
     outcome
 }
 
-/// Prints an error to standard error, which the coordinator forwards. There is nobody else to tell.
+/// Prints an error to standard error, which the coordinator forwards. There is no other way to report it.
 fn print_error(what: &str, error: &io::Error) {
     let _ = writeln!(io::stderr(), "{what}: {error}");
 }
 
-/// Reads until the coordinator ends, and then ends this process.
+/// Delivers the coordinator's messages to the mailbox until the socket closes, and then kills this process.
 fn read_mail(mut stream: MessageReader, mailbox: &Mailbox) {
     loop {
         match stream.next() {
@@ -155,12 +156,12 @@ fn read_mail(mut stream: MessageReader, mailbox: &Mailbox) {
             Ok(Some(ToChild::Start { .. })) => {}
             Ok(None) => break,
             Err(error) => {
-                print_error("from the coordinator", &error);
+                print_error("cannot read from the coordinator", &error);
                 break;
             }
         }
     }
-    // The death signal does the same. An orderly exit could wait for the actor's thread.
+    // The parent-death signal would do the same. An orderly exit could wait for the actor's thread.
     let _ = kill_process(getpid(), Signal::KILL);
 }
 
@@ -203,7 +204,7 @@ impl SocketTransport {
         if self.unwritten.len() > UNWRITTEN_MAX {
             return Err(MailError::Full(receiver.to_owned()));
         }
-        // The length was checked before this.
+        // `encode` cannot fail: the callers have checked the length.
         encode(&mut self.unwritten).map_err(|_| MailError::TooLong(crate::MAIL_MAX))?;
         self.flush().map_err(|_| MailError::NoCoordinator)
     }

@@ -7,9 +7,9 @@ use crate::actor::{MAIL_MAX, Mail};
 use crate::scenario::{ACTORS_MAX, ActorSpec, is_valid_name};
 use headworks_net::framing::{FrameError, encode_frame};
 
-/// Longest message: mail or arguments of the greatest length, and the other fields.
+/// Maximum length of a message in bytes: the longest mail or arguments, and 256 KiB for the other fields.
 pub(crate) const MESSAGE_MAX: usize = MAIL_MAX + (256 << 10);
-/// Longest text of a failure, in bytes.
+/// Maximum length in bytes of the text of a failure; a longer text is cut off.
 const REASON_MAX: usize = 4096;
 
 /// A message from the coordinator.
@@ -32,7 +32,7 @@ pub(crate) enum FromChild {
         bytes: Vec<u8>,
     },
     Report(Vec<u8>),
-    /// The last message: the reason of a failure, or `None` for success.
+    /// The last message. Holds the reason of a failure, or `None` for success.
     Ended(Option<String>),
 }
 

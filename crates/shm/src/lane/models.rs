@@ -4,7 +4,7 @@ use loom::thread;
 use super::*;
 use crate::slot_queue::tests::HeapQueue;
 
-/// A producer, some of whose values another thread completes.
+/// State of a producer. Another thread completes some of its values.
 struct Shared {
     lane: Lane<u64>,
     heap: HeapQueue<u64>,
@@ -20,7 +20,8 @@ impl Shared {
         self.heap.queue.push(1, &number).unwrap();
     }
 
-    /// Completes a value as a queue pair completes a request that it executed while posting.
+    /// Completes a value on the producer's own thread: through the lane if the bypass is over, else through the
+    /// queue.
     fn complete(&self, number: u64) {
         if !self.lane_bypass.is_over(&self.retired) {
             return self.past_the_lane(number);

@@ -126,7 +126,7 @@ impl Registry {
     fn listen(&self, dir: &OwnedFd, socket: &str) -> io::Result<UnixListener> {
         let temporary = temporary(dir);
         let path = self.path.join(&temporary);
-        // Bind to the directory's own path if it fits, because people see that one.
+        // Bind under the directory's own path if it fits, because tools such as `ss` show that path to users.
         let listener = if path.as_os_str().len() < SOCKET_PATH_BYTES_MAX {
             UnixListener::bind(path)
         } else {
@@ -195,7 +195,8 @@ fn connect_now(address: &SocketAddrUnix) -> Result<UnixStream, Errno> {
     Ok(UnixStream::from(socket))
 }
 
-/// Returns the owner file's content: the process, and a number that differs between its claims of a name.
+/// Returns the owner file's content: the process id, and a number that is different for each claim that the
+/// process makes.
 fn owner_bytes(us: ProcessId) -> Vec<u8> {
     static CLAIMS: AtomicU64 = AtomicU64::new(0);
     let mut bytes = prefix(us);

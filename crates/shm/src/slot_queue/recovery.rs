@@ -1,7 +1,8 @@
 //! Operations on a queue as a whole: listing its values, and recovering slots of dead processes.
 
 use super::{
-    FREE, FULL, READING, SearchStep, ShmSafe, SlotQueueRef, WRITING, lap_of, tag_of, owner_of_word, word,
+    FREE, FULL, READING, SearchStep, ShmSafe, SlotQueueRef, WRITING, lap_of, owner_of_word, tag_of,
+    word,
 };
 use crate::primitive::Ordering;
 

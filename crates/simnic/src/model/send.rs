@@ -1,4 +1,4 @@
-//! A request from its doorbell to the wire.
+//! The send path: carries a request from its doorbell to the wire.
 
 use headworks_verbs::{Access, QpState, QpType, SendOp, Status};
 
@@ -10,12 +10,13 @@ use crate::registered_memory::AccessRequest;
 use crate::wqe::cache_key;
 
 impl Model {
-    /// Rings the doorbell for the requests before `upto`. The RNIC hears of it `at`, but not before this
-    /// queue pair's earlier doorbells.
+    /// Rings the doorbell for the requests before `upto`. The doorbell reaches the RNIC at time `at`, but not
+    /// before this queue pair's earlier doorbells.
     ///
-    /// A doorbell is quiet if its single request comes with it and the request cache is unlimited, because
-    /// nothing is fetched or cached then. A quiet doorbell is no event: its time is noted in the request and
-    /// checked when the queue pair has nothing else to send. Every other doorbell is an event.
+    /// A doorbell is quiet if it carries its one request (`Wqe::pushed`) and the request cache is unlimited. The
+    /// RNIC then fetches and caches nothing, so the doorbell needs no event. Its time is noted in the request
+    /// (`Wqe::known_at`) and checked when the queue pair has nothing else to send. Every other doorbell is an
+    /// event.
     pub(crate) fn ring(&mut self, index: u32, at: Ps, upto: u64) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
@@ -43,7 +44,7 @@ impl Model {
         }
     }
 
-    /// Schedules an event for the next quiet doorbell, for a queue pair that has nothing to send before it.
+    /// Schedules an event for the next quiet doorbell. Called when the queue pair has nothing to send before it.
     fn call(&mut self, index: u32) {
         let now = self.now;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
@@ -118,7 +119,8 @@ impl Model {
         self.send_on(host, unit);
     }
 
-    /// Has a sending unit serve its waiting queue pairs if it is idle, or schedules this for when it is.
+    /// Lets a sending unit serve its waiting queue pairs if it is idle. If it is busy, schedules an event for the
+    /// time at which it is idle.
     pub(super) fn send_on(&mut self, host: u32, unit: usize) {
         loop {
             let state = &mut self.hosts[host as usize].tx[unit];
@@ -155,7 +157,7 @@ impl Model {
         };
         qp.is_ready = false;
         if qp.not_before > now {
-            // An RNR NAK came while it waited for its turn.
+            // An RNR NAK arrived while the queue pair waited for its turn.
             return self.make_ready(index);
         }
         let Some(number) = next(qp, now) else {
@@ -272,7 +274,7 @@ impl Model {
             let due = timer_due(gone, qp.connection.timeout);
             self.event_queue.put(due, Event::Timeout { qp: reference });
         }
-        // A queue pair with more to send queues for its next turn.
+        // A queue pair that has more to send joins the queue of its unit again.
         let is_told_to_wait = qp.not_before > now;
         let goes_on = !is_told_to_wait && next(qp, now).is_some();
         if goes_on {
@@ -311,8 +313,8 @@ impl Model {
         }
     }
 
-    /// Sends a piece to the queue pair of that number. The piece is lost if there is no such queue pair, or
-    /// if that one is not connected to the sender.
+    /// Sends a piece to queue pair `qpn` of `host`. The piece is lost if that queue pair does not exist or is not
+    /// connected to the sender.
     fn launch(
         &mut self,
         mut piece: Piece,
@@ -335,7 +337,7 @@ impl Model {
         }
     }
 
-    /// Fails a request that is invalid on this side, once those before it are done.
+    /// Fails a request that is invalid on this side, once the requests before it are done.
     #[cold]
     #[inline(never)]
     fn fails_here(&mut self, reference: QpRef, number: u64, status: Status) {
@@ -350,7 +352,8 @@ impl Model {
     }
 }
 
-/// Returns the number of the request of which the queue pair can send a part now.
+/// Returns the number of the request of which the queue pair can send a part now; `None` if it can send
+/// nothing.
 #[inline(always)]
 fn next(qp: &mut super::Qp, now: Ps) -> Option<u64> {
     loop {

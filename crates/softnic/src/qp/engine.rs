@@ -32,7 +32,7 @@ pub(crate) struct Engine {
     local: MrKeyCheck,
     remote: MrKeyCheck,
     /// The bounce buffer for requests that only the peer can execute; made at first use.
-    window: Option<Box<BounceBuffer>>,
+    bounce_buffer: Option<Box<BounceBuffer>>,
     /// The datagram paths of a UD queue pair.
     datagrams: Option<Box<Datagrams>>,
 }

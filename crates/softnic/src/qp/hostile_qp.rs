@@ -15,7 +15,7 @@ use crate::hostile::{
 };
 
 /// Most requests under way at a time, where requests may mix.
-const WINDOW: usize = 8;
+const LOOKAHEAD: usize = 8;
 /// Most steps that a request rests, whatever the rules say.
 const REST_MAX: u32 = 64;
 /// Longest time that a request rests.
@@ -362,16 +362,16 @@ impl Backlog {
     /// earlier one that is not over. While the send queue drains, none after the last request that has
     /// begun: that one's completion waits for those before it.
     fn open(&self, ordered: bool, drains: bool) -> Vec<usize> {
-        let mut open = Vec::with_capacity(WINDOW);
+        let mut open = Vec::with_capacity(LOOKAHEAD);
         let until = match drains {
             true => self
                 .list
                 .iter()
                 .rposition(PendingRequest::has_begun)
                 .map_or(0, |at| at + 1),
-            false => WINDOW,
+            false => LOOKAHEAD,
         };
-        for (at, later) in self.list.iter().enumerate().take(until.min(WINDOW)) {
+        for (at, later) in self.list.iter().enumerate().take(until.min(LOOKAHEAD)) {
             if later.ended().is_some() {
                 continue;
             }

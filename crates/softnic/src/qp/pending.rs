@@ -482,8 +482,8 @@ impl QpCore {
     pub(crate) fn discard(&self, pending: &mut Pending) {
         if let Some(mut backlog) = pending.backlog.take() {
             self.abandon_front(&mut backlog);
-            if backlog.engine.has_window() {
-                self.context.table.window(self.slot()).clear();
+            if backlog.engine.has_bounce_buffer() {
+                self.context.table.bounce_buffer(self.slot()).clear();
             }
             self.left_list(backlog.list.len());
         }

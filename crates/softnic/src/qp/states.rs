@@ -121,7 +121,7 @@ impl SoftQp {
         let from = core.row().life();
         let to = qp_state::check_transition(core.qp_type, from.state(), attr)?;
         if to == QpState::Rtr {
-            // The peer must be known before it may write here: deregistration waits for it.
+            // The peer must be recorded before it can write here, because deregistration waits for recorded peers.
             core.set_peer(core.find_peer(attr)?);
         }
         core.store(attr);
@@ -139,7 +139,7 @@ impl SoftQp {
                 }
                 match core.quiesce() {
                     Ok(()) => core.settle(),
-                    // The progress thread settles it once the peer has gone on.
+                    // The progress thread settles the queue pair once the stopped peer has resumed or died.
                     Err(_) => core.attend(),
                 }
                 core.flush(&mut pending);
@@ -152,8 +152,8 @@ impl SoftQp {
                     .life
                     .store(QpLife::new(generation, to).0, Ordering::Release);
                 if core.quiesce().is_err() {
-                    // What the peer holds cannot be reused yet, so the queue pair goes to the error state
-                    // and is ended like any other.
+                    // The stopped peer may still use this queue pair, so it cannot be reset. It goes to the error
+                    // state, and the progress thread ends it like any other failed queue pair.
                     core.told.fetch_max(generation, Ordering::AcqRel);
                     core.settled.store(false, Ordering::Release);
                     let failed = QpLife::new(generation, QpState::Error);
@@ -225,13 +225,13 @@ impl Drop for SoftQp {
 }
 
 impl QpCore {
-    /// Returns the context that `attr` connects to; `None` if none is there.
+    /// Returns the peer that `attr` names. Returns `None` if `attr` names none or it does not exist.
     fn find_peer(&self, attr: &QpAttr) -> Result<Option<Arc<Peer>>, ModifyError> {
         let (Some(gid), Some(qpn)) = (attr.dest_gid, attr.dest_qpn) else {
             return Ok(None);
         };
         let host = crate::device::host_of(gid);
-        // Count it before the search: a counted peer is not detached.
+        // Count the peer before the search, because the progress thread detaches a peer that is not counted.
         self.set_dest(Some(crate::device::key_of(host, qpn.raw())));
         let found = self.context.peer(host, qpn.raw());
         found.map_err(|error| ModifyError::PeerUnreachable {
@@ -270,7 +270,8 @@ impl QpCore {
         }
     }
 
-    /// Counts this queue pair among those connected to `dest`, and no longer among its former peer's.
+    /// Records `dest` as this queue pair's peer, in the context's counts of queue pairs for each peer. The former
+    /// peer's count goes down.
     pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
         let before = std::mem::replace(&mut self.far().dest, dest);
         self.context.count_dest(before, dest);
@@ -280,7 +281,7 @@ impl QpCore {
     /// are stopped while executing one.
     pub(crate) fn quiesce(&self) -> Result<(), Vec<Initiator>> {
         asymmetric_fence::heavy();
-        // Serving a call holds this lock: once it was taken, no earlier call is still being served.
+        // A thread that serves a call holds this lock. Once the lock was taken here, no earlier call is served.
         drop(self.context.private.lock());
         let stopped = quarantine::wait_for(self.initiators());
         if stopped.is_empty() {
@@ -298,7 +299,8 @@ impl QpCore {
         self.context.initiator_of(self).into_iter().collect()
     }
 
-    /// Gives back all that a destroyed queue pair holds. No peer may be executing on it.
+    /// Releases everything that a destroyed queue pair holds. The caller has made sure that no peer executes a
+    /// request on it.
     pub(crate) fn leave(&self, pending: &mut Pending) {
         self.discard(pending);
         self.row().qpn.store(NO_ROW, Ordering::Release);

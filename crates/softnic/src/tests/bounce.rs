@@ -15,7 +15,10 @@ fn row(end: &TestQp) -> &QpRow {
 
 /// Returns the row that says where the bounce buffer of `end` is.
 fn place(end: &TestQp) -> &QueueLocation {
-    end.device.context.table.window(slot_of(end.qp.qpn().raw()))
+    end.device
+        .context
+        .table
+        .bounce_buffer(slot_of(end.qp.qpn().raw()))
 }
 
 /// Holds the progress thread of `context`, which executes waiting requests and serves calls.
@@ -27,15 +30,19 @@ fn hold(context: &Context) -> MutexGuard<'_, ()> {
 struct BounceCaller {
     near: TestQp,
     far: TestQp,
-    window: BounceBuffer,
+    bounce_buffer: BounceBuffer,
 }
 
 impl BounceCaller {
     fn new(fabric: &Fabric) -> Self {
         let [near, far] = fabric.pair();
-        let window = BounceBuffer::open(&near.device.context).unwrap();
-        window.publish(place(&near));
-        Self { near, far, window }
+        let bounce_buffer = BounceBuffer::open(&near.device.context).unwrap();
+        bounce_buffer.publish(place(&near));
+        Self {
+            near,
+            far,
+            bounce_buffer,
+        }
     }
 
     /// Tells the owner of the last call, and has it serve that.
@@ -45,12 +52,12 @@ impl BounceCaller {
         let slot = slot_of(self.far.qp.qpn().raw());
         context.table.attention().calls.set(slot);
         serve(context);
-        self.window.answer()
+        self.bounce_buffer.answer()
     }
 
     fn call(&mut self, what: CallKind, at: RemoteAddr, len: usize) -> Option<CallResult> {
         let (key, addr) = (at.rkey, at.addr);
-        self.window.call(&BounceCall {
+        self.bounce_buffer.call(&BounceCall {
             what,
             key,
             addr,
@@ -167,15 +174,15 @@ fn nobody_is_served_but_the_queue_pair_at_the_other_end() {
     }
     near.life.store(life.0, Ordering::Release);
     // Locations that are no bounce buffer: cleared, or not aligned to a cache line.
-    let window = |caller: &BounceCaller| caller.window.publish(place(&caller.near));
+    let bounce_buffer = |caller: &BounceCaller| caller.bounce_buffer.publish(place(&caller.near));
     place(&caller.near).clear();
     assert!(!is_served(&mut caller));
-    window(&caller);
+    bounce_buffer(&caller);
     let (at, _) = place(&caller.near).get();
     let offset = at.offset + 8;
     place(&caller.near).set(SegmentOffset { offset, ..at }, DATA);
     assert!(!is_served(&mut caller));
-    window(&caller);
+    bounce_buffer(&caller);
     assert!(is_served(&mut caller));
     let error = QpAttr::to_state(QpState::Error);
     caller.far.qp.modify(&error).unwrap();

@@ -192,7 +192,7 @@ fn all_lengths(route: Route) {
 /// Returns how many calls a queue pair has made through its bounce buffer.
 pub(super) fn calls_made(end: &TestQp) -> u64 {
     let slot = slot_of(end.qp.qpn().raw());
-    let (at, len) = end.device.context.table.window(slot).get();
+    let (at, len) = end.device.context.table.bounce_buffer(slot).get();
     if len == 0 {
         return 0;
     }
@@ -207,7 +207,7 @@ fn every_operation_reaches_it_at_every_length() {
 }
 
 #[test]
-fn every_operation_reaches_it_through_the_window() {
+fn every_operation_reaches_it_through_the_bounce_buffer() {
     all_lengths(Route::BounceBuffer);
 }
 

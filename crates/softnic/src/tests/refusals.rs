@@ -159,7 +159,7 @@ fn every_operation_of_another_process_reaches_private_memory() {
 }
 
 #[test]
-fn every_operation_of_a_process_that_may_not_copy_goes_through_the_window() {
+fn every_operation_of_a_process_that_may_not_copy_uses_the_bounce_buffer() {
     all_operations(true);
 }
 

@@ -1,4 +1,4 @@
-//! Every fault that a hostile device injects is seen, and stays within its bounds.
+//! Tests that every fault of a hostile device occurs and stays within its bounds.
 
 use headworks_softnic::hostile::rules::{
     by, full, kill_after, kills, late, not_ready, rest, scatter, slow,
@@ -15,12 +15,12 @@ use crate::pair::{RecordingRule, TestPair, all_well, each_seed, raise, until, un
 const OLD: u8 = 0x11;
 const NEW: u8 = 0xee;
 
-/// Returns what a reader sees of a WRITE of 64 bytes between its steps, until it has completed.
+/// Posts a WRITE of 64 bytes. Returns what a reader of the target sees after each step, until the completion.
 fn seen_of_a_write(pair: &mut TestPair) -> Vec<Vec<u8>> {
     let TestPair { a, b, .. } = pair;
     a.put(0, &[NEW; 67]);
     b.put(0, &[OLD; 64]);
-    // The target is aligned and the source is not: words at the target are placed whole.
+    // The target is aligned and the source is not. The device must still place each word of the target whole.
     a.post(0, SendOp::Write(b.region.remote(0)), 3, 64);
     let mut seen = vec![b.get(0, 64)];
     until("the WRITE", || {
@@ -66,7 +66,7 @@ fn without_the_declaration_words_are_torn() {
     });
 }
 
-/// Makes a pair that places bytes in any order. Our bytes are new, the peer's are old.
+/// Makes a pair whose device places bytes in any order. The bytes of `a` are new, those of `b` are old.
 fn scattering(seed: u64) -> TestPair {
     let pair = TestPair::by(Rules::new(seed).with(scatter(6)), "");
     pair.a.put(0, &[NEW; 64]);
@@ -99,7 +99,7 @@ fn the_bytes_of_a_read_come_in_any_order() {
         let TestPair { a, b, .. } = &mut pair;
         b.put(0, &[NEW; 67]);
         a.put(64, &[OLD; 64]);
-        // The target is aligned and the source is not: words at the target are placed whole.
+        // The target is aligned and the source is not. The device must still place each word of the target whole.
         a.post(1, SendOp::Read(b.region.remote(3)), 64, 64);
         let mut torn = false;
         until("the READ", || {
@@ -113,8 +113,8 @@ fn the_bytes_of_a_read_come_in_any_order() {
     });
 }
 
-/// Posts four WRITEs of 64 bytes to four places. Returns whether a later one was seen begun while an earlier
-/// one was not completely placed.
+/// Posts four WRITEs of 64 bytes to four places. Returns whether a reader saw bytes of a later WRITE before
+/// an earlier one was complete.
 fn writes_mix(pair: &mut TestPair) -> bool {
     let TestPair { a, b, .. } = pair;
     a.put(0, &[NEW; 256]);
@@ -135,7 +135,7 @@ fn writes_mix(pair: &mut TestPair) -> bool {
         done.extend(a.poll());
         let bytes = b.get(0, 256);
         look(&bytes);
-        // A completed WRITE is placed, and so are all before it.
+        // A completed WRITE and all WRITEs before it are placed.
         assert!(!bytes[..done.len() * 64].contains(&OLD));
         done.len() == 4
     });

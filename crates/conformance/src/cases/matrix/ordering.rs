@@ -156,7 +156,7 @@ const LONG: u32 = 1 << 20;
 /// Offset of the last word of [`LONG`] bytes.
 const LAST: i64 = LONG as i64 - 8;
 
-/// Posts a READ of 1 MiB, and behind a fence a request that uses what it fetches.
+/// Posts a READ of 1 MiB, and then a fenced request that uses the bytes that the READ fetches.
 fn fenced(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     let large = QpOptions {
         len: 4 << 20,

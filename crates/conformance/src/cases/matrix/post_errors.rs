@@ -238,7 +238,7 @@ fn inline_whole(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     Ok(())
 }
 
-/// Posts a good request, one that is refused, and one behind it: only the first is executed.
+/// Posts a chain of a good request, one that is refused, and another: only the first is executed.
 fn refuse(
     bench: &mut CaseContext<'_>,
     kind: OpKind,

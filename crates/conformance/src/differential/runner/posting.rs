@@ -70,7 +70,7 @@ impl ProgramRunner<'_, '_> {
                 self.faulty_receives
                     .insert(wr_id, before + targets[at].good);
             }
-            // A piece of length 0 is not accessed, so its fault does not limit the receive.
+            // An entry of length 0 is not accessed, so its fault does not limit the receive.
             let bars = |target: &ResolvedSlice| target.is_bad && target.len > 0;
             if let Some(at) = targets.iter().position(bars) {
                 let before = targets[..at].iter().map(|target| target.len).sum::<usize>();
@@ -124,8 +124,8 @@ impl ProgramRunner<'_, '_> {
             }
         }
         fence(&mut ready);
-        // Requests behind the last completion could be under way in the next step. So the last request is
-        // signalled, and on UD or in a chain that may be refused in the middle, all are.
+        // Requests posted after the last signalled one could still be in flight in the next step. So the last
+        // request is signalled. On UD, and in a chain that may be refused in the middle, all requests are.
         let all = ud || chain.iter().any(Request::is_refusable);
         for request in &mut ready {
             request.send.signaled |= all;

@@ -25,9 +25,9 @@ impl Engine {
             len: whole_words(&call),
             ..call
         };
-        if self.window.is_none() {
+        if self.bounce_buffer.is_none() {
             match BounceBuffer::open(&core.context) {
-                Ok(window) => self.window = Some(Box::new(window)),
+                Ok(bounce_buffer) => self.bounce_buffer = Some(Box::new(bounce_buffer)),
                 Err(error) => {
                     tracing::error!(%error, "no memory for a bounce buffer");
                     return Outcome::Failed(Status::LocalQpOperation);
@@ -40,11 +40,11 @@ impl Engine {
                 return Outcome::Failed(Status::LocalProtection);
             }
         }
-        let (Some(window), Some(link)) = (&mut self.window, &self.link) else {
+        let (Some(bounce_buffer), Some(link)) = (&mut self.bounce_buffer, &self.link) else {
             return Outcome::NotReady;
         };
-        window.publish(core.context.table.window(core.slot()));
-        window.call(&call);
+        bounce_buffer.publish(core.context.table.bounce_buffer(core.slot()));
+        bounce_buffer.call(&call);
         crash_points::at("call");
         tracing::debug!(?call, "asking a peer through the bounce buffer");
         progress.called = Some(call);
@@ -54,8 +54,8 @@ impl Engine {
     }
 
     /// Returns whether this queue pair has a bounce buffer, which peers may have been told of.
-    pub(crate) fn has_window(&self) -> bool {
-        self.window.is_some()
+    pub(crate) fn has_bounce_buffer(&self) -> bool {
+        self.bounce_buffer.is_some()
     }
 
     /// Tells the peer again that there is a call: it may not have been ready for it the first time.
@@ -77,7 +77,11 @@ impl Engine {
             Some(link) if link.is_up() => {}
             _ => return self.reconnect(progress),
         }
-        let Some(answer) = self.window.as_ref().and_then(|window| window.answer()) else {
+        let Some(answer) = self
+            .bounce_buffer
+            .as_ref()
+            .and_then(|bounce_buffer| bounce_buffer.answer())
+        else {
             return Outcome::Called;
         };
         progress.called = None;
@@ -164,17 +168,17 @@ impl Engine {
     }
 
     fn data(&self, len: usize) -> Option<Span> {
-        Some(self.window.as_ref()?.data(len))
+        Some(self.bounce_buffer.as_ref()?.data(len))
     }
 
     /// Takes back the request's call, if it has made one. Returns whether the peer is serving no call: then
     /// it no longer touches our bounce buffer or the receive.
     pub(super) fn retract(&self, progress: &mut RequestProgress, link: &RemoteQp) -> bool {
         let called = progress.called.take();
-        let (Some(_), Some(window)) = (called, &self.window) else {
+        let (Some(_), Some(bounce_buffer)) = (called, &self.bounce_buffer) else {
             return true;
         };
-        window.retract();
+        bounce_buffer.retract();
         let serving = link.row().executing.serving.load(Ordering::Acquire);
         serving.is_multiple_of(2)
     }

@@ -11,8 +11,8 @@
 //! | 24..32 | sequence number of the record, from 0 |
 //! | 32..40 | size of the packet on the wire, in bytes |
 //!
-//! Numbers are little-endian. An IPv6 address does not fit, so a 32-bit hash stands for it. Two IPv6 flows
-//! can therefore be confused, with a probability of 2^-64.
+//! Numbers are little-endian. An IPv6 address does not fit, so its 32-bit hash takes its place. Two given
+//! IPv6 flows with the same ports therefore get the same key with a probability of 2^-64.
 
 use std::hash::{Hash, Hasher};
 
@@ -55,7 +55,7 @@ impl FlowKey {
 }
 
 impl Hash for FlowKey {
-    /// Hashes the key as one word, for hashers that mix it.
+    /// Hashes the key as one word. The hasher is expected to mix the word.
     #[inline]
     fn hash<H: Hasher>(&self, to: &mut H) {
         let [low, high] = self.0;

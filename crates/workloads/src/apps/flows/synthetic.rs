@@ -14,17 +14,18 @@ use crate::random::Random;
 
 /// Default number of flows.
 pub const FLOWS: u32 = 1 << 16;
-/// Shape of the Pareto distribution of flow sizes: the smaller, the heavier its tail. Measurements of the
-/// Internet give 1 to 1.5.
+/// Shape of the Pareto distribution of flow sizes. The smaller the shape, the heavier the tail. Measurements
+/// of the Internet give 1 to 1.5.
 const SHAPE: f64 = 1.2;
-/// Packets of the largest flow for each packet of the smallest: where the distribution is cut off.
+/// Largest flow size, relative to the smallest, which is 1. The distribution is cut off here.
 const LARGEST: f64 = 1e5;
-/// Mean time between two packets: the paper's minute has 30 million.
+/// Mean time between two packets, in ns. The paper's trace has 30 million packets in one minute.
 const INTERVAL_NS: u64 = 2_000;
 /// Length in bytes of a small packet, and of a full-sized one.
 const SMALL: u32 = 52;
 const FULL: u32 = 1500;
-/// Of 256 packets, how many are small. As many are full-sized; the rest are evenly distributed in between.
+/// Number of small packets among 256 packets. The same number is full-sized; the sizes of the others are
+/// spread evenly in between.
 const USUAL: u32 = 112;
 const BOTH: u32 = 2 * USUAL;
 
@@ -75,7 +76,8 @@ fn key(random: &mut Random) -> FlowKey {
     }
 }
 
-/// Maps a uniform number below 1 to a number from 1 to [`LARGEST`]: the inverse of the distribution function.
+/// Maps a uniform number below 1 to a number from 1 to [`LARGEST`], by the inverse of the distribution
+/// function.
 fn bounded_pareto(uniform: f64) -> f64 {
     let cut = 1.0 - LARGEST.powf(-SHAPE);
     (1.0 - uniform * cut).powf(-1.0 / SHAPE)
