@@ -22,10 +22,10 @@ const KEPT: &str = "HEADWORKS_FUZZ_KEPT";
 ///
 /// If the target fails. The message has the command that repeats the failure.
 pub fn test(name: &str, scratch: &Path) {
-    let target = crate::target(name).expect("tests are called as their targets");
+    let target = crate::target(name).expect("each test has the name of its target");
     if let Some(kept) = env::var_os(KEPT) {
         let plan = plan(target, kept.into());
-        let done = runner::run(target, &plan).expect("its corpus is read, its inputs are kept");
+        let done = runner::run(target, &plan).expect("the corpus is readable and the input file writable");
         println!(
             "{name}: {} inputs of the corpus, {} made",
             done.corpus, done.made
@@ -56,12 +56,12 @@ pub fn test(name: &str, scratch: &Path) {
             fs::write(&file, &input).expect("the input is written");
             let file = file.display();
             format!(
-                "the input of {} bytes is in {file}; once more:\n  \
+                "the input of {} bytes is in {file}; to repeat:\n  \
                  cargo run -p headworks-fuzz -- replay {name} {file}",
                 input.len()
             )
         }
-        Err(error) => format!("its input is lost: {error}"),
+        Err(error) => format!("the input is lost: {error}"),
     };
     panic!("{name} ended with {how}; {again}");
 }
@@ -87,7 +87,7 @@ fn plan(target: &Target, kept: PathBuf) -> RunOptions {
     let long = env::var_os("HEADWORKS_LONG").is_some();
     let seed = env::var("HEADWORKS_FUZZ_SEED").map_or(SEED, |seed| {
         let number = seed.parse();
-        number.unwrap_or_else(|_| panic!("HEADWORKS_FUZZ_SEED={seed}: a whole number is wanted"))
+        number.unwrap_or_else(|_| panic!("HEADWORKS_FUZZ_SEED={seed}: must be a whole number"))
     });
     let (time, inputs) = match long {
         true => (Duration::from_secs(60), u64::MAX),

@@ -1,60 +1,68 @@
-//! Fuzz targets: whatever a peer wrote, into shared memory, a file of the registry or a stream, is
-//! read without a panic, a crash, an endless loop or an access to memory that is not ours.
+//! Fuzz targets. Each feeds hostile data to code that reads what another process wrote: shared memory, a file
+//! of the registry, or a stream. The code must not panic, crash, loop for ever, or access memory that is not
+//! this process's.
 //!
 //! # Readers and their targets
 //!
-//! | what a peer writes | who reads it | target |
+//! | data that a peer writes | code that reads it | target |
 //! |---|---|---|
 //! | a memory file: size, seals, header | `shm::segment` | `segment` |
-//! | a queue's head, tail, slot words and values, also while we use it | `shm::slot_queue` | `slot_queue` |
+//! | a queue's head, tail, slot words and values, also while this process uses the queue | `shm::slot_queue` | `slot_queue` |
 //! | cursors; offsets and lengths into a view | `shm::cursor`, `shm::view` | `cursors` |
-//! | what the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::shared_state` | `pacing_share` |
+//! | the state that the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::shared_state` | `pacing_share` |
 //! | files and sockets of the registry | `shm::registry` (contexts, names, common segments) | `registry` |
 //! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::mr_key_check`, `softnic::qp::remote_qp` | `softnic_peer` |
 //! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
-//! | what it puts into our queues, and the words of our own rows (`life`, `executing`, `armed`, `overrun`, `taken`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::bell` | `softnic_peer` |
-//! | the header of a call through a window, and where that is | `softnic::bounce` (`serve`), in the name of the memory's owner | `softnic_bounce` |
-//! | the answer to a call, what was fetched | `softnic::bounce` (`WriteWindow::answer`), `softnic::qp::engine` (`ask`) | `softnic_bounce` |
-//! | rows of who sends datagrams here, how many there are; marks in our receive queues and CQs | `softnic::datagram_senders`, `softnic::quarantine`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
-//! | queue pairs of datagrams, receives and CQs of a destination; our row there | `softnic::qp::datagram`, `softnic::qp::deliver` | `softnic_datagrams` |
-//! | a datagram's header, in the receive | `verbs::datagram` (`Grh::parse`) | `datagram_header` |
+//! | entries that the peer puts into this process's queues, and words of this process's rows (`life`, `executing`, `armed`, `overrun`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::event_count` | `softnic_peer` |
+//! | the location of a peer's bounce buffer, and the call in it | `softnic::bounce` (`serve`), on behalf of the memory's owner | `softnic_bounce` |
+//! | the answer to a call, and the fetched bytes | `softnic::bounce` (`BounceBuffer::answer`), `softnic::qp::engine::bounce_call` | `softnic_bounce` |
+//! | rows of the senders of datagrams to this context, and their number; their marks in this process's receive queues and CQs | `softnic::datagram_senders`, `softnic::quarantine`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
+//! | a datagram destination's queue pairs, receives and CQs; this process's sender row there | `softnic::qp::datagram`, `softnic::qp::deliver` | `softnic_datagrams` |
+//! | the header at the start of a datagram's receive | `verbs::datagram` (`Grh::parse`) | `datagram_header` |
 //! | any context's record and table, and the queues that it leads to | `softnic::inspect`, `shm::slot_queue` (`len_hint_at`) | `softnic_inspect` |
 //! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
-//! | the bytes of a bring-up | `verbs::bringup`, `net::line` | `bring_up` |
-//! | frames and control messages of a line | `net::framing`, `net::line` | `line_frames` |
-//! | a line's messages over a queue pair, and the numbers that they carry | `net::qp_stream` (`QpStream`) | `qp_stream` |
-//! | the greeting of a rival design; its cursors, headers, immediates | `baselines::paper_baselines` (`setup`, `sender`, `receiver`) | `baseline_peer` |
+//! | the bytes of a bring-up | `verbs::bringup`, `net::control_stream` | `bring_up` |
+//! | frames and messages of a control stream | `net::framing`, `net::control_stream` | `line_frames` |
+//! | a control stream's messages over a queue pair, and the numbers that they carry | `net::qp_stream` (`QpStream`) | `qp_stream` |
+//! | the greeting of a paper design; its cursors, headers, immediates | `baselines::paper_baselines` (`setup`, `sender`, `receiver`) | `baseline_peer` |
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
-//! | the words of a group's board, and what comes on its completion queue | `ring::group` | `ring_group` |
-//! | the words of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
+//! | the words of a group's tail array, and the completions on its completion queue | `ring::group` | `ring_group` |
+//! | the control messages of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
 //! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::socket_message`, `client::egress`, `client::ingress`, `client::doorbell`, `daemon::daemon` | `daemon_application` |
 //! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::handshake`, `daemon::domain::receive` | `daemon_peer` |
-//! | a device's name | `verbs::device_name`, the providers | `device_name` |
-//! | nobody of ours: a capture file | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |
-//! | a request or response of HTTP | `workloads::apps::http` | `http_request` |
+//! | a device's name, from a command line, a file or another process | `verbs::device_name`, the providers | `device_name` |
+//! | a capture file, from any program | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |
+//! | an HTTP request or response | `workloads::apps::http` | `http_request` |
 //!
-//! Not here: what is said while two hosts meet over RDMA is eight bytes, read by `ibverbs::cm` (`Greeting`),
-//! whose own tests feed it others. `shm::lane` and `shm::biased_lock` are not shared with other processes. What a coordinator and
-//! the process of a part say to each other is parsed by a private module, `runtime::processes::protocol`,
-//! whose own tests feed it any bytes.
+//! Three readers have no target. Two hosts that connect over RDMA exchange eight bytes; the tests of
+//! `ibverbs::cm` feed its `Greeting` other bytes. `runtime::processes::protocol`, which parses the messages
+//! between a coordinator and an actor's process, is private; its own tests feed it any bytes. `shm::lane` and
+//! `shm::biased_lock` are not shared with other processes.
 //!
-//! # How they run
+//! # How the targets run
 //!
-//! A target is a function over bytes, [`Target::run`]; [`input`] takes the bytes apart. [`runner`] runs
-//! it on the committed corpus (`corpus/TARGET/`), then on inputs made from that ([`mutate`]) by a
-//! seed. [`harness`] makes it a test: a process of its own, so that a crash, a hang or a panic in any
-//! thread is told with the input and the command that does it again. [`coverage`] is for runs that
-//! look for new inputs; CONTRIBUTING.md says how.
+//! A target is a function over bytes ([`Target::run`]). [`input`] splits the bytes into choices and values.
+//! [`runner`] runs the target on its committed corpus (`corpus/TARGET/`), then on inputs that [`mutate`]
+//! generates from the corpus with a seed. [`harness`] makes the target a test. The test runs the target in a
+//! child process, so that it can report a crash, a hang, or a panic in any thread. The report has the input
+//! and the command that repeats the failure. [`coverage`] serves runs that search for new inputs; see
+//! CONTRIBUTING.md.
 //!
-//! # Why a driver of our own
+//! # Why not an existing fuzzer
 //!
-//! The usual front end, bolero, was tried. It builds on the stable compiler in half a minute and replays
-//! a corpus in `cargo test`, but takes its random seeds from the system, so that no two runs are
-//! the same; it makes inputs from nothing instead of from the corpus; it does not see a hang, nor a
-//! panic of another thread (devices have one); a crash takes the test with it, input and all; and it
-//! brings seventeen packages into the lock file, a second version of one that is there, and for a
-//! guided run a command to be installed. proptest, which the crates' own tests use, has no corpus
-//! of bytes and no guidance. All that is wanted from either are the few hundred lines beside this
+//! bolero, the usual front end, was tried. It builds on the stable compiler in half a minute and replays a
+//! corpus in `cargo test`. Its disadvantages here:
+//!
+//! - It takes its random seeds from the system, so no two runs are the same.
+//! - It generates inputs from nothing instead of from the corpus.
+//! - It notices neither a hang nor a panic in another thread, and devices have a thread.
+//! - A crash ends the test, and the input is lost.
+//! - It adds seventeen packages to the lock file, one of them a second version of a package that is there.
+//!   A guided run also needs an installed command.
+//!
+//! proptest, which the crates' own tests use, has no corpus of bytes and no guidance. The parts that are
+//! needed of either are the few hundred lines beside this file. Targets are plain functions over bytes, so
+//! both could run them later.
 //! file, and since targets are plain functions over bytes, both could drive them any day.
 
 pub mod coverage;
@@ -70,26 +78,26 @@ use std::path::{Path, PathBuf};
 
 pub use targets::TARGETS;
 
-/// Where made inputs begin unless somebody says otherwise.
+/// Default seed of generated inputs.
 pub const SEED: u64 = 1;
 
-/// Something to be fuzzed.
+/// A fuzz target.
 #[derive(Debug)]
 pub struct Target {
-    /// Its name; its corpus is in the folder of that name.
+    /// Name of the target, and of its folder in `corpus/`.
     pub name: &'static str,
-    /// What it reads.
+    /// Description of the data that the target reads, for the list of targets.
     pub about: &'static str,
-    /// Does it all with one input; panics if something is wrong.
+    /// Runs the target on one input. Panics if the code under test misbehaves.
     pub run: fn(&[u8]),
-    /// Longest input made, in bytes.
+    /// Maximum length of a generated input, in bytes.
     pub longest: usize,
-    /// Inputs made when it runs as an ordinary test: about a second of them.
+    /// Number of generated inputs in an ordinary test; they take about a second.
     pub inputs: u64,
 }
 
 impl Target {
-    /// The committed inputs, by the names of their files.
+    /// Reads the committed inputs. Returns them with their file names, sorted by name.
     pub fn corpus(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
         let mut files: Vec<PathBuf> = fs::read_dir(folder.join(self.name))?
@@ -107,12 +115,12 @@ impl Target {
     }
 }
 
-/// The target called `name`.
+/// Returns the target called `name`.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// FNV-1a, to name an input by.
+/// Returns the FNV-1a hash of an input, which names its file.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -15,10 +15,9 @@ usage: headworks-fuzz list
        headworks-fuzz distil TARGET FILE…
        headworks-fuzz run TARGET [--seconds N] [--seed N] [--into FOLDER]
 
-`run` begins with the committed corpus. With --into, inputs that reach code that none before reached are
-kept there; that needs a build that counts edges: cargo xtask fuzz TARGET [--seconds N] [--into FOLDER]
-
-`distil` prints the files that reach code that none before them reached, in such a build too.";
+`run` replays the committed corpus, then runs generated inputs. With --into, it saves the inputs that reach
+new code in FOLDER. `distil` prints those of the files that reach code that no file before them reached. --into
+and `distil` need a build that counts edges: cargo xtask fuzz TARGET [--seconds N] [--into FOLDER]";
 
 /// Environment variable with the path of the registry.
 const FABRIC: &str = "HEADWORKS_FABRIC";
@@ -79,7 +78,7 @@ fn begin(args: &[&str]) -> Result<(), String> {
         }
         ["distil", name, files @ ..] if !files.is_empty() => {
             if !coverage::is_counted() {
-                return Err("this build counts no edges".to_owned());
+                return Err("this build counts no edges; use cargo xtask fuzz".to_owned());
             }
             let new =
                 runner::minimise_corpus(known(name)?, files).map_err(|error| error.to_string())?;
@@ -87,13 +86,13 @@ fn begin(args: &[&str]) -> Result<(), String> {
             Ok(())
         }
         ["run", name, options @ ..] => run(known(name)?, options),
-        _ => Err(format!("not understood\n{USAGE}")),
+        _ => Err(format!("unknown command\n{USAGE}")),
     }
 }
 
 fn known(name: &str) -> Result<&'static Target, String> {
     let all: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
-    target(name).ok_or_else(|| format!("no target {name}: there are {}", all.join(", ")))
+    target(name).ok_or_else(|| format!("unknown target {name}; targets: {}", all.join(", ")))
 }
 
 fn run(target: &Target, options: &[&str]) -> Result<(), String> {
@@ -105,7 +104,7 @@ fn run(target: &Target, options: &[&str]) -> Result<(), String> {
         grow: None,
     };
     let number = |key: &str, value: &str| {
-        let wrong = |_| format!("{key} {value}: a whole number is wanted");
+        let wrong = |_| format!("{key} {value}: must be a whole number");
         value.parse::<u64>().map_err(wrong)
     };
     for pair in options.chunks(2) {
@@ -113,11 +112,11 @@ fn run(target: &Target, options: &[&str]) -> Result<(), String> {
             [key @ "--seconds", value] => plan.time = Duration::from_secs(number(key, value)?),
             [key @ "--seed", value] => plan.seed = number(key, value)?,
             ["--into", folder] => plan.grow = Some(PathBuf::from(folder)),
-            _ => return Err(format!("{} is not understood\n{USAGE}", pair.join(" "))),
+            _ => return Err(format!("unknown option {}\n{USAGE}", pair.join(" "))),
         }
     }
     if !coverage::is_counted() {
-        println!("this build counts no edges: inputs are made from the corpus alone");
+        println!("this build counts no edges: inputs are generated from the corpus alone");
     }
     if let Some(folder) = &plan.grow {
         std::fs::create_dir_all(folder)
@@ -127,7 +126,7 @@ fn run(target: &Target, options: &[&str]) -> Result<(), String> {
     let done = runner::run(target, &plan).map_err(|error| error.to_string())?;
     let (corpus, made, edges) = (done.corpus, done.made, done.edges);
     println!(
-        "{}: {corpus} inputs of the corpus, {made} made, {edges} edges",
+        "{}: {corpus} inputs of the corpus, {made} generated, {edges} edges",
         target.name
     );
     Ok(())

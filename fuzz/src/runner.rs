@@ -107,7 +107,7 @@ pub fn minimise_corpus<'f>(target: &Target, files: &[&'f str]) -> io::Result<Vec
 /// Reads the input that was running, from the file in [`RunOptions::kept`].
 pub fn read_kept_input(file: &Path) -> io::Result<Vec<u8>> {
     let bytes = fs::read(file)?;
-    let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "no input was kept");
+    let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file holds no complete input");
     let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
     let len = u64::from_le_bytes(*len) as usize;
     Ok(rest.get(..len).ok_or_else(short)?.to_vec())
@@ -134,7 +134,7 @@ impl<'a> Runner<'a> {
             let mut bytes = (input.len() as u64).to_le_bytes().to_vec();
             bytes.extend_from_slice(input);
             if let Err(error) = file.write_all_at(&bytes, 0) {
-                eprintln!("the input cannot be kept: {error}");
+                eprintln!("cannot save the running input, so a crash would lose it: {error}");
             }
         }
         BEGUN.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ impl<'a> Runner<'a> {
         let ended = catch_unwind(AssertUnwindSafe(|| (self.target.run)(input)));
         // `PANICKED` also covers other threads, such as a device's progress thread.
         if ended.is_err() || PANICKED.load(Ordering::Acquire) {
-            eprintln!("{}: a panic at {what}", self.target.name);
+            eprintln!("{}: a thread panicked in {what}", self.target.name);
             std::process::exit(101);
         }
     }
@@ -167,7 +167,7 @@ fn watch() {
         if begun != last {
             (last, since) = (begun, Instant::now());
         } else if since.elapsed() > HANG && begun > 0 {
-            eprintln!("an input has run for {} s: it does not end", HANG.as_secs());
+            eprintln!("an input has run for {} s: it hangs", HANG.as_secs());
             std::process::exit(124);
         }
     }

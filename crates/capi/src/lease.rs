@@ -68,7 +68,9 @@ impl<'h> Lease<'h> {
         Self::take(at, handle, |place| match place {
             LeaseState::Held(id, held) if *id == handle.id() && is_it(held) => Ok(()),
             LeaseState::InUse => Err(Error::Busy),
-            _ => Err(Error::Invalid("the daemon does not hold this memory for this call")),
+            _ => Err(Error::Invalid(
+                "the daemon does not hold this memory for this call",
+            )),
         })
     }
 
@@ -213,7 +215,7 @@ pub(crate) fn lend(handle: &Handle, at: usize, len: usize, waits: WaitMode) -> R
             .as_ref()
             .is_none_or(|memory| len > memory.len())
     {
-        return Err(Error::Invalid("len must be at least 1 and at most the memory's length"));
+        return Err(Error::Invalid("len must be 1 to the length of the memory"));
     }
     let loan = handle.wait(WaitFor::Out, waits, || {
         connection.sending(|link| Ok(link.stream()?.lend_from(&mut lease.memory, len)?))

@@ -447,7 +447,7 @@ impl Daemon {
         if !self.domains.contains_key(&id) {
             let made = Domain::new(id, &self.device, &self.config);
             let made = made.map_err(|error| {
-                tracing::warn!("no domain for user {}: {error}", id.0);
+                tracing::warn!("cannot create the domain of user {}: {error}", id.0);
                 Refusal::Memory
             })?;
             self.domains.insert(id, made);

@@ -1,5 +1,6 @@
-//! A rival design's other end that speaks verbs only: it greets as it likes, then writes into the memory
-//! that it was lent, with and without immediates, or breaks its queue pair.
+//! The hostile other end of a paper design's channel. It speaks verbs only. It sends a greeting that may be
+//! wrong, then writes into the memory that it has the key of, with and without immediates, or breaks its queue
+//! pair.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +15,7 @@ use super::fixtures::{connect, open};
 use super::ring_peer::{Peer, RECEIVES, SENDS};
 use crate::input::Input;
 
-/// Role, address, design, slots, bytes of a slot, longest message, key.
+/// Length of a greeting in bytes: role, address, design, slots, slot size, longest message, key.
 const GREETING: usize = 45;
 
 fn devices() -> &'static (Arc<dyn Device>, Arc<dyn Device>) {
@@ -99,7 +100,7 @@ fn fuzz<D: Design>(input: &mut Input<'_>, design: &D) {
     }
 }
 
-/// Connects `setup` with the broken peer, which greets nearly as it should.
+/// Connects `setup` to the hostile peer. The peer's greeting is valid except for a few bytes.
 fn bring_up_end<S: EndSetup>(
     input: &mut Input<'_>,
     broken: &mut Peer,
@@ -107,7 +108,7 @@ fn bring_up_end<S: EndSetup>(
 ) -> Option<S::End> {
     let (device, peer) = devices();
     let mut greeting = setup.greeting();
-    assert_eq!(greeting.len(), GREETING, "the greeting is another now");
+    assert_eq!(greeting.len(), GREETING, "the greeting's length has changed");
     let qp = setup.queue_pair();
     connect((&**device, qp), (&**peer, broken.queue_pair())).expect("two queue pairs");
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
@@ -137,6 +138,6 @@ fn send(input: &mut Input<'_>, sender: &mut impl MessageSender) {
     }
     assert!(
         sender.consumed() <= sender.sent(),
-        "more consumed than sent"
+        "the sender reports more consumed than sent"
     );
 }

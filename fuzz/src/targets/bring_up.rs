@@ -43,14 +43,14 @@ pub(super) fn run(bytes: &[u8]) {
             Err(error) => {
                 assert!(
                     !error.to_string().contains('\n'),
-                    "more than a line: {error}"
+                    "the error has more than one line: {error}"
                 );
                 return;
             }
         }
         if ours.is_connected() {
             assert_eq!(qp.state(), headworks_verbs::QpState::Rts);
-            let peer = ours.peer().expect("it said who it is");
+            let peer = ours.peer().expect("a connected peer has sent its hello");
             assert_eq!(peer.lid.is_some(), info.lid.is_some());
         }
     }

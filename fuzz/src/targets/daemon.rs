@@ -1,4 +1,4 @@
-//! A daemon between applications and other daemons that do as they like.
+//! A daemon with hostile applications and a hostile peer daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -21,14 +21,14 @@ use crate::input::Input;
 pub(super) mod application;
 pub(super) mod peer;
 
-/// The address of the daemon that is fuzzed.
+/// Address of the daemon under test.
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
-/// The port that its applications listen at.
+/// Port at which an application listens.
 const PORT: u16 = 7;
-/// Steps after which everything that can be done is.
+/// Maximum number of steps until the daemon must be idle.
 const STEPS: usize = 20_000;
 
-/// No time passes.
+/// Context of a daemon for which no time passes.
 const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
     clock: || Instant::ZERO,
@@ -56,31 +56,31 @@ fn config(input: &mut Input<'_>) -> DaemonLimits {
     }
 }
 
-/// An application: its session as the library has it, and the memory as anybody could write it.
+/// An application: its session with the library, and its view of the shared memory, which it may corrupt.
 struct Application {
     session: Session,
     slabs: Vec<View>,
     connections: BTreeMap<u32, Box<Connection>>,
     is_over: bool,
-    /// It has found what cannot be, and goes on with nothing.
+    /// Whether its session received an invalid packet. The session is then not used any more.
     is_broken: bool,
 }
 
-/// A daemon, and whatever is around it.
+/// A daemon, and everything that it talks to.
 struct DaemonHarness {
     daemon: Daemon,
     device: Arc<dyn Device>,
     applications: BTreeMap<SessionId, Application>,
-    /// Streams of the daemon to itself: from each end to the other.
+    /// Control streams of the daemon to itself. Maps each end to the other.
     loops: BTreeMap<PeerId, PeerId>,
-    /// What it said to others.
+    /// Messages of the daemon to other daemons.
     said: Vec<(PeerId, Vec<u8>)>,
     hung_up: Vec<PeerId>,
-    /// Descriptors that it has been handed and not closed.
+    /// Descriptors that the daemon got and has not closed.
     watches: BTreeSet<WatchId>,
     last_watch: u64,
-    /// Whether somebody has written to the rest of a slab of which a ring was his: who has that slab may find nonsense
-    /// there.
+    /// Whether a peer has written into a slab beyond its own ring. The application that has the slab may then
+    /// find invalid data there.
     is_scribbled: bool,
 }
 
@@ -100,7 +100,7 @@ impl DaemonHarness {
         }
     }
 
-    /// A descriptor that an application hands over.
+    /// Makes a descriptor for an application to hand over.
     fn descriptor(&mut self) -> WatchId {
         self.last_watch += 1;
         let watch = WatchId(self.last_watch);
@@ -126,14 +126,14 @@ impl DaemonHarness {
         self.run_actions() || was_busy || !self.daemon.is_idle()
     }
 
-    /// Until nothing happens any more.
+    /// Steps until nothing happens any more.
     fn settle(&mut self) {
         for _ in 0..STEPS {
             if !self.step() {
                 return;
             }
         }
-        panic!("it never comes to rest");
+        panic!("the daemon is still not idle after {STEPS} steps");
     }
 
     fn run_actions(&mut self) -> bool {
@@ -225,7 +225,7 @@ impl DaemonHarness {
         view_of(&region, 0)
     }
 
-    /// Everybody goes; nothing may be left.
+    /// Ends all sessions. The daemon must keep nothing of them.
     fn end(mut self) {
         for session in self.applications.keys() {
             self.daemon.session_gone(*session);

@@ -14,7 +14,7 @@ pub(super) fn run(bytes: &[u8]) {
         Err(error) => {
             assert!(
                 !error.to_string().contains('\n'),
-                "more than a line: {error}"
+                "the error has more than one line: {error}"
             );
             return;
         }
@@ -23,14 +23,14 @@ pub(super) fn run(bytes: &[u8]) {
     assert_eq!(
         shown.parse().as_ref(),
         Ok(&name),
-        "{shown} is another device"
+        "{shown} does not parse to the same device"
     );
     if name.kind() == "soft" {
         match SoftProvider::on(registry()).open(&name) {
             Ok(device) => assert_eq!(device.info().name.name(), name.name()),
             Err(error) => assert!(
                 !error.to_string().contains('\n'),
-                "more than a line: {error}"
+                "the error has more than one line: {error}"
             ),
         }
     }

@@ -64,7 +64,7 @@ pub(super) fn connect_for(
 pub(super) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
-        assert!(began.elapsed() < LIMIT, "{what}: nothing happens");
+        assert!(began.elapsed() < LIMIT, "timed out waiting for {what}");
         std::thread::yield_now();
     }
 }

@@ -69,7 +69,7 @@ fn line(bytes: &[u8], cut: usize, brings_up: bool) {
                 }
                 Ok(None) if piece.is_some() => break,
                 // The socket is closed, so the stream must report its end.
-                Ok(None) => panic!("the end of the line was not noticed"),
+                Ok(None) => panic!("the end of the stream was not reported"),
                 Err(_) => return,
             }
         }

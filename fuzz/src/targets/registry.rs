@@ -102,7 +102,7 @@ fn the_entry(folder: &Path, beginning: &str) -> (String, Vec<u8>) {
         .map(|entry| entry.expect("an entry").file_name())
         .map(|name| name.to_string_lossy().into_owned())
         .find(|name| name.starts_with(beginning))
-        .expect("what was claimed");
+        .expect("the entry of the claim");
     let bytes = fs::read(folder.join(&entry)).expect("readable");
     (entry, bytes)
 }

@@ -103,7 +103,7 @@ fn receive(group: &mut Group, ring: &RingConfig, told: &mut BTreeSet<RingId>) {
                     "longer than the ring"
                 );
             }
-            Err(broken) => assert!(told.insert(broken.ring), "told twice"),
+            Err(broken) => assert!(told.insert(broken.ring), "a broken ring was reported twice"),
         }
     }
 }

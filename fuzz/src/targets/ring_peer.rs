@@ -1,5 +1,6 @@
-//! A ring's other end that speaks verbs only: it greets as it likes, then writes into the memory that
-//! it was lent, with and without immediates, sends, or breaks its queue pair.
+//! The hostile other end of a ring. It speaks verbs only. It sends a greeting that may be wrong, then writes
+//! into the memory that it has the key of, with and without immediates, sends messages, or breaks its queue
+//! pair.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +14,8 @@ use super::fixtures::{connect, open};
 use crate::input::Input;
 
 pub(super) const GREETING: usize = 63;
-/// Where a greeting says where the memory of the end is, and where its cursor: address, key.
+/// Offset in a greeting of the address and key of the end's memory. `CURSOR` is the offset of the address and
+/// key of the end's cursor.
 const ADDRESS: usize = 31;
 const CURSOR: usize = 43;
 const ROLE: usize = 2;
@@ -25,7 +27,7 @@ fn devices() -> &'static (Arc<dyn Device>, Arc<dyn Device>) {
     DEVICES.get_or_init(|| (open("soft:ring"), open("soft:peer")))
 }
 
-/// The end that is fuzzed.
+/// The ring end under test.
 enum Ring {
     Sends(Sender),
     Receives(Receiver),
@@ -103,7 +105,7 @@ fn send(input: &mut Input<'_>, sender: &mut Sender) {
     }
     assert!(
         sender.consumed() <= sender.sent(),
-        "more consumed than sent"
+        "the sender reports more consumed than sent"
     );
 }
 
@@ -124,7 +126,7 @@ fn receive(
             held.extend(receiver.try_take().ok().flatten());
             assert!(
                 held.len() < config.slots as usize,
-                "took more than it holds"
+                "the receiver holds more messages than slots"
             );
         }
         3 => {
@@ -143,13 +145,13 @@ const fn receiver_longest(config: &RingConfig) -> usize {
     }
 }
 
-/// The other end: a queue pair and some memory, no ring.
+/// The hostile end: a queue pair and some memory, without a ring.
 pub(super) struct Peer {
     qp: Box<dyn QueuePair>,
     cq: Arc<dyn CompletionQueue>,
     memory: Region,
     theirs: RemoteAddr,
-    /// Where their cursor is.
+    /// Address of the cursor in the memory of the end under test.
     cursor: RemoteAddr,
 }
 
@@ -187,7 +189,7 @@ impl Peer {
         peer: &Arc<dyn Device>,
         greeting: &[u8],
     ) {
-        assert_eq!(greeting.len(), GREETING, "the greeting is another now");
+        assert_eq!(greeting.len(), GREETING, "the greeting's length has changed");
         connect((&**device, qp), (&**peer, &mut *self.qp)).expect("two queue pairs");
         assert!(self.parse_greeting(greeting));
     }
@@ -196,7 +198,8 @@ impl Peer {
         &mut *self.qp
     }
 
-    /// Takes from a greeting where the other end's memory is, and posts receives for its immediates.
+    /// Reads the addresses of the other end's memory and cursor from its greeting, and posts receives for its
+    /// immediates. Returns false if the greeting is too short.
     pub(super) fn parse_greeting(&mut self, greeting: &[u8]) -> bool {
         let remote = |at: usize| {
             let (addr, key) = greeting.get(at..at + 12)?.split_at(8);
@@ -213,7 +216,8 @@ impl Peer {
         true
     }
 
-    /// Will write to `memory`, which begins with a cursor, and posts receives for its owner's immediates.
+    /// Makes `memory` the target of later writes, and posts receives for its owner's immediates. `memory` begins
+    /// with a cursor.
     pub(super) fn aim(&mut self, memory: RemoteAddr) {
         (self.theirs, self.cursor) = (memory, memory);
         for _ in 0..16 {
@@ -225,12 +229,13 @@ impl Peer {
         }
     }
 
-    /// Its own memory.
+    /// Returns the address of the hostile end's own memory.
     pub(super) fn memory(&self) -> RemoteAddr {
         self.memory.remote(0)
     }
 
-    /// What an end made like the one that said `alike` would say.
+    /// Returns the greeting of an end with the configuration in the greeting `alike`, the role `role`, and this
+    /// end's memory.
     pub(super) fn greeting(&self, alike: &[u8], role: u8) -> Vec<u8> {
         let mut greeting = alike.to_vec();
         greeting[ROLE] = role;
@@ -244,7 +249,7 @@ impl Peer {
         greeting
     }
 
-    /// The same, but for a few bytes.
+    /// Returns the greeting that fits the other end's greeting `theirs`, with a few wrong bytes.
     pub(super) fn greet(&self, input: &mut Input<'_>, theirs: &[u8]) -> Vec<u8> {
         let mut greeting = self.greeting(theirs, SENDS + RECEIVES - theirs[ROLE]);
         for _ in 0..input.byte() / 64 {
@@ -254,10 +259,10 @@ impl Peer {
         greeting
     }
 
-    /// Does something to the other end, whose slots are as long as that.
+    /// Attacks the other end, whose slots have `slot` bytes: a write, a message or a state transition.
     pub(super) fn act(&mut self, input: &mut Input<'_>, slot: usize) {
         let number = input.below(17);
-        // The cursor, and the ends of slots: what is looked at.
+        // Mostly a word that the other end polls: its cursor, or the first or last word of a slot.
         let at = |offset: usize| self.theirs.plus(offset as u64);
         let to = match input.byte() % 4 {
             0 => self.cursor,
@@ -268,7 +273,7 @@ impl Peer {
         self.act_at(input, to, number);
     }
 
-    /// Does something to a word near their cursor, of so many that there may be.
+    /// Attacks a word of the tail array, which has `words` words, or a word near the array.
     pub(super) fn write_tail_array(&mut self, input: &mut Input<'_>, words: usize) {
         let offset = 8 * (input.below(2 * words) as i64 - words as i64);
         let to = self.cursor.plus(offset as u64);
@@ -277,7 +282,7 @@ impl Peer {
 
     fn act_at(&mut self, input: &mut Input<'_>, to: RemoteAddr, number: usize) {
         let word = match input.byte() % 4 {
-            // A count of slots, or a header: lap, kind, length.
+            // Numbers of slots, or a slot's header: lap, kind, length.
             0 => input.byte().into(),
             1 | 2 => {
                 let (lap, kind) = (u64::from(input.byte() % 4), u64::from(input.byte() % 4));

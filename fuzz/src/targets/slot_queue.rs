@@ -10,7 +10,7 @@ use headworks_shm::{SlotQueue, SlotQueueRef};
 
 use crate::input::Input;
 
-/// Value of the queue. It is longer than a word, so that a slot is more than two words.
+/// Value of the queue. It is longer than a word, so it cannot be written with one store.
 type Value = [u64; 3];
 
 const CAPACITY_MAX: usize = 16;

@@ -11,7 +11,7 @@ use super::fixtures::{open, registry};
 use super::softnic_record::{FakeContext, HOST, end};
 use crate::input::Input;
 
-/// Maximum number of rows of a kind.
+/// Number of rows that a table has for queue pairs, and for completion queues.
 const ROWS_MAX: usize = 4096;
 
 pub(super) fn run(bytes: &[u8]) {
@@ -36,10 +36,10 @@ pub(super) fn run(bytes: &[u8]) {
     // The first part of the input describes the writes, the rest which of them precede a snapshot.
     let (mut writes, stop) = (Input::new(input.bytes(512)), AtomicBool::new(false));
     let look = || {
-        let seen = inspect::look(&fabric, None).expect("the registry is as it should be");
+        let seen = inspect::look(&fabric, None).expect("the registry is readable");
         assert!(seen.contexts.len() + seen.unreadable.len() <= 2);
         let of = |host: &str| seen.contexts.iter().find(|seen| seen.host == host);
-        let honest = of("victim").expect("who is there is seen");
+        let honest = of("victim").expect("the honest context is found");
         let held = (
             honest.queue_pairs.len(),
             honest.completion_queues.len(),

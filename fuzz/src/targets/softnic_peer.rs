@@ -1,9 +1,10 @@
-//! A peer that writes what it likes: into its own table and memory, which we read, and into those
-//! words and queues of ours that a connected peer maps. Meanwhile both sides use their queue pairs.
+//! A hostile connected peer. It writes any words into its own table and memory, which the victim reads, and
+//! into those words and queues of the victim that a connected peer maps. Meanwhile both sides use their queue
+//! pairs.
 //!
-//! Which words matter is found out rather than known: the cache lines of a table or a segment that are
-//! not zero after some honest use. What belongs to the victim's other connection is left alone, and
-//! that one must work to the end.
+//! The target does not know which words matter. It finds them: they are the cache lines of a table or a
+//! segment that become non-zero through honest use. It does not write to the lines of the victim's other
+//! connection, which must work until the end.
 
 mod endpoint;
 mod guarded_buffer;
@@ -19,21 +20,21 @@ use crate::input::Input;
 use endpoint::{Endpoint, EndpointOptions, TestKind};
 use shared_segments::{ExposedWords, SegmentSnapshot, WordStore};
 
-/// What two ends do, in one input.
+/// Maximum number of actions in one input.
 const ACTIONS_MAX: usize = 100;
 
 pub(super) fn run(bytes: &[u8]) {
     attack(TestKind::Connected, bytes);
 }
 
-/// Memory of the processes' own, to which windows lead: who is asked through one may be asked anything,
-/// who asks may be answered anything.
+/// Attacks bounce buffers. All memory is private, so each request goes through the peer's bounce buffer. Both
+/// the calls to the owner and the answers to the initiator may be forged.
 pub(super) fn bounce(bytes: &[u8]) {
     guarded_buffer::forbid_cross_process_access();
     attack(TestKind::Bounce, bytes);
 }
 
-/// Datagrams, both ways: the rows of those who send, the receives that they take.
+/// Attacks datagrams in both directions: the rows of senders, and the receives that senders take.
 pub(super) fn datagrams(bytes: &[u8]) {
     attack(TestKind::Datagrams, bytes);
 }
@@ -46,13 +47,14 @@ fn attack(kind: TestKind, bytes: &[u8]) {
     let mut theirs = Endpoint::new(&friend, EndpointOptions::honest(kind));
     ours.connect(&mut theirs, LONG_TIMEOUT)
         .expect("two honest ends");
-    // What all senders of datagrams share is written to only if they have not begun before.
+    // State that all senders of datagrams share is attacked only if it is made after the snapshot, so in some
+    // inputs the honest ends have not sent yet.
     let begun = kind != TestKind::Datagrams || flags & 0x20 == 0;
     if begun {
         ours.exchange(&mut theirs);
     }
     let before = SegmentSnapshot::all();
-    // Somebody else answers where windows are needed.
+    // A bounce call waits for another thread, so it needs a longer timeout.
     let short = if kind == TestKind::Bounce {
         12
     } else {
@@ -68,20 +70,20 @@ fn attack(kind: TestKind, bytes: &[u8]) {
         .connect(&mut broken, short)
         .expect("two honest ends");
     let connected = SegmentSnapshot::all();
-    // Otherwise they know nothing of each other when it begins.
+    // In some inputs the two ends have exchanged nothing when the attack begins.
     if flags & 0x40 == 0 {
         let _ = attacked
             .try_exchange(&mut broken)
             .and_then(|()| broken.try_exchange(&mut attacked));
     }
     if kind != TestKind::Connected {
-        // Receives that wait are to be written to as well.
+        // Posted receives are attacked as well.
         attacked.expect();
         broken.expect();
     }
     let exposed = match kind {
         TestKind::Connected => ExposedWords::since(&before),
-        // Rows of senders.
+        // The rows of senders appear with the first exchange.
         TestKind::Datagrams => ExposedWords::since(&before).mostly_since(&connected),
         TestKind::Bounce => {
             let asked = [attacked.asked(), broken.asked()].concat();
@@ -113,8 +115,8 @@ fn attack(kind: TestKind, bytes: &[u8]) {
             }
             match input.byte() % 8 {
                 0 if kind != TestKind::Connected => {
-                    // A call is rewritten before anybody can have looked at it, mostly. It ends what they
-                    // were to each other.
+                    // A call is rewritten, mostly before the owner reads it. The rewritten call breaks the
+                    // connection, so it is restored each time.
                     attacked.restore(&mut broken, short);
                     broken.post(&mut input, &attacked.memory);
                     undo.extend(exposed.rewrite(&mut input));
@@ -128,8 +130,8 @@ fn attack(kind: TestKind, bytes: &[u8]) {
     });
     ours.exchange(&mut theirs);
     theirs.exchange(&mut ours);
-    // Who finds a peer in the middle of a request waits for it for a second. Mostly that is not what
-    // is looked for.
+    // An owner that finds a peer in the middle of a request waits a second for it. To save that time, most
+    // inputs undo their writes.
     if input.byte() < 240 {
         undo.iter().rev().for_each(WordStore::undo);
     }
@@ -141,7 +143,7 @@ fn attack(kind: TestKind, bytes: &[u8]) {
     [&ours, &theirs].into_iter().for_each(Endpoint::check);
 }
 
-/// Ends the connection from either side, objects in either order.
+/// Ends the connection. The input decides which side ends it first.
 fn part(mut input: Input<'_>, attacked: Endpoint, broken: Endpoint, peer: Arc<dyn Device>) {
     if input.byte().is_multiple_of(2) {
         drop(attacked);

@@ -1,5 +1,4 @@
-//! A context of the registry that none of our programs made: its record leads anywhere, and what is
-//! there was never a table.
+//! A fake context in the registry. Its record leads to any file, and its table was never a table.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -55,16 +54,16 @@ pub(super) fn run(bytes: &[u8]) {
     let _ = qp.modify(&QpAttr::to_state(QpState::Error));
     drop((qp, memory));
     drop(claim);
-    // Who is there is still found.
+    // The registry still finds the honest context.
     let other = open("soft:other");
     assert_eq!(other.info().name.name(), Some("other"));
 }
 
-/// What a record can lead to.
+/// The files that the record of a fake context can lead to.
 pub(super) struct FakeContext {
-    /// As long as a table, all zero.
+    /// A segment that is as long as a table. Zero at first, or a copy of a real table.
     table: Arc<SharedSegment>,
-    /// Where it holds something from the beginning.
+    /// Offsets of the table's cache lines that are not zero at first.
     lines: Vec<usize>,
     short: SharedSegment,
     pipe: WakePipe,
@@ -89,7 +88,7 @@ impl FakeContext {
         };
         let table = Arc::new(segment(real.len()));
         let mut lines = Vec::new();
-        // Half of them begin as a table that is in use.
+        // Half of the tables start as a copy of a table that is in use.
         if input.byte().is_multiple_of(2) {
             let mut bytes = vec![0; real.len()];
             real.read(0, &mut bytes).expect("all of it");
@@ -154,13 +153,13 @@ impl FakeContext {
         }
     }
 
-    /// Stores some words near each other: in a row that is in use, if there is one.
+    /// Stores up to 11 words near each other, in a row that is in use if there is one.
     pub(super) fn scribble(&self, input: &mut Input<'_>) {
         let line = self.line(input);
         self.store(input, line, 0, 12);
     }
 
-    /// Stores one word likewise, and leaves the others of its row as they are.
+    /// Stores one word, in a row that is in use if there is one. Leaves the other words of the row as they are.
     pub(super) fn scribble_one(&self, input: &mut Input<'_>) {
         let line = self.line(input);
         let at = input.below(LINE / 8);
@@ -176,7 +175,7 @@ impl FakeContext {
         lines[input.below(lines.len())]
     }
 
-    /// Stores at least so many words, and fewer than so many more.
+    /// Stores from `least` to `least + more - 1` words, the first at the beginning of `line`.
     fn store(&self, input: &mut Input<'_>, line: usize, least: usize, more: usize) {
         let view = View::from(self.table.clone());
         for at in 0..least + input.below(more) {
@@ -190,7 +189,7 @@ impl FakeContext {
 
 pub(super) type LocalQp = (Box<dyn QueuePair>, Arc<dyn CompletionQueue>, Region);
 
-/// What a program needs to connect.
+/// Creates a queue pair, its completion queue, and registered memory.
 pub(super) fn end(device: &Arc<dyn Device>) -> LocalQp {
     let init = CqInit {
         depth: 16,
@@ -211,7 +210,7 @@ pub(super) fn end(device: &Arc<dyn Device>) -> LocalQp {
     (qp.expect("a queue pair"), cq, memory)
 }
 
-/// Connects to queue pair `dest` of the context that is none, as far as that goes.
+/// Connects to queue pair `dest` of the fake context, as far as the device accepts it.
 fn connect(qp: &mut dyn QueuePair, dest: u32) {
     let mut gid = Gid::default();
     gid.0[8..].copy_from_slice(&HOST.0.to_le_bytes());

@@ -525,7 +525,7 @@ fn a_daemon_that_cannot_serve_reports_one_line() {
     let kept = daemons.fabric.file("kept").display().to_string();
     std::fs::write(&kept, "important").unwrap();
     for (words, says) in [
-        (&["--socket", &kept][..], "no socket"),
+        (&["--socket", &kept][..], "not a socket"),
         (&["--address", "10.1.2.3"], "loopback"),
         (&["--address", "here"], "invalid"),
         (&["--device", "sim:cx5-100g"], "simulated"),

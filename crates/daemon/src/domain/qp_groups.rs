@@ -36,7 +36,7 @@ impl Domain {
         let most = self.config.links_max;
         if self.links.len() >= most as usize {
             tracing::warn!(
-                "no link to another host: user {} has {most}: raise links_max for more",
+                "cannot open a link to another host: user {} has reached links_max = {most}; raise it",
                 self.id.0
             );
             return Err(Refusal::Limit);
@@ -45,7 +45,7 @@ impl Domain {
         let made = self.make_link(promised);
         let mut link = made.map_err(|error| {
             self.grants.leave(promised.into());
-            tracing::warn!("no link to another host: {error}");
+            tracing::warn!("cannot open a link to another host: {error}");
             Refusal::Memory
         })?;
         let seed = instance.wrapping_mul(0x9e37_79b9) ^ link.frames.qpn().raw();
@@ -53,7 +53,7 @@ impl Domain {
         let started = link.start(self.device.info(), promised, bytes, seed);
         started.map_err(|error| {
             self.grants.leave(promised.into());
-            tracing::warn!("no link to another host: {error}");
+            tracing::warn!("cannot open a link to another host: {error}");
             Refusal::Unreachable
         })?;
         let qpns = [link.frames.qpn(), link.bulk.qpn()];
@@ -79,7 +79,7 @@ impl Domain {
             match self.receives.grow(&*self.device, &*self.pd, more) {
                 Ok(more) => self.grants.grow(more),
                 Err(error) => {
-                    tracing::warn!("no receives for another link: {error}; raise receives_max");
+                    tracing::warn!("cannot add receives for a link: {error}; raise receives_max");
                     return Err(Refusal::Limit);
                 }
             }
@@ -158,7 +158,7 @@ impl Domain {
             Ok(_) if self.links[at].link.is_up() => self.resume(at),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!("no link to another host: {error}");
+                tracing::warn!("cannot open a link to another host: {error}");
                 self.fail(at, Reset::Unreachable);
             }
         }

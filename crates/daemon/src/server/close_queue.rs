@@ -94,7 +94,7 @@ impl CloseQueue {
             let started = std::thread::Builder::new().name(name);
             match started.spawn(move || own.close_all()) {
                 Ok(_) => work.threads += 1,
-                Err(error) => tracing::warn!("no thread to close files: {error}"),
+                Err(error) => tracing::warn!("cannot start a thread to close files: {error}"),
             }
         }
     }

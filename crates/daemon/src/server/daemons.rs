@@ -27,7 +27,7 @@ impl Inner {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    return self.pause_accepting("cannot accept a connection from another daemon", &error);
+                    return self.pause_accepting("cannot accept another daemon", &error);
                 }
             }
         }

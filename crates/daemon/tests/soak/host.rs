@@ -33,7 +33,9 @@ pub(crate) struct Ledger {
     pub(crate) done: usize,
     /// Number of hosts whose daemons have no session left.
     pub(crate) quiet: usize,
+    /// Number of streams on which everything was sent and received.
     pub(crate) whole: usize,
+    /// Number of streams that were reset, aborted or still open when their application was removed.
     pub(crate) broken: usize,
     pub(crate) refused: usize,
     pub(crate) bytes: u64,
@@ -243,8 +245,8 @@ impl Host {
                     }
                 }
                 Output::EndSession(session) => {
-                    // Some scripts break the contract, so the daemon ends their session. Such an application is removed at
-                    // its next step.
+                    // Some scripts break the contract, and the daemon ends their session. Then the application
+                    // dies too.
                     if let Some(application) = self.applications.get_mut(&session) {
                         application.script.dies = Some(Instant::ZERO);
                     }

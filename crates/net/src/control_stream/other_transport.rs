@@ -1,4 +1,4 @@
-//! The transport of a line that runs over no socket.
+//! The transport of a control stream that runs over no socket.
 
 use std::fmt;
 use std::io;

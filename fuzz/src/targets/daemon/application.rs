@@ -1,4 +1,5 @@
-//! Applications that send their daemon any packets and write anything into the memory that they share with it.
+//! Hostile applications. They send the daemon any packets and write anything into the memory that they share
+//! with it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +21,7 @@ pub(in crate::targets) fn run(bytes: &[u8]) {
     let mut harness = DaemonHarness::new(device(), config(&mut input));
     let sessions = [1, 1, 2].map(|user| harness.attach(user));
     harness.settle();
-    // The first listens and the others connect, as honest ones do.
+    // The first application listens and the others connect, as honest applications do.
     let listens = |application: &mut Application| application.session.listen(PORT, 16);
     harness.applications.get_mut(&sessions[0]).map(listens);
     harness.settle();
@@ -52,7 +53,7 @@ fn act(input: &mut Input<'_>, harness: &mut DaemonHarness, session: SessionId) {
         }
         1 => {
             let request = request(input);
-            // With a descriptor, whether it wants one or not; or without.
+            // In two of three inputs the request has a descriptor, even if it needs none.
             let watch = (!input.byte().is_multiple_of(3)).then(|| harness.descriptor());
             let packet = request.encode();
             harness.daemon.session_packet(session, &packet, watch);
@@ -85,7 +86,7 @@ fn act(input: &mut Input<'_>, harness: &mut DaemonHarness, session: SessionId) {
     }
 }
 
-/// An operation on a export that may be there, with memory that may be, too.
+/// Returns an operation on an export that may exist, with local memory that may exist.
 fn operation(input: &mut Input<'_>) -> Operation {
     let extent = |input: &mut Input<'_>, len: u32| Extent {
         slab: (input.byte() % 3).into(),
@@ -104,7 +105,8 @@ fn operation(input: &mut Input<'_>) -> Operation {
     }
 }
 
-/// A word anywhere: where the board, the words of connections and their rings are more often than elsewhere.
+/// Writes a word somewhere into a slab. The places of the doorbell board, the connections' words and their
+/// rings are more frequent than others.
 fn scribble(input: &mut Input<'_>, application: &Application) {
     let slab = usize::from(input.byte()) % application.slabs.len().max(1);
     let Some(slab) = application.slabs.get(slab) else {
@@ -114,7 +116,7 @@ fn scribble(input: &mut Input<'_>, application: &Application) {
         0 => input.u64(),
         1 => u64::from(input.byte()),
         2 => u64::from(input.u16()),
-        // A record's header.
+        // The header of a record.
         _ => u64::from(input.u16()) << 32 | u64::from(input.byte() % 8),
     };
     let at = match input.byte() % 4 {

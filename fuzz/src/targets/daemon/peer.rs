@@ -1,4 +1,5 @@
-//! Another daemon that says anything: on the stream, in frames, and into memory that it was told of.
+//! A hostile peer daemon. It sends any messages on the control stream, sends any frames, and writes anything
+//! into memory that the daemon under test has told it of.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -23,7 +24,7 @@ use crate::targets::fixtures::open;
 const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const USER: DomainId = DomainId(1);
 const OTHER: DomainId = DomainId(9);
-/// Bytes of the memory that it sends from.
+/// Size in bytes of the memory that the hostile daemon sends from.
 const MEMORY: usize = 4096;
 const RECEIVES: usize = 64;
 
@@ -32,14 +33,14 @@ fn devices() -> &'static (Arc<dyn Device>, Arc<dyn Device>) {
     DEVICES.get_or_init(|| (open("soft:served"), open("soft:rogue")))
 }
 
-/// The other daemon.
+/// The hostile daemon.
 struct RogueDaemon {
     peer: PeerId,
     qps: Vec<Box<dyn QueuePair>>,
     bringing: Vec<BringUp>,
     cq: Arc<dyn CompletionQueue>,
     memory: Region,
-    /// What it was told of: connections, and rings.
+    /// Numbers of connections that it was told of. `rings` are the rings that it was told of.
     numbers: Vec<Vqpn>,
     rings: Vec<Remote>,
     tokens: Vec<u32>,
@@ -150,7 +151,7 @@ impl RogueDaemon {
         self.hear(harness);
     }
 
-    /// Hears what was said to it, and connects its queue pairs as a daemon would.
+    /// Handles the messages that it received. Connects its queue pairs as an honest daemon would.
     fn hear(&mut self, harness: &mut DaemonHarness) {
         harness.settle();
         for (_, message) in std::mem::take(&mut harness.said) {
@@ -252,7 +253,7 @@ impl RogueDaemon {
         let _ = self.qps[qp_role].post_send(&[wr]);
     }
 
-    /// A frame with a header of any kind, whose numbers are often plausible.
+    /// Sends a frame with a header of any kind. The header's numbers are mostly plausible.
     fn frame(&mut self, input: &mut Input<'_>) {
         let to = self.number(input);
         let kinds = [
@@ -300,7 +301,7 @@ impl RogueDaemon {
         let _ = view.write(0, &header.emit());
         if let (Kind::Offer | Kind::Window | Kind::Export, Some(ring)) = (kind, self.rings.first())
         {
-            // Memory that there is.
+            // Announces memory that exists.
             let own = Remote {
                 addr: self.memory.addr(0),
                 rkey: self.memory.rkey(),

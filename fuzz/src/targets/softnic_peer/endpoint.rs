@@ -1,4 +1,4 @@
-//! One end of a connection, and everything that its program can do.
+//! One end of a connection, and the actions of its program.
 
 use std::sync::Arc;
 
@@ -14,33 +14,33 @@ use super::guarded_buffer::{self, GuardedBuffer};
 use crate::input::Input;
 use crate::targets::fixtures;
 
-/// Bytes of an end's memory: enough for requests that are not carried out in the call.
+/// Size in bytes of an end's memory. It is enough for requests that are too long to execute while posting.
 const MEMORY: usize = 96 << 10;
 const QUEUE: u32 = 8;
-/// Where honest exchanges send from and to.
+/// Offset of the memory that honest exchanges send from. `TO` is the offset of their target.
 const FROM: usize = 0;
 const TO: usize = 1024;
 
-/// What the second of two honest atomics adds.
+/// Amount that the first of two honest atomics adds; the second one subtracts it.
 const ADDED: u64 = 0x11;
-/// What datagrams must name, and those of the honest pair, which everybody could send some to.
+/// Q_Key of the attacked pair. `HONEST_QKEY` is that of the honest pair, to which any sender could send.
 const QKEY: u32 = 0x1111;
 const HONEST_QKEY: u32 = 0x1234_5678;
-/// What memory holds that nobody may write to.
+/// Byte that fills memory that no peer may write.
 const KEPT: u8 = 0x3c;
 
-/// What two ends are to each other.
+/// Relation of two ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TestKind {
-    /// Connected; their memory is the device's.
+    /// Connected. Their memory was allocated by the device.
     Connected,
-    /// Connected; their memory is their own, which the other reaches through windows.
+    /// Connected. Their memory is private, so peers reach it through bounce buffers.
     Bounce,
-    /// Not connected: they send each other datagrams.
+    /// Not connected. They send datagrams to each other.
     Datagrams,
 }
 
-/// What an end is made of.
+/// Options of an end.
 #[derive(Clone, Copy)]
 pub(crate) struct EndpointOptions {
     kind: TestKind,
@@ -52,7 +52,7 @@ pub(crate) struct EndpointOptions {
 }
 
 impl EndpointOptions {
-    /// Of the pair that is left alone.
+    /// Returns the options of an end of the honest pair, which is not attacked.
     pub(crate) fn honest(kind: TestKind) -> Self {
         Self {
             qkey: HONEST_QKEY,
@@ -72,14 +72,14 @@ impl EndpointOptions {
     }
 }
 
-/// A queue pair with all that it needs. The queue pair goes first.
+/// A queue pair with all objects that it needs. The queue pair is dropped first.
 pub(crate) struct Endpoint {
     qp: Option<Box<dyn QueuePair>>,
-    /// Where datagrams go.
+    /// Destination of datagrams.
     aim: Option<(Arc<dyn AddressHandle>, Qpn)>,
     extra: Option<Region>,
     pub(crate) memory: Region,
-    /// Registered, with no right for anybody, and what is there and around.
+    /// A region without access rights, and its memory.
     kept: Option<(Region, Arc<GuardedBuffer>)>,
     srq: Option<Arc<dyn SharedReceiveQueue>>,
     cq: Arc<dyn CompletionQueue>,
@@ -133,7 +133,7 @@ impl Endpoint {
         end
     }
 
-    /// Another queue pair in place of the one there is.
+    /// Replaces the queue pair by a new one.
     fn renew(&mut self) {
         self.qp = None;
         let made = self.pd.create_qp(&QpInit {
@@ -159,7 +159,7 @@ impl Endpoint {
         }
     }
 
-    /// To where datagrams are sent and received.
+    /// Brings a datagram queue pair to the RTS state.
     fn bring_up(&mut self) {
         let steps = [
             QpAttr {
@@ -177,14 +177,14 @@ impl Endpoint {
         }
     }
 
-    /// Datagrams go to `other` from now on.
+    /// Makes `other` the destination of datagrams.
     fn aim_at(&mut self, other: &Self) {
         let handle = self.pd.create_ah(&AhInit::to(other.device.info().gid));
         let qpn = other.qp.as_ref().map(|qp| qp.qpn());
         self.aim = handle.ok().zip(qpn);
     }
 
-    /// What a datagram to the other end names.
+    /// Returns the destination of datagrams to the other end.
     fn destination(&self) -> Destination {
         let (handle, qpn) = self.aim.as_ref().expect("two ends that were connected");
         Destination {
@@ -201,8 +201,7 @@ impl Endpoint {
         }
     }
 
-    /// Connects to `other`, which is given up when it has not answered for about as long as `timeout`
-    /// says.
+    /// Connects to `other`. A request fails if the peer is silent for about the encoded time `timeout`.
     pub(crate) fn connect(&mut self, other: &mut Self, timeout: u8) -> Result<(), BringUpError> {
         if self.shape.kind == TestKind::Datagrams {
             self.aim_at(other);
@@ -218,7 +217,7 @@ impl Endpoint {
         }
     }
 
-    /// Connects the two again if one of them has failed.
+    /// Replaces both queue pairs and connects them again, unless both are in RTS.
     pub(crate) fn restore(&mut self, other: &mut Self, timeout: u8) {
         let is_up = |end: &Self| {
             let qp = end.qp.as_ref();
@@ -240,15 +239,15 @@ impl Endpoint {
         };
     }
 
-    /// Posts some receives.
+    /// Posts four receives.
     pub(crate) fn expect(&mut self) {
         for at in 0..4 {
             self.receive(&[self.memory.sge(TO + at * 256, 256)]);
         }
     }
 
-    /// Polls until there is a completion of its queue pair. Who breaks in by another one of its process can
-    /// put that one's into this queue.
+    /// Polls until a request of this end's queue pair completes. An attack through another queue pair of this
+    /// process can put that queue pair's completions into this queue, so they are ignored.
     fn completed(&self) -> Completion {
         let mut one = [Completion::default()];
         let qpn = self.qp.as_ref().map(|qp| qp.qpn());
@@ -258,18 +257,18 @@ impl Endpoint {
         one[0]
     }
 
-    /// What its kind can do with `other`, as it must be.
+    /// Sends honest requests of its kind to `other`. All must succeed.
     ///
     /// # Panics
     ///
-    /// If anything is not as it must be.
+    /// If a request does not succeed.
     pub(crate) fn exchange(&mut self, other: &mut Self) {
         let done = self.try_exchange(other);
         assert!(done.is_some(), "an honest end does not answer");
     }
 
-    /// The same; `None` if the other end took longer to answer than is waited for, as it may where the
-    /// machine is busy.
+    /// Does the work of [`exchange`](Self::exchange). Returns `None` if the other end did not answer in time, which
+    /// can happen on a busy machine.
     pub(crate) fn try_exchange(&mut self, other: &mut Self) -> Option<()> {
         let header = match self.shape.kind {
             TestKind::Datagrams => GRH_BYTES,
@@ -295,7 +294,7 @@ impl Endpoint {
         Some(())
     }
 
-    /// An honest request. `None` if it was not answered in time.
+    /// Executes an honest request. Returns `None` if it was not answered in time.
     fn succeeds(&mut self, op: SendOp, gather: &[Sge]) -> Option<()> {
         let wr = SendWr {
             wr_id: 2,
@@ -313,7 +312,7 @@ impl Endpoint {
         Some(())
     }
 
-    /// A READ and atomics on the word `TO` of `other`, which is 0, and stays so.
+    /// READs the word `TO` of `other` and applies two atomics to it. The word is 0 before and after.
     fn adds(&mut self, other: &Self) -> Option<()> {
         let remote = other.memory.remote(TO);
         for (expect, add) in [(0, ADDED), (ADDED, ADDED.wrapping_neg())] {
@@ -326,8 +325,8 @@ impl Endpoint {
         Some(())
     }
 
-    /// Words by which somebody could ask for this end's memory: its keys, with what is asked beside them,
-    /// where, and how much.
+    /// Returns the words with which a call can address this end's memory: a key with an operation, an address, and
+    /// a length.
     pub(crate) fn asked(&self) -> Vec<[u64; 3]> {
         let key = |region: &Region| u64::from(region.rkey()) << 32;
         let of = |region: &Region| {
@@ -344,7 +343,7 @@ impl Endpoint {
 
     /// # Panics
     ///
-    /// If memory was written that nobody may write to.
+    /// If memory was written that no peer may write.
     pub(crate) fn check(&self) {
         if let Some((_, guarded)) = &self.kept {
             guarded.check();
@@ -352,7 +351,7 @@ impl Endpoint {
         }
     }
 
-    /// Does what the input says, to whom it is connected to or with its own objects.
+    /// Executes one action of the input: a request to `other`, or a call on this end's own objects.
     pub(crate) fn act(&mut self, input: &mut Input<'_>, other: &Self) {
         match input.byte() % 16 {
             0..6 => self.post(input, &other.memory),
@@ -378,7 +377,7 @@ impl Endpoint {
             }
             12 => match self.extra.take() {
                 Some(region) => drop(region),
-                // Long enough for a segment of its own, which goes away with it.
+                // It is so long that it gets a segment of its own, which is freed with the region.
                 None => {
                     self.extra = memory(&self.device, &*self.pd, self.shape.kind, 512 << 10);
                 }
@@ -395,7 +394,7 @@ impl Endpoint {
                     return;
                 }
                 let device = self.device.clone();
-                // To the one that it had: there the connection is another's now.
+                // Connects to the same peer context, in which no queue pair expects the new queue pair.
                 let mut nobody = fixtures::StubQueuePair::new();
                 if let Some(qp) = self.qp() {
                     let _ = fixtures::connect((&*device, qp), (&*other.device, &mut nobody));
@@ -404,7 +403,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts what the input says.
+    /// Posts a request that the input describes.
     pub(crate) fn post(&mut self, input: &mut Input<'_>, theirs: &Region) {
         let remote = remote(input, theirs);
         let value = input.byte().into();
@@ -453,7 +452,7 @@ impl Endpoint {
     }
 }
 
-/// Mostly right.
+/// Returns the destination `right`, in some inputs with a wrong handle, number or Q_Key.
 fn destination(input: &mut Input<'_>, right: Destination) -> Destination {
     match input.byte() {
         0..8 => Destination {
@@ -472,7 +471,7 @@ fn destination(input: &mut Input<'_>, right: Destination) -> Destination {
     }
 }
 
-/// `len` bytes that a kind of end has its memory from, with all rights.
+/// Allocates and registers `len` bytes with all access rights, in the way of the kind of end.
 fn memory(
     device: &Arc<dyn Device>,
     pd: &dyn ProtectionDomain,
@@ -486,13 +485,13 @@ fn memory(
     pd.register(&buffer, Access::ALL).ok()
 }
 
-/// Mostly within the region.
+/// Returns an address that is mostly within the region.
 fn remote(input: &mut Input<'_>, region: &Region) -> RemoteAddr {
     let inside = region.remote(8 * input.below(64));
     match input.byte() {
         0..16 => RemoteAddr {
-            // Never one of this process: between its own contexts, a region of private memory is
-            // reached at any address that its row allows.
+            // Never an address of this process: between contexts of one process, a region of private memory
+            // can be reached at any address that its row names.
             addr: input.word(inside.addr) | 1 << 63,
             ..inside
         },
@@ -504,7 +503,7 @@ fn remote(input: &mut Input<'_>, region: &Region) -> RemoteAddr {
     }
 }
 
-/// One or two pieces, short, long, or more than there is.
+/// Returns one or two entries. Their lengths are short, long, or more than the region has.
 fn sges(input: &mut Input<'_>, region: &Region) -> Vec<Sge> {
     let lengths = [0, 8, 64, 1000, 70 << 10, MEMORY as u32, u32::MAX];
     let piece = |input: &mut Input<'_>| match input.byte() {

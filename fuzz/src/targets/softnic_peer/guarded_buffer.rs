@@ -1,4 +1,4 @@
-//! Memory that no device gave, and the kernel's refusal to reach it from outside.
+//! Private memory with guards around it, and a system call filter that forbids access between processes.
 #![allow(
     unsafe_code,
     reason = "a buffer that vouches for itself; a system call that no crate wraps"
@@ -9,11 +9,11 @@ use std::sync::{Arc, Once};
 
 use headworks_verbs::{Buffer, HeapBuffer};
 
-/// Bytes around it that nobody may touch.
+/// Size in bytes of the guard on each side of the memory. No access may touch a guard.
 const GUARD: usize = 64 << 10;
 const UNTOUCHED: u8 = 0xa5;
 
-/// Memory of this process, with more around it that is to stay as it is.
+/// Private memory of this process with a guard on each side. Dropping it checks the guards.
 pub(crate) struct GuardedBuffer {
     heap: Arc<HeapBuffer>,
     len: usize,
@@ -23,26 +23,26 @@ impl GuardedBuffer {
     pub(crate) fn new(len: usize) -> Arc<Self> {
         let heap = HeapBuffer::new(len + 2 * GUARD);
         for at in [0, GUARD + len] {
-            // SAFETY: in range of memory that nobody else has yet.
+            // SAFETY: within the allocation, which no other thread has yet.
             unsafe { heap.as_ptr().add(at).write_bytes(UNTOUCHED, GUARD) };
         }
         Arc::new(Self { heap, len })
     }
 
-    /// Writes `byte` everywhere.
+    /// Fills the memory with `byte`.
     pub(crate) fn fill(&self, byte: u8) {
-        // SAFETY: as long as `self`; who registers it calls this before.
+        // SAFETY: the memory has `len` bytes. The caller fills it before it registers it, so no device uses it.
         unsafe { self.as_ptr().write_bytes(byte, self.len) };
     }
 
-    /// Whether all of it is `byte`.
+    /// Returns whether every byte is `byte`.
     pub(crate) fn is_all(&self, byte: u8) -> bool {
         all_are(self.as_ptr(), self.len, byte)
     }
 
     /// # Panics
     ///
-    /// If something around it was written.
+    /// If a guard was written.
     pub(crate) fn check(&self) {
         for at in [0, GUARD + self.len] {
             let start = self.heap.as_ptr().wrapping_add(at);
@@ -52,22 +52,22 @@ impl GuardedBuffer {
     }
 }
 
-/// Whether so many bytes at `start`, which are part of a [`HeapBuffer`], are all `byte`.
+/// Returns whether all `len` bytes at `start`, a part of a [`HeapBuffer`], are `byte`.
 fn all_are(start: *const u8, len: usize, byte: u8) -> bool {
     let words = start.cast::<u64>();
     let expected = u64::from_ne_bytes([byte; 8]);
-    // SAFETY: in range and aligned by the callers; others may write, so each word is read once.
+    // SAFETY: the callers pass an aligned part of an allocation. Others may write it, so each word is read once.
     (0..len / 8).all(|at| unsafe { words.add(at).read_volatile() } == expected)
 }
 
-/// The aligned word at `at` of a buffer.
+/// Returns the aligned word at offset `at` of a buffer.
 pub(crate) fn word(buffer: &dyn Buffer, at: usize) -> u64 {
     assert!(at.is_multiple_of(8) && at + 8 <= buffer.len());
-    // SAFETY: in range and aligned; buffers begin at cache lines here.
+    // SAFETY: within the buffer and aligned, because the buffers of this target begin at cache lines.
     unsafe { buffer.as_ptr().add(at).cast::<u64>().read_volatile() }
 }
 
-// SAFETY: what a part of the heap's buffer is, as long as that is kept.
+// SAFETY: it is a part of the heap buffer, which lives as long as `self`.
 unsafe impl Buffer for GuardedBuffer {
     fn as_ptr(&self) -> *mut u8 {
         self.heap.as_ptr().wrapping_add(GUARD)
@@ -84,9 +84,9 @@ impl Drop for GuardedBuffer {
     }
 }
 
-/// From here on the kernel refuses this process to copy between address spaces, also its own: what
-/// is private is reached through windows. Otherwise a peer that is in this very process reaches
-/// whatever its own row says, and that is no error.
+/// Makes the kernel refuse copies between address spaces to this process, even within the process. Private
+/// memory is then reached through bounce buffers only. Without the filter, a peer in this same process could
+/// reach any address that its own row names, which is legal and would hide faults.
 pub(crate) fn forbid_cross_process_access() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -105,7 +105,7 @@ pub(crate) fn forbid_cross_process_access() {
             len: steps.len() as u16,
             filter: steps.as_mut_ptr(),
         };
-        // SAFETY: the program outlives the calls, which change nothing else of this process.
+        // SAFETY: the filter outlives the calls. The calls change nothing else of this process.
         unsafe {
             assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
             let (mode, all_threads) = (

@@ -1,4 +1,4 @@
-//! The shared memory of this process's devices, as somebody sees it who attaches it from outside.
+//! The shared memory of this process's devices, as another process sees it that attaches the segments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::input::Input;
 
 const LINE: usize = 64;
 
-/// Every segment of this process, by its inode, and which of its lines hold something.
+/// All segments of this process by inode number, each with the offsets of its cache lines that are not zero.
 pub(crate) struct SegmentSnapshot(BTreeMap<u64, (View, BTreeSet<usize>)>);
 
 impl SegmentSnapshot {
@@ -42,7 +42,7 @@ impl SegmentSnapshot {
     }
 }
 
-/// Where the lines begin that hold something.
+/// Returns the offsets of the cache lines that are not zero.
 fn lines(view: &View) -> BTreeSet<usize> {
     let mut bytes = vec![0; view.len()];
     view.read(0, &mut bytes).expect("all of it");
@@ -54,15 +54,15 @@ fn lines(view: &View) -> BTreeSet<usize> {
         .collect()
 }
 
-/// What a broken peer writes to: its own memory and table, and lines of ours that came to be with
-/// the connection to it.
+/// The words that a hostile peer writes: its own memory and table, and the lines of the victim that were first
+/// used for the connection to it.
 pub(crate) struct ExposedWords {
     parts: Vec<SegmentLines>,
-    /// Those lines of them that came last, if they are written to more often.
+    /// The lines that were first used after a later snapshot, if half of the stores are to go there.
     latest: Vec<SegmentLines>,
-    /// Those lines of these in which somebody asks for memory.
+    /// Those of the latest lines that hold a call of a bounce buffer.
     calls: Vec<SegmentLines>,
-    /// What is right somewhere: addresses, keys, lengths.
+    /// Words that are valid in some call: addresses, keys, lengths.
     words: Vec<u64>,
     asked: Vec<[u64; 3]>,
 }
@@ -70,7 +70,7 @@ pub(crate) struct ExposedWords {
 type SegmentLines = (View, Vec<usize>);
 
 impl ExposedWords {
-    /// What was not there `before`.
+    /// Returns the lines that are not zero now and were zero in `before`.
     pub(crate) fn since(before: &SegmentSnapshot) -> Self {
         let parts = new_since(before);
         assert!(parts.len() > 1, "there is nothing to write to");
@@ -83,8 +83,8 @@ impl ExposedWords {
         }
     }
 
-    /// Some of what is written is of `asked`: how memory is asked for. Where the first of three such words
-    /// is found as the second of a line, somebody has made a call there.
+    /// Makes some stores forge bounce calls from `asked`, the key, address and length words of valid calls. A line
+    /// holds a call if its second word is the first word of one of `asked`.
     pub(crate) fn with_calls(mut self, asked: Vec<[u64; 3]>) -> Self {
         let is_call = |view: &View, line: usize| {
             let word = view.atomic_u64(line + 8).expect("a word of a line");
@@ -102,7 +102,7 @@ impl ExposedWords {
         self
     }
 
-    /// Half of what is written goes to what was not there at `moment`.
+    /// Makes half of the stores go to lines that were zero at `moment`.
     pub(crate) fn mostly_since(mut self, moment: &SegmentSnapshot) -> Self {
         self.latest = new_since(moment);
         self
@@ -119,7 +119,7 @@ impl ExposedWords {
         WordPlace { view, offset }
     }
 
-    /// A store into some word.
+    /// Returns a store to some word.
     pub(crate) fn scribble(&self, input: &mut Input<'_>) -> WordStore {
         let place = self.place(input);
         let old = place.word().load(Ordering::Relaxed);
@@ -127,8 +127,8 @@ impl ExposedWords {
         WordStore { place, old, new }
     }
 
-    /// Stores all over one of the latest lines, its first word last: as one is written that says
-    /// something new.
+    /// Stores to the first five words of one of the latest lines. The first word is stored last, because a writer
+    /// publishes a new call in that order.
     pub(crate) fn rewrite(&self, input: &mut Input<'_>) -> Vec<WordStore> {
         let parts = match self.calls.is_empty() || input.byte() < 64 {
             true => &self.latest,
@@ -138,7 +138,7 @@ impl ExposedWords {
             return Vec::new();
         };
         let line = lines[input.below(lines.len())];
-        // All of it right, by itself.
+        // In some inputs all the call's words are valid.
         let whole = match input.byte() {
             0..96 if !self.asked.is_empty() => Some(input.pick(&self.asked)),
             _ => None,
@@ -160,7 +160,7 @@ impl ExposedWords {
 
     fn word(&self, input: &mut Input<'_>, old: u64) -> u64 {
         match input.byte() {
-            // What stands elsewhere is right there, and wrong here.
+            // A word from another place is valid there and mostly invalid here.
             0..64 => self.place(input).word().load(Ordering::Relaxed),
             64..160 if !self.words.is_empty() => input.pick(&self.words),
             160..208 if !self.words.is_empty() => old,
@@ -169,7 +169,7 @@ impl ExposedWords {
     }
 }
 
-/// The lines that hold something and did not `before`.
+/// Returns the lines that are not zero now and were zero in `before`, and the lines after them.
 fn new_since(before: &SegmentSnapshot) -> Vec<SegmentLines> {
     let nothing = BTreeSet::new();
     let parts = SegmentSnapshot::all()
@@ -177,7 +177,7 @@ fn new_since(before: &SegmentSnapshot) -> Vec<SegmentLines> {
         .into_iter()
         .map(|(inode, (view, lines))| {
             let known = before.0.get(&inode).map_or(&nothing, |(_, lines)| lines);
-            // What is behind a line is often its continuation that was not used yet.
+            // The line after a used one is often a part of the same object that was not used yet.
             let near = lines.difference(known).flat_map(|at| [*at, at + LINE]);
             let near: BTreeSet<_> = near
                 .filter(|at| !known.contains(at) && at + LINE <= view.len())
@@ -199,7 +199,7 @@ impl WordPlace {
     }
 }
 
-/// A word, what was there and what is to be.
+/// A store to a word: the place, the value before, and the new value.
 pub(crate) struct WordStore {
     place: WordPlace,
     old: u64,
@@ -213,7 +213,7 @@ impl WordStore {
         Self { place, old, new }
     }
 
-    /// Puts back what was there, if nobody has written since.
+    /// Restores the value before the store, unless another thread has stored to the word since.
     pub(crate) fn undo(&self) {
         let (new, old) = (self.new, self.old);
         let word = self.place.word();
