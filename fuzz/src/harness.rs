@@ -25,9 +25,9 @@ pub fn test(name: &str, scratch: &Path) {
     let target = crate::target(name).expect("each test has the name of its target");
     if let Some(kept) = env::var_os(KEPT) {
         let plan = plan(target, kept.into());
-        let done = runner::run(target, &plan).expect("the corpus is readable and the input file writable");
+        let done = runner::run(target, &plan).expect("readable corpus, writable input file");
         println!(
-            "{name}: {} inputs of the corpus, {} made",
+            "{name}: {} inputs of the corpus, {} generated",
             done.corpus, done.made
         );
         assert!(done.corpus > 0, "{name} has no corpus");

@@ -16,8 +16,9 @@ usage: headworks-fuzz list
        headworks-fuzz run TARGET [--seconds N] [--seed N] [--into FOLDER]
 
 `run` replays the committed corpus, then runs generated inputs. With --into, it saves the inputs that reach
-new code in FOLDER. `distil` prints those of the files that reach code that no file before them reached. --into
-and `distil` need a build that counts edges: cargo xtask fuzz TARGET [--seconds N] [--into FOLDER]";
+new code in FOLDER. `distil` prints those of the files that reach code that no file before them reached. Both
+need a build that counts edges; this command makes one and runs it:
+  cargo xtask fuzz TARGET [--seconds N] [--into FOLDER]";
 
 /// Environment variable with the path of the registry.
 const FABRIC: &str = "HEADWORKS_FABRIC";
@@ -78,7 +79,7 @@ fn begin(args: &[&str]) -> Result<(), String> {
         }
         ["distil", name, files @ ..] if !files.is_empty() => {
             if !coverage::is_counted() {
-                return Err("this build counts no edges; use cargo xtask fuzz".to_owned());
+                return Err("this build counts no edges; distil needs the program that cargo xtask fuzz builds".to_owned());
             }
             let new =
                 runner::minimise_corpus(known(name)?, files).map_err(|error| error.to_string())?;

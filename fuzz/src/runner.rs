@@ -107,7 +107,7 @@ pub fn minimise_corpus<'f>(target: &Target, files: &[&'f str]) -> io::Result<Vec
 /// Reads the input that was running, from the file in [`RunOptions::kept`].
 pub fn read_kept_input(file: &Path) -> io::Result<Vec<u8>> {
     let bytes = fs::read(file)?;
-    let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file holds no complete input");
+    let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "no complete input");
     let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
     let len = u64::from_le_bytes(*len) as usize;
     Ok(rest.get(..len).ok_or_else(short)?.to_vec())

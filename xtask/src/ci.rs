@@ -48,6 +48,12 @@ pub const STEPS: &[Step] = &[
         run: format,
     },
     Step {
+        name: "spelling",
+        about: "typos in texts and names (needs the program typos)",
+        budget: seconds(10),
+        run: spelling,
+    },
+    Step {
         name: "lints",
         about: "clippy on everything, with all features; warnings are errors",
         budget: seconds(120),
@@ -244,6 +250,17 @@ fn show(command: &Command) -> String {
 
 fn format(run: &mut Run) -> Result<Ended, String> {
     finish(&mut run.cargo(&["fmt", "--all", "--check"]))
+}
+
+fn spelling(run: &mut Run) -> Result<Ended, String> {
+    let mut typos = Command::new("typos");
+    typos.current_dir(&run.root).args(["--format", "brief"]);
+    match Command::new("typos").arg("--version").output() {
+        Ok(_) => finish(&mut typos),
+        Err(_) => Ok(Ended::Skipped(
+            "the program typos is not here (python3 -m pip install typos)".to_owned(),
+        )),
+    }
 }
 
 fn lints(run: &mut Run) -> Result<Ended, String> {

@@ -22,7 +22,7 @@ pub fn no_device_opener() -> DeviceOpener {
     })
 }
 
-/// Most actors of a scenario.
+/// Maximum number of actors of a scenario.
 pub const ACTORS_MAX: usize = 1024;
 /// Longest role or actor name, in bytes.
 pub const ROLE_MAX: usize = 64;

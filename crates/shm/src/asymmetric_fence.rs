@@ -3,9 +3,9 @@
 //! They serve Dekker's pattern, in which each side writes one word and then reads the other's:
 //!
 //! ```text
-//! often, must be cheap             seldom, may be dear
+//! often, must be cheap             seldom, may be expensive
 //! word_a.store(1, Relaxed)         word_b.store(1, Relaxed)
-//! asymmetric_fence::light()              asymmetric_fence::heavy()
+//! asymmetric_fence::light()        asymmetric_fence::heavy()
 //! word_b.load(Relaxed)             word_a.load(Relaxed)
 //! ```
 //!

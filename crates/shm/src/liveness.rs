@@ -164,8 +164,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Returns whether the process is dead. A zombie is; a process whose first thread has ended while others
-    /// run only looks like one.
+    /// Returns whether the process is dead. A zombie is dead. A process whose first thread has ended while other
+    /// threads run looks like a zombie, but is alive.
     fn is_dead(&self) -> bool {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }

@@ -55,7 +55,7 @@ pub(crate) use instrumentation::{ActorTime, Instrumentation};
 pub use object_counts::ObjectCounts;
 pub(crate) use queues::{Armed, Cq, Qp, Srq};
 
-/// Low bits of a QPN that are the queue pair's index; the bits above are the generation of that index.
+/// Number of low bits of a QPN that hold the queue pair's index. The bits above hold the index's generation.
 const QP_NUMBER: u32 = 18;
 
 static NETWORKS: AtomicU64 = AtomicU64::new(1);
@@ -346,7 +346,7 @@ impl Model {
         }
     }
 
-    /// Returns the host of that name, and creates it if there is none.
+    /// Returns the host called `name`, and creates it if there is none.
     pub(crate) fn host(&mut self, name: &str) -> io::Result<u32> {
         if let Some(found) = self.hosts.iter().position(|host| host.name == name) {
             return Ok(found as u32);
@@ -481,7 +481,7 @@ impl Model {
         found.as_deref_mut().filter(|found| found.life == qp.life)
     }
 
-    /// Returns the queue pair of that number on a host, if there is one.
+    /// Returns the queue pair `qpn` of a host, if there is one.
     pub(crate) fn qp_of(&self, host: u32, qpn: u32) -> Option<&Qp> {
         let (generation, found) = self.qps.get((qpn & ((1 << QP_NUMBER) - 1)) as usize)?;
         let found = found.as_deref()?;
@@ -602,7 +602,7 @@ impl Model {
         }
     }
 
-    /// Asks for an event at the next visible change on a host.
+    /// Schedules an event for the next visible change on a host.
     pub(crate) fn watch_for_changes(&mut self, host: u32) {
         let told = self.hosts[host as usize].change_times.watch(self.now);
         if let Some(at) = told {
@@ -610,7 +610,8 @@ impl Model {
         }
     }
 
-    /// Returns a completion queue's channel, if the queue is still the one of that `life`.
+    /// Returns a completion queue's channel. Returns `None` if the queue has none, or if it has been replaced since
+    /// `life`.
     pub(crate) fn channel_of(&self, cq: u32, life: u32) -> Option<SimChannel> {
         let found = self.cqs.get(cq as usize)?.as_ref()?;
         found.channel.clone().filter(|_| found.life == life)

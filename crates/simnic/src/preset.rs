@@ -25,7 +25,7 @@ pub struct Constant {
 }
 
 impl Constant {
-    /// Returns the constant of that key.
+    /// Returns the constant called `key`.
     pub fn of(key: &str) -> Option<&'static Self> {
         CONSTANTS.iter().find(|constant| constant.key == key)
     }
@@ -80,7 +80,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Returns a setting of the constant of that key to this value.
+    /// Returns the setting of the constant `key` to `value`.
     pub fn of(key: &str, value: &str) -> Result<Self, SetError> {
         let constant = Constant::of(key).ok_or_else(|| SetError::Unknown(key.to_owned()))?;
         let legal = |found: &f64| {
@@ -159,7 +159,7 @@ macro_rules! constants {
                 }
             }
 
-            /// Returns the value of the constant of that key.
+            /// Returns the value of the constant called `key`.
             pub fn value(&self, key: &str) -> Option<f64> {
                 match key {
                     $($key => Some(self.$field),)*
@@ -301,7 +301,7 @@ impl Preset {
     /// Names of the presets.
     pub const NAMES: [&'static str; 3] = ["cx3-40g", "cx5-100g", "cx6-100g"];
 
-    /// Returns the preset of that name.
+    /// Returns the preset called `name`.
     pub fn named(name: &str) -> Option<Self> {
         let column = Self::NAMES.iter().position(|found| *found == name)?;
         Some(Self::of(Self::NAMES[column], column))

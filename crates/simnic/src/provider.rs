@@ -144,7 +144,7 @@ fn is_host(name: &str) -> bool {
     (1..=HOST_MAX).contains(&name.len()) && name.bytes().all(legal)
 }
 
-/// Whether a device of that name is simulated in virtual time.
+/// Returns whether a device called `name` is simulated in virtual time.
 pub fn is_simulated(name: &DeviceName) -> bool {
     name.kind() == KIND
 }

@@ -42,8 +42,8 @@ impl Drop for SimBuffer {
     }
 }
 
-// SAFETY: the pointer is to an allocation of that size, which
-// neither moves nor is freed before the value is dropped.
+// SAFETY: the pointer is to an allocation of this length, which neither moves nor is freed before the value
+// is dropped.
 unsafe impl Buffer for SimBuffer {
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -63,7 +63,7 @@ unsafe impl Send for SimBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for SimBuffer {}
 
-/// Low bits of a key that number the region; the bits above are the generation of that number.
+/// Number of low bits of a key that hold the region's number. The bits above hold the number's generation.
 const REGION_NUMBER_BITS: u32 = 22;
 
 /// A registered region.

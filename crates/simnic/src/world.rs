@@ -42,7 +42,7 @@ const STEP_COST_MIN: Ps = NS;
 const SPIN: Ps = 30 * NS;
 /// Assumed interval at which a spinning actor reads the clock, on that clock.
 const SPIN_CLOCK_INTERVAL: Duration = Duration::from_nanos(500);
-/// Most steps and events that one call of `poll` processes.
+/// Maximum number of steps and events that one call of `poll` processes.
 const POLL_BUDGET: u64 = 1 << 16;
 
 /// Runs scenarios in virtual time.

@@ -25,7 +25,7 @@ use crate::local_mrs::{LocalMr, LocalMrsGuard};
 use crate::qp::QpCore;
 use crate::table::QueueLocation;
 
-/// Most bytes that one call moves.
+/// Maximum number of bytes that one call moves.
 pub(crate) const DATA: usize = 64 << 10;
 /// Bytes of a bounce buffer.
 const BYTES: usize = size_of::<Header>() + DATA;

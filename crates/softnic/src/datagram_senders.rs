@@ -37,7 +37,7 @@ use crate::table::{MAX_SENDER, RecvSlot, RowRef};
 const MARK: u16 = 0x4000;
 const _: () = assert!(MAX_SENDER <= MARK as usize);
 
-/// Most processes watched through a pidfd. A broken peer may name any number of processes.
+/// Maximum number of processes watched through a pidfd. A broken peer may name any number of processes.
 const PIDFDS_MAX: usize = 512;
 
 /// Returns the mark of the sender in `row`.

@@ -34,9 +34,10 @@ use crate::row_allocator::Rows;
 use crate::srq::SoftSrq;
 use crate::table::{MAX_CQ, MAX_QP, MAX_REGION, MAX_SGE, MAX_SRQ, Table};
 
-/// Most READs and atomics outstanding on a queue pair. They execute in order, so any limit could be kept.
+/// Maximum number of READs and atomics outstanding on a queue pair. They execute in order, so any limit could
+/// be kept.
 pub(crate) const MAX_RD_ATOMIC: u8 = 16;
-/// Most bytes of one message: the specification's limit.
+/// Maximum length of a message in bytes, from the specification.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 /// Bits of a QPN that number a queue pair within its context: its slot and two bits of its generation.
 const QPN_BITS: u32 = 14;

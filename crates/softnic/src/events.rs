@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use headworks_shm::{WakePipe, WakeSender};
 use headworks_verbs::{AsyncEvent, Qpn};
 
-/// Most events kept for a program that does not read them.
+/// Maximum number of events kept for a program that does not read them.
 const KEPT: usize = 65_536;
 
 /// Queue of asynchronous events, and the descriptor that is readable while one waits.

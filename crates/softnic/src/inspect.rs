@@ -116,7 +116,7 @@ pub struct PeerSnapshot {
 pub struct CompletionQueueSnapshot {
     /// Its number.
     pub id: u32,
-    /// Most completions that it holds.
+    /// Maximum number of completions that it holds.
     pub depth: u64,
     /// Whether it has a completion channel.
     pub has_channel: bool,

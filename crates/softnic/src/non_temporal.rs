@@ -3,8 +3,8 @@
 use std::fs;
 use std::sync::LazyLock;
 
-/// Most bytes of a WRITE whose bytes are placed in address order. Longer WRITEs may use non-temporal stores,
-/// which keep no order.
+/// Maximum size in bytes of a WRITE whose bytes are always placed in address order. Longer WRITEs may use
+/// non-temporal stores, which keep no order.
 pub(crate) const IN_ORDER_MAX: u32 = 256 << 10;
 
 /// Assumed size in bytes of the largest cache, if the processor does not report one.

@@ -13,19 +13,19 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use headworks_shm::{EventCount, SenderRow, SharedSegment, ShmSafe, asymmetric_fence};
 use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, Sge, Status};
 
-/// Most queue pairs of one context.
+/// Maximum number of queue pairs of one context.
 pub(crate) const MAX_QP: usize = 4096;
-/// Most completion queues of one context.
+/// Maximum number of completion queues of one context.
 pub(crate) const MAX_CQ: usize = 4096;
-/// Most shared receive queues of one context.
+/// Maximum number of shared receive queues of one context.
 pub(crate) const MAX_SRQ: usize = 1024;
-/// Most regions of one context.
+/// Maximum number of regions of one context.
 pub(crate) const MAX_REGION: usize = 16_384;
-/// Most shared-memory segments of one context.
+/// Maximum number of shared-memory segments of one context.
 pub(crate) const MAX_SEGMENT: usize = 8192;
-/// Most scatter/gather entries of one request.
+/// Maximum number of scatter/gather entries of one request.
 pub(crate) const MAX_SGE: usize = 6;
-/// Most queue pairs, of all contexts together, that send datagrams to one context.
+/// Maximum number of queue pairs, of all contexts together, that send datagrams to one context.
 pub(crate) const MAX_SENDER: usize = 4096;
 /// Stands for "none" in place of a row number.
 pub(crate) const NO_ROW: u32 = u32::MAX;
@@ -618,7 +618,7 @@ impl QpRow {
         QpLife(self.life.load(Ordering::Acquire))
     }
 
-    /// Moves the UD queue pair of that generation to SQE after a failed request: it sends no more, and
+    /// Moves the UD queue pair of the given generation to SQE after a failed request. It then sends no more, and
     /// still receives.
     pub(crate) fn stop_sending(&self, generation: u64) {
         let (from, to) = (
@@ -631,7 +631,7 @@ impl QpRow {
             .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Moves the queue pair of that generation to the error state. Returns whether this call did.
+    /// Moves the queue pair of the given generation to the error state. Returns whether this call did.
     pub(crate) fn fail(&self, generation: u64) -> bool {
         // A correct process changes the state a few times at most while this loops. One that changes it
         // without end is broken, and the loop gives up.

@@ -45,7 +45,7 @@ pub enum CaseStudy {
     Kv {
         /// Number of requests.
         requests: u64,
-        /// Most requests outstanding.
+        /// Maximum number of requests outstanding.
         window: usize,
         /// Number of records in the table.
         records: u64,

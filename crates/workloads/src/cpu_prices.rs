@@ -37,7 +37,7 @@ pub fn perftest_ns(device: &DeviceName, set: &[Setting]) -> u64 {
 ///
 /// # Errors
 ///
-/// Errors of opening a device of that name.
+/// The device's name has an unknown preset or an illegal option.
 pub fn machine(device: &DeviceName, set: &[Setting]) -> Option<Result<(Preset, u64), OpenError>> {
     let with = |(mut preset, seed): (Preset, u64)| {
         for setting in set {

@@ -19,8 +19,8 @@ pub use crate::report::PhaseResult;
 pub const SIZE: usize = 64;
 /// Number of slots of a ring.
 pub const SLOTS: u32 = 128;
-/// Most messages that a saturating sender puts into a ring, and that the receiver takes from a ring, before
-/// going on to the next ring.
+/// Maximum number of messages that a saturating sender puts into a ring before it goes on to the next ring.
+/// The receiver takes at most the same number from a ring in a row.
 pub const BURST: u32 = 32;
 
 /// How the receiving ends check for messages.

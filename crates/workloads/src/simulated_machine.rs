@@ -34,7 +34,7 @@ impl SimulatedMachine {
     ///
     /// # Errors
     ///
-    /// Errors of opening a device of that name.
+    /// The device's name has an unknown preset or an illegal option.
     pub fn on(
         device: &DeviceName,
         set: &[Setting],

@@ -18,7 +18,7 @@ use crate::usage_samples::UsageSamples;
 
 /// Time beyond the planned time that a pair has to connect and to report.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Most time added for a busy machine. Up to this, three times the planned time is added.
+/// Maximum time added for a busy machine. Up to this, three times the planned time is added.
 const DELAY_MAX: Duration = Duration::from_secs(60);
 
 /// Where pairs run: a world, the devices and processors of both hosts, and a flag that stops a run.

@@ -10,7 +10,7 @@ use crate::subprocess::{Subprocess, SubprocessError, command};
 pub const TRANSPORTS: &str = "posix,cma,self";
 /// Time limit of one measurement.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Most attempts to start the client until the server is up.
+/// Maximum number of attempts to start the client until the server is up.
 const TRIES: usize = 40;
 
 /// One of the tests of `ucx_perftest`.

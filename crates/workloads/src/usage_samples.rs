@@ -3,7 +3,8 @@
 
 use headworks::sim::{Usage, UsageMonitor};
 
-/// Most samples kept. Beyond that, every other sample is dropped, and samples are taken half as often.
+/// Maximum number of samples kept. When it is reached, every other sample is dropped, and samples are taken
+/// half as often.
 const LOOKS: usize = 64;
 /// Time between the first samples, in picoseconds: 20 µs.
 const FIRST_EVERY: u64 = 20_000_000;

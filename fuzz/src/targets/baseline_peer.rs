@@ -108,7 +108,7 @@ fn bring_up_end<S: EndSetup>(
 ) -> Option<S::End> {
     let (device, peer) = devices();
     let mut greeting = setup.greeting();
-    assert_eq!(greeting.len(), GREETING, "the greeting's length has changed");
+    assert_eq!(greeting.len(), GREETING, "greeting length");
     let qp = setup.queue_pair();
     connect((&**device, qp), (&**peer, broken.queue_pair())).expect("two queue pairs");
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));

@@ -9,7 +9,7 @@ pub(super) fn run(bytes: &[u8]) {
     let capture = match Capture::read_from(bytes, REPLAYED) {
         Ok(capture) => capture,
         Err(fault) => {
-            assert!(!fault.to_string().contains('\n'), "the error has more than one line");
+            assert!(!fault.to_string().contains('\n'), "several lines");
             return;
         }
     };

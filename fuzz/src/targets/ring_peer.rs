@@ -189,7 +189,7 @@ impl Peer {
         peer: &Arc<dyn Device>,
         greeting: &[u8],
     ) {
-        assert_eq!(greeting.len(), GREETING, "the greeting's length has changed");
+        assert_eq!(greeting.len(), GREETING, "greeting length");
         connect((&**device, qp), (&**peer, &mut *self.qp)).expect("two queue pairs");
         assert!(self.parse_greeting(greeting));
     }

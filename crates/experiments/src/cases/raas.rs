@@ -44,7 +44,7 @@ const fn paper(figure: &'static str) -> Option<Paper> {
 
 /// The reason why some of these experiments do not run in virtual time.
 const PROCESSES: RunsOn =
-    RunsOn::Real("its daemons and applications are processes of this machine, by the wall clock");
+    RunsOn::Real("its daemons and applications are processes of this machine, measured by the wall clock");
 /// Time of a point beside the measurement: a process starts, attaches and ends.
 const OVERHEAD: Wall = Wall::from_millis(60);
 /// Time beyond its planned duration after which a process counts as hung.
@@ -78,8 +78,8 @@ fn rows<A: Copy + PartialEq + fmt::Display + 'static>(
 fn pin(bench: &Bench<'_>, outcome: &mut Outcome) {
     let [here, there] = bench.testbed.cpus;
     outcome.pinning = format!(
-        "applications that ask and their host's daemon on cpu {here}, all of the other hosts on cpu {there}, for every arm \
-         that does not say otherwise"
+        "requesting applications and the daemon of their host on cpu {here}, all processes of the other hosts on cpu \
+         {there}, for every arm that does not say otherwise"
     );
 }
 
@@ -188,13 +188,14 @@ fn in_virtual_time<A: Copy + PartialEq + fmt::Display>(
     (points, sweep): (Vec<Point<A>>, Sweep),
     mut sample: impl FnMut(&Bench<'_>, &Point<A>) -> Result<Sample, WorkloadError>,
 ) -> Result<Measured<A>, RunError> {
-    outcome.pinning = "each daemon, thread and application on a simulated core of its own, as long as a host has any; then \
-                       they take turns"
+    outcome.pinning = "each daemon, thread and application has a simulated core of its own while its host has one \
+                       left; the others share cores in turns"
         .to_owned();
     outcome.notes.push(
-        "All of it is simulated, in virtual time. The service is the daemon's own core with the application's side of it; \
-         what its code takes of a processor, beside copies and calls of verbs, was measured elsewhere and is charged. What \
-         the paper's figures show is known only as far as its text says it."
+        "Everything is simulated, in virtual time. The service runs the core of the real daemon and the \
+         application's side of it. Copies and calls of verbs cost what the model says. The processor time of the \
+         remaining code was measured elsewhere and is charged. The values in the paper's figures are known only \
+         where its text states them."
             .to_owned(),
     );
     let measured = bench.measure(points, sweep, |bench, point, _| {

@@ -151,11 +151,12 @@ fn metrics() -> impl Iterator<Item = (String, Run)> {
 pub static RAW_VERBS: Case<Run> = Case {
     about: About::new(
         "raw-verbs",
-        "Plain verbs by size: requests per second, bandwidth, latency; on every simulated preset, or on a device \
-         that is named.",
-        "SEND, WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add, 64 B to 1 MiB: requests \
-         per second and Gbit/s of one process with 128 requests outstanding on each of one and of eight queue \
-         pairs; the latency of one at a time. On simulated devices also the rate of a process on every core, with 32.",
+        "Plain verbs by size: requests per second, bandwidth, latency; on every simulated preset, or on one named \
+         device.",
+        "SEND, WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add, 64 B to 1 MiB: requests per \
+         second and Gbit/s of one process, with one and with eight queue pairs and 128 requests outstanding on each; \
+         and the latency with one request outstanding. On simulated devices also the rate with a process on every \
+         core, each with 32 outstanding.",
     ),
     table,
     measure,
@@ -165,13 +166,14 @@ fn table() -> Table<Run> {
     let notes = [
         (
             "rate",
-            "128 requests outstanding on each queue pair, 32 where a process on every core has one; each posted by a \
-             call of its own and signalled, as perftest does it; where time is virtual, the program takes the constant \
-             cpu.bench for a request beside the verbs. SENDs and WRITEs with immediate go into 4,096 receives of an SRQ",
+            "128 requests outstanding on each queue pair, 32 where every core has a process; each request is posted \
+             by a separate call and signalled, as perftest does it; in virtual time the program takes the constant \
+             cpu.bench for a request beside the verbs. SENDs and WRITEs with immediate use an SRQ with 4,096 \
+             receives",
         ),
         (
             "latency of SEND, WRITE, WRITE with immediate",
-            "ping-pong: half of a message there and one back. A WRITE is seen by polling its last word, the others by \
+            "ping-pong: half a round trip. The receiver detects a WRITE by polling its last word, the others by \
              their completions",
         ),
         (
@@ -194,11 +196,12 @@ fn table() -> Table<Run> {
         charts(&mut t, preset, preset);
     }
     t.note(
-        "A size is of the payload; bandwidth is of payloads. Beside published figures: other machines, links and \
-         programs; how far ours is from the nearer end of what was published. The words of atomics begin a page, of \
-         every process: on simulated devices those of different processes take the same lock. With their headers 77 \
-         million WRITEs of 64 B per second fill the link of cx6-100g; of the published pair the link's rate is not \
-         known. Where there are many processes they measure the same time, once all are warm.",
+        "Sizes and bandwidth count payloads only. Published figures are from other machines, links and programs; \
+         they stand beside ours with the distance to the nearer end of the published range. The words of atomics \
+         begin a page in every process, so on simulated devices the atomics of different processes take the same \
+         lock. With headers, 77 million WRITEs of 64 B per second fill the link of cx6-100g; the link rate of the \
+         published pair of CX-6 is not known. Several processes measure the same period, which begins when all are \
+         warm.",
     );
     t
 }
@@ -364,7 +367,7 @@ fn measure(
     })?;
     let measured = measured.sorted();
     for (key, run) in metrics() {
-        let cores = "only where cores are simulated: elsewhere they are other people's, too";
+        let cores = "only where cores are simulated: on a real machine other programs use the cores too";
         match of(&run) {
             None => outcome.skip(key, ELSEWHERE),
             Some(here) if here.runs(false).contains(&run) => {}

@@ -123,7 +123,7 @@ pub fn stall_actors(host: &str, from: Instant, span: Duration) -> impl Rule + us
     })
 }
 
-/// Kills the actor of that role at that time, whatever it is doing.
+/// Kills the actor of role `role` at time `at`, whatever it is doing.
 pub fn kill_actor(role: &str, at: Instant) -> impl Rule + use<> {
     let role = role.to_owned();
     ActorCrash { role, at }

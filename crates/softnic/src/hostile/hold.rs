@@ -2,7 +2,7 @@
 
 use super::Verdict;
 
-/// Most polls for which completions are delayed, whatever the rules say.
+/// Maximum number of polls for which completions are delayed, whatever the rules say.
 const MOST: u32 = 64;
 
 /// The state of a CQ that delays completions.

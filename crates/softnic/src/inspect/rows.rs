@@ -18,7 +18,7 @@ use crate::table::{
     QueueLocation, RecvSlot, SrqRow, Table,
 };
 
-/// Most segments kept mapped while a table is read: a broken table may name thousands.
+/// Maximum number of segments kept mapped while a table is read: a broken table may name thousands.
 const SEGMENTS_HELD: usize = 32;
 
 /// The content of a table.

@@ -27,7 +27,7 @@ use crate::peer::Peer;
 use crate::remote_memory::{RemoteSpan, transfer};
 use crate::table::{CqSlot, MAX_SGE};
 
-/// Most destinations whose path a queue pair caches.
+/// Maximum number of destinations whose path a queue pair caches.
 pub(crate) const LINKS_MAX: usize = 256;
 /// How long a destination that was not found is not looked for again.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);

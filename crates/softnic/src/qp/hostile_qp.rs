@@ -14,13 +14,13 @@ use crate::hostile::{
     Chance, FaultEvent, FaultPoint, HostileMode, Rules, Scatter, Verdict, may_pass,
 };
 
-/// Most requests under way at a time, where requests may mix.
+/// Maximum number of requests that a queue pair executes at a time if requests may overtake each other.
 const LOOKAHEAD: usize = 8;
-/// Most steps that a request rests, whatever the rules say.
+/// Maximum number of steps that a request rests, whatever the rules say.
 const REST_MAX: u32 = 64;
 /// Longest time that a request rests.
 const WAIT_MAX: Duration = Duration::from_millis(10);
-/// Most times that the same request is refused.
+/// Maximum number of times that the same request is refused.
 const REFUSALS: u32 = 3;
 
 /// The rules by which a queue pair misbehaves, and what it has refused.

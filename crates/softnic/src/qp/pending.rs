@@ -17,7 +17,7 @@ use super::{QpCore, opcode_of};
 use crate::srq::OWNER;
 use crate::table::{CqSlot, NO_ROW, QpLife, RecvSlot};
 
-/// Most bytes executed in one step.
+/// Maximum number of bytes executed in one step.
 pub(super) const CHUNK: usize = 256 << 10;
 /// First interval at which a peer that is not ready is looked up again; it grows with every try.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);

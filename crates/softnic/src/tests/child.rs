@@ -139,7 +139,7 @@ impl PeerTestProcess {
         self.join_as("end", ours, device);
     }
 
-    /// Connects a new queue pair of that kind in the process with ours.
+    /// Connects a new queue pair of the given kind in the process with ours.
     pub(super) fn join_as(&mut self, kind: &str, ours: &mut SoftQp, device: &SoftDevice) {
         self.tell(kind);
         let there = self.hears("end");

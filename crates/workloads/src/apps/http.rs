@@ -19,7 +19,7 @@ pub const FILES: u32 = 8;
 /// Length in bytes of the longest request or response with a file of [`FILE`] bytes, rounded up to a cache
 /// line.
 pub const MESSAGE_MAX: usize = 1280;
-/// Most header fields of a message: browsers send about 15.
+/// Maximum number of header fields of a message: browsers send about 15.
 const FIELDS_MAX: usize = 64;
 
 /// Fetches one file at a time: sends the next request once the previous response has come and was right.

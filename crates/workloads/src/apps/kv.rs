@@ -30,9 +30,9 @@ pub const REQUEST: usize = 16;
 pub const RESPONSE: usize = 16 + VALUE;
 /// Length of a value, in bytes.
 const VALUE: usize = 112;
-/// Most messages handled in one step, by default.
+/// Maximum number of messages handled in one step, by default.
 const BATCH: usize = 32;
-/// Most keys drawn in advance, a power of two. Longer runs start again from the first key.
+/// Maximum number of keys drawn in advance, a power of two. Longer runs start again from the first key.
 const DRAWN: u64 = 1 << 20;
 /// Seed of the draws.
 const SEED: u64 = 1;

@@ -92,7 +92,7 @@ fn serve(out: &mut impl MessageSender, inward: &mut impl MessageReceiver) -> Res
 
 /// The requests of a client, numbered from 0, and a check of their responses.
 pub trait Requests {
-    /// Most requests sent, and most responses taken, in one step.
+    /// Maximum number of requests sent, and of responses taken, in one step.
     const BATCH: usize;
     /// Whether a step either sends a request, which is published at once, or takes a response. The caller can
     /// then read a clock between the two.
@@ -111,7 +111,7 @@ pub struct Client<Q> {
     requests: Q,
     total: u64,
     window: u64,
-    /// Most requests that a step sends, and most responses that it takes; at least 1.
+    /// Maximum number of requests that a step sends, and of responses that it takes; at least 1.
     pub batch: usize,
     sent: u64,
     answered: u64,
@@ -212,7 +212,7 @@ pub trait Service {
     /// A parsed request.
     type Request: Copy;
 
-    /// Most requests answered in one step.
+    /// Maximum number of requests answered in one step.
     const BATCH: usize;
     /// Whether each response is published at once.
     const PROMPT: bool;
@@ -232,7 +232,7 @@ pub struct Server<S: Service> {
     /// the channel.
     waiting: Option<S::Request>,
     answered: u64,
-    /// Most requests that a step answers; at least 1.
+    /// Maximum number of requests that a step answers; at least 1.
     pub batch: usize,
     polling: PollTurns,
 }

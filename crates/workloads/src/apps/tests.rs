@@ -25,7 +25,7 @@ use super::request_response::{Client, Requests, Server, Service};
 use super::{StepProgress, put, words};
 use crate::error::Result;
 
-/// Most iterations of loops that a bug would make endless.
+/// Maximum number of iterations of loops that a bug would make endless.
 const STEPS_MAX: u64 = 50_000_000;
 
 /// Makes a ring between two hosts on a registry of their own.

@@ -18,7 +18,7 @@ use crate::transports::cpu_cost::{CostMeter, MessageCost, is_long};
 
 /// Number of synthetic packets that are drawn before the measured time and then replayed: 32 MB.
 const DRAWN: usize = 1 << 20;
-/// Most packets of a capture that are held in memory: 160 MB.
+/// Maximum number of packets of a capture that are held in memory: 160 MB.
 pub const PACKETS_MAX: usize = 4 << 20;
 
 type Stepped = Result<StepProgress>;

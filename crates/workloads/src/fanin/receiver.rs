@@ -12,7 +12,7 @@ use crate::mail_bring_up::MailBringUp;
 use crate::report::Report;
 use crate::stats::Shares;
 
-/// Most messages taken from a group at once, so that the clock is read often enough.
+/// Maximum number of messages taken from a group at once, so that the clock is read often enough.
 const MANY: u64 = 1024;
 /// The clock is read after this many messages, or after [`LOOKS`] checks that found none.
 const CLOCK_EVERY: u64 = 256;

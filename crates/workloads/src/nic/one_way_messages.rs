@@ -22,7 +22,7 @@ use headworks_runtime::Step;
 
 /// Length of a message, in bytes.
 pub const SIZE: usize = 64;
-/// Most messages outstanding: slots of the polled memory, or receives in the SRQ.
+/// Maximum number of messages outstanding: slots of the polled memory, or receives in the SRQ.
 pub const DEPTH: usize = 128;
 /// One of this many requests is signalled.
 pub const SIGNAL_EVERY: u64 = 32;

@@ -38,7 +38,7 @@ pub(super) fn batches(Batches { load, pause_ns }: Batches, setup: &Setup<'_>) ->
         let mut resumes = Instant::ZERO;
         acting(move |cx| {
             let now = cx.now();
-            // On a busy machine, all of that time may be gone: at least one batch is measured anyway.
+            // On a busy machine the measured time may pass without a batch; then one batch is measured anyway.
             let is_enough = delays.iter().all(|each| !each.is_empty());
             if timed.is_over(now) && posted.is_empty() && is_enough {
                 let delays = delays.iter().map(|each| each.quantiles(1.0));
@@ -55,7 +55,7 @@ pub(super) fn batches(Batches { load, pause_ns }: Batches, setup: &Setup<'_>) ->
             if posted.is_empty() {
                 return Ok(Step::Again);
             }
-            // As many as perftest takes in one poll.
+            // perftest also takes up to 16 completions in one poll.
             let mut found = [Completion::default(); 16];
             let count = source.poll(&mut found)?.len();
             if count == 0 {
@@ -89,8 +89,8 @@ pub struct Flows {
     pub requests: usize,
 }
 
-/// Most requests of flows that one step posts, and most completions that it takes. It is small for the reason
-/// given at [`PostingOrder::Random`](super::PostingOrder).
+/// Maximum number of requests of flows that one step posts, and of completions that it takes. It is small for
+/// the reason given at [`PostingOrder::Random`](super::PostingOrder).
 const FLOW_BATCH: usize = 4;
 
 /// Makes the actor of flows for the pair's role.
@@ -261,7 +261,7 @@ impl PingPong {
 const SIZE: usize = 64;
 /// Number of places that WRITEs go to in turn.
 const PLACES: usize = 64;
-/// Most requests of a call.
+/// Maximum number of requests of a call.
 pub const CHAIN_MAX: usize = 16;
 /// Number of calls in a step.
 const CALLS: usize = 64;

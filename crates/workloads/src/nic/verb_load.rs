@@ -165,7 +165,7 @@ impl std::fmt::Display for VerbLoad {
 
 /// Number of receives in the SRQ.
 const RECEIVES: u32 = 4096;
-/// Most completions that one step takes.
+/// Maximum number of completions that one step takes.
 const BATCH: usize = 64;
 /// Message length in bytes from which on the clock is read for every message.
 const LARGE: usize = 16 * 1024;

@@ -72,7 +72,7 @@ pub(super) fn open(device: &str) -> Result<Arc<dyn Device>> {
     headworks::open(&name).map_err(failed("device"))
 }
 
-/// Connects to the program of that name, or accepts a connection under that name.
+/// Connects to the program that listens under `name` if `calls`; otherwise accepts a connection under that name.
 pub(super) fn line(name: &str, calls: bool) -> Result<ControlStream> {
     let fabric = headworks::registry().map_err(failed("meeting"))?;
     let until = clock::now() + PATIENCE;
@@ -92,7 +92,7 @@ pub(super) struct Native {
 }
 
 impl Native {
-    /// Makes queue pairs of that shape, and `len` bytes of memory.
+    /// Makes queue pairs of the given shape, and `len` bytes of memory.
     pub(super) fn open(device: Arc<dyn Device>, shape: &EndSizes, len: usize) -> Result<Self> {
         let mut end = End::open(device, shape)?;
         end.populate(shape)?;
@@ -104,8 +104,8 @@ impl Native {
         })
     }
 
-    /// Connects some queue pairs with as many of the other program; returns the address of the other
-    /// program's memory.
+    /// Connects the queue pairs in the range `which` with the same number of the other program's. Returns the
+    /// address of the other program's memory.
     pub(super) fn meet(
         &mut self,
         line: &mut ControlStream,

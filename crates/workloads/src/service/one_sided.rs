@@ -389,7 +389,7 @@ impl VerbsRequests {
         self.native.post(connection, (number as u64, op), place)
     }
 
-    /// Returns the offset of the answer of that number.
+    /// Returns the offset of the answer to request `number`.
     pub(super) fn place(&self, number: usize) -> usize {
         number * self.what.bytes()
     }

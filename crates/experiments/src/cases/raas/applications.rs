@@ -81,10 +81,10 @@ pub static FIG8: Case<&str> = Case {
     about: about(
         "raas-fig8",
         "Figure 8",
-        "Memory of 1 to 16 applications on each of two hosts: the service against verbs of their own.",
-        "Bytes of all processes of an arm, of both hosts, the daemons among them, after a load: their own, and all that the \
-         kernel has allocated for memory that they share or that devices use, counted once. Mapped is how much of that was \
-         touched (PSS).",
+        "Memory of 1 to 16 applications on each of two hosts: the service against direct use of verbs.",
+        "Bytes of all processes of an arm on both hosts, including the daemons, after a load: the processes' own \
+         memory, and all memory that the kernel has allocated for them to share or for devices to use, each counted \
+         once. Mapped is the part of it that was touched (PSS).",
     ),
     table: || {
         let mut t = table(
@@ -117,7 +117,8 @@ pub static FIG8: Case<&str> = Case {
         t.metric("service_over_native_each", added(SERVICE) / added(NATIVE));
         let [service, native] = [SERVICE, NATIVE].map(|arm| added(arm) - added(BARE));
         t.metric("service_over_native_each_above_nothing", service / native);
-        t.note("A key with each in it has what another application on both hosts adds, between 1 and 16.");
+        t.note("A key that contains \"each\" is the increase per additional application on both hosts, between 1 and \
+                16 applications.");
         t
     },
     measure: |bench, _, outcome| {
@@ -132,10 +133,10 @@ pub static FIG9: Case<&str> = Case {
     about: about(
         "raas-fig9",
         "Figure 9",
-        "Processors that 1 to 16 applications on each of two hosts use: the service against verbs of their own.",
-        "Processor time of all processes of an arm, of both hosts, the daemons among them, over time: at 500 questions a \
-         second of each application, and at none. Also with the time that threads were ready to run and on no processor, \
-         since threads that poll take all that there is.",
+        "Processors that 1 to 16 applications on each of two hosts use: the service against direct use of verbs.",
+        "Processor time per unit of time of all processes of an arm on both hosts, including the daemons: with 500 \
+         requests a second from each application, and with none. A further figure adds the time that threads were \
+         ready to run but had no processor, because polling threads use all processors there are.",
     ),
     table: || {
         let title = "Processors that applications on two hosts use";
@@ -163,8 +164,9 @@ pub static FIG9: Case<&str> = Case {
         over(&mut t, "service_over_native_wanted", NATIVE, (MOST, WANTED));
         t.metric("native_16_wanted_cores", of(NATIVE, MOST, WANTED));
         t.note(
-            "At most two processors can be used, however many threads poll: wanted are those that would be used if there were \
-             more. Carried is the part of all questions that was answered.",
+            "The processes have two processors, so \"used\" is at most 2, however many threads poll. \"Wanted\" is \
+             the number that they would use if there were more. \"Carried\" is the fraction of all requests that was \
+             answered.",
         );
         t
     },
@@ -184,10 +186,10 @@ fn table(
     let mut t = rows(file, title, axes, quantity);
     t.arms = arms.iter().map(|name| note(name)).collect();
     t.note(format!(
-        "Each application of a host has {CONNECTIONS} connections with one on the other host, and asks {PER_SECOND} questions \
-         of 64 bytes a second, over one connection after the other. Everything is new for each point. The paper normalises \
-         its figures to one application, and its text states no number: native RDMA takes linearly more, the service \
-         grows slowly (VI-A)."
+        "Each application of a host has {CONNECTIONS} connections to one on the other host, and sends {PER_SECOND} \
+         requests of 64 bytes a second, over one connection after the other. All processes are started anew for each \
+         point. The paper normalises its figures to one application. Its text states no number, only that native \
+         RDMA takes linearly more and that the service grows slowly (VI-A)."
     ));
     t
 }
@@ -195,7 +197,8 @@ fn table(
 fn note(name: &'static str) -> ArmNote {
     match name {
         SERVICE => {
-            let what = "applications of the service, each asleep in poll(2) whenever nothing is there, with the two daemons";
+            let what = "applications of the service, with the two daemons; each application sleeps in poll(2) \
+                        whenever nothing has arrived";
             arm(name, what, "block", "5 each way")
         }
         NATIVE => {
@@ -207,12 +210,12 @@ fn note(name: &'static str) -> ArmNote {
         }
         SLEEPING => {
             let what =
-                "the same; the thread sleeps on a completion channel whenever nothing is there";
+                "as native, but the thread sleeps on a completion channel whenever nothing has arrived";
             arm(name, what, "block", "1 each way")
         }
         _ => {
             let what =
-                "as many processes of the same program, which have neither daemon nor device";
+                "the same number of processes of the same program, with neither daemon nor device";
             arm(name, what, "block", "0")
         }
     }

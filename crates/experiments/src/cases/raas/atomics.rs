@@ -21,11 +21,11 @@ pub static FIG12: Case<Arm> = Case {
         paper: paper("Figure 12"),
         ..About::new(
             "raas-fig12",
-            "Atomics on 1 to 20 counters: by verbs, and by the daemon of the host where they are.",
-            "Fetch-and-adds per second on counters that are drawn, 128 outstanding: by verbs over eight queue pairs, and over \
-             the service. In the end the counters say how many there were. On this machine one thread asks for all of \
-             them, over the service by one connection; on simulated RNICs eight threads for 16 each, over a queue pair or \
-             connection of each one's own.",
+            "Atomics on 1 to 20 counters: by the RNIC, and by the daemon of the host that holds the counters.",
+            "Fetch-and-adds per second on counters chosen at random, 128 outstanding: by verbs over eight queue \
+             pairs, and over the service. At the end the counters are compared with the number of requests. On this \
+             machine one thread posts all requests, over one connection of the service. On simulated RNICs eight \
+             threads have 16 outstanding each, and each thread has its own queue pair or connection.",
         )
     },
     table: || {
@@ -50,8 +50,8 @@ pub static FIG12: Case<Arm> = Case {
             t.metric(key, rate(SERVICE) / rate(NATIVE));
         }
         t.note(
-            "The paper's service does \"up to 3.7-5.5 million operations per second with regard to different counters\": which \
-             number of counters each value is of, the text does not say.",
+            "The paper's service does \"up to 3.7-5.5 million operations per second with regard to different \
+             counters\". The text does not say which number of counters each value belongs to.",
         );
         t
     },

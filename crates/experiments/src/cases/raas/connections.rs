@@ -51,18 +51,18 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
         runs_on: PROCESSES,
         ..About::new(
             "service-connections",
-            "10,000 connections between two applications: how soon they are open, and what they take while nothing goes.",
-            "Seconds until 10,000 connections are open at both ends; then, while nothing goes over them, bytes that for each \
-             both daemons and both applications take more than before (their own, and all that the kernel has allocated for \
-             what they share, counted once; mapped: how much was touched, PSS), processor time and context switches of both \
-             daemons over 3 seconds; the same bytes after one went each way over each; and, once all were closed, what is \
-             left.",
+            "10,000 connections between two applications: how long opening them takes, and what idle ones cost.",
+            "Seconds until 10,000 connections are open at both ends. Then, while they are idle: the growth in bytes \
+             per connection of both daemons and both applications (their own memory, and all memory that the kernel \
+             has allocated for them to share, counted once; mapped: the part that was touched, PSS), and the \
+             processor time and context switches of both daemons over 3 seconds. The bytes again after one message \
+             each way over each connection. Finally, what is left after all were closed.",
         )
     },
     table: || {
         let what = format!(
-            "two applications and two daemons, new ones in each round; {THREADS} threads connect, each one connection after \
-             the other"
+            "two applications and two daemons, started anew in each round; {THREADS} threads connect, each one \
+             connection after the other"
         );
         let mut t = Table::new(vec![arm(SERVICE, what, "adaptive", "0")]);
         let of = |point: &Point<_>| Expr::At(*point, point.load);

@@ -41,10 +41,12 @@ pub static FIG11: Case<&str> = Case {
         paper: paper("Figure 11"),
         ..About::new(
             "raas-fig11",
-            "Latency over size and throughput of 256 KiB: the service against verbs, and against processes that only hand on.",
-            "One message at a time, over the service and by SEND over a queue pair of two applications' own: one way on \
-             simulated RNICs, there and back on this machine, there also through four processes that hand 64 bytes on in \
-             shared memory. And on this machine bytes per second of 256 KiB at a time, without copies, copied, and by WRITE.",
+            "Latency by size, and throughput of messages of 256 KiB: the service against verbs and against processes \
+             that only relay.",
+            "Latency of one message at a time, over the service and by SEND over a queue pair between two \
+             applications: half a round trip on simulated RNICs, a round trip on this machine. On this machine also \
+             a round trip of 64 bytes through four processes that relay it in shared memory; and bytes per second in \
+             messages of 256 KiB, over the service without copies and with copies, and by WRITE.",
         )
     },
     table,
@@ -56,7 +58,7 @@ pub static FIG11: Case<&str> = Case {
             return in_virtual_time(bench, outcome, (points, sweep), one_way);
         }
         t.note(format!(
-            "Of {LENT}, {COPIED} and {WRITES} points are bytes per second."
+            "The points of {LENT}, {COPIED} and {WRITES} are bytes per second."
         ));
         let mut points = grid("", &[SERVICE, NATIVE], &SIZES_HERE);
         points.push(Point::at(CHAIN, 64));
@@ -130,16 +132,17 @@ fn table() -> Table<&'static str> {
         t.metric(key, of(arm, 8) / 1e3);
     }
     t.note(
-        "The paper compares with \"native RDMA\" (VI-A) and does not say whether that copies a message into registered memory \
-         and out of it (V-A has memcpy and memreg), so both readings are printed. It puts the gain at 256 KB down to \
-         applications and the service working side by side on a message in pieces. That is a gain over a program that \
-         copies a whole message before it sends it; SENDs from registered memory fill the link already.",
+        "The paper compares with \"native RDMA\" (VI-A). It does not say whether native RDMA copies a message into \
+         registered memory and out of it (V-A names memcpy and memreg), so both readings are printed. The paper \
+         explains the gain at 256 KB by pipelining: applications and the service work on pieces of a message at the \
+         same time. That is a gain over a program that copies a whole message before it sends it. SENDs from \
+         registered memory fill the link already.",
     );
     t
 }
 
 fn ended(found: Option<f64>) -> Result<f64, WorkloadError> {
-    found.ok_or_else(|| WorkloadError("nothing ended".to_owned()))
+    found.ok_or_else(|| WorkloadError("no message completed in the measured time".to_owned()))
 }
 
 /// Measures half a round trip in virtual time.
@@ -209,25 +212,25 @@ fn on_this_machine(
 fn notes(is_simulated: bool) -> Vec<ArmNote> {
     if is_simulated {
         let service =
-            "streams of the service, both applications and both daemons looking all the time";
+            "streams of the service; both applications and both daemons poll all the time";
         let copied =
-            "the same; each message is copied whole into such memory before and out of it after";
+            "as native send; each message is copied into registered memory before the SEND and out of it afterwards";
         return vec![
             arm(SERVICE, service, "poll", "4; 2 from 16 KiB on"),
             arm(
                 NATIVE,
-                "SEND from and to memory that is registered",
+                "SEND between registered buffers",
                 "poll",
                 "0",
             ),
             arm(COPIED_NATIVE, copied, "poll", "2"),
         ];
     }
-    let native = "SEND between two processes with a queue pair of their own";
-    let chain = "64 bytes handed on through rings in shared memory, two processes on each processor, which they offer to \
+    let native = "SEND between two processes over a queue pair of their own";
+    let chain = "64 bytes relayed through rings in shared memory; two processes share each processor and yield it to \
                  each other while they wait";
-    let lent = "256 KiB from memory that is lent to where it is looked at (its first byte)";
-    let writes = "WRITEs of 256 KiB over 8 queue pairs, each between places of its own; nothing looks at the bytes";
+    let lent = "256 KiB sent from lent memory; the receiver reads the first byte in place";
+    let writes = "WRITEs of 256 KiB over 8 queue pairs, each between buffers of its own; nobody reads the bytes";
     vec![
         arm(
             SERVICE,
@@ -238,7 +241,7 @@ fn notes(is_simulated: bool) -> Vec<ArmNote> {
         arm(NATIVE, native, "poll", "1 each way"),
         arm(CHAIN, chain, "poll", "3 each way"),
         arm(LENT, lent, "adaptive", "1"),
-        arm(COPIED, "the same, copied into the stream", "adaptive", "2"),
+        arm(COPIED, "256 KiB copied into the stream and out of it", "adaptive", "2"),
         arm(WRITES, writes, "poll", "1"),
     ]
 }

@@ -52,10 +52,10 @@ pub static FIG2: Case<Arm> = Case {
     about: about(
         "raas-fig2",
         "Figure 2",
-        "Threads that share one queue pair under a lock: what one does alone, and 2 to 9 together.",
-        "READs of 64 B at random per second, 16 outstanding of each thread: of 1 to 9 threads on one queue pair under a \
-         lock, of as many that have one each, and of as many over the service. Simulated. The paper says neither what its \
-         threads send nor how many are outstanding.",
+        "READs of 1 to 9 threads that share one queue pair under a lock.",
+        "READs of 64 B per second at random addresses, 16 outstanding per thread: by 1 to 9 threads on one queue \
+         pair under a lock, by the same threads with a queue pair each, and by the same threads over the service. \
+         Simulated. The paper states neither what its threads send nor how many requests are outstanding.",
     ),
     table: || {
         let title = "READs of 64 B by threads that share a queue pair";
@@ -94,12 +94,14 @@ pub static FIG7: Case<Arm> = Case {
     about: about(
         "raas-fig7",
         "Figure 7",
-        "Threads that share queue pairs under locks, three and six to each, beside the same threads over the service.",
-        "READs of 64 B at random per second, 16 outstanding of each thread: of three and six threads that share one queue \
-         pair under a lock, and of 6, 12 and 18 threads that share one between three or six of them; of as many that have \
-         one each; and of as many over the service, by the one queue pair that its daemon has for all. For three and six \
-         threads also of 4 KiB. And 18 threads that read from two and three other hosts in place of one, with a queue pair \
-         or connection of each thread to each of them. Simulated.",
+        "READs of threads that share queue pairs under locks, three or six to a queue pair, against the same threads \
+         over the service.",
+        "READs of 64 B per second at random addresses, 16 outstanding per thread: by three and six threads that \
+         share one queue pair under a lock; by 6, 12 and 18 threads, of which three or six share each queue pair; by \
+         the same threads with a queue pair each; and by the same threads over the service, where the daemon has one \
+         queue pair for all. With three and six threads also READs of 4 KiB. In addition, 18 threads read from two \
+         and three other hosts instead of one; each thread then has a queue pair or connection to each of these \
+         hosts. Simulated.",
     ),
     table: || {
         let title = "READs of 64 B by threads, three or six of which share a queue pair";
@@ -151,8 +153,8 @@ pub static FIG7: Case<Arm> = Case {
         });
         t.sentence(says, less);
         t.note(
-            "In the cluster a lock is for the queue pairs to all hosts of the threads that share them. The points of three and \
-             four hosts are arms of that name.",
+            "In the cluster, one lock covers the queue pairs to all hosts of the threads that share them. The points \
+             of three and four hosts are separate arms, which have the number of hosts in their names.",
         );
         t
     },

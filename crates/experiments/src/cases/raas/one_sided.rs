@@ -84,22 +84,22 @@ impl Arm {
     fn note(self, is_simulated: bool) -> ArmNote {
         let (what, waiting) = match (self.carrier, is_simulated) {
             (Carrier::Native, true) => (
-                "verbs: each thread has queue pairs of its own, one for each connection, and posts each request by a call \
-                 of its own, as perftest does",
+                "verbs: each thread has its own queue pair for each connection, and posts each request by a separate \
+                 call, as perftest does",
                 "poll",
             ),
             (Carrier::Native, false) => (
-                "verbs: one thread with a queue pair of its own for each connection, whose completion queue it polls",
+                "verbs: one thread with its own queue pair for each connection, whose completion queue it polls",
                 "poll",
             ),
             (Carrier::Locked(_), _) => (
-                "verbs: threads share queue pairs and their completion queue under a lock that they have in the order of \
-                 asking; a thread that has it takes all completions and posts a request",
+                "verbs: threads share queue pairs and their completion queue under a fair lock, which they get in \
+                 the order of asking; the thread that holds it takes all completions and posts a request",
                 "poll",
             ),
             (Carrier::Service, true) => (
-                "applications of one thread each, over the queue pairs that their host's daemon shares among all, by \
-                 one-sided operations on memory that the other end exports",
+                "applications of one thread each, by one-sided operations on memory that the other end exports; the \
+                 daemon of a host shares its queue pairs among all of them",
                 "poll",
             ),
             (Carrier::Service, false) => (

@@ -57,9 +57,10 @@ pub static FIG6: Case<Arm> = Case {
         ..About::new(
             "raas-fig6",
             "READs of 64 KiB at random over 1 to 1000 connections: the service against a queue pair each.",
-            "Bytes that one host READs per second at random from memory of others, spread evenly over so many connections. On \
-             simulated RNICs one READ is outstanding of each connection: of 64 KiB, from one other host and from three as \
-             in the paper, and of 64 B. On this machine 16 of 64 KiB in all, from 64 MiB of one other host.",
+            "Bytes per second that one host READs at random addresses of other hosts' memory, spread evenly over 1 \
+             to 1000 connections. On simulated RNICs one READ is outstanding on each connection: of 64 KiB, from one \
+             other host and from three as in the paper, and of 64 B. On this machine 16 READs of 64 KiB are \
+             outstanding in all, from 64 MiB of one other host.",
         )
     },
     table: || {
@@ -128,7 +129,7 @@ pub static FIG6_4K: Case<Arm> = Case {
     about: About::new(
         "raas-fig6-4k",
         "READs of 4 KiB at random over 1 to 1000 connections: the service against a queue pair each.",
-        "As raas-fig6, from one other host, with READs of 4 KiB.",
+        "As raas-fig6, but from one other host only and with READs of 4 KiB.",
     ),
     table: || {
         let mut t = over_connections("fig6-4k.svg", "READs of 4 KiB at random");
@@ -200,9 +201,9 @@ pub static FIG10: Case<Arm> = Case {
         ..About::new(
             "raas-fig10",
             "READs at random in a cluster of 2 to 4 hosts, 192 connections to each: the service against a queue pair each.",
-            "Bytes that one host READs per second from the others, over 192 connections to each: of 64 KiB, and of 64 B. On \
-             simulated RNICs one READ is outstanding of each connection; on this machine 16 in all, of memory of 64 MiB of \
-             each of the others.",
+            "Bytes per second that one host READs from the others over 192 connections to each, by READs of 64 KiB \
+             and of 64 B. On simulated RNICs one READ is outstanding on each connection. On this machine 16 are \
+             outstanding in all, from 64 MiB of memory of each other host.",
         )
     },
     table: || {

@@ -32,10 +32,11 @@ pub static VS_TCP: Case<&str> = Case {
         runs_on: PROCESSES,
         ..About::new(
             "service-vs-tcp",
-            "Question and answer through two daemons, against TCP on loopback.",
-            "64 bytes there and back, one at a time: over the service as it waits by default, with both applications asleep \
-             in poll(2) between messages, and over TCP with blocking and with spinning sockets; and the same at a rate, \
-             whatever comes back, from when each message should have been sent (median).",
+            "Request and response through two daemons, against TCP on loopback.",
+            "Round trip of 64 bytes, one at a time: over the service with its default waiting and with both \
+             applications asleep in poll(2) between messages, and over TCP with blocking and with spinning sockets. \
+             The same under an open-loop load, measured from the time at which each message should have been sent \
+             (median).",
         )
     },
     table: || {
@@ -102,26 +103,26 @@ pub static VS_TCP: Case<&str> = Case {
 };
 
 fn notes() -> Vec<ArmNote> {
-    let service = "streams of the service, through a daemon on each side; all four look around for a bounded time, offering \
-                   their processor to each other, and then sleep";
-    let asleep = "the same, but both applications sleep in poll(2) whenever nothing is there";
+    let service = "streams of the service, through a daemon on each side; all four processes poll for a bounded \
+                   time, yielding their processor to each other, and then sleep";
+    let asleep = "as service, but both applications sleep in poll(2) whenever nothing has arrived";
     let tcp = "a TCP connection on loopback, TCP_NODELAY, between the two processors";
     let spinning =
-        "the same between the two processors, with sockets that do not block, read in a circle";
-    let loaded = "the service; one thread sends when it is time to, another receives";
+        "TCP between the two processors, with nonblocking sockets that are read in a loop";
+    let loaded = "the service; one thread sends at the given times, another receives";
     vec![
         arm(SERVICE, service, "adaptive", "5 each way"),
         arm(ASLEEP, asleep, "block", "5 each way"),
         arm(TCP, tcp, "block", "2 each way"),
         arm(
             TCP_ONE,
-            "the same, both on the first processor",
+            "TCP with both ends on the first processor",
             "block",
             "2 each way",
         ),
         arm(TCP_SPINNING, spinning, "poll", "2 each way"),
         arm(LOADED, loaded, "adaptive", "5 each way"),
-        arm(TCP_LOADED, "TCP, in the same way", "block", "2 each way"),
+        arm(TCP_LOADED, "TCP; one thread sends at the given times, another receives", "block", "2 each way"),
     ]
 }
 
@@ -136,9 +137,9 @@ pub static FAIRNESS: Case<&str> = Case {
         runs_on: PROCESSES,
         ..About::new(
             "service-fairness",
-            "Question and answer beside a stream that sends all it can, over one link.",
-            "64 bytes there and back, one at a time, with nothing beside it and beside a stream without copies of 256 KiB at \
-             a time; and what that stream carries alone and beside them.",
+            "Request and response beside a stream that sends as fast as it can, over one link.",
+            "Round trip of 64 bytes, one at a time, alone and beside a stream that sends messages of 256 KiB without \
+             copies; and the throughput of that stream, alone and beside the round trips.",
         )
     },
     table: || {
@@ -146,16 +147,16 @@ pub static FAIRNESS: Case<&str> = Case {
         let title = "Ping-pong (median) and stream, alone and beside each other";
         let mut t = rows("fairness.svg", title, (x, Axis::log("[ns], [B/s]")), VALUE);
         let note = |name, what, copies| arm(name, what, "adaptive", copies);
-        let lent = "256 KiB at a time from memory that is lent, looked at where it lies";
+        let lent = "messages of 256 KiB from lent memory, read in place";
         t.arms = vec![
             note(IDLE, "64 bytes there and back, one at a time", "5 each way"),
             note(ALONE, lent, "1"),
             note(
                 BUSY,
-                "the first, measured while the second goes on",
+                "the ping-pong, measured while the stream runs",
                 "5 each way",
             ),
-            note(BESIDE, "the second, measured while the first goes on", "1"),
+            note(BESIDE, "the stream, measured while the ping-pong runs", "1"),
         ];
         let of = |arm| of(arm, SIZE as u64);
         for (key, of) in [
@@ -221,7 +222,7 @@ fn beside(
         .run_child(&measured, cpu, limit, bench.stop())?;
     if let Some(mut beside) = beside {
         if began.elapsed() > for_ {
-            let why = "the load beside ended before what was measured";
+            let why = "the load in the background ended before the measured one";
             return Err(WorkloadError(why.to_owned()));
         }
         beside.receive::<f64>(limit, bench.stop())?;

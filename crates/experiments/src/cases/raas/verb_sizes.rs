@@ -27,8 +27,8 @@ pub static FIG1: Case<&str> = Case {
         ..About::new(
             "raas-fig1",
             "WRITEs and READs over a reliable connection, by size.",
-            "Bytes per second of WRITEs and of READs from 8 B to 1 MiB, one queue pair with 16 outstanding. The paper \
-             says neither sizes nor depth.",
+            "Bytes per second of WRITEs and of READs from 8 B to 1 MiB, one queue pair with 16 outstanding. The \
+             paper states neither sizes nor depth.",
         )
     },
     table: || {
@@ -61,7 +61,7 @@ pub static FIG1: Case<&str> = Case {
         t
     },
     measure: |bench, _, outcome| {
-        outcome.skip(UC_OVER_RC, "there is no UC transport here yet");
+        outcome.skip(UC_OVER_RC, "no device here supports the UC transport");
         let points = grid("", &[WRITE, READ], &SIZES);
         let sweep = Sweep::over("B", Wall::from_millis(60), Wall::from_millis(500));
         let measured = bench.measure(points, sweep, |bench, point, time| {

@@ -7,7 +7,7 @@ use crate::apps::{put, words};
 use crate::error::{Result, WorkloadError};
 use crate::random::{MixedMap, mix};
 
-/// Most flows that are counted.
+/// Maximum number of flows that are counted.
 const FLOWS_MAX: usize = 1 << 24;
 
 /// Counts of one flow.

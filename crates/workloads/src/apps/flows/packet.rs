@@ -42,7 +42,7 @@ const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherTypes of VLAN tags: 802.1Q, 802.1ad, and the one used before 802.1ad.
 const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-/// Most VLAN tags or IPv6 extension headers that are skipped before a packet counts as malformed.
+/// Maximum number of VLAN tags or IPv6 extension headers that are skipped before a packet counts as malformed.
 const NESTED_MAX: usize = 8;
 
 const TCP: u8 = 6;

@@ -9,11 +9,11 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use super::packet::LinkType;
 
-/// Most bytes of a packet in a pcap file: the usual programs record up to 256 KiB of one.
+/// Maximum number of bytes of a packet in a pcap file: the usual programs record up to 256 KiB of one.
 const PACKET_MAX: u32 = 256 << 10;
-/// Most bytes of a pcapng block.
+/// Maximum number of bytes of a pcapng block.
 const BLOCK_MAX: u32 = 1 << 20;
-/// Most interfaces of a section.
+/// Maximum number of interfaces of a section.
 const INTERFACES_MAX: usize = 4096;
 /// Number of bytes that are read from the file at once.
 const CHUNK: usize = 256 << 10;

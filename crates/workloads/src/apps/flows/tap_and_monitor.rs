@@ -7,7 +7,7 @@ use crate::apps::request_response::PollTurns;
 use crate::apps::{StepProgress, in_order, malformed, room};
 use crate::error::Result;
 
-/// Most records sent or taken in one step, by default.
+/// Maximum number of records sent or taken in one step, by default.
 const BATCH: usize = 64;
 
 /// The side that sees the packets: sends a record for each.
@@ -17,7 +17,7 @@ pub struct Tap {
     /// The next record to send. It is kept while the channel is full, so that none is lost.
     next: Record,
     left: u64,
-    /// Most messages that a step handles; at least 1.
+    /// Maximum number of messages that a step handles; at least 1.
     pub batch: usize,
     polling: PollTurns,
 }
@@ -67,7 +67,7 @@ pub struct Monitor {
     meter: FlowCounts,
     taken: u64,
     records: u64,
-    /// Most messages that a step handles; at least 1.
+    /// Maximum number of messages that a step handles; at least 1.
     pub batch: usize,
     polling: PollTurns,
 }
