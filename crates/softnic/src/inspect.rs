@@ -131,7 +131,7 @@ pub struct CompletionQueueSnapshot {
 pub struct SharedReceiveQueueSnapshot {
     /// Its number.
     pub id: u32,
-    /// Receives posted, ever.
+    /// Receives posted in total.
     pub posted: u64,
     /// Receives posted and not yet taken.
     pub waiting: u64,

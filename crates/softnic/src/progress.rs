@@ -31,14 +31,14 @@ pub(crate) struct Progress {
     take_over: AtomicBool,
     /// Armed while the thread does not drive pending requests.
     idle: EventCount,
-    /// Number of times that dead peers were found, ever.
+    /// Increases whenever the thread finds dead peers.
     deaths: AtomicU64,
     /// Number of steps that any thread made, which shows whether pending requests rest.
     steps: AtomicU64,
     started: Mutex<bool>,
     /// Held by the thread while it keeps the context alive.
     attending: Mutex<()>,
-    /// Number of queue pairs that the thread looked at, ever.
+    /// Total number of queue pairs that the thread has looked at.
     looked: AtomicU64,
 }
 

@@ -77,7 +77,7 @@ pub(crate) struct QpCore {
     hostile: Option<Box<HostileQp>>,
     /// Set by each look of the progress thread, and cleared when pending requests are executed.
     pub(crate) rests: AtomicBool,
-    /// Receives posted again, ever, after a dead sender of datagrams had claimed them.
+    /// Total number of receives posted again after a dead sender of datagrams had claimed them.
     rq_reposted: AtomicU64,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct SoftQp {
     core: Arc<QpCore>,
     caps: QpCaps,
     engine: Engine,
-    /// Number of send requests posted, ever.
+    /// Number of send requests posted in total.
     posted: u64,
     rts: QpLife,
     /// Whether the queue pair may have READs and atomics outstanding.

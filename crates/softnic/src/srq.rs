@@ -219,7 +219,7 @@ fn check_limit(limit: u32, max_wr: u32) -> Result<(), ResourceError> {
 }
 
 impl SrqRow {
-    /// Returns whether an armed limit is crossed now that `taken` receives were taken, ever. True once.
+    /// Returns whether an armed limit is crossed when `taken` receives were taken in total. Returns true once.
     pub(crate) fn crosses_limit(&self, taken: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         if limit == 0 || limit & LIMIT_REACHED != 0 {

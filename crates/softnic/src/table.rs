@@ -82,9 +82,9 @@ pub(crate) struct CqRow {
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct CqCounts {
-    /// Completions polled, ever. Written under the pollers' lock.
+    /// Completions polled in total. Written under the pollers' lock.
     pub(crate) polled: AtomicU64,
-    /// Completions polled from the lane, ever. Written under the pollers' lock.
+    /// Completions polled from the lane in total. Written under the pollers' lock.
     pub(crate) lane_polled: AtomicU64,
     /// Completions that queue pairs which no longer exist put into the lane.
     pub(crate) lane_of_gone: AtomicU64,
@@ -124,7 +124,7 @@ pub(crate) struct SrqRow {
     /// it to 0 when it raises the event. Both are in one word, so that the event is not lost if either
     /// dies in between.
     pub(crate) limit: AtomicU32,
-    /// Receives posted, ever. Written by the owner before a receive can be taken; read while a limit is
+    /// Receives posted in total. Written by the owner before a receive can be taken; read while a limit is
     /// armed.
     pub(crate) posted: CacheLineWord,
 }
@@ -160,13 +160,13 @@ pub(crate) struct QpRow {
     pub(crate) send_cq: AtomicU32,
     pub(crate) executing: Executing,
     pub(crate) receive_queue: QueueLocation,
-    /// Send requests retired by polled completions, ever. Written by the owner's pollers.
+    /// Send requests retired by polled completions in total. Written by the owner's pollers.
     pub(crate) sq_retired: RetiredWord,
     /// Position after the last receive whose completion was polled. Written by the owner's pollers.
     pub(crate) rq_retired: RetiredWord,
-    /// Receives posted to its own queue, ever. Written by the owner.
+    /// Receives posted to its own queue in total. Written by the owner.
     pub(crate) rq_posted: AtomicU64,
-    /// Messages whose receive was polled, ever, and their bytes. Written by the owner's pollers.
+    /// Total number of messages whose receive was polled, and of their bytes. Written by the owner's pollers.
     pub(crate) received: AtomicU64,
     pub(crate) received_bytes: AtomicU64,
 }
@@ -183,7 +183,8 @@ const _: () = assert!(size_of::<QpRow>() == 192 || headworks_shm::primitive::MOD
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct Executing {
-    /// Requests posted, ever, up to the last finished call << 1 | whether a call is executing now.
+    /// Bit 0: whether a call is executing now. Other bits: number of requests posted in total, up to the last
+    /// finished call.
     pub(crate) posting: AtomicU64,
     pub(crate) pending: AtomicU64,
     /// For a call of the peer that the progress thread serves.
@@ -216,7 +217,7 @@ pub(crate) fn count(word: &AtomicU64, more: u64) {
 pub(crate) struct Posting<'a>(&'a Executing);
 
 impl Posting<'_> {
-    /// Ends the call, after which `posted` requests have been posted, ever.
+    /// Ends the call. `posted` is the number of requests posted in total, including this call's.
     #[inline(always)]
     pub(crate) fn end(self, posted: u64) {
         self.0.posting.store(posted << 1, Ordering::Release);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use headworks::pipe::{Direction, Pipe, WaitOptions};
 use headworks_net::{ControlStream, Listener, clock, dial};
+use headworks_ring::setup::VERSION;
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{Device, Duration};
 
@@ -17,12 +18,13 @@ const SLOT: usize = 4096;
 /// First part of the greeting of an end of a pipe's ring: version, role, mode, two promises, variable framing,
 /// slots, slot size, longest message.
 const ALIKE: [u8; 31] = {
-    let mut said = [0; 31];
-    (said[0], said[3], said[4], said[5], said[6]) = (1, 2, 1, 1, 1);
-    said[7] = 128;
-    said[16] = (SLOT >> 8) as u8;
-    said[24] = ((15 * SLOT) >> 8) as u8;
-    said
+    let mut greeting = [0; 31];
+    [greeting[0], greeting[1]] = VERSION.to_le_bytes();
+    (greeting[3], greeting[4], greeting[5], greeting[6]) = (2, 1, 1, 1);
+    greeting[7] = 128;
+    greeting[16] = (SLOT >> 8) as u8;
+    greeting[24] = ((15 * SLOT) >> 8) as u8;
+    greeting
 };
 
 pub(super) fn run(bytes: &[u8]) {

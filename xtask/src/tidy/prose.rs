@@ -11,7 +11,7 @@ const BANNED: &[(&str, &str)] = &[
     ("attendant", "background"),
     ("bell", "event_count"),
     ("casualties", "kills"),
-    ("actors", "actors"),
+    ("cast", "actors"),
     ("census", "inspect, or object_counts"),
     ("desk", "context"),
     ("director", "coordinator"),

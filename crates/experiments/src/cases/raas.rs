@@ -43,8 +43,9 @@ const fn paper(figure: &'static str) -> Option<Paper> {
 }
 
 /// The reason why some of these experiments do not run in virtual time.
-const PROCESSES: RunsOn =
-    RunsOn::Real("its daemons and applications are processes of this machine, measured by the wall clock");
+const PROCESSES: RunsOn = RunsOn::Real(
+    "its daemons and applications are processes of this machine, measured by the wall clock",
+);
 /// Time of a point beside the measurement: a process starts, attaches and ends.
 const OVERHEAD: Wall = Wall::from_millis(60);
 /// Time beyond its planned duration after which a process counts as hung.

@@ -367,7 +367,8 @@ fn measure(
     })?;
     let measured = measured.sorted();
     for (key, run) in metrics() {
-        let cores = "only where cores are simulated: on a real machine other programs use the cores too";
+        let cores =
+            "only where cores are simulated: on a real machine other programs use the cores too";
         match of(&run) {
             None => outcome.skip(key, ELSEWHERE),
             Some(here) if here.runs(false).contains(&run) => {}

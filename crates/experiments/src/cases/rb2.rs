@@ -81,10 +81,10 @@ fn key(channel: Channel, figure: &str) -> String {
 /// Returns the remarks of a report on simulated machines. The last one says why the results differ from the
 /// paper's.
 fn simulated_notes(bench: &Bench<'_>, why: &str) -> Vec<String> {
-    const SIMULATED: &str = "Simulated: processors are charged cpu.message for each message at either end (assumed), \
-        copies at cpu.copy and cpu.copy_rate, clearing as half a copy, and what perftest does for each plain WRITE with \
-        cpu.bench, beside what calls of verbs cost. There is one repeat: the same would come of another. The \
-        paper's figures are printed beside, and nothing was fitted to them.";
+    const SIMULATED: &str = "Simulated: besides what calls of verbs cost, each end is charged cpu.message for a \
+        message (assumed), cpu.copy and cpu.copy_rate for a copy, half a copy for clearing, and cpu.bench for a \
+        plain WRITE, as perftest needs it. There is one repeat, because another would give the same. The paper's \
+        figures are printed beside; nothing was fitted to them.";
     match bench.testbed.is_simulated() && !why.is_empty() {
         true => vec![SIMULATED.to_owned(), format!("Simulated: {why}")],
         false => Vec::new(),

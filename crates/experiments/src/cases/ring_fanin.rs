@@ -7,14 +7,13 @@ use crate::stats::Shares;
 /// The experiment `ring-fanin`.
 pub static RING_FANIN: Case<&str> = Case {
     about: About {
-        runs_on: RunsOn::Real("it measures looks at memory, which take no virtual time there"),
+        runs_on: RunsOn::Real("it measures polls of memory, which take no virtual time"),
         ..About::new(
             "ring-fanin",
             "One thread that receives from 1 to 1,000 rings: as a group, against receivers one by one.",
-            "At 1, 10, 100 and 1,000 rings: what a look in vain at all of them costs, the rate of \
-             64-byte messages from all of them and from one of them, and how evenly the rings are \
-             served when all are sent to as fast as one thread can, and when one is and the others have a \
-             message now and then.",
+            "At 1, 10, 100 and 1,000 rings: the cost of an unsuccessful poll of all rings; the rate of 64-byte \
+             messages from all rings and from one; and how evenly the rings are served, both when one thread sends \
+             to all as fast as it can and when it floods one ring and the others get a message now and then.",
         )
     },
     table,
@@ -92,14 +91,14 @@ fn table() -> Table<&'static str> {
     let mut t = Table::new(vec![
         arm(
             GROUP,
-            "a Group: tails packed on its board, eight to a cache line; one completion queue; turns \
-             of at most 32 messages",
+            "a Group: its tail array has eight tails to a cache line; one completion queue; turns of at most 32 \
+             messages",
             "poll",
             "2",
         ),
         arm(
             SEPARATE,
-            "as many receivers by themselves, each with its tail's line and its completion queue; asked \
+            "the same number of separate receivers, each with its own tail's cache line and completion queue; polled \
              one after the other, at most 32 messages at a time",
             "poll",
             "2",
@@ -130,7 +129,7 @@ fn table() -> Table<&'static str> {
     }
     let axes = |y: Axis| (Axis::log("rings"), y);
     let (each, time) = (
-        "A look in vain at all rings, for each ring",
+        "Unsuccessful poll of all rings, per ring",
         "time per ring [ns]",
     );
     t.lines("idle-poll.svg", each, axes(Axis::log(time)), |point| {
@@ -148,25 +147,25 @@ fn table() -> Table<&'static str> {
 }
 
 const NOTES: [&str; 6] = [
-    "Rings of 128 slots, messages of 64 B, default α, β, γ. The first and the last word of each \
-     message are its number in its ring; the receiver checks both where it lies.",
-    "idle_poll: one look at all rings while nothing comes (Group::try_recv, or Receiver::try_recv of \
-     each), again and again, no step. _per_ring: that, divided by the rings. Nobody writes what is looked \
-     at meanwhile: it comes from whichever cache of the receiver's holds it all.",
-    "A look in vain is not the same work in both arms: a receiver by itself reads its tail's line and asks \
-     for the line of its next message ahead of time; the group reads an eighth of the lines and nothing of a \
-     ring whose tail has not moved, and so, but at the end of a ring's turn, fetches a message's line only \
-     behind its tail.",
-    "all: the sending thread goes round all rings and puts messages into each, 32 at a time or as many as \
-     there is room for. one: the same into one ring, while the others are silent. One core sends: rates \
-     are those of the slower side, and rings are full only where that is the receiver.",
-    "After 64 looks in vain in a row, other than when idle, the receiving thread steps: every receiver by \
-     itself, which takes its completions and asks its queue pair; the group takes the completions of all, \
-     and asks 8 queue pairs, others each time.",
-    "Fairness is of the messages received of each ring over the measured time: of all rings when all \
-     are sent to; and when one is flooded, of the others, each of which is offered one message in turn, \
-     published at once, after every burst of up to 32 of the flooding ring. Shares are counted in whole \
-     bursts: over a short time many rings cannot have quite the same.",
+    "Rings of 128 slots, messages of 64 B, default α, β, γ. The first and the last word of each message are its \
+     number in its ring. The receiver checks both in place.",
+    "idle_poll: one poll of all rings while nothing arrives (Group::try_recv, or Receiver::try_recv of each), \
+     repeated, without step. _per_ring: that, divided by the number of rings. Nobody writes the polled lines \
+     meanwhile, so they come from the smallest cache of the receiver that holds them all.",
+    "An unsuccessful poll is not the same work in both arms. A separate receiver reads its tail's line and \
+     prefetches the line of its next message. The group reads an eighth of the lines, and nothing of a ring whose \
+     tail has not moved. It therefore reads a message's line only after the tail, except at the end of a ring's \
+     turn.",
+    "all: the sending thread visits all rings in turn and puts messages into each, 32 at a time or as many as there \
+     is room for. one: the same into one ring, while the others are silent. One core sends. Rates are those of the \
+     slower side, and rings are full only if the receiver is the slower one.",
+    "After 64 unsuccessful polls in a row, except in idle_poll, the receiving thread calls step. A separate receiver \
+     takes its completions and checks its queue pair. The group takes the completions of all rings and checks 8 \
+     queue pairs, different ones each time.",
+    "Fairness compares the numbers of messages received from each ring in the measured time. In the phase all, it \
+     covers all rings. In the flood, it covers the rings that are not flooded: the sender offers each of them one \
+     message in turn, published at once, after every burst of up to 32 messages into the flooded ring. Shares are \
+     counted in whole bursts, so over a short time many rings cannot have exactly equal shares.",
 ];
 
 fn sample(bench: &Bench<'_>, point: Point<&str>, time: Wall) -> Result<Sample, WorkloadError> {

@@ -34,9 +34,10 @@ impl Arm {
     /// Returns the arm's name, its description, whether both ends poll, and its copies.
     fn note(self) -> ArmNote {
         let ucx_am = "ucx_perftest, ucp_am_bw and ucp_am_lat";
-        let ucx_put = "ucx_perftest, ucp_put_bw and ucp_put_lat: the receiver takes nothing";
-        let memcpy = "slot by slot from one array to another, as large as the ring's";
-        let c2c = "a flag on a cache line, there and back between two threads, halved";
+        let ucx_put =
+            "ucx_perftest, ucp_put_bw and ucp_put_lat: the receiver does not take messages";
+        let memcpy = "slot by slot from one array to another of the same size as the ring's";
+        let c2c = "half the round trip of a flag on a cache line between two threads";
         match self {
             Self::Channel(channel) => channel.note(),
             UcxAm => arm("ucx-am", ucx_am, "poll", "1 (16 KiB and more: cma)"),
@@ -107,10 +108,10 @@ pub static RING_VS_PEERS: Case<Arm> = Case {
         ),
         ..About::new(
             "ring-vs-peers",
-            "The ring between two processes of one machine, against what else could carry its messages.",
-            "Message rate and bandwidth over size, plain (the receiver reads a word of each \
-             message) and touched (the sender writes and the receiver sums every byte), one-way \
-             latency by ping-pong, and latency under an open-loop load.",
+            "The ring between two processes of one machine, against other ways to carry its messages.",
+            "Message rate and bandwidth by size, both plain (the receiver reads a word of each message) and touched \
+             (the sender writes and the receiver sums every byte); one-way latency by ping-pong; and latency under \
+             an open-loop load.",
         )
     },
     table,
@@ -326,14 +327,15 @@ fn metrics(t: &mut Table<Arm>) {
 }
 
 const NOTES: [&str; 3] = [
-    "The buffered streams gather messages in the application, up to 64 KiB a call: their rate at small sizes is that of \
-     large calls, and they are not measured for latency. The others hand over one message a call, as the ring does.",
-    "Every arm reads messages where they were received. memcpy and the rings go round their whole arrays; ucx_perftest \
-     sends the same buffer again and again, which stays in the processor's cache. The cache line goes between two \
-     threads of one process, which is the same line to the processors.",
-    "ucx_perftest neither writes nor reads the bytes of its messages, so it has no touched figures, and prints one \
+    "The buffered streams gather messages in the application, up to 64 KiB a call. Their rate at small sizes is \
+     therefore that of large calls, and their latency is not measured. The others pass one message a call, as the \
+     ring does.",
+    "Every arm reads messages where they were received. memcpy and the rings use their whole arrays in turn. \
+     ucx_perftest sends the same buffer again and again, which stays in the processor's cache. The cache line goes \
+     between two threads of one process, which makes no difference to the processors.",
+    "ucx_perftest neither writes nor reads the bytes of its messages, so it has no touched figures. It prints one \
      percentile only. The cache line is timed in batches, the arms' ping-pongs with one clock read per round trip. \
-     Latency under load is from the intended send time.",
+     Latency under load counts from the intended send time.",
 ];
 
 fn measure(

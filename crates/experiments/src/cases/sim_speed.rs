@@ -34,11 +34,11 @@ pub static SIM_SPEED: Case<&str> = Case {
         runs_on: RunsOn::Simulated,
         ..About::new(
             "sim-speed",
-            "The simulator itself: work requests a second of wall time (--device sim:PRESET).",
-            "WRITEs of 64 B, posted and polled by the thread that simulates both hosts: how many a second of \
-             wall time, on one core. All bytes of each are moved, and looked at when it is complete. One queue \
-             pair with 128 outstanding, with caches that hold everything, and with those of the machine; and \
-             those with 8,192 queue pairs, 16 outstanding of each, whose contexts are missing.",
+            "Speed of the simulator: work requests per second of wall time (--device sim:PRESET).",
+            "WRITEs of 64 B per second of wall time on one core; the thread that simulates both hosts posts and \
+             polls them. All bytes of each WRITE are copied, and checked when it has completed. One queue pair with \
+             128 outstanding: with caches that hold everything, and with those of the machine. 8,192 queue pairs \
+             with 16 outstanding each, with the machine's caches, which lack their contexts.",
         )
     },
     table,
@@ -57,12 +57,15 @@ fn table() -> Table<&'static str> {
     let notes = [
         (
             OFF.arm,
-            "nic.wqe_cache, nic.icm, nic.mtt and nic.mpt set to 0: nothing is ever missing",
+            "nic.wqe_cache, nic.icm, nic.mtt and nic.mpt set to 0: the caches never miss",
         ),
-        (ON.arm, "the machine as its preset or the settings have it"),
+        (
+            ON.arm,
+            "the machine with the caches of its preset or of the settings",
+        ),
         (
             MISSING.arm,
-            "the same, with more queue pairs than its caches hold",
+            "as caches on, with more queue pairs than the caches hold",
         ),
     ];
     let notes = notes.map(|(name, what)| arm(name, what, "poll", "1"));
@@ -82,8 +85,8 @@ fn table() -> Table<&'static str> {
         t.metric(key, Expr::At(point, WALL) * 1e-6);
     }
     t.note(
-        "These are figures of the simulator, by the wall clock of this machine: no two runs have the same, and they \
-         say nothing of an RNIC. What the simulated RNIC does in its own time is in the table beside them.",
+        "These figures measure the simulator by the wall clock of this machine. They differ between any two runs, \
+         and say nothing about an RNIC. The table beside them shows the simulated RNIC in virtual time.",
     );
     t
 }

@@ -11,11 +11,11 @@ pub static SOFTNIC: Case<&str> = Case {
         ),
         ..About::new(
             "softnic",
-            "The software RNIC itself, against the memory and the system calls that it stands on.",
-            "Memory of a connected queue pair; WRITEs spread over a thousand queue pairs against \
-             one; WRITEs into memory from anywhere against the bare system call; a wake-up \
-             through a completion channel against one through an eventfd; SEND and RECV through \
-             a shared receive queue against WRITEs into polled memory.",
+            "Cost of the software RNIC, against the memory accesses and the system calls that it is built on.",
+            "Memory of a connected queue pair; WRITEs spread over a thousand queue pairs against one; WRITEs into \
+             memory that did not come from the device against the bare system call; a wake-up through a completion \
+             channel against one through an eventfd; SEND and RECV through a shared receive queue against WRITEs \
+             into polled memory.",
         )
     },
     table,
@@ -73,45 +73,45 @@ fn describe(what: NicWorkload) -> (&'static str, &'static str, &'static str) {
     match what {
         NicWorkload::Flow { way, .. } => match way {
             MessagePath::PolledMemory => (
-                "WRITEs of 64 B into memory that the receiver polls; one queue pair; chain1 or chain16: requests of a \
-                 call; 1 in 32 signalled, 128 outstanding at most, the receiver WRITEs its head every 32; first and last \
-                 word of each written and checked",
+                "WRITEs of 64 B into memory that the receiver polls, on one queue pair; chain1 or chain16 is the \
+                 number of requests in a call; 1 in 32 signalled, at most 128 outstanding; the receiver WRITEs its \
+                 head every 32; first and last word of each written and checked",
                 polls,
                 "1",
             ),
             MessagePath::SharedReceives => (
-                "the same by SENDs into 128 receives of an SRQ, each posted again when its completion was polled, as \
-                 many a call as are sent",
+                "as write-and-poll, by SENDs into 128 receives of an SRQ; the receiver posts each receive again when \
+                 it has polled its completion, in calls of the same number",
                 polls,
                 "1",
             ),
         },
         NicWorkload::Spread { .. } => (
-            "WRITEs of 64 B round robin over the queue pairs, round 1,000 places of 64 B of one region, which nobody \
-             reads meanwhile; of each queue pair 1 in 32 is signalled (not all at the same time), all into one CQ \
-             that is polled as often",
+            "WRITEs of 64 B round robin over the queue pairs, into 1,000 places of 64 B of one region in turn, which \
+             nobody reads meanwhile; on each queue pair 1 in 32 is signalled (not all at the same time), all to one \
+             CQ, which is polled as often",
             polls,
             "1",
         ),
         NicWorkload::Foreign { over, .. } => match over {
             RemoteWritePath::Verbs => (
-                "WRITEs of so many bytes, 1 in 32 signalled, into private memory of the other process, again and again \
-                 the same; first and last word of each written",
+                "WRITEs of 64 or 65,536 bytes, 1 in 32 signalled, into private memory of the other process that did \
+                 not come from its device, always at the same address; first and last word of each written",
                 polls,
                 "1",
             ),
             RemoteWritePath::SystemCall => {
-                ("the same by bare calls of process_vm_writev", polls, "1")
+                ("as foreign, by bare calls of process_vm_writev", polls, "1")
             }
         },
         NicWorkload::Wake(_) => (
-            "each wakes the other in turn: by a SEND of 8 B (poll(2), next_event, arm, poll the CQ, post the \
-             receive again), or by a write to an eventfd (poll(2), read)",
+            "two processes wake each other in turn: by a SEND of 8 B (poll(2), next_event, arm, poll the CQ, post \
+             the receive again), or by a write to an eventfd (poll(2), read)",
             blocks,
             "-",
         ),
         _ => (
-            "so many queue pairs, each connected and used for a WRITE, both ways",
+            "that number of queue pairs, each connected and used for a WRITE, both ways",
             "-",
             "-",
         ),
@@ -180,12 +180,12 @@ fn table() -> Table<&'static str> {
     t.declare(["shared_bytes_per_qp"]);
     let shared = headworks::devices::SOFT_SHARED_BYTES_PER_QP;
     t.note(format!(
-        "bytes_per_qp is what the heap of a process grows by (mallinfo2, with the allocator's own \
-         words, mean of both processes) for each of {MANY} queue pairs, from before they are made \
-         to when each has been connected and used, and {shared} bytes of shared memory: its row in \
-         the table and the header of its receive queue. The slots of that queue are not in it. \
-         resident_bytes_per_qp, a check, is what VmRSS grows by, slots (2 a queue pair) included; \
-         rows are allocated with the table, and counted there when they are touched first."
+        "bytes_per_qp is the growth for each of {MANY} queue pairs from before their creation until each was \
+         connected and used. It is the sum of the growth of a process's heap (mallinfo2, with the allocator's own \
+         words, mean of both processes) and of {shared} bytes of shared memory: its row in the table and the header \
+         of its receive queue. The slots of that queue are not included. resident_bytes_per_qp is a check: the \
+         growth of VmRSS, including the slots (2 a queue pair). Rows are allocated with the table, and VmRSS counts \
+         them when they are first touched."
     ));
     t
 }

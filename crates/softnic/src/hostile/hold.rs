@@ -12,7 +12,7 @@ pub(crate) struct DelayState {
     left: u32,
     /// Set after a delay: the next poll is shown completions, before another delay can begin.
     served: bool,
-    /// Number of times that the rules were asked, ever.
+    /// Number of times that the rules were asked in total.
     pub(crate) asked: u32,
 }
 

@@ -60,14 +60,14 @@ fn act(input: &mut Input<'_>, harness: &mut DaemonHarness, session: SessionId) {
         }
         2..4 => scribble(input, application),
         4 | 5 => {
-            let qp_role = usize::from(input.byte());
+            let index = usize::from(input.byte());
             let Application {
                 session,
                 connections,
                 ..
             } = application;
             let count = connections.len().max(1);
-            if let Some(connection) = connections.values_mut().nth(qp_role % count) {
+            if let Some(connection) = connections.values_mut().nth(index % count) {
                 let len = usize::from(input.byte()) * 8;
                 connection.refresh(session.slabs());
                 let _ = connection.sending.send(&vec![kind; len]);

@@ -85,7 +85,7 @@ impl RogueDaemon {
         let memory = pd.register(&buffer, Access::ALL).expect("a region");
         let mut qps = Vec::new();
         let mut bringing = Vec::new();
-        for qp_role in 0..2u32 {
+        for index in 0..2u32 {
             let init = QpInit {
                 qp_type: QpType::Rc,
                 send_cq: cq.clone(),
@@ -96,7 +96,7 @@ impl RogueDaemon {
             };
             let mut qp = pd.create_qp(&init).expect("a queue pair");
             let words = [1u32, 64, 256].map(u32::to_le_bytes);
-            let payload = match qp_role {
+            let payload = match index {
                 0 => words.concat(),
                 _ => Vec::new(),
             };
@@ -104,7 +104,7 @@ impl RogueDaemon {
                 access: Access::ALL,
                 ..ConnectionParams::default()
             };
-            let started = BringUp::start(device.info(), &mut *qp, tuning, qp_role, payload);
+            let started = BringUp::start(device.info(), &mut *qp, tuning, index, payload);
             bringing.push(started.expect("starts"));
             let sge = [memory.sge(MEMORY / 2, 2048)];
             let receive = RecvWr {
@@ -204,8 +204,8 @@ impl RogueDaemon {
     }
 
     fn number(&self, input: &mut Input<'_>) -> Vqpn {
-        let qp_role = usize::from(input.byte());
-        match self.numbers.get(qp_role % (self.numbers.len() + 1)) {
+        let index = usize::from(input.byte());
+        match self.numbers.get(index % (self.numbers.len() + 1)) {
             Some(number) => *number,
             None => Vqpn::from_bits(input.u16().into()),
         }

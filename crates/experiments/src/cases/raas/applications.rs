@@ -209,8 +209,7 @@ fn note(name: &'static str) -> ArmNote {
             arm(name, what, "poll", "1 each way")
         }
         SLEEPING => {
-            let what =
-                "as native, but the thread sleeps on a completion channel whenever nothing has arrived";
+            let what = "as native, but the thread sleeps on a completion channel whenever nothing has arrived";
             arm(name, what, "block", "1 each way")
         }
         _ => {

@@ -213,16 +213,10 @@ fn notes(is_simulated: bool) -> Vec<ArmNote> {
     if is_simulated {
         let service =
             "streams of the service; both applications and both daemons poll all the time";
-        let copied =
-            "as native send; each message is copied into registered memory before the SEND and out of it afterwards";
+        let copied = "as native send; each message is copied into registered memory before the SEND and out of it afterwards";
         return vec![
             arm(SERVICE, service, "poll", "4; 2 from 16 KiB on"),
-            arm(
-                NATIVE,
-                "SEND between registered buffers",
-                "poll",
-                "0",
-            ),
+            arm(NATIVE, "SEND between registered buffers", "poll", "0"),
             arm(COPIED_NATIVE, copied, "poll", "2"),
         ];
     }
@@ -241,7 +235,12 @@ fn notes(is_simulated: bool) -> Vec<ArmNote> {
         arm(NATIVE, native, "poll", "1 each way"),
         arm(CHAIN, chain, "poll", "3 each way"),
         arm(LENT, lent, "adaptive", "1"),
-        arm(COPIED, "256 KiB copied into the stream and out of it", "adaptive", "2"),
+        arm(
+            COPIED,
+            "256 KiB copied into the stream and out of it",
+            "adaptive",
+            "2",
+        ),
         arm(WRITES, writes, "poll", "1"),
     ]
 }

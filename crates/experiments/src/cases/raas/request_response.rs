@@ -122,7 +122,12 @@ fn notes() -> Vec<ArmNote> {
         ),
         arm(TCP_SPINNING, spinning, "poll", "2 each way"),
         arm(LOADED, loaded, "adaptive", "5 each way"),
-        arm(TCP_LOADED, "TCP; one thread sends at the given times, another receives", "block", "2 each way"),
+        arm(
+            TCP_LOADED,
+            "TCP; one thread sends at the given times, another receives",
+            "block",
+            "2 each way",
+        ),
     ]
 }
 

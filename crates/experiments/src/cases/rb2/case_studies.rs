@@ -38,8 +38,8 @@ pub static CASE1: Case<Channel> = Case {
             "Figure 8 (Case#1)",
             "rb2-case1",
             "A network function that counts flows, over RB², FaRM-, SocksDirect- and L5-style rings.",
-            "The time that 30 million records of packets, 40 bytes each, take to be sent and counted \
-             by flow. The counts are checked.",
+            "The time to send 30 million packet records of 40 bytes and to count them by flow. The counts are \
+             checked.",
         )
     },
     table: || {
@@ -58,12 +58,13 @@ pub static CASE1: Case<Channel> = Case {
                 };
                 t.notes
                     .extend(note.map(|note| format!("Of the capture: {note}.")));
-                "The records are of the first 4,194,304 packets whose flow is known of the capture that --trace names, \
-                 repeated as often as it takes."
+                "The records are those of the first 4,194,304 packets with a known flow in the capture that --trace \
+                 names, repeated as often as needed."
             }
             None => {
-                "The records are made up beforehand, a million of them, and replayed: 65,536 flows whose sizes follow a \
-                 bounded Pareto distribution of shape 1.2. --trace FILE takes them from a capture instead."
+                "A million records are generated before the measurement and replayed: 65,536 flows whose sizes \
+                 follow a bounded Pareto distribution of shape 1.2. --trace FILE takes the records from a capture \
+                 instead."
             }
         };
         t.note(records);
@@ -81,8 +82,8 @@ pub static CASE2: Case<Channel> = Case {
         "Figure 9 (Case#2)",
         "rb2-case2",
         "A key-value store under YCSB-C, over RB², FaRM-, SocksDirect- and L5-style rings.",
-        "The time that 3 million reads of keys by Zipf's law take, 16 bytes there and 128 back, \
-             96 on their way at once. Every value is checked.",
+        "The time of 3 million reads of keys drawn by Zipf's law, with requests of 16 bytes, responses of 128 bytes \
+             and 96 requests outstanding. Every value is checked.",
     ),
     table: || {
         let mut t = batched("Reads", READS);
@@ -106,8 +107,8 @@ pub static CASE3: Case<Channel> = Case {
         "Figure 10 (Case#3)",
         "rb2-case3",
         "An HTTP server of small files, over RB², FaRM-, SocksDirect- and L5-style rings.",
-        "Requests per second, and the 99.9th percentile of a request's time, of 1 million GETs of \
-             1 KiB, one after the other, without batches. Every file is checked.",
+        "Requests per second, and the 99.9th percentile of the response time, of 1 million GETs of 1 KiB, one after \
+             the other, without batches. Every file is checked.",
     ),
     table: || {
         let mut t = table(&PROMPT, RB2_UNBATCHED, "Requests");
@@ -203,11 +204,12 @@ fn measure(
     };
     if handled < messages {
         t.note(format!(
-            "{handled} messages are handled a repeat, or a tenth of that in a quick run whose time is up; seconds \
-             are those of {messages} at the rate that is seen."
+            "A repeat handles {handled} messages, or a tenth of that in a quick run whose time is up. Seconds are \
+             extrapolated to {messages} messages at the measured rate."
         ));
     }
-    let what = "what the applications compute for a message was measured of this code, in loops without a channel.";
+    let what = "the processor time of the applications for a message was measured with this code, in loops without a \
+                channel.";
     t.notes.extend(simulated_notes(bench, what));
     let points = arms.iter().map(|arm| Point::at(*arm, 0)).collect();
     let sweep = Sweep::over("", Duration::ZERO, Duration::ZERO);

@@ -26,10 +26,11 @@ const ARMS: [Channel; 7] = [RB2, RB2_HUGE, FARM, FARM_PAPER, SD, L5, RAW];
 /// RB² on ordinary pages and the rings that it is compared with; and RB² on huge pages, as in the paper, and
 /// the rings as Table I describes them.
 const COMPARED: [(Channel, [Channel; 3]); 2] = [(RB2, BASELINES), (RB2_HUGE, [FARM_PAPER, SD, L5])];
-const PAGES: &str = "RB² is measured on ordinary pages and on huge ones (rb2-in-place-huge), which the paper's RB² has: \
-    metrics that end in _huge are of those. FaRM is measured twice: farm fills the memory that it sends and \
-    never waits for a completion, farm-as-published is as Table I has it, with a copy, one message under way and \
-    huge pages where the machine has some. All other arms have ordinary pages.";
+const PAGES: &str = "RB² is measured on ordinary pages and on huge ones (rb2-in-place-huge), which the paper's RB² \
+    has. Metrics that end in _huge belong to the latter. FaRM is measured twice. The arm farm writes its messages \
+    directly into the memory that it sends, and never waits for a completion. The arm farm-as-published follows \
+    Table I: it copies, has one message in flight, and uses huge pages where the machine has some. All other arms \
+    have ordinary pages.";
 
 /// Figure 3: the head is pulled or pushed; the tail is known by a completion or by a second WRITE.
 pub static FIG3: Case<Channel> = Case {
@@ -37,8 +38,8 @@ pub static FIG3: Case<Channel> = Case {
         "Figure 3",
         "rb2-fig3",
         "Head pulled or pushed, tail by completion or write twice: throughput and round trips.",
-        "The four combinations on rings of 128 slots, 64 B to 1 MiB: throughput in batches of 16 \
-             slots; round trips without batches, mean and 99.9th percentile. Heads are 16 slots behind.",
+        "The four combinations on rings of 128 slots, 64 B to 1 MiB: throughput in batches of 16 slots; round trips \
+             without batches, mean and 99.9th percentile. The head lags by 16 slots.",
     ),
     table: fig3,
     measure: |bench, t, outcome| fig3_plan().measure(bench, t, outcome),
@@ -67,12 +68,13 @@ fn fig3_plan() -> SweepPlan {
         rates: batched.clone(),
         sizes: [FIG3_SIZES, QUICK_SIZES],
         counted: (batched, &[64]),
-        soft: "What the paper sees in round trips, the completions that a receiver polls and the receives that \
-            it posts for each, costs here what the software RNIC's queues cost.",
-        simulated: "pushing wins at 64 B because a sender that pulls waits for a READ's \
-            round trip while its 128 slots are full. The tail of CQ is that receives are posted again 32 at a time \
-            (cpu.post_recv each), at both ends on the same way there and back; its mean is lower, because a WRITE with \
-            immediate comes with its doorbell, while two WRITEs are fetched by a DMA read (pcie.read).",
+        soft: "The paper explains the round trips by the completions that a receiver polls and the receives that it \
+            posts for each. Here these cost what the software RNIC's queues cost.",
+        simulated: "pushing wins at 64 B because a sender that pulls waits for the round trip of a READ while its \
+            128 slots are full. The tail latency of CQ arises because receives are posted again 32 at a time \
+            (cpu.post_recv each), at both ends in the same round trip. The mean of CQ is lower, because the request \
+            of a WRITE with immediate reaches the RNIC with its doorbell, while the RNIC fetches two WRITEs by a DMA \
+            read (pcie.read).",
         ..SweepPlan::default()
     }
 }
@@ -131,7 +133,7 @@ fn fig3() -> Table<Channel> {
             (format!("{size} B"), lowest / highest, More(1.0))
         }),
     );
-    t.note("Round trips are of the same combinations with batches of one slot.");
+    t.note("Round trips are measured with the same combinations in batches of one slot.");
     t
 }
 
@@ -141,8 +143,8 @@ pub static FIG5: Case<Channel> = Case {
         "Figure 5 (Exp#1), Table I",
         "rb2-fig5",
         "RB² against FaRM-, SocksDirect- and L5-style rings and raw WRITEs: throughput over size.",
-        "Messages per second one way, 64 B to 1 MiB, in rings of 128 messages; and what each \
-             design posts, completes and copies for a message.",
+        "Messages per second one way, 64 B to 1 MiB, in rings of 128 messages; and what each design posts, completes \
+             and copies for a message.",
     ),
     table: fig5,
     measure: |bench, t, outcome| fig5_plan().measure(bench, t, outcome),
@@ -153,15 +155,16 @@ fn fig5_plan() -> SweepPlan {
         rates: ARMS.to_vec(),
         sizes: [SIZES, QUICK_SIZES],
         counted: (ARMS[..6].to_vec(), &[64, MIB]),
-        soft: "The paper's link carries 100 Gbit/s; here there is none, and the machine's memory bounds large messages.",
-        simulated: "at 64 B FaRM and L5 are held back by the unit that sends, which takes \
-            two WRITEs for each message (nic.tx_message), farm-as-published by a round trip for each message; \
-            SocksDirect by its sender's processor, as fewer than ten \
-            requests are ever under way and each message goes alone; RB² by the elastic threshold, which publishes once \
-            a round trip. With more work for each message RB² comes closer to plain WRITEs. At 1 MiB the designs that \
-            copy are held back by the processor: at cpu.copy_rate, which is of cached buffers, whereas the arrays of 128 \
-            messages are in no cache, and the model has no memory to be slow. On ordinary pages RB² and plain WRITEs wait \
-            for translations there (nic.mtt). Nothing in the model brings L5 down to 10 Gbit/s.",
+        soft: "The paper's link carries 100 Gbit/s. Here there is no link, and the machine's memory bounds large \
+               messages.",
+        simulated: "at 64 B, FaRM and L5 are limited by the RNIC's sending unit, which handles two WRITEs for each \
+            message (nic.tx_message); farm-as-published by a round trip for each message; SocksDirect by its \
+            sender's processor, because fewer than ten requests are ever in flight and so each message goes alone; \
+            RB² by the elastic threshold, which publishes once a round trip. With more work for each message RB² \
+            comes closer to plain WRITEs. At 1 MiB the designs that copy are limited by the processor. The model \
+            copies at cpu.copy_rate, the rate for cached buffers, although the arrays of 128 messages fit no cache, \
+            because it has no memory bandwidth. On ordinary pages RB² and plain WRITEs wait for address translations \
+            at 1 MiB (nic.mtt). Nothing in the model brings L5 down to 10 Gbit/s.",
         ..SweepPlan::default()
     }
 }
@@ -215,10 +218,10 @@ fn fig5() -> Table<Channel> {
     );
     t.note(PAGES);
     t.note(
-        "The application writes and reads one word of a message. Designs that copy touch all of it, at either end; those \
-         that do not leave it where the device put it. RB² has fixed framing, without a header: a message of 64 B is one \
-         line. The rivals that pack messages have a header of 8 bytes. The receiver of raw WRITEs reads nothing: their \
-         rate is the sender's own, and the lines stay in its cache.",
+        "The application writes and reads one word of a message. Designs that copy touch all of it, at either end; \
+         those that do not copy leave it where the device put it. RB² has fixed framing without a header, so a \
+         message of 64 B is one line. The rivals that pack messages have a header of 8 bytes. The receiver of raw \
+         WRITEs reads nothing, so their rate is that of the sender alone, and the lines stay in its cache.",
     );
     t
 }
@@ -229,8 +232,8 @@ pub static FIG6: Case<Channel> = Case {
         "Figure 6 (Exp#2)",
         "rb2-fig6",
         "RB² against FaRM-, SocksDirect- and L5-style rings and raw WRITEs: round trips over size.",
-        "A message there and back, one at a time, 64 B to 1 MiB: mean and 99.9th percentile of \
-             300,000 round trips after 100,000, divided among the repeats.",
+        "A message there and back, one at a time, 64 B to 1 MiB: mean and 99.9th percentile of 300,000 round trips \
+             after a warm-up of 100,000, divided among the repeats.",
     ),
     table: fig6,
     measure: |bench, t, outcome| fig6_plan().measure(bench, t, outcome),
@@ -240,11 +243,11 @@ fn fig6_plan() -> SweepPlan {
     SweepPlan {
         trips: [&ARMS[..], &[RB2_LATENCY]].concat(),
         sizes: [SIZES, QUICK_SIZES],
-        simulated: "two WRITEs that are posted together are fetched by a DMA read, at \
-            either end, which is what RB² takes beyond plain WRITEs; one that is posted alone comes with its doorbell. \
-            The device does not promise to place bytes in order, so rb2-latency works as the ring without batches. \
-            Neither interrupts nor a scheduler disturb anything, so tails are short; SocksDirect's is that \
-            receives are posted again 32 at a time (cpu.post_recv each), at both ends on the same way there and back.",
+        simulated: "the RNIC fetches two WRITEs that are posted together by a DMA read, at either end; this is what \
+            RB² takes beyond plain WRITEs. A WRITE that is posted alone comes with its doorbell. The device does not \
+            promise to place bytes in order, so rb2-latency works as the ring without batches. Neither interrupts \
+            nor a scheduler disturb anything, so tails are short. The tail of SocksDirect arises because receives \
+            are posted again 32 at a time (cpu.post_recv each), at both ends in the same round trip.",
         ..SweepPlan::default()
     }
 }
@@ -296,17 +299,17 @@ pub static FIG7: Case<Channel> = Case {
         "Figure 7 (Exp#3)",
         "rb2-fig7",
         "RB² against FaRM-, SocksDirect- and L5-style rings and raw WRITEs: 1 to 8 pairs at once.",
-        "Messages of 64 B per second of all pairs together, and the slowest pair's 99.9th \
-             percentile of round trips, for 1 to 8 pairs of a sending and a receiving process; those of RB² also for \
-             pairs of threads of one process.",
+        "Messages of 64 B per second of all pairs together, and the slowest pair's 99.9th percentile of round trips, \
+             for 1 to 8 pairs of a sending and a receiving process; for RB² also with pairs of threads of one \
+             process.",
     ),
     table: fig7,
     measure: |bench, t, outcome| {
         let cores = allowed_cpus().len();
         if !bench.testbed.is_simulated() {
             outcome.pinning = format!(
-                "{cores} processors; the parts of a pair on two of them, one pair after the other until \
-                 there are none left, then from the first again"
+                "{cores} processors; sender and receiver of a pair on two of them, pair after pair until none are \
+                 left, then from the first again"
             );
         }
         if let Some(first) = PAIRS
@@ -314,11 +317,11 @@ pub static FIG7: Case<Channel> = Case {
             .find(|&&n| bench.testbed.is_crowded(n as usize))
         {
             t.note(format!(
-                "From {first} pairs on there are more parts than processors ({cores}): a part that has nothing to do offers \
-                 its processor to the others. The processors bound the \
-                 throughput then. What it costs that pairs share them depends on how much a sender hands over before \
-                 another one runs: RB² hands over its whole ring. Round trips include the wait for a processor. Whether it scales \
-                 has to be seen on a machine with two processors to a pair."
+                "From {first} pairs on there are more senders and receivers than processors ({cores}), and one that \
+                 has nothing to do yields its processor to the others. The processors then bound the throughput. The \
+                 cost of sharing a processor depends on how much a sender hands over before another one runs: RB² \
+                 hands over its whole ring. Round trips include the wait for a processor. Only a machine with two \
+                 processors for each pair can show whether a design scales."
             ));
         }
         fig7_plan().measure(bench, t, outcome)
@@ -334,9 +337,10 @@ fn fig7_plan() -> SweepPlan {
         threads: vec![RB2],
         sizes: [&[64]; 2],
         pairs: [PAIRS, &[1, 2, 8]],
-        simulated: "every pair has cores, queue pairs and sending units of its own up to \
-            eight, so nothing is shared but bus and link: with eight pairs RB² fills the link, the others are as far \
-            from it as one pair is. Parts have no processes, so that threads of one would be the same.",
+        simulated: "each of up to eight pairs has cores, queue pairs and sending units of its own, so pairs share \
+            only the bus and the link. With eight pairs RB² fills the link; the others are as far from filling it as \
+            with one pair. Senders and receivers are not processes here, so threads of one process would give the \
+            same.",
         ..SweepPlan::default()
     }
 }
@@ -394,9 +398,9 @@ fn fig7() -> Table<Channel> {
     chart(&mut t, "rtt-p999.svg", tail, P999, true);
     t.note(PAGES);
     t.note(
-        "The senders of all pairs are told to begin once all pairs are connected, and then warm up. The rate is all \
-         messages that were received (raw WRITEs: posted) while their pair measured, divided by the time from the first \
-         pair that began to measure to the last that ended. So a pair that is late lowers it.",
+        "Once all pairs are connected, their senders begin and warm up. The rate counts all messages received (raw \
+         WRITEs: posted) while their pair measured, divided by the time from the start of the first pair's \
+         measurement to the end of the last one's. So a pair that is late lowers it.",
     );
     t
 }
@@ -411,9 +415,9 @@ pub static RXE_RING: Case<Channel> = Case {
             "rxe-ring",
             "Short messages with and without batching, meant for the kernel's rxe (--device ibv:rxe0).",
             "Messages of 64 B per second, one way, in a ring of 128 slots, written and read in place: with its \
-             default settings; without any batching (the paper's M2: α = β = γ = 1, no gate), so that every \
-             message is a WRITE, one of the tail and one of the head; and so but for the lazy head. On a \
-             device of libibverbs: every request costs what the device makes of it.",
+             default settings; without any batching (the paper's M2: α = β = γ = 1, no gate), so that every message \
+             takes one WRITE of the message, one of the tail and one of the head; and without batching except for \
+             the lazy head. On a device of libibverbs, which determines the cost of every request.",
         )
     },
     table: rxe_ring,

@@ -26,7 +26,9 @@ pub(super) fn refusal(bench: &Bench<'_>, point: &Point<Channel>) -> Option<Strin
     let one_node = numa_nodes()[1].is_none().then_some("this machine has");
     refused(variant, one_node, |node| match lacks(bench, point, node) {
         Ok(lacks) => lacks,
-        Err(why) => Some(format!("whether there are huge pages is not known: {why}")),
+        Err(why) => Some(format!(
+            "cannot determine whether there are huge pages: {why}"
+        )),
     })
 }
 
@@ -77,7 +79,7 @@ fn lacks(
     let got = huge_bytes(&bench.options.device, (arrays, SLOTS * size), numa_node)?;
     let [kib, got_kib] = [asked >> 10, got >> 10];
     Ok((got < asked).then(|| {
-        format!("messages of {size} B need {kib} KiB on huge pages, {got_kib} are to be had (sysctl vm.nr_hugepages)")
+        format!("messages of {size} B need {kib} KiB of huge pages; {got_kib} KiB are free (raise vm.nr_hugepages)")
     }))
 }
 

@@ -86,16 +86,18 @@ pub(super) fn record(
         }
     }
     outcome.notes.push(
-        "Of the table of counts: WRITEs and what follows are the sender's, but for receives, CQEs receiver and head \
-         WRITEs; lines touched are cache lines at the target, counted for every WRITE; copies are the sender's, the \
-         device's and the receiver's by design, not counted. FaRM's takes a WRITE more here than polling the message \
-         would: the paper's own test writes the length apart (section V-A)."
+        "About the table of counts: the numbers of WRITEs and of the columns after it are the sender's, except for \
+         receives, CQEs receiver and head WRITEs. Lines touched are cache lines at the target, counted for every \
+         WRITE. Copies are not counted: they are those that the sender, the device and the receiver make by design. \
+         FaRM takes one WRITE more here than if the receiver polled the message, because the paper's own test writes \
+         the length separately (section V-A)."
             .into(),
     );
     if bench.options.device.kind() == "soft" {
         outcome.notes.push(
-            "The software RNIC completes a WRITE of up to 64 KiB while it is posted: up to there the elastic threshold \
-             never defers, and SocksDirect's batch, which forms while ten requests are in flight, never forms."
+            "The software RNIC completes a WRITE of up to 64 KiB while it is posted. Up to this size the elastic \
+             threshold therefore never defers, and SocksDirect never forms a batch, which it does only while ten \
+             requests are in flight."
                 .into(),
         );
     }

@@ -226,7 +226,8 @@ fn cut_short(measured: &Measured<Channel>) -> Option<String> {
     let points: Vec<String> = points.collect();
     (!points.is_empty()).then(|| {
         let points = points.join("; ");
-        format!("What ended because its time was up, with its pairs and the fewest messages or round trips of one: {points}.")
+        format!("Points that ended because their time was up, with their pairs and the fewest messages or round \
+                 trips of one pair: {points}.")
     })
 }
 
@@ -358,11 +359,11 @@ fn amount(bench: &Bench<'_>, point: &Point<Channel>) -> Workload {
 
 /// Describes how much is measured.
 fn amounts_notes(bench: &Bench<'_>, points: &[Point<Channel>]) -> Vec<String> {
-    const RATE: &str = "A full run on a machine measures a rate over the paper's 40 GB, divided among the repeats and the \
-        pairs, or for 10 s a repeat. A quick run measures it for a time, and so does any run in virtual time, where every \
-        lap of a ring is as the one before.";
-    const TAIL: &str = " In virtual time nothing disturbs them: the 99.9th percentile is of what the design itself does \
-        now and then, heads and receives.";
+    const RATE: &str = "A full run on a machine measures a rate over the paper's 40 GB, divided among the repeats \
+        and the pairs, or for 10 s a repeat. A quick run measures a rate for a fixed time. So does any run in \
+        virtual time, where all laps of a ring are alike.";
+    const TAIL: &str = " In virtual time nothing disturbs the round trips. The 99.9th percentile shows only what the \
+        design itself does now and then: pushing heads and posting receives.";
     let mut notes = Vec::new();
     if points.iter().any(is_rate) {
         notes.push(RATE.to_owned());
@@ -379,7 +380,8 @@ fn amounts_notes(bench: &Bench<'_>, points: &[Point<Channel>]) -> Vec<String> {
             ""
         };
         notes.push(format!(
-            "Round trips of a repeat: {short}, of messages over {SHORT} B {long}; fewer where its time is up.{tail}"
+            "Round trips measured in a repeat after those of its warm-up: {short}; for messages over {SHORT} B, \
+             {long}; fewer where the time is up.{tail}"
         ));
     }
     notes

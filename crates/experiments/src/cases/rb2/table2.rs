@@ -56,11 +56,12 @@ fn plan() -> SweepPlan {
         rates: arms.clone(),
         sizes: [&[512, MIB]; 2],
         counted: (arms, &[512]),
-        simulated: "without batching (M2) the unit that sends takes two WRITEs for each \
-            message. The elastic threshold (M4) costs throughput here, since nothing on the way is congested and it \
-            holds slots back for a round trip. Misaligned arrays and pointers that share a line (M7) cost nothing, \
-            because the model has no cache lines and no memory. Simulated machines have huge pages wherever they are \
-            asked for; ordinary ones (M8) cost at 1 MiB what is missing in nic.mtt, of which no size was published.",
+        simulated: "without batching (M2) the RNIC's sending unit handles two WRITEs for each message. The elastic \
+            threshold (M4) costs throughput here: nothing on the way is congested, and the threshold holds slots \
+            back for a round trip. Misaligned arrays and pointers that share a line (M7) cost nothing, because the \
+            model has neither cache lines nor memory. Simulated machines have huge pages wherever they are \
+            requested. Ordinary pages (M8) cost misses of nic.mtt at 1 MiB; no publication states the size of this \
+            cache.",
         ..SweepPlan::default()
     }
 }
@@ -99,12 +100,12 @@ fn table() -> Table<Channel> {
         policies.flat_map(|other| [M6, M7].map(|costly| costs_more(MIB, costly, other))),
     );
     t.note(
-        "M3, M4 and M5 are each RB² in full without one of its batching policies; the paper's text leaves open whether \
-         its rows M3 to M5 are that or RB² with only one of them. M7-unaligned's arrays begin 8 bytes behind a cache line, \
-         so that every message takes part of one line more and shares two with its neighbours. M7-not-cache-friendly is \
-         the paper's row: in addition each end stores its own three pointers, for every message, in the line of the \
-         pointer that its peer WRITEs. M9-wrong-node has its memory on another NUMA node, M9-wrong-threads, as the \
-         paper, its threads.",
+        "M3, M4 and M5 are each RB² in full without one of its batching policies. The paper's text leaves open \
+         whether its rows M3 to M5 are that, or RB² with only one of the policies. The arrays of M7-unaligned begin \
+         8 bytes after a cache line boundary, so every message covers part of one more line and shares two with its \
+         neighbours. M7-not-cache-friendly is the paper's row: in addition, for every message, each end stores its \
+         own three pointers in the line of the pointer that its peer WRITEs. M9-wrong-node has its memory on another \
+         NUMA node; M9-wrong-threads has its threads there, as in the paper.",
     );
     t
 }

@@ -108,18 +108,20 @@ impl Arm {
     pub(super) fn note(self) -> ArmNote {
         let how = match self {
             Self::Plain(depth) => {
-                format!("plain verbs, {depth} requests outstanding of each queue pair")
+                format!("plain verbs, {depth} requests outstanding on each queue pair")
             }
             Self::Paced => format!(
-                "the same program with {DEPTH} outstanding, on a device that paces doorbells; its processor does \
-                 {PACING_NS} ns more for each request, which weir-overhead read elsewhere"
+                "the same program with {DEPTH} outstanding, on a device that paces doorbells; each request costs \
+                 {PACING_NS} ns more processor time, as weir-overhead measured elsewhere"
             ),
-            Self::Windowed => "as paced, but with a limit on what is in flight instead of the rate (pace_window), \
-                               which is not the paper's"
-                .to_owned(),
+            Self::Windowed => {
+                "as paced, but with a limit on the requests in flight (pace_window) instead of the \
+                               rate, which the paper does not have"
+                    .to_owned()
+            }
         };
         let what = format!(
-            "{how}; each request is posted by a call of its own and signalled, as perftest does it, and the program \
+            "{how}; each request is posted by a separate call and signalled, as perftest does it, and the program \
              takes the constant cpu.bench for it beside the verbs"
         );
         arm(self.to_string(), what, "poll", "0")
@@ -146,13 +148,14 @@ pub(super) fn base_delay<A: Copy + PartialEq + fmt::Display + 'static>(
     let delay = bench.once("base delay", |bench| probe(&bench.testbed, gbps))?;
     let delay = delay.map_err(|why| RunError::Failed(why.to_string()))?;
     t.note(format!(
-        "Pacing is told a base delay of {} ns: the median from the doorbell to the completion of one SEND of {PROBE} B \
-         at a time on the plain device, which this run measured, without the time of its bytes on the line.",
+        "Pacing is configured with a base delay of {} ns. This run measured it on the plain device: the median time \
+         from the doorbell to the completion of one SEND of {PROBE} B at a time, less the time of its bytes on the \
+         link.",
         delay.nanos()
     ));
     t.note(
-        "Pacing cuts long WRITEs and READs into slices (section IV-D), and never SENDs, whose receivers would get other \
-         messages. The paper's traffic and this are SENDs: no request is cut here.",
+        "Pacing cuts long WRITEs and READs into slices (section IV-D). It never cuts SENDs, because the receiver \
+         would get other messages. The paper's traffic and this experiment's are SENDs, so no request is cut here.",
     );
     Ok(delay)
 }
@@ -166,7 +169,7 @@ pub(super) fn probe(place: &Testbed<'_>, gbps: f64) -> Result<Duration, Workload
     };
     let delays = batches.batch_delays(place, PROBED)?;
     let first = delays.first();
-    let first = first.ok_or_else(|| WorkloadError("base delay: no request ended".into()))?;
+    let first = first.ok_or_else(|| WorkloadError("base delay: no request completed".into()))?;
     let on_the_line = PROBE as f64 * 8.0 / gbps;
     let nanos = (first.p50_ns - on_the_line).max(1.0);
     Ok(Duration::from_nanos(nanos as u64))

@@ -35,10 +35,10 @@ pub static FIG11A: Case<Arm> = Case {
         ..about(
             "weir-fig11a",
             "Figure 11(a)",
-            "The time of flows, single requests and round trips with pacing over that without, by size.",
-            "Flows of 1,000 SENDs over eight queue pairs, 128 outstanding of each, of eight processes that do one \
-             flow after the other, from the first doorbell until all have ended; single SENDs of one process; a \
-             ping-pong of 512 B: the median of each, paced over plain, 128 B to 64 KiB.",
+            "Completion times of flows, single requests and round trips, with pacing over without, by size.",
+            "Median times, paced over plain, 128 B to 64 KiB. Flows: 1,000 SENDs over eight queue pairs with 128 \
+             outstanding on each, from the first doorbell until all have completed; eight processes run one flow \
+             after the other. Single SENDs of one process. A ping-pong of 512 B.",
         )
     },
     table: fig11a,
@@ -135,9 +135,9 @@ pub static OVERHEAD: Case<&str> = Case {
         ..about(
             "weir-overhead",
             "Figure 11(b)",
-            "Processor time of pacing for each request on the software RNIC, when nothing has to wait.",
-            "WRITEs of 64 B by one queue pair, each call timed from its post to its completions' being polled, on the \
-             plain and on the paced device in turn; instructions of a post under callgrind; a ping-pong.",
+            "Processor time of pacing for each request on the software RNIC, when no request has to wait.",
+            "WRITEs of 64 B by one queue pair, on the plain and on the paced device in turn; each call is timed from \
+             posting to the poll of its completions. Instructions of a post under callgrind. A ping-pong.",
         )
     },
     table: overhead,
@@ -145,8 +145,8 @@ pub static OVERHEAD: Case<&str> = Case {
 };
 
 fn overhead() -> Table<&'static str> {
-    let plain = "the device as it is; every request signalled and its completion polled before the next call";
-    let paced = "the same program on the same device, paced, with its default constants: nothing has to wait";
+    let plain = "the device without pacing; every request signalled, and its completion polled before the next call";
+    let paced = "the same program on the same device with pacing and its default constants; no request has to wait";
     let notes = [(PLAIN, plain), (PACED, paced)].map(|(name, what)| arm(name, what, "poll", "1"));
     let mut t = Table::new(notes.to_vec());
     let name = |point: &Point<&str>| format!("{}, {}", point.arm, point.load);
@@ -180,16 +180,17 @@ fn overhead() -> Table<&'static str> {
     t.metric("pingpong_allowed_ns", added(ONE, P50) * 4.0);
     t.declare(INSTRUCTIONS).declare(["added_instructions"]);
     t.note(
-        "A call is timed from the end of the one before to its last completion's being polled, with one look at the \
-         clock; what is added is the difference of both devices' figures, round by round. One request in eight is \
-         measured by the pacing itself (the constant sample_every), which the far end of the distribution shows. \
-         pingpong_allowed_ns is what the added time of a request allows: twice the requests of a round trip, as both \
-         posting and polling may wait for the other side.",
+        "A call is timed from the end of the previous call to the poll of its last completion, with one read of the \
+         clock. What is added is the difference between both devices' figures, round by round. Pacing itself \
+         measures one request in eight (the constant sample_every), which shows in the tail of the distribution. \
+         pingpong_allowed_ns follows from the added time of a request: twice the requests of a round trip, because \
+         the other side may wait for both posting and polling.",
     );
     t.note(
-        "The paper counts cycles, and puts its one in a thousand down to the comparison of the device's clock with the \
-         host's after every 1,000 requests. The software RNIC has the host's clock, so that nothing is compared here, \
-         and cycles are not counted: the paper's are given in nanoseconds of its own processors.",
+        "The paper counts cycles. It explains the slowest call in a thousand by the comparison of the device's clock \
+         with the host's after every 1,000 requests. The software RNIC uses the host's clock, so nothing is compared \
+         here. Cycles are not counted here: the paper's are converted to nanoseconds at the clock rate of its \
+         processors.",
     );
     let y = Axis::linear("part of all calls that were no slower");
     let axes = (Axis::log("nanoseconds"), y);
@@ -256,7 +257,11 @@ fn measure_overhead(
     let added = plain
         .zip(paced)
         .map(|(plain, paced)| Spread::single(paced - plain));
-    outcome.measured_or("added_instructions", added, "they could not be counted");
+    outcome.measured_or(
+        "added_instructions",
+        added,
+        "the instructions could not be counted",
+    );
     Ok(measured)
 }
 

@@ -34,10 +34,10 @@ pub static FIG4: Case<&str> = Case {
     about: about(
         "weir-fig4",
         "Figure 4",
-        "From the doorbell to the completion of each request in a batch, by size: the queue in an RNIC.",
-        "One process SENDs 100 messages of 64 B, 4 KiB or 8 KiB on one queue pair as fast as it can, each with a \
-         doorbell of its own, pauses for 1 ms, and begins again: the time from each request's doorbell to its polled \
-         completion.",
+        "Delay from the doorbell to the completion of each request in a batch, by size: the queue in an RNIC.",
+        "One process SENDs 100 messages of 64 B, 4 KiB or 8 KiB on one queue pair as fast as it can, each with its \
+         own doorbell, pauses for 1 ms, and begins again. Measured is the time from each request's doorbell to the \
+         poll of its completion.",
     ),
     table: fig4,
     measure: |bench, _, _| {
@@ -55,9 +55,9 @@ pub static FIG4: Case<&str> = Case {
 };
 
 fn fig4() -> Table<&'static str> {
-    let what = "100 requests of one queue pair, each posted by a call of its own and signalled; between two posts the \
-                program looks for completions once, and takes the constant cpu.bench. The paper does not say which \
-                verb: perftest's SENDs, as in its evaluation";
+    let what = "100 requests on one queue pair, each posted by a separate call and signalled; between two posts the \
+                program polls once, and takes the constant cpu.bench. The paper does not state the verb: these are \
+                perftest's SENDs, as in its evaluation";
     let mut t = Table::new(vec![arm("SEND", what, "poll", "0")]);
     t.unlisted();
     let micros = |quantity| move |point: &Point<&'static str>| Expr::At(*point, quantity) * 1e-3;
@@ -292,10 +292,10 @@ pub static FIG10A: Case<&str> = Case {
         ..about(
             "weir-fig10a",
             "Figure 10(a)",
-            "Where the delay of paced requests settles, by the base delay that pacing is told.",
-            "Eight processes SEND messages of 512 B over 1,024 queue pairs (256 in a quick run), 128 outstanding of \
-             each, with paced doorbells, against the base delay that was measured, and twice, four and eight times \
-             that: the delay that the pacing finds, every 50 µs.",
+            "Level at which the delay of paced requests settles, by the configured base delay.",
+            "Eight processes SEND messages of 512 B over 1,024 queue pairs (256 in a quick run), 128 outstanding on \
+             each, with paced doorbells. Pacing is configured with the measured base delay, and with twice, four and \
+             eight times that. Recorded is the delay that pacing measures, every 50 µs.",
         )
     },
     table: fig10a,
@@ -348,11 +348,11 @@ pub static FIG10B: Case<Arm> = Case {
         ..about(
             "weir-fig10b",
             "Figure 10(b)",
-            "The rate of paced doorbells against time, where the link carries 100 and 40 Gbit/s.",
-            "Eight processes SEND messages of 512 B over 1,024 queue pairs (256 in a quick run), 128 outstanding of \
-             each, with doorbells paced at 100 Gbit/s at first, over a link of 100 Gbit/s and over one of 40: the \
-             rate and the throughput, every 50 µs. Over that of 40 also paced by a window. The rate counts for each \
-             message what frames add to it.",
+            "The rate of paced doorbells over time, on links of 100 and 40 Gbit/s.",
+            "Eight processes SEND messages of 512 B over 1,024 queue pairs (256 in a quick run), 128 outstanding on \
+             each. Doorbells are paced, at 100 Gbit/s at first, over a link of 100 Gbit/s and over one of 40. \
+             Recorded are the rate and the throughput, every 50 µs. The link of 40 is also measured with pacing by a \
+             window. The rate includes the bytes that frames add to each message.",
         )
     },
     table: fig10b,
@@ -365,7 +365,8 @@ pub static FIG10B: Case<Arm> = Case {
         if settled(SLOW, DOORBELLS).median(&measured).is_some()
             && converged(SETTLES).median(&measured).is_none()
         {
-            let why = "it leaves what it settles at by more than a tenth until the end";
+            let why =
+                "the rate leaves its settled value by more than a tenth until the end of the run";
             outcome.skip("settles_40_after_ms", why);
         }
         Ok(measured)
@@ -412,9 +413,9 @@ fn fig10b() -> Table<Arm> {
     let moves = "highest less lowest, as a part of the median";
     t.sentence(says, [(moves, moved, Claim::Below(2.0 * WITHIN))]);
     t.note(
-        "The paper slows the switch's port down; here all links are of that rate (link.rate), so that requests wait in \
-         the sending RNIC, since nothing in the model would have a full switch tell it to. The base delay is that of \
-         the preset's own link.",
+        "The paper slows a port of the switch down. Here all links have the lower rate (link.rate), so that requests \
+         wait in the sending RNIC, because the model has no way for a full switch to tell it. The base delay is that \
+         of the preset's own link.",
     );
     let axes = (Axis::linear("time [ms]"), Axis::linear("[Gbit/s]"));
     let title = "Rate of paced doorbells, and throughput, against time";

@@ -65,14 +65,14 @@ fn misses_columns(t: &mut Table<Arm>) {
         t.value(format!("{kind} misses [1/request]"), kind);
     }
     t.note(
-        "All of it is simulated. Misses are those of the sending host's RNIC, over the requests that it sent in the \
-         same time: of contexts of queue pairs (ICM), of translations and protections of memory (MTT, MPT), of \
-         requests that had been fetched and were gone by their turn, or by their end (WQE). The paper's figures have \
-         them as counts.",
+        "Everything is simulated. Misses are those of the sending host's RNIC, divided by the requests that it sent \
+         in the same time: misses of queue pair contexts (ICM), of translations and protections of memory (MTT, \
+         MPT), and of requests that had been fetched but were evicted before their turn or before their end (WQE). \
+         The paper's figures show counts.",
     );
     t.note(
-        "Eight processes on one host send, and eight on the other receive. The paper starts eight on each server \"to \
-         send traffic to each other\", which may mean both ways at once.",
+        "Eight processes on one host send, and eight on the other receive. The paper starts eight on each server \
+         \"to send traffic to each other\", which may mean both directions at once.",
     );
 }
 
@@ -86,8 +86,8 @@ pub static FIG2: Case<Arm> = Case {
         "weir-fig2",
         "Figure 2",
         "Throughput of an RNIC, and misses of its caches, against the number of queue pairs.",
-        "Eight processes on one host SEND messages of 512 B to eight on another, 128 outstanding of each queue pair, \
-         over 8 to 16,384 queue pairs: throughput, and misses of the sending RNIC's caches.",
+        "Eight processes on one host SEND messages of 512 B to eight on another over 8 to 16,384 queue pairs, 128 \
+         outstanding on each: throughput, and misses of the sending RNIC's caches.",
     ),
     table: fig2,
     measure: |bench, _, outcome| {
@@ -109,7 +109,7 @@ pub static FIG2: Case<Arm> = Case {
 };
 
 fn fig2() -> Table<Arm> {
-    let what = "plain verbs, as perftest posts them: 128 requests outstanding of each queue pair";
+    let what = "plain verbs, as perftest posts them: 128 requests outstanding on each queue pair";
     let mut t = Table::new(vec![arm(Arm::PLAIN.to_string(), what, "poll", "0")]);
     t.x("queue pairs").value("throughput [Gbit/s]", POLLED);
     misses_columns(&mut t);
@@ -130,8 +130,8 @@ fn fig2() -> Table<Arm> {
     let misses = |(kind, claim)| (kind, at(Arm::PLAIN, 128, kind), claim);
     t.sentence(says, stated.map(misses));
     t.note(
-        "The paper repeats it with one memory region for all queue pairs and finds the same. Queue pairs of a process \
-         share one here in any case, so that there is no such arm.",
+        "The paper repeats the experiment with one memory region for all queue pairs, and finds the same. Here the \
+         queue pairs of a process share a region in any case, so there is no separate arm.",
     );
     let title = "Throughput against queue pairs";
     let y = axes("throughput [Gbit/s]");
@@ -158,7 +158,7 @@ fn record_fig2(measured: &Measured<Arm>, outcome: &mut Outcome) {
     let held = misses.iter().take_while(|(_, icm)| *icm < MISSING).last();
     let count = |(count, _): &(u64, f64)| Spread::single(*count as f64);
     outcome.measured_or(DROP_AT, drop.map(count), "there is no drop");
-    let always = "contexts are missing from the first point on";
+    let always = "contexts miss from the first point on";
     outcome.measured_or(NO_ICM, held.map(count), always);
 }
 
@@ -180,9 +180,9 @@ macro_rules! figure {
                     concat!(
                         "Eight processes on one host SEND messages of ",
                         $size,
-                        " B to eight on another over 8 to 16,384 queue pairs: with 128, 64, 32 and 16 outstanding of \
-                         each, and with 128 and paced doorbells, by the paper's rate and by a window. Throughput, as \
-                         the port counts it, and misses of the sending RNIC's caches."
+                        " B to eight on another over 8 to 16,384 queue pairs: with 128, 64, 32 and 16 outstanding on \
+                         each; and with 128 outstanding and paced doorbells, by the paper's rate and by a window. \
+                         Throughput, as the port counts it, and misses of the sending RNIC's caches."
                     ),
                 )
             },
@@ -339,9 +339,9 @@ fn measure(
     let (warm_requests, run) = extent(is_quick);
     let base_delay = arms::base_delay(bench, t)?;
     t.note(format!(
-        "Every arm posts all that may be outstanding, queue pair after queue pair, waits until {warm_requests} requests \
-         of each process have ended, or all twice, and then for {} µs before it is measured. Throughput is what the \
-         sending RNIC counted, as the paper's is.",
+        "Every arm first posts all requests that may be outstanding, queue pair after queue pair. It waits until \
+         {warm_requests} requests of each process have completed, or until all have completed twice, and then for {} \
+         µs. Then it is measured. Throughput is counted by the sending RNIC, as in the paper.",
         SETTLES.nanos() / 1000
     ));
     let mut points = grid("", &Arm::ALL, counts);
@@ -369,7 +369,7 @@ fn skip_without_misses(of: &Measured<Arm>, outcome: &mut Outcome) {
         let misses = |arm| at(arm, MOST, kind).median(of);
         if let (Some(plain), Some(0.0)) = (misses(Arm::PLAIN), misses(Arm::Paced)) {
             let plain = human(plain);
-            let why = format!("none is missed with pacing, {plain} a request without");
+            let why = format!("no misses with pacing, {plain} a request without");
             outcome.skip(misses_key(kind), why);
         }
     }
