@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     })
 }
 
-/// Prints the text of `look` as often as was asked for. `look` gets the number of characters of a line.
+/// Prints the text of `look` as often as the arguments say. `look` gets the number of characters of a line.
 fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let redraws = std::io::stdout().is_terminal() && !args.json && args.count.is_none();

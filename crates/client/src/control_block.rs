@@ -216,7 +216,7 @@ impl ControlBlock {
 /// A ring that the daemon has published.
 #[derive(Clone, Debug)]
 pub(crate) struct RingAnnouncement {
-    /// The first position of the stream that lies in it.
+    /// The position from which the ring holds the stream.
     pub(crate) from: u64,
     /// The ring; `None` until its slab arrives.
     pub(crate) ring: Option<ByteRing>,

@@ -144,7 +144,7 @@ impl ByteRing {
         false
     }
 
-    /// The first position of the stream that lies in the ring.
+    /// The position from which the ring holds the stream.
     pub fn from(&self) -> u64 {
         self.from
     }

@@ -26,7 +26,7 @@ use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDES
 ///   [`event`](Self::event) until each returns `None`.
 /// - Sending and receiving: by the [`Connection`] that an event brought.
 ///
-/// A connection's methods tell the daemon of changes by the session's doorbell. If such a method says that
+/// A connection's methods report changes to the daemon by the session's doorbell. If a method returns that
 /// the daemon sleeps, the caller must wake it.
 #[derive(Debug)]
 pub struct Session {

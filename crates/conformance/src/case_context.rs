@@ -45,14 +45,14 @@ pub struct CaseContext<'w> {
 pub struct Host {
     /// The host.
     pub id: HostId,
-    /// Its device.
+    /// The device that it has opened.
     pub device: Id,
 }
 
 /// Options of a fixture.
 #[derive(Clone, Debug)]
 pub struct QpOptions {
-    /// Transport.
+    /// Transport of the queue pair.
     pub qp_type: QpType,
     /// Requested sizes of the queue pair.
     pub caps: QpCaps,
@@ -125,7 +125,7 @@ pub struct QpFixture {
     pub send_cq: Id,
     /// CQ of its receives.
     pub recv_cq: Id,
-    /// Buffer.
+    /// Buffer in which its messages lie.
     pub buffer: Id,
     /// Length of the buffer in bytes.
     pub len: usize,

@@ -65,7 +65,7 @@ pub(crate) struct Connection {
     block: ControlBlock,
     pub(crate) egress: EgressHalf,
     pub(crate) ingress: IngressHalf,
-    /// READs that are done and that the peer is yet to be told of: position in the stream and length.
+    /// Completed READs that are to be reported to the peer: position in the stream and length.
     pub(crate) fetched: VecDeque<(u64, u32)>,
     /// Memory that this end exports to the peer.
     pub(crate) exports: Exports,
@@ -217,7 +217,7 @@ impl Connection {
         }
     }
 
-    /// Records that data arrived after the application had closed the connection. The peer is told once
+    /// Records that data arrived after the application had closed the connection. The connection is reset once
     /// everything written here has been sent. Until then, arriving data is discarded, because the peer may
     /// not read before it could send.
     pub(crate) fn comes_late(&mut self) {
@@ -328,7 +328,7 @@ impl Connection {
         imports.unused(|export_id| self.egress.uses(export_id))
     }
 
-    /// Whether the peer is to be told of an export or a revocation, or can have exported memory back.
+    /// Whether an export or a revocation is to be announced to the peer, or exported memory can be given back.
     fn has_memory_news(&self) -> bool {
         self.exports.has_news() || self.unused_import().is_some()
     }

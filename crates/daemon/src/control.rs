@@ -52,7 +52,7 @@ pub enum Message {
         life: u64,
         /// The sender's nonce. A callee that has a secret uses the caller's; otherwise it is ignored.
         nonce: Nonce,
-        /// In the callee's answer, its proof if it was asked for one; zeros otherwise.
+        /// In the callee's answer, its proof if the caller requested one; otherwise zeros.
         proof: Proof,
     },
     /// The callee's request that the caller prove that it has the secret. It precedes the answer to the

@@ -103,7 +103,7 @@ struct Listener {
     backlog: u32,
     /// Connections that the application has not taken, confirmed or not. `backlog` limits them.
     waiting: u32,
-    /// Those of `waiting` that the application was told of.
+    /// Number of connections in `waiting` that the daemon has announced to the application.
     untaken: u32,
     watch: Option<WatchId>,
     /// Whether the descriptor is readable, as far as the daemon knows.

@@ -171,7 +171,7 @@ struct QpGroupEntry {
     link: QpGroup,
 }
 
-/// What a peer is told of a connection's end.
+/// Description of a connection's end that its daemon sends to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Number of the end.
@@ -597,8 +597,8 @@ impl Domain {
         }
     }
 
-    /// Sets the descriptor by which the application is told of a connection from now on. Returns whether it
-    /// has such an open connection.
+    /// Sets the descriptor that signals events of a connection to the application from now on. Returns whether
+    /// the application has this connection open.
     pub fn watch(&mut self, session: usize, handle: u32, watch: Option<WatchId>) -> bool {
         let Some(number) = self.number_of(session, handle) else {
             return false;

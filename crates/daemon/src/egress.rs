@@ -275,7 +275,8 @@ impl EgressHalf {
         Ok(!self.is_ended)
     }
 
-    /// Counts an export that the peer is to be told of, or, if `is_over`, one that it has been told of.
+    /// Counts an export that is to be announced to the peer. If `is_over`, its announcement was sent, and it is
+    /// counted no more.
     pub(crate) fn exporting(&mut self, is_over: bool) {
         self.exporting = match is_over {
             false => self.exporting + 1,
@@ -418,7 +419,7 @@ impl EgressHalf {
         SendStep::Bulk(len)
     }
 
-    /// WRITEs pieces of the current record, as many as one frame may announce, and sends that frame behind
+    /// WRITEs pieces of the current record, as many as one frame may announce, and sends that frame after
     /// them.
     fn write(
         &mut self,
@@ -635,7 +636,7 @@ impl EgressHalf {
         if self.egress.has_offered() || len >= u64::from(most) {
             return;
         }
-        // While a record waits for the peer, the records behind it are not read. So read the tail here.
+        // While a record waits for the peer, the records after it are not read. So read the tail here.
         let backlog = match self.current {
             Some(_) => self.egress.backlog_now(),
             None => self.egress.backlog(),

@@ -15,7 +15,7 @@ pub(crate) const WINDOWS_MAX: usize = 1024;
 pub(crate) struct Exports {
     last: u32,
     all: BTreeMap<u32, Export>,
-    /// Ranges that the other end is to be told of.
+    /// Ranges that are to be announced to the other end.
     news: VecDeque<u32>,
     /// Ranges that the other end is to give back.
     wanted: VecDeque<u32>,
@@ -80,12 +80,12 @@ impl Exports {
             .collect()
     }
 
-    /// Whether the other end is to be told of something.
+    /// Whether an announcement to the other end is due.
     pub(crate) fn has_news(&self) -> bool {
         !self.news.is_empty() || !self.wanted.is_empty()
     }
 
-    /// Returns the next range that the other end is to be told of.
+    /// Returns the next range to announce to the other end.
     pub(crate) fn next_news(&mut self) -> Option<(u32, Extent, Rights)> {
         let export_id = self.news.pop_front()?;
         let export = self.all.get(&export_id)?;

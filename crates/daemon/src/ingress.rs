@@ -29,9 +29,9 @@ pub(crate) const GROWTH: u32 = 16;
 pub(crate) struct IngressHalf {
     ingress: IngressWriter,
     order: Reassembly,
-    /// The position up to which the peer was told that it may send.
+    /// The window announced to the peer: the position up to which it may send.
     told: u64,
-    /// Whether the peer is to be told in which ring the stream continues.
+    /// Whether the ring in which the stream continues is to be announced to the peer.
     is_ring_news: bool,
     ended: Option<u64>,
     /// Nobody reads any more: arriving bytes are discarded, and their room is free again at once.
@@ -110,7 +110,7 @@ impl IngressHalf {
         is_more
     }
 
-    /// Discards what has arrived and what will: nobody reads it. The peer goes on as if somebody did.
+    /// Discards the bytes that have arrived and those that will. The peer sends on as if they were read.
     pub(crate) fn discard(&mut self) {
         self.is_discarding = true;
         self.ingress.discard();
@@ -201,7 +201,7 @@ impl IngressHalf {
     ///
     /// # Errors
     ///
-    /// [`InvalidSegment`]: bytes behind it have arrived, it is beyond the window, or the stream has ended
+    /// [`InvalidSegment`]: bytes after it have arrived, it is beyond the window, or the stream has ended
     /// before.
     pub(crate) fn end(&mut self, at: u64) -> Result<(), InvalidSegment> {
         let (come, len) = (self.order.come(), 0);
@@ -272,22 +272,21 @@ impl IngressHalf {
         }
     }
 
-    /// Records that the peer is told of the window, and returns the window.
+    /// Records that the window is announced to the peer, and returns it.
     pub(crate) fn tell(&mut self) -> u64 {
         self.told = self.window();
         self.is_to_greet = false;
         self.told
     }
 
-    /// Whether the peer is to be told of the window by a frame of its own.
+    /// Whether the window must be announced to the peer by a separate frame.
     pub(crate) fn is_update_due(&self) -> bool {
         let len = self.ingress.rings().last().map_or(1, |ring| ring.len());
         self.ended.is_none()
             && (self.is_to_greet || self.is_ring_news || self.window() - self.told >= len / 2)
     }
 
-    /// Returns, once, the ring that the peer is to be told of, and the position from which it holds the
-    /// stream.
+    /// Returns, once, the ring to announce to the peer, and the position from which it holds the stream.
     pub(crate) fn ring_news(&mut self) -> Option<(Extent, u64)> {
         let is_news = std::mem::take(&mut self.is_ring_news);
         let ring = self.ingress.rings().last().filter(|_| is_news)?;

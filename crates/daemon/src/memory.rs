@@ -54,8 +54,9 @@ struct PinCount {
 const POISON: [u8; 8] = *b"it rests";
 
 impl Memory {
-    /// Creates an empty memory. Slabs have `slab_bytes`, or more if a longer extent is asked for, and `most`
-    /// bytes in total. For `poison` see [`DaemonLimits::poison`](crate::DaemonLimits::poison).
+    /// Creates a memory without slabs. A slab has `slab_bytes`, or more if a requested extent is longer; all
+    /// slabs together have at most `most` bytes. For `poison` see
+    /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
     pub fn new(
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,

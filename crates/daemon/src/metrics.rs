@@ -277,7 +277,7 @@ pub struct Sample {
     pub name: String,
     /// Its labels, in order.
     pub labels: Vec<(String, String)>,
-    /// Its value.
+    /// Value of the metric with these labels.
     pub value: f64,
 }
 
@@ -330,7 +330,7 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// Splits a quoted label value at its closing quote. Returns the unescaped value and the text behind the
+/// Splits a quoted label value at its closing quote. Returns the unescaped value and the text after the
 /// quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut is = String::new();

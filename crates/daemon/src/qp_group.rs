@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 pub enum QpRole {
     /// Carries frames: short messages and control.
     Frames = 0,
-    /// Carries WRITEs and READs, so that nothing short waits behind them.
+    /// Carries WRITEs and READs, so that no short frame waits for them.
     Bulk = 1,
 }
 
@@ -95,7 +95,7 @@ pub struct QpGroup {
     pub(crate) reads: u32,
     reads_max: u32,
     pub(crate) peer_load: u8,
-    /// Bytes behind a header that the peer has room for.
+    /// Bytes after a header that the peer has room for.
     body_max: usize,
 }
 
@@ -120,7 +120,7 @@ impl QpGroup {
         }
     }
 
-    /// Starts to connect both queue pairs. The peer is told of `promised` receives of `frame_bytes` each.
+    /// Starts to connect both queue pairs. Announces `promised` receives of `frame_bytes` each to the peer.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-/// Most pieces behind gaps. No more transfers than that are ever in flight at once.
+/// Maximum number of pieces after gaps. No more transfers than that are ever in flight at once.
 pub const AHEAD_MAX: usize = 64;
 
 /// The positions of a stream that have arrived.
@@ -11,11 +11,11 @@ pub const AHEAD_MAX: usize = 64;
 pub struct Reassembly {
     /// Everything before this position has arrived.
     come: u64,
-    /// Pieces behind the first gap: start and end of each.
+    /// Pieces after the first gap: start and end of each.
     ahead: BTreeMap<u64, u64>,
 }
 
-/// Error: a piece arrived twice, overlaps another, lies too far ahead, or lies behind too many gaps.
+/// Error: a piece arrived twice, overlaps another, lies too far ahead, or lies after too many gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes cannot arrive at position {at} of a stream of which {come} bytes had arrived")]
 pub struct InvalidSegment {
@@ -57,7 +57,7 @@ impl Reassembly {
             // Join the piece with the one that it follows, if there is one.
             let before = self.ahead.range_mut(..at).next_back();
             let before = before.filter(|(_, ends)| **ends == at).map(|(at, _)| *at);
-            // Join it with the one behind it too, so that there are no more pieces than gaps.
+            // Join it with the one after it too, so that there are no more pieces than gaps.
             let end = self.ahead.remove(&end).unwrap_or(end);
             self.ahead.insert(before.unwrap_or(at), end);
             return false;
@@ -84,7 +84,7 @@ impl Reassembly {
             .map_or(self.come, |(_, end)| *end)
     }
 
-    /// Whether something has arrived behind a gap.
+    /// Whether something has arrived after a gap.
     pub fn has_gaps(&self) -> bool {
         !self.ahead.is_empty()
     }

@@ -120,7 +120,7 @@ impl SendQueue {
         (&self.memory, at, self.frame_bytes - HEADER)
     }
 
-    /// Stages a frame. The caller has written the first `body` bytes behind the header to
+    /// Stages a frame. The caller has written the first `body` bytes after the header to
     /// [`SendQueue::body`].
     pub fn frame(&mut self, to: Vqpn, header: &Header, body: usize, then: OnCompletion) {
         let at = self.offset();

@@ -27,7 +27,7 @@ pub struct DomainSnapshot {
     pub object_counts: ObjectCounts,
     /// Its queue-pair groups.
     pub links: Vec<QpGroupSnapshot>,
-    /// Its applications.
+    /// The applications of the domain.
     pub applications: Vec<ApplicationSnapshot>,
 }
 
@@ -44,22 +44,22 @@ pub struct QpGroupSnapshot {
     pub connections: usize,
     /// Number of frames that may be sent before the other side promises more receives.
     pub credit: u64,
-    /// Number of receives that the other side was promised and has not used.
+    /// Number of receives that this side has promised to the other side and that are not used.
     pub promised: u64,
     /// Total number of frames sent.
     pub sent: u64,
     /// Total number of frames received.
     pub came: u64,
-    /// Total number of pieces of streams that were WRITTEN to the other host's memory.
+    /// Total number of pieces of streams that this host has WRITTEN to the other host's memory.
     pub writes: u64,
-    /// Total number of pieces of streams that the other host was offered to READ.
+    /// Total number of pieces of streams that this host has offered to the other host to READ.
     pub offers: u64,
 }
 
 /// State of an application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApplicationSnapshot {
-    /// Its session.
+    /// Session of the application.
     pub session: SessionId,
     /// Name that it chose.
     pub name: String,

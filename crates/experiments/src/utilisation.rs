@@ -38,10 +38,10 @@ pub(crate) fn grid<'a>(points: impl IntoIterator<Item = &'a (String, Usage)>) ->
 }
 
 /// The note that explains the table in a report.
-pub(crate) const NOTE: &str = "Utilisation: the share of the measured time in which units, bus (DMA) and link of each simulated host \
-     were busy, of all of a kind together, and the core that computed most; of the last repeat. What is busy for 80 % \
-     of the time holds the rest back, be it one unit or core of several; where nothing is, it is latency: things wait \
-     for each other.";
+pub(crate) const NOTE: &str = "Utilisation in the last repeat: the share of the measured time in which the units, the bus (DMA) \
+     and the link of each simulated host were busy (average of all units of a kind), and the core that computed most. \
+     What is busy for 80 % of the time or more is the bottleneck, even if it is one unit or core of several. If nothing \
+     is, latency is: things wait for each other.";
 
 /// Formats a share of the measured time. A unit's busy time may extend past the measured time, so more than
 /// the whole counts as the whole. A share of no time is empty.

@@ -17,10 +17,10 @@
 //! });
 //! ```
 //!
-//! [`connect`](crate::connect) connects rings. [`BringUp`](crate::verbs::BringUp) connects queue pairs over a
-//! stream, or by [`connect_both`](crate::verbs::BringUp::connect_both) if one process has both. Datagrams
-//! need no connection, only a [queue pair that is ready](crate::verbs::bringup::bring_up_ud) and the address
-//! of another:
+//! [`connect`](crate::connect) connects rings. [`BringUp`](crate::verbs::BringUp) connects two queue pairs
+//! over a stream. [`connect_both`](crate::verbs::BringUp::connect_both) connects two queue pairs of one
+//! process. Datagrams need no connection, only a
+//! [queue pair that is ready](crate::verbs::bringup::bring_up_ud) and the address of another:
 //!
 //! ```
 //! use headworks::testing::Fabric;
@@ -81,7 +81,7 @@ use headworks_verbs::{Device, DeviceName, OpenError, Provider};
 
 pub use headworks_softnic::hostile::{Chance, FaultEvent, FaultPoint, Rule, Rules, Verdict, rules};
 
-/// Environment variable that selects the only seed that [`each_seed`] runs.
+/// Environment variable that makes [`each_seed`] run one seed only.
 pub const SEED_VARIABLE: &str = "HEADWORKS_SEED";
 
 /// A private fabric for one test: its devices connect only to each other.
@@ -91,7 +91,8 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// Makes a new fabric below `parent`. Its directory is removed with the last of its devices.
+    /// Makes a new fabric in a new directory below `parent`. The directory is removed when the last of its
+    /// devices is closed.
     pub fn new(parent: impl AsRef<Path>) -> Result<Self, RegistryError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -122,7 +123,7 @@ impl Fabric {
         provider.open(&name)
     }
 
-    /// Opens a soft device on this fabric that injects faults by `rules`, not by the options in its name.
+    /// Opens a soft device on this fabric that injects faults by `rules` instead of the options in its name.
     pub fn open_with_rules(&self, rules: Rules, name: &str) -> Result<Arc<dyn Device>, OpenError> {
         Self::open_with(
             &SoftProvider::on(self.fabric.clone()).with_rules(rules),
@@ -159,7 +160,7 @@ pub fn each_seed(seeds: impl IntoIterator<Item = u64>, mut test: impl FnMut(u64)
     }
 }
 
-/// Prints its seed when dropped, which happens only in a panic.
+/// Prints its seed when dropped. `each_seed` forgets it after a successful run, so only a panic drops it.
 struct SeedReport(u64);
 
 impl Drop for SeedReport {

@@ -343,7 +343,7 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
     let any: DeviceName = "ibv".parse().expect("a name");
     let other = thread::scope(|scope| {
         let calls = scope.spawn(|| {
-            // One after another, they would take longer than the caller behind them waits for an answer.
+            // One after another, they would take longer than the caller after them waits for an answer.
             let silent: Vec<_> = (0..3)
                 .map(|_| rdma::dial(&at, &any, true, limit()).expect("a listener"))
                 .collect();

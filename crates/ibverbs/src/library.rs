@@ -1,7 +1,7 @@
-//! libibverbs, loaded at run time: the functions that this crate calls, and their addresses.
+//! Loads libibverbs at run time, and finds the functions that this crate calls.
 //!
-//! Only the control path is here. Posting, polling and arming go through the device's own table
-//! (`abi::ContextOps`), as in every C program.
+//! These are only the functions of the control path. Posting, polling and arming go through the device's
+//! table of functions (`abi::ContextOps`), as in every C program.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -51,9 +51,9 @@ pub enum LibraryError {
     },
 }
 
-/// Defines a table of a library's functions and its loader. The symbols are the prefix and the field's name.
-/// A missing function is an error with its symbol. Functions marked `?` may be missing; their symbols are
-/// given.
+/// Defines a table of a library's functions and its loader. The symbol of a function is the prefix and the
+/// field's name. If a function is missing, the loader returns an error with its symbol. Functions marked `?`
+/// have their symbol written out and may be missing.
 macro_rules! functions {
     (
         $(#[$about:meta])* $api:ident, $prefix:literal, $missing:ident;
@@ -76,8 +76,8 @@ macro_rules! functions {
                         if found.is_null() {
                             return Err(LibraryError::$missing { symbol: NAME.trim_end_matches('\0') });
                         }
-                        // SAFETY: the function of this name has had this signature since it exists; neither
-                        // library changes a signature under the same name and version.
+                        // SAFETY: the function of this name has always had this signature; neither library
+                        // changes a signature under the same name and version.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
                     },)*
                     $($perhaps: {
@@ -96,7 +96,7 @@ pub(crate) type QueryGidEx =
     unsafe extern "C" fn(*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int;
 
 functions! {
-    /// The functions of libibverbs that are called here.
+    /// The functions of libibverbs that this crate calls.
     Api, "ibv_", Symbol;
     fork_init: fn() -> c_int;
     get_device_list: fn(*mut c_int) -> *mut *mut abi::Device;
@@ -132,15 +132,15 @@ functions! {
     ? query_gid_ex, "_ibv_query_gid_ex": QueryGidEx;
 }
 
-/// Address of the symbol `name`, which ends with a NUL; null if it is missing. Of several versions, the
-/// newest.
+/// Address of the symbol `name`, which ends with a NUL; null if it is missing. If there are several versions
+/// of the symbol, this is the default one.
 pub(crate) fn find(library: *mut c_void, name: &str) -> *mut c_void {
     // SAFETY: the library is open and stays open; the name ends with a NUL.
     unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) }
 }
 
-/// The functions of the machine's libibverbs. The first call loads it, and it stays loaded because its
-/// providers have state of their own.
+/// The functions of the machine's libibverbs. The first call loads the library. It is never unloaded, because
+/// its providers keep state of their own.
 pub(crate) fn api() -> Result<&'static Api, LibraryError> {
     static LOADED: OnceLock<Result<Api, LibraryError>> = OnceLock::new();
     LOADED
@@ -151,17 +151,17 @@ pub(crate) fn api() -> Result<&'static Api, LibraryError> {
 
 /// Opens a library and never closes it. The error is the dynamic linker's message.
 pub(crate) fn open(file: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: the library's initialisers are those that every RDMA program runs.
+    // SAFETY: loading runs the library's initialisers, which are sound in any RDMA program.
     let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !library.is_null() {
         return Ok(library);
     }
-    // SAFETY: the thread that failed asks before it does anything else, and the text is copied.
+    // SAFETY: this thread calls `dlerror` right after its own failed call, and the text is copied below.
     let said = unsafe { libc::dlerror() };
     if said.is_null() {
         return Err("no reason given".to_owned());
     }
-    // SAFETY: the linker's string lives until this thread calls the linker again.
+    // SAFETY: the string is valid until this thread calls the dynamic linker again.
     let said = unsafe { CStr::from_ptr(said) };
     Err(said.to_string_lossy().into_owned())
 }

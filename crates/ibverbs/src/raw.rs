@@ -155,7 +155,7 @@ impl Raw {
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
-    /// Returns the structure around the context if it has the field at `offset`. That field and all behind it
+    /// Returns the structure around the context if it has the field at `offset`. That field and all after it
     /// may be read. An older library's structure lacks fields at the front.
     fn extended(&self, offset: usize) -> Option<*const abi::VerbsContext> {
         let context = self.context.as_ptr();

@@ -265,7 +265,7 @@ impl ControlStream {
         self.unwritten.extend_from_slice(bytes);
     }
 
-    /// Moves the bytes behind the last message back into the inbox, because the peer's hello may have arrived
+    /// Moves the bytes after the last message back into the inbox, because the peer's hello may have arrived
     /// together with the message before it.
     pub(super) fn restore_inbox(&mut self) {
         let mut rest = self.messages.take_rest();

@@ -87,7 +87,7 @@ impl FrameDecoder {
         Ok(Some(message))
     }
 
-    /// Removes and returns the bytes behind the last message, for a reader that parses the stream in another
+    /// Removes and returns the bytes after the last message, for a reader that parses the stream in another
     /// way from here on.
     pub(crate) fn take_rest(&mut self) -> Vec<u8> {
         let rest = self.bytes.split_off(self.start);

@@ -143,7 +143,7 @@ fn post_receive(qp: &mut dyn QueuePair, region: &Region, place: usize) -> Result
     }])
 }
 
-/// Offsets of the messages to send; those of received messages are behind them.
+/// Offsets of the messages to send; those of received messages are after them.
 const fn send_offset(place: usize) -> usize {
     place * MESSAGE
 }

@@ -2,11 +2,12 @@
 //!
 //! A blocking wake-up costs about 50 µs; moving a cache line from one core to another costs 280 ns. A waiter
 //! therefore polls for about as long as a wake-up costs before it sleeps. It yields its core between two
-//! polls. If processes outnumber cores, spinning with `pause` keeps the core from the very process that is
-//! waited for: it made a request through four processes five times slower than sleeping at once.
+//! polls. If it executed `pause` instead and processes outnumbered cores, it could keep the core from the
+//! process that it waits for. With `pause`, a request through four processes was five times slower than with
+//! sleeping at once.
 //!
-//! [`Backoff`] makes the decision and reads no clock; [`Waiter`] is the shell that carries it out. Pollers
-//! that never sleep ask [`PollInterval`] how often to poll.
+//! [`Backoff`] decides and reads no clock. [`Waiter`] carries out its decisions. Pollers that never sleep ask
+//! [`PollInterval`] how long to wait between two polls.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -46,7 +47,7 @@ impl Backoff {
         }
     }
 
-    /// Starts afresh, after something happened.
+    /// Starts the budget anew. Call it when something has happened.
     pub fn reset(&mut self) {
         self.since = None;
     }
@@ -68,7 +69,7 @@ impl Default for Backoff {
     }
 }
 
-/// Use of the core between two polls.
+/// What a waiter does with its core between two polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SpinMode {
     /// Yield it: right whenever there may be more waiters than cores.
@@ -90,20 +91,20 @@ impl SpinMode {
     }
 }
 
-/// How long to leave a cache line alone that another core writes and this one polls. Pure.
+/// Adapts the interval between two polls of a cache line that another core writes. Pure.
 ///
-/// Every poll takes the line from the writer, whose next store then waits for it. In a stream of messages, a
-/// poll right after an empty one finds one message. A moment later it finds several, and both sides have
-/// fetched the line once for all of them. If one message is waited for at a time, as in a ping-pong, nothing
-/// is delayed.
+/// Every poll takes the line away from the writer, whose next store then waits until it has the line back. In
+/// a stream of messages, a poll right after an empty one finds one message. A slightly later poll finds
+/// several, and each side has fetched the line once for all of them. If messages come one at a time, as in a
+/// ping-pong, no poll is delayed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PollInterval {
     found: u32,
 }
 
 impl PollInterval {
-    /// Number of `pause` instructions after the empty poll that ends a run of messages: 0.15 to 0.7 µs,
-    /// depending on the processor, which is about what it takes to fetch a line and give it back.
+    /// Number of `pause` instructions after the empty poll that ends a run of messages. They take 0.15 to
+    /// 0.7 µs, depending on the processor: about the time to fetch a cache line and to give it back.
     const STREAMING: u32 = 16;
 
     /// Records that a poll found a message.
@@ -122,12 +123,12 @@ impl PollInterval {
     }
 }
 
-/// Purpose of a call of the condition.
+/// Why a waiter calls its condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitPhase {
-    /// Just check the condition.
+    /// To check the condition.
     Poll,
-    /// The waiter is about to sleep: arm what wakes it, *then* check once more.
+    /// The waiter is about to sleep: the condition must arm what wakes it, and *then* check once more.
     Arm,
 }
 
@@ -150,8 +151,8 @@ pub struct Waiter {
     spins: u32,
 }
 
-/// With [`SpinMode::Pause`], the core is yielded after all once in this many moments (some 2 µs), because the
-/// cores that were counted may be busy with something else.
+/// With [`SpinMode::Pause`], every this many spins (about 2 µs) yield the core, because the cores that
+/// [`SpinMode::for_waiters`] counted may be busy with other programs.
 const PAUSES: u32 = 64;
 
 impl Waiter {
@@ -164,7 +165,7 @@ impl Waiter {
         }
     }
 
-    /// Passes a moment between two polls, for callers with a loop of their own.
+    /// Pauses or yields once between two polls. For callers that have their own loop.
     #[inline]
     pub fn spin_once(&mut self) {
         self.spins = self.spins.wrapping_add(1);
@@ -176,9 +177,9 @@ impl Waiter {
 
     /// Waits until `look` returns true, one of `fds` is readable (or hung up), or `deadline` has passed.
     ///
-    /// While spinning, `look` is called every time. The descriptors cost a system call and are polled every
-    /// eighth time. Before every sleep `look` is called with [`WaitPhase::Arm`]; it must then arm whatever
-    /// makes one of the descriptors readable.
+    /// While it spins, it calls `look` in every iteration, and polls the descriptors in every eighth, because
+    /// that takes a system call. Before every sleep it calls `look` with [`WaitPhase::Arm`]; `look` must then
+    /// arm whatever makes one of the descriptors readable.
     pub fn wait(
         &mut self,
         fds: &[BorrowedFd<'_>],
@@ -254,7 +255,7 @@ pub fn ready_events(fd: BorrowedFd<'_>, events: PollFlags) -> PollFlags {
 }
 
 fn timespec(span: Duration) -> Timespec {
-    // A sleep is limited to an hour; every caller checks its deadline again.
+    // A sleep is limited to an hour. Every caller checks its deadline afterwards and sleeps again.
     let nanos = span.nanos().min(3_600_000_000_000);
     Timespec {
         tv_sec: (nanos / 1_000_000_000) as i64,

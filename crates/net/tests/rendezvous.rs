@@ -1,5 +1,5 @@
-//! Rendezvous and bring-up of two processes. Two threads stand for them, with queue pairs that only remember
-//! their states.
+//! Rendezvous and bring-up of two processes. Two threads stand for the processes, with mock queue pairs that
+//! only record their states.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use headworks_verbs::{
     QpAttr, QpCaps, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
 };
 
-/// A queue pair that checks and remembers how it is modified.
+/// A mock queue pair that checks and records its modifications.
 struct MockQueuePair {
     qpn: Qpn,
     caps: QpCaps,
@@ -156,7 +156,8 @@ fn a_peer_at_an_address_that_dies_is_gone() {
     assert!(line.peer_gone());
 }
 
-/// Runs a caller and a listener on two threads, whichever comes first, and returns the listener's line.
+/// Runs a caller and a listener on two threads, which may start in either order. Returns the listener's
+/// stream.
 fn talk(
     dial: impl FnOnce() -> Result<ControlStream, NetError> + Send,
     listen: impl FnOnce() -> Listener,
@@ -190,7 +191,7 @@ fn answer(
         (hello.qpn.raw(), hello.payload.as_slice()),
         (7, b"caller".as_slice())
     );
-    // For all that the other end knows, this comes in the same write as the last byte of the bring-up.
+    // The other end may read this message together with the last bytes of the bring-up.
     line.send_control(b"hello").expect("open");
     let other = caller.join().expect("the caller");
     assert!(line.peer_gone(), "its line was dropped");
@@ -203,7 +204,7 @@ fn answer(
     line
 }
 
-/// The error of our end when the other end's first bytes are these.
+/// Returns the error of the bring-up if the other end sends `bytes` and closes.
 fn answer_to(bytes: &[u8]) -> NetError {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair");
     theirs.write_all(bytes).expect("writes");
@@ -240,7 +241,7 @@ fn greetings_cut_into_bytes_are_put_together() {
         ControlStream::from_unix(one).expect("ours"),
         ControlStream::from_unix(other).expect("ours"),
     );
-    // In each direction a thread passes on single bytes.
+    // A thread for each direction forwards the stream byte by byte.
     let relay = |mut from: UnixStream, mut to: UnixStream| {
         thread::spawn(move || {
             let mut byte = [0];

@@ -1,8 +1,8 @@
 //! Synchronisation of the device's clock with the host's (section IV-B), pure.
 //!
 //! Reading the device's clock is slow, so it is read rarely. Each reading lies between two readings of the
-//! host's clock; the closer those two are, the better the comparison. Between comparisons the drift is
-//! assumed constant.
+//! host's clock. The closer those two are, the more exact is the comparison. Between comparisons the drift is
+//! assumed to be constant.
 
 use headworks_verbs::{Duration, Instant};
 
@@ -48,7 +48,7 @@ impl ClockSync {
         {
             let span = (host - last.host) as f64;
             let drift = (device - last.device) as f64 / span - 1.0;
-            // Over a short span the time that the readings take outweighs any drift.
+            // Over a short span, the duration of the readings is an error larger than any drift.
             let is_long = span > 100.0 * after.since(before).nanos() as f64;
             if is_long && drift.abs() < DRIFT_MAX {
                 self.drift = drift;

@@ -14,7 +14,7 @@ use crate::monitor::Class;
 pub struct Constant {
     /// The name by which it is set.
     pub key: &'static str,
-    /// Its unit.
+    /// Unit of its value.
     pub unit: &'static str,
     /// Its meaning and effect.
     pub what: &'static str,

@@ -22,9 +22,9 @@
 //! | [`shared_state`] | memory that processes share: clock, rate, active queue pairs | IV-C |
 //! | `rate_feedback`, `token_bucket` | feedback from completions to the rate; token bucket of one completion queue |
 //! | [`paced_sq`] | paced send queues of one completion queue | Algorithm 1 |
-//! | [`device`] | paced device around another |
-//! | `completion_channel` | its completion channels |
-//! | `background` | background thread that posts what is due while the program makes no call |
+//! | [`device`] | device that wraps another one and paces its doorbells |
+//! | `completion_channel` | completion channels of the paced device |
+//! | `background` | background thread that posts requests that become due while the program makes no call |
 //!
 //! # Differences from the paper
 //!
@@ -32,19 +32,19 @@
 //!   means deferring the post.
 //! - Illegal requests are refused when they are posted, as verbs require, not later.
 //! - As printed, β falls below α; see [`controller::Thresholds::of`].
-//! - A WRITE with immediate is cut only on request ([`config::PacingConfig::slice_imm`]), because its
-//!   receiver is told a length.
+//! - A WRITE with immediate is cut only on request ([`config::PacingConfig::slice_imm`]), because the
+//!   completion at the receiver would report only the length of the last slice.
 //! - The time that a request's own bytes take on the line is subtracted from its delay (Eq. 1 does not do
 //!   this).
-//! - While nothing waits, one request in [`sample_every`](config::PacingConfig::sample_every) is measured,
+//! - While no request waits, one request in [`sample_every`](config::PacingConfig::sample_every) is measured,
 //!   and only the last request of a chain. If `sample_every` is 1, every request is measured.
-//! - Outliers are left out.
+//! - The moving averages leave outliers out.
 //! - A queue pair counts as active until the next scan for idle queue pairs, not until its completion.
-//! - An idle clock allows a burst.
+//! - After a pause, the virtual clock allows a burst.
 //! - The requests that one completion queue has in flight are bounded.
 //! - Queue pairs with nothing in flight are served first.
-//! - The paper states three constants: the first rate, the line rate, and a synchronisation every 1,000
-//!   requests. All others are ours.
+//! - The paper states three constants: the initial rate, the line rate, and a synchronisation every 1,000
+//!   requests. The values of all others are ours.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]

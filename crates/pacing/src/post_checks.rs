@@ -6,11 +6,11 @@ use headworks_verbs::{Payload, PostErrorKind, QpCaps, QpState, QpType, SendOp, S
 /// Limits and state of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpLimits<'a> {
-    /// Its transport.
+    /// Transport of the queue pair.
     pub qp_type: QpType,
-    /// Its capacities.
+    /// Capacities of the queue pair.
     pub caps: &'a QpCaps,
-    /// Its state.
+    /// State of the queue pair.
     pub state: QpState,
     /// Limit of outstanding READs and atomics; 0 allows none.
     pub max_rd_atomic: u8,

@@ -23,7 +23,7 @@ pub(crate) struct InFlight {
     pub(crate) wr_id: u64,
     /// Time of its doorbell in nanoseconds; 0 if it is not measured.
     pub(crate) doorbell: u64,
-    /// Its bytes.
+    /// Length of the request or slice in bytes.
     pub(crate) bytes: u32,
     /// Bytes of the whole request.
     pub(crate) total: u32,
@@ -31,7 +31,7 @@ pub(crate) struct InFlight {
     pub(crate) kind: Kind,
     /// Whether no slice of the same request follows.
     pub(crate) is_last: bool,
-    /// Whether the program asked for its completion.
+    /// Whether the program requested its completion.
     pub(crate) is_signaled: bool,
 }
 
@@ -132,7 +132,7 @@ impl RequestQueue {
         self.flying.push(flying);
     }
 
-    /// Queues a request behind those that wait.
+    /// Queues a request after those that wait.
     pub(crate) fn wait(&mut self, wr: &SendWr<'_>, is_signaled: bool) {
         self.outstanding += 1;
         self.waiting_requests += 1;
@@ -155,8 +155,8 @@ impl RequestQueue {
         Some(slice.len)
     }
 
-    /// Plans the next slice of a waiting request, no longer than `cut` allows, and advances `from` behind it.
-    /// `from` is behind what is planned but not posted. `None` if there is no more.
+    /// Plans the next slice of a waiting request, no longer than `cut` allows, and advances `from` after it.
+    /// `from` is after what is planned but not posted. `None` if there is no more.
     pub(crate) fn plan(
         &self,
         from: &mut PlanPosition,

@@ -1,11 +1,12 @@
-//! Cuts long requests along their gather lists (section IV-D), WRITE and READ only, pure.
+//! Cuts long WRITEs and READs into slices (section IV-D), pure. A slice has its own part of the request's
+//! gather list.
 
 use headworks_verbs::{SendOp, Sge};
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// Parameters of the cutting.
+/// How requests are cut.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceRule {
     /// Longest slice, in bytes; at least 1.
@@ -17,13 +18,13 @@ pub struct SliceRule {
 /// A slice of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slice {
-    /// Its operation.
+    /// Operation of the slice, with the remote address of its first byte.
     pub op: SendOp,
-    /// Its bytes.
+    /// Length of the slice in bytes.
     pub len: u64,
     /// Whether no slice of the request follows.
     pub is_last: bool,
-    /// Whether it is the whole request.
+    /// Whether the slice is the whole request, which was not cut.
     pub is_whole: bool,
 }
 
@@ -38,8 +39,8 @@ pub fn is_cut(op: &SendOp, len: u64, cut: SliceRule) -> bool {
         }
 }
 
-/// Returns the slice that follows the first `done` bytes of a request of `len` bytes. Only a request with a
-/// gather list is cut; inline data is short.
+/// Returns the slice that follows the first `done` bytes of a request of `len` bytes. A request without a
+/// gather list (`has_list` false) is not cut, because inline data is short.
 pub fn next(op: &SendOp, len: u64, has_list: bool, done: u64, cut: SliceRule) -> Slice {
     if !has_list || !is_cut(op, len, cut) {
         return Slice {
@@ -72,9 +73,9 @@ pub fn next(op: &SendOp, len: u64, has_list: bool, done: u64, cut: SliceRule) ->
     }
 }
 
-/// Length of a slice that starts at remote address `addr`: the most of `slice` bytes that end at a multiple
-/// of the cache line there, or all of them if they reach no such end. The device can thus still place aligned
-/// words that it places at once.
+/// Length of a slice that starts at remote address `addr`: the most bytes, up to `slice`, that end at a
+/// boundary of a cache line. If `slice` bytes reach no boundary, it is `slice`. So a cut tears no aligned word
+/// that the device would place at once.
 fn aligned(addr: u64, slice: u64) -> u64 {
     let beyond = addr.wrapping_add(slice) % LINE;
     match slice > beyond {
@@ -83,8 +84,8 @@ fn aligned(addr: u64, slice: u64) -> u64 {
     }
 }
 
-/// Appends the gather entries for the `len` bytes from offset `from` on; the whole list, unchanged, if
-/// `is_whole`.
+/// Appends to `into` the gather entries for the `len` bytes from offset `from` on. If `is_whole`, appends the
+/// whole list unchanged.
 pub fn gather(
     all: impl Iterator<Item = Sge>,
     from: u64,
@@ -128,7 +129,7 @@ mod tests {
     }
 
     proptest! {
-        /// Byte by byte, the slices cover the request.
+        /// The slices together name every byte of the request once, in order.
         #[test]
         fn slices_are_the_request(
             lens in proptest::collection::vec(0..400_u32, 0..6),
@@ -149,8 +150,8 @@ mod tests {
                 let slice = next(&op, len, true, done, cut);
                 prop_assert!(slice.len <= most && (slice.len > 0 || len == 0));
                 if !slice.is_last {
-                    // No slice ends within a remote cache line unless it is too short to reach an end, and
-                    // none is needlessly short.
+                    // A slice ends within a remote cache line only if the limit is shorter than a line. No
+                    // slice is shorter than necessary.
                     let end = first + done + slice.len;
                     prop_assert!(end.is_multiple_of(LINE) || most < LINE, "{end}");
                     prop_assert!(slice.len + LINE > most, "{slice:?}");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use headworks_pacing::CONSTANTS;
 
-/// The generated part of the page begins behind this.
+/// The generated part of the page begins after this.
 const MARK: &str = "--test document`. -->\n";
 
 fn table() -> String {

@@ -1,9 +1,9 @@
 //! The 8-byte word that frames a message.
 //!
-//! With write twice, the header stands in front of a message and holds its length, or says that the
-//! slots up to the end of the array are skipped. In latency mode it is the last word of a message's
-//! first slot and also holds the lap in which it was written. A receiver that polls the word sees by
-//! the lap whether the message is new.
+//! In the modes with write twice, the header stands in front of a message and holds its length, or says
+//! that the slots up to the end of the array are skipped. In latency mode it is the last word of a
+//! message's first slot, and also holds the lap in which it was written. A receiver that polls the word
+//! recognises a new message by its lap.
 //!
 //! ```text
 //!  63            34 33 32 31             0
@@ -17,14 +17,14 @@ pub const LEN_MAX: usize = u32::MAX as usize;
 
 const LAP_BITS: u32 = 30;
 
-/// What follows a header.
+/// Kind of what the header describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A message of `len` bytes beside the header.
+    /// A message of `len` bytes: after the header, or in latency mode in the header's slot before it.
     Message,
     /// Latency mode: a message of `len` bytes in the slots after this one.
     Long,
-    /// `len` slots of nothing, this one included.
+    /// `len` slots without a message, including the header's slot.
     Skip,
 }
 
@@ -33,7 +33,7 @@ pub enum Kind {
 pub struct Header {
     /// Lap, 1 to 2³⁰−1; 0 outside latency mode.
     pub lap: u64,
-    /// What follows the header.
+    /// Kind of what the header describes.
     pub kind: Kind,
     /// Length of the message in bytes, or of the skip in slots.
     pub len: u32,
@@ -65,8 +65,8 @@ impl Header {
 /// memory holds 0.
 ///
 /// Positions count from 0 and must not wrap at 2⁶⁴, because laps would not be consecutive across the
-/// wrap. 2⁶⁴ slots take centuries. A lap comes again after 2³⁰−1 laps; by then every slot whose last
-/// word is polled has been written again.
+/// wrap. Sending 2⁶⁴ slots takes centuries. A lap number is reused after 2³⁰−1 laps; by then the sender
+/// has overwritten every slot whose last word the receiver polls.
 pub const fn lap_of(position: u64, slots: u64) -> u64 {
     position / slots % ((1 << LAP_BITS) - 1) + 1
 }

@@ -16,7 +16,7 @@
 //! | [`config`] | [`RingConfig`]: N, slot size, α, β, γ, framing, mode; legal ranges |
 //! | [`send_policy`] | when a sender transmits and publishes, room, wrap: pure |
 //! | [`receive_policy`] | when a receiver returns its head, order of release: pure |
-//! | [`header`] | message header: in front of a message, or behind it in latency mode |
+//! | [`header`] | message header: in front of a message, or after it in latency mode |
 //! | [`setup`] | handshake: makes an end and connects it |
 //! | [`sender`], [`receiver`] | the two ends on verbs |
 //! | [`group`] | rings that one thread serves; deficit round robin among them |

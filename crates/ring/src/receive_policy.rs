@@ -1,4 +1,4 @@
-//! The receiver's decisions: what is released, and when the head is pushed. Pure.
+//! The receiver's decisions: which slots it releases, and when it pushes the head. Pure.
 //!
 //! This is RB², section IV-A (lazy push), with a rule that ensures liveness: after a release the head is
 //! pushed if γ slots are unsynced, or if the ring is drained and the sender might lack room for the
@@ -11,8 +11,8 @@ use headworks_shm::cursor::check_within;
 
 use crate::config::CheckedConfig;
 
-/// Every how many pushes of the head one is signalled: often enough that unsignalled requests alone
-/// never fill the send queue.
+/// One push of the head in this many is signalled, so that unsignalled requests alone never fill the
+/// send queue.
 pub const SIGNAL_EVERY: u64 = 8;
 
 /// State of the receiver's decisions.
@@ -33,7 +33,8 @@ pub struct ReceivePolicy {
     pushes: u64,
     /// The peer's tail as last seen.
     tail: u64,
-    /// Messages handed out and not all released, oldest first: number of slots, and whether released.
+    /// Messages handed out, from the oldest one that is not released: number of slots, and whether the
+    /// message was released.
     held: VecDeque<(u64, bool)>,
     /// Ticket of the first message in `held`. Tickets count all messages ever held.
     first_held: u64,
@@ -42,13 +43,13 @@ pub struct ReceivePolicy {
 }
 
 impl ReceivePolicy {
-    /// The state of an empty ring.
+    /// Creates the state for an empty ring.
     pub fn new(ring: &CheckedConfig) -> Self {
         Self::starting_at(ring, 0)
     }
 
-    /// The state of an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap at
-    /// 2⁶⁴ whatever N is, because slot indices are counted separately.
+    /// Creates the state for an empty ring whose cursors stand at `start`, a multiple of N. Cursors may wrap
+    /// at 2⁶⁴ for any N, because slot indices are counted separately.
     pub fn starting_at(ring: &CheckedConfig, start: u64) -> Self {
         debug_assert!(start.is_multiple_of(ring.slots));
         Self {
@@ -67,9 +68,9 @@ impl ReceivePolicy {
         }
     }
 
-    /// Returns the slot index of the next message if it is there and nothing is due when it is released:
-    /// the path of most messages. [`ReceivePolicy::pass_quietly`] passes the message. Only for rings whose
-    /// messages all have one slot, and which therefore have no skips.
+    /// Fast path, which most messages take: returns the slot index of the next message if it has arrived and
+    /// its release requires no action. [`ReceivePolicy::pass_quietly`] then passes the message. Only for
+    /// rings whose messages all have one slot, and which therefore have no skips.
     #[inline(always)]
     pub fn quiet_index(&self) -> Option<u64> {
         (self.quiet > 0).then_some(self.index)
@@ -88,8 +89,8 @@ impl ReceivePolicy {
         true
     }
 
-    /// Computes how many messages of one slot need no decision: at least one more follows them, they do
-    /// not reach the end of the array, and γ is not reached.
+    /// Computes how many messages of one slot need no decision. After these messages at least one more is
+    /// available, the end of the array is not reached, and fewer than γ slots are unsynced.
     #[inline(always)]
     fn settle(&mut self) {
         let unsynced = self.unsynced();
@@ -119,7 +120,7 @@ impl ReceivePolicy {
         self.head
     }
 
-    /// Number of published slots that were not handed out.
+    /// Number of published slots that were not handed out yet.
     #[inline(always)]
     pub fn available(&self) -> u64 {
         self.tail.wrapping_sub(self.next)
@@ -137,7 +138,7 @@ impl ReceivePolicy {
         (self.slots - 1).wrapping_sub(self.next.wrapping_sub(self.head))
     }
 
-    /// Records the peer's tail. Refuses an impossible one.
+    /// Records the peer's tail. Returns an error if the peer cannot have reached it.
     #[inline(always)]
     pub fn observe_tail(&mut self, tail: u64) -> Result<(), CursorError> {
         let span = (self.slots - 1).wrapping_sub(self.tail.wrapping_sub(self.head));

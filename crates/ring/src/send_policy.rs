@@ -297,7 +297,7 @@ impl SendPolicy {
         self.sent = self.sent.wrapping_add(count);
     }
 
-    /// Records that the tail was posted behind all filled slots.
+    /// Records that the tail was posted after all filled slots.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.published = self.tail;

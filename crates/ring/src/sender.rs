@@ -227,7 +227,7 @@ impl Sender {
         self.transmit(now)
     }
 
-    /// Transmits all filled slots and, if `publish`, publishes the tail behind them.
+    /// Transmits all filled slots and, if `publish`, publishes the tail after them.
     #[inline]
     fn transmit(&mut self, publish: bool) -> Result<(), RingError> {
         let [first, second] = self.policy.untransmitted();

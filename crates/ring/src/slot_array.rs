@@ -1,4 +1,4 @@
-//! One end's registered memory of a ring: the array, behind one cache line for the cursor that the peer
+//! One end's registered memory of a ring: the array, after one cache line for the cursor that the peer
 //! writes, unless that cursor is in a group's tail array. The only unsafe code of this crate: plain slices
 //! of slots. The ring's protocol grants their exclusive use.
 
@@ -60,7 +60,7 @@ impl SlotArray {
         }
     }
 
-    /// Address that the peer writes to: the cursor, and the array behind it.
+    /// Address that the peer writes to: the cursor, and the array after it.
     pub(crate) fn remote(&self) -> RemoteAddr {
         self.region.remote(self.base)
     }
@@ -82,7 +82,7 @@ impl SlotArray {
             .map_or(0, |cursor| cursor.observe().wrapping_sub(self.cursor_start))
     }
 
-    /// Stores this end's own counters behind the cursor that the peer writes, in its cache line. Only for a
+    /// Stores this end's own counters after the cursor that the peer writes, in its cache line. Only for a
     /// cursor that is in front of the array.
     #[inline(always)]
     pub(crate) fn store_beside_cursor(&self, pointers: [u64; 3]) {

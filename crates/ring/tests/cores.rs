@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    /// Transmits all filled slots, and publishes behind them if `publish`. What the send queue has no room
+    /// Transmits all filled slots, and publishes after them if `publish`. What the send queue has no room
     /// for is posted later.
     fn transmit(&mut self, publish: bool) {
         let pieces = self.policy.untransmitted();

@@ -1,5 +1,5 @@
-//! Descriptors, registrations and memory that the rings of a large group take and give back. This is a test
-//! program of its own, because it counts the descriptors of the whole process.
+//! Descriptors, registrations and memory that the rings of a large group use and return. This is a separate
+//! test program, because it counts the descriptors of the whole process.
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Hosts {
         }
     }
 
-    /// Returns what the group's device holds.
+    /// Returns the objects and memory that the group's device holds.
     fn held(&self) -> ContextSnapshot {
         let mut seen = inspect::look(&self.fabric, Some("right")).expect("looks");
         seen.contexts.pop().expect("the group's device")
@@ -93,8 +93,8 @@ fn a_thousand_sleeping_rings_share_and_return_resources() {
         );
         // Counts segments and the peer's mappings of them. No ring has a descriptor of its own.
         assert!(taken.0 - idle.0 < RINGS / 2, "{taken:?}");
-        // An array, the cursor's line, and receives of 128 bytes. The limit below allows 25 % more, for the
-        // queues' heads and unused parts of segments.
+        // The bytes of a ring: its array, the cursor's cache line, and 2 × 128 receives of 128 bytes. The limit
+        // below allows 25 % more, for the headers of queues and for unused parts of segments.
         let each = SLOTS * SLOT + 64 + 128 * 2 * SLOTS;
         let rings_take = taken.1 - shared.segments.bytes;
         assert!(

@@ -1,6 +1,6 @@
 //! FaRM's message buffers ("FaRM: Fast Remote Memory", NSDI 2014, section 4.2), as the RB² paper
 //! changed them for RNICs that place the bytes of a WRITE in any order (section V-A): one WRITE carries the
-//! message, and a second WRITE behind it carries the length.
+//! message, and a second WRITE after it carries the length.
 //!
 //! Only the receiver has an array, so messages cannot be gathered into one WRITE. The receiver polls the
 //! word where the next message's length will be. That word must be zero until the message arrives. As a
@@ -37,7 +37,7 @@ pub struct FarmAsPublished(pub Plan);
 /// FaRM's sender. With `BLOCKS` it copies each message and waits for it to complete.
 #[derive(Debug, Default)]
 pub struct FarmSend<const BLOCKS: bool> {
-    /// Length word of the last message, if the send queue had no room for it behind the message's bytes.
+    /// Length word of the last message, if the send queue had no room for it after the message's bytes.
     owed: Option<LengthWord>,
 }
 
@@ -120,7 +120,7 @@ impl Design for FarmAsPublished {
 }
 
 impl<const BLOCKS: bool> FarmSend<BLOCKS> {
-    /// Posts the message's bytes, if it has any, and behind them the length word that announces them.
+    /// Posts the message's bytes, if it has any, and after them the length word that announces them.
     #[inline(always)]
     fn send(
         &mut self,

@@ -34,7 +34,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the array's configuration for a design that packs messages behind a header of 8 bytes. The
+    /// Returns the array's configuration for a design that packs messages after a header of 8 bytes. The
     /// head is pushed when a quarter of the array is free: γ = N/4, as in the ring.
     pub fn packed(&self) -> Result<CheckedConfig, ConfigError> {
         for (key, value, lowest, highest) in [

@@ -213,7 +213,7 @@ impl VariantSend {
     }
 }
 
-/// Posts the WRITEs of a batch and the WRITE of the tail behind them.
+/// Posts the WRITEs of a batch and the WRITE of the tail after them.
 #[inline(always)]
 fn write_twice(
     end: &mut SendEnd,

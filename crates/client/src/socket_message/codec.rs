@@ -138,7 +138,7 @@ impl<'m> Decoder<'m> {
         Ok(u64::from_le_bytes(self.take()?))
     }
 
-    /// Reads bytes behind their length.
+    /// Reads bytes after their length.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl<'m> Decoder<'m> {
         Ok(bytes.0)
     }
 
-    /// Reads a text behind its length.
+    /// Reads a text after its length.
     ///
     /// # Errors
     ///

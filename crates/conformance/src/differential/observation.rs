@@ -44,9 +44,9 @@ pub struct KnownHang {
 /// Where a request or a receive was posted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PostedTo {
-    /// Line.
+    /// Index of the line in the program.
     pub line: usize,
-    /// End.
+    /// Index of the host whose queue pair it is.
     pub end: usize,
     /// It is a receive, not a request.
     pub is_receive: bool,

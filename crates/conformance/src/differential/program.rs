@@ -31,7 +31,7 @@ pub const PIECES_MAX: u32 = 3;
 pub struct Program {
     /// Memory of each host at the beginning.
     pub memory: [Vec<RegionSpec>; 2],
-    /// Lines.
+    /// The pairs of queue pairs.
     pub lines: Vec<QpPair>,
     /// Steps in order. A step begins when the one before has come to rest.
     pub steps: Vec<ProgramStep>,
@@ -113,7 +113,7 @@ pub struct Slice {
     pub at: u16,
     /// Length in bytes.
     pub len: u16,
-    /// Fault.
+    /// Fault of the slice.
     pub wrong: SliceFault,
 }
 

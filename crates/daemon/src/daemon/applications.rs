@@ -309,7 +309,7 @@ impl Daemon {
         Err(Refusal::Limit)
     }
 
-    /// Queues a reply for an application behind its earlier replies, and sends all of them.
+    /// Queues a reply for an application after its earlier replies, and sends all of them.
     pub(super) fn tell(&mut self, session: SessionId, reply: Reply) {
         let Some(client) = self.clients.get(&session) else {
             return;

@@ -1,8 +1,8 @@
 //! Other daemons, and the handshake that makes a connection with them.
 //!
 //! The daemon of the listener makes its end first ([`Message::Accept`]), then the daemon of the connecting
-//! application makes the other ([`Message::Confirm`]). The listening application is told once both ends
-//! exist.
+//! application makes the other ([`Message::Confirm`]). The listening application gets the connection once
+//! both ends exist.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,7 +24,7 @@ use slab::Slab;
 const CALLS: u32 = 100;
 /// Maximum number of inbound streams from daemons that have not introduced themselves.
 const STRANGERS: usize = 256;
-/// Age from which such a stream is closed when another one comes in.
+/// Age from which a stream without an introduction is closed when another stream arrives.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Daemon {

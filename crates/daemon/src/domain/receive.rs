@@ -280,8 +280,8 @@ impl Domain {
         self.fetched_or_not(number, position, bytes);
     }
 
-    /// Counts a piece of a transfer as READ. It was READ, or the READ was skipped because the application has
-    /// closed the connection; the peer is told the same either way.
+    /// Counts a piece of a transfer as READ: it was READ, or the READ was skipped because the application has
+    /// closed the connection. Once all pieces are counted, the transfer is reported to the peer as done.
     pub(super) fn fetched_or_not(&mut self, number: Vqpn, position: u64, bytes: u32) {
         let Some(connection) = self.connections.get_mut(number) else {
             return;

@@ -29,7 +29,7 @@ impl Domain {
     /// [`DomainError`]: the device has failed, and everything in the domain with it.
     pub fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, DomainError> {
         let mut was_busy = self.poll()?;
-        // Receives must be posted before a peer is told of them.
+        // Receives must be posted before they are announced to a peer.
         self.receives
             .flush()
             .map_err(crate::receives::GrowError::from)?;

@@ -1,5 +1,5 @@
-//! Descriptors by which applications are told of what they poll for: the daemon's ends of pairs of stream
-//! sockets.
+//! Descriptors that the daemon makes readable when an application's poll condition holds: the daemon's ends
+//! of pairs of stream sockets.
 //!
 //! A byte that the daemon writes makes the application's end readable. Bytes that the application has written
 //! make its own end unwritable until the daemon reads them. Closing hangs up. Nothing here ever blocks. Files

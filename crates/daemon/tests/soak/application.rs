@@ -64,7 +64,7 @@ struct Stream {
     connection: Box<Connection>,
     out_key: u64,
     in_key: u64,
-    /// Bytes to send behind the head, once known. `sent` counts the head as well.
+    /// Bytes to send after the head, once known. `sent` counts the head as well.
     to_send: Option<u64>,
     back: u64,
     sent: u64,

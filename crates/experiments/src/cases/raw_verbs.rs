@@ -21,8 +21,8 @@ use crate::simulated_machine::SimulatedMachine;
 
 use published_figures::Published;
 
-/// Requests outstanding on a queue pair, with one process and with a process on every core. The second is
-/// lower, so that no cache of requests overflows.
+/// Requests outstanding on a queue pair with one process. The next constant is that with a process on every
+/// core; it is lower, so that no RNIC's cache of work requests overflows.
 const DEPTH: usize = 128;
 const DEPTH_OF_MANY: usize = 32;
 /// The number of queue pairs of an arm with a few of them.
@@ -32,7 +32,7 @@ const SIZES: &[usize] = &[64, 256, 1024, 4096, 16384, 65536, MIB];
 const QUICK_SIZES: &[usize] = &[64, 4096, MIB];
 const INLINE_SIZES: &[usize] = &[64, 128];
 const MIB: usize = 1 << 20;
-/// Number of processes with which a point was measured.
+/// Number of processes that measured a point.
 const PROCESSES: Quantity = "processes";
 /// Name in metrics of a device that is not a preset.
 const DEVICE: &str = "device";
@@ -242,7 +242,7 @@ struct Machine<'a> {
     /// The preset's name, or the device's.
     device: String,
     testbed: Testbed<'a>,
-    /// Processor time that perftest takes for a request, in nanoseconds; zero where time is real.
+    /// Processor time that perftest takes for a request, in nanoseconds; zero on a real device.
     work_ns: u64,
     /// Number of cores, and so of processes, if they are simulated.
     cores: Option<usize>,
@@ -317,7 +317,7 @@ impl<'a> Machine<'a> {
 }
 
 /// Returns the warm-up and the measured time, in nanoseconds of virtual time. Both can be short, because
-/// every message takes the same course.
+/// every message takes the same time.
 fn virtual_times(run: &Run) -> (u64, u64) {
     let bytes = (run.load.size * run.load.queue_pairs) as u64;
     let shortest = match run.of {
@@ -325,8 +325,8 @@ fn virtual_times(run: &Run) -> (u64, u64) {
         Of::AllCores => 250_000,
         Of::Latency => 100_000,
     };
-    // 8 ns a byte: 40 messages on each queue pair at 40 Gbit/s. One of each queue pair completes at about the
-    // same time.
+    // 8 ns for each byte is the time of 40 messages on each queue pair at 40 Gbit/s. The queue pairs take
+    // turns, so a message of each completes at about the same time.
     (20_000, shortest.max(8 * bytes))
 }
 

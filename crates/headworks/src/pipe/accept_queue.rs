@@ -93,7 +93,7 @@ impl PipeListener {
     /// Returns how long a caller may take to greet.
     fn hello_timeout(&self) -> Duration {
         match self {
-            // A connector over TCP has its greeting ready. Those behind it may wait, and wait twice as long.
+            // A connector over TCP has its greeting ready. Those after it may wait, and wait twice as long.
             Self::Rendezvous(_, listener) if listener.address().is_some() => HELLO_TIMEOUT_NETWORK,
             // Another process of this user, or a caller over RDMA: it may have to open a device first.
             _ => HELLO_TIMEOUT,

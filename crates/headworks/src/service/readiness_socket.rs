@@ -116,8 +116,8 @@ impl ReadinessSocket {
         !matches!(recv(&self.own, &mut bytes[..1], flags), Ok((0, _)))
     }
 
-    /// Reads all bytes; for a daemon that writes none until it is told to. Returns whether it still has its
-    /// end.
+    /// Reads all bytes. For descriptors to which the daemon writes only after a request. Returns whether the
+    /// daemon still has its end open.
     pub(super) fn drain_all(&self) -> bool {
         let mut bytes = [0; 64];
         loop {

@@ -1,9 +1,9 @@
-//! Memory that an application shares with its daemon and uses in place. The only unsafe code of the service
-//! is here: plain slices of that memory.
+//! Memory that an application shares with its daemon and uses in place. This module contains the only unsafe
+//! code of the service: it returns plain slices of that memory.
 //!
-//! Two processes write there: the application to memory it allocated, and the daemon to the rings of received
-//! bytes. Both keep to that by contract, as the two ends of a ring do. A daemon that broke the contract could
-//! change a slice while it is read.
+//! Two processes write to the shared memory: the application to memory it allocated, and the daemon to the
+//! rings of received bytes. By contract, neither writes where the other does. A daemon that broke the
+//! contract could change a slice while the application reads it.
 #![allow(unsafe_code, reason = "slices of memory that a daemon shares")]
 
 use std::fmt;
@@ -19,10 +19,11 @@ use super::shared_session::SharedSession;
 use super::stream_half::WeakConnection;
 
 /// Memory from [`Service::alloc`](super::Service::alloc), which can be lent. Dropping it returns it to the
-/// daemon. Its initial contents are arbitrary data that the application had in such memory before.
+/// daemon. Its initial contents are undefined: they may be data of the same application from memory that it
+/// returned before.
 pub struct SharedMemory {
     shared: Arc<SharedSession>,
-    /// The part that was asked for; the daemon may have allocated more.
+    /// The part that the application requested; the daemon may have allocated more.
     extent: Extent,
     given_bytes: u32,
     view: View,
@@ -57,7 +58,7 @@ impl SharedMemory {
         self.extent
     }
 
-    /// Returns the memory as a view, to copy from and to.
+    /// Returns the memory as a view, through which others of this crate copy.
     pub(super) fn view(&self) -> &View {
         &self.view
     }
@@ -73,7 +74,7 @@ impl SharedMemory {
         let _ = self.shared.exchange(&mut state);
     }
 
-    /// Whether the memory is of this session.
+    /// Whether the memory was allocated in this session.
     pub(super) fn is_of(&self, shared: &Arc<SharedSession>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
@@ -102,8 +103,8 @@ impl Deref for SharedMemory {
 impl DerefMut for SharedMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self.view.ptr_at(0, self.view.len()) {
-            // SAFETY: as in `bytes`. The daemon gave this memory to nobody else. While it is lent, and others
-            // read it, its `SharedMemory` exists only inside a `Loan`.
+            // SAFETY: as in `bytes`. The daemon gave this memory to nobody else. While the memory is lent and the
+            // daemon reads it, its `SharedMemory` exists only inside a `Loan`, which lends no slice.
             Some(start) => unsafe { std::slice::from_raw_parts_mut(start, self.view.len()) },
             None => &mut [],
         }
@@ -122,8 +123,8 @@ impl fmt::Debug for SharedMemory {
     }
 }
 
-/// Memory that is being sent: see [`Stream::lend`](super::Stream::lend). If it is dropped, the application
-/// loses the memory for as long as it is attached, because nobody may write to it.
+/// Memory that is being sent: see [`Stream::lend`](super::Stream::lend). If the application drops it without
+/// reclaiming, the memory stays allocated until the session ends, because the daemon may still be reading it.
 #[derive(Debug)]
 pub struct Loan {
     memory: ManuallyDrop<SharedMemory>,
@@ -149,7 +150,7 @@ impl Loan {
         &self.of
     }
 
-    /// Unwraps the memory, once it was returned.
+    /// Unwraps the memory. Call it only after the daemon has returned the memory.
     pub(super) fn into_memory(self) -> SharedMemory {
         ManuallyDrop::into_inner(self.memory)
     }

@@ -304,8 +304,8 @@ impl Reader {
         })
     }
 
-    /// Lends received bytes in place, as many as lie there without a break: at least one, or none if the
-    /// stream has ended. Bytes that are not [consumed](Peeked::consume) are lent again the next time.
+    /// Lends the next contiguous received bytes in place: at least one, or none if the stream has ended.
+    /// Bytes that are not [consumed](Peeked::consume) are lent again the next time.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The other end is in another process.
+//! Asynchronous rings whose other end is in another process.
 
 use headworks::blocking::BlockingError;
 use headworks::net::{Listener, dial};
@@ -10,11 +10,11 @@ use headworks::runtime::{
 
 use super::*;
 
-/// How long an end may take to notice that the other is dead; the test prints the time it took.
+/// How long an end may take to notice that the other process is dead. The tests print the measured time.
 const NOTICE: Duration = Duration::from_secs(10);
 const COUNT: u64 = 3_000;
 
-/// A ring of 16 slots of 64 bytes; a message may take all 15 that can be filled.
+/// A ring of 16 slots of 64 bytes. At most 15 slots can be filled, and one message may take all of them.
 fn narrow() -> RingConfig {
     RingConfig {
         mode: Mode::Notify,
@@ -92,7 +92,7 @@ impl Actor for IdleEndActor {
     }
 }
 
-/// Sends every message back, in a runtime of its own.
+/// Sends every message back, in its own asynchronous runtime.
 struct EchoActor(Option<PathBuf>);
 
 impl Actor for EchoActor {
@@ -201,7 +201,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     while !ring.flush().expect("whole") {}
     let endings = stage.running.finish(clock::now() + LIMIT);
     assert_eq!(endings[0].outcome, ActorOutcome::Done);
-    // The ring breaks, but everything was consumed before.
+    // The ring breaks because the receiver is gone, but the receiver has consumed everything before.
     let began = clock::now();
     while ring.step().is_ok() {
         assert!(
@@ -218,7 +218,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
     });
 }
 
-/// Kills the other process once `wait` waits, and checks the error that `wait` returns.
+/// Runs `wait`, kills the other process once `wait` sleeps, and checks the error that `wait` returns.
 fn killed<F, T>(
     sends: bool,
     wait: impl FnOnce(PathBuf, ControlStream, ThreadSleepProbe) -> F + Send + 'static,
@@ -246,7 +246,7 @@ fn killed<F, T>(
     assert!(matches!(error, BlockingError::PeerGone), "{error}");
 }
 
-/// The thread of a runtime whose only task is about to wait.
+/// Records the thread of a runtime whose only task is about to wait, to check whether that thread sleeps.
 #[derive(Clone, Default)]
 struct ThreadSleepProbe(Arc<OnceLock<i32>>);
 

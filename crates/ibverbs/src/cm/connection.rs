@@ -1,4 +1,4 @@
-//! One side of a connection.
+//! [`Connection`]: one side of a connection by librdmacm.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,12 +19,12 @@ use crate::provider::{active_mtu, is_infiniband};
 use crate::qp::IbvQp;
 use crate::raw::Raw;
 
-/// Timeout of the kernel for resolving an address, and for resolving a route, in milliseconds.
+/// Time that the kernel may take to resolve an address, and then to resolve a route, in milliseconds.
 const RESOLVE_MS: i32 = 2_000;
 /// Longest ACK timeout of a queue pair, as its exponent: half a second. With seven retries, a host that
 /// vanished is detected after four seconds. On Ethernet the kernel's own timeout is two seconds.
 const TIMEOUT_MAX: u8 = 17;
-/// Most events that one step handles.
+/// Number of events that one step handles at most.
 const EVENTS: usize = 16;
 
 /// The two libraries that a connection uses.
@@ -40,7 +40,7 @@ impl Libraries {
     /// Loads the machine's libraries.
     pub(crate) fn load() -> Result<Self, CmError> {
         let root = Path::new("/");
-        // Without a device, installing a library would not help.
+        // Without a device, installing a library would not help. So report the missing device.
         let missing = |error| match absent::has_device(root) {
             true => CmError::Library(error),
             false => CmError::NoDevice,
@@ -60,12 +60,12 @@ impl Libraries {
 /// One side of a connection: an outgoing call, or a request that a [`CmListener`](super::CmListener)
 /// received.
 ///
-/// The [module](super) describes the order of calls. On drop, the peer is told.
+/// The [module](super) describes the order of calls. Dropping it disconnects.
 pub struct Connection {
     libraries: Libraries,
     id: Id,
     phase: Phase,
-    /// Whether the connection was established and the peer was not yet told that this side closes it.
+    /// Whether the connection was established and this side has not disconnected.
     stands: bool,
     greeting: Vec<u8>,
     /// The route, once it was requested.
@@ -79,7 +79,8 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Starts to connect to `to`, from this machine's address `from` if it matters (with port 0).
+    /// Starts to connect to `to`. With `from`, the connection starts at this address of the machine; its port
+    /// should be 0.
     pub fn call(to: &SocketAddr, from: Option<&SocketAddr>) -> Result<Self, CmError> {
         Self::call_by(Libraries::load()?, to, from)
     }
@@ -117,12 +118,12 @@ impl Connection {
         Ok(asked)
     }
 
-    /// Private data of the peer's request or answer; zeros may follow.
+    /// Private data of the peer's request or answer. Zeros may follow what the peer sent.
     pub fn greeting(&self) -> &[u8] {
         &self.greeting
     }
 
-    /// Advances a call. Returns the route once it is resolved. Never blocks.
+    /// Advances an outgoing call. Returns the route once it is resolved. Never blocks.
     pub fn resolve(&mut self) -> Result<Option<Route>, CmError> {
         for _ in 0..EVENTS {
             if self.phase == Phase::Ready {
@@ -182,8 +183,8 @@ impl Connection {
             device: way.device.clone(),
             port: way.port,
             gid_index,
-            // The MTU is in six bits of the byte. Opening the device with more than the active MTU would
-            // fail.
+            // The lower six bits of the byte are the MTU. Opening the device with more than the active MTU
+            // would fail.
             mtu: Mtu::from_code(path.mtu & 0x3f).map(|mtu| mtu.min(active_mtu(&port))),
             service_level: path.sl & 15,
             traffic_class: path.traffic_class,
@@ -195,8 +196,8 @@ impl Connection {
     /// receives next.
     pub fn prepare(&mut self, qp: &mut dyn QueuePair) -> Result<(), CmError> {
         self.usable()?;
-        // No memory is registered for the peer. The right is for WRITEs of 0 bytes, which check that the peer
-        // lives.
+        // The peer needs the right to WRITE although no memory is registered for it: it posts WRITEs of 0
+        // bytes to check that this side is alive.
         qp.modify(&QpAttr {
             access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
             ..QpAttr::to_state(QpState::Init)
@@ -232,7 +233,8 @@ impl Connection {
         refused.map_err(CmError::system("refusing a connection"))
     }
 
-    /// Advances the connection of `qp`. Returns whether both sides can send. Never blocks.
+    /// Advances the connection of `qp`. Returns true once both sides can send, and also if the connection has
+    /// ended since. Never blocks.
     pub fn step(&mut self, qp: &mut dyn QueuePair) -> Result<bool, CmError> {
         for _ in 0..EVENTS {
             let Some(heard) = self.next()? else { break };
@@ -263,7 +265,7 @@ impl Connection {
         self.phase == Phase::Ended
     }
 
-    /// Tells the peer that the connection is over. Dropping the connection does so too.
+    /// Ends an established connection, and tells the peer. Dropping the connection does the same.
     pub fn disconnect(&mut self) {
         if self.usable().is_err() || !std::mem::take(&mut self.stands) {
             return;
@@ -326,7 +328,8 @@ impl Connection {
             min_rnr_timer: RnrTimer::new(attr.min_rnr_timer & 31),
             ..QpAttr::to_state(QpState::Rtr)
         };
-        // The address vector has fields that `QpAttr` lacks: hop limit, flow label, rate, path bits.
+        // The address vector has fields that `QpAttr` lacks: hop limit, flow label, rate, path bits. So an
+        // `IbvQp` gets the address vector itself.
         let ours = qp.as_any_mut().and_then(|qp| qp.downcast_mut::<IbvQp>());
         match ours {
             Some(ours) => ours.modify_by(Some(attr.ah_attr), &rtr)?,
@@ -336,7 +339,7 @@ impl Connection {
         let attr = self.id.attributes(QpState::Rts).map_err(how)?;
         qp.modify(&QpAttr {
             sq_psn: Some(Psn::truncated(attr.sq_psn)),
-            // A timeout of 0 would wait without end.
+            // A timeout of 0 means to wait forever.
             timeout: Some(match attr.timeout & 31 {
                 0 => TIMEOUT_MAX,
                 timeout => timeout.min(TIMEOUT_MAX),
@@ -359,8 +362,8 @@ impl AsFd for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Destroying the identifier would tell the peer too. Neither that nor this call refuses a pending
-        // request.
+        // This call disconnects only an established connection. Destroying the identifier afterwards also
+        // refuses a request that was not answered.
         self.disconnect();
     }
 }

@@ -1,4 +1,4 @@
-//! Connections by a stub of librdmacm.
+//! Tests of connections over a stub of librdmacm.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn libraries() -> Libraries {
     }
 }
 
-/// A device, a queue pair of it, and a stub of librdmacm that knows the device's address.
+/// A stub device, a queue pair on it, and a stub of librdmacm that knows the device's address.
 struct MeetingFixture {
     manager: manager::Shared,
     qp: Box<dyn QueuePair>,
@@ -55,7 +55,7 @@ impl MeetingFixture {
         state.events.push_back((event, status, said.to_vec()));
     }
 
-    /// The calls since the last time.
+    /// Returns and clears the recorded calls of librdmacm. Checks that every event was acknowledged.
     fn log(&self) -> Vec<String> {
         let mut state = self.manager.lock().unwrap();
         assert_eq!(state.unacknowledged, 0, "an event was not acknowledged");
@@ -70,7 +70,7 @@ impl MeetingFixture {
         Connection::call_by(libraries(), &address(), None)
     }
 
-    /// A call whose route is resolved.
+    /// Returns an outgoing call whose route is resolved.
     fn routed(&self) -> Connection {
         let mut call = self.call().unwrap();
         self.comes(event::ADDR_RESOLVED, b"");
@@ -80,7 +80,7 @@ impl MeetingFixture {
         call
     }
 
-    /// The changes of the queue pair: state, destination, sequence numbers, timeout.
+    /// Returns the modifications of the queue pair: state, destination, receive and send PSN, timeout.
     fn moves(&self) -> Vec<(i32, u32, u32, u32, u8)> {
         let state = self.bench.stub.lock().unwrap();
         let of = |(attr, _): &(crate::abi::QpAttr, i32)| {
@@ -101,7 +101,8 @@ fn address() -> SocketAddr {
     "192.0.2.1:7471".parse().unwrap()
 }
 
-/// INIT, RTR, RTS as the stub says; the timeout is limited, because the stub's is longer.
+/// The modifications to INIT, RTR and RTS that the stub's attributes demand. The timeout is the maximum,
+/// because the stub's is longer.
 const MOVES: [(i32, u32, u32, u32, u8); 3] =
     [(1, 0, 0, 0, 0), (2, 0x77, 5, 0, 0), (3, 0, 0, 9, 17)];
 
@@ -136,13 +137,13 @@ fn a_call_goes_from_the_address_to_the_queue_pair_and_ends() {
     here.comes(event::CONNECT_RESPONSE, b"me\0\0");
     assert!(call.step(&mut *here.qp).unwrap());
     assert_eq!(call.greeting(), b"me\0\0");
-    // The peer is told only when this side can receive.
+    // This side confirms the connection only when it can receive.
     assert_eq!(
         here.log(),
         ["attributes Rtr", "attributes Rts", "establish"]
     );
     assert_eq!(here.moves(), MOVES);
-    // Events without a meaning here change nothing.
+    // Events that mean nothing for a connection change nothing.
     here.comes(14, b"");
     assert!(!call.is_ended());
     here.comes(event::DISCONNECTED, b"");
@@ -170,7 +171,7 @@ fn a_listener_takes_callers_over_and_answers_or_refuses() {
     asked.prepare(&mut *here.qp).unwrap();
     asked.answer(&mut *here.qp, b"me").unwrap();
     let accepted = format!("accept {:#x} me", here.qp.qpn().raw());
-    // The queue pair can receive before the peer is told.
+    // The queue pair can receive before this side accepts.
     assert_eq!(here.log(), ["attributes Rtr", "attributes Rts", &accepted]);
     assert_eq!(here.moves(), MOVES);
     assert!(!asked.step(&mut *here.qp).unwrap());
@@ -235,7 +236,7 @@ fn a_caller_that_cannot_be_taken_over_is_not_the_end_of_the_listener() {
         here.refuses(what, errno);
         here.comes(event::CONNECT_REQUEST, b"first");
         assert!(listener.try_accept().unwrap().is_none());
-        // The identifier is destroyed, so that the peer is told.
+        // The listener destroys the identifier, which refuses the request.
         assert!(here.log().contains(&"-id".to_owned()), "{what}");
         here.manager.lock().unwrap().fails.clear();
         here.comes(event::CONNECT_REQUEST, b"second");
@@ -286,7 +287,7 @@ fn every_connection_failure_is_reported() {
         let error = call.step(&mut *here.qp).unwrap_err();
         assert!(said(&error).contains(expected), "{error}");
         drop(call);
-        // No connection was established that could be disconnected.
+        // No connection was established, so none is disconnected.
         assert!(!here.log().contains(&"disconnect".to_owned()));
     }
 }
@@ -334,7 +335,7 @@ fn a_route_without_path_details_is_accepted() {
 
 #[test]
 fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
-    // The device is opened as the route names it: with the first address, in the second partition.
+    // The device has the name that the route gives it: the first GID, the second partition.
     let bench = Bench::with(",gid_index=0,pkey_index=1,service_level=5", |stub| {
         (stub.link_layer, stub.lid) = (1, 5);
     });
@@ -342,7 +343,7 @@ fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
     let port = here.bench.stub.lock().unwrap().gids[0].gid;
     {
         let mut state = here.manager.lock().unwrap();
-        // This is the peer's port in the subnet, which only the identifier has.
+        // The GID of the peer's port. Within a subnet only the identifier has it, not the attributes.
         let other = [port[0], port[1].wrapping_add(1)];
         (state.sgid, state.infiniband) = (port, Some((other, 9, 1)));
     }
@@ -361,8 +362,8 @@ fn within_a_subnet_of_infiniband_the_lid_and_the_partition_are_the_managers() {
     assert_eq!((way.dlid, way.is_global, way.sl), (9, 0, 5));
 }
 
-/// Address vectors with fields that `QpAttr` lacks: to the router of another subnet; within a subnet, with a
-/// global routing header and without.
+/// Address vectors with fields that `QpAttr` lacks: one to a router, for another subnet; two within a subnet,
+/// with a global routing header and without.
 fn ways() -> [AhAttr; 3] {
     let far = AhAttr {
         grh: GlobalRoute {
@@ -409,7 +410,8 @@ fn the_queue_pair_goes_all_of_the_managers_way_and_once() {
         assert!(call.step(&mut *here.qp).unwrap());
         let gone = |at: usize| here.bench.stub.lock().unwrap().modified[at].0.ah_attr;
         assert_eq!(gone(1), way);
-        // Connected again by other means, it uses the address vector of those attributes.
+        // If the queue pair is connected again without librdmacm, it uses the address vector of the new
+        // attributes.
         let [init, rtr, _] = steps();
         let rtr = QpAttr {
             dest_gid: Some(attributes::gid(other)),

@@ -1,22 +1,22 @@
-//! Meeting points of two processes: a name on one machine, or an address of the network, over TCP or over
-//! RDMA.
+//! Rendezvous addresses, at which two processes meet: a name on one machine, or a network address for TCP or
+//! for RDMA.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::NetError;
 
-/// Prefix of an address at which to meet over RDMA.
+/// Prefix of a rendezvous address for RDMA.
 const RDMA: &str = "rdma:";
 
-/// A meeting point. Text with a colon is an address; any other text is a name.
+/// A rendezvous address. Text with a colon is a network address; any other text is a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RendezvousAddr {
-    /// A name in the fabric's registry, for processes of one user on one machine.
+    /// A name in the registry of a fabric, for processes of one user on one machine.
     Name(String),
-    /// `HOST:PORT` or `[IPV6]:PORT`. Any host that reaches it may connect.
+    /// `HOST:PORT` or `[IPV6]:PORT`, over TCP. Every host that can reach it may connect.
     Tcp(String),
-    /// `rdma:HOST:PORT`: like `Tcp`, by RDMA's own connection manager. This holds `HOST:PORT`.
+    /// `rdma:HOST:PORT`: as `Tcp`, but by the RDMA connection manager. The text is `HOST:PORT`.
     Rdma(String),
 }
 

@@ -142,7 +142,7 @@ proptest! {
             match &request.payload {
                 Ok(sges) => prop_assert_eq!(&found.sges(&words).collect::<Vec<_>>(), sges),
                 Err(bytes) => {
-                    // The bytes are appended behind those already there.
+                    // The bytes are appended after those already there.
                     let mut into = vec![7];
                     found.read_bytes(&words, &mut into);
                     prop_assert_eq!(&into[1..], &bytes[..]);

@@ -65,7 +65,7 @@ fn an_idle_rnic_is_given_a_burst_in_the_call() {
     world.settle();
 }
 
-/// Slices with nothing behind them fill the send queue of a program that has posted one request.
+/// Slices with nothing after them fill the send queue of a program that has posted one request.
 #[test]
 fn slices_of_one_request_do_not_refuse_another() {
     let config = PacingConfig {

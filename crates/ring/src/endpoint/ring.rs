@@ -75,7 +75,7 @@ impl ImmCursor {
     }
 }
 
-/// A word that is written behind the pieces of a chain.
+/// A word that is written after the pieces of a chain.
 #[derive(Clone, Copy)]
 pub(crate) enum TrailingWrite {
     /// Our cursor, written to the peer's word for it.

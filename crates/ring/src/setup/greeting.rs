@@ -94,7 +94,7 @@ impl Greeting {
         };
         let remote = |at: usize| RemoteAddr {
             addr: word(at),
-            // The rkey is the four bytes behind the address.
+            // The rkey is the four bytes after the address.
             rkey: (word(at + 4) >> 32) as u32,
         };
         Ok(Self {

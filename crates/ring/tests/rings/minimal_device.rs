@@ -329,7 +329,7 @@ fn a_head_for_each_of_thousands_of_messages() {
     }
 }
 
-/// Tails are queued behind more completions than one poll takes. A thread that has armed and then stepped
+/// Tails are queued after more completions than one poll takes. A thread that has armed and then stepped
 /// must not sleep, because no further event would wake it.
 #[test]
 fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {

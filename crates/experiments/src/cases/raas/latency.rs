@@ -14,11 +14,11 @@ use crate::service::virtual_time::{self, OneSidedLoad};
 /// Sizes in virtual time, and on this machine.
 const SIZES: [u64; 8] = [8, 64, 512, 4096, 16 << 10, 64 << 10, PIECE, 1 << 20];
 const SIZES_HERE: [u64; 6] = [8, 64, 512, 4096, 64 << 10, 1 << 20];
-/// Bytes of a piece, where throughput is measured.
+/// Bytes of a message where throughput is measured.
 const PIECE: u64 = 256 << 10;
-/// Most pieces in flight.
+/// Number of such messages in flight.
 const PIECES: usize = 8;
-/// Measured time of the service in virtual time; and the warm-up and the measured time of verbs.
+/// Measured time of the service in virtual time; then the warm-up and the measured time of verbs.
 const RUN: Duration = Duration::from_millis(20);
 const NATIVE_TIMES: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
 
@@ -30,7 +30,7 @@ const LENT: &str = "service, zero copy";
 const COPIED: &str = "service, copied";
 const WRITES: &str = "native write";
 
-/// Returns an arm's value: nanoseconds of a message, or bytes per second of pieces.
+/// Returns an arm's value: latency in nanoseconds, or throughput in bytes per second.
 fn of(arm: &'static str, size: u64) -> Expr<&'static str> {
     Expr::At(Point::at(arm, size), VALUE)
 }

@@ -17,7 +17,7 @@ const OUTSTANDING: usize = 16;
 /// Measured time of a point.
 const RUN: Duration = Duration::from_millis(2);
 const THREADS: [u64; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
-/// Total numbers of threads where three or six share each of several queue pairs.
+/// Total numbers of threads when three or six share each of several queue pairs.
 const ALL_THREADS: [u64; 3] = [6, 12, MOST];
 const MOST: u64 = 18;
 
