@@ -1,0 +1,249 @@
+//! The dispatcher: one connection per responder for all workers of a server (section 4.1, design 2).
+//!
+//! A worker prepares its request in the dispatcher's registered memory and hands it over through a local mailbox:
+//! a word on a cache line of its own that says which responder is meant. The dispatcher polls the local mailboxes
+//! and sends the requests. A response by WRITE goes into the worker's own mailbox, which the worker polls. A
+//! response by SEND completes at the dispatcher, which hands its place over through the local mailbox.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use headworks_baselines::Memory;
+use headworks_verbs::Device;
+
+use crate::config::PatternConfig;
+use crate::error::PatternError;
+use crate::message::{REQUEST, WORD, write_request};
+use crate::ports::{PortSizes, Ports};
+use crate::requester::Observer;
+use crate::topology::Topology;
+use crate::verb::{Arrival, Inbox, Verb};
+
+/// A dispatcher for requests by `Request`, answered by `Response`. With `INLINE`, requests travel inline. It has as
+/// many workers as the configuration has outstanding requests.
+pub struct Dispatcher<Request: Verb, Response: Verb, const INLINE: bool = true> {
+    ports: Ports,
+    inbox: Response::Inbox,
+    config: PatternConfig,
+    /// The response that each worker reads now.
+    lent: Vec<Option<Arrival>>,
+    request: std::marker::PhantomData<Request>,
+}
+
+/// A worker of a dispatcher: one requester, with one request outstanding.
+pub struct Worker<Response: Verb, T: Topology> {
+    memory: Arc<Memory>,
+    config: PatternConfig,
+    topology: T,
+    slot: u32,
+    round: u64,
+    is_outstanding: bool,
+    answered: u64,
+    /// Offsets of the worker's mailbox for responses by WRITE, and of its flag.
+    mailbox: [usize; 2],
+    /// Offset of the first receive buffer, and the distance to the next.
+    receives: [usize; 2],
+    response: std::marker::PhantomData<Response>,
+}
+
+impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Response, INLINE> {
+    /// Opens a dispatcher for requests to `responders` responders, with `config.outstanding` workers.
+    pub fn open(
+        device: Arc<dyn Device>,
+        config: PatternConfig,
+        responders: usize,
+    ) -> Result<Self, PatternError> {
+        config.check::<Request, Response>(device.info())?;
+        let workers = config.outstanding as usize;
+        let (area, bytes) = config.response_area::<Response>(responders);
+        let (shared_receives, own_receives) = Response::receives(workers, responders);
+        let sizes = PortSizes {
+            peers: responders,
+            memory: area + bytes,
+            send_depth: config.send_depth,
+            signal_every: config.signal_every,
+            shared_receives,
+            own_receives,
+            inline: if INLINE { REQUEST } else { 0 },
+        };
+        let ports = Ports::open(device, &sizes)?;
+        let peers = if Response::IN_MAILBOX { 1 } else { responders };
+        let inbox = Response::Inbox::open(&ports, area, workers, peers, config.response)?;
+        Ok(Self {
+            ports,
+            inbox,
+            config,
+            lent: vec![None; workers],
+            request: std::marker::PhantomData,
+        })
+    }
+
+    /// Returns worker `slot`, which chooses responders by `topology`. Make each worker once.
+    ///
+    /// # Panics
+    ///
+    /// If `slot` is not below the number of workers.
+    pub fn worker<T: Topology>(&self, slot: u32, topology: T) -> Worker<Response, T> {
+        assert!(slot < self.config.outstanding, "worker {slot} of {}", self.config.outstanding);
+        let place = slot as usize;
+        Worker {
+            memory: self.ports.memory.clone(),
+            config: self.config,
+            topology,
+            slot,
+            round: 0,
+            is_outstanding: false,
+            answered: 0,
+            mailbox: [self.inbox.at(place), self.inbox.flag_at(place)],
+            receives: [self.inbox.at(0), self.inbox.at(1) - self.inbox.at(0)],
+            response: std::marker::PhantomData,
+        }
+    }
+
+    /// The device objects, for bring-up.
+    pub fn ports(&mut self) -> &mut Ports {
+        &mut self.ports
+    }
+
+    /// Offset of the area for responses, for any responder.
+    pub fn response_area(&self) -> usize {
+        self.config.response_area::<Response>(self.ports.peers()).0
+    }
+
+    /// Polls each local mailbox once, sends the requests found there, and hands over responses. Returns the number of
+    /// requests sent.
+    ///
+    /// # Errors
+    ///
+    /// A peer is gone or broke the protocol, or the device failed.
+    #[inline(always)]
+    pub fn step(&mut self) -> Result<u32, PatternError> {
+        self.ports.flush()?;
+        if !Response::IN_MAILBOX {
+            self.hand_over()?;
+        }
+        let mut sent = 0;
+        for slot in 0..self.lent.len() {
+            let local = self.config.local_mailbox(slot);
+            // Acquire: the request is read after the word.
+            let word = self.ports.memory.word(local).load(Acquire);
+            if word == 0 {
+                continue;
+            }
+            let (peer, at) = (word as usize - 1, PatternConfig::request_at(slot));
+            if Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
+                self.ports.memory.word(local).store(0, Relaxed);
+                sent += 1;
+            } else {
+                self.ports.poll_sends()?;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Hands responses by SEND over to their workers, and frees the places of those that were read.
+    #[inline(always)]
+    fn hand_over(&mut self) -> Result<(), PatternError> {
+        for slot in 0..self.lent.len() {
+            let word = self.config.local_mailbox(slot) + WORD;
+            // Acquire: the worker has read the response before its place is free.
+            if let Some(arrival) = self.lent[slot]
+                && self.ports.memory.word(word).load(Acquire) == 0
+            {
+                self.lent[slot] = None;
+                self.inbox.release(&mut self.ports, arrival)?;
+            }
+        }
+        for _ in 0..self.lent.len() {
+            let Some(arrival) = self.inbox.next(&mut self.ports)? else {
+                break;
+            };
+            let item = self.ports.memory.word(arrival.at).load(Relaxed);
+            let slot = (item % u64::from(self.config.outstanding)) as usize;
+            if self.lent[slot].replace(arrival).is_some() {
+                return Err(PatternError::Protocol {
+                    what: "the item of a response",
+                    value: item,
+                    most: self.config.items - 1,
+                });
+            }
+            let word = self.config.local_mailbox(slot) + WORD;
+            // Release: the response is read after the word.
+            self.ports.memory.word(word).store(arrival.place as u64 + 1, Release);
+        }
+        Ok(())
+    }
+
+    /// Takes completions of sends, and fails unless all queue pairs work. Call it now and then.
+    pub fn check(&mut self) -> Result<(), PatternError> {
+        self.ports.poll_sends()?;
+        self.ports.check()
+    }
+}
+
+impl<Response: Verb, T: Topology> Worker<Response, T> {
+    /// Responses received.
+    pub fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    /// Takes the response if it is there, and hands over the next request if `more` allows. Returns whether a response
+    /// was taken.
+    ///
+    /// # Errors
+    ///
+    /// The responder broke the protocol, or the observer refused the response.
+    #[inline(always)]
+    pub fn step(
+        &mut self,
+        mut more: impl FnMut() -> bool,
+        observer: &mut impl Observer,
+    ) -> Result<bool, PatternError> {
+        let taken = self.is_outstanding && self.take(observer)?;
+        if !self.is_outstanding && more() {
+            self.round += 1;
+            let slot = self.slot as usize;
+            let item = self.config.item_of(self.slot, self.round);
+            write_request(&self.memory, PatternConfig::request_at(slot), item, self.slot);
+            let word = self.memory.word(self.config.local_mailbox(slot));
+            self.is_outstanding = true;
+            observer.sent(slot);
+            // Release: the dispatcher reads the request after the word.
+            word.store(self.topology.next() as u64 + 1, Release);
+        }
+        Ok(taken)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, observer: &mut impl Observer) -> Result<bool, PatternError> {
+        let slot = self.slot as usize;
+        let (at, free) = if Response::IN_MAILBOX {
+            let [at, flag] = self.mailbox;
+            // Acquire: the response is read after its flag.
+            if self.memory.word(flag).load(Acquire) >> 56 == 0 {
+                return Ok(false);
+            }
+            (at, flag)
+        } else {
+            let word = self.config.local_mailbox(slot) + WORD;
+            match self.memory.word(word).load(Acquire) {
+                0 => return Ok(false),
+                place => (self.receives[0] + (place as usize - 1) * self.receives[1], word),
+            }
+        };
+        let item = self.memory.word(at).load(Relaxed);
+        if item != self.config.item_of(self.slot, self.round) {
+            return Err(PatternError::Protocol {
+                what: "the item of a response",
+                value: item,
+                most: self.config.items - 1,
+            });
+        }
+        observer.received(slot, item, &self.memory, at)?;
+        // Release: the response was read before its place is free.
+        self.memory.word(free).store(0, Release);
+        self.answered += 1;
+        self.is_outstanding = false;
+        Ok(true)
+    }
+}

@@ -1,0 +1,288 @@
+//! The device objects of a requester or a responder: one queue pair per peer, registered memory, and the room in
+//! each send queue.
+
+use std::sync::Arc;
+
+use headworks_baselines::{End, EndSizes, Memory};
+use headworks_verbs::bringup::ConnectionParams;
+use headworks_verbs::{
+    BringUp, Completion, Device, Payload, PostErrorKind, QpCaps, QpState, RemoteAddr, SendFlags,
+    SendOp, SendWr, Status,
+};
+
+use crate::config::PEERS_MAX;
+use crate::error::PatternError;
+
+/// Completions taken per poll of the device.
+const BATCH: usize = 16;
+/// Number of low bits of a send request's `wr_id` that hold the index of its peer. The bits above count requests.
+const PEER_BITS: u32 = PEERS_MAX.trailing_zeros();
+/// Longest payload that is posted inline (section 8).
+pub const INLINE_MAX: usize = 220;
+
+/// Sizes of a side's objects.
+#[derive(Clone, Copy, Debug)]
+pub struct PortSizes {
+    /// Number of peers.
+    pub peers: usize,
+    /// Bytes of registered memory.
+    pub memory: usize,
+    /// Depth of each send queue.
+    pub send_depth: u32,
+    /// One send request in this many is signalled.
+    pub signal_every: u32,
+    /// Receives of the shared receive queue; 0 gives each queue pair its own queue.
+    pub shared_receives: u32,
+    /// Receives of each queue pair's own queue.
+    pub own_receives: u32,
+    /// Longest payload that is posted inline, at most [`INLINE_MAX`]; 0 if none is.
+    pub inline: usize,
+}
+
+/// One side of a run: its device objects and its peers.
+pub struct Ports {
+    pub(crate) end: End,
+    pub(crate) memory: Arc<Memory>,
+    peers: Vec<Peer>,
+    depth: u64,
+    signal_every: u64,
+    /// Peers whose send queue owes a flag.
+    owing: usize,
+    completions: [Completion; BATCH],
+}
+
+/// A peer, and the send queue towards it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peer {
+    /// Where this side's messages go: the first place of the area that the peer gave it.
+    area: RemoteAddr,
+    /// Send requests posted, and of those completed.
+    posted: u64,
+    completed: u64,
+    /// A flag that is still to be written behind a message: the send queue had no room for it.
+    owed: Option<RemoteAddr>,
+}
+
+impl Ports {
+    /// Opens the objects on `device`.
+    pub fn open(device: Arc<dyn Device>, sizes: &PortSizes) -> Result<Self, PatternError> {
+        if sizes.peers == 0 || sizes.peers > PEERS_MAX {
+            return Err(PatternError::Config {
+                what: "peers",
+                value: sizes.peers as u64,
+                legal: format!("1 to {PEERS_MAX}"),
+            });
+        }
+        let signalled = u64::from(sizes.send_depth) * sizes.peers as u64;
+        let receives = sizes.shared_receives as u64 + sizes.own_receives as u64 * sizes.peers as u64;
+        let most = (device.info().limits.max_inline as usize).min(INLINE_MAX);
+        if sizes.inline > most {
+            return Err(PatternError::Config {
+                what: "the length of an inline payload",
+                value: sizes.inline as u64,
+                legal: format!("at most {most} on {}", device.info().name),
+            });
+        }
+        let objects = EndSizes {
+            queue_pairs: sizes.peers,
+            caps: QpCaps {
+                max_send_wr: sizes.send_depth,
+                max_recv_wr: sizes.own_receives.max(1),
+                max_inline: sizes.inline.max(8) as u32,
+                ..QpCaps::default()
+            },
+            cq_depth: u32::try_from(signalled.max(receives)).unwrap_or(u32::MAX),
+            shared_receives: sizes.shared_receives,
+            channel: false,
+        };
+        let mut end = End::open(device, &objects)?;
+        end.populate(&objects)?;
+        let memory = Arc::new(end.memory(sizes.memory)?);
+        Ok(Self {
+            end,
+            memory,
+            peers: vec![Peer::default(); sizes.peers],
+            depth: sizes.send_depth.into(),
+            signal_every: sizes.signal_every.into(),
+            owing: 0,
+            completions: [Completion::default(); BATCH],
+        })
+    }
+
+    /// Number of peers.
+    pub fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// The address of `offset` in this side's memory, for a peer.
+    pub fn area(&self, offset: usize) -> RemoteAddr {
+        self.memory.region().remote(offset)
+    }
+
+    /// Sets where messages to `peer` go: the first place of the area that the peer gave to this side.
+    pub fn set_peer_area(&mut self, peer: usize, area: RemoteAddr) {
+        self.peers[peer].area = area;
+    }
+
+    /// Sends the `len` bytes at `at` by `op`. Returns whether the send queue had room.
+    #[inline(always)]
+    pub(crate) fn post<const INLINE: bool>(
+        &mut self,
+        peer: usize,
+        op: SendOp,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, PatternError> {
+        let Some(flags) = self.flags(peer) else {
+            return Ok(false);
+        };
+        if INLINE {
+            let mut copy = [0; INLINE_MAX];
+            self.memory.read(at, &mut copy[..len]);
+            return self.post_one(peer, op, Payload::Inline(&copy[..len]), flags);
+        }
+        let sges = [self.memory.region().sge(at, len as u32)];
+        self.post_one(peer, op, Payload::Gather(&sges), flags)
+    }
+
+    /// Sends the `len` bytes at `at` by WRITE to `to`, and then a flag to `flag`. Returns whether the send queue had
+    /// room for the message. If it had none for the flag, the flag is owed: [`Ports::flush`] posts it.
+    #[inline(always)]
+    pub(crate) fn post_with_flag<const INLINE: bool>(
+        &mut self,
+        peer: usize,
+        to: RemoteAddr,
+        flag: RemoteAddr,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, PatternError> {
+        if self.peers[peer].owed.is_some() && !self.post_owed(peer)? {
+            return Ok(false);
+        }
+        if !self.post::<INLINE>(peer, SendOp::Write(to), at, len)? {
+            return Ok(false);
+        }
+        self.peers[peer].owed = Some(flag);
+        self.owing += 1;
+        self.post_owed(peer)?;
+        Ok(true)
+    }
+
+    /// Posts flags that are owed, as far as there is room.
+    #[inline(always)]
+    pub fn flush(&mut self) -> Result<(), PatternError> {
+        match self.owing {
+            0 => Ok(()),
+            _ => self.flush_owed(),
+        }
+    }
+
+    #[cold]
+    fn flush_owed(&mut self) -> Result<(), PatternError> {
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].owed.is_some() {
+                self.post_owed(peer)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn post_owed(&mut self, peer: usize) -> Result<bool, PatternError> {
+        let (Some(flag), Some(flags)) = (self.peers[peer].owed, self.flags(peer)) else {
+            return Ok(false);
+        };
+        let word = crate::message::FLAG.to_le_bytes();
+        let posted = self.post_one(peer, SendOp::Write(flag), Payload::Inline(&word), flags)?;
+        if posted {
+            self.peers[peer].owed = None;
+            self.owing -= 1;
+        }
+        Ok(posted)
+    }
+
+    /// Returns the flags of the next request to `peer`; `None` if the send queue has no room even after a poll.
+    #[inline(always)]
+    fn flags(&mut self, peer: usize) -> Option<SendFlags> {
+        let Peer { posted, completed, .. } = self.peers[peer];
+        if posted - completed == self.depth {
+            return None;
+        }
+        Some(match (posted + 1) % self.signal_every {
+            0 => SendFlags::SIGNALED,
+            _ => SendFlags::NONE,
+        })
+    }
+
+    #[inline(always)]
+    fn post_one(
+        &mut self,
+        peer: usize,
+        op: SendOp,
+        payload: Payload<'_>,
+        flags: SendFlags,
+    ) -> Result<bool, PatternError> {
+        let number = self.peers[peer].posted + 1;
+        let request = SendWr {
+            wr_id: number << PEER_BITS | peer as u64,
+            op,
+            payload,
+            flags,
+        };
+        match self.end.queue_pairs[peer].post_send(&[request]) {
+            Ok(()) => {
+                self.peers[peer].posted = number;
+                Ok(true)
+            }
+            Err(error) if error.kind == PostErrorKind::QueueFull => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes completions of send requests, which make room in the send queues. Fails if a request failed.
+    #[inline]
+    pub fn poll_sends(&mut self) -> Result<(), PatternError> {
+        loop {
+            let count = self.end.send_cq.poll(&mut self.completions)?;
+            for completion in &self.completions[..count] {
+                if completion.status != Status::Success {
+                    return Err(PatternError::Completion(completion.status));
+                }
+                let peer = (completion.wr_id & (PEERS_MAX as u64 - 1)) as usize;
+                self.peers[peer].completed = completion.wr_id >> PEER_BITS;
+            }
+            if count < BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fails unless all queue pairs still work: a queue pair can stop without a completion.
+    pub fn check(&self) -> Result<(), PatternError> {
+        let states = self.end.queue_pairs.iter().map(|qp| qp.state());
+        match states.into_iter().find(|state| *state != QpState::Rts) {
+            Some(state) => Err(PatternError::QueuePair(state)),
+            None => Ok(()),
+        }
+    }
+
+    /// Address of the area that `peer` gave to this side.
+    #[inline(always)]
+    pub(crate) fn peer_area(&self, peer: usize) -> RemoteAddr {
+        self.peers[peer].area
+    }
+}
+
+/// Connects queue pair `i` of `left` with queue pair `j` of `right`, both in this process.
+pub fn connect(
+    (left, i): (&mut Ports, usize),
+    (right, j): (&mut Ports, usize),
+) -> Result<(), PatternError> {
+    let params = ConnectionParams::default();
+    let infos = [left.end.device.info().clone(), right.end.device.info().clone()];
+    let (ours, theirs) = (&mut left.end.queue_pairs[i], &mut right.end.queue_pairs[j]);
+    let mut one = BringUp::start(&infos[0], &mut **ours, params, 1, Vec::new())?;
+    let mut two = BringUp::start(&infos[1], &mut **theirs, params, 2, Vec::new())?;
+    one.connect_both(&mut **ours, &mut two, &mut **theirs)?;
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! The requester: keeps a fixed number of requests outstanding and takes their responses.
+
+use std::sync::Arc;
+
+use headworks_baselines::Memory;
+use headworks_verbs::Device;
+
+use crate::config::PatternConfig;
+use crate::error::PatternError;
+use crate::message::{REQUEST, write_request};
+use crate::ports::{PortSizes, Ports};
+use crate::topology::Topology;
+use crate::verb::{Inbox, Verb};
+
+/// Sees each request that goes out and each response that comes in. Measuring and checking are observers.
+pub trait Observer {
+    /// The request of slot `slot` was sent.
+    fn sent(&mut self, slot: usize);
+
+    /// The response to the request of slot `slot` arrived. It is `item`, and lies at `at` in `memory`.
+    fn received(
+        &mut self,
+        slot: usize,
+        item: u64,
+        memory: &Memory,
+        at: usize,
+    ) -> Result<(), PatternError>;
+}
+
+/// A requester by `Request`, answered by `Response`, of responders that `T` chooses. With `INLINE`, requests travel
+/// inline.
+pub struct Requester<Request: Verb, Response: Verb, T: Topology, const INLINE: bool = true> {
+    ports: Ports,
+    inbox: Response::Inbox,
+    config: PatternConfig,
+    topology: T,
+    /// Slots without an outstanding request.
+    free: Vec<u32>,
+    /// A request that is written and found no room: its slot and responder.
+    waiting: Option<(u32, usize)>,
+    /// Requests begun, in each slot.
+    rounds: Vec<u64>,
+    answered: u64,
+    request: std::marker::PhantomData<Request>,
+}
+
+impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
+    Requester<Request, Response, T, INLINE>
+{
+    /// Opens a requester of `responders` responders.
+    pub fn open(
+        device: Arc<dyn Device>,
+        config: PatternConfig,
+        responders: usize,
+        topology: T,
+    ) -> Result<Self, PatternError> {
+        config.check::<Request, Response>(device.info())?;
+        let outstanding = config.outstanding as usize;
+        let (area, bytes) = config.response_area::<Response>(responders);
+        let (shared_receives, own_receives) = Response::receives(outstanding, responders);
+        let ports = Ports::open(device, &PortSizes {
+            peers: responders,
+            memory: area + bytes,
+            send_depth: config.send_depth,
+            signal_every: config.signal_every,
+            shared_receives,
+            own_receives,
+            inline: if INLINE { REQUEST } else { 0 },
+        })?;
+        let per_peer = Response::places(outstanding, responders);
+        // Mailboxes are shared by all responders; receives are posted for each.
+        let (places, peers) = match per_peer == outstanding {
+            true => (outstanding, 1),
+            false => (outstanding, responders),
+        };
+        let inbox = Response::Inbox::open(&ports, area, places, peers, config.response)?;
+        Ok(Self {
+            ports,
+            inbox,
+            config,
+            topology,
+            free: (0..config.outstanding).rev().collect(),
+            waiting: None,
+            rounds: vec![0; outstanding],
+            answered: 0,
+            request: std::marker::PhantomData,
+        })
+    }
+
+    /// The device objects, for bring-up.
+    pub fn ports(&mut self) -> &mut Ports {
+        &mut self.ports
+    }
+
+    /// Offset of the area for responses, for any responder.
+    pub fn response_area(&self) -> usize {
+        self.config.response_area::<Response>(self.ports.peers()).0
+    }
+
+    /// Responses received.
+    pub fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    /// Number of polled places, and of those where a response was.
+    pub fn polled(&self) -> (u64, u64) {
+        self.inbox.polled()
+    }
+
+    /// Sends a request for each free slot, as long as `more` allows, and takes the responses that are there. Returns the
+    /// number of responses.
+    ///
+    /// # Errors
+    ///
+    /// A peer is gone or broke the protocol, or the device failed, or the observer refused a response.
+    #[inline(always)]
+    pub fn step(
+        &mut self,
+        mut more: impl FnMut() -> bool,
+        observer: &mut impl Observer,
+    ) -> Result<u32, PatternError> {
+        self.ports.flush()?;
+        self.send(&mut more, observer)?;
+        let mut received = 0;
+        while let Some(arrival) = self.inbox.next(&mut self.ports)? {
+            let first = self.ports.memory.word(arrival.at);
+            let item = first.load(std::sync::atomic::Ordering::Relaxed);
+            let slot = self.slot_of(item)?;
+            observer.received(slot, item, &self.ports.memory, arrival.at)?;
+            self.inbox.release(&mut self.ports, arrival)?;
+            self.free.push(slot as u32);
+            received += 1;
+            self.answered += 1;
+            if received == self.config.outstanding {
+                break;
+            }
+        }
+        Ok(received)
+    }
+
+    #[inline(always)]
+    fn item_of(&self, slot: u32) -> u64 {
+        self.config.item_of(slot, self.rounds[slot as usize])
+    }
+
+    /// The slot whose request asks for `item`. Fails if none does.
+    #[inline(always)]
+    fn slot_of(&self, item: u64) -> Result<usize, PatternError> {
+        let slot = item % u64::from(self.config.outstanding);
+        match item == self.item_of(slot as u32) {
+            true => Ok(slot as usize),
+            false => Err(PatternError::Protocol {
+                what: "the item of a response",
+                value: item,
+                most: self.config.items - 1,
+            }),
+        }
+    }
+
+    #[inline(always)]
+    fn send(
+        &mut self,
+        more: &mut impl FnMut() -> bool,
+        observer: &mut impl Observer,
+    ) -> Result<(), PatternError> {
+        loop {
+            let (slot, peer) = match self.waiting.take() {
+                Some(waiting) => waiting,
+                None if self.free.is_empty() || !more() => return Ok(()),
+                None => {
+                    let slot = self.free.pop().unwrap_or_default();
+                    self.rounds[slot as usize] += 1;
+                    let at = PatternConfig::request_at(slot as usize);
+                    write_request(&self.ports.memory, at, self.item_of(slot), slot);
+                    (slot, self.topology.next())
+                }
+            };
+            let at = PatternConfig::request_at(slot as usize);
+            let place = slot as usize;
+            if !Request::send::<INLINE>(&mut self.ports, peer, place, at, REQUEST)? {
+                self.waiting = Some((slot, peer));
+                return self.ports.poll_sends();
+            }
+            observer.sent(slot as usize);
+        }
+    }
+
+    /// Takes completions of sends, and fails unless all queue pairs work. Call it now and then while no response comes.
+    pub fn check(&mut self) -> Result<(), PatternError> {
+        self.ports.poll_sends()?;
+        self.ports.check()
+    }
+}

@@ -1,0 +1,90 @@
+//! Sending and receiving a message by WRITE or by SEND: the building blocks of section 4.1.
+
+use headworks_verbs::DeviceInfo;
+
+use crate::error::PatternError;
+use crate::ports::Ports;
+
+mod mailbox;
+mod tagged;
+
+pub use mailbox::{FlagPlacement, InMessage, Mailboxes, SecondWrite, Write};
+pub use tagged::{OwnReceives, ReceiveQueue, Send, SharedReceives, TaggedReceives};
+
+/// A verb, with the protocol by which its receiver learns of a message.
+pub trait Verb: Sized + std::marker::Send + 'static {
+    /// Its name: `Write` or `Send`.
+    const NAME: &'static str;
+
+    /// Whether a worker behind a dispatcher finds its response by itself; else the dispatcher hands it over.
+    const IN_MAILBOX: bool;
+
+    /// The receiver's state.
+    type Inbox: Inbox;
+
+    /// Fails if the device does not promise what messages of `len` bytes rely on.
+    fn check(device: &DeviceInfo, len: usize) -> Result<(), PatternError>;
+
+    /// Distance between places for messages of `len` bytes in the receiver's memory.
+    fn stride(len: usize) -> usize;
+
+    /// Number of places in a requester's area for responses, with `outstanding` requests and `peers` responders.
+    fn places(outstanding: usize, peers: usize) -> usize;
+
+    /// Receives of the receiver's shared receive queue, and of each queue pair's own queue, for `places` messages
+    /// from each of `peers` senders.
+    fn receives(places: usize, peers: usize) -> (u32, u32);
+
+    /// Sends the `len` bytes at `at` to place `place` of the area that `peer` gave to this side; with `INLINE`
+    /// the payload travels in the request. Returns false if the send queue has no room: poll the sends, and call
+    /// again.
+    fn send<const INLINE: bool>(
+        ports: &mut Ports,
+        peer: usize,
+        place: usize,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, PatternError>;
+}
+
+/// A message that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Index of the sender; of a message in a mailbox that several senders share, 0.
+    pub peer: usize,
+    /// Number of the place, for [`Inbox::release`].
+    pub place: usize,
+    /// Offset of the message in this side's memory.
+    pub at: usize,
+}
+
+/// Where messages arrive.
+pub trait Inbox: std::marker::Send {
+    /// Sets up `places` places for each of `peers` senders, for messages of `len` bytes, from offset `base` of
+    /// the memory on. Call it before the queue pairs are connected, so that no message comes too early.
+    fn open(
+        ports: &Ports,
+        base: usize,
+        places: usize,
+        peers: usize,
+        len: usize,
+    ) -> Result<Self, PatternError>
+    where
+        Self: Sized;
+
+    /// Offset of place `place` in the memory.
+    fn at(&self, place: usize) -> usize;
+
+    /// Offset of the flag of place `place`: a word whose highest byte is not 0 once the message is whole. Only where
+    /// messages arrive in mailboxes.
+    fn flag_at(&self, place: usize) -> usize;
+
+    /// Returns a message that arrived whole, if there is one. The work of a call is bounded by the number of places.
+    fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError>;
+
+    /// Frees the place of a message. The sender may use it again.
+    fn release(&mut self, ports: &mut Ports, arrival: Arrival) -> Result<(), PatternError>;
+
+    /// Number of places that were polled, and of those where a message was: the share of empty mailboxes (Fig. 9b).
+    fn polled(&self) -> (u64, u64);
+}

@@ -1,0 +1,228 @@
+//! WRITE into a mailbox: a place in the receiver's memory for one sender, whose flag the receiver polls.
+
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use headworks_verbs::{DeviceInfo, RemoteAddr, SendOp};
+
+use super::{Arrival, Inbox, Verb};
+use crate::config::stride;
+use crate::error::PatternError;
+use crate::message::WORD;
+use crate::ports::Ports;
+
+/// Position of a mailbox's flag, and the way in which it is written.
+pub trait FlagPlacement: Send + 'static {
+    /// Offset of the word that holds the flag, in a mailbox for messages of `len` bytes.
+    fn word(len: usize) -> usize;
+
+    /// Distance between mailboxes for messages of `len` bytes.
+    fn stride(len: usize) -> usize;
+
+    /// Fails if the device does not promise what this placement relies on.
+    fn check(device: &DeviceInfo, len: usize) -> Result<(), PatternError>;
+
+    /// Sends the message and its flag. Returns false if there was no room for the message.
+    fn send<const INLINE: bool>(
+        ports: &mut Ports,
+        peer: usize,
+        mailbox: RemoteAddr,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, PatternError>;
+}
+
+/// The flag is the last byte of the message, which the device places last: the paper's mailbox. It relies on
+/// [`in_order_within_write`](headworks_verbs::Promises::in_order_within_write).
+#[derive(Clone, Copy, Debug)]
+pub struct InMessage;
+
+impl FlagPlacement for InMessage {
+    #[inline(always)]
+    fn word(len: usize) -> usize {
+        len - WORD
+    }
+
+    fn stride(len: usize) -> usize {
+        stride(len)
+    }
+
+    fn check(device: &DeviceInfo, len: usize) -> Result<(), PatternError> {
+        let promises = &device.promises;
+        if promises.in_order_within_write as usize >= len && promises.atomic_aligned_8 {
+            return Ok(());
+        }
+        Err(PatternError::Promise {
+            device: device.name.to_string(),
+            promise: "in_order_within_write (for the response's size) and atomic_aligned_8",
+            verb: "Write with the flag in the message",
+            instead: "a flag by a second WRITE",
+        })
+    }
+
+    #[inline(always)]
+    fn send<const INLINE: bool>(
+        ports: &mut Ports,
+        peer: usize,
+        mailbox: RemoteAddr,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, PatternError> {
+        ports.post::<INLINE>(peer, SendOp::Write(mailbox), at, len)
+    }
+}
+
+/// The flag is a word of its own behind the message, written by a second WRITE. It relies on
+/// [`ordered_between_writes`](headworks_verbs::Promises::ordered_between_writes).
+#[derive(Clone, Copy, Debug)]
+pub struct SecondWrite;
+
+impl FlagPlacement for SecondWrite {
+    #[inline(always)]
+    fn word(len: usize) -> usize {
+        stride(len)
+    }
+
+    fn stride(len: usize) -> usize {
+        stride(len) + stride(WORD)
+    }
+
+    fn check(device: &DeviceInfo, _: usize) -> Result<(), PatternError> {
+        if device.promises.ordered_between_writes && device.promises.atomic_aligned_8 {
+            return Ok(());
+        }
+        Err(PatternError::Promise {
+            device: device.name.to_string(),
+            promise: "ordered_between_writes and atomic_aligned_8",
+            verb: "Write with the flag by a second WRITE",
+            instead: "Send",
+        })
+    }
+
+    #[inline(always)]
+    fn send<const INLINE: bool>(
+        ports: &mut Ports,
+        peer: usize,
+        mailbox: RemoteAddr,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, PatternError> {
+        let flag = mailbox.plus(Self::word(len) as u64);
+        ports.post_with_flag::<INLINE>(peer, mailbox, flag, at, len)
+    }
+}
+
+/// WRITE into a mailbox, with the flag where `F` places it.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<F>(PhantomData<F>);
+
+impl<F: FlagPlacement> Verb for Write<F> {
+    const NAME: &'static str = "Write";
+    const IN_MAILBOX: bool = true;
+
+    type Inbox = Mailboxes<F>;
+
+    fn check(device: &DeviceInfo, len: usize) -> Result<(), PatternError> {
+        F::check(device, len)
+    }
+
+    fn stride(len: usize) -> usize {
+        F::stride(len)
+    }
+
+    /// A mailbox for each outstanding request, whichever responder answers it.
+    fn places(outstanding: usize, _: usize) -> usize {
+        outstanding
+    }
+
+    fn receives(_: usize, _: usize) -> (u32, u32) {
+        (0, 0)
+    }
+
+    #[inline(always)]
+    fn send<const INLINE: bool>(
+        ports: &mut Ports,
+        peer: usize,
+        place: usize,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, PatternError> {
+        let mailbox = ports.peer_area(peer).plus((place * F::stride(len)) as u64);
+        F::send::<INLINE>(ports, peer, mailbox, at, len)
+    }
+}
+
+/// The mailboxes of a receiver. It polls one after the other, in turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Mailboxes<F> {
+    base: usize,
+    len: usize,
+    places: usize,
+    per_peer: usize,
+    /// The mailbox that is polled next.
+    next: usize,
+    polled: u64,
+    found: u64,
+    flag: PhantomData<F>,
+}
+
+impl<F: FlagPlacement> Inbox for Mailboxes<F> {
+    fn open(
+        _: &Ports,
+        base: usize,
+        places: usize,
+        peers: usize,
+        len: usize,
+    ) -> Result<Self, PatternError> {
+        Ok(Self {
+            base,
+            len,
+            places: places * peers,
+            per_peer: places,
+            next: 0,
+            polled: 0,
+            found: 0,
+            flag: PhantomData,
+        })
+    }
+
+    #[inline(always)]
+    fn at(&self, place: usize) -> usize {
+        self.base + place * F::stride(self.len)
+    }
+
+    #[inline(always)]
+    fn flag_at(&self, place: usize) -> usize {
+        self.at(place) + F::word(self.len)
+    }
+
+    #[inline(always)]
+    fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError> {
+        for _ in 0..self.places {
+            let place = self.next;
+            self.next = if place + 1 == self.places { 0 } else { place + 1 };
+            self.polled += 1;
+            let at = self.at(place);
+            // Acquire: the message is read after its flag.
+            let word = ports.memory.word(at + F::word(self.len)).load(Acquire);
+            if word >> 56 != 0 {
+                self.found += 1;
+                let peer = place / self.per_peer;
+                return Ok(Some(Arrival { peer, place, at }));
+            }
+        }
+        Ok(None)
+    }
+
+    #[inline(always)]
+    fn release(&mut self, ports: &mut Ports, arrival: Arrival) -> Result<(), PatternError> {
+        // Release: the message was read before its flag is cleared. The sender uses the mailbox again when it
+        // has the response, or, of responses, when its next request has gone out.
+        ports.memory.word(arrival.at + F::word(self.len)).store(0, Release);
+        Ok(())
+    }
+
+    fn polled(&self) -> (u64, u64) {
+        (self.polled, self.found)
+    }
+}

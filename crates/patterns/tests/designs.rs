@@ -1,0 +1,262 @@
+//! Every design, on the software RNIC, on hostile ones and on a simulated one: each response is checked byte for byte.
+
+use std::sync::Arc;
+
+use headworks_baselines::Memory;
+use headworks_patterns::message::first_wrong_byte;
+use headworks_patterns::topology::{RandomResponder, Topology};
+use headworks_patterns::verb::{InMessage, OwnReceives, SecondWrite, Send, SharedReceives, Verb, Write};
+use headworks_patterns::{Observer, PatternConfig, PatternError, Requester, Responder, connect};
+use headworks_shm::Registry;
+use headworks_simnic::SimProvider;
+use headworks_softnic::SoftProvider;
+use headworks_verbs::{Device, Duration, Provider};
+use proptest::prelude::*;
+
+/// Steps after which a run counts as hung.
+const STEPS: u64 = 20_000_000;
+
+/// Hosts of a network.
+struct Network {
+    open: Box<dyn Fn(usize) -> Arc<dyn Device>>,
+    /// Lets virtual time pass.
+    advance: Box<dyn Fn()>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Network {
+    fn soft(options: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let provider = SoftProvider::on(Registry::open_at(folder.path().join("fabric")).unwrap());
+        let options = options.to_owned();
+        let open = move |host| {
+            let name = format!("soft:h{host}{options}");
+            provider.open(&name.parse().unwrap()).unwrap()
+        };
+        Self {
+            open: Box::new(open),
+            advance: Box::new(|| {}),
+            _folder: Some(folder),
+        }
+    }
+
+    fn simulated() -> Self {
+        let provider = Arc::new(SimProvider::new());
+        let network = provider.clone();
+        let open = move |host| {
+            let name = format!("sim:cx5-100g,host=h{host}");
+            provider.open(&name.parse().unwrap()).unwrap()
+        };
+        Self {
+            open: Box::new(open),
+            advance: Box::new(move || {
+                network.advance(Duration::from_nanos(200));
+            }),
+            _folder: None,
+        }
+    }
+}
+
+/// Checks each response, and that it answers the request of its slot.
+struct Checker {
+    response: usize,
+    outstanding: Vec<bool>,
+}
+
+impl Observer for Checker {
+    fn sent(&mut self, slot: usize) {
+        assert!(!std::mem::replace(&mut self.outstanding[slot], true));
+    }
+
+    fn received(
+        &mut self,
+        slot: usize,
+        item: u64,
+        memory: &Memory,
+        at: usize,
+    ) -> Result<(), PatternError> {
+        assert!(std::mem::replace(&mut self.outstanding[slot], false), "no request in slot {slot}");
+        let wrong = first_wrong_byte(memory, at, item, self.response);
+        assert_eq!(wrong, None, "item {item}: byte {wrong:?} is wrong");
+        Ok(())
+    }
+}
+
+/// Runs `count` requests from each of `sides.0` requesters to `sides.1` responders.
+fn run<Request: Verb, Response: Verb, const INLINE: bool>(
+    network: &Network,
+    config: PatternConfig,
+    (requesters, responders): (usize, usize),
+    count: u64,
+) -> Result<(), PatternError> {
+    let mut responding = Vec::new();
+    for at in 0..responders {
+        let device = (network.open)(at);
+        responding.push(Responder::<Request, Response, false>::open(device, config, requesters)?);
+    }
+    let mut requesting = Vec::new();
+    for at in 0..requesters {
+        let topology = RandomResponder::new(responders, at as u64);
+        let device = (network.open)(responders + at);
+        let mut requester =
+            Requester::<Request, Response, _, INLINE>::open(device, config, responders, topology)?;
+        for (peer, responder) in responding.iter_mut().enumerate() {
+            let requests = responder.request_area(at);
+            let responses = requester.response_area();
+            let to = requester.ports().area(responses);
+            responder.ports().set_peer_area(at, to);
+            let to = responder.ports().area(requests);
+            requester.ports().set_peer_area(peer, to);
+            connect((requester.ports(), peer), (responder.ports(), at))?;
+        }
+        let checker = Checker {
+            response: config.response,
+            outstanding: vec![false; config.outstanding as usize],
+        };
+        requesting.push((requester, checker, 0));
+    }
+    for step in 0..STEPS {
+        (network.advance)();
+        let mut open = false;
+        for (requester, checker, begun) in &mut requesting {
+            let more = || {
+                let more = *begun < count;
+                *begun += u64::from(more);
+                more
+            };
+            requester.step(more, checker)?;
+            open |= requester.answered() < count;
+            if step % 64 == 63 {
+                requester.check()?;
+            }
+        }
+        for responder in &mut responding {
+            responder.step(16)?;
+            if step % 64 == 63 {
+                responder.check()?;
+            }
+        }
+        if !open {
+            let answered: u64 = responding.iter().map(Responder::answered).sum();
+            assert_eq!(answered, count * requesters as u64);
+            return Ok(());
+        }
+    }
+    panic!("{} over {}: no end after {STEPS} steps", Request::NAME, Response::NAME);
+}
+
+/// Runs all four pairs of verbs, with mailboxes whose flag `$flag` places.
+macro_rules! every_pair {
+    ($flag:ty, $($args:expr),*) => {{
+        run::<Write<$flag>, Write<$flag>, true>($($args),*).unwrap();
+        run::<Send<SharedReceives>, Send<OwnReceives>, true>($($args),*).unwrap();
+        run::<Write<$flag>, Send<OwnReceives>, false>($($args),*).unwrap();
+        run::<Send<SharedReceives>, Write<$flag>, false>($($args),*).unwrap();
+    }};
+}
+
+const TOPOLOGIES: [(usize, usize); 3] = [(1, 1), (4, 1), (4, 3)];
+
+#[test]
+fn every_design_answers_on_the_software_rnic() {
+    let network = Network::soft("");
+    for sides in TOPOLOGIES {
+        for response in [64, 256, 4096, 65536] {
+            let config = PatternConfig::paper(response);
+            every_pair!(InMessage, &network, config, sides, 200);
+            every_pair!(SecondWrite, &network, config, sides, 200);
+        }
+    }
+}
+
+#[test]
+fn every_design_answers_on_the_simulated_rnic() {
+    let network = Network::simulated();
+    for sides in TOPOLOGIES {
+        for response in [64, 4096, 16384] {
+            let config = PatternConfig::paper(response);
+            every_pair!(SecondWrite, &network, config, sides, 50);
+        }
+    }
+}
+
+#[test]
+fn responses_of_1_mib_arrive_whole() {
+    let network = Network::soft("");
+    let config = PatternConfig {
+        items: 4,
+        ..PatternConfig::paper(1 << 20)
+    };
+    // The software RNIC promises an order of bytes for shorter messages only.
+    every_pair!(SecondWrite, &network, config, (1, 1), 20);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn every_design_answers_on_hostile_devices(
+        seed in any::<u64>(),
+        outstanding in 1u32..9,
+        words in 8usize..200,
+        signal_every in 1u32..9,
+        sides in (1usize..4, 1usize..3),
+    ) {
+        let network = Network::soft(&format!(",hostile,seed={seed}"));
+        let config = PatternConfig {
+            outstanding,
+            signal_every,
+            send_depth: 16,
+            ..PatternConfig::paper(words * 8)
+        };
+        every_pair!(SecondWrite, &network, config, sides, 60);
+    }
+}
+
+#[test]
+fn a_flag_in_the_message_is_refused_where_bytes_have_no_order() {
+    let network = Network::soft(",hostile,seed=1");
+    let config = PatternConfig::paper(64);
+    let refused = run::<Write<InMessage>, Write<InMessage>, true>(&network, config, (1, 1), 1);
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("in_order_within_write") && error.contains("second WRITE"), "{error}");
+}
+
+#[test]
+fn illegal_sizes_are_named() {
+    let network = Network::soft("");
+    let paper = PatternConfig::paper(64);
+    let cases = [
+        (PatternConfig { response: 60, ..paper }, "response is 60"),
+        (PatternConfig { outstanding: 65, ..paper }, "outstanding is 65"),
+        (PatternConfig { items: 0, ..paper }, "items is 0"),
+        (PatternConfig { signal_every: 0, ..paper }, "signal_every is 0"),
+        (PatternConfig { send_depth: 3, ..paper }, "send_depth is 3"),
+    ];
+    for (config, says) in cases {
+        let refused = run::<Write<InMessage>, Write<InMessage>, true>(&network, config, (1, 1), 1);
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn the_share_of_empty_mailboxes_is_counted() {
+    let network = Network::soft("");
+    let config = PatternConfig::paper(64);
+    let device = (network.open)(0);
+    let mut responder =
+        Responder::<Write<InMessage>, Write<InMessage>>::open(device, config, 10).unwrap();
+    assert_eq!(responder.step(1).unwrap(), 0);
+    assert_eq!(responder.polled(), (10, 0));
+}
+
+#[test]
+fn random_responders_are_uniform() {
+    let mut topology = RandomResponder::new(3, 1);
+    let mut counts = [0u32; 3];
+    for _ in 0..30_000 {
+        counts[topology.next()] += 1;
+    }
+    assert!(counts.iter().all(|count| (9_700..10_300).contains(count)), "{counts:?}");
+}
