@@ -226,7 +226,7 @@ struct Inner {
     /// Sessions with packets to send. `unsaid`: peers with messages to send.
     unsent: BTreeSet<SessionId>,
     unsaid: BTreeSet<PeerId>,
-    /// Peers whose lines may hold messages that were received and not handled.
+    /// Peers whose control streams may hold messages that were received and not handled.
     half_heard: BTreeSet<PeerId>,
     told: mpsc::Receiver<ServerMessage>,
     woken: OwnedFd,

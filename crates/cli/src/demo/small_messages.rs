@@ -203,7 +203,7 @@ impl Demo {
         if !same {
             return Err(anyhow!("a message came back changed"));
         }
-        // The other process stays until its last answer was received. Dropping the line tells it so.
+        // The other process stays until its last answer was received. Dropping the control stream tells it so.
         drop((out, back, out_line, back_line));
         self.finish(other)?;
         if sent < MANY {
