@@ -193,8 +193,8 @@ impl<'a> IdleWait<'a> {
         }
     }
 
-    /// Yields the core. Every 256th call checks instead whether the process at the other end of `line` is
-    /// gone, and returns the message it sent there, if any. Fails after Ctrl-C.
+    /// Yields the core. Every 256th call checks instead whether the process at the other end of the control
+    /// stream is gone, and returns the message it sent there, if any. Fails after Ctrl-C.
     pub fn idle(&mut self, line: &mut ControlStream) -> Outcome<Option<Vec<u8>>> {
         self.looks = self.looks.wrapping_add(1);
         self.check()?;

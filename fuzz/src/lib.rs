@@ -63,7 +63,6 @@
 //! proptest, which the crates' own tests use, has no corpus of bytes and no guidance. The parts that are
 //! needed of either are the few hundred lines beside this file. Targets are plain functions over bytes, so
 //! both could run them later.
-//! file, and since targets are plain functions over bytes, both could drive them any day.
 
 pub mod coverage;
 pub mod harness;

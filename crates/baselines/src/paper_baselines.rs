@@ -30,9 +30,9 @@
 //! one doorbell, signals only as many requests as the design needs, and sends cursors inline. All designs
 //! rely on the promises that [`needs`] checks.
 
+mod connected_end;
 pub mod farm;
 pub mod l5;
-mod link;
 pub mod raw;
 pub mod receiver;
 pub mod sender;
@@ -40,7 +40,7 @@ pub mod setup;
 pub mod socksdirect;
 pub mod variants;
 
-pub use link::ConnectedEnd;
+pub use connected_end::ConnectedEnd;
 pub use receiver::{BaselineReceiver, ReceiveProtocol};
 pub use sender::{BaselineSender, SendProtocol};
 pub use setup::{BaselineSetup, Design, Plan, Receives, Sends, needs};

@@ -15,7 +15,7 @@ use crate::library;
 
 /// A connection; it may still be connecting.
 pub(crate) struct Connection {
-    link: Mutex<Link>,
+    link: Mutex<Halves>,
     /// Whether the connection is known to be made, so that calls need not check that first.
     is_made: AtomicBool,
     /// Whether receiving was shut down.
@@ -23,7 +23,7 @@ pub(crate) struct Connection {
 }
 
 /// One end of a connection. No call on it blocks.
-pub(crate) struct Link {
+pub(crate) struct Halves {
     stage: ConnectionStage,
     /// Number of bytes that `show` returned to the program and that it has not released.
     shown: usize,
@@ -46,7 +46,7 @@ impl Connection {
         Self {
             is_made: AtomicBool::new(matches!(stage, ConnectionStage::Connected(_))),
             is_deaf: AtomicBool::new(false),
-            link: Mutex::new(Link {
+            link: Mutex::new(Halves {
                 stage,
                 shown: 0,
                 orphans: Vec::new(),
@@ -56,14 +56,14 @@ impl Connection {
 
     /// Calls `act` on the link, to receive. Separate from [`Connection::sending`], so that the two need not
     /// wait for each other once a stream has two halves.
-    fn receiving<T>(&self, act: impl FnOnce(&mut Link) -> Result<T, Error>) -> Result<T, Error> {
+    fn receiving<T>(&self, act: impl FnOnce(&mut Halves) -> Result<T, Error>) -> Result<T, Error> {
         act(&mut locked(&self.link))
     }
 
     /// Calls `act` on the link, to send or to handle memory that was lent.
     pub(crate) fn sending<T>(
         &self,
-        act: impl FnOnce(&mut Link) -> Result<T, Error>,
+        act: impl FnOnce(&mut Halves) -> Result<T, Error>,
     ) -> Result<T, Error> {
         act(&mut locked(&self.link))
     }
@@ -77,7 +77,7 @@ impl Connection {
     }
 }
 
-impl Link {
+impl Halves {
     pub(crate) fn stream(&mut self) -> Result<&mut Stream, Error> {
         match &mut self.stage {
             ConnectionStage::Connected(stream) => Ok(stream),
@@ -128,7 +128,7 @@ impl Handle {
     /// Waits until the connection is made.
     pub(crate) fn finish(&self, waits: WaitMode) -> Result<(), Error> {
         let connection = self.connection()?;
-        self.wait(WaitFor::Out, waits, || connection.sending(Link::finish))?;
+        self.wait(WaitFor::Out, waits, || connection.sending(Halves::finish))?;
         connection.is_made.store(true, Ordering::Release);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use headworks::service::{Export, Loan, RemoteOperation, ServiceError, SharedMemory};
 
-use crate::connection::Link;
+use crate::connection::Halves;
 use crate::error::Error;
 use crate::handle::{Handle, WaitFor, WaitMode, locked};
 use crate::library;
@@ -102,7 +102,7 @@ impl<'h> Lease<'h> {
     }
 
     /// Tries to take the memory back from the daemon.
-    fn settle(&mut self, link: &mut Link) -> Result<(), Error> {
+    fn settle(&mut self, link: &mut Halves) -> Result<(), Error> {
         let stream = link.stream()?;
         let Some(held) = self.held.take() else {
             return Ok(());

@@ -2,7 +2,7 @@
 
 use headworks::service::{RemoteOperation, Rights, ServiceError, Stream};
 
-use crate::connection::{Connection, Link};
+use crate::connection::{Connection, Halves};
 use crate::error::Error;
 use crate::handle::{Handle, WaitFor, WaitMode};
 use crate::lease::{Lease, LeasePurpose};
@@ -100,7 +100,7 @@ fn begin(
 }
 
 /// Finishes orphaned operations that are over.
-fn reap(link: &mut Link) -> Result<(), Error> {
+fn reap(link: &mut Halves) -> Result<(), Error> {
     for mut orphan in std::mem::take(&mut link.orphans) {
         match orphan.is_over() {
             // No call waits for this operation any more, so its outcome is dropped.

@@ -38,15 +38,15 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     let mut before: Option<(Instant, RegistrySnapshot)> = None;
     watch(args, |width| {
         let now = Instant::now();
-        let object_counts = inspect::snapshot(host)?;
+        let snapshot = inspect::snapshot(host)?;
         let rates = before
             .as_ref()
-            .map(|(then, earlier)| Rates::between(earlier, &object_counts, now - *then));
+            .map(|(then, earlier)| Rates::between(earlier, &snapshot, now - *then));
         let text = if args.json {
-            format!("{}\n", json::line(&object_counts, rates.as_ref()))
+            format!("{}\n", json::line(&snapshot, rates.as_ref()))
         } else {
             let seen = text::FabricView {
-                object_counts: &object_counts,
+                snapshot: &snapshot,
                 rates: rates.as_ref(),
                 device: &args.device,
                 width,
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
             };
             seen.drawn()
         };
-        before = Some((now, object_counts));
+        before = Some((now, snapshot));
         Ok(text)
     })
 }

@@ -38,8 +38,8 @@ const EGRESS_RINGS: usize = 152;
 const INGRESS_HEAD: usize = 192;
 const EVENT_COUNT: usize = 256;
 const ROOM_EVENT_COUNT: usize = 264;
-const INGRESS_PLACES: usize = 320;
-const EGRESS_PLACES: usize = 384;
+const INGRESS_RING_ENTRIES: usize = 320;
+const EGRESS_RING_ENTRIES: usize = 384;
 
 /// Direction of a stream, seen from the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl ControlBlock {
     /// Prefetches the words, except the entries of rings: they will be used soon.
     #[inline]
     pub fn expect(&self) {
-        for offset in (EGRESS_TAIL..INGRESS_PLACES).step_by(64) {
+        for offset in (EGRESS_TAIL..INGRESS_RING_ENTRIES).step_by(64) {
             self.view.prefetch(offset);
         }
     }
@@ -159,8 +159,8 @@ impl ControlBlock {
 
     fn place(way: Direction, number: u64) -> usize {
         let places = match way {
-            Direction::Egress => EGRESS_PLACES,
-            Direction::Ingress => INGRESS_PLACES,
+            Direction::Egress => EGRESS_RING_ENTRIES,
+            Direction::Ingress => INGRESS_RING_ENTRIES,
         };
         places + (number % 2) as usize * 24
     }

@@ -6,7 +6,7 @@ use headworks_shm::{DirtySet, EventCount, View};
 use crate::error::ContractError;
 use crate::memory::{Extent, Slabs};
 
-const MARKS: usize = 64;
+const BITS_OFFSET: usize = 64;
 
 /// A session's doorbell: an event count, and a bit for every handle.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct Doorbell {
 impl Doorbell {
     /// Bytes of a doorbell for handles below `handles`.
     pub const fn bytes(handles: usize) -> usize {
-        MARKS + DirtySet::word_count(handles) * 8
+        BITS_OFFSET + DirtySet::word_count(handles) * 8
     }
 
     /// The doorbell at `extent`, for handles below `handles`.
@@ -28,7 +28,7 @@ impl Doorbell {
     /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
     pub fn at(slabs: &Slabs, extent: Extent, handles: usize) -> Result<Self, ContractError> {
         let view = slabs.view(extent)?;
-        let words = view.words(MARKS, DirtySet::word_count(handles));
+        let words = view.words(BITS_OFFSET, DirtySet::word_count(handles));
         words.map_err(|_| ContractError::ControlBlock)?;
         view.event_count(0)
             .map_err(|_| ContractError::ControlBlock)?;
@@ -36,7 +36,9 @@ impl Doorbell {
     }
 
     fn marks(&self) -> DirtySet<'_> {
-        let words = self.view.words(MARKS, DirtySet::word_count(self.handles));
+        let words = self
+            .view
+            .words(BITS_OFFSET, DirtySet::word_count(self.handles));
         let marks = words
             .ok()
             .and_then(|words| DirtySet::from_words(words, self.handles));

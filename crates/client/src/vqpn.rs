@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Bits of the place in the daemon's table.
-const PLACE_BITS: u32 = 20;
+const INDEX_BITS: u32 = 20;
 
 /// Number of a connection's end: its place in the daemon's table, and the generation of that place. It
 /// travels in the immediate data of messages to that end (RaaS, section IV.A). So a late message for a closed
@@ -14,14 +14,14 @@ pub struct Vqpn(u32);
 
 impl Vqpn {
     /// Number of places.
-    pub const PLACES: u32 = 1 << PLACE_BITS;
+    pub const INDEXES: u32 = 1 << INDEX_BITS;
     /// Number of generations of a place.
-    pub const GENERATIONS: u32 = 1 << (32 - PLACE_BITS);
+    pub const GENERATIONS: u32 = 1 << (32 - INDEX_BITS);
 
-    /// The number for `place`, which is below [`Vqpn::PLACES`], and `generation`, which is taken modulo
+    /// The number for `place`, which is below [`Vqpn::INDEXES`], and `generation`, which is taken modulo
     /// [`Vqpn::GENERATIONS`].
     pub const fn new(place: u32, generation: u32) -> Self {
-        Self((place % Self::PLACES) | (generation << PLACE_BITS))
+        Self((place % Self::INDEXES) | (generation << INDEX_BITS))
     }
 
     /// The number as sent on the wire.
@@ -36,12 +36,12 @@ impl Vqpn {
 
     /// The place in the table.
     pub const fn place(self) -> usize {
-        (self.0 % Self::PLACES) as usize
+        (self.0 % Self::INDEXES) as usize
     }
 
     /// The generation of the place.
     pub const fn generation(self) -> u32 {
-        self.0 >> PLACE_BITS
+        self.0 >> INDEX_BITS
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_vqpn_keeps_place_and_generation_apart() {
-        let last = Vqpn::new(Vqpn::PLACES - 1, Vqpn::GENERATIONS + 7);
+        let last = Vqpn::new(Vqpn::INDEXES - 1, Vqpn::GENERATIONS + 7);
         assert_eq!((last.place(), last.generation()), (0xf_ffff, 7));
         assert_eq!(Vqpn::from_bits(last.bits()), last);
         assert_eq!(last.to_string(), "1048575.7");

@@ -59,17 +59,17 @@ pub fn run_cases<W: World>(
             continue;
         }
         let start = world.now();
-        let mut bench = CaseContext::for_case(&mut world, &case.name);
-        let verdict = (case.run)(&mut bench);
-        let verdict = bench.finish(verdict);
-        let skipped = bench.skipped().map(str::to_owned);
-        for unseen in bench.unseen_deviations() {
+        let mut cx = CaseContext::for_case(&mut world, &case.name);
+        let verdict = (case.run)(&mut cx);
+        let verdict = cx.finish(verdict);
+        let skipped = cx.skipped().map(str::to_owned);
+        for unseen in cx.unseen_deviations() {
             println!(
                 "{name}: {}: known deviation of another kernel did not show: {unseen}",
                 case.name
             );
         }
-        let took = bench.now().since(start).nanos() / 1_000_000;
+        let took = cx.now().since(start).nanos() / 1_000_000;
         match (verdict, skipped) {
             (Ok(()), None) => {
                 println!("{name}: {} ok, {took} ms", case.name);

@@ -169,10 +169,10 @@ fn when_both_die_the_next_one_cleans_up() {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
     let mut world = apart(&path);
-    let mut bench = CaseContext::new(&mut world);
-    let (a, b) = bench.connected_pair().expect("connects");
-    bench.kill(a.host).expect("killed");
-    bench.kill(b.host).expect("killed");
+    let mut cx = CaseContext::new(&mut world);
+    let (a, b) = cx.connected_pair().expect("connects");
+    cx.kill(a.host).expect("killed");
+    cx.kill(b.host).expect("killed");
     // Dropping the world waits until both hosts are dead.
     drop(world);
     let entries = || std::fs::read_dir(&path).map_or(0, Iterator::count);

@@ -27,7 +27,7 @@ impl<T> ConnectionTable<T> {
     pub fn insert(&mut self, make: impl FnOnce(Vqpn) -> T) -> Option<Vqpn> {
         // While few places are free, new ones are added instead, so that the number of a removed entry stays
         // unused for long.
-        let is_new = self.free.len() < 64 && self.places.len() < Vqpn::PLACES as usize;
+        let is_new = self.free.len() < 64 && self.places.len() < Vqpn::INDEXES as usize;
         if is_new {
             self.places.push((0, None));
             self.free.push_front(self.places.len() as u32 - 1);

@@ -75,7 +75,7 @@ impl Credit {
     ///
     /// [`CreditViolation`]: the number is impossible, or the frame had no promised receive.
     pub fn come(&mut self, number: u64) -> Result<(), CreditViolation> {
-        self.hear(number)?;
+        self.receive(number)?;
         // The other side may use only receives that were announced. The announcement may still be in flight.
         if self.got >= self.told {
             return Err(CreditViolation);
@@ -89,7 +89,7 @@ impl Credit {
     /// # Errors
     ///
     /// [`CreditViolation`]: the number promises more than [`PROMISED_MAX`] beyond what was sent.
-    pub fn hear(&mut self, number: u64) -> Result<(), CreditViolation> {
+    pub fn receive(&mut self, number: u64) -> Result<(), CreditViolation> {
         // Frames of different queue pairs overtake each other. An older number is ignored.
         if number > self.sent.saturating_add(PROMISED_MAX) {
             return Err(CreditViolation);
@@ -197,8 +197,8 @@ mod tests {
             acts in proptest::collection::vec(any::<u8>(), 0..600),
         ) {
             let mut sides = [Side::new(promised.0, sends.0), Side::new(promised.1, sends.1)];
-            sides[0].credit.hear(promised.1.into()).unwrap();
-            sides[1].credit.hear(promised.0.into()).unwrap();
+            sides[0].credit.receive(promised.1.into()).unwrap();
+            sides[1].credit.receive(promised.0.into()).unwrap();
             for each in acts {
                 act(&mut sides, each);
             }
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn credit_violations_are_refused() {
         let mut credit = Credit::new(4);
-        assert_eq!(credit.hear(PROMISED_MAX + 1), Err(CreditViolation));
+        assert_eq!(credit.receive(PROMISED_MAX + 1), Err(CreditViolation));
         for _ in 0..4 {
             assert_eq!(credit.come(0), Ok(()));
         }

@@ -497,15 +497,15 @@ impl Daemon {
         for peer in self.peers.values_mut() {
             // The application is gone. No session has the number 0, so the answer finds no client and is
             // cancelled.
-            peer.wishes.iter_mut().for_each(|(_, wish)| {
-                if wish.client == session {
-                    wish.client = SessionId(0);
+            peer.wishes.iter_mut().for_each(|(_, request_connection)| {
+                if request_connection.client == session {
+                    request_connection.client = SessionId(0);
                 }
             });
         }
         for route in self.routes.values_mut() {
             if let PeerRoute::Dialing(_, wishes) = route {
-                wishes.retain(|wish| wish.client != session);
+                wishes.retain(|request_connection| request_connection.client != session);
             }
         }
         let id = client.domain;

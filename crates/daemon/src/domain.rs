@@ -200,7 +200,7 @@ pub struct Domain {
     connections: ConnectionTable<Box<Connection>>,
     sessions: Slab<Session>,
     receives: Receives,
-    grants: ReceiveShares,
+    receive_shares: ReceiveShares,
     cq: Arc<dyn CompletionQueue>,
     channel: Arc<dyn CompletionChannel>,
     pd: Arc<dyn ProtectionDomain>,
@@ -253,7 +253,7 @@ impl Domain {
             connections: ConnectionTable::default(),
             sessions: Slab::new(),
             receives,
-            grants: ReceiveShares::new(posted, config.link_floor, config.link_share),
+            receive_shares: ReceiveShares::new(posted, config.link_floor, config.link_share),
             dying: DrainingQps::new(cq.depth()),
             cq,
             channel,
@@ -515,7 +515,7 @@ impl Domain {
                 let offered = offered.filter(|fetch| fetch.number == number);
                 offered.for_each(|fetch| connection.ingress.give_up(fetch.at, fetch.left()));
             }
-            self.unlink(at, number);
+            self.remove_qp_group(at, number);
         }
         self.attend(number);
     }
@@ -693,7 +693,7 @@ impl Domain {
             return;
         };
         if let Some(at) = over.place.link {
-            self.unlink(at, number);
+            self.remove_qp_group(at, number);
         }
         let session = over.place.session;
         let memory = over.memory();

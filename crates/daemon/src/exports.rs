@@ -8,7 +8,7 @@ use headworks_client::{Extent, Operation, Outcome, Rights};
 use crate::frame::Remote;
 
 /// Most exported ranges of a connection, in each direction.
-pub(crate) const WINDOWS_MAX: usize = 1024;
+pub(crate) const EXPORTS_MAX: usize = 1024;
 
 /// Ranges that this end exports.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ struct Export {
 impl Exports {
     /// Exports memory. Returns the number of the new range, or `None` if there are too many.
     pub(crate) fn add(&mut self, extent: Extent, rights: Rights) -> Option<u32> {
-        if self.all.len() >= WINDOWS_MAX {
+        if self.all.len() >= EXPORTS_MAX {
             return None;
         }
         self.last = self.last.checked_add(1)?;
@@ -136,7 +136,7 @@ impl ExportTable {
             rights,
             is_wanted: false,
         };
-        self.all.len() < WINDOWS_MAX && self.all.insert(export_id, new).is_none()
+        self.all.len() < EXPORTS_MAX && self.all.insert(export_id, new).is_none()
     }
 
     /// Records that the other end wants a range back. Returns `false` if the range does not exist or

@@ -210,7 +210,7 @@ impl QpGroup {
                     return Err(BringUpError::Malformed("length of frames"));
                 }
                 self.body_max = frame_bytes as usize - HEADER;
-                let heard = self.credit.hear(promised.into());
+                let heard = self.credit.receive(promised.into());
                 heard.map_err(|_| BringUpError::Malformed("receives promised"))?;
             }
         }

@@ -83,27 +83,27 @@ mod tests {
             share in 1u32..40,
             acts in proptest::collection::vec((0u8..8, any::<usize>()), 0..400),
         ) {
-            let mut grants = ReceiveShares::new(posted, floor, share);
+            let mut receive_shares = ReceiveShares::new(posted, floor, share);
             let mut links: Vec<u64> = Vec::new();
             for (act, qp_role) in acts {
                 let at = qp_role % links.len().max(1);
                 match act {
-                    0 => match grants.admit() {
+                    0 => match receive_shares.admit() {
                         Some(promised) => links.push(promised.into()),
                         None => {
-                            grants.grow(floor);
-                            prop_assert!(grants.posted() > posted);
+                            receive_shares.grow(floor);
+                            prop_assert!(receive_shares.posted() > posted);
                         }
                     },
-                    1 if !links.is_empty() => grants.leave(links.swap_remove(at)),
+                    1 if !links.is_empty() => receive_shares.leave(links.swap_remove(at)),
                     _ if links.get(at).is_some_and(|left| *left > 0) => {
                         links[at] -= 1;
-                        links[at] += u64::from(grants.used(links[at]));
+                        links[at] += u64::from(receive_shares.used(links[at]));
                     }
                     _ => {}
                 }
-                prop_assert_eq!(u64::from(grants.promised()), links.iter().sum::<u64>());
-                prop_assert!(grants.promised() <= grants.posted());
+                prop_assert_eq!(u64::from(receive_shares.promised()), links.iter().sum::<u64>());
+                prop_assert!(receive_shares.promised() <= receive_shares.posted());
                 for left in &links {
                     prop_assert!((u64::from(floor)..=u64::from(share.max(floor))).contains(left));
                 }
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn an_active_sender_gains_receives_up_to_its_share() {
-        let mut grants = ReceiveShares::new(100, 4, 20);
-        let mut left = u64::from(grants.admit().unwrap());
+        let mut receive_shares = ReceiveShares::new(100, 4, 20);
+        let mut left = u64::from(receive_shares.admit().unwrap());
         for _ in 0..50 {
-            left = left - 1 + u64::from(grants.used(left - 1));
+            left = left - 1 + u64::from(receive_shares.used(left - 1));
         }
         assert_eq!(left, 20);
     }

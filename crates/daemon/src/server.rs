@@ -221,12 +221,12 @@ struct Inner {
     daemons: Listener,
     port: u16,
     sessions: BTreeMap<SessionId, Attached>,
-    watches: Subscriptions,
+    subscriptions: Subscriptions,
     peers: BTreeMap<PeerId, ControlStream>,
     /// Sessions with packets to send. `unsaid`: peers with messages to send.
     unsent: BTreeSet<SessionId>,
     unsaid: BTreeSet<PeerId>,
-    /// Peers whose lines may hold messages that were received and not handled.
+    /// Peers whose control streams may hold messages that were received and not handled.
     half_heard: BTreeSet<PeerId>,
     told: mpsc::Receiver<ServerMessage>,
     woken: OwnedFd,
@@ -288,7 +288,7 @@ impl DaemonServer {
             daemons,
             port,
             sessions: BTreeMap::new(),
-            watches: Subscriptions::default(),
+            subscriptions: Subscriptions::default(),
             peers: BTreeMap::new(),
             unsent: BTreeSet::new(),
             unsaid: BTreeSet::new(),
@@ -305,7 +305,7 @@ impl DaemonServer {
         };
         inner.watch(&inner.woken, Token::Threads)?;
         inner.watch(device.async_fd(), Token::Device)?;
-        inner.let_in()?;
+        inner.accept_daemon()?;
         Ok(Self {
             inner,
             epoll,
@@ -339,7 +339,7 @@ impl DaemonServer {
         let mut ended = DaemonExit::Interrupted;
         if interrupt.is_termination() {
             self.inner.daemon.drain();
-            self.inner.obey();
+            self.inner.apply();
             draining(&self.inner.daemon.snapshot());
             let until = clock::now() + self.drain;
             // A second signal ends the draining, and a third one the process.
@@ -353,7 +353,7 @@ impl DaemonServer {
             };
         }
         self.inner.daemon.stop();
-        self.inner.obey();
+        self.inner.apply();
         let until = clock::now() + FAREWELL;
         self.serve(Some(until), &[], |inner| {
             inner.unsent.is_empty() && inner.unsaid.is_empty()
@@ -398,7 +398,7 @@ impl DaemonServer {
             // A waiter that is never idle does not report deadlines.
             let is_over = |at: Option<Instant>| at.is_some_and(|at| clock::now() >= at);
             if is_over(self.inner.closed_until) {
-                self.inner.let_in()?;
+                self.inner.accept_daemon()?;
             }
             if is_over(until) {
                 break;
@@ -416,7 +416,7 @@ impl Inner {
     }
 
     /// Accepts callers from now on.
-    fn let_in(&mut self) -> Result<(), ServerError> {
+    fn accept_daemon(&mut self) -> Result<(), ServerError> {
         self.closed_until = None;
         self.watch(&self.applications, Token::Applications)?;
         self.watch(&self.daemons, Token::Daemons)
@@ -454,7 +454,7 @@ impl Inner {
             self.is_armed = true;
         }
         let stepped = self.daemon.step(&mut ActorContext::new(&mut { ALONE }));
-        let was_busy = self.obey() | self.receive_rest() | stepped || !self.daemon.is_idle();
+        let was_busy = self.apply() | self.receive_rest() | stepped || !self.daemon.is_idle();
         if was_busy && self.is_armed {
             self.daemon.disarm();
             self.is_armed = false;
@@ -487,7 +487,7 @@ impl Inner {
                 Token::Peer(peer) => self.receive_from_peer(peer),
             }
         }
-        self.obey();
+        self.apply();
         Ok(())
     }
 
@@ -524,7 +524,7 @@ impl Inner {
     }
 
     /// Carries out the daemon's outputs and returns whether there were any.
-    fn obey(&mut self) -> bool {
+    fn apply(&mut self) -> bool {
         let mut did = false;
         let mut signals = Vec::new();
         while let Some(output) = self.daemon.output() {
@@ -533,9 +533,9 @@ impl Inner {
                 Output::Dial(to) => self.dial(to),
                 Output::ToPeer { peer, message } => self.say(peer, &message),
                 Output::HangUp(peer) => {
-                    if let Some(mut line) = self.peers.remove(&peer) {
+                    if let Some(mut control) = self.peers.remove(&peer) {
                         // Earlier messages are still sent, if the socket takes them.
-                        let _ = line.flush();
+                        let _ = control.flush();
                     }
                 }
                 Output::ToSession {
@@ -550,7 +550,7 @@ impl Inner {
         did |= self.resend();
         // Signals follow the packets that say more.
         for (watch, signal) in signals {
-            self.watches.signal(watch, signal);
+            self.subscriptions.signal(watch, signal);
         }
         self.resay();
         if self.daemon.domains_made() > self.watched {

@@ -141,14 +141,14 @@ fn judge(plan: &Plan, ledger: Ledger) -> Result<Ledger, String> {
         return wrong(format!("not all of {ends} ends were whole"));
     }
     let doorbells: usize = plan.hosts.iter().map(|host| host.scripts.len()).sum();
-    let in_use: u64 = ledger.censuses.iter().map(|one| one.in_use).sum();
+    let in_use: u64 = ledger.all_counts.iter().map(|one| one.in_use).sum();
     if !plan.breaks && in_use != 4096 * doorbells as u64 {
         return wrong(format!(
             "{in_use} bytes in use with {doorbells} applications"
         ));
     }
     if ledger
-        .censuses
+        .all_counts
         .iter()
         .any(|one| one.promised > one.receives)
     {

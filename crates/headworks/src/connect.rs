@@ -86,8 +86,8 @@ fn random_psn() -> Result<u32, NetError> {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let fabric = headworks_shm::Registry::open_at(dir.path().join("fabric"))?;
-/// # let provider = headworks_softnic::SoftProvider::on(fabric);
+/// # let registry = headworks_shm::Registry::open_at(dir.path().join("registry"))?;
+/// # let provider = headworks_softnic::SoftProvider::on(registry);
 /// # let open = |name: &str| headworks::verbs::Provider::open(&provider, &name.parse().unwrap());
 /// # let (device, theirs) = (open("soft:h1")?, open("soft:h2")?);
 /// let config = RingConfig::fixed(128, 64);

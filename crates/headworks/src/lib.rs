@@ -4,7 +4,7 @@
 //! # Map
 //!
 //! - [`open`], [`devices()`]: opens and lists devices by name; `soft` needs no hardware.
-//! - [`inspect`]: a snapshot of a live fabric, taken from outside.
+//! - [`inspect`]: a snapshot of a live fabric (the soft hosts of one registry), taken from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
 //! - [`connect`]: makes the ends of a ring and connects them over a control stream.
 //! - [`pipe`]: a byte stream over a ring, between two processes on one host or on two.
@@ -17,7 +17,7 @@
 //!   [`daemon`] is the daemon's core and [`client`] the protocol between the two, for programs that run them
 //!   in a world of their own.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
-//! - [`net`]: rendezvous under a name or at an address, lines, waiting, the real clock, signals.
+//! - [`net`]: rendezvous under a name or at an address, control streams, waiting, the real clock, signals.
 //! - [`runtime`]: actors and the worlds that they run in.
 
 #[cfg(feature = "tokio")]

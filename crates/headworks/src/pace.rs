@@ -154,7 +154,7 @@ pub(crate) fn paced(
         }
     };
     let config = Arc::new(config);
-    shared.share.say(&rnic(name), &config);
+    shared.share.publish(&rnic(name), &config);
     remember(&info, &shared, &config, &clock);
     let pacing = Pacing {
         share: shared.share.clone(),

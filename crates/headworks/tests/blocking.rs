@@ -132,7 +132,7 @@ fn few_messages_are_closed_while_the_receiver_waits_for_more() {
         });
         send(&mut sender, 0..count);
         let control = sender.close().expect("everything was consumed");
-        // The receiver waits until the peer is gone, which the end of the line shows.
+        // The receiver waits until the peer is gone, which the end of the control stream shows.
         drop(control);
         let (end, _receiver) = receiving.join().expect("receives");
         assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
@@ -287,7 +287,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
         let path = fabric.path().join("fabric");
         let (here, mut there) = ControlStream::pair().expect("a line");
         let theirs = path.clone();
-        // The ring is as it should be; only the line gets too many messages.
+        // The ring is as it should be; only the control stream gets too many messages.
         let other = thread::spawn(move || {
             let device = open(&theirs, "soft:h2");
             let (to, from) = match sends {
@@ -324,7 +324,7 @@ fn a_peer_that_talks_on_over_the_line_is_an_error_and_not_listened_to_for_ever()
         };
         let few = matches!(error, BlockingError::TooManyMessages { limit } if limit < 100);
         assert!(few, "{error}");
-        // The error names the line: not the messages of the ring are too many.
+        // The error names the control stream: the messages of the ring are not too many.
         let said = error.to_string();
         assert!(said.contains("over the line"), "{said}");
     }

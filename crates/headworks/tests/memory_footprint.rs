@@ -53,8 +53,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// Returns the bytes of shared memory of the soft host `host`.
 fn shared(fabric: &Path, host: &str) -> u64 {
     let fabric = Registry::open_at(fabric).expect("a fabric");
-    let census = inspect::look(&fabric, Some(host)).expect("looks");
-    census.contexts[0].segments.bytes
+    let snapshot = inspect::look(&fabric, Some(host)).expect("looks");
+    snapshot.contexts[0].segments.bytes
 }
 
 /// Returns the bytes that one end takes by the guide: shared memory, and the process's own.

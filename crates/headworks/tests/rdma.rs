@@ -466,7 +466,7 @@ fn a_call_by_way_of_another_device_than_was_named_is_refused_and_the_next_is_met
     });
 }
 
-/// Connects both ends of a line in this process.
+/// Connects both ends of a control stream in this process.
 fn lines(ip: IpAddr) -> (ControlStream, ControlStream) {
     let any: DeviceName = "ibv".parse().expect("a name");
     let listening = RdmaListener::at(&address(ip), &any).expect("listens");
@@ -502,7 +502,7 @@ fn a_line_carries_messages_and_its_end_comes_behind_them() {
         });
         let mut answers = 0u32;
         for at in 0..200 {
-            // Sends as many messages ahead as the line takes.
+            // Sends as many messages ahead as the control stream takes.
             while let Err(NetError::Full) = one.send_control(&message(at)) {
                 let answer = one.recv_control_wait(limit()).expect("an answer");
                 assert_eq!(answer, answers.to_le_bytes());

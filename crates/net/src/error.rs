@@ -1,4 +1,4 @@
-//! Errors of rendezvous and of lines.
+//! Errors of rendezvous and of control streams.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Rendezvous of two processes: under a name of the fabric's registry, or at an address of the network.
+//! Rendezvous of two processes: under a name in the registry, or at a network address.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

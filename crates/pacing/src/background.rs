@@ -22,7 +22,7 @@ pub(crate) trait BackgroundWork: Send + Sync {
     fn calls(&self) -> &CallCounter;
 
     /// Posts what is due. Returns after how long to come again, or `None` if nothing waits any more.
-    fn attend(&self) -> Option<Duration>;
+    fn service(&self) -> Option<Duration>;
 }
 
 /// Returns the queues that exist now.
@@ -184,7 +184,7 @@ fn round(work_list: &[Arc<dyn BackgroundWork>]) -> Option<Duration> {
         }
         let count = calls.count.load(Ordering::Relaxed);
         let again = match calls.seen.swap(count, Ordering::Relaxed) == count {
-            true => one.attend().map(|again| again.max(AGAIN)),
+            true => one.service().map(|again| again.max(AGAIN)),
             false => Some(PATIENCE),
         };
         next = match (next, again) {
@@ -213,7 +213,7 @@ mod tests {
             &self.calls
         }
 
-        fn attend(&self) -> Option<Duration> {
+        fn service(&self) -> Option<Duration> {
             let left = self.left.fetch_sub(1, Ordering::Relaxed) - 1;
             self.calls.attended(left > 0);
             if left == 0 {

@@ -357,7 +357,7 @@ impl BackgroundWork for PacedCq {
         &self.calls
     }
 
-    fn attend(&self) -> Option<std::time::Duration> {
+    fn service(&self) -> Option<std::time::Duration> {
         if self.made_by.is_foreign() {
             return None;
         }

@@ -5,7 +5,7 @@
 #[derive(Debug)]
 pub(crate) struct Fifo<T> {
     /// Ring of places; their number is a power of two, or zero.
-    places: Vec<T>,
+    slots: Vec<T>,
     /// Index of the first element. It counts on without being reduced modulo the number of places.
     first: usize,
     len: usize,
@@ -14,7 +14,7 @@ pub(crate) struct Fifo<T> {
 impl<T> Default for Fifo<T> {
     fn default() -> Self {
         Self {
-            places: Vec::new(),
+            slots: Vec::new(),
             first: 0,
             len: 0,
         }
@@ -34,16 +34,16 @@ impl<T: Copy> Fifo<T> {
 
     #[inline(always)]
     fn place(&self, at: usize) -> usize {
-        self.first.wrapping_add(at) & self.places.len().wrapping_sub(1)
+        self.first.wrapping_add(at) & self.slots.len().wrapping_sub(1)
     }
 
     #[inline(always)]
     pub(crate) fn push(&mut self, one: T) {
-        if self.len == self.places.len() {
+        if self.len == self.slots.len() {
             return self.grow(one);
         }
         let last = self.place(self.len);
-        self.places[last] = one;
+        self.slots[last] = one;
         self.len += 1;
     }
 
@@ -51,9 +51,9 @@ impl<T: Copy> Fifo<T> {
     /// fill the unused places.
     #[cold]
     fn grow(&mut self, one: T) {
-        let mut places: Vec<T> = self.iter().copied().collect();
-        places.resize((2 * places.len()).max(16), one);
-        (self.places, self.first) = (places, 0);
+        let mut slots: Vec<T> = self.iter().copied().collect();
+        slots.resize((2 * slots.len()).max(16), one);
+        (self.slots, self.first) = (slots, 0);
         self.len += 1;
     }
 
@@ -61,7 +61,7 @@ impl<T: Copy> Fifo<T> {
     pub(crate) fn first(&self) -> Option<&T> {
         match self.len {
             0 => None,
-            _ => self.places.get(self.place(0)),
+            _ => self.slots.get(self.place(0)),
         }
     }
 
@@ -74,7 +74,7 @@ impl<T: Copy> Fifo<T> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        (0..self.len).map(|at| &self.places[self.place(at)])
+        (0..self.len).map(|at| &self.slots[self.place(at)])
     }
 
     pub(crate) fn clear(&mut self) {

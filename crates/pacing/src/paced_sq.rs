@@ -294,7 +294,7 @@ impl PacedSq {
                 self.push_one();
             }
         }
-        self.see_whether_plain();
+        self.update_fast_path();
     }
 
     fn keep(&mut self, mut queue: Box<RequestQueue>) {
@@ -351,7 +351,7 @@ impl PacedSq {
             _ => {}
         }
         self.pairs[slot as usize] = Some(sending);
-        self.see_whether_plain();
+        self.update_fast_path();
     }
 
     /// Marks a queue pair as broken, so that its waiting requests are flushed.

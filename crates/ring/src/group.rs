@@ -84,8 +84,8 @@ const LOOKS: usize = 8;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let fabric = headworks_shm::Registry::open_at(dir.path().join("fabric"))?;
-/// # let provider = headworks_softnic::SoftProvider::on(fabric);
+/// # let registry = headworks_shm::Registry::open_at(dir.path().join("registry"))?;
+/// # let provider = headworks_softnic::SoftProvider::on(registry);
 /// let (here, there) = (provider.open(&"soft:h1".parse()?)?, provider.open(&"soft:h2".parse()?)?);
 /// let config = RingConfig::variable(128, 64);
 /// let mut group = Group::receiving(&there, &GroupConfig::new(config.clone(), 1000))?;

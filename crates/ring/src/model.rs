@@ -90,22 +90,22 @@ impl Sending {
     }
 }
 
-fn receive(shared: &Shared, drain: &mut ReceivePolicy, expected: u64) {
-    while drain.available() == 0 {
-        drain.observe_tail(shared.tail.observe()).unwrap();
-        if drain.available() == 0 {
+fn receive(shared: &Shared, receive_policy: &mut ReceivePolicy, expected: u64) {
+    while receive_policy.available() == 0 {
+        receive_policy.observe_tail(shared.tail.observe()).unwrap();
+        if receive_policy.available() == 0 {
             thread::yield_now();
         }
     }
-    let index = drain.index() as usize;
+    let index = receive_policy.index() as usize;
     // SAFETY: the slot is published and not released yet.
     let value = shared.slots[index].with(|cell| unsafe { *cell });
     assert_eq!(value, expected);
-    if !drain.pass_quietly() {
-        drain.pass(1);
-        if drain.must_push() {
-            shared.head.publish(drain.head());
-            drain.pushed();
+    if !receive_policy.pass_quietly() {
+        receive_policy.pass(1);
+        if receive_policy.must_push() {
+            shared.head.publish(receive_policy.head());
+            receive_policy.pushed();
         }
     }
 }
@@ -141,9 +141,9 @@ fn check(slots: u32, alpha: u32, beta: u32, gamma: u32, messages: u64) {
             }
             sending.flush();
         });
-        let mut drain = ReceivePolicy::new(&ring);
+        let mut receive_policy = ReceivePolicy::new(&ring);
         for value in 1..=messages {
-            receive(&shared, &mut drain, value);
+            receive(&shared, &mut receive_policy, value);
         }
         sender.join().unwrap();
     });

@@ -27,7 +27,7 @@ pub struct Receiver {
     /// Number unique among the receivers of this process. A [`HeldMessage`] names its receiver by it.
     id: u64,
     ring: CheckedConfig,
-    drain: ReceivePolicy,
+    receive_policy: ReceivePolicy,
     // Dropped before the memory: a late WRITE of the peer then finds no queue pair, instead of a key
     // that is refused.
     endpoint: RingEndpoint,
@@ -60,7 +60,7 @@ impl Receiver {
     pub(crate) fn new(ring: CheckedConfig, slots: SlotArray, endpoint: RingEndpoint) -> Self {
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            drain: ReceivePolicy::new(&ring),
+            receive_policy: ReceivePolicy::new(&ring),
             quiet_len: match (ring.framing, ring.mode) {
                 (Framing::Fixed(len), Mode::Poll | Mode::Notify) => Some(len),
                 _ => None,
@@ -80,7 +80,7 @@ impl Receiver {
     #[inline(always)]
     pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, RingError> {
         if let Some(len) = self.quiet_len
-            && let Some(index) = self.drain.quiet_index()
+            && let Some(index) = self.receive_policy.quiet_index()
             && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
@@ -109,16 +109,19 @@ impl Receiver {
     #[doc(hidden)]
     #[inline]
     pub fn store_pointers_beside_cursor(&self) {
-        let drain = &self.drain;
-        self.slots
-            .store_beside_cursor([drain.next(), drain.head(), drain.unsynced()]);
+        let receive_policy = &self.receive_policy;
+        self.slots.store_beside_cursor([
+            receive_policy.next(),
+            receive_policy.head(),
+            receive_policy.unsynced(),
+        ]);
     }
 
     /// For a group: finds the next message, which the group then lends with [`Receiver::lend`].
     #[inline(always)]
     pub(crate) fn look(&mut self) -> Result<Option<FoundMessage>, RingError> {
         if let Some(len) = self.quiet_len
-            && let Some(index) = self.drain.quiet_index()
+            && let Some(index) = self.receive_policy.quiet_index()
             && !self.usability.is_foreign()
         {
             let offset = self.slots.offset_of(index);
@@ -170,7 +173,7 @@ impl Receiver {
         let Some(found) = self.find()? else {
             return Ok(None);
         };
-        let ticket = self.drain.hold(found.count);
+        let ticket = self.receive_policy.hold(found.count);
         let receiver = self.id;
         Ok(Some(HeldMessage {
             found,
@@ -196,7 +199,7 @@ impl Receiver {
     pub fn release(&mut self, held: HeldMessage) -> Result<(), RingError> {
         self.assert_own(&held);
         self.wipe(held.found);
-        self.drain.release(held.ticket);
+        self.receive_policy.release(held.ticket);
         self.push_if_due()
     }
 
@@ -238,10 +241,10 @@ impl Receiver {
             return self.find_by_lap();
         }
         loop {
-            if self.drain.available() == 0 && !self.look_at_tail()? {
+            if self.receive_policy.available() == 0 && !self.look_at_tail()? {
                 return Ok(None);
             }
-            let index = self.drain.index();
+            let index = self.receive_policy.index();
             let offset = self.slots.offset_of(index);
             if let Framing::Fixed(len) = self.ring.framing {
                 return Ok(Some(FoundMessage {
@@ -278,11 +281,12 @@ impl Receiver {
         } else {
             self.slots.cursor()
         };
-        match self.drain.observe_tail(tail) {
-            Ok(()) if self.drain.available() > 0 => Ok(true),
+        match self.receive_policy.observe_tail(tail) {
+            Ok(()) if self.receive_policy.available() > 0 => Ok(true),
             Ok(()) => {
                 // Prefetched, so that the next message's line comes along with the tail that announces it.
-                self.slots.expect(self.slots.offset_of(self.drain.index()));
+                self.slots
+                    .expect(self.slots.offset_of(self.receive_policy.index()));
                 Ok(false)
             }
             Err(error) => Err(self.break_with(error.into())),
@@ -292,7 +296,7 @@ impl Receiver {
     /// Returns the kind, slots and length in a header. An impossible header breaks the ring.
     #[inline]
     fn checked(&mut self, word: u64) -> Result<(Kind, u64, usize), RingError> {
-        let before_wrap = self.drain.before_wrap();
+        let before_wrap = self.receive_policy.before_wrap();
         let checked = Header::parse(word).and_then(|header| {
             let len = header.len as usize;
             match header.kind {
@@ -318,9 +322,9 @@ impl Receiver {
         // A message lies before the published tail. In latency mode, the sender must have had room for
         // it.
         let behind = if self.ring.mode == Mode::Latency {
-            self.drain.room()
+            self.receive_policy.room()
         } else {
-            self.drain.available()
+            self.receive_policy.available()
         };
         match checked {
             Some(found) if found.1 <= behind => Ok(found),
@@ -333,17 +337,17 @@ impl Receiver {
     #[inline(always)]
     fn find_by_lap(&mut self) -> Result<Option<FoundMessage>, RingError> {
         loop {
-            let index = self.drain.index();
+            let index = self.receive_policy.index();
             let last = self.slots.last_word(index);
             let word = self.slots.word(last);
-            if word >> 34 != lap_of(self.drain.next(), self.ring.slots) {
+            if word >> 34 != lap_of(self.receive_policy.next(), self.ring.slots) {
                 // A message that does not fit in one line with its word comes on two lines. The first is
                 // prefetched, so that it is under way when the second arrives.
                 self.slots.expect(self.slots.offset_of(index));
                 return Ok(None);
             }
             let (kind, count, len) = self.checked(word)?;
-            self.drain.found(count);
+            self.receive_policy.found(count);
             let offset = match kind {
                 Kind::Skip => {
                     self.pass(count)?;
@@ -365,7 +369,7 @@ impl Receiver {
     /// Hands out `count` slots and releases them at once.
     #[inline(always)]
     fn pass(&mut self, count: u64) -> Result<(), RingError> {
-        self.drain.pass(count);
+        self.receive_policy.pass(count);
         self.push_if_due()
     }
 
@@ -382,7 +386,7 @@ impl Receiver {
 
     #[inline(always)]
     fn push_if_due(&mut self) -> Result<(), RingError> {
-        if self.drain.must_push() && !self.usability.is_deserted() {
+        if self.receive_policy.must_push() && !self.usability.is_deserted() {
             self.push_head().map(drop)
         } else {
             Ok(())
@@ -393,14 +397,14 @@ impl Receiver {
     /// been pushed.
     pub fn push_head(&mut self) -> Result<bool, RingError> {
         self.usability.check()?;
-        if self.drain.unsynced() == 0 {
+        if self.receive_policy.unsynced() == 0 {
             return Ok(true);
         }
-        let signaled = self.drain.must_signal();
+        let signaled = self.receive_policy.must_signal();
         if signaled && !self.endpoint.is_notify() {
             self.poll()?;
         }
-        let head = self.drain.head();
+        let head = self.receive_policy.head();
         let signal = Signal {
             wr_id: head,
             signaled,
@@ -408,7 +412,7 @@ impl Receiver {
         let announcement = Some(TrailingWrite::Cursor(head));
         match self.endpoint.post(&[], announcement, signal) {
             Ok(ChainPosted::All) => {
-                self.drain.pushed();
+                self.receive_policy.pushed();
                 Ok(true)
             }
             // The send queue is full. Completions make room, and the next release or step tries again.
@@ -436,12 +440,12 @@ impl Receiver {
             self.poll()?;
         }
         self.push_if_due()?;
-        if self.drain.available() == 0
+        if self.receive_policy.available() == 0
             && let Err(error) = self.endpoint.endpoint().check()
         {
             return Err(self.break_with(error));
         }
-        Ok(self.drain.available() > 0)
+        Ok(self.receive_policy.available() > 0)
     }
 
     /// Takes completions. Returns the peer's tail if one came by immediate.
@@ -461,7 +465,7 @@ impl Receiver {
 
     /// Number of slots consumed since the ring was made.
     pub fn consumed(&self) -> u64 {
-        self.drain.head()
+        self.receive_policy.head()
     }
 
     /// Longest message, in bytes.
@@ -477,7 +481,7 @@ impl Receiver {
     /// Counters since the ring was made.
     pub fn stats(&self) -> ReceiverStats {
         ReceiverStats {
-            head_writes: self.drain.pushes(),
+            head_writes: self.receive_policy.pushes(),
         }
     }
 
@@ -527,7 +531,7 @@ impl Drop for Message<'_> {
     #[inline]
     fn drop(&mut self) {
         let receiver = &mut *self.receiver;
-        if receiver.quiet_len.is_none() || !receiver.drain.pass_quietly() {
+        if receiver.quiet_len.is_none() || !receiver.receive_policy.pass_quietly() {
             receiver.wipe(self.found);
             // A failed push breaks the ring, and the next call reports that.
             let _ = receiver.pass(self.found.count);

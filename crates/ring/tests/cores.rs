@@ -20,7 +20,7 @@ struct World {
     /// Whether every message has one slot: only then the receiver has a quiet path.
     uniform: bool,
     policy: SendPolicy,
-    drain: ReceivePolicy,
+    receive_policy: ReceivePolicy,
     /// For each of the sender's slots, whether its content may still be needed.
     busy: Vec<bool>,
     /// Messages sent and not handed out. They are published as far as `tail_line` says.
@@ -54,7 +54,7 @@ impl World {
             quiet,
             uniform: ring.max_slots == 1,
             policy,
-            drain: ReceivePolicy::starting_at(ring, start),
+            receive_policy: ReceivePolicy::starting_at(ring, start),
             busy: vec![false; ring.slots as usize],
             wire: VecDeque::new(),
             tail_line: start,
@@ -219,47 +219,53 @@ impl World {
     }
 
     fn push_if_due(&mut self) {
-        if self.drain.must_push() {
+        if self.receive_policy.must_push() {
             self.push();
         }
     }
 
     fn push(&mut self) {
-        if self.drain.unsynced() > 0 {
-            self.heads.push_back(self.drain.head());
-            self.pushes.push(self.drain.head());
-            self.drain.pushed();
+        if self.receive_policy.unsynced() > 0 {
+            self.heads.push_back(self.receive_policy.head());
+            self.pushes.push(self.receive_policy.head());
+            self.receive_policy.pushed();
         }
     }
 
     /// Hands out the next message: takes it or passes it. Returns whether there was one.
     fn receive(&mut self, take: bool) -> bool {
-        if self.quiet && self.uniform && !take && self.drain.quiet_index().is_some() {
+        if self.quiet && self.uniform && !take && self.receive_policy.quiet_index().is_some() {
             let (number, count) = self.wire.pop_front().unwrap();
             assert_eq!((number, count), (Some(self.received), 1));
-            assert!(self.drain.pass_quietly());
-            assert!(!self.drain.must_push(), "the quiet path missed a push");
+            assert!(self.receive_policy.pass_quietly());
+            assert!(
+                !self.receive_policy.must_push(),
+                "the quiet path missed a push"
+            );
             self.received += 1;
             return true;
         }
         loop {
-            if self.drain.available() == 0 {
-                self.drain.observe_tail(self.tail_line).unwrap();
-                if self.drain.available() == 0 {
+            if self.receive_policy.available() == 0 {
+                self.receive_policy.observe_tail(self.tail_line).unwrap();
+                if self.receive_policy.available() == 0 {
                     return false;
                 }
             }
             let (number, count) = self.wire.pop_front().expect("published, so it was sent");
-            assert!(count <= self.drain.available());
-            assert_eq!(self.slot(self.drain.next()) as u64, self.drain.index());
+            assert!(count <= self.receive_policy.available());
+            assert_eq!(
+                self.slot(self.receive_policy.next()) as u64,
+                self.receive_policy.index()
+            );
             match number {
                 Some(number) => assert_eq!(number, self.received),
-                None => assert_eq!(count, self.drain.before_wrap()),
+                None => assert_eq!(count, self.receive_policy.before_wrap()),
             }
             if take && number.is_some() {
-                self.held.push(self.drain.hold(count));
+                self.held.push(self.receive_policy.hold(count));
             } else {
-                self.drain.pass(count);
+                self.receive_policy.pass(count);
                 self.push_if_due();
             }
             if number.is_some() {
@@ -271,7 +277,7 @@ impl World {
 
     fn release(&mut self, which: usize) {
         let ticket = self.held.swap_remove(which);
-        self.drain.release(ticket);
+        self.receive_policy.release(ticket);
         self.push_if_due();
     }
 
@@ -395,7 +401,7 @@ proptest! {
             quiet.run(op, &ring);
             plain.run(op, &ring);
             prop_assert_eq!(quiet.policy.tail(), plain.policy.tail());
-            prop_assert_eq!(quiet.drain.head(), plain.drain.head());
+            prop_assert_eq!(quiet.receive_policy.head(), plain.receive_policy.head());
             prop_assert_eq!(quiet.transmitted, plain.transmitted);
             prop_assert_eq!(&quiet.publications, &plain.publications);
             prop_assert_eq!(&quiet.pushes, &plain.pushes);
@@ -416,9 +422,9 @@ proptest! {
             let near = |cursor: u64| cursor.wrapping_add_signed(word.into());
             let _ = world.policy.observe_head(near(world.policy.head()));
             let _ = world.policy.complete(near(world.completed));
-            let _ = world.drain.observe_tail(near(world.tail_line));
+            let _ = world.receive_policy.observe_tail(near(world.tail_line));
             prop_assert!(world.policy.free() < ring.slots);
-            let held = world.drain.available();
+            let held = world.receive_policy.available();
             prop_assert!(held < ring.slots);
         }
     }

@@ -217,7 +217,7 @@ pub(crate) fn serve(context: &Context) {
 fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
     let peer = core.peer()?;
     let ours = core.row();
-    let areas = context.private.lock();
+    let areas = context.local_mrs.lock();
     let serving = ours.executing.serve();
     let dest = ours.dest_qpn.load(Ordering::Relaxed);
     let slot = slot_of(dest);

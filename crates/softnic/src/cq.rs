@@ -286,11 +286,11 @@ impl SoftCq {
 
     /// Executes pending requests of the queue pairs that complete here.
     #[cold]
-    fn carry_on(&self) {
+    fn resume(&self) {
         let now = crate::device::clock();
         let stalled: Vec<_> = self.stalled().values().filter_map(Weak::upgrade).collect();
         for core in stalled {
-            core.try_carry_on(now);
+            core.try_resume(now);
         }
     }
 
@@ -361,7 +361,7 @@ impl CompletionQueue for SoftCq {
             return Err(PollError::Forked);
         }
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.carry_on();
+            self.resume();
             if let Some(held) = &self.held {
                 return self.poll_held(held, out);
             }

@@ -139,9 +139,9 @@ impl Senders {
             return Some(known.clone());
         }
         let pidfds = watches.values().filter(|known| known.pidfd().is_some());
-        let watched = Arc::new(watch(process, pidfds.count() < PIDFDS_MAX));
-        watches.insert(process, watched.clone());
-        Some(watched)
+        let peer_process = Arc::new(watch(process, pidfds.count() < PIDFDS_MAX));
+        watches.insert(process, peer_process.clone());
+        Some(peer_process)
     }
 
     /// Returns the processes that send here.
@@ -157,20 +157,20 @@ impl Senders {
             let (life, count) = row.delivery_in_progress()?;
             let row = context.table.held_sender(number);
             // `None`: another sender has taken the row. It began after the fence and need not be waited for.
-            let watched = self.watch(life, &row)?;
-            Some(Initiator::sender(row, life, count, watched))
+            let peer_process = self.watch(life, &row)?;
+            Some(Initiator::sender(row, life, count, peer_process))
         });
         busy.collect()
     }
 
     /// For the progress thread, which has marked the dead processes that have pidfds. Watches new senders and
     /// cleans up after dead ones. Returns whether a sender has died.
-    pub(crate) fn attend(&self, context: &Context) -> bool {
+    pub(crate) fn service(&self, context: &Context) -> bool {
         let mut look = false;
         context.table.attention().senders.take(|_| look = true);
-        let died = |watched: &Arc<PeerProcess>| match watched.pidfd() {
-            Some(_) => watched.is_dead(),
-            None => watched.check_dead(),
+        let died = |peer_process: &Arc<PeerProcess>| match peer_process.pidfd() {
+            Some(_) => peer_process.is_dead(),
+            None => peer_process.check_dead(),
         };
         let died = self.watches().iter().any(died);
         if look || died {
@@ -213,11 +213,13 @@ impl Senders {
                 SenderState::Claiming => ProcessId::is_pid_unused(life.pid()),
                 SenderState::Live => {
                     // The row has changed hands meanwhile: the new sender has marked it, so it is read again.
-                    let Some(watched) = self.watch(life, row) else {
+                    let Some(peer_process) = self.watch(life, row) else {
                         continue;
                     };
-                    let process = watched.process();
-                    *known.entry(process).or_insert_with(|| watched.check_dead())
+                    let process = peer_process.process();
+                    *known
+                        .entry(process)
+                        .or_insert_with(|| peer_process.check_dead())
                 }
             };
             if is_dead {
@@ -241,11 +243,11 @@ fn watch(process: ProcessId, may_open: bool) -> PeerProcess {
     // Without a pidfd the progress thread asks now and then whether the process is alive.
     let opened = may_open.then(|| process.open_pidfd());
     let is_dead = matches!(opened, Some(Ok(None)));
-    let watched = PeerProcess::new(process, opened.and_then(Result::ok).flatten());
+    let peer_process = PeerProcess::new(process, opened.and_then(Result::ok).flatten());
     if is_dead {
-        watched.mark_dead();
+        peer_process.mark_dead();
     }
-    watched
+    peer_process
 }
 
 /// Cleanup after dead senders.
@@ -300,7 +302,7 @@ impl<'a> DeadSenderCleanup<'a> {
         // Or after it failed a queue pair and before it marked that for the progress thread.
         for core in &cores {
             if core.state() == QpState::Error {
-                core.attend();
+                core.service();
             }
         }
     }

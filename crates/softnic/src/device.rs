@@ -95,7 +95,7 @@ pub(crate) struct Context {
     pub(crate) host: HostKey,
     pub(crate) table: Table,
     pub(crate) arena: Arc<Arena>,
-    pub(crate) private: Arc<LocalMrs>,
+    pub(crate) local_mrs: Arc<LocalMrs>,
     /// This context as its own peer.
     pub(crate) own: Arc<Peer>,
     pub(crate) cq_rows: Rows,
@@ -182,14 +182,14 @@ impl Context {
         // The registry keeps its identity now that it has an entry.
         info.network = fabric.identity().map_err(|error| provider(error.into()))?;
         let arena = Arena::new(table.clone());
-        let private = Arc::new(LocalMrs::default());
+        let local_mrs = Arc::new(LocalMrs::default());
         let own = Arc::new(Peer::own(
             process,
             incarnation,
             table.clone(),
             OwnMemory {
                 arena: arena.clone(),
-                private: private.clone(),
+                local_mrs: local_mrs.clone(),
             },
             Some(progress.sender()),
         ));
@@ -199,7 +199,7 @@ impl Context {
             info,
             host,
             arena,
-            private,
+            local_mrs,
             own,
             cq_rows: Rows::new(0, MAX_CQ),
             srq_rows: Rows::new(0, MAX_SRQ),
@@ -554,7 +554,7 @@ impl Drop for ContextRelease {
     fn drop(&mut self) {
         // A forked child has no progress thread that could release the context.
         if !self.made_by.is_foreign() {
-            drop(self.progress.attend());
+            drop(self.progress.service());
         }
     }
 }

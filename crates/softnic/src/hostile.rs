@@ -43,10 +43,10 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
-//! # let fabric = headworks_shm::Registry::open_at(dir.path().join("fabric"))?;
+//! # let registry = headworks_shm::Registry::open_at(dir.path().join("registry"))?;
 //! // Bytes in any order, and every queue pair dies with its hundredth request.
 //! let rules = Rules::new(7).with(rules::scatter(4)).with(rules::kill_after(100));
-//! let provider = SoftProvider::on(fabric).with_rules(rules);
+//! let provider = SoftProvider::on(registry).with_rules(rules);
 //! let device = provider.open(&"soft:h1".parse()?)?;
 //! assert_eq!(device.info().promises.in_order_within_write, 0);
 //! # Ok(())

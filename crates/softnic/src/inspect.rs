@@ -140,8 +140,8 @@ pub struct SharedReceiveQueueSnapshot {
 }
 
 /// Reads the contexts of `host`, or of all hosts. Without a fabric, or in an empty one, it finds none.
-pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, RegistryError> {
-    let all = fabric.list_contexts()?;
+pub fn look(registry: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, RegistryError> {
+    let all = registry.list_contexts()?;
     let names: HostNames = all
         .iter()
         .map(|(key, index, record)| {
@@ -159,7 +159,7 @@ pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, R
             Ok(None) => {}
             Err(_) if record.process.is_ending() => {}
             // The context may have been leaving: its process removes the record before it closes anything.
-            Err(_) if !is_still_there(fabric, *key, *index, record) => {}
+            Err(_) if !is_still_there(registry, *key, *index, record) => {}
             Err(why) => snapshot.unreadable.push(UnreadableContext {
                 host: record.host_name.clone(),
                 pid: record.process.pid,
@@ -172,8 +172,8 @@ pub fn look(fabric: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, R
     Ok(snapshot)
 }
 
-fn is_still_there(fabric: &Registry, host: HostKey, index: u16, record: &ContextRecord) -> bool {
-    let found = fabric.lookup_context(host, index).ok().flatten();
+fn is_still_there(registry: &Registry, host: HostKey, index: u16, record: &ContextRecord) -> bool {
+    let found = registry.lookup_context(host, index).ok().flatten();
     found.is_some_and(|found| found.incarnation == record.incarnation)
 }
 

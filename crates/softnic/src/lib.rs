@@ -9,7 +9,7 @@
 //!
 //! # Map
 //!
-//! From the fabric inwards:
+//! From the device's interface inwards:
 //!
 //! | module | content |
 //! |---|---|

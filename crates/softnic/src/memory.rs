@@ -123,7 +123,7 @@ pub(crate) fn register(
         access,
         pd,
     };
-    context.private.enter(key, area);
+    context.local_mrs.enter(key, area);
     entry.key.store(word, Ordering::Release);
     let is_shared = ours.is_some();
     let registration = Box::new(Registration {
@@ -157,7 +157,7 @@ impl Drop for Registration {
             .region(self.key)
             .key
             .store(0, Ordering::Relaxed);
-        self.context.private.leave(self.key);
+        self.context.local_mrs.leave(self.key);
         // An initiator that executes now either saw that the key was cleared, or is seen executing below.
         asymmetric_fence::heavy();
         let stopped = self.context.wait_for_initiators();

@@ -238,8 +238,8 @@ impl CachedMr {
 
     /// Reads a region's row. Its fields belong together only if the key is the same before and after.
     fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
-        if let Some(private) = peer.private() {
-            return Self::own(private, (key, pd));
+        if let Some(local_mrs) = peer.local_mrs() {
+            return Self::own(local_mrs, (key, pd));
         }
         let row = peer.table.held_region(key);
         let word = row.key.load(Ordering::Acquire);
@@ -279,8 +279,8 @@ impl CachedMr {
 
     /// Looks up a registration of this process. Its row is not trusted: peers can write it, and this process
     /// uses the memory at its plain address.
-    fn own(private: &LocalMrs, (key, pd): (u32, u32)) -> Option<Self> {
-        let area = private.find(key).filter(|area| area.pd == pd)?;
+    fn own(local_mrs: &LocalMrs, (key, pd): (u32, u32)) -> Option<Self> {
+        let area = local_mrs.find(key).filter(|area| area.pd == pd)?;
         // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are
         // over. By then `ended` is set, so the entry is not used. Keeping the buffer here would only delay
         // its release.

@@ -46,7 +46,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 
 /// A context that this process has attached. This process's own context is one too, for loopback queue pairs.
 pub(crate) struct Peer {
-    watched: PeerProcess,
+    peer_process: PeerProcess,
     pub(crate) incarnation: u64,
     pub(crate) table: Table,
     /// Set once the queue pairs that were connected to it have been ended after its death.
@@ -91,7 +91,7 @@ impl Drop for PeerGuard {
 /// A context's record of its own memory.
 pub(crate) struct OwnMemory {
     pub(crate) arena: Arc<Arena>,
-    pub(crate) private: Arc<LocalMrs>,
+    pub(crate) local_mrs: Arc<LocalMrs>,
 }
 
 #[derive(Default)]
@@ -142,15 +142,15 @@ impl Peer {
             Err(_) if !process.is_alive() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let watched = PeerProcess::new(process, pidfd);
-        let mut peer = Self::unattached(watched, record.incarnation, table);
+        let peer_process = PeerProcess::new(process, pidfd);
+        let mut peer = Self::unattached(peer_process, record.incarnation, table);
         peer.wake = Some(wake);
         Ok(Some(peer))
     }
 
-    fn unattached(watched: PeerProcess, incarnation: u64, table: Table) -> Self {
+    fn unattached(peer_process: PeerProcess, incarnation: u64, table: Table) -> Self {
         Self {
-            watched,
+            peer_process,
             incarnation,
             table,
             cleaned_up: AtomicBool::new(false),
@@ -171,18 +171,18 @@ impl Peer {
         own: OwnMemory,
         wake: Option<WakeSender>,
     ) -> Self {
-        let watched = PeerProcess::new(process, None);
-        let mut peer = Self::unattached(watched, incarnation, table);
+        let peer_process = PeerProcess::new(process, None);
+        let mut peer = Self::unattached(peer_process, incarnation, table);
         (peer.wake, peer.own) = (wake, Some(own));
         peer
     }
 
     pub(crate) fn process(&self) -> ProcessId {
-        self.watched.process()
+        self.peer_process.process()
     }
 
     pub(crate) fn pidfd(&self) -> Option<&OwnedFd> {
-        self.watched.pidfd()
+        self.peer_process.pidfd()
     }
 
     /// Returns whether queue pairs of this process send datagrams there.
@@ -201,11 +201,11 @@ impl Peer {
 
     /// Returns whether its process is known to be dead. Makes no system call.
     pub(crate) fn is_dead(&self) -> bool {
-        self.watched.is_dead()
+        self.peer_process.is_dead()
     }
 
     pub(crate) fn mark_dead(&self) {
-        if self.watched.mark_dead() {
+        if self.peer_process.mark_dead() {
             tracing::debug!(incarnation = self.incarnation, "a peer died");
         }
     }
@@ -227,16 +227,16 @@ impl Peer {
 
     /// Returns whether its process seems to be stopped.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.watched.is_stopped()
+        self.peer_process.is_stopped()
     }
 
     pub(crate) fn set_stopped(&self, stopped: bool) {
-        self.watched.set_stopped(stopped);
+        self.peer_process.set_stopped(stopped);
     }
 
     /// Returns whether its process is dead. Asks the kernel if that is not known yet.
     pub(crate) fn check_dead(&self) -> bool {
-        if !self.is_own() && !self.is_dead() && self.watched.asks_dead() {
+        if !self.is_own() && !self.is_dead() && self.peer_process.asks_dead() {
             self.mark_dead();
         }
         self.is_dead()
@@ -248,8 +248,8 @@ impl Peer {
     }
 
     /// Returns the record of this process's own registrations; `None` for another process's context.
-    pub(crate) fn private(&self) -> Option<&LocalMrs> {
-        self.own.as_ref().map(|own| &*own.private)
+    pub(crate) fn local_mrs(&self) -> Option<&LocalMrs> {
+        self.own.as_ref().map(|own| &*own.local_mrs)
     }
 
     /// Returns whether the kernel has refused access to its private memory for good.

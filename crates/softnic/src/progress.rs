@@ -102,7 +102,7 @@ impl Progress {
     }
 
     /// Waits until the thread does not hold the context, and keeps it from taking hold until dropped.
-    pub(crate) fn attend(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn service(&self) -> MutexGuard<'_, ()> {
         self.attending
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -139,7 +139,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
     let mut slots = BTreeSet::new();
     loop {
         let (peers, senders) = {
-            let _attending = progress.attend();
+            let _attending = progress.service();
             match context.upgrade() {
                 Some(context) => (context.peers(), context.senders.watches()),
                 None => return,
@@ -150,13 +150,13 @@ fn run(progress: &Progress, context: &Weak<Context>) {
             return;
         }
         // Declared before the reference that it guards, and so dropped after it.
-        let _attending = progress.attend();
+        let _attending = progress.service();
         let Some(context) = context.upgrade() else {
             return;
         };
         crate::bounce::serve(&context);
         take_marks(&context, &mut slots);
-        let died = clean_up(&context, &peers) | context.senders.attend(&context);
+        let died = clean_up(&context, &peers) | context.senders.service(&context);
         context.service_limits(died);
         context.show_held();
         context.forget_unused();
@@ -177,7 +177,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let steps = progress.steps.load(Ordering::Relaxed);
         let rests = steps == seen_steps;
         let take_over = progress.take_over.swap(false, Ordering::AcqRel);
-        wake_at = carry_on(&context, &mut slots, rests || take_over);
+        wake_at = resume(&context, &mut slots, rests || take_over);
         slots.extend(lost);
         // Back off: a stopped peer may stay stopped for long.
         unsettled_looks = if unsettled { unsettled_looks + 1 } else { 0 };
@@ -219,7 +219,7 @@ fn sleep(
     senders: &[Arc<PeerProcess>],
     until: Option<Instant>,
 ) {
-    let watched: Vec<_> = peers
+    let peer_process: Vec<_> = peers
         .iter()
         .filter(|peer| !peer.is_dead())
         .filter_map(|peer| Some((peer, peer.pidfd()?)))
@@ -231,7 +231,7 @@ fn sleep(
     }
     let mut fds = vec![PollFd::from_borrowed_fd(progress.pipe.fd(), PollFlags::IN)];
     fds.extend(
-        watched
+        peer_process
             .iter()
             .map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)),
     );
@@ -242,12 +242,12 @@ fn sleep(
     fds.extend(pidfds.iter().map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)));
     match poll(&mut fds, wait.map(timespec).as_ref()) {
         Ok(_) => {
-            for ((peer, _), fd) in watched.iter().zip(&fds[1..]) {
+            for ((peer, _), fd) in peer_process.iter().zip(&fds[1..]) {
                 if fd.revents().contains(PollFlags::IN) {
                     peer.mark_dead();
                 }
             }
-            for ((watch, _), fd) in pidfds.iter().zip(&fds[1 + watched.len()..]) {
+            for ((watch, _), fd) in pidfds.iter().zip(&fds[1 + peer_process.len()..]) {
                 if fd.revents().contains(PollFlags::IN) {
                     watch.mark_dead();
                 }
@@ -259,7 +259,7 @@ fn sleep(
             if poll(&mut fds[..1], Some(&timespec(wait))).is_err() {
                 std::thread::sleep(std::time::Duration::from_nanos(wait.nanos()));
             }
-            for (peer, _) in watched {
+            for (peer, _) in peer_process {
                 peer.check_dead();
             }
             for (watch, _) in pidfds {
@@ -309,7 +309,7 @@ fn clean_up(context: &Context, peers: &[Arc<Peer>]) -> bool {
 
 /// Drives pending requests of `slots` that rest, or of all of them if `rests`. Returns when to look again.
 /// Removes queue pairs without pending requests from `slots`.
-fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Option<Instant> {
+fn resume(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Option<Instant> {
     let mut waiting = cores_of(context, slots);
     waiting.retain(|core| core.has_waiting());
     *slots = waiting.iter().map(|core| core.slot()).collect();
@@ -328,7 +328,7 @@ fn carry_on(context: &Context, slots: &mut BTreeSet<usize>, rests: bool) -> Opti
     for round in 0..64 {
         let now = clock();
         for core in &waiting {
-            match core.try_carry_on(now) {
+            match core.try_resume(now) {
                 crate::qp::NextStep::Never => {
                     blocked.insert(core.slot());
                 }

@@ -26,7 +26,7 @@ pub const DEFAULT_HOST: &str = "h1";
 /// form one fabric.
 #[derive(Default)]
 pub struct SoftProvider {
-    fabric: Option<Arc<Registry>>,
+    registry: Option<Arc<Registry>>,
     rules: Option<Rules>,
 }
 
@@ -37,9 +37,9 @@ impl SoftProvider {
     }
 
     /// Makes a provider on the given fabric, such as a private one of a test.
-    pub fn on(fabric: Arc<Registry>) -> Self {
+    pub fn on(registry: Arc<Registry>) -> Self {
         Self {
-            fabric: Some(fabric),
+            registry: Some(registry),
             rules: None,
         }
     }
@@ -56,9 +56,9 @@ impl SoftProvider {
         Options::of(name).map(drop)
     }
 
-    fn fabric(&self, name: &DeviceName) -> Result<Arc<Registry>, OpenError> {
-        match &self.fabric {
-            Some(fabric) => Ok(fabric.clone()),
+    fn registry(&self, name: &DeviceName) -> Result<Arc<Registry>, OpenError> {
+        match &self.registry {
+            Some(registry) => Ok(registry.clone()),
             None => Registry::open_default().map_err(|error| OpenError::Provider {
                 what: name.to_string(),
                 source: error.into(),
@@ -119,13 +119,13 @@ impl Provider for SoftProvider {
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
         let mut hosts = vec![DEFAULT_HOST.to_owned()];
-        let fabric = match &self.fabric {
-            Some(fabric) => Some(fabric.clone()),
+        let registry = match &self.registry {
+            Some(registry) => Some(registry.clone()),
             // Listing devices must not create a registry.
             None => Registry::open_existing_default().ok().flatten(),
         };
-        if let Some(fabric) = fabric
-            && let Ok(contexts) = fabric.list_contexts()
+        if let Some(registry) = registry
+            && let Ok(contexts) = registry.list_contexts()
         {
             hosts.extend(contexts.into_iter().map(|(_, _, record)| record.host_name));
         }
@@ -145,11 +145,11 @@ impl Provider for SoftProvider {
         if let Some(rules) = &self.rules {
             options.rules = Some(rules.clone());
         }
-        let fabric = self.fabric(name)?;
+        let registry = self.registry(name)?;
         let info = info_as(name, &options);
         let context = match options.rules {
-            None => Context::open(fabric, info)?,
-            rules => Context::open_as(fabric, info, rules)?,
+            None => Context::open(registry, info)?,
+            rules => Context::open_as(registry, info, rules)?,
         };
         Ok(Arc::new(SoftDevice::over(context)))
     }

@@ -217,11 +217,11 @@ impl QpCore {
     #[cold]
     fn overran(&self) {
         self.row().fail(self.generation());
-        self.attend();
+        self.service();
     }
 
     /// Marks this queue pair for the progress thread and wakes it.
-    pub(crate) fn attend(&self) {
+    pub(crate) fn service(&self) {
         self.context.table.attention().qps.set(self.slot());
         self.context.progress.kick();
     }
@@ -249,7 +249,7 @@ impl QpCore {
         if self.row().fail(generation) {
             self.tell(generation);
             // The progress thread flushes what is posted: another thread may hold the lists now.
-            self.attend();
+            self.service();
         }
     }
 
@@ -299,7 +299,7 @@ impl PostCall<'_> {
         }
         if self.core.hostile.is_some() {
             // Some of the chain may be executed within the call.
-            self.core.try_carry_on(crate::device::clock());
+            self.core.try_resume(crate::device::clock());
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ enum InitiatorKind {
         row: RowRef<SenderRow>,
         life: SenderLife,
         count: u64,
-        watched: Arc<PeerProcess>,
+        peer_process: Arc<PeerProcess>,
     },
 }
 
@@ -70,13 +70,13 @@ impl Initiator {
         row: RowRef<SenderRow>,
         life: SenderLife,
         count: u64,
-        watched: Arc<PeerProcess>,
+        peer_process: Arc<PeerProcess>,
     ) -> Self {
         Self(InitiatorKind::Sender {
             row,
             life,
             count,
-            watched,
+            peer_process,
         })
     }
 
@@ -97,8 +97,8 @@ impl Initiator {
                 row,
                 life,
                 count,
-                watched,
-            } => row.is_delivery_over(*life, *count) || watched.check_dead(),
+                peer_process,
+            } => row.is_delivery_over(*life, *count) || peer_process.check_dead(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Initiator {
         let idle = wait(until, || self.is_idle(), || !self.is_stopped());
         match &self.0 {
             InitiatorKind::Connected { peer, .. } => peer.set_stopped(!idle),
-            InitiatorKind::Sender { watched, .. } => watched.set_stopped(!idle),
+            InitiatorKind::Sender { peer_process, .. } => peer_process.set_stopped(!idle),
         }
         idle
     }
@@ -122,7 +122,7 @@ impl Initiator {
     fn is_stopped(&self) -> bool {
         match &self.0 {
             InitiatorKind::Connected { peer, .. } => peer.is_stopped(),
-            InitiatorKind::Sender { watched, .. } => watched.is_stopped(),
+            InitiatorKind::Sender { peer_process, .. } => peer_process.is_stopped(),
         }
     }
 }

@@ -278,7 +278,7 @@ impl Executing {
     }
 
     /// Marks waiting requests as being executed.
-    pub(crate) fn carry_on(&self) -> ExecutionMark<'_> {
+    pub(crate) fn resume(&self) -> ExecutionMark<'_> {
         ExecutionMark::set(&self.pending)
     }
 

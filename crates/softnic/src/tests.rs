@@ -395,9 +395,9 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     let [a, b] = &mut ends;
     // The second region is private: its owner fills the receive.
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
-    let private = memory::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
+    let local_mrs = memory::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
     local_mrs::go_by(local_mrs::Route::BounceBuffer, a, b);
-    for target in [&target, &private] {
+    for target in [&target, &local_mrs] {
         let sges = [target.sge(0, 8)];
         let wr = RecvWr {
             wr_id: 1,
@@ -557,7 +557,7 @@ fn a_queue_pair_fails_once_its_peer_has_left() {
         progress.kick();
         progress.looked() > looked
     });
-    drop(progress.attend());
+    drop(progress.service());
     assert_eq!(end.qp.state(), QpState::Rtr);
     drop(claim);
     until("the error state", || end.qp.state() == QpState::Error);

@@ -47,8 +47,8 @@ pub(super) fn run(bytes: &[u8]) {
             2 => drop(members.pop()),
             3 => looks(&share, &config, now),
             4 => {
-                share.say("soft:h1", &config);
-                assert_eq!(share.said().as_ref(), Some(&config));
+                share.publish("soft:h1", &config);
+                assert_eq!(share.published().as_ref(), Some(&config));
             }
             5 => {
                 share.change_rate(&config, input.u64() as i64, now);
@@ -76,7 +76,7 @@ pub(super) fn run(bytes: &[u8]) {
 
 /// Reads the state as an observer does, and checks that all values are in range.
 fn looks(share: &SharedPacing, config: &PacingConfig, now: Instant) {
-    let said = share.said();
+    let said = share.published();
     let config = said.as_ref().unwrap_or(config);
     let status = share.status(config, now);
     let bounds = config.min_rate()..=config.line_rate();

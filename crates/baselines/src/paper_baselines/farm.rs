@@ -21,7 +21,7 @@ use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::Pages;
 
-use super::link::ConnectedEnd;
+use super::connected_end::ConnectedEnd;
 use super::receiver::{BaselineReceiver, Found, PUSHES, ReceiveEnd, ReceiveProtocol, checked};
 use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
@@ -81,12 +81,12 @@ impl Design for Farm {
         }
     }
 
-    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
-        BaselineSender::new(FarmSend::default(), ring, link)
+    fn sender(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Sender {
+        BaselineSender::new(FarmSend::default(), ring, connected_end)
     }
 
-    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
-        BaselineReceiver::new(FarmReceive::default(), ring, link)
+    fn receiver(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Receiver {
+        BaselineReceiver::new(FarmReceive::default(), ring, connected_end)
     }
 }
 
@@ -110,12 +110,12 @@ impl Design for FarmAsPublished {
         Farm(self.0).depths(ring)
     }
 
-    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
-        BaselineSender::new(FarmSend::default(), ring, link)
+    fn sender(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Sender {
+        BaselineSender::new(FarmSend::default(), ring, connected_end)
     }
 
-    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
-        Farm(self.0).receiver(ring, link)
+    fn receiver(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Receiver {
+        Farm(self.0).receiver(ring, connected_end)
     }
 }
 
@@ -164,13 +164,13 @@ impl<const BLOCKS: bool> FarmSend<BLOCKS> {
         length: &LengthWord,
         tail: u64,
     ) -> Result<ChainPosted, RingError> {
-        let remote = end.link.peer.plus(length.offset as u64);
+        let remote = end.connected_end.peer.plus(length.offset as u64);
         let last = write_word(&length.word, remote, tail, length.signaled);
         if at.len == 0 {
-            return end.link.post(&[last]);
+            return end.connected_end.post(&[last]);
         }
         let (sge, remote) = end.piece(length.offset + 8, at.len);
-        end.link.post(&[write(&sge, remote), last])
+        end.connected_end.post(&[write(&sge, remote), last])
     }
 
     /// Posts the owed length word. Returns whether the send queue had room.
@@ -180,9 +180,9 @@ impl<const BLOCKS: bool> FarmSend<BLOCKS> {
             return Ok(true);
         };
         end.poll()?;
-        let remote = end.link.peer.plus(length.offset as u64);
+        let remote = end.connected_end.peer.plus(length.offset as u64);
         let last = write_word(&length.word, remote, end.policy.tail(), length.signaled);
-        if end.link.post(&[last])? != ChainPosted::All {
+        if end.connected_end.post(&[last])? != ChainPosted::All {
             return Ok(false);
         }
         self.owed = None;
@@ -226,15 +226,20 @@ impl ReceiveProtocol for FarmReceive {
 
     #[inline(always)]
     fn look(&mut self, end: &mut ReceiveEnd) -> Result<bool, RingError> {
-        let offset = end.offset_of(end.drain.index());
+        let offset = end.offset_of(end.receive_policy.index());
         let word = end.word(offset);
         if word == 0 {
             // This line arrives with the length, as it was just read. Only the next line is prefetched.
-            end.link.memory.expect(offset + LINE);
+            end.connected_end.memory.expect(offset + LINE);
             return Ok(false);
         }
-        let found = checked(&end.ring, &end.drain, word, end.drain.room())?;
-        end.drain.found(found.0);
+        let found = checked(
+            &end.ring,
+            &end.receive_policy,
+            word,
+            end.receive_policy.room(),
+        )?;
+        end.receive_policy.found(found.0);
         self.found = Some(found);
         Ok(true)
     }
@@ -248,6 +253,6 @@ impl ReceiveProtocol for FarmReceive {
     #[inline(always)]
     fn clear(&mut self, end: &mut ReceiveEnd, index: u64, len: usize) {
         let offset = end.offset_of(index);
-        end.link.memory.lent_mut(offset, len).fill(0);
+        end.connected_end.memory.lent_mut(offset, len).fill(0);
     }
 }

@@ -10,7 +10,7 @@ use headworks_ring::endpoint::{ChainPosted, write, write_word};
 use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 
-use super::link::ConnectedEnd;
+use super::connected_end::ConnectedEnd;
 use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
 use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
@@ -47,12 +47,12 @@ impl Design for L5 {
         }
     }
 
-    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
-        BaselineSender::new(L5Send(()), ring, link)
+    fn sender(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Sender {
+        BaselineSender::new(L5Send(()), ring, connected_end)
     }
 
-    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
-        BaselineReceiver::new(L5Receive(()), ring, link)
+    fn receiver(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Receiver {
+        BaselineReceiver::new(L5Receive(()), ring, connected_end)
     }
 }
 
@@ -72,12 +72,12 @@ impl L5Send {
         let word = tail.to_ne_bytes();
         let chain = [
             write(&sge, remote),
-            write_word(&word, end.link.peer, tail, signaled),
+            write_word(&word, end.connected_end.peer, tail, signaled),
         ];
-        if end.link.post(&chain)? != ChainPosted::All {
+        if end.connected_end.post(&chain)? != ChainPosted::All {
             end.poll()?;
             // The receiver does not look at bytes that no tail covers, so the next message may overwrite them.
-            if end.link.post(&chain)? != ChainPosted::All {
+            if end.connected_end.post(&chain)? != ChainPosted::All {
                 return Err(SendError::Full);
             }
         }

@@ -17,7 +17,7 @@ use headworks_ring::{
 };
 use headworks_verbs::{Payload, SendOp, SendWr};
 
-use super::link::ConnectedEnd;
+use super::connected_end::ConnectedEnd;
 use super::setup::{ARRAY, Depths, Design, Plan};
 
 /// WRITEs of messages of [`Plan::longest`] bytes, at least 8.
@@ -29,7 +29,7 @@ pub struct Raw {
 
 /// State that both ends have: the connection and where the next message goes.
 struct RawRing {
-    link: ConnectedEnd,
+    connected_end: ConnectedEnd,
     slots: u64,
     slot_size: usize,
     len: usize,
@@ -68,26 +68,26 @@ impl Design for Raw {
         }
     }
 
-    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> RawSender {
-        RawSender(RawRing::new(&ring, link))
+    fn sender(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> RawSender {
+        RawSender(RawRing::new(&ring, connected_end))
     }
 
-    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> RawReceiver {
-        let in_order = link.promises().in_order_within_write;
+    fn receiver(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> RawReceiver {
+        let in_order = connected_end.promises().in_order_within_write;
         RawReceiver {
             whole: in_order as usize >= self.plan.longest,
-            round: RawRing::new(&ring, link),
+            round: RawRing::new(&ring, connected_end),
         }
     }
 }
 
 impl RawRing {
-    fn new(ring: &CheckedConfig, link: ConnectedEnd) -> Self {
+    fn new(ring: &CheckedConfig, connected_end: ConnectedEnd) -> Self {
         let len = match ring.framing {
             Framing::Fixed(len) | Framing::Variable(len) => len,
         };
         Self {
-            link,
+            connected_end,
             slots: ring.slots,
             slot_size: ring.slot_size,
             len,
@@ -134,21 +134,21 @@ impl MessageSender for RawSender {
             }));
         }
         let (offset, last) = (round.offset(), round.last());
-        fill(round.link.memory.lent_mut(offset, len));
+        fill(round.connected_end.memory.lent_mut(offset, len));
         let number = round.count + 1;
-        round.link.memory.cursor(last).publish(number);
+        round.connected_end.memory.cursor(last).publish(number);
         // One signalled request per quarter of the queue frees room before the queue is full.
         let signaled = round.count.is_multiple_of((round.slots / 4).max(1));
-        let sge = round.link.memory.sge(offset, len);
+        let sge = round.connected_end.memory.sge(offset, len);
         let request = SendWr {
             wr_id: number,
-            op: SendOp::Write(round.link.peer.plus(offset as u64)),
+            op: SendOp::Write(round.connected_end.peer.plus(offset as u64)),
             payload: Payload::Gather(std::slice::from_ref(&sge)),
             flags: flags(signaled),
         };
-        if round.link.post(&[request])? != ChainPosted::All {
-            round.link.poll_sends(|_| {})?;
-            if round.link.post(&[request])? != ChainPosted::All {
+        if round.connected_end.post(&[request])? != ChainPosted::All {
+            round.connected_end.poll_sends(|_| {})?;
+            if round.connected_end.post(&[request])? != ChainPosted::All {
                 return Err(SendError::Full);
             }
         }
@@ -161,8 +161,8 @@ impl MessageSender for RawSender {
     }
 
     fn step(&mut self) -> Result<bool, RingError> {
-        self.0.link.poll_sends(|_| {})?;
-        self.0.link.check()?;
+        self.0.connected_end.poll_sends(|_| {})?;
+        self.0.connected_end.check()?;
         Ok(false)
     }
 
@@ -187,14 +187,14 @@ impl MessageReceiver for RawReceiver {
     #[inline]
     fn try_recv_with<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
         let round = &mut self.round;
-        let number = round.link.memory.cursor(round.last()).observe();
+        let number = round.connected_end.memory.cursor(round.last()).observe();
         if number != round.count + 1 {
             // Prefetches the message's first line, so that it arrives together with the last.
-            round.link.memory.expect(round.offset());
+            round.connected_end.memory.expect(round.offset());
             return Ok(None);
         }
         let shown = match self.whole {
-            true => look(round.link.memory.lent(round.offset(), round.len)),
+            true => look(round.connected_end.memory.lent(round.offset(), round.len)),
             false => look(&round.count.to_ne_bytes()),
         };
         round.advance();
@@ -202,7 +202,7 @@ impl MessageReceiver for RawReceiver {
     }
 
     fn step(&mut self) -> Result<bool, RingError> {
-        self.round.link.check()?;
+        self.round.connected_end.check()?;
         Ok(false)
     }
 

@@ -6,7 +6,7 @@ use headworks_ring::header::{Header, Kind};
 use headworks_ring::receive_policy::{ReceivePolicy, SIGNAL_EVERY};
 use headworks_ring::{MessageReceiver, RingError};
 
-use super::link::ConnectedEnd;
+use super::connected_end::ConnectedEnd;
 use super::setup::ARRAY;
 
 /// Send requests that a receiving end must be able to post, for pushing heads.
@@ -33,8 +33,13 @@ pub trait ReceiveProtocol {
     /// Reads and checks the header of the next message.
     #[inline(always)]
     fn header(&mut self, end: &ReceiveEnd) -> Result<Found, RingError> {
-        let word = end.word(end.offset_of(end.drain.index()));
-        checked(&end.ring, &end.drain, word, end.drain.available())
+        let word = end.word(end.offset_of(end.receive_policy.index()));
+        checked(
+            &end.ring,
+            &end.receive_policy,
+            word,
+            end.receive_policy.available(),
+        )
     }
 
     /// Called after the message at slot `index` was read or skipped. `len` counts bytes from its header on.
@@ -48,7 +53,7 @@ pub trait ReceiveProtocol {
     /// Called after slots were freed. By default pushes the head lazily, when the receive policy demands it.
     #[inline(always)]
     fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
-        if end.drain.must_push() {
+        if end.receive_policy.must_push() {
             self.push(end)?;
         }
         Ok(())
@@ -61,8 +66,8 @@ pub type Found = (u64, Option<usize>);
 /// State that every design's receiver has.
 pub struct ReceiveEnd {
     pub(super) ring: CheckedConfig,
-    pub(super) drain: ReceivePolicy,
-    pub(super) link: ConnectedEnd,
+    pub(super) receive_policy: ReceivePolicy,
+    pub(super) connected_end: ConnectedEnd,
 }
 
 impl ReceiveEnd {
@@ -74,14 +79,14 @@ impl ReceiveEnd {
     /// Reads the word at `offset`, which the peer writes.
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> u64 {
-        self.link.memory.cursor(offset).observe()
+        self.connected_end.memory.cursor(offset).observe()
     }
 
     /// Reads the tail that the sender wrote. Returns whether a message is available.
     #[inline(always)]
     pub(super) fn observe_tail(&mut self) -> Result<bool, RingError> {
         let tail = self.word(0);
-        self.drain.observe_tail(tail)?;
+        self.receive_policy.observe_tail(tail)?;
         Ok(self.is_something())
     }
 
@@ -89,10 +94,12 @@ impl ReceiveEnd {
     /// ring does, so that it arrives together with what announces the message.
     #[inline(always)]
     fn is_something(&self) -> bool {
-        if self.drain.available() > 0 {
+        if self.receive_policy.available() > 0 {
             return true;
         }
-        self.link.memory.expect(self.offset_of(self.drain.index()));
+        self.connected_end
+            .memory
+            .expect(self.offset_of(self.receive_policy.index()));
         false
     }
 
@@ -102,30 +109,35 @@ impl ReceiveEnd {
     pub(super) fn take_announced(&mut self) -> Result<bool, RingError> {
         let mut slots = 0;
         // Messages that arrived before a failure are handed out first.
-        self.link.poll_receives(|imm| slots += u64::from(imm))?;
+        self.connected_end
+            .poll_receives(|imm| slots += u64::from(imm))?;
         if slots > 0 {
-            let known = self.drain.next().wrapping_add(self.drain.available());
-            self.drain.observe_tail(known.wrapping_add(slots))?;
+            let known = self
+                .receive_policy
+                .next()
+                .wrapping_add(self.receive_policy.available());
+            self.receive_policy
+                .observe_tail(known.wrapping_add(slots))?;
         }
         Ok(self.is_something())
     }
 
     /// WRITEs the head to the sender. Returns whether it was posted, or had been before.
     pub(super) fn push_head(&mut self) -> Result<bool, RingError> {
-        if self.drain.unsynced() == 0 {
+        if self.receive_policy.unsynced() == 0 {
             return Ok(true);
         }
-        let signaled = self.drain.must_signal();
+        let signaled = self.receive_policy.must_signal();
         if signaled {
-            self.link.poll_sends(|_| {})?;
+            self.connected_end.poll_sends(|_| {})?;
         }
-        let word = self.drain.head().to_ne_bytes();
-        let request = write_word(&word, self.link.peer, 0, signaled);
-        if self.link.post(&[request])? != ChainPosted::All {
-            self.link.poll_sends(|_| {})?;
+        let word = self.receive_policy.head().to_ne_bytes();
+        let request = write_word(&word, self.connected_end.peer, 0, signaled);
+        if self.connected_end.post(&[request])? != ChainPosted::All {
+            self.connected_end.poll_sends(|_| {})?;
             return Ok(false);
         }
-        self.drain.pushed();
+        self.receive_policy.pushed();
         Ok(true)
     }
 }
@@ -143,7 +155,7 @@ pub struct BaselineReceiver<P> {
 }
 
 impl<P: ReceiveProtocol> BaselineReceiver<P> {
-    pub(super) fn new(protocol: P, ring: CheckedConfig, link: ConnectedEnd) -> Self {
+    pub(super) fn new(protocol: P, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self {
         let quiet_len = match ring.framing {
             Framing::Fixed(len) if protocol.is_quiet() && !P::COPIES_OUT => Some(len),
             _ => None,
@@ -154,9 +166,9 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
             usability: Usability::new(),
             application: vec![0; if P::COPIES_OUT { ring.max_message } else { 0 }],
             end: ReceiveEnd {
-                drain: ReceivePolicy::new(&ring),
+                receive_policy: ReceivePolicy::new(&ring),
                 ring,
-                link,
+                connected_end,
             },
         }
     }
@@ -165,16 +177,16 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
     #[inline(always)]
     fn find(&mut self) -> Result<Option<(u64, usize, usize)>, RingError> {
         loop {
-            if self.end.drain.available() == 0 && !self.protocol.look(&mut self.end)? {
+            if self.end.receive_policy.available() == 0 && !self.protocol.look(&mut self.end)? {
                 return Ok(None);
             }
-            let offset = self.end.offset_of(self.end.drain.index());
+            let offset = self.end.offset_of(self.end.receive_policy.index());
             if let Framing::Fixed(len) = self.end.ring.framing {
                 return Ok(Some((1, offset, len)));
             }
             match self.protocol.header(&self.end)? {
                 (count, Some(len)) => {
-                    self.end.link.memory.expect_rest(offset, 8 + len);
+                    self.end.connected_end.memory.expect_rest(offset, 8 + len);
                     return Ok(Some((count, offset + 8, len)));
                 }
                 (count, None) => self.pass(count, 8)?,
@@ -185,9 +197,9 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
     /// Frees the next `count` slots, in which `used` bytes were in use.
     #[inline(always)]
     fn pass(&mut self, count: u64, used: usize) -> Result<(), RingError> {
-        let index = self.end.drain.index();
+        let index = self.end.receive_policy.index();
         self.protocol.clear(&mut self.end, index, used);
-        self.end.drain.pass(count);
+        self.end.receive_policy.pass(count);
         match self.usability.broken() {
             None => self.protocol.passed(&mut self.end),
             Some(_) => Ok(()),
@@ -197,19 +209,19 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
     #[inline(always)]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, RingError> {
         if let Some(len) = self.quiet_len
-            && let Some(index) = self.end.drain.quiet_index()
+            && let Some(index) = self.end.receive_policy.quiet_index()
         {
             let offset = self.end.offset_of(index);
-            let shown = look(self.end.link.memory.lent(offset, len));
-            self.end.drain.pass_quietly();
+            let shown = look(self.end.connected_end.memory.lent(offset, len));
+            self.end.receive_policy.pass_quietly();
             self.protocol.passed_quietly(&mut self.end);
             return Ok(Some(shown));
         }
         let Some((count, offset, len)) = self.find()? else {
             return Ok(None);
         };
-        let header = offset - self.end.offset_of(self.end.drain.index());
-        let message = self.end.link.memory.lent(offset, len);
+        let header = offset - self.end.offset_of(self.end.receive_policy.index());
+        let message = self.end.connected_end.memory.lent(offset, len);
         let shown = if P::COPIES_OUT {
             self.application[..len].copy_from_slice(message);
             look(&self.application[..len])
@@ -224,14 +236,14 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
     }
 
     fn progress(&mut self) -> Result<bool, RingError> {
-        if self.end.drain.available() == 0 {
+        if self.end.receive_policy.available() == 0 {
             self.protocol.look(&mut self.end)?;
         }
         self.protocol.passed(&mut self.end)?;
-        if self.end.drain.available() == 0 {
-            self.end.link.check()?;
+        if self.end.receive_policy.available() == 0 {
+            self.end.connected_end.check()?;
         }
-        Ok(self.end.drain.available() > 0)
+        Ok(self.end.receive_policy.available() > 0)
     }
 
     fn unless_broken<R>(
@@ -248,11 +260,11 @@ impl<P: ReceiveProtocol> BaselineReceiver<P> {
 #[inline(always)]
 pub(super) fn checked(
     ring: &CheckedConfig,
-    drain: &ReceivePolicy,
+    receive_policy: &ReceivePolicy,
     word: u64,
     most: u64,
 ) -> Result<Found, RingError> {
-    let before_wrap = drain.before_wrap();
+    let before_wrap = receive_policy.before_wrap();
     let wrong = || RingError::Header(word);
     let header = Header::parse(word).ok_or_else(wrong)?;
     let len = header.len as usize;
@@ -294,6 +306,6 @@ impl<P: ReceiveProtocol> MessageReceiver for BaselineReceiver<P> {
     }
 
     fn consumed(&self) -> u64 {
-        self.end.drain.head()
+        self.end.receive_policy.head()
     }
 }

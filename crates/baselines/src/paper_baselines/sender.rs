@@ -6,7 +6,7 @@ use headworks_ring::send_policy::{ReserveOutcome, SendPolicy};
 use headworks_ring::{LengthError, MessageSender, RingError, SendError};
 use headworks_verbs::{RemoteAddr, Sge};
 
-use super::link::ConnectedEnd;
+use super::connected_end::ConnectedEnd;
 use super::setup::ARRAY;
 
 /// The part of a sender that is specific to a design.
@@ -52,7 +52,7 @@ pub struct MessageLocation {
 pub struct SendEnd {
     pub(super) ring: CheckedConfig,
     pub(super) policy: SendPolicy,
-    pub(super) link: ConnectedEnd,
+    pub(super) connected_end: ConnectedEnd,
 }
 
 impl SendEnd {
@@ -76,14 +76,14 @@ impl SendEnd {
     pub(super) fn set_word(&self, offset: usize, word: u64) {
         use std::sync::atomic::Ordering::Relaxed;
         // Relaxed suffices: only this end's own array changes, and the device reads it in posting order.
-        self.link.memory.word(offset).store(word, Relaxed);
+        self.connected_end.memory.word(offset).store(word, Relaxed);
     }
 
     /// Returns `len` bytes at `offset` as a gather entry, and the same place in the receiver's memory.
     #[inline(always)]
     pub(super) fn piece(&self, offset: usize, len: usize) -> (Sge, RemoteAddr) {
-        let sge = self.link.memory.sge(offset, len);
-        (sge, self.link.peer.plus(offset as u64))
+        let sge = self.connected_end.memory.sge(offset, len);
+        (sge, self.connected_end.peer.plus(offset as u64))
     }
 
     /// Returns `count` slots from `index` as a gather entry, and the same place in the receiver's memory.
@@ -96,7 +96,7 @@ impl SendEnd {
     #[inline]
     pub(super) fn poll(&mut self) -> Result<(), RingError> {
         let mut last = None;
-        self.link.poll_sends(|tail| last = Some(tail))?;
+        self.connected_end.poll_sends(|tail| last = Some(tail))?;
         match last {
             Some(tail) => Ok(self.policy.complete(tail)?),
             None => Ok(()),
@@ -106,7 +106,7 @@ impl SendEnd {
     /// Reads the head that the receiver pushed.
     #[inline]
     pub(super) fn observe_head(&mut self) -> Result<(), RingError> {
-        let head = self.link.memory.cursor(0).observe();
+        let head = self.connected_end.memory.cursor(0).observe();
         Ok(self.policy.observe_head(head)?)
     }
 }
@@ -121,13 +121,17 @@ pub struct BaselineSender<P> {
 }
 
 impl<P: SendProtocol> BaselineSender<P> {
-    pub(super) fn new(protocol: P, ring: CheckedConfig, link: ConnectedEnd) -> Self {
+    pub(super) fn new(protocol: P, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self {
         let mut policy = SendPolicy::new(&ring);
-        policy.fit_queue(link.depth());
+        policy.fit_queue(connected_end.depth());
         Self {
             protocol,
             application: vec![0; if P::IN_PLACE { 0 } else { ring.max_message }],
-            end: SendEnd { ring, policy, link },
+            end: SendEnd {
+                ring,
+                policy,
+                connected_end,
+            },
             usability: Usability::new(),
         }
     }
@@ -198,7 +202,7 @@ impl<P: SendProtocol> BaselineSender<P> {
     #[inline(always)]
     fn bytes_mut(&mut self, at: MessageLocation) -> &mut [u8] {
         let offset = self.end.offset_of(at.index) + self.end.header();
-        self.end.link.memory.lent_mut(offset, at.len)
+        self.end.connected_end.memory.lent_mut(offset, at.len)
     }
 
     #[inline(always)]
@@ -255,7 +259,7 @@ impl<P: SendProtocol> MessageSender for BaselineSender<P> {
         let before = (self.consumed(), self.published());
         self.refresh()?;
         self.flush()?;
-        if let Err(error) = self.end.link.check() {
+        if let Err(error) = self.end.connected_end.check() {
             return Err(self.usability.fail(error));
         }
         Ok(before != (self.consumed(), self.published()))

@@ -14,7 +14,7 @@ use headworks_verbs::{
     AllocRequest, Device, Pages, Promises, QpCaps, QueuePair, RemoteAddr, ResourceError,
 };
 
-use super::link::{ConnectedEnd, RECEIVES};
+use super::connected_end::{ConnectedEnd, RECEIVES};
 use crate::{End, EndError, EndSizes, Memory};
 
 /// Bytes in front of an end's array: one cache line for the cursor that the peer writes, and one for the
@@ -91,10 +91,10 @@ pub trait Design: Sized + Clone + Send + 'static {
     fn depths(&self, ring: &CheckedConfig) -> Depths;
 
     /// Creates the sending end over its connection.
-    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender;
+    fn sender(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Sender;
 
     /// Creates the receiving end over its connection.
-    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver;
+    fn receiver(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Receiver;
 }
 
 /// Queue sizes of both ends.
@@ -230,7 +230,7 @@ impl<D: Design, E> BaselineSetup<D, E> {
         bytes
     }
 
-    fn link(self, payload: &[u8]) -> Result<(D, CheckedConfig, ConnectedEnd), SetupError> {
+    fn connected_end(self, payload: &[u8]) -> Result<(D, CheckedConfig, ConnectedEnd), SetupError> {
         let malformed = || SetupError::Greeting("its length");
         let (&[role], rest) = payload.split_first_chunk::<1>().ok_or_else(malformed)?;
         let (words, key) = rest.split_at_checked(40).ok_or_else(malformed)?;
@@ -251,8 +251,8 @@ impl<D: Design, E> BaselineSetup<D, E> {
             }
         }
         let peer = RemoteAddr { addr, rkey };
-        let link = ConnectedEnd::new(self.endpoint, self.end, self.memory, peer);
-        Ok((self.design, self.ring, link))
+        let connected_end = ConnectedEnd::new(self.endpoint, self.end, self.memory, peer);
+        Ok((self.design, self.ring, connected_end))
     }
 }
 
@@ -274,8 +274,8 @@ impl<D: Design> EndSetup for BaselineSetup<D, Sends> {
     type End = D::Sender;
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
-        let (design, ring, link) = self.link(payload)?;
-        Ok(design.sender(ring, link))
+        let (design, ring, connected_end) = self.connected_end(payload)?;
+        Ok(design.sender(ring, connected_end))
     }
 }
 
@@ -283,7 +283,7 @@ impl<D: Design> EndSetup for BaselineSetup<D, Receives> {
     type End = D::Receiver;
 
     fn finish(self, payload: &[u8]) -> Result<Self::End, SetupError> {
-        let (design, ring, link) = self.link(payload)?;
-        Ok(design.receiver(ring, link))
+        let (design, ring, connected_end) = self.connected_end(payload)?;
+        Ok(design.receiver(ring, connected_end))
     }
 }

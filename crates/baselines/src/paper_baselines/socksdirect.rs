@@ -18,7 +18,7 @@ use headworks_ring::header::{Header, Kind};
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::link::{ConnectedEnd, RECEIVES};
+use super::connected_end::{ConnectedEnd, RECEIVES};
 use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
 use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design, Plan};
@@ -78,7 +78,7 @@ impl Design for SocksDirect {
         }
     }
 
-    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
+    fn sender(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Sender {
         BaselineSender::new(
             SocksDirectSend {
                 in_flight: 0,
@@ -86,17 +86,17 @@ impl Design for SocksDirect {
                 unread: VecDeque::with_capacity(self.unread() as usize),
             },
             ring,
-            link,
+            connected_end,
         )
     }
 
-    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
+    fn receiver(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Receiver {
         let every = u64::from(self.0.messages / 4).max(1);
         let protocol = SocksDirectReceive {
             push_every: every,
             passed: 0,
         };
-        BaselineReceiver::new(protocol, ring, link)
+        BaselineReceiver::new(protocol, ring, connected_end)
     }
 }
 
@@ -127,7 +127,7 @@ impl SocksDirectSend {
                 payload: Payload::Gather(std::slice::from_ref(&sge)),
                 flags: SendFlags::SIGNALED,
             };
-            if end.link.post(&[request])? != ChainPosted::All {
+            if end.connected_end.post(&[request])? != ChainPosted::All {
                 return Ok(());
             }
             self.in_flight += 1;
@@ -143,7 +143,7 @@ impl SocksDirectSend {
 
     fn poll(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
         let (mut last, in_flight) = (None, &mut self.in_flight);
-        end.link.poll_sends(|tail| {
+        end.connected_end.poll_sends(|tail| {
             last = Some(tail);
             *in_flight = in_flight.saturating_sub(1);
         })?;
@@ -216,7 +216,7 @@ impl ReceiveProtocol for SocksDirectReceive {
     #[inline(always)]
     fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
         self.passed += 1;
-        if end.drain.must_push() || self.passed >= self.push_every {
+        if end.receive_policy.must_push() || self.passed >= self.push_every {
             self.push(end)?;
             self.passed = 0;
         }

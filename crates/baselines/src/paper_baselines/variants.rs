@@ -16,7 +16,7 @@ use headworks_ring::send_policy::PostAction;
 use headworks_ring::{RingError, SendError, SetupError};
 use headworks_verbs::{Payload, SendFlags, SendOp, SendWr};
 
-use super::link::{ConnectedEnd, RECEIVES};
+use super::connected_end::{ConnectedEnd, RECEIVES};
 use super::receiver::{BaselineReceiver, PUSHES, ReceiveEnd, ReceiveProtocol};
 use super::sender::{BaselineSender, MessageLocation, SendEnd, SendProtocol};
 use super::setup::{Depths, Design};
@@ -105,7 +105,7 @@ impl Design for SyncVariant {
         }
     }
 
-    fn sender(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Sender {
+    fn sender(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Sender {
         BaselineSender::new(
             VariantSend {
                 head: self.head,
@@ -114,18 +114,18 @@ impl Design for SyncVariant {
                 pulled_at: 0,
             },
             ring,
-            link,
+            connected_end,
         )
     }
 
-    fn receiver(&self, ring: CheckedConfig, link: ConnectedEnd) -> Self::Receiver {
+    fn receiver(&self, ring: CheckedConfig, connected_end: ConnectedEnd) -> Self::Receiver {
         BaselineReceiver::new(
             VariantReceive {
                 head: self.head,
                 tail: self.tail,
             },
             ring,
-            link,
+            connected_end,
         )
     }
 }
@@ -168,21 +168,21 @@ impl VariantSend {
         if self.pulling {
             return Ok(());
         }
-        let sge = end.link.memory.sge(0, 8);
+        let sge = end.connected_end.memory.sge(0, 8);
         let request = SendWr {
             wr_id: PULL,
-            op: SendOp::Read(end.link.peer.plus(PULLED as u64)),
+            op: SendOp::Read(end.connected_end.peer.plus(PULLED as u64)),
             payload: Payload::Gather(std::slice::from_ref(&sge)),
             flags: SendFlags::SIGNALED,
         };
-        self.pulling = end.link.post(&[request])? == ChainPosted::All;
+        self.pulling = end.connected_end.post(&[request])? == ChainPosted::All;
         self.pulled_at = end.policy.tail();
         Ok(())
     }
 
     fn poll(&mut self, end: &mut SendEnd) -> Result<(), RingError> {
         let (mut last, mut pulled) = (None, false);
-        end.link.poll_sends(|wr_id| match wr_id {
+        end.connected_end.poll_sends(|wr_id| match wr_id {
             PULL => pulled = true,
             tail => last = Some(tail),
         })?;
@@ -224,13 +224,13 @@ fn write_twice(
 ) -> Result<ChainPosted, RingError> {
     let (one, two) = (end.slots(first), end.slots(second));
     let word = tail.to_ne_bytes();
-    let tail = write_word(&word, end.link.peer, tail, signaled);
+    let tail = write_word(&word, end.connected_end.peer, tail, signaled);
     match (first.1, second.1) {
-        (0, _) => end.link.post(&[tail]),
-        (_, 0) => end.link.post(&[write(&one.0, one.1), tail]),
+        (0, _) => end.connected_end.post(&[tail]),
+        (_, 0) => end.connected_end.post(&[write(&one.0, one.1), tail]),
         _ => {
             let chain = [write(&one.0, one.1), write(&two.0, two.1), tail];
-            end.link.post(&chain)
+            end.connected_end.post(&chain)
         }
     }
 }
@@ -254,8 +254,8 @@ fn with_immediate(
         },
     );
     match second.1 {
-        0 => end.link.post(&[one]),
-        _ => end.link.post(&[one, two]),
+        0 => end.connected_end.post(&[one]),
+        _ => end.connected_end.post(&[one, two]),
     }
 }
 
@@ -300,8 +300,8 @@ impl ReceiveProtocol for VariantReceive {
     #[inline(always)]
     fn passed_quietly(&mut self, end: &mut ReceiveEnd) {
         if self.head == Head::Pull {
-            let head = end.drain.head();
-            end.link.memory.cursor(PULLED).publish(head);
+            let head = end.receive_policy.head();
+            end.connected_end.memory.cursor(PULLED).publish(head);
         }
     }
 
@@ -318,15 +318,15 @@ impl ReceiveProtocol for VariantReceive {
         if self.head == Head::Push {
             return end.push_head();
         }
-        let head = end.drain.head();
-        end.link.memory.cursor(PULLED).publish(head);
-        end.drain.pushed();
+        let head = end.receive_policy.head();
+        end.connected_end.memory.cursor(PULLED).publish(head);
+        end.receive_policy.pushed();
         Ok(true)
     }
 
     #[inline(always)]
     fn passed(&mut self, end: &mut ReceiveEnd) -> Result<(), RingError> {
-        if self.head == Head::Pull || end.drain.must_push() {
+        if self.head == Head::Pull || end.receive_policy.must_push() {
             self.push(end)?;
         }
         Ok(())

@@ -52,15 +52,15 @@ pub(super) fn latency() -> RingConfig {
 /// Spins while waiting. From time to time it checks for Ctrl-C, if this process catches it, and that the
 /// other process is still alive.
 pub(super) struct SpinWait<'a> {
-    line: &'a ControlStream,
+    control: &'a ControlStream,
     interrupt: Option<&'a Interrupt>,
     spins: u64,
 }
 
 impl<'a> SpinWait<'a> {
-    pub(super) const fn on(line: &'a ControlStream, interrupt: Option<&'a Interrupt>) -> Self {
+    pub(super) const fn on(control: &'a ControlStream, interrupt: Option<&'a Interrupt>) -> Self {
         Self {
-            line,
+            control,
             interrupt,
             spins: 0,
         }
@@ -74,7 +74,7 @@ impl<'a> SpinWait<'a> {
             return Ok(());
         }
         check_interrupt(self.interrupt)?;
-        if self.spins.is_multiple_of(1 << 16) && self.line.peer_gone() {
+        if self.spins.is_multiple_of(1 << 16) && self.control.peer_gone() {
             return Err(anyhow!("the other process is gone"));
         }
         std::thread::yield_now();
@@ -142,12 +142,12 @@ impl Demo {
         let other = self.spawn(&["rings", &name])?;
         let interrupt = Some(&self.interrupt);
         let dial = || net::dial_wait(&fabric, &name, soon(interrupt));
-        let mut line = dial()?;
-        let mut sender_one = connect::sender(&device, &one_way(), &mut line, soon(interrupt))?;
+        let mut control = dial()?;
+        let mut sender_one = connect::sender(&device, &one_way(), &mut control, soon(interrupt))?;
         let began = Instant::now();
         let mut sent = 0;
         {
-            let mut spin = SpinWait::on(&line, interrupt);
+            let mut spin = SpinWait::on(&control, interrupt);
             let limit = TimeLimit::new();
             while sent < MANY {
                 if sent.is_multiple_of(1 << 10) {
@@ -166,7 +166,7 @@ impl Demo {
             }
         }
         let took = began.elapsed().as_secs_f64();
-        let answer = line.recv_control_wait(soon(interrupt))?;
+        let answer = control.recv_control_wait(soon(interrupt))?;
         if answer != b"all right" {
             return Err(anyhow!("the other process found wrong messages"));
         }
@@ -203,7 +203,7 @@ impl Demo {
         if !same {
             return Err(anyhow!("a message came back changed"));
         }
-        // The other process stays until its last answer was received. Dropping the line tells it so.
+        // The other process stays until its last answer was received. Dropping the control stream tells it so.
         drop((out, back, out_line, back_line));
         self.finish(other)?;
         if sent < MANY {

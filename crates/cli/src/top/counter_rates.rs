@@ -31,8 +31,8 @@ impl Rates {
         later: &RegistrySnapshot,
         time: Duration,
     ) -> Self {
-        let counts = |object_counts: &RegistrySnapshot| -> HashMap<Key, (u64, u64)> {
-            let each = object_counts.contexts.iter().flat_map(|context| {
+        let counts = |snapshot: &RegistrySnapshot| -> HashMap<Key, (u64, u64)> {
+            let each = snapshot.contexts.iter().flat_map(|context| {
                 let pairs = context.queue_pairs.iter();
                 pairs.map(move |qp| (key(context, qp), traffic_of(qp)))
             });

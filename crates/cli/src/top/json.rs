@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 
 use super::counter_rates::{Rate, Rates};
 
-pub(super) fn line(object_counts: &RegistrySnapshot, rates: Option<&Rates>) -> Value {
-    let contexts: Vec<_> = object_counts
+pub(super) fn line(snapshot: &RegistrySnapshot, rates: Option<&Rates>) -> Value {
+    let contexts: Vec<_> = snapshot
         .contexts
         .iter()
         .map(|c| context(c, rates))
         .collect();
-    let unreadable: Vec<_> = object_counts
+    let unreadable: Vec<_> = snapshot
         .unreadable
         .iter()
         .map(|one| json!({"host": one.host, "pid": one.pid, "why": one.why}))

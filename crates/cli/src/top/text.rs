@@ -10,7 +10,7 @@ use super::counter_rates::{Rate, Rates, traffic_of};
 
 /// A snapshot of the fabric, and how it is displayed.
 pub(super) struct FabricView<'a> {
-    pub(super) object_counts: &'a RegistrySnapshot,
+    pub(super) snapshot: &'a RegistrySnapshot,
     /// Rates since the snapshot before, if there is one.
     pub(super) rates: Option<&'a Rates>,
     pub(super) device: &'a DeviceName,
@@ -23,8 +23,8 @@ pub(super) struct FabricView<'a> {
 impl FabricView<'_> {
     pub(super) fn drawn(&self) -> String {
         let mut text = String::new();
-        let contexts = &self.object_counts.contexts;
-        if contexts.is_empty() && self.object_counts.unreadable.is_empty() {
+        let contexts = &self.snapshot.contexts;
+        if contexts.is_empty() && self.snapshot.unreadable.is_empty() {
             let _ = writeln!(text, "no process has {} open", self.device);
         } else {
             let pairs: usize = contexts.iter().map(|c| c.queue_pairs.len()).sum();
@@ -38,7 +38,7 @@ impl FabricView<'_> {
         for context in contexts {
             self.context(&mut text, context);
         }
-        for one in &self.object_counts.unreadable {
+        for one in &self.snapshot.unreadable {
             let (host, why) = (plain(&one.host), plain(&one.why));
             let _ = writeln!(text, "\n{host} pid {}: cannot be inspected: {why}", one.pid);
         }

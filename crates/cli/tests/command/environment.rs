@@ -25,13 +25,13 @@ fn listener_hears(
     then: &[u8],
 ) -> (CommandProcess, ControlStream) {
     let listener = fabric.listen(&[], "a", Stdio::null(), Stdio::null());
-    let mut line = dial(&fabric.open_registry(), "a").expect("a listener");
-    line.send_control(greeting).expect("sends");
+    let mut control = dial(&fabric.open_registry(), "a").expect("a listener");
+    control.send_control(greeting).expect("sends");
     if !then.is_empty() {
-        line.recv_control_wait(soon()).expect("a welcome");
-        line.send_control(then).expect("sends");
+        control.recv_control_wait(soon()).expect("a welcome");
+        control.send_control(then).expect("sends");
     }
-    (listener, line)
+    (listener, control)
 }
 
 #[test]
@@ -45,25 +45,26 @@ fn a_pipe_of_another_version_is_one_line() {
 
     let silent = Listener::bind(&fabric.open_registry(), "a").expect("listens");
     let mut connector = fabric.connect(&[], "a", Stdio::null(), Stdio::null());
-    let mut line = silent.accept(soon()).expect("a caller");
-    let hello = line.recv_control_wait(soon()).expect("a greeting");
+    let mut control = silent.accept(soon()).expect("a caller");
+    let hello = control.recv_control_wait(soon()).expect("a greeting");
     let version = headworks::pipe::VERSION;
     assert_eq!(
         hello,
         greeting(b'H', version, &[0]),
         "the greeting is as this test expects"
     );
-    line.send_control(&greeting(b'W', other, &[]))
+    control
+        .send_control(&greeting(b'W', other, &[]))
         .expect("sends");
     let complaint = connector.expect_exit(2);
     assert!(complaint.contains(&says), "{complaint}");
-    drop((line, silent));
+    drop((control, silent));
     fabric.is_clean();
 
-    let (mut listener, line) = listener_hears(&fabric, &greeting(b'H', other, &[0]), b"");
+    let (mut listener, control) = listener_hears(&fabric, &greeting(b'H', other, &[0]), b"");
     let complaint = listener.expect_exit(2);
     assert!(complaint.contains(&says), "{complaint}");
-    drop(line);
+    drop(control);
     fabric.is_clean();
 }
 
@@ -78,10 +79,10 @@ fn a_peer_that_speaks_something_else_is_one_line() {
         // A frame arrives instead of the bring-up.
         (greeting(b'H', version, &[0]), &[b'?'; 300], 2),
     ] {
-        let (mut listener, line) = listener_hears(&fabric, &hello, then);
+        let (mut listener, control) = listener_hears(&fabric, &hello, then);
         let complaint = listener.expect_exit(code);
         println!("{complaint}");
-        drop(line);
+        drop(control);
         fabric.is_clean();
     }
 }

@@ -9,8 +9,8 @@ use crate::call::{Call, Done, Event, Id, Reply};
 impl CaseContext<'_> {
     /// Waits for the next completion of a CQ.
     pub fn next_completion(&mut self, host: Host, cq: Id) -> Result<Done, String> {
-        self.wait("completion", |bench| {
-            let done = bench.poll_up_to(host, cq, 1).map_err(super::error_line)?;
+        self.wait("completion", |cx| {
+            let done = cx.poll_up_to(host, cq, 1).map_err(super::error_line)?;
             Ok(done.first().copied())
         })
     }
@@ -102,8 +102,8 @@ impl CaseContext<'_> {
             self.kept.push((host, event));
             return Ok(());
         }
-        let waited = self.wait(&format!("{event:?}"), |bench| {
-            let events = bench.events(host)?;
+        let waited = self.wait(&format!("{event:?}"), |cx| {
+            let events = cx.events(host)?;
             let found = events.iter().position(|found| *found == event);
             Ok(found.map(|at| events.remove(at)))
         });

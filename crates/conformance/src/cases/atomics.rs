@@ -22,24 +22,24 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn compare_swap(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
-    bench.write_buffer(b, 64, &5u64.to_ne_bytes())?;
+fn compare_swap(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair()?;
+    cx.write_buffer(b, 64, &5u64.to_ne_bytes())?;
     for (expect, swap, before, after) in [(4, 9, 5, 5), (5, u64::MAX, 5, u64::MAX)] {
         let op = Op::CompareSwap {
             remote: b.at(64),
             expect,
             swap,
         };
-        bench.post(a, 1, op, &[a.sge(8, 8)])?;
-        let done = bench.expect_sent(a, 1, Status::Success)?;
+        cx.post(a, 1, op, &[a.sge(8, 8)])?;
+        let done = cx.expect_sent(a, 1, Status::Success)?;
         ensure_eq!(
             (done.opcode, done.byte_len),
             (Opcode::CompareSwap, 8),
             "what"
         );
         ensure_eq!(
-            (bench.read_u64(a, 8)?, bench.read_u64(b, 64)?),
+            (cx.read_u64(a, 8)?, cx.read_u64(b, 64)?),
             (before, after),
             "old and new"
         );
@@ -47,16 +47,16 @@ fn compare_swap(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-fn fetch_add(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
-    bench.write_buffer(b, 64, &u64::MAX.to_ne_bytes())?;
+fn fetch_add(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair()?;
+    cx.write_buffer(b, 64, &u64::MAX.to_ne_bytes())?;
     for (add, before, after) in [(3, u64::MAX, 2), (40, 2, 42)] {
         let remote = b.at(64);
-        bench.post(a, 1, Op::FetchAdd { remote, add }, &[a.sge(8, 8)])?;
-        let done = bench.expect_sent(a, 1, Status::Success)?;
+        cx.post(a, 1, Op::FetchAdd { remote, add }, &[a.sge(8, 8)])?;
+        let done = cx.expect_sent(a, 1, Status::Success)?;
         ensure_eq!((done.opcode, done.byte_len), (Opcode::FetchAdd, 8), "what");
         ensure_eq!(
-            (bench.read_u64(a, 8)?, bench.read_u64(b, 64)?),
+            (cx.read_u64(a, 8)?, cx.read_u64(b, 64)?),
             (before, after),
             "old and new"
         );

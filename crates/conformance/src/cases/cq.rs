@@ -18,7 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 const POLLERS: usize = 3;
 
-fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
+fn several_pollers(cx: &mut CaseContext<'_>) -> Verdict {
     const BATCH: u64 = 100;
     const AT_LEAST: u64 = 20;
     // A world without concurrent polls would otherwise loop forever.
@@ -32,7 +32,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
         depth: 512,
         ..QpOptions::default()
     };
-    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let (a, b) = cx.connected_pair_with(&options, &options)?;
     let receives = |batch: u64| {
         let post = |id| Call::PostRecv {
             queue: b.qp,
@@ -40,7 +40,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
         };
         Call::Each((batch * BATCH..(batch + 1) * BATCH).map(post).collect())
     };
-    bench.call_ok(b.host.id, receives(0))?;
+    cx.call_ok(b.host.id, receives(0))?;
     let mut took = [0u64; POLLERS];
     let mut seen = BTreeSet::new();
     for batch in 0..AT_MOST {
@@ -75,7 +75,7 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
         let chain = vec![last];
         work.push(Call::PostSend { qp: a.qp, chain });
         calls.push((a.host.id, Call::Each(work)));
-        let replies = bench.call_concurrently(calls)?;
+        let replies = cx.call_concurrently(calls)?;
         for (index, reply) in replies.into_iter().enumerate() {
             match reply {
                 Reply::Completions(done) => {
@@ -88,12 +88,12 @@ fn several_pollers(bench: &mut CaseContext<'_>) -> Verdict {
         }
         // Collects what the pollers left.
         let due = (batch + 1) * BATCH;
-        bench.wait("rest of the receives", |bench| {
-            note(&mut seen, &bench.poll(b.host, b.recv_cq)?)?;
+        cx.wait("rest of the receives", |cx| {
+            note(&mut seen, &cx.poll(b.host, b.recv_cq)?)?;
             Ok((seen.len() as u64 >= due).then_some(()))
         })?;
-        bench.wait("sends", |bench| {
-            let done = bench.poll(a.host, a.send_cq)?;
+        cx.wait("sends", |cx| {
+            let done = cx.poll(a.host, a.send_cq)?;
             Ok(done.iter().any(|done| done.wr_id == BATCH).then_some(()))
         })?;
     }

@@ -104,36 +104,35 @@ fn to_rts() -> QpAttr {
     }
 }
 
-fn bring_up(bench: &mut CaseContext<'_>, side: QpFixture) -> Verdict {
+fn bring_up(cx: &mut CaseContext<'_>, side: QpFixture) -> Verdict {
     for attr in [to_init(), QpAttr::to_state(QpState::Rtr), to_rts()] {
-        bench
-            .modify(side, attr, None)
+        cx.modify(side, attr, None)
             .map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
 /// Creates a UD queue pair in RTS.
-fn up(bench: &mut CaseContext<'_>, host: Host) -> Result<QpFixture, String> {
-    let side = bench.new_qp(host, &options())?;
-    bring_up(bench, side)?;
+fn up(cx: &mut CaseContext<'_>, host: Host) -> Result<QpFixture, String> {
+    let side = cx.new_qp(host, &options())?;
+    bring_up(cx, side)?;
     Ok(side)
 }
 
-fn pair(bench: &mut CaseContext<'_>) -> Result<(QpFixture, QpFixture), String> {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    Ok((up(bench, first)?, up(bench, second)?))
+fn pair(cx: &mut CaseContext<'_>) -> Result<(QpFixture, QpFixture), String> {
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    Ok((up(cx, first)?, up(cx, second)?))
 }
 
 /// Creates an address handle in the domain of `from` for the port of `to`.
-fn handle(bench: &mut CaseContext<'_>, from: QpFixture, to: Host) -> Result<Id, String> {
-    let ah = bench.new_id();
+fn handle(cx: &mut CaseContext<'_>, from: QpFixture, to: Host) -> Result<Id, String> {
+    let ah = cx.new_id();
     let call = Call::CreateAh {
         ah,
         pd: from.pd,
         to: Port::Of { host: to.id },
     };
-    bench.call_ok(from.host.id, call)?;
+    cx.call_ok(from.host.id, call)?;
     Ok(ah)
 }
 
@@ -163,36 +162,36 @@ fn with_qkey(op: Op, qkey: u32) -> Op {
 }
 
 /// Posts a datagram and waits for its completion.
-fn send(bench: &mut CaseContext<'_>, from: QpFixture, op: Op, len: u32, status: Status) -> Verdict {
-    bench.post(from, 1, op, &[from.sge(0, len)])?;
-    bench.expect_sent(from, 1, status).map(drop)
+fn send(cx: &mut CaseContext<'_>, from: QpFixture, op: Op, len: u32, status: Status) -> Verdict {
+    cx.post(from, 1, op, &[from.sge(0, len)])?;
+    cx.expect_sent(from, 1, status).map(drop)
 }
 
 /// Posts a datagram with an address handle that it may not use, and checks that it fails.
-fn no_way(bench: &mut CaseContext<'_>, from: QpFixture, op: Op) -> Verdict {
-    if bench.behaviour().refuses_bad_datagrams {
+fn no_way(cx: &mut CaseContext<'_>, from: QpFixture, op: Op) -> Verdict {
+    if cx.behaviour().refuses_bad_datagrams {
         let request = Send::new(1, op, &[from.sge(0, 8)]);
-        let refused = bench.post_chain(from, vec![request]);
+        let refused = cx.post_chain(from, vec![request]);
         let operation = PostErrorKind::Operation.at(0);
         ensure_eq!(refused, Err(Refusal::from(operation)), "refused");
-        bench.expect_nothing_more(from)?;
-        return bench.expect_state(from, QpState::Rts, "the sender");
+        cx.expect_nothing_more(from)?;
+        return cx.expect_state(from, QpState::Rts, "the sender");
     }
-    send(bench, from, op, 8, Status::LocalQpOperation)?;
-    bench.expect_state(from, QpState::Sqe, "the sender")?;
-    bench.to_state(from, QpState::Rts)
+    send(cx, from, op, 8, Status::LocalQpOperation)?;
+    cx.expect_state(from, QpState::Sqe, "the sender")?;
+    cx.to_state(from, QpState::Rts)
 }
 
-fn arrives(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
+fn arrives(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
     for (from, at) in [(a, b), (a, a)] {
-        let ah = handle(bench, from, at.host)?;
-        bench.write_buffer(from, 4096, b"datagram")?;
+        let ah = handle(cx, from, at.host)?;
+        cx.write_buffer(from, 4096, b"datagram")?;
         let Op::SendTo { ah, peer, qkey, .. } = to(ah, at) else {
             return Err("another operation".to_owned());
         };
         for (imm, inline) in [(None, false), (Some(77), true)] {
-            bench.receive(at, 5, &[at.sge(0, HEADER + 4), at.sge(100, 60)])?;
+            cx.receive(at, 5, &[at.sge(0, HEADER + 4), at.sge(100, 60)])?;
             let op = Op::SendTo {
                 ah,
                 peer,
@@ -203,25 +202,25 @@ fn arrives(bench: &mut CaseContext<'_>) -> Verdict {
                 true => Send::inline(6, op, b"datagram"),
                 false => Send::new(6, op, &[from.sge(4096, 3), from.sge(4099, 5)]),
             };
-            bench.post_one(from, request.solicited().fenced())?;
-            bench.expect_sent(from, 6, Status::Success)?;
-            let got = bench.expect_received(at, 5, Status::Success)?;
+            cx.post_one(from, request.solicited().fenced())?;
+            cx.expect_sent(from, 6, Status::Success)?;
+            let got = cx.expect_received(at, 5, Status::Success)?;
             ensure_eq!((got.byte_len, got.imm), (HEADER + 8, imm), "what came");
             ensure!(got.grh, "no GRH");
-            let whose: Vec<_> = bench.handles().find_qpn(got.src_qpn).collect();
+            let whose: Vec<_> = cx.handles().find_qpn(got.src_qpn).collect();
             ensure!(
                 whose.contains(&(from.host.id, from.qp)),
                 "from {}",
                 got.src_qpn
             );
-            let head = bench.read_buffer(at, 0, GRH_BYTES + 4)?;
-            let tail = bench.read_buffer(at, 100, 4)?;
+            let head = cx.read_buffer(at, 0, GRH_BYTES + 4)?;
+            let tail = cx.read_buffer(at, 100, 4)?;
             ensure_eq!(
                 (&head[GRH_BYTES..], &tail[..]),
                 (&b"data"[..], &b"gram"[..]),
                 "bytes"
             );
-            let gids = [from, at].map(|side| bench.facts(side.host).map(|facts| facts.port.gid));
+            let gids = [from, at].map(|side| cx.facts(side.host).map(|facts| facts.port.gid));
             let [sgid, dgid] = gids;
             // Some devices write an IPv4 header into the second half instead of a GRH.
             if let Some(header) = Grh::parse(&head) {
@@ -229,11 +228,11 @@ fn arrives(bench: &mut CaseContext<'_>) -> Verdict {
                 ensure!(header.payload_len >= 8, "{header:?}");
             }
         }
-        bench.receive(at, 7, &[at.sge(0, HEADER)])?;
-        send(bench, from, to(ah, at), 0, Status::Success)?;
-        let got = bench.expect_received(at, 7, Status::Success)?;
+        cx.receive(at, 7, &[at.sge(0, HEADER)])?;
+        send(cx, from, to(ah, at), 0, Status::Success)?;
+        let got = cx.expect_received(at, 7, Status::Success)?;
         ensure_eq!(got.byte_len, HEADER, "of no bytes");
-        bench.expect_nothing_more(from)?;
+        cx.expect_nothing_more(from)?;
     }
     Ok(())
 }
@@ -241,21 +240,21 @@ fn arrives(bench: &mut CaseContext<'_>) -> Verdict {
 /// Name of the wait for a datagram that is longer than the receive it finds.
 const TOO_LONG: &str = "too long for the receive";
 
-fn lost(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
+fn lost(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let ah = handle(cx, a, b.host)?;
     // No receive is posted.
-    send(bench, a, to(ah, b), 8, Status::Success)?;
-    bench.receive(b, 1, &[b.sge(0, HEADER + 8)])?;
+    send(cx, a, to(ah, b), 8, Status::Success)?;
+    cx.receive(b, 1, &[b.sge(0, HEADER + 8)])?;
     let wrong = with_qkey(to(ah, b), QKEY + 1);
-    send(bench, a, wrong, 8, Status::Success)?;
+    send(cx, a, wrong, 8, Status::Success)?;
     // The queue pair with this number is gone.
-    let gone = up(bench, b.host)?;
-    send(bench, a, to(ah, gone), 8, Status::Success)?;
-    bench.destroy(b.host, gone.qp)?;
-    send(bench, a, to(ah, gone), 8, Status::Success)?;
+    let gone = up(cx, b.host)?;
+    send(cx, a, to(ah, gone), 8, Status::Success)?;
+    cx.destroy(b.host, gone.qp)?;
+    send(cx, a, to(ah, gone), 8, Status::Success)?;
     // No queue pair ever had this number, the highest there is.
-    let port = bench.facts(b.host)?.port;
+    let port = cx.facts(b.host)?.port;
     let Op::SendTo { ah: by, .. } = to(ah, gone) else {
         return Err("another operation".to_owned());
     };
@@ -266,191 +265,185 @@ fn lost(bench: &mut CaseContext<'_>) -> Verdict {
         qkey: QKEY,
         imm: None,
     };
-    send(bench, a, never, 8, Status::Success)?;
+    send(cx, a, never, 8, Status::Success)?;
     // This queue pair does not receive yet.
-    let early = bench.new_qp(b.host, &options())?;
-    bench
-        .modify(early, to_init(), None)
+    let early = cx.new_qp(b.host, &options())?;
+    cx.modify(early, to_init(), None)
         .map_err(|error| error.to_string())?;
     // This queue pair has another transport.
-    let (_, connected) = bench.connected_pair()?;
+    let (_, connected) = cx.connected_pair()?;
     for other in [early, connected] {
-        bench.receive(other, 1, &[other.sge(0, 100)])?;
+        cx.receive(other, 1, &[other.sge(0, 100)])?;
         // A Q_Key of 0 must not match a queue pair that has none.
         for qkey in [QKEY, 0] {
-            send(bench, a, with_qkey(to(ah, other), qkey), 8, Status::Success)?;
-            bench.expect_nothing_more(other)?;
+            send(cx, a, with_qkey(to(ah, other), qkey), 8, Status::Success)?;
+            cx.expect_nothing_more(other)?;
         }
     }
-    bench.expect_state(connected, QpState::Rts, "the connected one")?;
+    cx.expect_state(connected, QpState::Rts, "the connected one")?;
     // Too long for the receive, which stays for a datagram that fits (class D of 9.9.3).
-    send(bench, a, to(ah, b), 9, Status::Success)?;
-    bench.named_wait(TOO_LONG, |bench| bench.expect_nothing_more(b))?;
-    send(bench, a, to(ah, b), 8, Status::Success)?;
-    bench.expect_received(b, 1, Status::Success)?;
-    bench.expect_state(a, QpState::Rts, "the sender")?;
-    bench.expect_state(b, QpState::Rts, "the receiver")
+    send(cx, a, to(ah, b), 9, Status::Success)?;
+    cx.named_wait(TOO_LONG, |cx| cx.expect_nothing_more(b))?;
+    send(cx, a, to(ah, b), 8, Status::Success)?;
+    cx.expect_received(b, 1, Status::Success)?;
+    cx.expect_state(a, QpState::Rts, "the sender")?;
+    cx.expect_state(b, QpState::Rts, "the receiver")
 }
 
-fn own_qkey(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
+fn own_qkey(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let ah = handle(cx, a, b.host)?;
     let own = with_qkey(to(ah, b), 1 << 31);
     for id in 0..2 {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
+        cx.receive(b, id, &[b.sge(0, 100)])?;
     }
-    send(bench, a, own, 8, Status::Success)?;
-    bench.named_wait("with the queue pair's own", |bench| {
-        bench.expect_received(b, 0, Status::Success)
+    send(cx, a, own, 8, Status::Success)?;
+    cx.named_wait("with the queue pair's own", |cx| {
+        cx.expect_received(b, 0, Status::Success)
     })?;
     let other = QpAttr {
         qkey: Some(QKEY + 1),
         ..QpAttr::default()
     };
-    bench
-        .modify(a, other, None)
+    cx.modify(a, other, None)
         .map_err(|error| error.to_string())?;
-    send(bench, a, own, 8, Status::Success)?;
-    bench.expect_nothing_more(b)
+    send(cx, a, own, 8, Status::Success)?;
+    cx.expect_nothing_more(b)
 }
 
-fn longest(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
-    let mtu = bench.facts(a.host)?.mtu.bytes();
-    bench.receive(b, 1, &[b.sge(0, HEADER + mtu + 1)])?;
+fn longest(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let ah = handle(cx, a, b.host)?;
+    let mtu = cx.facts(a.host)?.mtu.bytes();
+    cx.receive(b, 1, &[b.sge(0, HEADER + mtu + 1)])?;
     let long = Send::new(1, to(ah, b), &[a.sge(0, mtu), a.sge(0, 1)]);
-    let posted = bench.post_chain(a, vec![long]);
-    if bench.behaviour().refuses_bad_datagrams {
+    let posted = cx.post_chain(a, vec![long]);
+    if cx.behaviour().refuses_bad_datagrams {
         let too_long = PostErrorKind::MessageTooLong(mtu).at(0);
         ensure_eq!(posted, Err(Refusal::from(too_long)), "refused");
     } else {
         posted.map_err(crate::case_context::error_line)?;
         // C10-93.1.1 demands no packet and no error, but some devices report an error.
-        let done = bench.next_send_completion(a)?;
+        let done = cx.next_send_completion(a)?;
         ensure!(
             matches!(done.status, Status::Success | Status::LocalLength),
             "{:?}",
             done.status
         );
     }
-    bench.expect_nothing_more(b)?;
-    if bench.state(a)? == QpState::Sqe {
-        bench.to_state(a, QpState::Rts)?;
+    cx.expect_nothing_more(b)?;
+    if cx.state(a)? == QpState::Sqe {
+        cx.to_state(a, QpState::Rts)?;
     }
-    bench.fill_buffer(a, 0, mtu as usize, 3)?;
-    send(bench, a, to(ah, b), mtu, Status::Success)?;
-    let got = bench.expect_received(b, 1, Status::Success)?;
+    cx.fill_buffer(a, 0, mtu as usize, 3)?;
+    send(cx, a, to(ah, b), mtu, Status::Success)?;
+    let got = cx.expect_received(b, 1, Status::Success)?;
     ensure_eq!(got.byte_len, HEADER + mtu, "length");
     ensure!(
-        bench.buffer_matches(b, GRH_BYTES, mtu as usize, 3)?,
+        cx.buffer_matches(b, GRH_BYTES, mtu as usize, 3)?,
         "other bytes"
     );
     Ok(())
 }
 
-fn stops_at_a_bad_key(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let (there, back) = (handle(bench, a, b.host)?, handle(bench, b, a.host)?);
+fn stops_at_a_bad_key(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let (there, back) = (handle(cx, a, b.host)?, handle(cx, b, a.host)?);
     for id in 0..2 {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
-        bench.receive(a, 10 + id, &[a.sge(0, 100)])?;
+        cx.receive(b, id, &[b.sge(0, 100)])?;
+        cx.receive(a, 10 + id, &[a.sge(0, 100)])?;
     }
-    let bad = MemoryFault::Key.apply(bench, a, 8, 1)?.pieces();
+    let bad = MemoryFault::Key.apply(cx, a, 8, 1)?.pieces();
     let chain = vec![
         Send::new(1, to(there, b), &[a.sge(0, 8)]).quiet(),
         Send::new(2, to(there, b), &bad).quiet(),
         Send::new(3, to(there, b), &[a.sge(0, 8)]).quiet(),
     ];
-    bench
-        .post_chain(a, chain)
-        .map_err(|error| error.to_string())?;
-    bench.expect_sent(a, 2, Status::LocalProtection)?;
-    bench.expect_sent(a, 3, Status::Flushed)?;
-    bench.expect_received(b, 0, Status::Success)?;
-    bench.expect_state(a, QpState::Sqe, "the sender")?;
-    bench.expect_no_fatal(a)?;
-    send(bench, a, to(there, b), 8, Status::Flushed)?;
-    send(bench, b, to(back, a), 8, Status::Success)?;
-    bench.expect_received(a, 10, Status::Success)?;
-    bench.to_state(a, QpState::Rts)?;
-    send(bench, a, to(there, b), 8, Status::Success)?;
-    bench.expect_received(b, 1, Status::Success)?;
-    bench.expect_nothing_more(a)
+    cx.post_chain(a, chain).map_err(|error| error.to_string())?;
+    cx.expect_sent(a, 2, Status::LocalProtection)?;
+    cx.expect_sent(a, 3, Status::Flushed)?;
+    cx.expect_received(b, 0, Status::Success)?;
+    cx.expect_state(a, QpState::Sqe, "the sender")?;
+    cx.expect_no_fatal(a)?;
+    send(cx, a, to(there, b), 8, Status::Flushed)?;
+    send(cx, b, to(back, a), 8, Status::Success)?;
+    cx.expect_received(a, 10, Status::Success)?;
+    cx.to_state(a, QpState::Rts)?;
+    send(cx, a, to(there, b), 8, Status::Success)?;
+    cx.expect_received(b, 1, Status::Success)?;
+    cx.expect_nothing_more(a)
 }
 
-fn foreign_handle(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let other = up(bench, a.host)?;
-    let foreign = handle(bench, other, b.host)?;
-    bench.receive(b, 1, &[b.sge(0, 100)])?;
-    no_way(bench, a, to(foreign, b))?;
-    let own = handle(bench, a, b.host)?;
-    send(bench, a, to(own, b), 8, Status::Success)?;
-    bench.expect_received(b, 1, Status::Success)?;
-    bench.expect_nothing_more(b)
+fn foreign_handle(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let other = up(cx, a.host)?;
+    let foreign = handle(cx, other, b.host)?;
+    cx.receive(b, 1, &[b.sge(0, 100)])?;
+    no_way(cx, a, to(foreign, b))?;
+    let own = handle(cx, a, b.host)?;
+    send(cx, a, to(own, b), 8, Status::Success)?;
+    cx.expect_received(b, 1, Status::Success)?;
+    cx.expect_nothing_more(b)
 }
 
-fn states(bench: &mut CaseContext<'_>) -> Verdict {
-    let host = bench.first_host()?;
-    let side = bench.new_qp(host, &options())?;
-    let connected = bench.new_qp(host, &QpOptions::default())?;
+fn states(cx: &mut CaseContext<'_>) -> Verdict {
+    let host = cx.first_host()?;
+    let side = cx.new_qp(host, &options())?;
+    let connected = cx.new_qp(host, &QpOptions::default())?;
     let kind = |refused: Result<(), crate::call::Refusal>| refused.map_err(|error| error.kind);
     let attributes = Err("Attributes".to_owned());
-    let refused = bench.modify(side, QpAttr::to_state(QpState::Init), None);
+    let refused = cx.modify(side, QpAttr::to_state(QpState::Init), None);
     ensure_eq!(kind(refused), attributes, "INIT without a Q_Key");
-    let refused = bench.modify(connected, to_init(), None);
+    let refused = cx.modify(connected, to_init(), None);
     ensure_eq!(kind(refused), attributes, "a Q_Key for RC");
-    bench.expect_state(side, QpState::Reset, "the queue pair")?;
-    bench
-        .modify(side, to_init(), None)
+    cx.expect_state(side, QpState::Reset, "the queue pair")?;
+    cx.modify(side, to_init(), None)
         .map_err(|error| error.to_string())?;
-    let attr = bench.rtr_attr(side, &QpOptions::default())?;
-    let refused = bench.modify(side, attr, Some(connected));
+    let attr = cx.rtr_attr(side, &QpOptions::default())?;
+    let refused = cx.modify(side, attr, Some(connected));
     ensure_eq!(kind(refused), attributes, "RTR with a peer");
-    bench.expect_state(side, QpState::Init, "the queue pair")?;
-    bench.to_state(side, QpState::Rtr)?;
-    bench
-        .modify(side, to_rts(), None)
+    cx.expect_state(side, QpState::Init, "the queue pair")?;
+    cx.to_state(side, QpState::Rtr)?;
+    cx.modify(side, to_rts(), None)
         .map_err(|error| error.to_string())?;
-    bench.to_error(side)?;
-    bench.to_reset(side)?;
-    bring_up(bench, side)
+    cx.to_error(side)?;
+    cx.to_reset(side)?;
+    bring_up(cx, side)
 }
 
-fn shared_receives(bench: &mut CaseContext<'_>) -> Verdict {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let a = up(bench, first)?;
-    let ah = handle(bench, a, second)?;
-    let (pd, srq) = super::shared_receives::srq(bench, second, 8, 3)?;
+fn shared_receives(cx: &mut CaseContext<'_>) -> Verdict {
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let a = up(cx, first)?;
+    let ah = handle(cx, a, second)?;
+    let (pd, srq) = super::shared_receives::srq(cx, second, 8, 3)?;
     let mut sides = Vec::new();
     for _ in 0..2 {
-        let side = bench.new_qp_in_pd(second, pd, Some(srq), &options())?;
-        bring_up(bench, side)?;
+        let side = cx.new_qp_in_pd(second, pd, Some(srq), &options())?;
+        bring_up(cx, side)?;
         sides.push(side);
     }
     for id in 0..6 {
         let into = piece(sides[0].region, id as i64 * 128, 128);
-        bench.receive(sides[0], id, &[into])?;
+        cx.receive(sides[0], id, &[into])?;
     }
     for id in 0..6u64 {
         let b = sides[id as usize % 2];
-        bench.write_buffer(a, 0, &[id as u8; 10])?;
-        send(bench, a, to(ah, b), 10, Status::Success)?;
-        let got = bench.expect_received(b, id, Status::Success)?;
+        cx.write_buffer(a, 0, &[id as u8; 10])?;
+        send(cx, a, to(ah, b), 10, Status::Success)?;
+        let got = cx.expect_received(b, id, Status::Success)?;
         ensure_eq!((got.qp, got.byte_len), (Some(b.qp), HEADER + 10), "whose");
-        let seen = bench.read_buffer(sides[0], id as usize * 128 + GRH_BYTES, 10)?;
+        let seen = cx.read_buffer(sides[0], id as usize * 128 + GRH_BYTES, 10)?;
         ensure_eq!(seen, vec![id as u8; 10], "bytes");
     }
-    bench.expect_event(second, Event::SrqLimit(Some(srq)))
+    cx.expect_event(second, Event::SrqLimit(Some(srq)))
 }
 
-fn handles(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let first = handle(bench, a, b.host)?;
-    bench.receive(b, 1, &[b.sge(0, 100)])?;
-    bench.destroy(a.host, first)?;
-    let second = handle(bench, a, b.host)?;
-    send(bench, a, to(second, b), 8, Status::Success)?;
-    bench.expect_received(b, 1, Status::Success).map(drop)
+fn handles(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let first = handle(cx, a, b.host)?;
+    cx.receive(b, 1, &[b.sge(0, 100)])?;
+    cx.destroy(a.host, first)?;
+    let second = handle(cx, a, b.host)?;
+    send(cx, a, to(second, b), 8, Status::Success)?;
+    cx.expect_received(b, 1, Status::Success).map(drop)
 }

@@ -18,8 +18,8 @@ pub(super) fn cases() -> Vec<Case> {
             "the peer is killed",
             "woken; QpFatal; the queue pair in ERR",
         ),
-        Case::new("deaths::while_it_writes", |bench| {
-            while_it_works(bench, 10, WaitMode::Polling)
+        Case::new("deaths::while_it_writes", |cx| {
+            while_it_works(cx, 10, WaitMode::Polling)
         })
         .row(
             "poll",
@@ -27,8 +27,8 @@ pub(super) fn cases() -> Vec<Case> {
             "the peer is killed",
             told,
         ),
-        Case::new("deaths::while_it_writes_and_we_sleep", |bench| {
-            while_it_works(bench, 10, WaitMode::Asleep)
+        Case::new("deaths::while_it_writes_and_we_sleep", |cx| {
+            while_it_works(cx, 10, WaitMode::Asleep)
         })
         .row(
             "next_event",
@@ -36,9 +36,9 @@ pub(super) fn cases() -> Vec<Case> {
             "the peer is killed",
             told,
         ),
-        Case::new("deaths::at_many_moments", |bench| {
-            while_it_works(bench, 100, WaitMode::Polling)?;
-            while_it_works(bench, 100, WaitMode::Asleep)
+        Case::new("deaths::at_many_moments", |cx| {
+            while_it_works(cx, 100, WaitMode::Polling)?;
+            while_it_works(cx, 100, WaitMode::Asleep)
         })
         .row(
             "poll",
@@ -96,16 +96,13 @@ fn options() -> QpOptions {
 
 /// Connects a queue pair of the first host to one of a new host, which the case will kill.
 fn with_victim(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     options: &QpOptions,
 ) -> Result<(QpFixture, QpFixture), String> {
-    let first = bench.first_host()?;
-    let second = bench.new_host(HostRole::Second)?;
-    let (ours, theirs) = (
-        bench.new_qp(first, options)?,
-        bench.new_qp(second, options)?,
-    );
-    bench.connect(ours, options, theirs, options)?;
+    let first = cx.first_host()?;
+    let second = cx.new_host(HostRole::Second)?;
+    let (ours, theirs) = (cx.new_qp(first, options)?, cx.new_qp(second, options)?);
+    cx.connect(ours, options, theirs, options)?;
     Ok((ours, theirs))
 }
 
@@ -135,18 +132,18 @@ fn works(from: QpFixture, to: QpFixture) -> Call {
     }
 }
 
-fn at_rest(bench: &mut CaseContext<'_>) -> Verdict {
-    if !bench.behaviour().detects_peer_death {
-        return bench.skip(UNNOTICED);
+fn at_rest(cx: &mut CaseContext<'_>) -> Verdict {
+    if !cx.behaviour().detects_peer_death {
+        return cx.skip(UNNOTICED);
     }
     for _ in 0..5 {
-        let (a, b) = with_victim(bench, &QpOptions::default())?;
-        bench.arm_both(a)?;
-        bench.kill(b.host)?;
-        bench.wait_channel_event(a)?;
-        bench.expect_state(a, QpState::Error, "the one left")?;
-        bench.expect_fatal(a)?;
-        bench.destroy_qp_fixture(a)?;
+        let (a, b) = with_victim(cx, &QpOptions::default())?;
+        cx.arm_both(a)?;
+        cx.kill(b.host)?;
+        cx.wait_channel_event(a)?;
+        cx.expect_state(a, QpState::Error, "the one left")?;
+        cx.expect_fatal(a)?;
+        cx.destroy_qp_fixture(a)?;
     }
     Ok(())
 }
@@ -157,13 +154,13 @@ enum WaitMode {
     Asleep,
 }
 
-fn while_it_works(bench: &mut CaseContext<'_>, rounds: u64, watch: WaitMode) -> Verdict {
-    if !bench.behaviour().detects_peer_death {
-        return bench.skip(UNNOTICED);
+fn while_it_works(cx: &mut CaseContext<'_>, rounds: u64, watch: WaitMode) -> Verdict {
+    if !cx.behaviour().detects_peer_death {
+        return cx.skip(UNNOTICED);
     }
     for number in 0..rounds {
         let after = Duration::from_micros(number * 7919 % 20_011);
-        killed_after(bench, after, watch).map_err(|seen| {
+        killed_after(cx, after, watch).map_err(|seen| {
             format!(
                 "round {number}, killed after {} us: {seen}",
                 after.nanos() / 1000
@@ -181,18 +178,18 @@ struct Receives {
 }
 
 impl Receives {
-    fn top_up(&mut self, bench: &mut CaseContext<'_>) -> Verdict {
+    fn top_up(&mut self, cx: &mut CaseContext<'_>) -> Verdict {
         while self.posted - (self.done.len() as u64) < 32 {
             let side = self.side;
-            bench.receive(side, self.posted, &[side.sge(0, LEN)])?;
+            cx.receive(side, self.posted, &[side.sge(0, LEN)])?;
             self.posted += 1;
         }
         Ok(())
     }
 
     /// Polls and returns the number of completions.
-    fn collect(&mut self, bench: &mut CaseContext<'_>) -> Result<usize, String> {
-        let done = bench.poll(self.side.host, self.side.recv_cq)?;
+    fn collect(&mut self, cx: &mut CaseContext<'_>) -> Result<usize, String> {
+        let done = cx.poll(self.side.host, self.side.recv_cq)?;
         for found in &done {
             ensure!(found.wr_id < self.posted, "{} was not posted", found.wr_id);
             ensure!(
@@ -210,50 +207,49 @@ impl Receives {
     }
 }
 
-fn killed_after(bench: &mut CaseContext<'_>, after: Duration, watch: WaitMode) -> Verdict {
-    let (a, b) = with_victim(bench, &options())?;
+fn killed_after(cx: &mut CaseContext<'_>, after: Duration, watch: WaitMode) -> Verdict {
+    let (a, b) = with_victim(cx, &options())?;
     let mut receives = Receives {
         side: a,
         posted: 0,
         done: BTreeMap::new(),
     };
-    receives.top_up(bench)?;
-    bench.begin_unanswered(b.host.id, works(b, a))?;
-    let kill_at = bench.now() + after;
+    receives.top_up(cx)?;
+    cx.begin_unanswered(b.host.id, works(b, a))?;
+    let kill_at = cx.now() + after;
     let mut alive = true;
-    bench
-        .wait("end of all receives", |bench| {
-            if alive && bench.now() >= kill_at {
-                bench.kill(b.host)?;
-                alive = false;
+    cx.wait("end of all receives", |cx| {
+        if alive && cx.now() >= kill_at {
+            cx.kill(b.host)?;
+            alive = false;
+        }
+        if alive {
+            cx.expect_state(a, QpState::Rts, "the one whose peer lives")?;
+            receives.top_up(cx)?;
+        }
+        if watch == WaitMode::Asleep {
+            // The CQ is armed before the last poll, so that no completion is missed.
+            cx.arm(a.host, a.recv_cq, false)?;
+        }
+        let count = receives.collect(cx)?;
+        if watch == WaitMode::Asleep && count == 0 && !alive {
+            let is_over = receives.done.len() as u64 == receives.posted;
+            if !is_over {
+                cx.wait_channel_event(a)?;
             }
-            if alive {
-                bench.expect_state(a, QpState::Rts, "the one whose peer lives")?;
-                receives.top_up(bench)?;
-            }
-            if watch == WaitMode::Asleep {
-                // The CQ is armed before the last poll, so that no completion is missed.
-                bench.arm(a.host, a.recv_cq, false)?;
-            }
-            let count = receives.collect(bench)?;
-            if watch == WaitMode::Asleep && count == 0 && !alive {
-                let is_over = receives.done.len() as u64 == receives.posted;
-                if !is_over {
-                    bench.wait_channel_event(a)?;
-                }
-            }
-            Ok((!alive && receives.done.len() as u64 == receives.posted).then_some(()))
-        })
-        .map_err(|seen| format!("{seen}: {} of {}", receives.done.len(), receives.posted))?;
-    bench.expect_fatal(a)?;
-    bench.expect_state(a, QpState::Error, "the one left")?;
-    bench.expect_nothing_more(a)?;
-    bench.destroy_qp_fixture(a)
+        }
+        Ok((!alive && receives.done.len() as u64 == receives.posted).then_some(()))
+    })
+    .map_err(|seen| format!("{seen}: {} of {}", receives.done.len(), receives.posted))?;
+    cx.expect_fatal(a)?;
+    cx.expect_state(a, QpState::Error, "the one left")?;
+    cx.expect_nothing_more(a)?;
+    cx.destroy_qp_fixture(a)
 }
 
-fn with_sends_to_it(bench: &mut CaseContext<'_>) -> Verdict {
+fn with_sends_to_it(cx: &mut CaseContext<'_>) -> Verdict {
     for _ in 0..3 {
-        let (a, b) = with_victim(bench, &QpOptions::default())?;
+        let (a, b) = with_victim(cx, &QpOptions::default())?;
         // The peer posts no receives, so these requests wait.
         for id in 0..8 {
             let request = Send::new(id, Op::Send, &[]);
@@ -262,28 +258,28 @@ fn with_sends_to_it(bench: &mut CaseContext<'_>) -> Verdict {
             } else {
                 request
             };
-            bench.post_one(a, request)?;
+            cx.post_one(a, request)?;
         }
-        bench.kill(b.host)?;
-        bench.expect_sent(a, 0, Status::RetryExceeded)?;
+        cx.kill(b.host)?;
+        cx.expect_sent(a, 0, Status::RetryExceeded)?;
         for id in 1..8 {
-            bench.expect_sent(a, id, Status::Flushed)?;
+            cx.expect_sent(a, id, Status::Flushed)?;
         }
-        bench.expect_nothing_more(a)?;
-        bench.expect_failed(a)?;
+        cx.expect_nothing_more(a)?;
+        cx.expect_failed(a)?;
     }
     Ok(())
 }
 
-fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
-    let first = bench.first_host()?;
-    let huge = bench.facts(first)?.limits.max_message.min(32 << 20);
+fn while_we_read_it(cx: &mut CaseContext<'_>) -> Verdict {
+    let first = cx.first_host()?;
+    let huge = cx.facts(first)?.limits.max_message.min(32 << 20);
     let options = QpOptions {
         len: huge as usize,
         ..QpOptions::default()
     };
     for round in 0..4 {
-        let (a, b) = with_victim(bench, &options)?;
+        let (a, b) = with_victim(cx, &options)?;
         let add = Op::FetchAdd {
             remote: b.at(0),
             add: 1,
@@ -299,16 +295,15 @@ fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
             Send::new(2, other, &all).quiet(),
             Send::new(3, add, &[a.sge(0, 8)]),
         ];
-        bench
-            .post_chain(a, chain)
+        cx.post_chain(a, chain)
             .map_err(crate::case_context::error_line)?;
-        bench.kill(b.host)?;
+        cx.kill(b.host)?;
         // One request fails, and those posted after it are flushed. An unsignalled request that succeeds
         // generates no completion.
         let mut failed = false;
         for id in 0..4 {
             if id == 2 && !failed {
-                let done = bench.next_send_completion(a)?;
+                let done = cx.next_send_completion(a)?;
                 let expected = [
                     (2, Status::RetryExceeded),
                     (3, Status::RetryExceeded),
@@ -316,11 +311,11 @@ fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
                 ];
                 ensure!(expected.contains(&(done.wr_id, done.status)), "{done:?}");
                 if done.wr_id == 2 {
-                    bench.expect_sent(a, 3, Status::Flushed)?;
+                    cx.expect_sent(a, 3, Status::Flushed)?;
                 }
                 break;
             }
-            let done = bench.next_send_completion(a)?;
+            let done = cx.next_send_completion(a)?;
             ensure_eq!(done.wr_id, id, "order");
             match done.status {
                 Status::Success if !failed => {}
@@ -329,10 +324,10 @@ fn while_we_read_it(bench: &mut CaseContext<'_>) -> Verdict {
                 other => return Err(format!("request {id} ended with {other:?}")),
             }
         }
-        bench.expect_nothing_more(a)?;
-        bench.expect_failed(a)?;
-        bench.expect_state(a, QpState::Error, "the one left")?;
-        bench.destroy_qp_fixture(a)?;
+        cx.expect_nothing_more(a)?;
+        cx.expect_failed(a)?;
+        cx.expect_state(a, QpState::Error, "the one left")?;
+        cx.destroy_qp_fixture(a)?;
     }
     Ok(())
 }
@@ -348,62 +343,62 @@ enum DeathTime {
     InRtr,
 }
 
-fn before_anything_was_sent(bench: &mut CaseContext<'_>) -> Verdict {
-    if !bench.behaviour().detects_peer_death {
-        return bench.skip(UNNOTICED);
+fn before_anything_was_sent(cx: &mut CaseContext<'_>) -> Verdict {
+    if !cx.behaviour().detects_peer_death {
+        return cx.skip(UNNOTICED);
     }
     for when in [DeathTime::Unknown, DeathTime::Known, DeathTime::InRtr] {
         for _ in 0..3 {
-            dies(bench, when).map_err(|seen| format!("{when:?}: {seen}"))?;
+            dies(cx, when).map_err(|seen| format!("{when:?}: {seen}"))?;
         }
     }
     Ok(())
 }
 
-fn dies(bench: &mut CaseContext<'_>, when: DeathTime) -> Verdict {
+fn dies(cx: &mut CaseContext<'_>, when: DeathTime) -> Verdict {
     let options = QpOptions::default();
-    let first = bench.first_host()?;
-    let victim = bench.new_host(HostRole::Second)?;
-    let theirs = bench.new_qp(victim, &options)?;
-    let a = bench.new_qp(first, &options)?;
-    bench.to_init(a, &options)?;
-    bench.receive(a, 7, &[])?;
-    bench.arm(a.host, a.recv_cq, false)?;
+    let first = cx.first_host()?;
+    let victim = cx.new_host(HostRole::Second)?;
+    let theirs = cx.new_qp(victim, &options)?;
+    let a = cx.new_qp(first, &options)?;
+    cx.to_init(a, &options)?;
+    cx.receive(a, 7, &[])?;
+    cx.arm(a.host, a.recv_cq, false)?;
     match when {
         DeathTime::InRtr => {
-            bench.to_rtr(a, &options, theirs)?;
-            bench.kill(victim)?;
+            cx.to_rtr(a, &options, theirs)?;
+            cx.kill(victim)?;
         }
         DeathTime::Unknown => {
-            bench.kill(victim)?;
-            bench.to_rtr(a, &options, theirs)?;
+            cx.kill(victim)?;
+            cx.to_rtr(a, &options, theirs)?;
         }
         DeathTime::Known => {
-            let other = bench.new_qp(first, &options)?;
-            let its_peer = bench.new_qp(victim, &options)?;
-            bench.connect(other, &options, its_peer, &options)?;
-            bench.kill(victim)?;
-            bench.expect_fatal(other)?;
-            bench.to_rtr(a, &options, theirs)?;
+            let other = cx.new_qp(first, &options)?;
+            let its_peer = cx.new_qp(victim, &options)?;
+            cx.connect(other, &options, its_peer, &options)?;
+            cx.kill(victim)?;
+            cx.expect_fatal(other)?;
+            cx.to_rtr(a, &options, theirs)?;
         }
     }
-    bench.wait_channel_event(a)?;
-    bench.expect_fatal(a)?;
-    bench.expect_received(a, 7, Status::Flushed)?;
-    bench.expect_state(a, QpState::Error, "the one left")
+    cx.wait_channel_event(a)?;
+    cx.expect_fatal(a)?;
+    cx.expect_received(a, 7, Status::Flushed)?;
+    cx.expect_state(a, QpState::Error, "the one left")
 }
 
 /// Length of a message that is mostly not placed completely before its sender is killed, in bytes.
 const ENDLESS: u32 = 64 << 20;
 const RECEIVES: u64 = 4;
 
-fn holding_a_shared_receive(bench: &mut CaseContext<'_>) -> Verdict {
-    if !bench.behaviour().detects_peer_death {
-        return bench.skip(UNNOTICED);
+fn holding_a_shared_receive(cx: &mut CaseContext<'_>) -> Verdict {
+    if !cx.behaviour().detects_peer_death {
+        return cx.skip(UNNOTICED);
     }
     let mut held = 0;
     for number in 0..50 {
-        held += u32::from(hold(bench).map_err(|seen| format!("round {number}: {seen}"))?);
+        held += u32::from(hold(cx).map_err(|seen| format!("round {number}: {seen}"))?);
         if held == 3 {
             return Ok(());
         }
@@ -413,48 +408,48 @@ fn holding_a_shared_receive(bench: &mut CaseContext<'_>) -> Verdict {
 }
 
 /// Kills a peer during a SEND and returns whether it held a receive when it died.
-fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
-    let first = bench.first_host()?;
-    let victim = bench.new_host(HostRole::Second)?;
-    let (pd, srq) = shared_receives::srq(bench, first, RECEIVES as u32, 0)?;
+fn hold(cx: &mut CaseContext<'_>) -> Result<bool, String> {
+    let first = cx.first_host()?;
+    let victim = cx.new_host(HostRole::Second)?;
+    let (pd, srq) = shared_receives::srq(cx, first, RECEIVES as u32, 0)?;
     let long = QpOptions {
         len: ENDLESS as usize,
         ..QpOptions::default()
     };
     let short = QpOptions::default();
-    let a = bench.new_qp_in_pd(first, pd, Some(srq), &long)?;
-    let b = bench.new_qp(victim, &long)?;
-    bench.connect(a, &long, b, &long)?;
+    let a = cx.new_qp_in_pd(first, pd, Some(srq), &long)?;
+    let b = cx.new_qp(victim, &long)?;
+    cx.connect(a, &long, b, &long)?;
     // Another queue pair of the same SRQ, with a peer that lives.
-    let third = bench.host(HostRole::Third)?;
-    let other = bench.new_qp_in_pd(first, pd, Some(srq), &short)?;
-    let friend = bench.new_qp(third, &short)?;
-    bench.connect(friend, &short, other, &short)?;
+    let third = cx.host(HostRole::Third)?;
+    let other = cx.new_qp_in_pd(first, pd, Some(srq), &short)?;
+    let friend = cx.new_qp(third, &short)?;
+    cx.connect(friend, &short, other, &short)?;
     let into = [a.sge(0, ENDLESS)];
     for id in 0..RECEIVES {
-        bench.receive(a, id, &into)?;
+        cx.receive(a, id, &into)?;
     }
     // The marks differ from the destination, so they show when the transfer has begun.
     let marks = (0..64).map(|number| number << 20);
     for offset in marks.clone() {
-        bench.write_buffer(b, offset, &[1])?;
+        cx.write_buffer(b, offset, &[1])?;
     }
-    bench.post(b, 0, Op::Send, &[b.sge(0, ENDLESS)])?;
+    cx.post(b, 0, Op::Send, &[b.sge(0, ENDLESS)])?;
     let looks = marks.map(|offset| Call::Get {
         buffer: a.buffer,
         offset,
         len: 1,
     });
     let looks = Call::Each(looks.collect());
-    bench.wait("the first of it", |bench| {
-        let seen = bench.call_ok(first.id, looks.clone())?;
+    cx.wait("the first of it", |cx| {
+        let seen = cx.call_ok(first.id, looks.clone())?;
         let one = Reply::Bytes(vec![1]);
         Ok(matches!(seen, Reply::Each(seen) if seen.contains(&one)).then_some(()))
     })?;
-    bench.kill(victim)?;
+    cx.kill(victim)?;
     // After this event the SRQ holds nothing of this queue pair.
-    bench.expect_event(first, Event::QpLastWqe(Some(a.qp)))?;
-    let done = bench.poll_past_empty(first, a.recv_cq)?;
+    cx.expect_event(first, Event::QpLastWqe(Some(a.qp)))?;
+    let done = cx.poll_past_empty(first, a.recv_cq)?;
     ensure!(done.len() <= 1, "more than it took: {done:?}");
     let mut held = false;
     if let Some(done) = done.first() {
@@ -462,36 +457,33 @@ fn hold(bench: &mut CaseContext<'_>) -> Result<bool, String> {
         held = done.status == Status::Flushed;
         ensure!(held || done.status == Status::Success, "{done:?}");
     }
-    bench.expect_none(first, a.recv_cq, "completed twice")?;
+    cx.expect_none(first, a.recv_cq, "completed twice")?;
     // The other receives are still posted for the other queue pair of the SRQ.
     for id in done.len() as u64..RECEIVES {
-        bench.post(friend, id, Op::Send, &[])?;
-        bench.expect_sent(friend, id, Status::Success)?;
-        bench.expect_received(other, id, Status::Success)?;
+        cx.post(friend, id, Op::Send, &[])?;
+        cx.expect_sent(friend, id, Status::Success)?;
+        cx.expect_received(other, id, Status::Success)?;
     }
     // The SRQ holds as many receives as before.
     for id in 0..RECEIVES {
-        bench.receive(other, 10 + id, &into)?;
+        cx.receive(other, 10 + id, &into)?;
     }
-    ensure!(
-        bench.receive(other, 20, &into).is_err(),
-        "one more was taken"
-    );
+    ensure!(cx.receive(other, 20, &into).is_err(), "one more was taken");
     for id in 0..RECEIVES {
-        bench.post(friend, id, Op::Send, &[])?;
-        bench.expect_sent(friend, id, Status::Success)?;
-        bench.expect_received(other, 10 + id, Status::Success)?;
+        cx.post(friend, id, Op::Send, &[])?;
+        cx.expect_sent(friend, id, Status::Success)?;
+        cx.expect_received(other, 10 + id, Status::Success)?;
     }
     for side in [a, other, friend] {
-        bench.destroy(side.host, side.qp)?;
-        bench.destroy(side.host, side.region)?;
-        bench.destroy(side.host, side.buffer)?;
+        cx.destroy(side.host, side.qp)?;
+        cx.destroy(side.host, side.region)?;
+        cx.destroy(side.host, side.buffer)?;
     }
     Ok(held)
 }
 
 /// Checks that what killed hosts leave behind does not disturb later hosts.
-fn of_both(bench: &mut CaseContext<'_>) -> Verdict {
+fn of_both(cx: &mut CaseContext<'_>) -> Verdict {
     // The receives run out. With a short RNR delay the hosts keep sending until they are killed.
     let options = QpOptions {
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
@@ -499,29 +491,29 @@ fn of_both(bench: &mut CaseContext<'_>) -> Verdict {
     };
     for number in 0..6u64 {
         let (one, other) = (
-            bench.new_host(HostRole::First)?,
-            bench.new_host(HostRole::Second)?,
+            cx.new_host(HostRole::First)?,
+            cx.new_host(HostRole::Second)?,
         );
-        let (a, b) = (bench.new_qp(one, &options)?, bench.new_qp(other, &options)?);
-        bench.connect(a, &options, b, &options)?;
+        let (a, b) = (cx.new_qp(one, &options)?, cx.new_qp(other, &options)?);
+        cx.connect(a, &options, b, &options)?;
         for id in 0..32 {
-            bench.receive(a, id, &[a.sge(0, LEN)])?;
-            bench.receive(b, id, &[b.sge(0, LEN)])?;
+            cx.receive(a, id, &[a.sge(0, LEN)])?;
+            cx.receive(b, id, &[b.sge(0, LEN)])?;
         }
-        bench.begin_unanswered(one.id, works(a, b))?;
-        bench.begin_unanswered(other.id, works(b, a))?;
-        bench.sleep_for(Duration::from_micros(number * 7919 % 5_003));
-        bench.kill(one)?;
-        bench.sleep_for(Duration::from_micros(number * 31 % 503));
-        bench.kill(other)?;
+        cx.begin_unanswered(one.id, works(a, b))?;
+        cx.begin_unanswered(other.id, works(b, a))?;
+        cx.sleep_for(Duration::from_micros(number * 7919 % 5_003));
+        cx.kill(one)?;
+        cx.sleep_for(Duration::from_micros(number * 31 % 503));
+        cx.kill(other)?;
         let (one, other) = (
-            bench.new_host(HostRole::First)?,
-            bench.new_host(HostRole::Second)?,
+            cx.new_host(HostRole::First)?,
+            cx.new_host(HostRole::Second)?,
         );
         let usual = QpOptions::default();
-        let (c, d) = (bench.new_qp(one, &usual)?, bench.new_qp(other, &usual)?);
-        bench.connect(c, &usual, d, &usual)?;
-        states::ping(bench, c, d, 7).map_err(|seen| format!("round {number}: {seen}"))?;
+        let (c, d) = (cx.new_qp(one, &usual)?, cx.new_qp(other, &usual)?);
+        cx.connect(c, &usual, d, &usual)?;
+        states::ping(cx, c, d, 7).map_err(|seen| format!("round {number}: {seen}"))?;
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ pub(super) fn cases() -> Vec<Case> {
     ];
     for kind in KINDS {
         let name = format!("limits::exhausted_{}", kind.name());
-        let run = move |bench: &mut CaseContext<'_>| exhausted(bench, kind);
+        let run = move |cx: &mut CaseContext<'_>| exhausted(cx, kind);
         cases.push(Case::new(name, run).row(
             kind.verb(),
             kind.name(),
@@ -68,15 +68,15 @@ fn refused(what: &str, made: Result<(), Refusal>, kind: &str, number: Option<u32
     Ok(())
 }
 
-fn make(bench: &mut CaseContext<'_>, host: Host, call: Call) -> Result<(), Refusal> {
-    bench.try_call(host.id, call).map(drop)
+fn make(cx: &mut CaseContext<'_>, host: Host, call: Call) -> Result<(), Refusal> {
+    cx.try_call(host.id, call).map(drop)
 }
 
-fn errors_name_the_limit(bench: &mut CaseContext<'_>) -> Verdict {
-    let host = bench.first_host()?;
-    cqs_and_srqs(bench, host)?;
-    queue_pairs(bench, host)?;
-    memory(bench, host)
+fn errors_name_the_limit(cx: &mut CaseContext<'_>) -> Verdict {
+    let host = cx.first_host()?;
+    cqs_and_srqs(cx, host)?;
+    queue_pairs(cx, host)?;
+    memory(cx, host)
 }
 
 /// Returns a number above the limit, if there is one.
@@ -84,40 +84,40 @@ fn above(limit: u32) -> impl Iterator<Item = u32> {
     limit.checked_add(1).into_iter()
 }
 
-fn cqs_and_srqs(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
+fn cqs_and_srqs(cx: &mut CaseContext<'_>, host: Host) -> Verdict {
     let device = host.device;
-    let limits = bench.facts(host)?.limits;
+    let limits = cx.facts(host)?.limits;
     let depths = above(limits.max_cqe).map(|depth| (depth, Some(limits.max_cqe)));
     for (depth, limit) in depths.chain([(0, None)]) {
         let call = Call::CreateCq {
-            cq: bench.new_id(),
+            cq: cx.new_id(),
             device,
             depth,
             channel: None,
             timestamps: false,
         };
-        refused("a CQ", make(bench, host, call), "Limit", limit)?;
+        refused("a CQ", make(cx, host, call), "Limit", limit)?;
     }
-    let pd = bench.new_pd(host)?;
+    let pd = cx.new_pd(host)?;
     let (wr, sge) = (limits.max_srq_wr, limits.max_sge);
     let deep = above(wr).map(|max_wr| ((max_wr, 1, 0), wr));
     let wide = above(sge).map(|max_sge| ((1, max_sge, 0), sge));
     for ((max_wr, max_sge, limit), highest) in deep.chain(wide).chain([((4, 1, 5), 4)]) {
         let call = Call::CreateSrq {
-            srq: bench.new_id(),
+            srq: cx.new_id(),
             pd,
             max_wr,
             max_sge,
             limit,
         };
-        refused("an SRQ", make(bench, host, call), "Limit", Some(highest))?;
+        refused("an SRQ", make(cx, host, call), "Limit", Some(highest))?;
     }
     Ok(())
 }
 
-fn queue_pairs(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
-    let limits = bench.facts(host)?.limits;
-    let pd = bench.new_pd(host)?;
+fn queue_pairs(cx: &mut CaseContext<'_>, host: Host) -> Verdict {
+    let limits = cx.facts(host)?.limits;
+    let pd = cx.new_pd(host)?;
     let base = QpCaps {
         max_send_wr: 1,
         max_recv_wr: 1,
@@ -142,14 +142,14 @@ fn queue_pairs(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
                 caps,
                 ..QpOptions::default()
             };
-            let made = bench.try_new_qp(host, pd, None, &options).map(drop);
+            let made = cx.try_new_qp(host, pd, None, &options).map(drop);
             refused("a queue pair", made, "Limit", Some(limit))?;
         }
     }
     Ok(())
 }
 
-fn memory(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
+fn memory(cx: &mut CaseContext<'_>, host: Host) -> Verdict {
     let device = host.device;
     for (len, align, kind) in [
         (0, 64, "Limit"),
@@ -158,36 +158,36 @@ fn memory(bench: &mut CaseContext<'_>, host: Host) -> Verdict {
         (1 << 46, 64, "NoSpace"),
     ] {
         let call = Call::Alloc {
-            buffer: bench.new_id(),
+            buffer: cx.new_id(),
             device,
             len,
             align,
         };
-        refused("a buffer", make(bench, host, call), kind, None)?;
+        refused("a buffer", make(cx, host, call), kind, None)?;
     }
-    let side = bench.new_qp(host, &QpOptions::default())?;
+    let side = cx.new_qp(host, &QpOptions::default())?;
     let call = Call::Register {
-        region: bench.new_id(),
+        region: cx.new_id(),
         pd: side.pd,
         buffer: side.buffer,
         access: Access::REMOTE_WRITE,
     };
-    refused("a region", make(bench, host, call), "Access", None)
+    refused("a region", make(cx, host, call), "Access", None)
 }
 
 /// Uses objects of a device with those of a second opening of it.
-fn foreign_objects(bench: &mut CaseContext<'_>) -> Verdict {
-    let host = bench.first_host()?;
-    let device = bench.new_id();
+fn foreign_objects(cx: &mut CaseContext<'_>) -> Verdict {
+    let host = cx.first_host()?;
+    let device = cx.new_id();
     let end = HostRole::First;
-    bench.call_ok(host.id, Call::Open { device, end })?;
+    cx.call_ok(host.id, Call::Open { device, end })?;
     let foreign = Host { device, ..host };
-    let ours = bench.new_qp(host, &QpOptions::default())?;
-    let theirs = bench.new_qp(foreign, &QpOptions::default())?;
-    let (_, srq) = super::shared_receives::srq(bench, foreign, 4, 0)?;
+    let ours = cx.new_qp(host, &QpOptions::default())?;
+    let theirs = cx.new_qp(foreign, &QpOptions::default())?;
+    let (_, srq) = super::shared_receives::srq(cx, foreign, 4, 0)?;
     for (cqs, srq) in [(theirs, None), (ours, Some(srq))] {
         let call = Call::CreateQp(QpCreateCall {
-            qp: bench.new_id(),
+            qp: cx.new_id(),
             pd: ours.pd,
             qp_type: QpType::Rc,
             send_cq: cqs.send_cq,
@@ -196,16 +196,16 @@ fn foreign_objects(bench: &mut CaseContext<'_>) -> Verdict {
             caps: QpOptions::default().caps,
             signal_all: false,
         });
-        refused("a queue pair", make(bench, host, call), "Foreign", None)?;
+        refused("a queue pair", make(cx, host, call), "Foreign", None)?;
     }
     let call = Call::CreateCq {
-        cq: bench.new_id(),
+        cq: cx.new_id(),
         device: host.device,
         depth: 4,
         channel: Some(theirs.channel),
         timestamps: false,
     };
-    refused("a CQ", make(bench, host, call), "Foreign", None)
+    refused("a CQ", make(cx, host, call), "Foreign", None)
 }
 
 /// Kind of object of which a device has a limited number.
@@ -250,8 +250,8 @@ impl ObjectKind {
         }
     }
 
-    fn limit(self, bench: &CaseContext<'_>, host: Host) -> Result<u32, String> {
-        let limits = bench.facts(host)?.limits;
+    fn limit(self, cx: &CaseContext<'_>, host: Host) -> Result<u32, String> {
+        let limits = cx.facts(host)?.limits;
         Ok(match self {
             Self::Qp => limits.max_qp,
             Self::Cq => limits.max_cq,
@@ -309,19 +309,19 @@ impl ObjectKind {
     }
 }
 
-fn exhausted(bench: &mut CaseContext<'_>, kind: ObjectKind) -> Verdict {
-    let host = bench.first_host()?;
-    let limit = kind.limit(bench, host)?;
-    if limit > bench.behaviour().objects_max {
-        return bench.skip(format!("{limit} {} are too many to make here", kind.name()));
+fn exhausted(cx: &mut CaseContext<'_>, kind: ObjectKind) -> Verdict {
+    let host = cx.first_host()?;
+    let limit = kind.limit(cx, host)?;
+    if limit > cx.behaviour().objects_max {
+        return cx.skip(format!("{limit} {} are too many to make here", kind.name()));
     }
-    let side = bench.new_qp(host, &QpOptions::default())?;
+    let side = cx.new_qp(host, &QpOptions::default())?;
     let mut made: Vec<Id> = Vec::new();
     let refusal = loop {
-        let ids: Vec<Id> = (0..AT_ONCE).map(|_| bench.new_id()).collect();
+        let ids: Vec<Id> = (0..AT_ONCE).map(|_| cx.new_id()).collect();
         let calls = ids.iter().map(|id| kind.create(side, *id)).collect();
         // The objects before the refused one were created.
-        let Reply::Each(mut replies) = bench.call(host.id, Call::Each(calls)) else {
+        let Reply::Each(mut replies) = cx.call(host.id, Call::Each(calls)) else {
             return Err("unexpected reply".to_owned());
         };
         let last = replies.pop();
@@ -335,14 +335,14 @@ fn exhausted(bench: &mut CaseContext<'_>, kind: ObjectKind) -> Verdict {
     ensure!(made.len() <= limit as usize, "{} were made", made.len());
     refused("one more", Err(refusal), "Exhausted", Some(limit))?;
     let spare = made.pop().ok_or("not even one was made")?;
-    bench.destroy(host, spare)?;
-    let another = bench.new_id();
-    bench.call_ok(host.id, kind.create(side, another))?;
+    cx.destroy(host, spare)?;
+    let another = cx.new_id();
+    cx.call_ok(host.id, kind.create(side, another))?;
     made.push(another);
     for some in made.chunks(AT_ONCE as usize) {
         let destroy = |object: &Id| Call::Destroy { object: *object };
         let calls = some.iter().map(destroy).collect();
-        bench.call_ok(host.id, Call::Each(calls))?;
+        cx.call_ok(host.id, Call::Each(calls))?;
     }
     Ok(())
 }

@@ -171,15 +171,15 @@ enum PeerReceives {
 
 impl PeerReceives {
     /// Posts them with the `wr_id`s 70 and 71.
-    fn post(self, bench: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
+    fn post(self, cx: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
         let first = match self {
             Self::None => return Ok(()),
             Self::Good => vec![b.sge(0, 64)],
             Self::Short => vec![b.sge(0, 63)],
-            Self::Bad(fault) => fault.apply(bench, b, 64, 1)?.pieces(),
+            Self::Bad(fault) => fault.apply(cx, b, 64, 1)?.pieces(),
         };
-        bench.receive(b, 70, &first)?;
-        bench.receive(b, 71, &[b.sge(0, 64)])
+        cx.receive(b, 70, &first)?;
+        cx.receive(b, 71, &[b.sge(0, 64)])
     }
 
     /// Returns whether one of them ends with an error of its own.
@@ -224,7 +224,7 @@ impl ErrorTrial {
 
     fn request(
         &self,
-        bench: &mut CaseContext<'_>,
+        cx: &mut CaseContext<'_>,
         a: QpFixture,
         b: QpFixture,
     ) -> Result<Send, String> {
@@ -232,25 +232,24 @@ impl ErrorTrial {
         let align = if self.kind.is_atomic() { 8 } else { 1 };
         let pieces = match self.here {
             None => vec![a.sge(0, len)],
-            Some(fault) => fault.apply(bench, a, len, 1)?.pieces(),
+            Some(fault) => fault.apply(cx, a, len, 1)?.pieces(),
         };
         let remote = match self.there {
             None => b.at(self.aside),
-            Some(fault) => fault.apply(bench, b, len, align)?.remote(),
+            Some(fault) => fault.apply(cx, b, len, align)?.remote(),
         };
         Ok(Send::new(2, self.kind.op(remote), &pieces))
     }
 
     /// Returns whether the failed request must have written nothing at its destination.
-    fn leaves_no_trace(&self, bench: &CaseContext<'_>) -> bool {
-        bench.behaviour().checks_before_copying
-            || !(self.kind.writes_here() || self.receives.fail())
+    fn leaves_no_trace(&self, cx: &CaseContext<'_>) -> bool {
+        cx.behaviour().checks_before_copying || !(self.kind.writes_here() || self.receives.fail())
     }
 
     /// Runs the trial signalled, unsignalled, and in ordinary memory.
-    fn run(&self, bench: &mut CaseContext<'_>) -> Verdict {
+    fn run(&self, cx: &mut CaseContext<'_>) -> Verdict {
         for (signaled, heap) in [(true, false), (false, false), (true, true)] {
-            self.run_once(bench, signaled, heap).map_err(|seen| {
+            self.run_once(cx, signaled, heap).map_err(|seen| {
                 let how = if signaled { "" } else { ", unsignalled" };
                 let whose = if heap { ", ordinary memory" } else { "" };
                 format!("{}{how}{whose}: {seen}", self.kind.name())
@@ -259,24 +258,24 @@ impl ErrorTrial {
         Ok(())
     }
 
-    fn run_once(&self, bench: &mut CaseContext<'_>, signaled: bool, heap: bool) -> Verdict {
+    fn run_once(&self, cx: &mut CaseContext<'_>, signaled: bool, heap: bool) -> Verdict {
         let of = |options: &QpOptions| QpOptions {
             heap,
             ..options.clone()
         };
-        let (a, b) = bench.connected_pair_with(&of(&self.of_a), &of(&self.of_b))?;
+        let (a, b) = cx.connected_pair_with(&of(&self.of_a), &of(&self.of_b))?;
         for side in [a, b] {
-            bench.fill_buffer(side, 0, BEFORE, 1)?;
-            bench.write_buffer(side, BEFORE, &[0; 8])?;
-            bench.fill_buffer(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
+            cx.fill_buffer(side, 0, BEFORE, 1)?;
+            cx.write_buffer(side, BEFORE, &[0; 8])?;
+            cx.fill_buffer(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
         }
-        self.receives.post(bench, b)?;
-        bench.receive(a, 80, &[])?;
-        let bad = self.request(bench, a, b)?;
+        self.receives.post(cx, b)?;
+        cx.receive(a, 80, &[])?;
+        let bad = self.request(cx, a, b)?;
         let good = Op::Write(b.at(BEFORE as i64));
         // The first WRITE would be refused itself if the peer allows no WRITEs.
         let before_is_good = writable(&self.of_b);
-        let behind = bench.following_requests(bad.op, b.at(BEFORE as i64))?;
+        let behind = cx.following_requests(bad.op, b.at(BEFORE as i64))?;
         let mut chain = vec![
             Send::inline(1, good, &[0xee; 8]).quiet(),
             if signaled { bad } else { bad.quiet() },
@@ -287,92 +286,88 @@ impl ErrorTrial {
             chain.remove(0);
         }
         let index = chain.iter().position(|request| request.wr_id == 2);
-        let posted = bench.post_chain(a, chain);
-        if bench.is_known_refusal(&posted) {
+        let posted = cx.post_chain(a, chain);
+        if cx.is_known_refusal(&posted) {
             let at = posted.map_err(|refusal| refusal.index);
             ensure_eq!(at, Err(index), "refused");
-            return self.refused_at_once(bench, (a, b));
+            return self.refused_at_once(cx, (a, b));
         }
         posted.map_err(crate::case_context::error_line)?;
-        bench.named_wait("at a fault", |bench| bench.expect_sent(a, 2, self.ours))?;
-        bench.expect_sent(a, 3, Status::Flushed)?;
-        bench.expect_sent(a, 4, Status::Flushed)?;
-        bench.expect_received(a, 80, Status::Flushed)?;
-        bench.expect_state(a, QpState::Error, "the initiator")?;
-        bench.expect_failed(a)?;
-        self.check_peer(bench, b)?;
-        bench.expect_nothing_more(a)?;
-        bench.expect_one_failure_report(a)?;
-        bench.expect_one_failure_report(b)?;
+        cx.named_wait("at a fault", |cx| cx.expect_sent(a, 2, self.ours))?;
+        cx.expect_sent(a, 3, Status::Flushed)?;
+        cx.expect_sent(a, 4, Status::Flushed)?;
+        cx.expect_received(a, 80, Status::Flushed)?;
+        cx.expect_state(a, QpState::Error, "the initiator")?;
+        cx.expect_failed(a)?;
+        self.check_peer(cx, b)?;
+        cx.expect_nothing_more(a)?;
+        cx.expect_one_failure_report(a)?;
+        cx.expect_one_failure_report(b)?;
         // Nothing else was written, local or remote.
         for (side, whose) in [(a, "our"), (b, "the peer's")] {
-            let beginning = bench.buffer_matches(side, 0, BEFORE, 1)?;
+            let beginning = cx.buffer_matches(side, 0, BEFORE, 1)?;
             ensure!(
-                beginning || !self.leaves_no_trace(bench),
+                beginning || !self.leaves_no_trace(cx),
                 "{whose} memory was written"
             );
-            let behind = bench.buffer_matches(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
+            let behind = cx.buffer_matches(side, BEFORE + 8, LEN - BEFORE - 8, 2)?;
             ensure!(behind, "{whose} memory was written at the end");
         }
         let word = if before_is_good { [0xee; 8] } else { [0; 8] };
         ensure_eq!(
-            bench.read_buffer(b, BEFORE, 8)?,
+            cx.read_buffer(b, BEFORE, 8)?,
             word,
             "what was posted before"
         );
-        bench.destroy_qp_fixture(a)?;
-        bench.destroy_qp_fixture(b)
+        cx.destroy_qp_fixture(a)?;
+        cx.destroy_qp_fixture(b)
     }
 
     /// Checks a device that refuses the faulty request when it is posted: the request before it is executed,
     /// nothing else is, and both queue pairs go on.
-    fn refused_at_once(
-        &self,
-        bench: &mut CaseContext<'_>,
-        (a, b): (QpFixture, QpFixture),
-    ) -> Verdict {
+    fn refused_at_once(&self, cx: &mut CaseContext<'_>, (a, b): (QpFixture, QpFixture)) -> Verdict {
         let last = Op::Write(b.at(BEFORE as i64 + 8));
-        bench.post_one(a, Send::inline(5, last, &[0xdd; 8]))?;
-        bench.expect_sent(a, 5, Status::Success)?;
+        cx.post_one(a, Send::inline(5, last, &[0xdd; 8]))?;
+        cx.expect_sent(a, 5, Status::Success)?;
         let words = [[0xee; 8], [0xdd; 8]].concat();
         ensure_eq!(
-            bench.read_buffer(b, BEFORE, 16)?,
+            cx.read_buffer(b, BEFORE, 16)?,
             words,
             "what was posted else"
         );
         for side in [a, b] {
-            bench.expect_state(side, QpState::Rts, "one of them")?;
-            bench.expect_nothing_more(side)?;
-            bench.expect_no_fatal(side)?;
-            let untouched = bench.buffer_matches(side, 0, BEFORE, 1)?;
+            cx.expect_state(side, QpState::Rts, "one of them")?;
+            cx.expect_nothing_more(side)?;
+            cx.expect_no_fatal(side)?;
+            let untouched = cx.buffer_matches(side, 0, BEFORE, 1)?;
             ensure!(untouched, "memory was written");
         }
-        bench.destroy_qp_fixture(a)?;
-        bench.destroy_qp_fixture(b)
+        cx.destroy_qp_fixture(a)?;
+        cx.destroy_qp_fixture(b)
     }
 
-    fn check_peer(&self, bench: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
+    fn check_peer(&self, cx: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
         let host = b.host;
         if !self.peer_fails {
-            bench.expect_state(b, QpState::Rts, "the peer")?;
-            bench.expect_no_fatal(b)?;
-            return bench.expect_nothing_more(b);
+            cx.expect_state(b, QpState::Rts, "the peer")?;
+            cx.expect_no_fatal(b)?;
+            return cx.expect_nothing_more(b);
         }
-        bench.wait("failure of the peer", |bench| {
-            Ok((bench.state(b)? == QpState::Error).then_some(()))
+        cx.wait("failure of the peer", |cx| {
+            Ok((cx.state(b)? == QpState::Error).then_some(()))
         })?;
         match self.receives.fail() {
-            true => bench.expect_failed(b)?,
-            false => bench.expect_fatal(b)?,
+            true => cx.expect_failed(b)?,
+            false => cx.expect_fatal(b)?,
         }
         let own = b.srq.is_none();
         let first = match self.taken {
-            FirstReceiveEnd::Not if own => bench.expect_received(b, 70, Status::Flushed).map(drop),
+            FirstReceiveEnd::Not if own => cx.expect_received(b, 70, Status::Flushed).map(drop),
             FirstReceiveEnd::Not => Ok(()),
-            FirstReceiveEnd::With(status) => bench.expect_received(b, 70, status).map(drop),
+            FirstReceiveEnd::With(status) => cx.expect_received(b, 70, status).map(drop),
             FirstReceiveEnd::Perhaps(status) => {
-                let found = bench.next_recv_completion(b)?;
-                let status = bench.expected_status(status, found.status);
+                let found = cx.next_recv_completion(b)?;
+                let status = cx.expected_status(status, found.status);
                 ensure!(
                     found.wr_id == 70 && [status, Status::Flushed].contains(&found.status),
                     "the first receive: {found:?}"
@@ -383,11 +378,11 @@ impl ErrorTrial {
         first.map_err(|seen| format!("the peer's first receive: {seen}"))?;
         // Receives of an SRQ stay posted for other queue pairs.
         if own {
-            bench.expect_received(b, 71, Status::Flushed)?;
+            cx.expect_received(b, 71, Status::Flushed)?;
         } else {
-            bench.expect_event(host, Event::QpLastWqe(Some(b.qp)))?;
+            cx.expect_event(host, Event::QpLastWqe(Some(b.qp)))?;
         }
-        bench.expect_nothing_more(b)
+        cx.expect_nothing_more(b)
     }
 }
 
@@ -407,9 +402,9 @@ fn case(
     run: impl Fn(&mut CaseContext<'_>, OpKind) -> Verdict + std::marker::Send + Sync + 'static,
 ) -> Case {
     let all = kinds.to_vec();
-    let each = move |bench: &mut CaseContext<'_>| {
+    let each = move |cx: &mut CaseContext<'_>| {
         for kind in &all {
-            bench.section(kind.name(), |bench| run(bench, *kind))?;
+            cx.section(kind.name(), |cx| run(cx, *kind))?;
         }
         Ok(())
     };

@@ -58,65 +58,64 @@ fn anywhere(heap: bool) -> QpOptions {
     }
 }
 
-fn every_way(bench: &mut CaseContext<'_>, a: QpFixture, b: QpFixture) -> Verdict {
+fn every_way(cx: &mut CaseContext<'_>, a: QpFixture, b: QpFixture) -> Verdict {
     for (id, len) in [1u32, 63, 64, 4096, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
         let (seed, bytes) = (id as u64 + 10, len as usize);
-        bench.fill_buffer(a, 3, bytes, seed)?;
-        bench.post(a, 1, Op::Write(b.at(5)), &[a.sge(3, len)])?;
-        bench.expect_sent(a, 1, Status::Success)?;
+        cx.fill_buffer(a, 3, bytes, seed)?;
+        cx.post(a, 1, Op::Write(b.at(5)), &[a.sge(3, len)])?;
+        cx.expect_sent(a, 1, Status::Success)?;
         ensure!(
-            bench.buffer_matches(b, 5, bytes, seed)?,
+            cx.buffer_matches(b, 5, bytes, seed)?,
             "WRITE of {len} differs"
         );
-        bench.post(a, 2, Op::Read(b.at(5)), &[a.sge(2 << 20, len)])?;
-        bench.expect_sent(a, 2, Status::Success)?;
+        cx.post(a, 2, Op::Read(b.at(5)), &[a.sge(2 << 20, len)])?;
+        cx.expect_sent(a, 2, Status::Success)?;
         ensure!(
-            bench.buffer_matches(a, 2 << 20, bytes, seed)?,
+            cx.buffer_matches(a, 2 << 20, bytes, seed)?,
             "READ of {len} differs"
         );
-        bench.receive(b, 3, &[b.sge(2 << 20, len)])?;
-        bench.post(a, 4, Op::SendImm(8), &[a.sge(3, len)])?;
-        bench.expect_sent(a, 4, Status::Success)?;
-        let got = bench.expect_received(b, 3, Status::Success)?;
+        cx.receive(b, 3, &[b.sge(2 << 20, len)])?;
+        cx.post(a, 4, Op::SendImm(8), &[a.sge(3, len)])?;
+        cx.expect_sent(a, 4, Status::Success)?;
+        let got = cx.expect_received(b, 3, Status::Success)?;
         ensure_eq!((got.byte_len, got.imm), (len, Some(8)), "receive");
         ensure!(
-            bench.buffer_matches(b, 2 << 20, bytes, seed)?,
+            cx.buffer_matches(b, 2 << 20, bytes, seed)?,
             "SEND of {len} differs"
         );
     }
     Ok(())
 }
 
-fn from_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
+fn from_anywhere(cx: &mut CaseContext<'_>) -> Verdict {
     for (here, there) in [(false, true), (true, false), (true, true)] {
-        let (a, b) = bench.connected_pair_with(&anywhere(here), &anywhere(there))?;
-        every_way(bench, a, b)
-            .map_err(|seen| format!("ours {here}, the peer's {there}: {seen}"))?;
-        bench.destroy_qp_fixture(a)?;
-        bench.destroy_qp_fixture(b)?;
+        let (a, b) = cx.connected_pair_with(&anywhere(here), &anywhere(there))?;
+        every_way(cx, a, b).map_err(|seen| format!("ours {here}, the peer's {there}: {seen}"))?;
+        cx.destroy_qp_fixture(a)?;
+        cx.destroy_qp_fixture(b)?;
     }
     // Memory that another device allocated can be registered like any other.
-    let second = bench.second_host()?;
-    let device = bench.new_id();
+    let second = cx.second_host()?;
+    let device = cx.new_id();
     let end = HostRole::Second;
-    bench.call_ok(second.id, Call::Open { device, end })?;
-    let other = bench.new_qp(Host { device, ..second }, &anywhere(false))?;
-    let (a, b) = bench.connected_pair_with(&anywhere(false), &anywhere(false))?;
+    cx.call_ok(second.id, Call::Open { device, end })?;
+    let other = cx.new_qp(Host { device, ..second }, &anywhere(false))?;
+    let (a, b) = cx.connected_pair_with(&anywhere(false), &anywhere(false))?;
     let of_both = QpFixture {
         buffer: other.buffer,
         ..b
     };
-    let region = bench.register(of_both, b.pd, Access::ALL)?;
+    let region = cx.register(of_both, b.pd, Access::ALL)?;
     let lent = QpFixture { region, ..of_both };
-    every_way(bench, a, lent).map_err(|seen| format!("another device's: {seen}"))
+    every_way(cx, a, lent).map_err(|seen| format!("another device's: {seen}"))
 }
 
-fn atomics_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
+fn atomics_anywhere(cx: &mut CaseContext<'_>) -> Verdict {
     for (here, there) in [(false, true), (true, false), (true, true)] {
-        let (a, b) = bench.connected_pair_with(&anywhere(here), &anywhere(there))?;
+        let (a, b) = cx.connected_pair_with(&anywhere(here), &anywhere(there))?;
         for round in 0..20u64 {
             let remote = b.at(64);
             let op = match round % 2 {
@@ -127,8 +126,8 @@ fn atomics_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
                     swap: round / 2 * 6 + 6,
                 },
             };
-            bench.post(a, round, op, &[a.sge(8, 8)])?;
-            let done = bench.expect_sent(a, round, Status::Success)?;
+            cx.post(a, round, op, &[a.sge(8, 8)])?;
+            let done = cx.expect_sent(a, round, Status::Success)?;
             ensure!(
                 matches!(done.opcode, Opcode::FetchAdd | Opcode::CompareSwap),
                 "{done:?}"
@@ -137,7 +136,7 @@ fn atomics_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
                 0 => (round / 2 * 6, round / 2 * 6 + 5),
                 _ => (round / 2 * 6 + 5, round / 2 * 6 + 6),
             };
-            let seen = (bench.read_u64(a, 8)?, bench.read_u64(b, 64)?);
+            let seen = (cx.read_u64(a, 8)?, cx.read_u64(b, 64)?);
             ensure_eq!(
                 seen,
                 (before, after),
@@ -148,35 +147,35 @@ fn atomics_anywhere(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-fn twice(bench: &mut CaseContext<'_>) -> Verdict {
+fn twice(cx: &mut CaseContext<'_>) -> Verdict {
     for heap in [false, true] {
-        let (a, b) = bench.connected_pair_with(&anywhere(heap), &anywhere(heap))?;
+        let (a, b) = cx.connected_pair_with(&anywhere(heap), &anywhere(heap))?;
         let (mine, theirs) = (
-            bench.register(a, a.pd, Access::ALL)?,
-            bench.register(b, b.pd, Access::ALL)?,
+            cx.register(a, a.pd, Access::ALL)?,
+            cx.register(b, b.pd, Access::ALL)?,
         );
-        bench.write_buffer(a, 0, b"same")?;
+        cx.write_buffer(a, 0, b"same")?;
         let piece = crate::case_context::piece(mine, 0, 4);
-        bench.post(a, 1, Op::Write(b.region_at(theirs, 0)), &[piece])?;
-        bench.expect_sent(a, 1, Status::Success)?;
-        bench.destroy(a.host, mine)?;
-        bench.destroy(b.host, theirs)?;
-        bench.post(a, 2, Op::Write(b.at(4)), &[a.sge(0, 4)])?;
-        bench.expect_sent(a, 2, Status::Success)?;
-        ensure_eq!(bench.read_buffer(b, 0, 8)?, b"samesame", "bytes");
-        bench.post(a, 3, Op::Write(b.region_at(theirs, 0)), &[a.sge(0, 4)])?;
-        bench.expect_sent(a, 3, Status::RemoteAccess)?;
+        cx.post(a, 1, Op::Write(b.region_at(theirs, 0)), &[piece])?;
+        cx.expect_sent(a, 1, Status::Success)?;
+        cx.destroy(a.host, mine)?;
+        cx.destroy(b.host, theirs)?;
+        cx.post(a, 2, Op::Write(b.at(4)), &[a.sge(0, 4)])?;
+        cx.expect_sent(a, 2, Status::Success)?;
+        ensure_eq!(cx.read_buffer(b, 0, 8)?, b"samesame", "bytes");
+        cx.post(a, 3, Op::Write(b.region_at(theirs, 0)), &[a.sge(0, 4)])?;
+        cx.expect_sent(a, 3, Status::RemoteAccess)?;
     }
     Ok(())
 }
 
 /// The owner deregisters a region and reuses its memory while a peer writes to it. This covers both kinds of
 /// memory, WRITEs that finish in the call and WRITEs in chunks, and deregistration sooner and later.
-fn after_deregistration(bench: &mut CaseContext<'_>) -> Verdict {
+fn after_deregistration(cx: &mut CaseContext<'_>) -> Verdict {
     for heap in [false, true] {
         for len in [64, 4096, 1 << 18] {
             for looks in [1, 40, 400] {
-                taken_away(bench, heap, len, looks).map_err(|seen| {
+                taken_away(cx, heap, len, looks).map_err(|seen| {
                     let whose = if heap { ", ordinary memory" } else { "" };
                     format!("WRITEs of {len} B{whose}, after {looks} looks: {seen}")
                 })?;
@@ -186,16 +185,16 @@ fn after_deregistration(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-fn taken_away(bench: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -> Verdict {
+fn taken_away(cx: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -> Verdict {
     let options = QpOptions {
         len: 1 << 19,
         ..anywhere(heap)
     };
-    let (a, b) = bench.connected_pair_with(&options, &options)?;
-    bench.fill_buffer(a, 0, 1 << 19, 9)?;
+    let (a, b) = cx.connected_pair_with(&options, &options)?;
+    cx.fill_buffer(a, 0, 1 << 19, 9)?;
     let request = Send::new(1, Op::Write(b.at(0)), &[a.sge(7, len)]);
     // If nothing progresses without calls, the writer has nothing to outlast.
-    let times = match bench.behaviour().progresses_without_calls {
+    let times = match cx.behaviour().progresses_without_calls {
         true => 1_000_000,
         false => 10_000,
     };
@@ -236,7 +235,7 @@ fn taken_away(bench: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -
     taking.extend([Call::Destroy { object: b.region }, fill]);
     taking.extend(vec![check; 5]);
     let replies =
-        bench.call_concurrently(vec![(a.host.id, writing), (b.host.id, Call::Each(taking))])?;
+        cx.call_concurrently(vec![(a.host.id, writing), (b.host.id, Call::Each(taking))])?;
     let [Reply::Completions(done), Reply::Each(owner)] = &replies[..] else {
         return Err(format!("{replies:?}"));
     };
@@ -244,45 +243,45 @@ fn taken_away(bench: &mut CaseContext<'_>, heap: bool, len: u32, looks: usize) -
     let good = checks.filter(|reply| **reply == Reply::Flag(true)).count();
     ensure_eq!(good, 5, "written after deregistration: good looks");
     // The writer has failed already, or fails with its next request.
-    bench.wait("end of the writer", |bench| {
-        Ok((bench.state(a)? == headworks_verbs::QpState::Error).then_some(()))
+    cx.wait("end of the writer", |cx| {
+        Ok((cx.state(a)? == headworks_verbs::QpState::Error).then_some(()))
     })?;
     let is_bad = |done: &Done| done.status != Status::Success;
     let mut bad = done.iter().copied().find(is_bad);
     while bad.is_none() {
-        bad = Some(bench.next_send_completion(a)?).filter(is_bad);
+        bad = Some(cx.next_send_completion(a)?).filter(is_bad);
     }
     let status = bad.map(|done| done.status);
     ensure_eq!(status, Some(Status::RemoteAccess), "the writer");
-    bench.expect_failed(a)?;
+    cx.expect_failed(a)?;
     ensure!(
-        bench.buffer_matches(b, 0, whole, seed)?,
+        cx.buffer_matches(b, 0, whole, seed)?,
         "written after deregistration, in the end"
     );
-    bench.destroy_qp_fixture(a)?;
+    cx.destroy_qp_fixture(a)?;
     let rest = [b.qp, b.buffer, b.send_cq, b.recv_cq, b.channel, b.pd];
     let destroy = |object| Call::Destroy { object };
     let rest = Call::Each(rest.map(destroy).to_vec());
-    bench.call_ok(b.host.id, rest).map(drop)
+    cx.call_ok(b.host.id, rest).map(drop)
 }
 
 /// The initiator deregisters the source of a WRITE while the device reads it.
-fn sent_and_deregistered(bench: &mut CaseContext<'_>) -> Verdict {
+fn sent_and_deregistered(cx: &mut CaseContext<'_>) -> Verdict {
     const SOURCE: usize = 1 << 20;
     for round in 0..8 {
         let heap = round % 2 == 1;
-        let (a, b) = bench.connected_pair_with(&anywhere(heap), &anywhere(heap))?;
-        bench.fill_buffer(a, 0, SOURCE, 9)?;
-        bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, SOURCE as u32)])?;
-        bench.destroy(a.host, a.region)?;
+        let (a, b) = cx.connected_pair_with(&anywhere(heap), &anywhere(heap))?;
+        cx.fill_buffer(a, 0, SOURCE, 9)?;
+        cx.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, SOURCE as u32)])?;
+        cx.destroy(a.host, a.region)?;
         // The memory may be reused now.
-        bench.fill_buffer(a, 0, SOURCE, 3)?;
-        let done = bench.next_send_completion(a)?;
-        let unread = bench.expected_status(Status::LocalProtection, done.status);
+        cx.fill_buffer(a, 0, SOURCE, 3)?;
+        let done = cx.next_send_completion(a)?;
+        let unread = cx.expected_status(Status::LocalProtection, done.status);
         match done.status {
             Status::Success => {
                 ensure!(
-                    bench.buffer_matches(b, 0, SOURCE, 9)?,
+                    cx.buffer_matches(b, 0, SOURCE, 9)?,
                     "not what was sent, round {round}"
                 );
             }

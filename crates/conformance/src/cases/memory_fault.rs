@@ -88,7 +88,7 @@ impl MemoryFault {
     /// of `align` if `len` and the length of the buffer are.
     pub(super) fn apply(
         self,
-        bench: &mut CaseContext<'_>,
+        cx: &mut CaseContext<'_>,
         side: QpFixture,
         len: u32,
         align: i64,
@@ -103,7 +103,7 @@ impl MemoryFault {
         };
         match self {
             Self::Key | Self::SecondPiece => {
-                let bit = bench.handles().unused_key_bit(side.host.id, side.region);
+                let bit = cx.handles().unused_key_bit(side.host.id, side.region);
                 bad.address_fault = AddressFault::key(bit.ok_or("a region that has no bad keys")?);
                 bad.good = (self == Self::SecondPiece).then_some(side.region);
             }
@@ -112,14 +112,14 @@ impl MemoryFault {
             Self::Wrap => bad.address_fault = AddressFault::absolute(u64::MAX - 7),
             Self::Far => bad.address_fault = AddressFault::absolute(8),
             Self::Domain => {
-                let pd = bench.new_pd(side.host)?;
-                bad.region = bench.register(side, pd, Access::ALL)?;
+                let pd = cx.new_pd(side.host)?;
+                bad.region = cx.register(side, pd, Access::ALL)?;
             }
             Self::Deregistered => {
-                bad.region = bench.register(side, side.pd, Access::ALL)?;
-                bench.destroy(side.host, bad.region)?;
+                bad.region = cx.register(side, side.pd, Access::ALL)?;
+                cx.destroy(side.host, bad.region)?;
             }
-            Self::Access(allowed) => bad.region = bench.register(side, side.pd, allowed)?,
+            Self::Access(allowed) => bad.region = cx.register(side, side.pd, allowed)?,
         }
         Ok(bad)
     }

@@ -8,7 +8,7 @@ use crate::{Case, CaseContext, QpOptions, Verdict, ensure_eq};
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new(
-            "accounting::unsignalled_requests_occupy_the_queue",
+            "queue_capacity::unsignalled_requests_occupy_the_queue",
             unsignalled_requests_occupy_the_queue,
         )
         .row(
@@ -29,7 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
             "-",
             "a polled completion frees the slots of all earlier requests",
         ),
-        Case::new("accounting::signal_all", signal_all).row(
+        Case::new("queue_capacity::signal_all", signal_all).row(
             "create_qp",
             "queue pair that signals every request",
             "-",
@@ -62,30 +62,29 @@ fn full(index: usize) -> Result<(), Refusal> {
     Err(Refusal::from(PostErrorKind::QueueFull.at(index)))
 }
 
-fn unsignalled_requests_occupy_the_queue(bench: &mut CaseContext<'_>) -> Verdict {
-    waiting_requests_occupy_the_queue(bench)?;
-    if !bench.behaviour().frees_slots_when_polled {
+fn unsignalled_requests_occupy_the_queue(cx: &mut CaseContext<'_>) -> Verdict {
+    waiting_requests_occupy_the_queue(cx)?;
+    if !cx.behaviour().frees_slots_when_polled {
         return Ok(());
     }
-    let (a, b) = bench.connected_pair_with(&four(), &four())?;
+    let (a, b) = cx.connected_pair_with(&four(), &four())?;
     let most = u64::from(a.caps.max_send_wr);
     for _ in 0..3 {
         let chain = quiet(writes(most - 1, b.at(0)));
-        bench
-            .post_chain(a, chain)
+        cx.post_chain(a, chain)
             .map_err(crate::case_context::error_line)?;
-        bench.expect_none(a.host, a.send_cq, "unsignalled")?;
+        cx.expect_none(a.host, a.send_cq, "unsignalled")?;
         let last = writes(2, b.at(0));
-        ensure_eq!(bench.post_chain(a, last.clone()), full(1), "one fits");
+        ensure_eq!(cx.post_chain(a, last.clone()), full(1), "one fits");
         // The requests have completed but are not polled: their slots are still occupied.
-        ensure_eq!(bench.post_chain(a, last), full(0), "none fits");
-        bench.expect_sent(a, 0, Status::Success)?;
+        ensure_eq!(cx.post_chain(a, last), full(0), "none fits");
+        cx.expect_sent(a, 0, Status::Success)?;
     }
     Ok(())
 }
 
 /// Requests that are not done occupy their slots on every device.
-fn waiting_requests_occupy_the_queue(bench: &mut CaseContext<'_>) -> Verdict {
+fn waiting_requests_occupy_the_queue(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions {
         // The requests wait for receives and never time out.
         min_rnr_timer: RnrTimer::new(1).unwrap_or_default(),
@@ -97,42 +96,40 @@ fn waiting_requests_occupy_the_queue(bench: &mut CaseContext<'_>) -> Verdict {
         caps: four().caps,
         ..options.clone()
     };
-    let (a, b) = bench.connected_pair_with(&few, &options)?;
+    let (a, b) = cx.connected_pair_with(&few, &options)?;
     let most = u64::from(a.caps.max_send_wr);
     for _ in 0..3 {
         let request = |id| Send::new(id, Op::Send, &[]);
         let mut chain = quiet((1..most).map(request).collect());
         chain.push(request(100));
-        bench
-            .post_chain(a, chain)
+        cx.post_chain(a, chain)
             .map_err(crate::case_context::error_line)?;
-        let more = bench.post_chain(a, vec![request(200)]);
+        let more = cx.post_chain(a, vec![request(200)]);
         ensure_eq!(more, full(0), "with all of them waiting");
         for id in 0..most {
-            bench.receive(b, id, &[])?;
+            cx.receive(b, id, &[])?;
         }
-        bench.expect_sent(a, 100, Status::Success)?;
+        cx.expect_sent(a, 100, Status::Success)?;
         for id in 0..most {
-            bench.expect_received(b, id, Status::Success)?;
+            cx.expect_received(b, id, Status::Success)?;
         }
-        bench.expect_nothing_more(a)?;
-        bench.expect_nothing_more(b)?;
+        cx.expect_nothing_more(a)?;
+        cx.expect_nothing_more(b)?;
     }
     Ok(())
 }
 
-fn signal_all(bench: &mut CaseContext<'_>) -> Verdict {
+fn signal_all(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions {
         signal_all: true,
         ..four()
     };
-    let (a, b) = bench.connected_pair_with(&options, &four())?;
+    let (a, b) = cx.connected_pair_with(&options, &four())?;
     let chain = quiet(writes(4, b.at(0)));
-    bench
-        .post_chain(a, chain)
+    cx.post_chain(a, chain)
         .map_err(crate::case_context::error_line)?;
     for id in 0..4 {
-        bench.expect_sent(a, id, Status::Success)?;
+        cx.expect_sent(a, id, Status::Success)?;
     }
     Ok(())
 }

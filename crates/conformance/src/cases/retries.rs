@@ -43,61 +43,61 @@ fn rnr(rnr_retry: u8) -> QpOptions {
     }
 }
 
-fn no_receive_and_endless_retry(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&rnr(7), &rnr(7))?;
-    bench.write_buffer(a, 0, b"patience")?;
-    bench.post(a, 1, Op::Send, &[a.sge(0, 8)])?;
-    let until = bench.now() + Duration::from_millis(30);
-    while bench.now() < until {
-        bench.expect_none(a.host, a.send_cq, "too early")?;
-        bench.advance();
+fn no_receive_and_endless_retry(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&rnr(7), &rnr(7))?;
+    cx.write_buffer(a, 0, b"patience")?;
+    cx.post(a, 1, Op::Send, &[a.sge(0, 8)])?;
+    let until = cx.now() + Duration::from_millis(30);
+    while cx.now() < until {
+        cx.expect_none(a.host, a.send_cq, "too early")?;
+        cx.advance();
     }
-    bench.receive(b, 5, &[b.sge(0, 8)])?;
-    bench.expect_sent(a, 1, Status::Success)?;
-    bench.expect_received(b, 5, Status::Success)?;
-    ensure_eq!(bench.read_buffer(b, 0, 8)?, b"patience", "bytes");
+    cx.receive(b, 5, &[b.sge(0, 8)])?;
+    cx.expect_sent(a, 1, Status::Success)?;
+    cx.expect_received(b, 5, Status::Success)?;
+    ensure_eq!(cx.read_buffer(b, 0, 8)?, b"patience", "bytes");
     // This time the sender makes no call while it waits.
-    bench.post(a, 2, Op::Send, &[a.sge(0, 8)])?;
-    bench.receive(b, 6, &[b.sge(0, 8)])?;
-    bench.expect_received(b, 6, Status::Success)?;
-    bench.expect_sent(a, 2, Status::Success)?;
+    cx.post(a, 2, Op::Send, &[a.sge(0, 8)])?;
+    cx.receive(b, 6, &[b.sge(0, 8)])?;
+    cx.expect_received(b, 6, Status::Success)?;
+    cx.expect_sent(a, 2, Status::Success)?;
     Ok(())
 }
 
-fn peer_not_ready(bench: &mut CaseContext<'_>) -> Verdict {
+fn peer_not_ready(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions::default();
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let a = bench.new_qp(first, &options)?;
-    let b = bench.new_qp(second, &options)?;
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let a = cx.new_qp(first, &options)?;
+    let b = cx.new_qp(second, &options)?;
     // The peer stays in INIT.
-    bench.to_init(b, &options)?;
-    bench.to_init(a, &options)?;
-    bench.to_rtr(a, &options, b)?;
-    bench.to_rts(a, &options)?;
-    let start = bench.now();
-    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 1, Status::RetryExceeded)?;
-    let took = bench.now().since(start);
+    cx.to_init(b, &options)?;
+    cx.to_init(a, &options)?;
+    cx.to_rtr(a, &options, b)?;
+    cx.to_rts(a, &options)?;
+    let start = cx.now();
+    cx.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 1, Status::RetryExceeded)?;
+    let took = cx.now().since(start);
     // The timeout is 4.096 µs × 2^12, times three tries.
     ensure!(
         took >= Duration::from_millis(50),
         "given up after {} ns",
         took.nanos()
     );
-    bench.expect_state(b, QpState::Init, "the peer")?;
-    bench.expect_failed(a)
+    cx.expect_state(b, QpState::Init, "the peer")?;
+    cx.expect_failed(a)
 }
 
-fn rnr_retry_seven_is_endless(bench: &mut CaseContext<'_>) -> Verdict {
+fn rnr_retry_seven_is_endless(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions {
         timeout: 8,
         retry_count: 7,
         ..QpOptions::default()
     };
-    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let (a, b) = cx.connected_pair_with(&options, &options)?;
     let there = Op::Write(b.at(0));
-    bench.destroy_qp_fixture(b)?;
-    bench.post(a, 1, there, &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 1, Status::RetryExceeded)?;
-    bench.expect_failed(a)
+    cx.destroy_qp_fixture(b)?;
+    cx.post(a, 1, there, &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 1, Status::RetryExceeded)?;
+    cx.expect_failed(a)
 }

@@ -31,23 +31,23 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Creates a protection domain with an SRQ.
 pub(super) fn srq(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     host: Host,
     max_wr: u32,
     limit: u32,
 ) -> Result<(Id, Id), String> {
-    let (pd, srq, _) = sized(bench, host, max_wr, limit)?;
+    let (pd, srq, _) = sized(cx, host, max_wr, limit)?;
     Ok((pd, srq))
 }
 
 /// Creates a protection domain with an SRQ, and returns the number of receives that it holds.
 fn sized(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     host: Host,
     max_wr: u32,
     limit: u32,
 ) -> Result<(Id, Id, u32), String> {
-    let (pd, srq) = (bench.new_id(), bench.new_id());
+    let (pd, srq) = (cx.new_id(), cx.new_id());
     let device = host.device;
     let calls = vec![
         Call::AllocPd { pd, device },
@@ -59,10 +59,10 @@ fn sized(
             limit,
         },
     ];
-    let Reply::Each(replies) = bench.call_ok(host.id, Call::Each(calls))? else {
+    let Reply::Each(replies) = cx.call_ok(host.id, Call::Each(calls))? else {
         return Err("unexpected reply".to_owned());
     };
-    let exactly = bench.behaviour().sizes_queues_exactly;
+    let exactly = cx.behaviour().sizes_queues_exactly;
     let asked = u64::from(max_wr);
     match replies.last() {
         Some(Reply::Number(size)) if *size == asked || *size > asked && !exactly => {
@@ -72,80 +72,80 @@ fn sized(
     }
 }
 
-fn two_queue_pairs(bench: &mut CaseContext<'_>) -> Verdict {
+fn two_queue_pairs(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions::default();
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let (pd, srq, size) = sized(bench, second, 8, 0)?;
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let (pd, srq, size) = sized(cx, second, 8, 0)?;
     let mut pairs: Vec<(QpFixture, QpFixture)> = Vec::new();
     for _ in 0..2 {
-        let a = bench.new_qp(first, &options)?;
-        let b = bench.new_qp_in_pd(second, pd, Some(srq), &options)?;
-        bench.connect(a, &options, b, &options)?;
+        let a = cx.new_qp(first, &options)?;
+        let b = cx.new_qp_in_pd(second, pd, Some(srq), &options)?;
+        cx.connect(a, &options, b, &options)?;
         pairs.push((a, b));
     }
     let target = pairs[0].1;
     for id in 0..8 {
         let into = piece(target.region, id as i64 * 64, 64);
-        bench.receive(target, id, &[into])?;
+        cx.receive(target, id, &[into])?;
     }
     for id in 8..u64::from(size) {
-        bench.receive(target, id, &[])?;
+        cx.receive(target, id, &[])?;
     }
-    let more = bench.receive(target, 1000, &[]);
+    let more = cx.receive(target, 1000, &[]);
     ensure!(more.is_err(), "one more than {size} receives was taken");
     for id in 0..8u64 {
         let (a, b) = pairs[id as usize % 2];
-        bench.write_buffer(a, 0, &[id as u8; 10])?;
-        bench.post(a, id, Op::Send, &[a.sge(0, 10)])?;
-        bench.expect_sent(a, id, Status::Success)?;
-        let got = bench.expect_received(b, id, Status::Success)?;
+        cx.write_buffer(a, 0, &[id as u8; 10])?;
+        cx.post(a, id, Op::Send, &[a.sge(0, 10)])?;
+        cx.expect_sent(a, id, Status::Success)?;
+        let got = cx.expect_received(b, id, Status::Success)?;
         ensure_eq!((got.qp, got.byte_len), (Some(b.qp), 10), "whose");
-        let seen = bench.read_buffer(target, id as usize * 64, 10)?;
+        let seen = cx.read_buffer(target, id as usize * 64, 10)?;
         ensure_eq!(seen, vec![id as u8; 10], "bytes");
     }
     let call = Call::PostRecv {
         queue: target.qp,
         chain: vec![Receive::new(0, &[])],
     };
-    let refused = bench.try_call(second.id, call);
+    let refused = cx.try_call(second.id, call);
     let expected = Refusal::from(PostErrorKind::HasSrq.at(0));
     ensure_eq!(refused, Err(expected), "a queue pair with an SRQ");
     Ok(())
 }
 
-fn limit_event(bench: &mut CaseContext<'_>) -> Verdict {
+fn limit_event(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions::default();
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let (pd, srq, size) = sized(bench, second, 8, 3)?;
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let (pd, srq, size) = sized(cx, second, 8, 3)?;
     let limit = Event::SrqLimit(Some(srq));
-    let a = bench.new_qp(first, &options)?;
-    let b = bench.new_qp_in_pd(second, pd, Some(srq), &options)?;
-    bench.connect(a, &options, b, &options)?;
+    let a = cx.new_qp(first, &options)?;
+    let b = cx.new_qp_in_pd(second, pd, Some(srq), &options)?;
+    cx.connect(a, &options, b, &options)?;
     for round in 0..2u64 {
         for id in 0..4 {
-            bench.receive(b, id, &[b.sge(0, 64)])?;
+            cx.receive(b, id, &[b.sge(0, 64)])?;
         }
         if round == 1 {
-            bench.call_ok(second.id, Call::SetLimit { srq, limit: 2 })?;
+            cx.call_ok(second.id, Call::SetLimit { srq, limit: 2 })?;
         }
         let armed = [3, 2][round as usize];
         for id in 0..4 {
-            bench.post(a, id, Op::Send, &[])?;
-            bench.expect_sent(a, id, Status::Success)?;
-            bench.expect_received(b, id, Status::Success)?;
+            cx.post(a, id, Op::Send, &[])?;
+            cx.expect_sent(a, id, Status::Success)?;
+            cx.expect_received(b, id, Status::Success)?;
             // The event comes only when fewer receives than the limit are left.
             if 3 - id >= armed {
-                bench.sleep_for(Duration::from_millis(2));
-                let early = bench.events(second)?.contains(&limit);
+                cx.sleep_for(Duration::from_millis(2));
+                let early = cx.events(second)?.contains(&limit);
                 ensure!(!early, "a limit of {armed}, and told with {}", 3 - id);
             }
         }
-        bench.expect_event(second, limit)?;
-        let again = bench.events(second)?.contains(&limit);
+        cx.expect_event(second, limit)?;
+        let again = cx.events(second)?.contains(&limit);
         ensure!(!again, "a second limit event");
     }
     let limit = size + 1;
-    let refused = bench.try_call(second.id, Call::SetLimit { srq, limit });
+    let refused = cx.try_call(second.id, Call::SetLimit { srq, limit });
     ensure!(refused.is_err(), "a limit above the size was taken");
     Ok(())
 }

@@ -9,19 +9,19 @@ use crate::{Case, CaseContext, QpOptions, Verdict, ensure, ensure_eq};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("refusals::dropped_region", dropped_region).row(
+        Case::new("stale_keys::dropped_region", dropped_region).row(
             "deregister",
             "a region in use",
             "-",
             "later WRITEs end with RemoteAccess",
         ),
-        Case::new("refusals::keys_are_not_reused", keys_are_not_reused).row(
+        Case::new("stale_keys::keys_are_not_reused", keys_are_not_reused).row(
             "register",
             "1,000 times",
             "-",
             "no key is reused",
         ),
-        Case::new("refusals::late_requests_miss", late_requests_miss).row(
+        Case::new("stale_keys::late_requests_miss", late_requests_miss).row(
             "destroy_qp",
             "the peer's queue pair, then a new one is created",
             "-",
@@ -30,9 +30,9 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn dropped_region(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
-    let (buffer, region) = (bench.new_id(), bench.new_id());
+fn dropped_region(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair()?;
+    let (buffer, region) = (cx.new_id(), cx.new_id());
     let calls = vec![
         Call::Alloc {
             buffer,
@@ -47,24 +47,24 @@ fn dropped_region(bench: &mut CaseContext<'_>) -> Verdict {
             access: Access::ALL,
         },
     ];
-    bench.call_ok(b.host.id, Call::Each(calls))?;
+    cx.call_ok(b.host.id, Call::Each(calls))?;
     let there = Op::Write(b.region_at(region, 0));
-    bench.post(a, 1, there, &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 1, Status::Success)?;
-    bench.destroy(b.host, region)?;
-    bench.post(a, 2, there, &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 2, Status::RemoteAccess)?;
+    cx.post(a, 1, there, &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 1, Status::Success)?;
+    cx.destroy(b.host, region)?;
+    cx.post(a, 2, there, &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 2, Status::RemoteAccess)?;
     Ok(())
 }
 
-fn keys_are_not_reused(bench: &mut CaseContext<'_>) -> Verdict {
-    let host = bench.first_host()?;
-    let side = bench.new_qp(host, &QpOptions::default())?;
+fn keys_are_not_reused(cx: &mut CaseContext<'_>) -> Verdict {
+    let host = cx.first_host()?;
+    let side = cx.new_qp(host, &QpOptions::default())?;
     let mut seen = BTreeSet::new();
     for round in 0..20 {
         let mut calls = Vec::new();
         for _ in 0..50 {
-            let region = bench.new_id();
+            let region = cx.new_id();
             calls.push(Call::Register {
                 region,
                 pd: side.pd,
@@ -73,7 +73,7 @@ fn keys_are_not_reused(bench: &mut CaseContext<'_>) -> Verdict {
             });
             calls.push(Call::Destroy { object: region });
         }
-        let Reply::Each(replies) = bench.call_ok(host.id, Call::Each(calls))? else {
+        let Reply::Each(replies) = cx.call_ok(host.id, Call::Each(calls))? else {
             return Err("unexpected reply".to_owned());
         };
         for reply in replies {
@@ -90,20 +90,20 @@ fn keys_are_not_reused(bench: &mut CaseContext<'_>) -> Verdict {
 }
 
 /// The peer's queue pair was destroyed, and another took its place.
-fn late_requests_miss(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
-    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 1, Status::Success)?;
-    bench.destroy(b.host, b.qp)?;
-    let (_, other) = bench.connected_pair()?;
-    bench.write_buffer(a, 0, &[9; 8])?;
-    bench.write_buffer(b, 0, &[3; 8])?;
-    bench.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 2, Status::RetryExceeded)?;
+fn late_requests_miss(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair()?;
+    cx.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 1, Status::Success)?;
+    cx.destroy(b.host, b.qp)?;
+    let (_, other) = cx.connected_pair()?;
+    cx.write_buffer(a, 0, &[9; 8])?;
+    cx.write_buffer(b, 0, &[3; 8])?;
+    cx.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 2, Status::RetryExceeded)?;
     ensure_eq!(
-        bench.read_buffer(b, 0, 8)?,
+        cx.read_buffer(b, 0, 8)?,
         vec![3; 8],
         "written through a dead queue pair"
     );
-    bench.expect_none(other.host, other.send_cq, "elsewhere")
+    cx.expect_none(other.host, other.send_cq, "elsewhere")
 }

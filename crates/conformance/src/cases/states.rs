@@ -79,54 +79,53 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn receives_need_a_state(bench: &mut CaseContext<'_>) -> Verdict {
-    let host = bench.first_host()?;
+fn receives_need_a_state(cx: &mut CaseContext<'_>) -> Verdict {
+    let host = cx.first_host()?;
     let options = QpOptions::default();
-    let side = bench.new_qp(host, &options)?;
+    let side = cx.new_qp(host, &options)?;
     let refusal = |state| Err(Refusal::from(PostErrorKind::State(state).at(0)));
     let receive = || vec![Receive::new(1, &[])];
-    bench.expect_state(side, QpState::Reset, "a fresh one")?;
-    let refused = bench.receive_chain(side, receive());
+    cx.expect_state(side, QpState::Reset, "a fresh one")?;
+    let refused = cx.receive_chain(side, receive());
     ensure_eq!(refused, refusal(QpState::Reset), "receive");
     for expected in [QpState::Reset, QpState::Init, QpState::Rtr] {
-        bench.expect_state(side, expected, "it")?;
+        cx.expect_state(side, expected, "it")?;
         match expected {
-            QpState::Reset => bench.to_init(side, &options)?,
-            QpState::Init => bench.to_rtr(side, &options, side)?,
+            QpState::Reset => cx.to_init(side, &options)?,
+            QpState::Init => cx.to_rtr(side, &options, side)?,
             _ => {}
         }
-        bench
-            .receive_chain(side, receive())
+        cx.receive_chain(side, receive())
             .map_err(crate::case_context::error_line)?;
     }
     Ok(())
 }
 
-fn illegal_transitions(bench: &mut CaseContext<'_>) -> Verdict {
-    let host = bench.first_host()?;
+fn illegal_transitions(cx: &mut CaseContext<'_>) -> Verdict {
+    let host = cx.first_host()?;
     let options = QpOptions::default();
-    let side = bench.new_qp(host, &options)?;
-    let rtr = bench.rtr_attr(side, &options)?;
-    let try_to = |bench: &mut CaseContext<'_>, attr, peer, kind: &str| {
-        let refused = bench.modify(side, attr, peer);
+    let side = cx.new_qp(host, &options)?;
+    let rtr = cx.rtr_attr(side, &options)?;
+    let try_to = |cx: &mut CaseContext<'_>, attr, peer, kind: &str| {
+        let refused = cx.modify(side, attr, peer);
         match &refused {
             Err(refusal) if refusal.kind == kind => Ok(()),
             _ => Err(format!("{refused:?} instead of {kind}")),
         }
     };
-    try_to(bench, rtr, Some(side), "Transition")?;
-    try_to(bench, QpAttr::to_state(QpState::Init), None, "Attributes")?;
-    bench.expect_state(side, QpState::Reset, "it")?;
-    bench.to_init(side, &options)?;
+    try_to(cx, rtr, Some(side), "Transition")?;
+    try_to(cx, QpAttr::to_state(QpState::Init), None, "Attributes")?;
+    cx.expect_state(side, QpState::Reset, "it")?;
+    cx.to_init(side, &options)?;
     let too_many = QpAttr {
         max_dest_rd_atomic: Some(255),
         ..rtr
     };
-    try_to(bench, too_many, Some(side), "Value")?;
-    try_to(bench, rtr, None, "Attributes")?;
-    bench.expect_state(side, QpState::Init, "it")?;
-    try_to(bench, QpAttr::to_state(QpState::Rts), None, "Transition")?;
-    bench.expect_state(side, QpState::Init, "it")
+    try_to(cx, too_many, Some(side), "Value")?;
+    try_to(cx, rtr, None, "Attributes")?;
+    cx.expect_state(side, QpState::Init, "it")?;
+    try_to(cx, QpAttr::to_state(QpState::Rts), None, "Transition")?;
+    cx.expect_state(side, QpState::Init, "it")
 }
 
 /// Returns options for senders that never give up and seldom retry.
@@ -138,10 +137,10 @@ pub(super) fn stuck() -> QpOptions {
     }
 }
 
-fn error_flushes_in_order(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, _) = bench.connected_pair_with(&stuck(), &stuck())?;
+fn error_flushes_in_order(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, _) = cx.connected_pair_with(&stuck(), &stuck())?;
     for id in 0..5 {
-        bench.receive(a, 10 + id, &[])?;
+        cx.receive(a, 10 + id, &[])?;
         // The peer posts no receive, so all requests wait.
         let request = Send::new(id, Op::Send, &[]);
         let request = if id % 2 == 0 {
@@ -149,45 +148,42 @@ fn error_flushes_in_order(bench: &mut CaseContext<'_>) -> Verdict {
         } else {
             request
         };
-        bench.post_one(a, request)?;
+        cx.post_one(a, request)?;
     }
-    bench.to_error(a)?;
+    cx.to_error(a)?;
     for id in 0..5 {
-        bench
-            .expect_sent(a, id, Status::Flushed)
+        cx.expect_sent(a, id, Status::Flushed)
             .map_err(|seen| format!("send {id}: {seen}"))?;
     }
     for id in 0..5 {
-        bench
-            .expect_received(a, 10 + id, Status::Flushed)
+        cx.expect_received(a, 10 + id, Status::Flushed)
             .map_err(|seen| format!("receive {id}: {seen}"))?;
     }
-    bench.post(a, 6, Op::Send, &[])?;
-    bench
-        .expect_sent(a, 6, Status::Flushed)
+    cx.post(a, 6, Op::Send, &[])?;
+    cx.expect_sent(a, 6, Status::Flushed)
         .map_err(|seen| format!("a later send: {seen}"))?;
-    bench.receive(a, 16, &[])?;
-    bench.named_wait("a later receive", |bench| {
-        bench.expect_received(a, 16, Status::Flushed)
+    cx.receive(a, 16, &[])?;
+    cx.named_wait("a later receive", |cx| {
+        cx.expect_received(a, 16, Status::Flushed)
     })?;
-    bench.expect_nothing_more(a)
+    cx.expect_nothing_more(a)
 }
 
 /// Sends a message from `a` to `b`.
-pub(super) fn ping(bench: &mut CaseContext<'_>, a: QpFixture, b: QpFixture, seed: u8) -> Verdict {
-    bench.write_buffer(a, 0, &[seed; 16])?;
-    bench.receive(b, 1, &[b.sge(32, 16)])?;
-    bench.post(a, 2, Op::Send, &[a.sge(0, 16)])?;
-    bench.expect_sent(a, 2, Status::Success)?;
-    bench.expect_received(b, 1, Status::Success)?;
-    ensure_eq!(bench.read_buffer(b, 32, 16)?, vec![seed; 16], "bytes");
+pub(super) fn ping(cx: &mut CaseContext<'_>, a: QpFixture, b: QpFixture, seed: u8) -> Verdict {
+    cx.write_buffer(a, 0, &[seed; 16])?;
+    cx.receive(b, 1, &[b.sge(32, 16)])?;
+    cx.post(a, 2, Op::Send, &[a.sge(0, 16)])?;
+    cx.expect_sent(a, 2, Status::Success)?;
+    cx.expect_received(b, 1, Status::Success)?;
+    ensure_eq!(cx.read_buffer(b, 32, 16)?, vec![seed; 16], "bytes");
     Ok(())
 }
 
 /// Every state has a transition to ERR (section 10.3.1), from which a queue pair can start over.
-fn any_state_to_error(bench: &mut CaseContext<'_>) -> Verdict {
+fn any_state_to_error(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions::default();
-    let (a, b) = bench.connected_pair()?;
+    let (a, b) = cx.connected_pair()?;
     for from in [
         QpState::Reset,
         QpState::Init,
@@ -196,91 +192,91 @@ fn any_state_to_error(bench: &mut CaseContext<'_>) -> Verdict {
         QpState::Sqd,
         QpState::Error,
     ] {
-        bench.to_reset(a)?;
-        bench.to_reset(b)?;
+        cx.to_reset(a)?;
+        cx.to_reset(b)?;
         if from != QpState::Reset {
-            bench.to_init(a, &options)?;
+            cx.to_init(a, &options)?;
         }
         if ![QpState::Reset, QpState::Init].contains(&from) {
-            bench.to_rtr(a, &options, b)?;
+            cx.to_rtr(a, &options, b)?;
         }
         if [QpState::Rts, QpState::Sqd, QpState::Error].contains(&from) {
-            bench.to_rts(a, &options)?;
+            cx.to_rts(a, &options)?;
         }
         if [QpState::Sqd, QpState::Error].contains(&from) {
-            bench.to_state(a, from)?;
+            cx.to_state(a, from)?;
         }
-        bench.expect_state(a, from, "before")?;
-        bench.to_error(a)?;
-        bench.expect_state(a, QpState::Error, "after")?;
-        bench.to_reset(a)?;
-        bench.connect(a, &options, b, &options)?;
-        ping(bench, a, b, 0)?;
+        cx.expect_state(a, from, "before")?;
+        cx.to_error(a)?;
+        cx.expect_state(a, QpState::Error, "after")?;
+        cx.to_reset(a)?;
+        cx.connect(a, &options, b, &options)?;
+        ping(cx, a, b, 0)?;
     }
     Ok(())
 }
 
-fn reset_and_reconnect(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&stuck(), &stuck())?;
+fn reset_and_reconnect(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&stuck(), &stuck())?;
     for round in 0..5 {
-        ping(bench, a, b, round)?;
-        bench.receive(b, 50, &[])?;
-        bench.receive(b, 51, &[])?;
+        ping(cx, a, b, round)?;
+        cx.receive(b, 50, &[])?;
+        cx.receive(b, 51, &[])?;
         // A RESET forgets waiting requests and posted receives.
-        bench.post(b, 9, Op::Send, &[])?;
+        cx.post(b, 9, Op::Send, &[])?;
         if round % 2 == 0 {
-            bench.to_error(a)?;
+            cx.to_error(a)?;
         }
-        bench.to_reset(a)?;
-        bench.to_reset(b)?;
-        bench.expect_nothing_more(b)?;
-        bench.connect(a, &stuck(), b, &stuck())?;
+        cx.to_reset(a)?;
+        cx.to_reset(b)?;
+        cx.expect_nothing_more(b)?;
+        cx.connect(a, &stuck(), b, &stuck())?;
     }
-    ping(bench, a, b, 99)
+    ping(cx, a, b, 99)
 }
 
 /// A queue pair that was reset and connected to another peer no longer serves its first peer.
-fn reset_disconnects(bench: &mut CaseContext<'_>) -> Verdict {
+fn reset_disconnects(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions::default();
-    let (a, b) = bench.connected_pair()?;
-    bench.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 1, Status::Success)?;
-    bench.to_reset(b)?;
-    let first = bench.first_host()?;
-    let third = bench.new_qp(first, &options)?;
-    bench.connect(third, &options, b, &options)?;
-    bench.write_buffer(a, 0, &[9; 8])?;
-    bench.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 2, Status::RetryExceeded)?;
+    let (a, b) = cx.connected_pair()?;
+    cx.post(a, 1, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 1, Status::Success)?;
+    cx.to_reset(b)?;
+    let first = cx.first_host()?;
+    let third = cx.new_qp(first, &options)?;
+    cx.connect(third, &options, b, &options)?;
+    cx.write_buffer(a, 0, &[9; 8])?;
+    cx.post(a, 2, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 2, Status::RetryExceeded)?;
     ensure_eq!(
-        bench.read_buffer(b, 0, 8)?,
+        cx.read_buffer(b, 0, 8)?,
         vec![0; 8],
         "written by a stranger"
     );
-    bench.post(third, 3, Op::Write(b.at(0)), &[third.sge(0, 8)])?;
-    bench.expect_sent(third, 3, Status::Success)?;
+    cx.post(third, 3, Op::Write(b.at(0)), &[third.sge(0, 8)])?;
+    cx.expect_sent(third, 3, Status::Success)?;
     Ok(())
 }
 
 /// A receive that a long SEND has begun to fill completes once, flushed, when its queue pair fails.
-fn half_sent_receive_is_flushed(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&stuck(), &stuck())?;
+fn half_sent_receive_is_flushed(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&stuck(), &stuck())?;
     let (from, into) = (a.sge(0, 4 << 20), b.sge(0, 4 << 20));
     for round in 0..20u64 {
-        bench.receive(b, 1, &[into])?;
-        bench.receive(b, 2, &[into])?;
-        bench.post(a, 3, Op::Send, &[from])?;
+        cx.receive(b, 1, &[into])?;
+        cx.receive(b, 2, &[into])?;
+        cx.post(a, 3, Op::Send, &[from])?;
         // The transfer makes a few steps, then the receiver fails.
         let mut early = None;
         for _ in 0..round % 5 {
-            early = early.or(bench.poll(a.host, a.send_cq)?.first().copied());
+            early = early.or(cx.poll(a.host, a.send_cq)?.first().copied());
         }
-        bench.to_error(b)?;
-        let first = bench.next_recv_completion(b)?;
+        cx.to_error(b)?;
+        let first = cx.next_recv_completion(b)?;
         ensure_eq!(first.wr_id, 1, "the first receive");
-        bench.expect_received(b, 2, Status::Flushed)?;
+        cx.expect_received(b, 2, Status::Flushed)?;
         let sent = match early {
-            None => bench.next_send_completion(a)?,
+            None => cx.next_send_completion(a)?,
             Some(done) => done,
         };
         // The whole message may have arrived before.
@@ -289,37 +285,37 @@ fn half_sent_receive_is_flushed(bench: &mut CaseContext<'_>) -> Verdict {
             _ => (3, Status::RetryExceeded),
         };
         ensure_eq!((sent.wr_id, sent.status), expected, "the send");
-        bench.expect_none(b.host, b.recv_cq, "twice")?;
-        bench.to_reset(a)?;
-        bench.to_reset(b)?;
-        bench.connect(a, &stuck(), b, &stuck())?;
+        cx.expect_none(b.host, b.recv_cq, "twice")?;
+        cx.to_reset(a)?;
+        cx.to_reset(b)?;
+        cx.connect(a, &stuck(), b, &stuck())?;
     }
-    ping(bench, a, b, 5)
+    ping(cx, a, b, 5)
 }
 
 /// A sender to a queue pair that is destroyed must not disturb later queue pairs.
-fn destroyed_under_a_pending_send(bench: &mut CaseContext<'_>) -> Verdict {
+fn destroyed_under_a_pending_send(cx: &mut CaseContext<'_>) -> Verdict {
     for _ in 0..10 {
-        let (a, b) = bench.connected_pair_with(&stuck(), &stuck())?;
-        bench.receive(b, 1, &[b.sge(0, 4 << 20)])?;
-        bench.post(a, 3, Op::Send, &[a.sge(0, 4 << 20)])?;
-        bench.poll(a.host, a.send_cq)?;
-        bench.destroy_qp_fixture(b)?;
+        let (a, b) = cx.connected_pair_with(&stuck(), &stuck())?;
+        cx.receive(b, 1, &[b.sge(0, 4 << 20)])?;
+        cx.post(a, 3, Op::Send, &[a.sge(0, 4 << 20)])?;
+        cx.poll(a.host, a.send_cq)?;
+        cx.destroy_qp_fixture(b)?;
         // New queue pairs take over the memory of the destroyed queues.
         let mut others = Vec::new();
         for _ in 0..3 {
-            let (c, d) = bench.connected_pair_with(&stuck(), &stuck())?;
-            bench.receive(d, 8, &[])?;
+            let (c, d) = cx.connected_pair_with(&stuck(), &stuck())?;
+            cx.receive(d, 8, &[])?;
             others.push((c, d));
         }
-        bench.destroy_qp_fixture(a)?;
+        cx.destroy_qp_fixture(a)?;
         for (c, d) in others {
-            bench.post(c, 7, Op::Send, &[])?;
-            bench.expect_sent(c, 7, Status::Success)?;
-            bench.expect_received(d, 8, Status::Success)?;
-            ping(bench, c, d, 3)?;
-            bench.destroy_qp_fixture(c)?;
-            bench.destroy_qp_fixture(d)?;
+            cx.post(c, 7, Op::Send, &[])?;
+            cx.expect_sent(c, 7, Status::Success)?;
+            cx.expect_received(d, 8, Status::Success)?;
+            ping(cx, c, d, 3)?;
+            cx.destroy_qp_fixture(c)?;
+            cx.destroy_qp_fixture(d)?;
         }
     }
     Ok(())

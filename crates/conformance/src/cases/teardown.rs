@@ -8,26 +8,26 @@ use crate::{Case, CaseContext, QpFixture, QpOptions, Verdict, ensure, ensure_eq}
 pub(super) fn cases() -> Vec<Case> {
     let outcome = "no effect while idle; the next request ends with RetryExceeded, the rest are Flushed; channel event; QpFatal";
     vec![
-        Case::new("partings::peer_in_error", |bench| {
-            depart_and_check(bench, |bench, b| bench.to_error(b))
+        Case::new("teardown::peer_in_error", |cx| {
+            depart_and_check(cx, |cx, b| cx.to_error(b))
         })
         .row("modify", "the peer to ERR", "-", outcome),
-        Case::new("partings::peer_in_reset", |bench| {
-            depart_and_check(bench, |bench, b| bench.to_reset(b))
+        Case::new("teardown::peer_in_reset", |cx| {
+            depart_and_check(cx, |cx, b| cx.to_reset(b))
         })
         .row("modify", "the peer to RESET", "-", outcome),
-        Case::new("partings::peer_destroyed", |bench| {
-            depart_and_check(bench, |bench, b| bench.destroy_qp_fixture(b))
+        Case::new("teardown::peer_destroyed", |cx| {
+            depart_and_check(cx, |cx, b| cx.destroy_qp_fixture(b))
         })
         .row("destroy_qp", "the peer's queue pair", "-", outcome),
-        Case::new("partings::any_order", any_order).row(
+        Case::new("teardown::any_order", any_order).row(
             "destroy",
             "queue pair, region, memory, CQs, channel, protection domain, in any order",
             "-",
             "all are destroyed; the peer's request completes, with Success or an error; other queue pairs keep working",
         ),
         Case::new(
-            "partings::completions_from_before_reset",
+            "teardown::completions_from_before_reset",
             completions_from_before_reset,
         )
         .row(
@@ -44,43 +44,43 @@ pub(super) fn cases() -> Vec<Case> {
 /// peer's next request fails as if nobody answered, and the requests posted after it are flushed. Their
 /// completions wake a thread that sleeps on the channel.
 fn depart_and_check(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     leave: impl Fn(&mut CaseContext<'_>, QpFixture) -> Verdict,
 ) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
+    let (a, b) = cx.connected_pair()?;
     let from = [a.sge(0, 8)];
     // What a device caches of the peer must not outlive it.
-    bench.post(a, 0, Op::Write(b.at(0)), &from)?;
-    bench.expect_sent(a, 0, Status::Success)?;
-    bench.receive(a, 9, &[])?;
-    bench.arm_both(a)?;
-    leave(bench, b)?;
-    bench.expect_state(a, QpState::Rts, "the idle end")?;
-    bench.expect_no_completion_or_event(a, "the idle end is woken")?;
-    bench.post(a, 1, Op::Write(b.at(0)), &from)?;
-    bench.post(a, 2, Op::Send, &[])?;
-    bench.post(a, 3, Op::Read(b.at(0)), &from)?;
-    let woken = bench.wait_channel_event(a)?;
+    cx.post(a, 0, Op::Write(b.at(0)), &from)?;
+    cx.expect_sent(a, 0, Status::Success)?;
+    cx.receive(a, 9, &[])?;
+    cx.arm_both(a)?;
+    leave(cx, b)?;
+    cx.expect_state(a, QpState::Rts, "the idle end")?;
+    cx.expect_no_completion_or_event(a, "the idle end is woken")?;
+    cx.post(a, 1, Op::Write(b.at(0)), &from)?;
+    cx.post(a, 2, Op::Send, &[])?;
+    cx.post(a, 3, Op::Read(b.at(0)), &from)?;
+    let woken = cx.wait_channel_event(a)?;
     ensure!(
         [a.send_cq, a.recv_cq].contains(&woken),
         "woken by another CQ"
     );
-    bench.expect_sent(a, 1, Status::RetryExceeded)?;
-    bench.expect_sent(a, 2, Status::Flushed)?;
-    bench.expect_sent(a, 3, Status::Flushed)?;
-    bench.expect_received(a, 9, Status::Flushed)?;
-    bench.expect_state(a, QpState::Error, "the one left")?;
-    bench.expect_failed(a)
+    cx.expect_sent(a, 1, Status::RetryExceeded)?;
+    cx.expect_sent(a, 2, Status::Flushed)?;
+    cx.expect_sent(a, 3, Status::Flushed)?;
+    cx.expect_received(a, 9, Status::Flushed)?;
+    cx.expect_state(a, QpState::Error, "the one left")?;
+    cx.expect_failed(a)
 }
 
 /// Posts until there is no room, and returns the number of posts.
 fn fill(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     most: u64,
     mut post: impl FnMut(&mut CaseContext<'_>, u64) -> Verdict,
 ) -> Result<u64, String> {
     for count in 0..=2 * most {
-        if post(bench, 1000 + count).is_err() {
+        if post(cx, 1000 + count).is_err() {
             return Ok(count);
         }
     }
@@ -89,59 +89,56 @@ fn fill(
 
 /// Completions from before a RESET, polled after it or discarded by it, do not change how many requests a
 /// queue holds.
-fn completions_from_before_reset(bench: &mut CaseContext<'_>) -> Verdict {
+fn completions_from_before_reset(cx: &mut CaseContext<'_>) -> Verdict {
     let options = QpOptions {
         timeout: 18,
         retry_count: 7,
         ..QpOptions::default()
     };
-    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let (a, b) = cx.connected_pair_with(&options, &options)?;
     let (sends, receives) = (a.caps.max_send_wr.into(), b.caps.max_recv_wr.into());
     let half = sends / 2;
     ensure!(
         sends >= 64 && receives >= sends,
         "room for {sends} sends, {receives} receives"
     );
-    if bench.behaviour().sizes_queues_exactly {
+    if cx.behaviour().sizes_queues_exactly {
         ensure_eq!((sends, receives), (64, 64), "room");
     }
     for id in 0..half {
-        bench.receive(b, id, &[])?;
+        cx.receive(b, id, &[])?;
     }
     // Half of them complete, half wait for a receive.
     for id in 0..sends {
-        bench.post(a, id, Op::Send, &[])?;
+        cx.post(a, id, Op::Send, &[])?;
     }
     // Their completions stay unpolled.
-    bench.to_reset(a)?;
+    cx.to_reset(a)?;
     for id in 0..half {
-        bench.receive(b, 200 + id, &[])?;
+        cx.receive(b, 200 + id, &[])?;
     }
-    bench.to_reset(b)?;
+    cx.to_reset(b)?;
     for (side, cq) in [(a, a.send_cq), (b, b.recv_cq)] {
-        bench.wait("end of the old completions", |bench| {
-            Ok(bench
-                .poll_past_empty(side.host, cq)?
-                .is_empty()
-                .then_some(()))
+        cx.wait("end of the old completions", |cx| {
+            Ok(cx.poll_past_empty(side.host, cq)?.is_empty().then_some(()))
         })?;
     }
-    bench.connect(a, &options, b, &options)?;
+    cx.connect(a, &options, b, &options)?;
     for _ in 0..2 {
-        let room = fill(bench, sends, |bench, id| bench.post(a, id, Op::Send, &[]))?;
+        let room = fill(cx, sends, |cx, id| cx.post(a, id, Op::Send, &[]))?;
         ensure_eq!(room, sends, "room for sends");
-        if bench.behaviour().frees_slots_when_polled {
-            let room = fill(bench, receives, |bench, id| bench.receive(b, id, &[]))?;
+        if cx.behaviour().frees_slots_when_polled {
+            let room = fill(cx, receives, |cx, id| cx.receive(b, id, &[]))?;
             ensure_eq!(room, receives, "room for receives");
         } else {
             // Receives that are taken may free their slots at once.
             for id in 1000..1000 + sends {
-                bench.receive(b, id, &[])?;
+                cx.receive(b, id, &[])?;
             }
         }
         for id in 0..sends {
-            bench.expect_sent(a, 1000 + id, Status::Success)?;
-            bench.expect_received(b, 1000 + id, Status::Success)?;
+            cx.expect_sent(a, 1000 + id, Status::Success)?;
+            cx.expect_received(b, 1000 + id, Status::Success)?;
         }
     }
     Ok(())
@@ -149,18 +146,18 @@ fn completions_from_before_reset(bench: &mut CaseContext<'_>) -> Verdict {
 
 /// Objects may be destroyed in any order, because an object keeps alive what it needs. Requests are under way
 /// in both directions.
-fn any_order(bench: &mut CaseContext<'_>) -> Verdict {
-    let (c, d) = bench.connected_pair()?;
+fn any_order(cx: &mut CaseContext<'_>) -> Verdict {
+    let (c, d) = cx.connected_pair()?;
     for round in 0..14usize {
         let options = crate::cases::states::stuck();
-        let (a, b) = bench.connected_pair_with(&options, &options)?;
+        let (a, b) = cx.connected_pair_with(&options, &options)?;
         let all = [a.sge(0, 4 << 20)];
-        bench.receive(b, 1, &[b.sge(0, 4 << 20)])?;
-        bench.receive(a, 2, &[a.sge(0, 8)])?;
-        bench.arm_both(a)?;
-        bench.post(a, 3, Op::Send, &all)?;
-        bench.post(a, 4, Op::Write(b.at(0)), &all)?;
-        bench.post(b, 5, Op::Read(a.at(0)), &[b.sge(0, 4 << 20)])?;
+        cx.receive(b, 1, &[b.sge(0, 4 << 20)])?;
+        cx.receive(a, 2, &[a.sge(0, 8)])?;
+        cx.arm_both(a)?;
+        cx.post(a, 3, Op::Send, &all)?;
+        cx.post(a, 4, Op::Write(b.at(0)), &all)?;
+        cx.post(b, 5, Op::Read(a.at(0)), &[b.sge(0, 4 << 20)])?;
         let mut objects = [
             a.qp, a.region, a.buffer, a.send_cq, a.recv_cq, a.channel, a.pd,
         ];
@@ -169,10 +166,10 @@ fn any_order(bench: &mut CaseContext<'_>) -> Verdict {
             objects.reverse();
         }
         for object in objects {
-            bench.destroy(a.host, object)?;
+            cx.destroy(a.host, object)?;
         }
         // The peer's READ may fail: its source, or the queue pair that serves it, is gone.
-        let done = bench.next_send_completion(b)?;
+        let done = cx.next_send_completion(b)?;
         ensure_eq!(done.wr_id, 5, format!("round {round}"));
         ensure!(
             matches!(
@@ -181,9 +178,9 @@ fn any_order(bench: &mut CaseContext<'_>) -> Verdict {
             ),
             "round {round}: {done:?}"
         );
-        crate::cases::states::ping(bench, c, d, round as u8)
+        crate::cases::states::ping(cx, c, d, round as u8)
             .map_err(|seen| format!("round {round}: {seen}"))?;
-        bench.destroy_qp_fixture(b)?;
+        cx.destroy_qp_fixture(b)?;
     }
     Ok(())
 }

@@ -101,11 +101,11 @@ fn large() -> QpOptions {
     }
 }
 
-fn bring_up(bench: &mut CaseContext<'_>) -> Verdict {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
+fn bring_up(cx: &mut CaseContext<'_>) -> Verdict {
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
     let options = QpOptions::default();
-    let a = bench.new_qp(first, &options)?;
-    let b = bench.new_qp(second, &options)?;
+    let a = cx.new_qp(first, &options)?;
+    let b = cx.new_qp(second, &options)?;
     let mut to = [Vec::new(), Vec::new()];
     for (index, (side, payload)) in [(a, b"from a"), (b, b"from b")].into_iter().enumerate() {
         let call = Call::GreetFirst {
@@ -114,7 +114,7 @@ fn bring_up(bench: &mut CaseContext<'_>) -> Verdict {
             seed: 7 + index as u32,
             payload: payload.to_vec(),
         };
-        match bench.call_ok(side.host.id, call)? {
+        match cx.call_ok(side.host.id, call)? {
             Reply::Greeting { out, .. } => to[1 - index] = out,
             other => return Err(format!("instead of a greeting: {other:?}")),
         }
@@ -125,7 +125,7 @@ fn bring_up(bench: &mut CaseContext<'_>) -> Verdict {
         for (index, side) in [a, b].into_iter().enumerate() {
             let bytes = std::mem::take(&mut to[index]);
             let call = Call::Greet { qp: side.qp, bytes };
-            let reply = bench.call_ok(side.host.id, call)?;
+            let reply = cx.call_ok(side.host.id, call)?;
             let Reply::Greeting {
                 out,
                 connected: up,
@@ -144,37 +144,37 @@ fn bring_up(bench: &mut CaseContext<'_>) -> Verdict {
         }
     }
     ensure_eq!(connected, [true; 2], "connected");
-    bench.write_buffer(a, 0, b"up")?;
-    bench.post(a, 1, Op::Write(b.at(5)), &[a.sge(0, 2)])?;
-    bench.expect_sent(a, 1, Status::Success)?;
-    ensure_eq!(bench.read_buffer(b, 5, 2)?, b"up", "bytes");
+    cx.write_buffer(a, 0, b"up")?;
+    cx.post(a, 1, Op::Write(b.at(5)), &[a.sge(0, 2)])?;
+    cx.expect_sent(a, 1, Status::Success)?;
+    ensure_eq!(cx.read_buffer(b, 5, 2)?, b"up", "bytes");
     Ok(())
 }
 
-fn first_write_is_done_in_the_call(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
-    bench.write_buffer(a, 0, b"first")?;
-    bench.post(a, 1, Op::Write(b.at(100)), &[a.sge(0, 5)])?;
+fn first_write_is_done_in_the_call(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair()?;
+    cx.write_buffer(a, 0, b"first")?;
+    cx.post(a, 1, Op::Write(b.at(100)), &[a.sge(0, 5)])?;
     // Only a device that executes requests in the call has placed it by now.
-    if bench.behaviour().completes_in_call {
-        ensure_eq!(bench.read_buffer(b, 100, 5)?, b"first", "in the call");
-        ensure_eq!(bench.poll(a.host, a.send_cq)?.len(), 1, "polled");
+    if cx.behaviour().completes_in_call {
+        ensure_eq!(cx.read_buffer(b, 100, 5)?, b"first", "in the call");
+        ensure_eq!(cx.poll(a.host, a.send_cq)?.len(), 1, "polled");
         return Ok(());
     }
-    bench.expect_sent(a, 1, Status::Success)?;
-    ensure_eq!(bench.read_buffer(b, 100, 5)?, b"first", "after completion");
+    cx.expect_sent(a, 1, Status::Success)?;
+    ensure_eq!(cx.read_buffer(b, 100, 5)?, b"first", "after completion");
     Ok(())
 }
 
-fn sends(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&large(), &large())?;
+fn sends(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&large(), &large())?;
     for (round, len) in [0u32, 1, 63, 64, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
         let id = round as u64;
-        bench.fill_buffer(a, 3, len as usize, id)?;
-        bench.receive(b, id, &[b.sge(5, 2 << 20)])?;
+        cx.fill_buffer(a, 3, len as usize, id)?;
+        cx.receive(b, id, &[b.sge(5, 2 << 20)])?;
         let (op, imm) = match round % 2 {
             0 => (Op::Send, None),
             _ => (
@@ -182,98 +182,95 @@ fn sends(bench: &mut CaseContext<'_>) -> Verdict {
                 Some(0xdead_0000 + id as u32),
             ),
         };
-        bench.post(a, 100 + id, op, &[a.sge(3, len)])?;
-        let sent = bench.expect_sent(a, 100 + id, Status::Success)?;
+        cx.post(a, 100 + id, op, &[a.sge(3, len)])?;
+        let sent = cx.expect_sent(a, 100 + id, Status::Success)?;
         ensure_eq!((sent.opcode, sent.qp), (Opcode::Send, Some(a.qp)), "send");
-        let got = bench.expect_received(b, id, Status::Success)?;
+        let got = cx.expect_received(b, id, Status::Success)?;
         ensure_eq!(
             (got.opcode, got.byte_len, got.imm, got.qp),
             (Opcode::Recv, len, imm, Some(b.qp)),
             format!("receive of {len} bytes")
         );
         ensure!(
-            bench.buffer_matches(b, 5, len as usize, id)?,
+            cx.buffer_matches(b, 5, len as usize, id)?,
             "{len} bytes differ"
         );
     }
     Ok(())
 }
 
-fn from_where_nobody_may_write(bench: &mut CaseContext<'_>) -> Verdict {
+fn from_where_nobody_may_write(cx: &mut CaseContext<'_>) -> Verdict {
     let nothing = QpOptions {
         region: Access::NONE,
         ..QpOptions::default()
     };
-    let (a, b) = bench.connected_pair_with(&nothing, &QpOptions::default())?;
-    bench.write_buffer(a, 0, b"weir")?;
-    bench.receive(b, 3, &[b.sge(64, 4)])?;
+    let (a, b) = cx.connected_pair_with(&nothing, &QpOptions::default())?;
+    cx.write_buffer(a, 0, b"weir")?;
+    cx.receive(b, 3, &[b.sge(64, 4)])?;
     for (wr_id, op) in [(1, Op::Write(b.at(0))), (2, Op::Send)] {
-        bench.post(a, wr_id, op, &[a.sge(0, 4)])?;
-        bench.expect_sent(a, wr_id, Status::Success)?;
+        cx.post(a, wr_id, op, &[a.sge(0, 4)])?;
+        cx.expect_sent(a, wr_id, Status::Success)?;
     }
-    bench.expect_received(b, 3, Status::Success)?;
+    cx.expect_received(b, 3, Status::Success)?;
     for at in [0, 64] {
-        ensure_eq!(bench.read_buffer(b, at, 4)?, b"weir", "what arrived");
+        ensure_eq!(cx.read_buffer(b, at, 4)?, b"weir", "what arrived");
     }
     Ok(())
 }
 
-fn write_and_read(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&large(), &large())?;
+fn write_and_read(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&large(), &large())?;
     for (round, len) in [0u32, 1, 8, 4096, 65_536, 65_537, 1 << 20]
         .into_iter()
         .enumerate()
     {
         let id = round as u64;
-        bench.fill_buffer(a, 1, len as usize, id)?;
-        bench.post(a, id, Op::Write(b.at(7)), &[a.sge(1, len)])?;
-        let sent = bench.expect_sent(a, id, Status::Success)?;
+        cx.fill_buffer(a, 1, len as usize, id)?;
+        cx.post(a, id, Op::Write(b.at(7)), &[a.sge(1, len)])?;
+        let sent = cx.expect_sent(a, id, Status::Success)?;
         ensure_eq!(sent.opcode, Opcode::Write, "opcode");
         ensure!(
-            bench.buffer_matches(b, 7, len as usize, id)?,
+            cx.buffer_matches(b, 7, len as usize, id)?,
             "WRITE of {len} differs"
         );
-        bench.post(a, id, Op::Read(b.at(7)), &[a.sge(2 << 20, len)])?;
-        let read = bench.expect_sent(a, id, Status::Success)?;
+        cx.post(a, id, Op::Read(b.at(7)), &[a.sge(2 << 20, len)])?;
+        let read = cx.expect_sent(a, id, Status::Success)?;
         ensure_eq!((read.opcode, read.byte_len), (Opcode::Read, len), "READ");
         ensure!(
-            bench.buffer_matches(a, 2 << 20, len as usize, id)?,
+            cx.buffer_matches(a, 2 << 20, len as usize, id)?,
             "READ of {len} differs"
         );
     }
     // A WRITE of no bytes needs no valid key (specification).
     let nowhere = Remote::At { addr: 1, rkey: 0 };
-    bench.post(a, 9, Op::Write(nowhere), &[])?;
-    bench.expect_sent(a, 9, Status::Success)?;
+    cx.post(a, 9, Op::Write(nowhere), &[])?;
+    cx.expect_sent(a, 9, Status::Success)?;
     Ok(())
 }
 
-fn write_with_immediate(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&large(), &large())?;
+fn write_with_immediate(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&large(), &large())?;
     for (id, len) in [(0u64, 0u32), (1, 10), (2, 200_000)] {
-        bench.fill_buffer(a, 0, len as usize, id)?;
-        bench.receive(b, id, &[])?;
+        cx.fill_buffer(a, 0, len as usize, id)?;
+        cx.receive(b, id, &[])?;
         let op = Op::WriteImm(b.at(64), 7 + id as u32);
-        bench.post(a, id, op, &[a.sge(0, len)])?;
-        bench.expect_sent(a, id, Status::Success)?;
-        let got = bench.expect_received(b, id, Status::Success)?;
+        cx.post(a, id, op, &[a.sge(0, len)])?;
+        cx.expect_sent(a, id, Status::Success)?;
+        let got = cx.expect_received(b, id, Status::Success)?;
         ensure_eq!(
             (got.opcode, got.byte_len, got.imm),
             (Opcode::RecvWriteImm, len, Some(7 + id as u32)),
             "receive"
         );
-        ensure!(
-            bench.buffer_matches(b, 64, len as usize, id)?,
-            "bytes differ"
-        );
+        ensure!(cx.buffer_matches(b, 64, len as usize, id)?, "bytes differ");
     }
     Ok(())
 }
 
-fn many_pieces(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
+fn many_pieces(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair()?;
     let bytes = pattern(5, 100);
-    bench.write_buffer(a, 0, &bytes)?;
+    cx.write_buffer(a, 0, &bytes)?;
     let from = [a.sge(0, 10), a.sge(10, 0), a.sge(10, 60), a.sge(70, 30)];
     let into = [
         b.sge(1000, 1),
@@ -281,28 +278,28 @@ fn many_pieces(bench: &mut CaseContext<'_>) -> Verdict {
         b.sge(3000, 0),
         b.sge(4000, 500),
     ];
-    bench.receive(b, 1, &into)?;
-    bench.post(a, 1, Op::Send, &from)?;
-    bench.expect_sent(a, 1, Status::Success)?;
-    let got = bench.expect_received(b, 1, Status::Success)?;
+    cx.receive(b, 1, &into)?;
+    cx.post(a, 1, Op::Send, &from)?;
+    cx.expect_sent(a, 1, Status::Success)?;
+    let got = cx.expect_received(b, 1, Status::Success)?;
     ensure_eq!(got.byte_len, 100, "length");
-    let mut seen = bench.read_buffer(b, 1000, 1)?;
-    seen.extend(bench.read_buffer(b, 2000, 64)?);
-    seen.extend(bench.read_buffer(b, 4000, 35)?);
+    let mut seen = cx.read_buffer(b, 1000, 1)?;
+    seen.extend(cx.read_buffer(b, 2000, 64)?);
+    seen.extend(cx.read_buffer(b, 4000, 35)?);
     ensure_eq!(seen, bytes, "scattered");
     let there = b.at(9000);
-    bench.post(a, 2, Op::Write(there), &from)?;
-    bench.expect_sent(a, 2, Status::Success)?;
-    ensure_eq!(bench.read_buffer(b, 9000, 100)?, bytes, "gathered");
-    bench.post(
+    cx.post(a, 2, Op::Write(there), &from)?;
+    cx.expect_sent(a, 2, Status::Success)?;
+    ensure_eq!(cx.read_buffer(b, 9000, 100)?, bytes, "gathered");
+    cx.post(
         a,
         3,
         Op::Read(there),
         &[a.sge(20_000, 33), a.sge(30_000, 67)],
     )?;
-    bench.expect_sent(a, 3, Status::Success)?;
-    let mut seen = bench.read_buffer(a, 20_000, 33)?;
-    seen.extend(bench.read_buffer(a, 30_000, 67)?);
+    cx.expect_sent(a, 3, Status::Success)?;
+    let mut seen = cx.read_buffer(a, 20_000, 33)?;
+    seen.extend(cx.read_buffer(a, 30_000, 67)?);
     ensure_eq!(seen, bytes, "read");
     Ok(())
 }

@@ -33,7 +33,7 @@ const QKEY: u32 = 0x1234;
 
 /// Objects of a program on one pair of devices.
 pub(super) struct ProgramRunner<'b, 'w> {
-    bench: &'b mut CaseContext<'w>,
+    cx: &'b mut CaseContext<'w>,
     /// Index of this pair: 0 is the left one, 1 the right one.
     device: usize,
     hosts: [Host; 2],
@@ -94,11 +94,11 @@ struct RunningQp {
 
 impl ProgramRunner<'_, '_> {
     fn call_ok(&mut self, end: usize, call: Call) -> Result<Reply, String> {
-        self.bench.call_ok(self.hosts[end].id, call)
+        self.cx.call_ok(self.hosts[end].id, call)
     }
 
     fn try_call(&mut self, end: usize, call: Call) -> CallOutcome {
-        match self.bench.try_call(self.hosts[end].id, call) {
+        match self.cx.try_call(self.hosts[end].id, call) {
             Ok(_) => CallOutcome::Done,
             Err(refusal) => refusal.into(),
         }
@@ -242,7 +242,7 @@ impl ProgramRunner<'_, '_> {
     pub(super) fn events(&mut self) -> Result<Vec<ReportedEvent>, String> {
         let mut told = Vec::new();
         for end in 0..2 {
-            let events = self.bench.events(self.hosts[end])?.clone();
+            let events = self.cx.events(self.hosts[end])?.clone();
             for (line, pair) in self.lines.iter().enumerate() {
                 let qp = Some(pair[end].side.qp);
                 let mut push = |event, what| {
@@ -264,12 +264,12 @@ impl ProgramRunner<'_, '_> {
 
     /// Returns the time of its world.
     pub(super) fn now(&self) -> Instant {
-        self.bench.now()
+        self.cx.now()
     }
 
     /// Lets a little time pass.
     pub(super) fn advance(&mut self) {
-        self.bench.advance();
+        self.cx.advance();
     }
 
     /// Destroys all objects, in an order that `teardown_seed` determines.
@@ -279,10 +279,10 @@ impl ProgramRunner<'_, '_> {
         while !objects.is_empty() {
             let at = usize::from(draw()) % objects.len();
             let (host, object) = objects.remove(at);
-            self.bench.destroy(host, object)?;
+            self.cx.destroy(host, object)?;
         }
         for host in self.hosts {
-            self.bench.events(host)?.clear();
+            self.cx.events(host)?.clear();
         }
         Ok(())
     }

@@ -115,11 +115,11 @@ fn paced(device: Arc<dyn Device>) -> Arc<dyn Device> {
 fn check_forked_child(open: impl Fn(&Path, &str) -> Result<Arc<dyn Device>, OpenError>) {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("fabric");
-    let bench = DevicePair {
+    let cx = DevicePair {
         a: open(&path, "soft:h1").expect("opens"),
         b: open(&path, "soft:h2").expect("opens"),
     };
-    let mut pair = bench.connected_pair().expect("connects");
+    let mut pair = cx.connected_pair().expect("connects");
     let into = pair.b.region.sge(0, 64);
     pair.b.receive(1, &[into]).expect("posted");
     // The first two children leave by `_exit`, the third one drops everything.
@@ -149,7 +149,7 @@ fn check_forked_child(open: impl Fn(&Path, &str) -> Result<Arc<dyn Device>, Open
     });
     assert_eq!(again, 0);
     drop(pair);
-    drop(bench);
+    drop(cx);
     assert!(!path.exists(), "something is left");
 }
 

@@ -138,7 +138,9 @@ impl Daemon {
                 let why = Refusal::Limit;
                 self.tell(session, Reply::Refused { request, why });
             }
-            Request::Connect { request, to, .. } => self.wish(session, request, to, watch.take()),
+            Request::Connect { request, to, .. } => {
+                self.request_connection(session, request, to, watch.take())
+            }
             Request::Watch { request, handle } => {
                 let own = watch.take();
                 let had = self.domain(id)?.watch(number, handle, own);

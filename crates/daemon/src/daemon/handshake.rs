@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Daemon {
     /// Serves an application's connect request.
-    pub(super) fn wish(
+    pub(super) fn request_connection(
         &mut self,
         client: SessionId,
         request: u32,
@@ -52,7 +52,7 @@ impl Daemon {
         }
         own.wishes += 1;
         let port = self.free_port();
-        let wish = PendingConnect {
+        let request_connection = PendingConnect {
             client,
             request,
             local: SocketAddr::new(self.identity.address, *port.as_ref().unwrap_or(&0)),
@@ -60,27 +60,27 @@ impl Daemon {
             watch,
         };
         if let Err(why) = port {
-            return self.refuse(&wish, why);
+            return self.refuse(&request_connection, why);
         }
         match self.routes.get_mut(&to.ip()) {
             Some(PeerRoute::Up(peer)) => {
                 let peer = *peer;
-                self.ask(peer, wish);
+                self.ask(peer, request_connection);
             }
-            Some(PeerRoute::Dialing(_, wishes)) => wishes.push(wish),
+            Some(PeerRoute::Dialing(_, wishes)) => wishes.push(request_connection),
             None => {
                 self.routes
-                    .insert(to.ip(), PeerRoute::Dialing(1, vec![wish]));
+                    .insert(to.ip(), PeerRoute::Dialing(1, vec![request_connection]));
                 self.outputs.push_back(Output::Dial(to.ip()));
             }
         }
     }
 
     /// Refuses a connect request.
-    fn refuse(&mut self, wish: &PendingConnect, why: Refusal) {
-        self.hang_up(wish.watch);
-        let request = wish.request;
-        self.answer(wish.client, Reply::Refused { request, why });
+    fn refuse(&mut self, request_connection: &PendingConnect, why: Refusal) {
+        self.hang_up(request_connection.watch);
+        let request = request_connection.request;
+        self.answer(request_connection.client, Reply::Refused { request, why });
     }
 
     /// Answers a connect request.
@@ -91,20 +91,20 @@ impl Daemon {
         self.tell(client, reply);
     }
 
-    fn ask(&mut self, peer: PeerId, wish: PendingConnect) {
-        let Some(client) = self.clients.get(&wish.client) else {
+    fn ask(&mut self, peer: PeerId, request_connection: PendingConnect) {
+        let Some(client) = self.clients.get(&request_connection.client) else {
             return;
         };
         let domain = client.domain;
         let Some(of) = self.peers.get_mut(&peer) else {
             return;
         };
-        let token = of.wishes.insert(wish) as u32;
+        let token = of.wishes.insert(request_connection) as u32;
         let connect = Message::Connect {
             token,
             domain,
-            from: wish.local,
-            port: wish.to.port(),
+            from: request_connection.local,
+            port: request_connection.to.port(),
         };
         self.say(peer, &connect);
     }
@@ -121,8 +121,8 @@ impl Daemon {
             return;
         }
         if let Some(PeerRoute::Dialing(_, wishes)) = self.routes.remove(&address) {
-            for wish in wishes {
-                self.refuse(&wish, why);
+            for request_connection in wishes {
+                self.refuse(&request_connection, why);
             }
         }
     }
@@ -321,8 +321,8 @@ impl Daemon {
         }
         self.routes
             .retain(|_, route| !matches!(route, PeerRoute::Up(to) if *to == peer));
-        for (_, wish) in gone.wishes {
-            self.refuse(&wish, Refusal::Unreachable);
+        for (_, request_connection) in gone.wishes {
+            self.refuse(&request_connection, Refusal::Unreachable);
         }
         let ids: Vec<DomainId> = self.domains.keys().copied().collect();
         for id in ids {
@@ -364,7 +364,7 @@ impl Daemon {
 
     /// Ends the stream to a daemon that broke the protocol or failed to authenticate. Everything that depends
     /// on the stream is reset.
-    fn turn_away(&mut self, peer: PeerId, refusal: Refusal, why: &str) {
+    fn refuse_caller(&mut self, peer: PeerId, refusal: Refusal, why: &str) {
         tracing::warn!("another daemon is turned away: {why}");
         self.say(peer, &Message::Goodbye { why: refusal });
         self.outputs.push_back(Output::HangUp(peer));
@@ -416,12 +416,12 @@ impl Daemon {
                 let why = format!(
                     "it speaks versions {oldest} to {version}, this daemon {VERSION_OLDEST} to {own}"
                 );
-                self.turn_away(peer, Refusal::Version, &why);
+                self.refuse_caller(peer, Refusal::Version, &why);
             }
             (Ok(message), true) => {
                 if self.heard(peer, message).is_none() {
                     let why = "it sent an unexpected message";
-                    self.turn_away(peer, Refusal::Misuse, why);
+                    self.refuse_caller(peer, Refusal::Misuse, why);
                 }
             }
             (Ok(message), false) => {
@@ -433,10 +433,10 @@ impl Daemon {
                     of.version = agreed(self.identity.version, version, oldest).unwrap_or(0);
                 }
                 if let Err(why) = self.introduced(peer, message) {
-                    self.turn_away(peer, Refusal::Denied, &why);
+                    self.refuse_caller(peer, Refusal::Denied, &why);
                 }
             }
-            (Err(error), _) => self.turn_away(peer, Refusal::Misuse, &error.to_string()),
+            (Err(error), _) => self.refuse_caller(peer, Refusal::Misuse, &error.to_string()),
         }
     }
 
@@ -449,7 +449,7 @@ impl Daemon {
         match (called, self.routes.get(&address)) {
             (Some(target), _) if target != address => {
                 let why = format!("the daemon at {target} says that its address is {address}");
-                return self.turn_away(peer, Refusal::Unreachable, &why);
+                return self.refuse_caller(peer, Refusal::Unreachable, &why);
             }
             (Some(_), Some(PeerRoute::Dialing(..))) => {}
             // The dial was given up meanwhile.
@@ -488,8 +488,8 @@ impl Daemon {
         }
         let before = self.routes.insert(address, PeerRoute::Up(peer));
         if let Some(PeerRoute::Dialing(_, wishes)) = before {
-            for wish in wishes {
-                self.ask(peer, wish);
+            for request_connection in wishes {
+                self.ask(peer, request_connection);
             }
         }
     }
@@ -567,13 +567,13 @@ impl Daemon {
                 offer,
             } => {
                 let wishes = &mut self.peers.get_mut(&peer)?.wishes;
-                let wish = wishes.try_remove(token as usize)?;
-                self.accepted(peer, wish, domain, offer);
+                let request_connection = wishes.try_remove(token as usize)?;
+                self.accepted(peer, request_connection, domain, offer);
             }
             Message::Refuse { token, why } => {
                 let wishes = &mut self.peers.get_mut(&peer)?.wishes;
-                let wish = wishes.try_remove(token as usize)?;
-                self.refuse(&wish, why);
+                let request_connection = wishes.try_remove(token as usize)?;
+                self.refuse(&request_connection, why);
             }
             Message::Confirm {
                 domain,
@@ -652,9 +652,15 @@ impl Daemon {
     }
 
     /// Handles the acceptance of a connect request: the other daemon has made its end.
-    fn accepted(&mut self, peer: PeerId, wish: PendingConnect, there: DomainId, offer: Offer) {
+    fn accepted(
+        &mut self,
+        peer: PeerId,
+        request_connection: PendingConnect,
+        there: DomainId,
+        offer: Offer,
+    ) {
         let opens = self.opens(peer);
-        let client = self.clients.get(&wish.client);
+        let client = self.clients.get(&request_connection.client);
         let here = client.and_then(|client| Some((client.domain, client.number?)));
         let cancel = Message::Cancel {
             domain: there,
@@ -662,7 +668,7 @@ impl Daemon {
         };
         let here = here.filter(|(id, _)| self.domains.contains_key(id));
         let Some((id, session)) = here else {
-            self.hang_up(wish.watch);
+            self.hang_up(request_connection.watch);
             return self.say(peer, &cancel);
         };
         let Some(domain) = self.domains.get_mut(&id) else {
@@ -672,15 +678,20 @@ impl Daemon {
             peer: peer.0,
             domain: there,
         };
-        let opened = domain
-            .link(key, opens)
-            .and_then(|link| domain.open(link, session, wish.local, wish.to));
-        let request = wish.request;
+        let opened = domain.link(key, opens).and_then(|link| {
+            domain.open(
+                link,
+                session,
+                request_connection.local,
+                request_connection.to,
+            )
+        });
+        let request = request_connection.request;
         match opened {
             Ok(own) => {
                 let end = domain.connect(own.number, offer);
-                if let (Some((session, end)), Some(_)) = (&end, wish.watch) {
-                    domain.watch(*session, end.handle, wish.watch);
+                if let (Some((session, end)), Some(_)) = (&end, request_connection.watch) {
+                    domain.watch(*session, end.handle, request_connection.watch);
                 }
                 self.pass_on(id);
                 let confirm = Message::Confirm {
@@ -691,15 +702,15 @@ impl Daemon {
                 self.say(peer, &confirm);
                 match end {
                     Some((_, end)) => {
-                        self.answer(wish.client, Reply::Connected { request, end });
+                        self.answer(request_connection.client, Reply::Connected { request, end });
                     }
-                    None => self.refuse(&wish, Refusal::Unreachable),
+                    None => self.refuse(&request_connection, Refusal::Unreachable),
                 }
             }
             Err(why) => {
                 self.pass_on(id);
                 self.say(peer, &cancel);
-                self.refuse(&wish, why);
+                self.refuse(&request_connection, why);
             }
         }
     }

@@ -22,17 +22,17 @@ impl Domain {
         }
         let known = self.instances.get(&key).copied().unwrap_or(0);
         if opens {
-            let at = self.add_link(key, known.wrapping_add(1).max(1))?;
+            let at = self.add_qp_group(key, known.wrapping_add(1).max(1))?;
             self.announce_qp_group(at);
             return Ok(at);
         }
-        let at = self.add_link(key, 0)?;
+        let at = self.add_qp_group(key, 0)?;
         let link = key;
         self.outputs.push_back(Output::LinkWanted { link, known });
         Ok(at)
     }
 
-    fn add_link(&mut self, key: QpGroupKey, instance: u32) -> Result<usize, Refusal> {
+    fn add_qp_group(&mut self, key: QpGroupKey, instance: u32) -> Result<usize, Refusal> {
         let most = self.config.links_max;
         if self.links.len() >= most as usize {
             tracing::warn!(
@@ -44,7 +44,7 @@ impl Domain {
         let promised = self.admit()?;
         let made = self.make_link(promised);
         let mut link = made.map_err(|error| {
-            self.grants.leave(promised.into());
+            self.receive_shares.leave(promised.into());
             tracing::warn!("cannot open a link to another host: {error}");
             Refusal::Memory
         })?;
@@ -52,7 +52,7 @@ impl Domain {
         let bytes = self.config.frame_bytes;
         let started = link.start(self.device.info(), promised, bytes, seed);
         started.map_err(|error| {
-            self.grants.leave(promised.into());
+            self.receive_shares.leave(promised.into());
             tracing::warn!("cannot open a link to another host: {error}");
             Refusal::Unreachable
         })?;
@@ -72,12 +72,12 @@ impl Domain {
 
     fn admit(&mut self) -> Result<u32, Refusal> {
         loop {
-            if let Some(promised) = self.grants.admit() {
+            if let Some(promised) = self.receive_shares.admit() {
                 return Ok(promised);
             }
             let more = self.config.receives;
             match self.receives.grow(&*self.device, &*self.pd, more) {
-                Ok(more) => self.grants.grow(more),
+                Ok(more) => self.receive_shares.grow(more),
                 Err(error) => {
                     tracing::warn!("cannot add receives for a link: {error}; raise receives_max");
                     return Err(Refusal::Limit);
@@ -140,7 +140,7 @@ impl Domain {
                 // The other side has opened a new group, so it has lost this one.
                 here.into_iter()
                     .for_each(|at| self.fail(at, Reset::Unreachable));
-                match self.add_link(key, instance) {
+                match self.add_qp_group(key, instance) {
                     Ok(at) => at,
                     Err(why) => {
                         tracing::warn!("another host opened a link, which cannot be set up: {why}");
@@ -215,7 +215,7 @@ impl Domain {
         self.by_key.remove(&failed.key);
         self.by_qpn.retain(|_, link| *link != at);
         self.active.retain(|link| *link != at);
-        self.grants.leave(failed.link.credit.outstanding());
+        self.receive_shares.leave(failed.link.credit.outstanding());
         let (link, instance) = (failed.key, failed.instance);
         self.outputs.push_back(Output::LinkDown { link, instance });
         let mut failed = failed.link;
@@ -237,7 +237,7 @@ impl Domain {
     }
 
     /// Removes a connection from all queues of a group.
-    pub(super) fn unlink(&mut self, at: usize, number: Vqpn) {
+    pub(super) fn remove_qp_group(&mut self, at: usize, number: Vqpn) {
         if let Some(linked) = self.links.get_mut(at) {
             linked.link.drr.forget(number.place() as u32);
             linked.link.control.retain(|other| *other != number);

@@ -39,7 +39,7 @@ impl Domain {
             self.fail(at, Reset::Protocol);
             return;
         };
-        let more = self.grants.used(link.credit.outstanding());
+        let more = self.receive_shares.used(link.credit.outstanding());
         link.credit.promise(more);
         link.peer_load = header.load;
         self.activate(at);
@@ -50,11 +50,11 @@ impl Domain {
         let connection = self.connections.get(number);
         // Ignores late frames of connections that are gone, and frames for connections of another group.
         if connection.is_some_and(|one| one.place.link == Some(at)) {
-            self.hear(at, number, header, (&memory, offset + HEADER));
+            self.receive_frame(at, number, header, (&memory, offset + HEADER));
         }
     }
 
-    fn hear(&mut self, at: usize, number: Vqpn, header: Header, body: (&View, usize)) {
+    fn receive_frame(&mut self, at: usize, number: Vqpn, header: Header, body: (&View, usize)) {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };

@@ -41,8 +41,8 @@ impl Domain {
             connections: self.connections.len(),
             links: self.links.len(),
             queue_pairs: 2 * self.links.len(),
-            receives: self.grants.posted(),
-            promised: self.grants.promised(),
+            receives: self.receive_shares.posted(),
+            promised: self.receive_shares.promised(),
             in_use,
             allocated,
             overwritten: self

@@ -44,18 +44,18 @@ impl Inner {
                     continue;
                 }
             };
-            if let Err(why) = self.watches.check(user) {
+            if let Err(why) = self.subscriptions.check(user) {
                 report_unwanted(socket.pid().unwrap_or(0), user, why);
                 let why = why.into();
                 // Best effort: the process may not read its socket.
                 let _ = socket.send(&Reply::Over { why }.encode(), None);
-                self.watches.shed(user, socket);
+                self.subscriptions.shed(user, socket);
                 continue;
             }
             let session = self.daemon.session_up(user);
             if self.watch(&socket, Token::Session(session)).is_err() {
                 self.daemon.session_gone(session);
-                self.watches.close(user, socket.into());
+                self.subscriptions.close(user, socket.into());
                 continue;
             }
             let attached = Attached {
@@ -83,7 +83,7 @@ impl Inner {
                     return self.part(session);
                 }
             }
-            self.obey();
+            self.apply();
         }
     }
 
@@ -161,7 +161,7 @@ impl Inner {
             return;
         };
         let user = attached.user;
-        match self.watches.take(session, user, packet.files) {
+        match self.subscriptions.take(session, user, packet.files) {
             Ok(watch) => self.daemon.session_packet(session, &packet.bytes, watch),
             Err(why) => {
                 report_unwanted(attached.socket.pid().unwrap_or(0), user, why);
@@ -184,9 +184,10 @@ impl Inner {
             if let Err(error) = epoll::delete(&*self.epoll, &attached.socket) {
                 tracing::warn!("a socket cannot be removed from epoll: {error}");
             }
-            self.watches.close(attached.user, attached.socket.into());
+            self.subscriptions
+                .close(attached.user, attached.socket.into());
         }
-        self.watches.drop_all(session);
+        self.subscriptions.drop_all(session);
     }
 }
 

@@ -21,9 +21,9 @@ impl Inner {
         // At most BATCH streams are accepted in a turn, so that endless dials do not delay other work.
         for _ in 0..BATCH {
             match self.daemons.try_accept() {
-                Ok(Some(line)) => {
+                Ok(Some(control)) => {
                     let peer = self.daemon.peer_up(None);
-                    self.meet(peer, line);
+                    self.meet(peer, control);
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -33,12 +33,12 @@ impl Inner {
         }
     }
 
-    fn meet(&mut self, peer: PeerId, line: ControlStream) {
-        if self.watch(&line, Token::Peer(peer)).is_err() {
+    fn meet(&mut self, peer: PeerId, control: ControlStream) {
+        if self.watch(&control, Token::Peer(peer)).is_err() {
             self.daemon.peer_gone(peer);
             return;
         }
-        self.peers.insert(peer, line);
+        self.peers.insert(peer, control);
     }
 
     /// Dials another daemon on a thread of its own.
@@ -46,8 +46,8 @@ impl Inner {
         let at = SocketAddr::new(to, self.port).to_string();
         let teller = self.teller.clone();
         let call = move || {
-            let line = dial_tcp(&at, clock::now() + DIAL);
-            teller.tell(ServerMessage::Dialed((to, line)));
+            let control = dial_tcp(&at, clock::now() + DIAL);
+            teller.tell(ServerMessage::Dialed((to, control)));
         };
         let name = "headworks-dial".to_owned();
         if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
@@ -56,11 +56,11 @@ impl Inner {
         }
     }
 
-    pub(super) fn take_dialed(&mut self, (to, line): Dialed) {
-        match line {
-            Ok(line) => {
+    pub(super) fn take_dialed(&mut self, (to, control): Dialed) {
+        match control {
+            Ok(control) => {
                 let peer = self.daemon.peer_up(Some(to));
-                self.meet(peer, line);
+                self.meet(peer, control);
             }
             Err(error) => {
                 tracing::info!("no daemon answers at {to}: {error}");
@@ -75,17 +75,17 @@ impl Inner {
 
     pub(super) fn receive_from_peer(&mut self, peer: PeerId) {
         for _ in 0..BATCH {
-            let Some(line) = self.peers.get_mut(&peer) else {
+            let Some(control) = self.peers.get_mut(&peer) else {
                 return;
             };
-            match line.recv_control() {
+            match control.recv_control() {
                 Ok(Some(message)) if message.len() <= control::MESSAGE_MAX => {
                     self.daemon.peer_message(peer, &message);
                 }
                 Ok(None) => return,
                 Ok(Some(_)) | Err(_) => return self.lose(peer),
             }
-            self.obey();
+            self.apply();
         }
         // The stream may have buffered more messages in this process. No event of its descriptor reports them.
         self.half_heard.insert(peer);
@@ -102,10 +102,10 @@ impl Inner {
     }
 
     pub(super) fn say(&mut self, peer: PeerId, message: &[u8]) {
-        let Some(line) = self.peers.get_mut(&peer) else {
+        let Some(control) = self.peers.get_mut(&peer) else {
             return;
         };
-        match line.send_control(message) {
+        match control.send_control(message) {
             Ok(()) => drop(self.unsaid.insert(peer)),
             Err(error) => {
                 tracing::warn!("cannot send a message to another daemon: {error}");
@@ -126,16 +126,16 @@ impl Inner {
             return;
         }
         for peer in std::mem::take(&mut self.unsaid) {
-            let Some(line) = self.peers.get_mut(&peer) else {
+            let Some(control) = self.peers.get_mut(&peer) else {
                 continue;
             };
-            let flushed = line.flush();
-            let Some(line) = self.peers.get(&peer) else {
+            let flushed = control.flush();
+            let Some(control) = self.peers.get(&peer) else {
                 continue;
             };
             match flushed {
                 Ok(is_empty) => {
-                    self.watch_room(line, Token::Peer(peer), !is_empty);
+                    self.watch_room(control, Token::Peer(peer), !is_empty);
                     if !is_empty {
                         self.unsaid.insert(peer);
                     }

@@ -83,7 +83,7 @@ impl Subscriptions {
                 .for_each(|file| self.closers.close(user, file));
             return Err(unwanted);
         }
-        let watches = files.pop().map(|file| {
+        let subscriptions = files.pop().map(|file| {
             self.last += 1;
             let watch = Subscription {
                 session,
@@ -93,7 +93,7 @@ impl Subscriptions {
             self.all.insert(WatchId(self.last), watch);
             WatchId(self.last)
         });
-        Ok(watches)
+        Ok(subscriptions)
     }
 
     /// Checks whether the daemon may accept more descriptors of a user, all of which it has to close one day.

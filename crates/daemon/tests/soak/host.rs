@@ -42,7 +42,7 @@ pub(crate) struct Ledger {
     pub(crate) operations: u64,
     pub(crate) resets: BTreeMap<String, usize>,
     pub(crate) errors: Vec<String>,
-    pub(crate) censuses: Vec<ObjectCounts>,
+    pub(crate) all_counts: Vec<ObjectCounts>,
     pub(crate) states: BTreeMap<usize, String>,
     pub(crate) most_queue_pairs: usize,
 }
@@ -394,7 +394,7 @@ impl Actor for Host {
                     self.daemon.object_counts().map(|(_, one)| one).collect();
                 self.has_parted = true;
                 let mut ledger = self.ledger.lock().expect("nobody panicked");
-                ledger.censuses.extend(object_counts);
+                ledger.all_counts.extend(object_counts);
                 if !self.watches.is_empty() {
                     let line = format!("h{}: descriptors left: {:?}", self.number, self.watches);
                     ledger.errors.push(line);

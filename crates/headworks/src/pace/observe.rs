@@ -32,7 +32,7 @@ impl Observer {
     /// Returns the constants that observers need: rates and thresholds. If the processes set different ones,
     /// those of the last to open it are returned.
     pub fn constants(&self) -> PacingConfig {
-        self.share.said().unwrap_or_default()
+        self.share.published().unwrap_or_default()
     }
 
     /// Returns the present status of its pacing.

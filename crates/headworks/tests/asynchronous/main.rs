@@ -45,7 +45,7 @@ fn soon() -> WaitLimit<'static> {
     WaitLimit::deadline(clock::now() + LIMIT)
 }
 
-/// A ring between two soft hosts of a private fabric, and its line.
+/// A ring between two soft hosts of a private fabric, and its control stream.
 struct Ring {
     sender: (Sender, ControlStream),
     receiver: (Receiver, ControlStream),

@@ -33,7 +33,7 @@ fn few_messages_are_closed_while_the_receiver_waits_for_more() {
             });
             send(&mut sender, 0..count).await;
             sender.close().await.expect("everything was consumed");
-            // The receiver waits until the peer is gone, which the end of the line shows.
+            // The receiver waits until the peer is gone, which the end of the control stream shows.
             drop(sender);
             let (end, _receiver) = receiving.await.expect("receives");
             assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
@@ -366,7 +366,7 @@ fn control_messages_are_left_for_the_lines_next_owner() {
                 let polled = receiving.as_mut().poll(cx);
                 match polls {
                     1 => control.send_control(b"aside").expect("sends"),
-                    // The line's message wakes the task, which then waits again.
+                    // The message on the control stream wakes the task, which then waits again.
                     2 => {
                         assert!(polled.is_pending());
                         sender.try_send(&message(0)).expect("room");
@@ -409,7 +409,7 @@ fn the_consumed_count_is_known_after_the_receiver_left() {
     });
 }
 
-/// The sender sees the end of the line before it sees the last head; the head decides.
+/// The sender sees the end of the control stream before it sees the last head; the head decides.
 #[test]
 fn closing_succeeds_though_the_line_ended_before_the_last_head_was_seen() {
     let ring = ring(&fixed(8));

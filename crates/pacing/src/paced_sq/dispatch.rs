@@ -21,7 +21,7 @@ impl PacedSq {
             };
         }
         let polled = self.poll_any(out);
-        self.see_whether_plain();
+        self.update_fast_path();
         polled
     }
 
@@ -36,7 +36,7 @@ impl PacedSq {
             count += 1;
         }
         if self.flying > 0 && count < out.len() {
-            match self.harvest(&mut out[count..]) {
+            match self.take_completions(&mut out[count..]) {
                 Ok(more) => count += more,
                 // The next poll reports the error; this one has completions to return.
                 Err(_) if count > 0 => {}
@@ -74,7 +74,7 @@ impl PacedSq {
         while let Some(flushed) = self.flush() {
             self.told.push_back(flushed);
         }
-        self.see_whether_plain();
+        self.update_fast_path();
     }
 
     /// Takes what the device's completion queue holds, so that completions of queue pairs that are gone do
@@ -107,7 +107,7 @@ impl PacedSq {
 
     /// Takes completions for the current poll until `out` is full or the device has no more: a program that
     /// polls in vain may go to sleep. The device never has more than was in flight.
-    fn harvest(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
+    fn take_completions(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
         self.harvest_plainly(out)
     }
 

@@ -81,7 +81,7 @@ impl PacedSq {
                 self.push_one();
             }
         }
-        self.see_whether_plain();
+        self.update_fast_path();
         posted
     }
 
@@ -100,7 +100,7 @@ impl PacedSq {
 
     /// Updates whether the fast paths apply: nothing waits, no completion is kept, and the rate is the line
     /// rate.
-    pub(super) fn see_whether_plain(&mut self) {
+    pub(super) fn update_fast_path(&mut self) {
         self.is_plain = !self.limits_flight && self.told.is_empty() && !self.is_limited();
     }
 

@@ -2,7 +2,7 @@
 
 use headworks_shm::primitive::Ordering;
 
-use super::{FIRST_ROW, NAME, SAID, SharedPacing};
+use super::{FIRST_ROW, NAME, PUBLISHED, SharedPacing};
 use crate::config::PacingConfig;
 
 /// The published constants, in the order of their words. The first is never zero.
@@ -14,7 +14,7 @@ const KEYS: [&str; 6] = [
     "qps_per_step",
     "window",
 ];
-const _: () = assert!(SAID + 8 * KEYS.len() <= NAME);
+const _: () = assert!(PUBLISHED + 8 * KEYS.len() <= NAME);
 
 /// Longest name of an RNIC, in bytes; a longer name is truncated.
 const NAME_BYTES_MAX: usize = FIRST_ROW - NAME;
@@ -22,10 +22,10 @@ const NAME_BYTES_MAX: usize = FIRST_ROW - NAME;
 impl SharedPacing {
     /// Publishes the RNIC's name and constants. If processes pace it with different constants, observers see
     /// those of the last one.
-    pub fn say(&self, rnic: &str, config: &PacingConfig) {
+    pub fn publish(&self, rnic: &str, config: &PacingConfig) {
         for (index, key) in KEYS.iter().enumerate().rev() {
             let value = config.value(key).unwrap_or_default();
-            let word = self.word(SAID + 8 * index);
+            let word = self.word(PUBLISHED + 8 * index);
             // The first constant is stored last: a reader that finds it finds the others.
             word.store(value.to_bits(), Ordering::Release);
         }
@@ -42,11 +42,11 @@ impl SharedPacing {
 
     /// Reads the published constants, with the others at their defaults. `None` if none are published, or if
     /// they are not legal.
-    pub fn said(&self) -> Option<PacingConfig> {
+    pub fn published(&self) -> Option<PacingConfig> {
         let mut config = PacingConfig::default();
         for (index, key) in KEYS.iter().enumerate() {
-            // Pairs with the Release in `say`; so does every load here.
-            let word = self.word(SAID + 8 * index).load(Ordering::Acquire);
+            // Pairs with the Release in `publish`; so does every load here.
+            let word = self.word(PUBLISHED + 8 * index).load(Ordering::Acquire);
             // Display gives the shortest digits that mean this number, and `set` checks its range.
             config.set(key, &f64::from_bits(word).to_string()).ok()?;
         }
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn published_settings_are_read_and_absent_ones_are_none() {
         let share = share();
-        assert_eq!((share.said(), share.rnic()), (None, None));
+        assert_eq!((share.published(), share.rnic()), (None, None));
         let mut config = PacingConfig::default();
         for (key, value) in [
             ("line_rate_gbps", "25"),
@@ -99,13 +99,13 @@ mod tests {
         ] {
             config.set(key, value).unwrap();
         }
-        share.say("soft:h1", &config);
-        assert_eq!(share.said(), Some(config.clone()));
+        share.publish("soft:h1", &config);
+        assert_eq!(share.published(), Some(config.clone()));
         assert_eq!(share.rnic().as_deref(), Some("soft:h1"));
         // A shorter name leaves no bytes of a longer one.
-        share.say("ibv", &config);
+        share.publish("ibv", &config);
         assert_eq!(share.rnic().as_deref(), Some("ibv"));
-        share.say(&"x".repeat(100), &config);
+        share.publish(&"x".repeat(100), &config);
         assert_eq!(share.rnic().map(|name| name.len()), Some(NAME_BYTES_MAX));
     }
 
@@ -114,14 +114,14 @@ mod tests {
         fn any_words_are_no_constants_or_legal_ones(
             words in proptest::collection::vec(
                 prop_oneof![any::<u64>(), (0.0..1e4_f64).prop_map(f64::to_bits)],
-                (FIRST_ROW - SAID) / 8,
+                (FIRST_ROW - PUBLISHED) / 8,
             ),
         ) {
             let share = share();
             for (index, word) in words.iter().enumerate() {
-                share.word(SAID + 8 * index).store(*word, Ordering::Relaxed);
+                share.word(PUBLISHED + 8 * index).store(*word, Ordering::Relaxed);
             }
-            if let Some(config) = share.said() {
+            if let Some(config) = share.published() {
                 prop_assert_eq!(config.check(), Ok(()));
                 prop_assert!(config.line_rate() > 0);
             }

@@ -60,7 +60,7 @@ struct Decisions {
     ring: CheckedConfig,
     start: u64,
     policy: SendPolicy,
-    drain: ReceivePolicy,
+    receive_policy: ReceivePolicy,
     /// The word that the receiver writes, and below it the one that the sender writes.
     local_head: u64,
     local_tail: u64,
@@ -72,7 +72,7 @@ impl Decisions {
         Self {
             start,
             policy: SendPolicy::starting_at(&ring, start),
-            drain: ReceivePolicy::starting_at(&ring, start),
+            receive_policy: ReceivePolicy::starting_at(&ring, start),
             local_head: start,
             local_tail: start,
             ring,
@@ -106,16 +106,16 @@ impl Ends for Decisions {
     }
 
     fn read(&mut self) -> bool {
-        if self.drain.available() == 0 {
-            self.drain.observe_tail(self.local_tail).unwrap();
+        if self.receive_policy.available() == 0 {
+            self.receive_policy.observe_tail(self.local_tail).unwrap();
         }
-        if self.drain.available() == 0 {
+        if self.receive_policy.available() == 0 {
             return false;
         }
-        self.drain.pass(1);
-        if self.drain.must_push() {
-            self.local_head = self.drain.head();
-            self.drain.pushed();
+        self.receive_policy.pass(1);
+        if self.receive_policy.must_push() {
+            self.local_head = self.receive_policy.head();
+            self.receive_policy.pushed();
         }
         true
     }
@@ -123,14 +123,14 @@ impl Ends for Decisions {
     fn pointers(&self) -> Pointers {
         let since = |position: u64| position.wrapping_sub(self.start);
         let unsent: u64 = self.policy.untransmitted().iter().map(|part| part.1).sum();
-        let (tail, head) = (since(self.policy.tail()), since(self.drain.head()));
+        let (tail, head) = (since(self.policy.tail()), since(self.receive_policy.head()));
         Pointers {
             tail,
             synced_tail: since(self.policy.published()),
             esc_tail: tail - unsent,
             local_head: since(self.local_head),
             head,
-            synced_head: head - self.drain.unsynced(),
+            synced_head: head - self.receive_policy.unsynced(),
             local_tail: since(self.local_tail),
         }
     }

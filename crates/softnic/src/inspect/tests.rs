@@ -8,7 +8,7 @@ use crate::device::{Context, SoftDevice};
 use crate::provider::info;
 use crate::table::{MAX_CQ, MAX_QP, QpLife};
 
-fn fabric() -> (tempfile::TempDir, Arc<Registry>) {
+fn registry() -> (tempfile::TempDir, Arc<Registry>) {
     let folder = tempfile::tempdir().unwrap();
     let dir = Registry::open_at(folder.path().join("fabric")).unwrap();
     (folder, dir)
@@ -20,7 +20,7 @@ fn open(dir: &Arc<Registry>, name: &str) -> SoftDevice {
 
 #[test]
 fn hosts_processes_and_objects_are_seen() {
-    let (_folder, dir) = fabric();
+    let (_folder, dir) = registry();
     assert!(look(&dir, None).unwrap().contexts.is_empty());
     let (one, two) = (open(&dir, "soft:h2"), open(&dir, "soft:h1"));
     let again = open(&dir, "soft:h1");
@@ -53,7 +53,7 @@ fn hosts_processes_and_objects_are_seen() {
 
 #[test]
 fn the_dead_are_left_out_and_others_versions_named() {
-    let (_folder, dir) = fabric();
+    let (_folder, dir) = registry();
     let us = ProcessId::current().unwrap();
     let record = |process, layout_version, segment_fd, incarnation| ContextRecord {
         process,
@@ -86,7 +86,7 @@ fn the_dead_are_left_out_and_others_versions_named() {
 
 #[test]
 fn a_table_of_garbage_is_only_strange() {
-    let (_folder, dir) = fabric();
+    let (_folder, dir) = registry();
     let device = open(&dir, "soft");
     let table = &device.context.table;
     for pattern in [u64::MAX, 0x5555_5555_5555_5555, 1, 1 << 63] {

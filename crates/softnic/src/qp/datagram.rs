@@ -50,9 +50,9 @@ pub(crate) struct Datagrams {
 
 /// The path to one queue pair.
 struct DatagramPath {
-    link: RemoteQp,
+    remote_qp: RemoteQp,
     registration: Arc<Registration>,
-    theirs: MrKeyCheck,
+    remote_keys: MrKeyCheck,
 }
 
 /// A datagram to be delivered.
@@ -184,11 +184,11 @@ impl Datagrams {
     fn find(&mut self, core: &QpCore, (host, qpn): (u64, u32)) -> Option<DatagramPath> {
         let at = key_of(host, qpn);
         let way = |registration: &Arc<Registration>| {
-            let link = RemoteQp::to_datagrams(&registration.target, qpn)?;
+            let remote_qp = RemoteQp::to_datagrams(&registration.target, qpn)?;
             Some(DatagramPath {
-                link,
+                remote_qp,
                 registration: registration.clone(),
-                theirs: MrKeyCheck::default(),
+                remote_keys: MrKeyCheck::default(),
             })
         };
         let usable = |known: &&Arc<Registration>| known.is_held() && !known.target.is_dead();
@@ -260,30 +260,35 @@ impl Datagrams {
 
 impl DatagramPath {
     fn is_open(&self) -> bool {
-        self.registration.is_held() && !self.link.peer.is_dead() && self.link.is_up()
+        self.registration.is_held() && !self.remote_qp.peer.is_dead() && self.remote_qp.is_up()
     }
 
     /// Delivers a datagram to the queue pair, or loses it there. `false` if the queue pair is gone.
     fn carry(&mut self, datagram: &Datagram<'_>) -> bool {
-        let Self { link, theirs, .. } = self;
+        let Self {
+            remote_qp,
+            remote_keys,
+            ..
+        } = self;
         let registration = self.registration.clone();
-        let _delivering = registration.deliver(link.full_fences);
-        if !(registration.is_held() && !link.peer.is_dead() && link.is_up()) {
+        let _delivering = registration.deliver(remote_qp.full_fences);
+        if !(registration.is_held() && !remote_qp.peer.is_dead() && remote_qp.is_up()) {
             return false;
         }
-        if link.row().qkey.load(Ordering::Relaxed) != datagram.qkey {
+        if remote_qp.row().qkey.load(Ordering::Relaxed) != datagram.qkey {
             return true;
         }
-        let Some(claim) = ReceiveClaim::take_fitting(link, theirs, registration.who, datagram.len)
+        let Some(claim) =
+            ReceiveClaim::take_fitting(remote_qp, remote_keys, registration.who, datagram.len)
         else {
             return true;
         };
         crash_points::at("claimed");
         let mut receive = [RemoteSpan::EMPTY; MAX_SGE];
         let placed = claim
-            .spans(link, theirs, datagram.len, &mut receive)
+            .spans(remote_qp, remote_keys, datagram.len, &mut receive)
             .map_err(|(_, status)| status)
-            .and_then(|count| datagram.place(&link.peer, &receive[..count]));
+            .and_then(|count| datagram.place(&remote_qp.peer, &receive[..count]));
         let slot = match placed {
             Ok(()) => CqSlot {
                 byte_len: datagram.len as u32,
@@ -292,16 +297,18 @@ impl DatagramPath {
                 has_grh: 1,
                 src_qpn: datagram.from,
                 opcode: Opcode::Recv as u8,
-                ..claim.slot(link, Status::Success)
+                ..claim.slot(remote_qp, Status::Success)
             },
             // The receiver's own fault, which fails its queue pair. Only the sender that failed it reports
             // the error: a receive that another sender held by then is flushed like the rest.
-            Err(Status::LocalProtection) if !link.fail_peer() => claim.slot(link, Status::Flushed),
+            Err(Status::LocalProtection) if !remote_qp.fail_peer() => {
+                claim.slot(remote_qp, Status::Flushed)
+            }
             // Too short a receive of an SRQ is not fatal: class E of the responder's errors (9.9.3) ends
             // the receive only.
-            Err(status) => claim.slot(link, status),
+            Err(status) => claim.slot(remote_qp, status),
         };
-        claim.complete_datagram(link, registration.as_ref(), slot, datagram.solicited);
+        claim.complete_datagram(remote_qp, registration.as_ref(), slot, datagram.solicited);
         true
     }
 }

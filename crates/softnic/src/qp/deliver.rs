@@ -35,22 +35,22 @@ const MEMORY_AHEAD: u64 = 3;
 
 impl ReceiveClaim {
     /// Takes the peer's next receive. The error is [`Outcome::NoReceive`] if none is posted.
-    pub(crate) fn take(link: &RemoteQp) -> Result<Self, Outcome> {
-        let queue = &link.receives.slots;
+    pub(crate) fn take(remote_qp: &RemoteQp) -> Result<Self, Outcome> {
+        let queue = &remote_qp.receives.slots;
         crash_points::at("up");
-        match queue.claim_pop(link.slot) {
+        match queue.claim_pop(remote_qp.slot) {
             Ok(Some(pop)) => {
                 crash_points::at("taken");
                 let receive = queue.value_prefix(&pop);
                 queue.prefetch_slot(pop.position().wrapping_add(SLOTS_AHEAD));
-                note_taken(link, &pop);
+                note_taken(remote_qp, &pop);
                 crash_points::at("noted");
                 Ok(Self { receive, pop })
             }
-            Ok(None) => Err(Outcome::NoReceive(link.rnr_timer())),
+            Ok(None) => Err(Outcome::NoReceive(remote_qp.rnr_timer())),
             Err(error) => {
                 tracing::warn!(%error, "the peer's receive queue is corrupt");
-                link.fail_peer();
+                remote_qp.fail_peer();
                 Err(Outcome::Failed(Status::RemoteOperation))
             }
         }
@@ -59,27 +59,32 @@ impl ReceiveClaim {
     /// Returns where `len` bytes go in the usual case: one piece of memory, already cached, in the queue
     /// pair's own protection domain.
     #[inline(always)]
-    pub(crate) fn short(&self, link: &RemoteQp, theirs: &MrKeyCheck, len: usize) -> Option<Span> {
+    pub(crate) fn short(
+        &self,
+        remote_qp: &RemoteQp,
+        remote_keys: &MrKeyCheck,
+        len: usize,
+    ) -> Option<Span> {
         let RecvHead {
             sge_count, sges, ..
         } = self.receive;
-        let same_pd = link
+        let same_pd = remote_qp
             .srq_row()
-            .is_none_or(|srq| srq.pd.load(Ordering::Relaxed) == link.pd);
+            .is_none_or(|srq| srq.pd.load(Ordering::Relaxed) == remote_qp.pd);
         if sge_count != 1 || (sges[0].len as usize) < len || !same_pd {
             return None;
         }
-        let to = theirs.cached(sges[0].lkey, sges[0].addr, len, Access::LOCAL_WRITE)?;
-        self.expect_next(link, theirs);
+        let to = remote_keys.cached(sges[0].lkey, sges[0].addr, len, Access::LOCAL_WRITE)?;
+        self.expect_next(remote_qp, remote_keys);
         Some(to)
     }
 
     /// Prefetches the memory of a receive that will be taken soon.
     #[inline(always)]
-    fn expect_next(&self, link: &RemoteQp, theirs: &MrKeyCheck) {
+    fn expect_next(&self, remote_qp: &RemoteQp, remote_keys: &MrKeyCheck) {
         let ahead = self.pop.position().wrapping_add(MEMORY_AHEAD);
-        if let Some(next) = link.receives.slots.peek_prefix::<RecvHead>(ahead) {
-            theirs.prefetch_write(&next.sges[0]);
+        if let Some(next) = remote_qp.receives.slots.peek_prefix::<RecvHead>(ahead) {
+            remote_keys.prefetch_write(&next.sges[0]);
         }
     }
 
@@ -91,25 +96,26 @@ impl ReceiveClaim {
     ///   errors, 9.9.3). One of an SRQ is taken all the same, and ends in error (class E).
     /// - The receive's memory cannot be reached from this process.
     pub(super) fn take_fitting(
-        link: &RemoteQp,
-        theirs: &mut MrKeyCheck,
+        remote_qp: &RemoteQp,
+        remote_keys: &mut MrKeyCheck,
         who: u16,
         len: u64,
     ) -> Option<Self> {
-        let queue = &link.receives.slots;
+        let queue = &remote_qp.receives.slots;
         let fits = |receive: &RecvSlot| {
-            (link.srq().is_some() || receive.room() >= len) && reaches(link, theirs, receive)
+            (remote_qp.srq().is_some() || receive.room() >= len)
+                && reaches(remote_qp, remote_keys, receive)
         };
         match queue.claim_pop_if(who, fits) {
             Ok(ConditionalPop::Taken(pop)) => {
                 let receive = queue.value_prefix(&pop);
-                note_taken(link, &pop);
+                note_taken(remote_qp, &pop);
                 Some(Self { receive, pop })
             }
             Ok(ConditionalPop::Rejected | ConditionalPop::Empty) => None,
             Err(error) => {
                 tracing::warn!(%error, "a receive queue is corrupt");
-                link.fail_peer();
+                remote_qp.fail_peer();
                 None
             }
         }
@@ -120,20 +126,20 @@ impl ReceiveClaim {
     /// A full CQ fails the receiver's queue pair.
     pub(super) fn complete_datagram(
         self,
-        link: &RemoteQp,
+        remote_qp: &RemoteQp,
         registration: &Registration,
         slot: CqSlot,
         solicited: bool,
     ) {
-        let place = link.recv_cq.reserve(registration.who);
+        let place = remote_qp.recv_cq.reserve(registration.who);
         let is_lost = place.is_err();
         if let Ok(place) = place {
             registration.mark_completing();
-            link.recv_cq.commit(place, slot, solicited);
+            remote_qp.recv_cq.commit(place, slot, solicited);
         }
-        link.receives.slots.finish(self.pop);
+        remote_qp.receives.slots.finish(self.pop);
         if is_lost {
-            link.fail_peer();
+            remote_qp.fail_peer();
         }
     }
 
@@ -141,8 +147,8 @@ impl ReceiveClaim {
     /// status and the peer's.
     pub(crate) fn spans(
         &self,
-        link: &RemoteQp,
-        theirs: &mut MrKeyCheck,
+        remote_qp: &RemoteQp,
+        remote_keys: &mut MrKeyCheck,
         len: u64,
         out: &mut [RemoteSpan; MAX_SGE],
     ) -> Result<usize, (Status, Status)> {
@@ -150,7 +156,7 @@ impl ReceiveClaim {
         let sges = match self.receive.sges() {
             Some(sges) => sges,
             None => {
-                whole = link.receives.slots.value(&self.pop);
+                whole = remote_qp.receives.slots.value(&self.pop);
                 whole.sges()
             }
         };
@@ -158,12 +164,16 @@ impl ReceiveClaim {
         if room < len {
             return Err((Status::RemoteInvalidRequest, Status::LocalLength));
         }
-        let pd = receives_pd(link);
-        // `theirs` caches for the queue pair's own domain; an SRQ of another domain is looked up apart.
+        let pd = receives_pd(remote_qp);
+        // `remote_keys` caches for the queue pair's own domain; an SRQ of another domain is looked up apart.
         let mut apart = MrKeyCheck::default();
-        let known = if pd == link.pd { theirs } else { &mut apart };
+        let known = if pd == remote_qp.pd {
+            remote_keys
+        } else {
+            &mut apart
+        };
         known
-            .far_list(&link.peer, pd, sges, Access::LOCAL_WRITE, out)
+            .far_list(&remote_qp.peer, pd, sges, Access::LOCAL_WRITE, out)
             .map_err(|_| (Status::RemoteOperation, Status::LocalProtection))?;
         Ok(sges.len())
     }
@@ -171,28 +181,28 @@ impl ReceiveClaim {
     /// Completes the receive of a SEND whose bytes are all placed.
     pub(crate) fn complete_send(
         self,
-        link: &RemoteQp,
+        remote_qp: &RemoteQp,
         imm: Option<u32>,
         len: u64,
         solicited: bool,
     ) -> Outcome {
-        self.complete(link, Opcode::Recv, imm, len, solicited)
+        self.complete(remote_qp, Opcode::Recv, imm, len, solicited)
     }
 
     /// Completes the receive of a WRITE with immediate whose bytes are all placed.
     pub(crate) fn complete_write(
         self,
-        link: &RemoteQp,
+        remote_qp: &RemoteQp,
         imm: u32,
         len: u64,
         solicited: bool,
     ) -> Outcome {
-        self.complete(link, Opcode::RecvWriteImm, Some(imm), len, solicited)
+        self.complete(remote_qp, Opcode::RecvWriteImm, Some(imm), len, solicited)
     }
 
     fn complete(
         self,
-        link: &RemoteQp,
+        remote_qp: &RemoteQp,
         opcode: Opcode,
         imm: Option<u32>,
         len: u64,
@@ -203,25 +213,25 @@ impl ReceiveClaim {
             imm: imm.unwrap_or_default(),
             has_imm: imm.is_some().into(),
             opcode: opcode as u8,
-            ..self.slot(link, Status::Success)
+            ..self.slot(remote_qp, Status::Success)
         };
-        match self.finish(link, slot, solicited) {
+        match self.finish(remote_qp, slot, solicited) {
             true => Outcome::Done,
             false => Outcome::Failed(Status::RemoteOperation),
         }
     }
 
     /// Completes the receive with the error `status`.
-    pub(crate) fn fail(self, link: &RemoteQp, status: Status) {
-        let slot = self.slot(link, status);
-        self.finish(link, slot, true);
+    pub(crate) fn fail(self, remote_qp: &RemoteQp, status: Status) {
+        let slot = self.slot(remote_qp, status);
+        self.finish(remote_qp, slot, true);
     }
 
-    pub(super) fn slot(&self, link: &RemoteQp, status: Status) -> CqSlot {
+    pub(super) fn slot(&self, remote_qp: &RemoteQp, status: Status) -> CqSlot {
         CqSlot {
             wr_id: self.receive.wr_id,
             position: self.pop.position(),
-            qpn: link.row().qpn.load(Ordering::Relaxed),
+            qpn: remote_qp.row().qpn.load(Ordering::Relaxed),
             status: status as u8,
             opcode: Opcode::Recv as u8,
             ..CqSlot::default()
@@ -230,46 +240,54 @@ impl ReceiveClaim {
 
     /// Completes the receive, then frees it. A full CQ fails the peer's queue pair. Returns whether the
     /// completion was queued.
-    fn finish(self, link: &RemoteQp, slot: CqSlot, solicited: bool) -> bool {
+    fn finish(self, remote_qp: &RemoteQp, slot: CqSlot, solicited: bool) -> bool {
         crash_points::at("filled");
-        let pushed = link.recv_cq.push(link.slot, slot, solicited).is_ok();
+        let pushed = remote_qp
+            .recv_cq
+            .push(remote_qp.slot, slot, solicited)
+            .is_ok();
         crash_points::at("completed");
-        link.receives.slots.finish(self.pop);
+        remote_qp.receives.slots.finish(self.pop);
         crash_points::at("freed");
         if !pushed {
-            link.fail_peer();
+            remote_qp.fail_peer();
         }
         pushed
     }
 }
 
 /// Returns the protection domain of the peer's receives.
-fn receives_pd(link: &RemoteQp) -> u32 {
-    link.srq_row()
-        .map_or(link.pd, |srq| srq.pd.load(Ordering::Relaxed))
+fn receives_pd(remote_qp: &RemoteQp) -> u32 {
+    remote_qp
+        .srq_row()
+        .map_or(remote_qp.pd, |srq| srq.pd.load(Ordering::Relaxed))
 }
 
 /// Returns whether this process can reach the memory of a receive. Memory that is not registered, or
 /// does not allow receiving, counts as reached: the error is found once the receive is taken.
-fn reaches(link: &RemoteQp, theirs: &mut MrKeyCheck, receive: &RecvSlot) -> bool {
-    let pd = receives_pd(link);
+fn reaches(remote_qp: &RemoteQp, remote_keys: &mut MrKeyCheck, receive: &RecvSlot) -> bool {
+    let pd = receives_pd(remote_qp);
     let mut apart = MrKeyCheck::default();
-    let known = if pd == link.pd { theirs } else { &mut apart };
+    let known = if pd == remote_qp.pd {
+        remote_keys
+    } else {
+        &mut apart
+    };
     let mut fars = [RemoteSpan::EMPTY; MAX_SGE];
     let need = Access::LOCAL_WRITE;
-    let listed = known.far_list(&link.peer, pd, receive.sges(), need, &mut fars);
+    let listed = known.far_list(&remote_qp.peer, pd, receive.sges(), need, &mut fars);
     let across = |far: &RemoteSpan| matches!(far, RemoteSpan::Across { .. });
-    listed.is_err() || !fars.iter().any(across) || link.peer.lets_cross()
+    listed.is_err() || !fars.iter().any(across) || remote_qp.peer.lets_cross()
 }
 
 /// Has the owner raise an SRQ's limit event if taking this receive crosses the limit.
-fn note_taken(link: &RemoteQp, pop: &PopClaim) {
-    let (Some(row), Some(srq)) = (link.srq(), link.srq_row()) else {
+fn note_taken(remote_qp: &RemoteQp, pop: &PopClaim) {
+    let (Some(row), Some(srq)) = (remote_qp.srq(), remote_qp.srq_row()) else {
         return;
     };
     if srq.crosses_limit(pop.position().wrapping_add(1)) {
         crash_points::at("crossed");
-        link.peer.table.attention().srqs.set(row as usize);
-        link.peer.kick();
+        remote_qp.peer.table.attention().srqs.set(row as usize);
+        remote_qp.peer.kick();
     }
 }

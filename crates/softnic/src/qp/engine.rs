@@ -27,7 +27,7 @@ mod bounce_call;
 /// Executes the requests of one queue pair. Its only state is cached look-ups and the bounce buffer.
 #[derive(Default)]
 pub(crate) struct Engine {
-    link: Option<RemoteQp>,
+    remote_qp: Option<RemoteQp>,
     full_fences: bool,
     local: MrKeyCheck,
     remote: MrKeyCheck,
@@ -236,7 +236,9 @@ impl Engine {
         wrs: &[SendWr<'_>],
         numbers: impl WrIds,
     ) -> usize {
-        let Some(link) = &self.link else { return 0 };
+        let Some(remote_qp) = &self.remote_qp else {
+            return 0;
+        };
         let row = core.row();
         let mut number = *posted;
         let mut done = 0;
@@ -247,7 +249,7 @@ impl Engine {
             };
             if QpCore::is_full(row, number, caps)
                 || !core.is_ready(row, rts)
-                || !link.takes_writes()
+                || !remote_qp.takes_writes()
             {
                 break;
             }
@@ -291,13 +293,13 @@ impl Engine {
             return datagrams.send(core, request, progress.lost, &mut self.local);
         }
         self.look_up(core);
-        match &self.link {
+        match &self.remote_qp {
             None => Outcome::NotReady,
-            Some(link) if link.is_up() => {
-                if progress.connection != link.generation() {
+            Some(remote_qp) if remote_qp.is_up() => {
+                if progress.connection != remote_qp.generation() {
                     // Begun on another connection, if at all: the peer has taken back what it held there.
                     *progress = RequestProgress {
-                        connection: link.generation(),
+                        connection: remote_qp.generation(),
                         scatter: progress.scatter.take().filter(|_| progress.done == 0),
                         ahead: progress.ahead,
                         ..RequestProgress::default()
@@ -319,29 +321,35 @@ impl Engine {
         (imm, solicited): (Option<u32>, bool),
         progress: &mut RequestProgress,
     ) -> Option<Outcome> {
-        let link = self.link.as_ref().filter(|link| link.is_up())?;
+        let remote_qp = self
+            .remote_qp
+            .as_ref()
+            .filter(|remote_qp| remote_qp.is_up())?;
         let from = match from {
             WriteSource::Inline(bytes) => bytes,
             WriteSource::Registered(Sge { addr, len, lkey }) => {
                 self.local.cached(lkey, addr, len as usize, Access::NONE)?
             }
         };
-        let claim = ReceiveClaim::take(link).ok()?;
-        let Some(to) = claim.short(link, &self.remote, from.len()) else {
+        let claim = ReceiveClaim::take(remote_qp).ok()?;
+        let Some(to) = claim.short(remote_qp, &self.remote, from.len()) else {
             progress.claim = Some(claim);
-            progress.connection = link.generation();
+            progress.connection = remote_qp.generation();
             return None;
         };
         crash_points::at("claimed");
         copy_span(to, from);
-        Some(claim.complete_send(link, imm, from.len() as u64, solicited))
+        Some(claim.complete_send(remote_qp, imm, from.len() as u64, solicited))
     }
 
     /// Finds the peer's queue pair, if it is not cached yet.
     fn look_up(&mut self, core: &QpCore) {
-        if self.link.is_none() {
-            self.link = RemoteQp::find(core);
-            self.full_fences = self.link.as_ref().is_some_and(|link| link.full_fences);
+        if self.remote_qp.is_none() {
+            self.remote_qp = RemoteQp::find(core);
+            self.full_fences = self
+                .remote_qp
+                .as_ref()
+                .is_some_and(|remote_qp| remote_qp.full_fences);
             // The peer may need a full fence between our mark of executing and the accesses that follow.
             asymmetric_fence::full();
         }
@@ -351,11 +359,11 @@ impl Engine {
     #[cold]
     fn reconnect(&mut self, progress: &mut RequestProgress) -> Outcome {
         // The peer has taken back what the request held: it begins again.
-        if let Some(link) = &self.link {
-            self.retract(progress, link);
+        if let Some(remote_qp) = &self.remote_qp {
+            self.retract(progress, remote_qp);
         }
         *progress = RequestProgress::default();
-        self.link = None;
+        self.remote_qp = None;
         self.remote = MrKeyCheck::default();
         Outcome::NotReady
     }
@@ -370,9 +378,9 @@ impl Engine {
         budget: usize,
     ) -> Outcome {
         let Self {
-            link: Some(link),
+            remote_qp: Some(remote_qp),
             local,
-            remote: theirs,
+            remote: remote_keys,
             ..
         } = self
         else {
@@ -392,22 +400,22 @@ impl Engine {
             Payload::Gather(sges) => {
                 let listed = local.list(&core.context.own, core.pd, sges, need_here, &mut spans);
                 if listed.is_err() {
-                    progress.abandon(link);
+                    progress.abandon(remote_qp);
                     return Outcome::Failed(Status::LocalProtection);
                 }
                 &spans[..sges.len()]
             }
         };
         let mut there = |remote: RemoteAddr, len: u64, need: Access| {
-            if !link.allows(need) {
+            if !remote_qp.allows(need) {
                 return Err(Refused);
             }
             if len == 0 {
                 return Ok(RemoteSpan::EMPTY);
             }
-            theirs.far(
-                &link.peer,
-                (remote.rkey, link.pd),
+            remote_keys.far(
+                &remote_qp.peer,
+                (remote.rkey, remote_qp.pd),
                 remote.addr,
                 len as usize,
                 need,
@@ -419,8 +427,8 @@ impl Engine {
                     if progress.ahead {
                         return Outcome::NotReady;
                     }
-                    progress.abandon(link);
-                    return refused(link, Access::REMOTE_WRITE);
+                    progress.abandon(remote_qp);
+                    return refused(remote_qp, Access::REMOTE_WRITE);
                 };
                 let imm = match request.op {
                     SendOp::WriteImm(_, imm) => Some(imm),
@@ -428,7 +436,7 @@ impl Engine {
                 };
                 // A WRITE with immediate needs its receive before anything is placed.
                 if imm.is_some() && progress.claim.is_none() {
-                    match ReceiveClaim::take(link) {
+                    match ReceiveClaim::take(remote_qp) {
                         Ok(claim) => progress.claim = Some(claim),
                         Err(outcome) => return outcome,
                     }
@@ -436,26 +444,26 @@ impl Engine {
                 crash_points::at("write");
                 let way = Direction::Place;
                 progress.streams =
-                    non_temporal::passed_by(request.len, || theirs.region_len(remote.rkey));
-                let moved = progress.transfer(way, link, here, &[to], (request.len, budget));
+                    non_temporal::passed_by(request.len, || remote_keys.region_len(remote.rkey));
+                let moved = progress.transfer(way, remote_qp, here, &[to], (request.len, budget));
                 if let Err(why) = moved {
-                    return unmoved(link, why, CallKind::Place, progress);
+                    return unmoved(remote_qp, why, CallKind::Place, progress);
                 }
                 if progress.done < request.len {
                     return Outcome::More;
                 }
                 match (imm, progress.claim.take()) {
                     (Some(imm), Some(claim)) => {
-                        claim.complete_write(link, imm, request.len, request.solicited)
+                        claim.complete_write(remote_qp, imm, request.len, request.solicited)
                     }
                     _ => Outcome::Done,
                 }
             }
             // Class C of the responder's errors (9.9.3): a NAK, invalid request.
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
-                if !link.answers_reads =>
+                if !remote_qp.answers_reads =>
             {
-                link.fail_peer();
+                remote_qp.fail_peer();
                 Outcome::Failed(Status::RemoteInvalidRequest)
             }
             SendOp::Read(remote) => {
@@ -463,12 +471,12 @@ impl Engine {
                     if progress.ahead {
                         return Outcome::NotReady;
                     }
-                    return refused(link, Access::REMOTE_READ);
+                    return refused(remote_qp, Access::REMOTE_READ);
                 };
                 let way = Direction::Fetch;
-                let moved = progress.transfer(way, link, here, &[from], (request.len, budget));
+                let moved = progress.transfer(way, remote_qp, here, &[from], (request.len, budget));
                 if let Err(why) = moved {
-                    return unmoved(link, why, CallKind::Fetch, progress);
+                    return unmoved(remote_qp, why, CallKind::Fetch, progress);
                 }
                 if progress.done < request.len {
                     Outcome::More
@@ -478,7 +486,7 @@ impl Engine {
             }
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
                 if !remote.addr.is_multiple_of(8) {
-                    link.fail_peer();
+                    remote_qp.fail_peer();
                     return Outcome::Failed(Status::RemoteInvalidRequest);
                 }
                 let word = match there(remote, 8, Access::REMOTE_ATOMIC) {
@@ -492,9 +500,14 @@ impl Engine {
                             _ => return Outcome::Failed(Status::LocalQpOperation),
                         };
                         // Only its owner can execute an atomic on memory that is not mapped here.
-                        return unmoved(link, CopyError::Refused { key, stretch }, what, progress);
+                        return unmoved(
+                            remote_qp,
+                            CopyError::Refused { key, stretch },
+                            what,
+                            progress,
+                        );
                     }
-                    _ => return refused(link, Access::REMOTE_ATOMIC),
+                    _ => return refused(remote_qp, Access::REMOTE_ATOMIC),
                 };
                 let old = match request.op {
                     SendOp::CompareSwap { expect, swap, .. } => word.compare_swap(expect, swap),
@@ -510,7 +523,7 @@ impl Engine {
                     _ => None,
                 };
                 if progress.claim.is_none() {
-                    match ReceiveClaim::take(link) {
+                    match ReceiveClaim::take(remote_qp) {
                         Ok(claim) => progress.claim = Some(claim),
                         Err(outcome) => return outcome,
                     }
@@ -519,26 +532,26 @@ impl Engine {
                     return Outcome::NotReady;
                 };
                 let mut receive = [RemoteSpan::EMPTY; MAX_SGE];
-                match claim.spans(link, theirs, request.len, &mut receive) {
+                match claim.spans(remote_qp, remote_keys, request.len, &mut receive) {
                     Ok(count) => {
                         let way = Direction::Place;
                         let moved = progress.transfer(
                             way,
-                            link,
+                            remote_qp,
                             here,
                             &receive[..count],
                             (request.len, budget),
                         );
                         if let Err(why) = moved {
-                            return unmoved(link, why, CallKind::Receive, progress);
+                            return unmoved(remote_qp, why, CallKind::Receive, progress);
                         }
                     }
-                    Err(_) if link.peer.is_going() => return Outcome::NotReady,
+                    Err(_) if remote_qp.peer.is_going() => return Outcome::NotReady,
                     Err((ours, status)) => {
                         if let Some(claim) = progress.claim.take() {
-                            claim.fail(link, status);
+                            claim.fail(remote_qp, status);
                         }
-                        link.fail_peer();
+                        remote_qp.fail_peer();
                         return Outcome::Failed(ours);
                     }
                 }
@@ -546,7 +559,9 @@ impl Engine {
                     return Outcome::More;
                 }
                 match progress.claim.take() {
-                    Some(claim) => claim.complete_send(link, imm, request.len, request.solicited),
+                    Some(claim) => {
+                        claim.complete_send(remote_qp, imm, request.len, request.solicited)
+                    }
                     None => Outcome::Done,
                 }
             }
@@ -573,7 +588,7 @@ impl Engine {
         budget: usize,
     ) -> Outcome {
         match progress.called {
-            Some(call) => self.hear(core, request, progress, call),
+            Some(call) => self.receive(core, request, progress, call),
             None => match self.execute(core, request, progress, budget) {
                 Outcome::Ask(call) => self.ask(core, request, progress, call),
                 other => other,
@@ -584,15 +599,15 @@ impl Engine {
     /// Returns how long the peer asks to be waited for when it has no receive posted; `None` until the
     /// peer is known.
     pub(crate) fn rnr_timer(&self) -> Option<RnrTimer> {
-        self.link.as_ref().map(RemoteQp::rnr_timer)
+        self.remote_qp.as_ref().map(RemoteQp::rnr_timer)
     }
 
     /// Moves the peer's queue pair to the error state, if it is there.
     #[cold]
     pub(crate) fn fail_peer(&mut self, core: &QpCore) {
         self.look_up(core);
-        if let Some(link) = &self.link {
-            link.fail_peer();
+        if let Some(remote_qp) = &self.remote_qp {
+            remote_qp.fail_peer();
         }
     }
 
@@ -600,9 +615,9 @@ impl Engine {
     pub(crate) fn reaches(&mut self, core: &QpCore, request: &Request<'_>) -> bool {
         self.look_up(core);
         let Self {
-            link: Some(link),
+            remote_qp: Some(remote_qp),
             local,
-            remote: theirs,
+            remote: remote_keys,
             ..
         } = self
         else {
@@ -620,20 +635,24 @@ impl Engine {
                 .list(&core.context.own, core.pd, sges, need_here, &mut spans)
                 .is_ok(),
         };
-        let key = (remote.rkey, link.pd);
+        let key = (remote.rkey, remote_qp.pd);
         let len = request.len as usize;
         let there = match len {
             0 => Ok(RemoteSpan::EMPTY),
-            _ => theirs.far(&link.peer, key, remote.addr, len, need),
+            _ => remote_keys.far(&remote_qp.peer, key, remote.addr, len, need),
         };
-        here && link.is_up() && link.allows(need) && matches!(there, Ok(RemoteSpan::Mapped(_)))
+        here && remote_qp.is_up()
+            && remote_qp.allows(need)
+            && matches!(there, Ok(RemoteSpan::Mapped(_)))
     }
 
     /// Gives back what a request that will not continue holds of the peer's.
     pub(crate) fn abandon(&self, progress: &mut RequestProgress) {
-        match &self.link {
+        match &self.remote_qp {
             // If the owner may still be writing to the receive, the owner takes it back afterwards.
-            Some(link) if self.retract(progress, link) && link.is_up() => progress.abandon(link),
+            Some(remote_qp) if self.retract(progress, remote_qp) && remote_qp.is_up() => {
+                progress.abandon(remote_qp)
+            }
             // The peer has taken it back.
             _ => progress.claim = None,
         }
@@ -646,7 +665,7 @@ impl RequestProgress {
     fn transfer(
         &mut self,
         way: Direction,
-        link: &RemoteQp,
+        remote_qp: &RemoteQp,
         here: &[Span],
         there: &[RemoteSpan],
         (len, budget): (u64, usize),
@@ -671,12 +690,12 @@ impl RequestProgress {
             return Ok(());
         }
         // Memory that is not mapped here is copied by the kernel or by its owner.
-        transfer(way, &link.peer, here, there, &mut self.done, budget)
+        transfer(way, &remote_qp.peer, here, there, &mut self.done, budget)
     }
 
-    fn abandon(&mut self, link: &RemoteQp) {
+    fn abandon(&mut self, remote_qp: &RemoteQp) {
         if let Some(claim) = self.claim.take() {
-            claim.fail(link, Status::Flushed);
+            claim.fail(remote_qp, Status::Flushed);
         }
     }
 }
@@ -692,7 +711,7 @@ const fn writes_here(op: &SendOp) -> bool {
 /// Returns the outcome when bytes could not be moved to or from memory of the peer that was checked.
 #[cold]
 fn unmoved(
-    link: &RemoteQp,
+    remote_qp: &RemoteQp,
     why: CopyError,
     what: CallKind,
     progress: &mut RequestProgress,
@@ -712,9 +731,9 @@ fn unmoved(
         }
     };
     if let Some(claim) = progress.claim.take() {
-        claim.fail(link, Status::LocalProtection);
+        claim.fail(remote_qp, Status::LocalProtection);
     }
-    link.fail_peer();
+    remote_qp.fail_peer();
     Outcome::Failed(status)
 }
 
@@ -747,14 +766,14 @@ fn transfer_scattered(
 /// Returns the outcome of a request whose key, bounds or access rights the peer refused. If the peer's
 /// queue pair does not allow `need` at all, the request is invalid (table of 9.9.3, unsupported opcodes).
 #[cold]
-fn refused(link: &RemoteQp, need: Access) -> Outcome {
-    if link.peer.is_going() {
+fn refused(remote_qp: &RemoteQp, need: Access) -> Outcome {
+    if remote_qp.peer.is_going() {
         return Outcome::NotReady;
     }
-    let status = match link.allows(need) {
+    let status = match remote_qp.allows(need) {
         true => Status::RemoteAccess,
         false => Status::RemoteInvalidRequest,
     };
-    link.fail_peer();
+    remote_qp.fail_peer();
     Outcome::Failed(status)
 }

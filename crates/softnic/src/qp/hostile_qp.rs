@@ -189,7 +189,7 @@ impl QpCore {
     }
 
     /// Executes a few steps on a hostile queue pair.
-    pub(super) fn carry_on_anyhow(
+    pub(super) fn resume_unconditionally(
         &self,
         hostile: &HostileQp,
         pending: &mut Pending,

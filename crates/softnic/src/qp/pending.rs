@@ -306,19 +306,19 @@ impl QpCore {
     }
 
     /// Executes waiting requests, unless another thread is doing so.
-    pub(crate) fn try_carry_on(&self, now: Instant) -> NextStep {
+    pub(crate) fn try_resume(&self, now: Instant) -> NextStep {
         if !self.has_waiting() {
             return NextStep::Never;
         }
         match self.pending.try_lock() {
-            Ok(mut pending) => self.carry_on(&mut pending, now),
-            Err(TryLockError::Poisoned(poisoned)) => self.carry_on(&mut poisoned.into_inner(), now),
+            Ok(mut pending) => self.resume(&mut pending, now),
+            Err(TryLockError::Poisoned(poisoned)) => self.resume(&mut poisoned.into_inner(), now),
             Err(TryLockError::WouldBlock) => NextStep::Now,
         }
     }
 
     /// Executes one bounded step: a chunk of a long request, or up to 16 short ones.
-    fn carry_on(&self, pending: &mut Pending, now: Instant) -> NextStep {
+    fn resume(&self, pending: &mut Pending, now: Instant) -> NextStep {
         match self.state() {
             QpState::Rts => {}
             // Requests that have begun end before the send queue is drained (10.3.1).
@@ -341,10 +341,10 @@ impl QpCore {
         {
             return NextStep::At(stall.next_try);
         }
-        let executing = self.row().executing.carry_on();
+        let executing = self.row().executing.resume();
         let next = match &self.hostile {
-            None => self.carry_on_in_order(pending, now),
-            Some(hostile) => self.carry_on_anyhow(hostile, pending, now),
+            None => self.resume_in_order(pending, now),
+            Some(hostile) => self.resume_unconditionally(hostile, pending, now),
         };
         drop(executing);
         self.context.progress.note_progress();
@@ -357,7 +357,7 @@ impl QpCore {
         NextStep::Never
     }
 
-    fn carry_on_in_order(&self, pending: &mut Pending, now: Instant) -> NextStep {
+    fn resume_in_order(&self, pending: &mut Pending, now: Instant) -> NextStep {
         for _ in 0..16 {
             match pending.step(self, now) {
                 Ok(Some(status)) => {
@@ -440,7 +440,7 @@ impl QpCore {
         };
         // The receives that the peer had taken must be flushed first; the progress thread does that.
         if !self.settled.load(Ordering::Acquire) {
-            return self.attend();
+            return self.service();
         }
         // Flush no more than the queue holds: a broken peer may be filling it meanwhile.
         for _ in 0..receives.capacity() {
@@ -457,7 +457,7 @@ impl QpCore {
     /// way, but they hold nothing.
     fn abandon_front(&self, backlog: &mut Backlog) {
         if let Some(front) = backlog.list.front_mut() {
-            let _executing = self.row().executing.carry_on();
+            let _executing = self.row().executing.resume();
             backlog.engine.abandon(&mut front.progress);
         }
     }

@@ -140,7 +140,7 @@ impl SoftQp {
                 match core.quiesce() {
                     Ok(()) => core.settle(),
                     // The progress thread settles the queue pair once the stopped peer has resumed or died.
-                    Err(_) => core.attend(),
+                    Err(_) => core.service(),
                 }
                 core.flush(&mut pending);
             }
@@ -158,7 +158,7 @@ impl SoftQp {
                     core.settled.store(false, Ordering::Release);
                     let failed = QpLife::new(generation, QpState::Error);
                     core.row().life.store(failed.0, Ordering::Release);
-                    core.attend();
+                    core.service();
                     return Err(ModifyError::PeerStopped);
                 }
                 core.set_peer(None);
@@ -189,7 +189,7 @@ impl SoftQp {
         }
         drop(pending);
         if to == QpState::Rtr {
-            core.attend();
+            core.service();
         }
         if to == QpState::Rts && core.has_waiting() {
             core.watch();
@@ -282,7 +282,7 @@ impl QpCore {
     pub(crate) fn quiesce(&self) -> Result<(), Vec<Initiator>> {
         asymmetric_fence::heavy();
         // A thread that serves a call holds this lock. Once the lock was taken here, no earlier call is served.
-        drop(self.context.private.lock());
+        drop(self.context.local_mrs.lock());
         let stopped = quarantine::wait_for(self.initiators());
         if stopped.is_empty() {
             Ok(())

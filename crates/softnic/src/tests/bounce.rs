@@ -23,7 +23,7 @@ fn place(end: &TestQp) -> &QueueLocation {
 
 /// Holds the progress thread of `context`, which executes waiting requests and serves calls.
 fn hold(context: &Context) -> MutexGuard<'_, ()> {
-    context.progress.attend()
+    context.progress.service()
 }
 
 /// A queue pair whose bounce buffer the test writes itself.

@@ -28,9 +28,9 @@ impl TestQp {
 /// Returns the context of `end` as `inspect` shows it.
 fn seen(fabric: &Fabric, end: &TestQp) -> ContextSnapshot {
     let host = end.device.info().name.name().map(str::to_owned);
-    let census = inspect::look(&fabric.dir, host.as_deref()).unwrap();
-    assert!(census.unreadable.is_empty(), "{:?}", census.unreadable);
-    census.contexts.into_iter().next().expect("a context")
+    let snapshot = inspect::look(&fabric.dir, host.as_deref()).unwrap();
+    assert!(snapshot.unreadable.is_empty(), "{:?}", snapshot.unreadable);
+    snapshot.contexts.into_iter().next().expect("a context")
 }
 
 fn target(end: &TestQp) -> RemoteAddr {

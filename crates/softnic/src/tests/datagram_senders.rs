@@ -10,8 +10,8 @@ fn kill_with_a_receive_in_hand(b: &DatagramQp) {
     row.executing.fetch_add(1, Ordering::Relaxed);
     row.completing.store(0, Ordering::Relaxed);
     let qpn = b.qp.qpn().raw();
-    let link = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, qpn).unwrap();
-    let taken = link.receives.slots.claim_pop(WHO).unwrap();
+    let remote_qp = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, qpn).unwrap();
+    let taken = remote_qp.receives.slots.claim_pop(WHO).unwrap();
     assert!(taken.is_some());
     hand_over(row, dead_process());
     b.clean_up();

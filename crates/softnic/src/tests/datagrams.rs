@@ -547,11 +547,12 @@ fn kill(at: KillPoint) -> Vec<(u64, Status)> {
     b.receive(1, 100);
     b.receive(2, 100);
     let core = b.ours();
-    let link = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+    let remote_qp =
+        crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
     let (who, row) = (0x4000, b.sender());
     row.executing.fetch_add(1, Ordering::Relaxed);
     row.completing.store(0, Ordering::Relaxed);
-    let queue = &link.receives.slots;
+    let queue = &remote_qp.receives.slots;
     let pop = queue.claim_pop(who).unwrap().unwrap();
     if at != KillPoint::Claimed {
         let slot = CqSlot {
@@ -616,8 +617,9 @@ fn an_ending_queue_pair_reclaims_a_killed_senders_receives() {
     b.receive(1, 100);
     b.sender().executing.fetch_add(1, Ordering::Relaxed);
     b.sender().completing.store(0, Ordering::Relaxed);
-    let link = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
-    let _ = link.receives.slots.claim_pop(0x4000).unwrap().unwrap();
+    let remote_qp =
+        crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+    let _ = remote_qp.receives.slots.claim_pop(0x4000).unwrap().unwrap();
     hand_over(b.sender(), dead_process());
     b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
     let ended = b.completed();

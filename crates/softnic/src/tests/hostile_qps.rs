@@ -18,7 +18,7 @@ fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
     let mut ends = [near, TestQp::new(fabric.open("soft:h2"), None, 16)];
     connect(&mut ends);
     let [near, far] = &mut ends;
-    let alone = context.progress.attend();
+    let alone = context.progress.service();
     let before = clock();
     near.post(SendOp::Write(far.region.remote(0)));
     let mut polls = 0;

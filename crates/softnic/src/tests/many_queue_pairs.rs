@@ -31,7 +31,7 @@ fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
         // Idle queue pairs are not looked at. Wait until those that were just connected have been.
         let marks = &device.context.table.attention().qps;
         until("a look at all that were connected", || {
-            let _nobody_looks = device.context.progress.attend();
+            let _nobody_looks = device.context.progress.service();
             marks.is_empty()
         });
         let looked = device.context.progress.looked();

@@ -35,15 +35,15 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() 
         let mut others = ["h1", "h2"].map(|host| PeerTestProcess::start(&fabric, host));
         let [a, b] = &mut others;
         PeerTestProcess::join_each_other(a, b);
-        let whole = |census: &RegistrySnapshot| {
-            assert_eq!(census.unreadable, []);
-            for context in &census.contexts {
+        let whole = |snapshot: &RegistrySnapshot| {
+            assert_eq!(snapshot.unreadable, []);
+            for context in &snapshot.contexts {
                 assert_eq!(context.queue_pairs.len(), 1, "{context:?}");
                 assert_eq!(context.queue_pairs[0].state, QpState::Rts, "{context:?}");
             }
         };
         // A queue pair whose peer dies goes to the error state, so this check ignores states.
-        let quiet = |census: &RegistrySnapshot| assert_eq!(census.unreadable, []);
+        let quiet = |snapshot: &RegistrySnapshot| assert_eq!(snapshot.unreadable, []);
         looked_at(&fabric, whole, || a.tell("write-far"));
         looked_at(&fabric, quiet, || {
             a.kill();
@@ -62,8 +62,8 @@ fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
     let fd = record.process.open_fd(record.segment_fd).unwrap();
     let segment = SharedSegment::attach(fd).unwrap();
     let table = Table::new(Arc::new(segment)).unwrap();
-    let bounded = |census: &RegistrySnapshot| {
-        for context in &census.contexts {
+    let bounded = |snapshot: &RegistrySnapshot| {
+        for context in &snapshot.contexts {
             assert!(context.queue_pairs.len() <= MAX_QP);
             assert!(context.completion_queues.len() <= MAX_CQ);
             for queue in &context.completion_queues {

@@ -67,13 +67,13 @@ fn kind_of(refused: Result<(), Refusal>) -> Result<(), String> {
     refused.map_err(|error| error.kind)
 }
 
-fn state(bench: &mut CaseContext<'_>) -> Verdict {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let (a, b) = (bench.new_qp(first, &options())?, up(bench, second)?);
-    let ah = handle(bench, a, second)?;
-    bench.receive(b, 1, &[b.sge(0, 100)])?;
+fn state(cx: &mut CaseContext<'_>) -> Verdict {
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let (a, b) = (cx.new_qp(first, &options())?, up(cx, second)?);
+    let ah = handle(cx, a, second)?;
+    cx.receive(b, 1, &[b.sge(0, 100)])?;
     for expected in [QpState::Reset, QpState::Init, QpState::Rtr] {
-        let refused = bench.post_chain(a, vec![Send::inline(1, to(ah, b), b"x")]);
+        let refused = cx.post_chain(a, vec![Send::inline(1, to(ah, b), b"x")]);
         let expected_refusal = Refusal::from(PostErrorKind::State(expected).at(0));
         ensure_eq!(refused, Err(expected_refusal), "refused");
         let next = match expected {
@@ -81,21 +81,20 @@ fn state(bench: &mut CaseContext<'_>) -> Verdict {
             _ => QpAttr::to_state(QpState::Rtr),
         };
         if expected != QpState::Rtr {
-            bench
-                .modify(a, next, None)
+            cx.modify(a, next, None)
                 .map_err(crate::case_context::error_line)?;
         }
     }
-    bench.expect_nothing_more(a)?;
-    bench.expect_nothing_more(b)
+    cx.expect_nothing_more(a)?;
+    cx.expect_nothing_more(b)
 }
 
-fn error_state(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
-    bench.receive(b, 1, &[b.sge(0, 100)])?;
-    bench.receive(a, 9, &[])?;
-    bench.to_error(a)?;
+fn error_state(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let ah = handle(cx, a, b.host)?;
+    cx.receive(b, 1, &[b.sge(0, 100)])?;
+    cx.receive(a, 9, &[])?;
+    cx.to_error(a)?;
     for id in 0..4 {
         let request = Send::inline(id, to(ah, b), b"x");
         let request = if id % 2 == 0 {
@@ -103,20 +102,20 @@ fn error_state(bench: &mut CaseContext<'_>) -> Verdict {
         } else {
             request
         };
-        bench.post_one(a, request)?;
+        cx.post_one(a, request)?;
     }
     for id in 0..4 {
-        bench.expect_sent(a, id, Status::Flushed)?;
+        cx.expect_sent(a, id, Status::Flushed)?;
     }
-    bench.expect_received(a, 9, Status::Flushed)?;
-    bench.expect_nothing_more(a)?;
-    bench.expect_nothing_more(b)?;
-    bench.expect_state(b, QpState::Rts, "the other")
+    cx.expect_received(a, 9, Status::Flushed)?;
+    cx.expect_nothing_more(a)?;
+    cx.expect_nothing_more(b)?;
+    cx.expect_state(b, QpState::Rts, "the other")
 }
 
-fn refused_at_its_index(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
+fn refused_at_its_index(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let ah = handle(cx, a, b.host)?;
     let (sges, inline) = (a.caps.max_send_sge, a.caps.max_inline);
     let tries = [
         (
@@ -130,36 +129,36 @@ fn refused_at_its_index(bench: &mut CaseContext<'_>) -> Verdict {
     ];
     for (data, error) in tries {
         for id in 0..3 {
-            bench.receive(b, id, &[b.sge(0, 200)])?;
+            cx.receive(b, id, &[b.sge(0, 200)])?;
         }
         let good = |id| Send::inline(id, to(ah, b), b"good");
         let bad = Send { data, ..good(2) };
-        let refused = bench.post_chain(a, vec![good(1), bad, good(3)]);
+        let refused = cx.post_chain(a, vec![good(1), bad, good(3)]);
         ensure_eq!(refused, Err(Refusal::from(error.at(1))), "refused");
-        bench.expect_sent(a, 1, Status::Success)?;
-        bench.expect_received(b, 0, Status::Success)?;
-        bench.expect_nothing_more(a)?;
-        bench.expect_nothing_more(b)?;
-        bench.expect_state(a, QpState::Rts, "the sender")?;
+        cx.expect_sent(a, 1, Status::Success)?;
+        cx.expect_received(b, 0, Status::Success)?;
+        cx.expect_nothing_more(a)?;
+        cx.expect_nothing_more(b)?;
+        cx.expect_state(a, QpState::Rts, "the sender")?;
         for id in 1..3 {
-            send(bench, a, to(ah, b), 8, Status::Success)?;
-            bench.expect_received(b, id, Status::Success)?;
+            send(cx, a, to(ah, b), 8, Status::Success)?;
+            cx.expect_received(b, id, Status::Success)?;
         }
     }
     Ok(())
 }
 
 fn up_as(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     host: crate::Host,
     options: &QpOptions,
 ) -> Result<QpFixture, String> {
-    let side = bench.new_qp(host, options)?;
-    super::bring_up(bench, side)?;
+    let side = cx.new_qp(host, options)?;
+    super::bring_up(cx, side)?;
     Ok(side)
 }
 
-fn sq_full(bench: &mut CaseContext<'_>) -> Verdict {
+fn sq_full(cx: &mut CaseContext<'_>) -> Verdict {
     let narrow = QpOptions {
         caps: QpCaps {
             max_send_wr: 4,
@@ -167,12 +166,12 @@ fn sq_full(bench: &mut CaseContext<'_>) -> Verdict {
         },
         ..options()
     };
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let (a, b) = (up_as(bench, first, &narrow)?, up(bench, second)?);
-    let ah = handle(bench, a, second)?;
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let (a, b) = (up_as(cx, first, &narrow)?, up(cx, second)?);
+    let ah = handle(cx, a, second)?;
     let most = u64::from(a.caps.max_send_wr);
     for id in 0..=most {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
+        cx.receive(b, id, &[b.sge(0, 100)])?;
     }
     let mut chain: Vec<_> = (1..most)
         .map(|id| Send::inline(id, to(ah, b), b"x").quiet())
@@ -181,15 +180,14 @@ fn sq_full(bench: &mut CaseContext<'_>) -> Verdict {
     let mut taken = most;
     let full = |index| Err(Refusal::from(PostErrorKind::QueueFull.at(index)));
     let more = Send::inline(200, to(ah, b), b"x");
-    if bench.behaviour().frees_slots_when_polled {
-        bench
-            .post_chain(a, chain)
+    if cx.behaviour().frees_slots_when_polled {
+        cx.post_chain(a, chain)
             .map_err(crate::case_context::error_line)?;
-        ensure_eq!(bench.post_chain(a, vec![more]), full(0), "full");
+        ensure_eq!(cx.post_chain(a, vec![more]), full(0), "full");
     } else {
         // Some requests may have been sent meanwhile, which makes room for one more.
         chain.push(more.quiet());
-        let posted = bench.post_chain(a, chain);
+        let posted = cx.post_chain(a, chain);
         if posted.is_ok() {
             taken += 1;
         } else {
@@ -197,54 +195,54 @@ fn sq_full(bench: &mut CaseContext<'_>) -> Verdict {
         }
     }
     for id in 0..taken {
-        bench.expect_received(b, id, Status::Success)?;
+        cx.expect_received(b, id, Status::Success)?;
     }
-    bench.expect_nothing_more(b)?;
-    bench.expect_sent(a, 100, Status::Success)?;
-    bench.expect_nothing_more(a)?;
-    bench.receive(b, taken, &[b.sge(0, 100)])?;
-    send(bench, a, to(ah, b), 8, Status::Success)?;
-    bench.expect_received(b, taken, Status::Success).map(drop)
+    cx.expect_nothing_more(b)?;
+    cx.expect_sent(a, 100, Status::Success)?;
+    cx.expect_nothing_more(a)?;
+    cx.receive(b, taken, &[b.sge(0, 100)])?;
+    send(cx, a, to(ah, b), 8, Status::Success)?;
+    cx.expect_received(b, taken, Status::Success).map(drop)
 }
 
-fn cq_full(bench: &mut CaseContext<'_>) -> Verdict {
+fn cq_full(cx: &mut CaseContext<'_>) -> Verdict {
     let tight = QpOptions {
         depth: 4,
         ..options()
     };
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let (a, b) = (up_as(bench, first, &tight)?, up(bench, second)?);
-    let ah = handle(bench, a, second)?;
-    if bench.behaviour().defers_requests {
-        return bench.skip(NO_OVERRUN);
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let (a, b) = (up_as(cx, first, &tight)?, up(cx, second)?);
+    let ah = handle(cx, a, second)?;
+    if cx.behaviour().defers_requests {
+        return cx.skip(NO_OVERRUN);
     }
     for id in 0..=u64::from(a.depth) {
-        bench.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
+        cx.post(a, id, to(ah, b), &[a.sge(0, 8)])?;
     }
-    overruns(bench, a, a.send_cq).map_err(|seen| format!("sends: {seen}"))?;
+    overruns(cx, a, a.send_cq).map_err(|seen| format!("sends: {seen}"))?;
     // Now the receiver's CQ overruns.
-    let (a, b) = (up(bench, first)?, up_as(bench, second, &tight)?);
-    let ah = handle(bench, a, second)?;
+    let (a, b) = (up(cx, first)?, up_as(cx, second, &tight)?);
+    let ah = handle(cx, a, second)?;
     for id in 0..=u64::from(b.depth) {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
+        cx.receive(b, id, &[b.sge(0, 100)])?;
     }
     for _ in 0..=b.depth {
-        send(bench, a, to(ah, b), 8, Status::Success)?;
+        send(cx, a, to(ah, b), 8, Status::Success)?;
     }
-    overruns(bench, b, b.recv_cq).map_err(|seen| format!("receives: {seen}"))?;
-    send(bench, a, to(ah, b), 8, Status::Success)?;
-    bench.expect_state(a, QpState::Rts, "the sender")
+    overruns(cx, b, b.recv_cq).map_err(|seen| format!("receives: {seen}"))?;
+    send(cx, a, to(ah, b), 8, Status::Success)?;
+    cx.expect_state(a, QpState::Rts, "the sender")
 }
 
-fn wrong_transport(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair()?;
-    let (c, d) = pair(bench)?;
-    let ah = handle(bench, c, d.host)?;
+fn wrong_transport(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair()?;
+    let (c, d) = pair(cx)?;
+    let ah = handle(cx, c, d.host)?;
     let peer = Peer::Of {
         host: d.host.id,
         qp: d.qp,
     };
-    bench.receive(d, 1, &[d.sge(0, 100)])?;
+    cx.receive(d, 1, &[d.sge(0, 100)])?;
     for imm in [None, Some(1)] {
         let op = Op::SendTo {
             ah,
@@ -252,7 +250,7 @@ fn wrong_transport(bench: &mut CaseContext<'_>) -> Verdict {
             qkey: QKEY,
             imm,
         };
-        let refused = bench.post_chain(a, vec![Send::inline(1, op, b"x")]);
+        let refused = cx.post_chain(a, vec![Send::inline(1, op, b"x")]);
         ensure_eq!(kind_of(refused), Err("Operation".to_owned()), "on RC");
     }
     let remote = b.at(0);
@@ -269,32 +267,32 @@ fn wrong_transport(bench: &mut CaseContext<'_>) -> Verdict {
         },
         Op::FetchAdd { remote, add: 1 },
     ] {
-        let refused = bench.post_chain(c, vec![Send::new(1, op, &[c.sge(0, 8)])]);
+        let refused = cx.post_chain(c, vec![Send::new(1, op, &[c.sge(0, 8)])]);
         ensure_eq!(
             kind_of(refused),
             Err("Operation".to_owned()),
             format!("{op:?} on UD")
         );
     }
-    ensure_eq!(bench.read_u64(b, 0)?, 0, "executed all the same");
+    ensure_eq!(cx.read_u64(b, 0)?, 0, "executed all the same");
     for side in [a, c] {
-        bench.expect_state(side, QpState::Rts, "the queue pair")?;
-        bench.expect_nothing_more(side)?;
+        cx.expect_state(side, QpState::Rts, "the queue pair")?;
+        cx.expect_nothing_more(side)?;
     }
-    bench.expect_nothing_more(d)
+    cx.expect_nothing_more(d)
 }
 
-fn destroyed_handle(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let (gone, kept) = (handle(bench, a, b.host)?, handle(bench, a, b.host)?);
+fn destroyed_handle(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let (gone, kept) = (handle(cx, a, b.host)?, handle(cx, a, b.host)?);
     for id in 0..2 {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
+        cx.receive(b, id, &[b.sge(0, 100)])?;
     }
-    send(bench, a, to(gone, b), 8, Status::Success)?;
-    bench.expect_received(b, 0, Status::Success)?;
-    bench.destroy(a.host, gone)?;
-    no_way(bench, a, to(gone, b))?;
-    bench.expect_nothing_more(b)?;
-    send(bench, a, to(kept, b), 8, Status::Success)?;
-    bench.expect_received(b, 1, Status::Success).map(drop)
+    send(cx, a, to(gone, b), 8, Status::Success)?;
+    cx.expect_received(b, 0, Status::Success)?;
+    cx.destroy(a.host, gone)?;
+    no_way(cx, a, to(gone, b))?;
+    cx.expect_nothing_more(b)?;
+    send(cx, a, to(kept, b), 8, Status::Success)?;
+    cx.expect_received(b, 1, Status::Success).map(drop)
 }

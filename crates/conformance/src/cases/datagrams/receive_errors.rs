@@ -19,10 +19,10 @@ pub(super) fn cases() -> Vec<Case> {
         let outcome =
             "LocalProtection; the queue pair in ERR; nothing written; the sender stays in RTS";
         let name = format!("datagrams::recv_{}", fault.name());
-        let own = Case::new(&name, move |bench| bad(bench, fault));
+        let own = Case::new(&name, move |cx| bad(cx, fault));
         cases.push(own.row("post_recv", "RECV of datagrams", fault.wrong(), outcome));
         let name = format!("datagrams::srq_recv_{}", fault.name());
-        let shared = Case::new(name, move |bench| bad_of_an_srq(bench, fault));
+        let shared = Case::new(name, move |cx| bad_of_an_srq(cx, fault));
         cases.push(shared.row(
             "post_srq_recv",
             "SRQ RECV of datagrams",
@@ -48,108 +48,108 @@ pub(super) fn cases() -> Vec<Case> {
 const LEN: u32 = 64;
 
 /// Checks that the memory of the receiver is unchanged.
-fn is_untouched(bench: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
-    let same = bench.buffer_matches(b, 0, b.len, 5)?;
+fn is_untouched(cx: &mut CaseContext<'_>, b: QpFixture) -> Verdict {
+    let same = cx.buffer_matches(b, 0, b.len, 5)?;
     ensure!(
-        same || !bench.behaviour().checks_before_copying,
+        same || !cx.behaviour().checks_before_copying,
         "memory was written"
     );
     Ok(())
 }
 
-fn bad(bench: &mut CaseContext<'_>, fault: MemoryFault) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
-    bench.fill_buffer(b, 0, b.len, 5)?;
-    let pieces = fault.apply(bench, b, HEADER + LEN, 1)?.pieces();
-    bench.receive(b, 1, &pieces)?;
-    bench.receive(b, 2, &[b.sge(0, 200)])?;
-    send(bench, a, to(ah, b), LEN, Status::Success)?;
-    bench.expect_received(b, 1, Status::LocalProtection)?;
-    bench.expect_received(b, 2, Status::Flushed)?;
-    bench.expect_state(b, QpState::Error, "the receiver")?;
-    bench.expect_failed(b)?;
-    send(bench, a, to(ah, b), LEN, Status::Success)?;
-    bench.expect_state(a, QpState::Rts, "the sender")?;
-    bench.expect_nothing_more(b)?;
-    is_untouched(bench, b)
+fn bad(cx: &mut CaseContext<'_>, fault: MemoryFault) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let ah = handle(cx, a, b.host)?;
+    cx.fill_buffer(b, 0, b.len, 5)?;
+    let pieces = fault.apply(cx, b, HEADER + LEN, 1)?.pieces();
+    cx.receive(b, 1, &pieces)?;
+    cx.receive(b, 2, &[b.sge(0, 200)])?;
+    send(cx, a, to(ah, b), LEN, Status::Success)?;
+    cx.expect_received(b, 1, Status::LocalProtection)?;
+    cx.expect_received(b, 2, Status::Flushed)?;
+    cx.expect_state(b, QpState::Error, "the receiver")?;
+    cx.expect_failed(b)?;
+    send(cx, a, to(ah, b), LEN, Status::Success)?;
+    cx.expect_state(a, QpState::Rts, "the sender")?;
+    cx.expect_nothing_more(b)?;
+    is_untouched(cx, b)
 }
 
 /// Creates two UD queue pairs that share an SRQ.
-fn sharing(bench: &mut CaseContext<'_>, host: Host) -> Result<(QpFixture, QpFixture), String> {
-    let (pd, srq): (Id, Id) = shared_receives::srq(bench, host, 8, 0)?;
+fn sharing(cx: &mut CaseContext<'_>, host: Host) -> Result<(QpFixture, QpFixture), String> {
+    let (pd, srq): (Id, Id) = shared_receives::srq(cx, host, 8, 0)?;
     let mut one = || {
-        let side = bench.new_qp_in_pd(host, pd, Some(srq), &options())?;
-        super::bring_up(bench, side)?;
+        let side = cx.new_qp_in_pd(host, pd, Some(srq), &options())?;
+        super::bring_up(cx, side)?;
         Ok::<_, String>(side)
     };
     Ok((one()?, one()?))
 }
 
-fn bad_of_an_srq(bench: &mut CaseContext<'_>, fault: MemoryFault) -> Verdict {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let a = up(bench, first)?;
-    let (b, other) = sharing(bench, second)?;
-    let ah = handle(bench, a, second)?;
-    bench.fill_buffer(b, 0, b.len, 5)?;
-    let pieces = fault.apply(bench, b, HEADER + LEN, 1)?.pieces();
-    bench.receive(b, 1, &pieces)?;
-    bench.receive(b, 2, &[other.sge(0, 200)])?;
-    send(bench, a, to(ah, b), LEN, Status::Success)?;
-    bench.expect_received(b, 1, Status::LocalProtection)?;
-    bench.expect_state(b, QpState::Error, "the receiver")?;
-    bench.expect_failed(b)?;
-    bench.expect_event(second, Event::QpLastWqe(Some(b.qp)))?;
-    is_untouched(bench, b)?;
-    bench.expect_state(other, QpState::Rts, "the one beside it")?;
-    send(bench, a, to(ah, other), LEN, Status::Success)?;
-    let got = bench.expect_received(other, 2, Status::Success)?;
+fn bad_of_an_srq(cx: &mut CaseContext<'_>, fault: MemoryFault) -> Verdict {
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let a = up(cx, first)?;
+    let (b, other) = sharing(cx, second)?;
+    let ah = handle(cx, a, second)?;
+    cx.fill_buffer(b, 0, b.len, 5)?;
+    let pieces = fault.apply(cx, b, HEADER + LEN, 1)?.pieces();
+    cx.receive(b, 1, &pieces)?;
+    cx.receive(b, 2, &[other.sge(0, 200)])?;
+    send(cx, a, to(ah, b), LEN, Status::Success)?;
+    cx.expect_received(b, 1, Status::LocalProtection)?;
+    cx.expect_state(b, QpState::Error, "the receiver")?;
+    cx.expect_failed(b)?;
+    cx.expect_event(second, Event::QpLastWqe(Some(b.qp)))?;
+    is_untouched(cx, b)?;
+    cx.expect_state(other, QpState::Rts, "the one beside it")?;
+    send(cx, a, to(ah, other), LEN, Status::Success)?;
+    let got = cx.expect_received(other, 2, Status::Success)?;
     ensure_eq!(got.qp, Some(other.qp), "whose");
-    bench.expect_nothing_more(b)
+    cx.expect_nothing_more(b)
 }
 
-fn short(bench: &mut CaseContext<'_>) -> Verdict {
+fn short(cx: &mut CaseContext<'_>) -> Verdict {
     for (room, lost, fits) in [(HEADER - 1, 0, None), (HEADER + 7, 8, Some(7))] {
-        let (a, b) = pair(bench)?;
-        let ah = handle(bench, a, b.host)?;
-        bench.fill_buffer(b, 0, b.len, 5)?;
-        bench.receive(b, 1, &[b.sge(0, room)])?;
-        send(bench, a, to(ah, b), lost, Status::Success)?;
-        bench.named_wait(TOO_LONG, |bench| bench.expect_nothing_more(b))?;
-        bench.expect_state(b, QpState::Rts, "the receiver")?;
-        is_untouched(bench, b)?;
+        let (a, b) = pair(cx)?;
+        let ah = handle(cx, a, b.host)?;
+        cx.fill_buffer(b, 0, b.len, 5)?;
+        cx.receive(b, 1, &[b.sge(0, room)])?;
+        send(cx, a, to(ah, b), lost, Status::Success)?;
+        cx.named_wait(TOO_LONG, |cx| cx.expect_nothing_more(b))?;
+        cx.expect_state(b, QpState::Rts, "the receiver")?;
+        is_untouched(cx, b)?;
         if let Some(len) = fits {
-            send(bench, a, to(ah, b), len, Status::Success)?;
-            let got = bench.expect_received(b, 1, Status::Success)?;
+            send(cx, a, to(ah, b), len, Status::Success)?;
+            let got = cx.expect_received(b, 1, Status::Success)?;
             ensure_eq!(got.byte_len, HEADER + len, "length");
         }
-        bench.expect_no_fatal(b)?;
+        cx.expect_no_fatal(b)?;
     }
     Ok(())
 }
 
-fn short_of_an_srq(bench: &mut CaseContext<'_>) -> Verdict {
+fn short_of_an_srq(cx: &mut CaseContext<'_>) -> Verdict {
     for (room, len) in [(HEADER - 1, 0), (HEADER + 7, 8)] {
-        let (first, second) = (bench.first_host()?, bench.second_host()?);
-        let a = up(bench, first)?;
-        let (b, _) = sharing(bench, second)?;
-        let ah = handle(bench, a, second)?;
-        bench.fill_buffer(b, 0, b.len, 5)?;
-        bench.write_buffer(a, 0, b"datagram")?;
-        bench.receive(b, 1, &[b.sge(0, room)])?;
-        send(bench, a, to(ah, b), len, Status::Success)?;
-        bench.expect_received(b, 1, Status::LocalLength)?;
-        is_untouched(bench, b)?;
-        bench.receive(b, 2, &[b.sge(0, 200)])?;
-        send(bench, a, to(ah, b), 8, Status::Success)?;
-        bench.expect_received(b, 2, Status::Success)?;
+        let (first, second) = (cx.first_host()?, cx.second_host()?);
+        let a = up(cx, first)?;
+        let (b, _) = sharing(cx, second)?;
+        let ah = handle(cx, a, second)?;
+        cx.fill_buffer(b, 0, b.len, 5)?;
+        cx.write_buffer(a, 0, b"datagram")?;
+        cx.receive(b, 1, &[b.sge(0, room)])?;
+        send(cx, a, to(ah, b), len, Status::Success)?;
+        cx.expect_received(b, 1, Status::LocalLength)?;
+        is_untouched(cx, b)?;
+        cx.receive(b, 2, &[b.sge(0, 200)])?;
+        send(cx, a, to(ah, b), 8, Status::Success)?;
+        cx.expect_received(b, 2, Status::Success)?;
         ensure_eq!(
-            bench.read_buffer(b, GRH_BYTES, 8)?,
+            cx.read_buffer(b, GRH_BYTES, 8)?,
             b"datagram",
             "the next one"
         );
-        bench.expect_state(b, QpState::Rts, "the receiver")?;
-        bench.expect_no_fatal(b)?;
+        cx.expect_state(b, QpState::Rts, "the receiver")?;
+        cx.expect_no_fatal(b)?;
     }
     Ok(())
 }

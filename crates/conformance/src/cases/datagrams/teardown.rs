@@ -62,8 +62,8 @@ fn deep(heap: bool) -> QpOptions {
 
 /// Returns the maximum length of a datagram. Long datagrams make it likely that a concurrent event happens
 /// in the middle of one.
-fn longest(bench: &CaseContext<'_>, host: Host) -> Result<u32, String> {
-    Ok(bench.facts(host)?.mtu.bytes())
+fn longest(cx: &CaseContext<'_>, host: Host) -> Result<u32, String> {
+    Ok(cx.facts(host)?.mtu.bytes())
 }
 
 /// Returns a call that sends datagrams of `len` bytes from `a` in a loop.
@@ -84,18 +84,18 @@ fn stream((a, ah, b): (QpFixture, Id, QpFixture), len: u32, times: u64) -> Call 
     }
 }
 
-fn receiver(bench: &mut CaseContext<'_>, heap: bool) -> Result<(QpFixture, QpFixture, Id), String> {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let (a, b) = (up(bench, first)?, bench.new_qp(second, &deep(heap))?);
-    super::bring_up(bench, b)?;
-    let ah = handle(bench, a, b.host)?;
+fn receiver(cx: &mut CaseContext<'_>, heap: bool) -> Result<(QpFixture, QpFixture, Id), String> {
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let (a, b) = (up(cx, first)?, cx.new_qp(second, &deep(heap))?);
+    super::bring_up(cx, b)?;
+    let ah = handle(cx, a, b.host)?;
     Ok((a, b, ah))
 }
 
-fn deregistered_under_a_stream(bench: &mut CaseContext<'_>) -> Verdict {
+fn deregistered_under_a_stream(cx: &mut CaseContext<'_>) -> Verdict {
     for heap in [false, true] {
         for looks in [1, 20, 100] {
-            deregistered(bench, heap, looks).map_err(|seen| {
+            deregistered(cx, heap, looks).map_err(|seen| {
                 let whose = if heap { "ordinary memory, " } else { "" };
                 format!("{whose}after {looks} looks: {seen}")
             })?;
@@ -104,13 +104,13 @@ fn deregistered_under_a_stream(bench: &mut CaseContext<'_>) -> Verdict {
     Ok(())
 }
 
-fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdict {
-    let (a, b, ah) = receiver(bench, heap)?;
-    let bytes = longest(bench, a.host)?;
+fn deregistered(cx: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdict {
+    let (a, b, ah) = receiver(cx, heap)?;
+    let bytes = longest(cx, a.host)?;
     let room = HEADER + bytes;
-    bench.fill_buffer(a, 0, bytes as usize, 7)?;
+    cx.fill_buffer(a, 0, bytes as usize, 7)?;
     for id in 0..RECEIVES {
-        bench.receive(b, id, &[b.sge(0, room)])?;
+        cx.receive(b, id, &[b.sge(0, room)])?;
     }
     let (buffer, offset, len, seed) = (b.buffer, 0, room as usize, 5);
     let get = Call::Get {
@@ -136,7 +136,7 @@ fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdic
     // There are fewer datagrams than receives, so at least one receive is left.
     let sending = stream((a, ah, b), bytes, RECEIVES / 4 - 6);
     let replies =
-        bench.call_concurrently(vec![(a.host.id, sending), (b.host.id, Call::Each(taking))])?;
+        cx.call_concurrently(vec![(a.host.id, sending), (b.host.id, Call::Each(taking))])?;
     let [Reply::Completions(sent), Reply::Each(owner)] = &replies[..] else {
         return Err(format!("{replies:?}"));
     };
@@ -148,23 +148,23 @@ fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdic
     // This datagram finds no memory, if none before did. Its post may be refused until earlier ones complete,
     // and the wait also collects their completions.
     let (mut is_posted, mut is_sent) = (false, false);
-    bench.wait("the last datagram", |bench| {
-        for done in bench.poll(a.host, a.send_cq)? {
+    cx.wait("the last datagram", |cx| {
+        for done in cx.poll(a.host, a.send_cq)? {
             ensure_eq!(done.status, Status::Success, "a datagram");
             is_sent |= done.wr_id == 1;
         }
-        is_posted = is_posted || bench.post(a, 1, to(ah, b), &[a.sge(0, 8)]).is_ok();
+        is_posted = is_posted || cx.post(a, 1, to(ah, b), &[a.sge(0, 8)]).is_ok();
         Ok(is_sent.then_some(()))
     })?;
-    bench.wait("failure of the receiver", |bench| {
-        Ok((bench.state(b)? == QpState::Error).then_some(()))
+    cx.wait("failure of the receiver", |cx| {
+        Ok((cx.state(b)? == QpState::Error).then_some(()))
     })?;
-    bench.expect_failed(b)?;
+    cx.expect_failed(b)?;
     let mut failed = None;
     for id in 0..RECEIVES {
-        let done = bench.next_recv_completion(b)?;
+        let done = cx.next_recv_completion(b)?;
         ensure_eq!(done.wr_id, id, "order");
-        let unplaced = bench.expected_status(Status::LocalProtection, done.status);
+        let unplaced = cx.expected_status(Status::LocalProtection, done.status);
         match (done.status, failed) {
             (Status::Success, None) => ensure_eq!(done.byte_len, room, "length"),
             (status, None) if status == unplaced => failed = Some(id),
@@ -174,11 +174,11 @@ fn deregistered(bench: &mut CaseContext<'_>, heap: bool, looks: usize) -> Verdic
     }
     ensure!(failed.is_some(), "none failed");
     ensure!(
-        bench.buffer_matches(b, 0, len, seed)?,
+        cx.buffer_matches(b, 0, len, seed)?,
         "written after deregistration, in the end"
     );
-    bench.expect_nothing_more(b)?;
-    bench.expect_state(a, QpState::Rts, "the sender")
+    cx.expect_nothing_more(b)?;
+    cx.expect_state(a, QpState::Rts, "the sender")
 }
 
 /// Receives of a queue pair, and their statuses.
@@ -205,11 +205,11 @@ impl Receives {
     }
 
     /// Posts as many receives as the queue holds, in one chain.
-    fn post(&mut self, bench: &mut CaseContext<'_>) -> Verdict {
+    fn post(&mut self, cx: &mut CaseContext<'_>) -> Verdict {
         let (from, to) = (self.posted, self.ended.len() as u64 + RECEIVES);
         let receive = |id| Receive::new(id, &[self.side.sge(0, HEADER + self.len)]);
         let chain = (from..to).map(receive).collect();
-        let posted = bench.receive_chain(self.side, chain);
+        let posted = cx.receive_chain(self.side, chain);
         posted.map_err(crate::case_context::error_line)?;
         self.posted = to;
         Ok(())
@@ -218,12 +218,12 @@ impl Receives {
     /// Polls up to `most` completions and returns their number.
     fn collect(
         &mut self,
-        bench: &mut CaseContext<'_>,
+        cx: &mut CaseContext<'_>,
         expected: Status,
         most: usize,
     ) -> Result<usize, String> {
         let QpFixture { host, recv_cq, .. } = self.side;
-        let done = bench.poll_up_to(host, recv_cq, most);
+        let done = cx.poll_up_to(host, recv_cq, most);
         let done = done.map_err(crate::case_context::error_line)?;
         for done in &done {
             ensure!(done.wr_id < self.posted, "{} was not posted", done.wr_id);
@@ -239,77 +239,75 @@ impl Receives {
     }
 }
 
-fn sender_killed(bench: &mut CaseContext<'_>) -> Verdict {
-    let second = bench.second_host()?;
+fn sender_killed(cx: &mut CaseContext<'_>) -> Verdict {
+    let second = cx.second_host()?;
     // Ordinary memory is slow to reach, so that most of the time a datagram is being placed.
-    let b = bench.new_qp(second, &deep(true))?;
-    super::bring_up(bench, b)?;
-    let mut receives = Receives::of(b, longest(bench, second)?);
+    let b = cx.new_qp(second, &deep(true))?;
+    super::bring_up(cx, b)?;
+    let mut receives = Receives::of(b, longest(cx, second)?);
     for round in 0..12 {
-        killed_at_work(bench, &mut receives).map_err(|seen| format!("round {round}: {seen}"))?;
+        killed_at_work(cx, &mut receives).map_err(|seen| format!("round {round}: {seen}"))?;
     }
-    bench.expect_no_fatal(b)?;
-    receives.post(bench)?;
-    bench.to_error(b)?;
-    bench.wait("flushed receives", |bench| {
-        receives.collect(bench, Status::Flushed, MANY)?;
+    cx.expect_no_fatal(b)?;
+    receives.post(cx)?;
+    cx.to_error(b)?;
+    cx.wait("flushed receives", |cx| {
+        receives.collect(cx, Status::Flushed, MANY)?;
         Ok(receives.are_over().then_some(()))
     })?;
-    bench.expect_nothing_more(b)
+    cx.expect_nothing_more(b)
 }
 
-fn killed_at_work(bench: &mut CaseContext<'_>, receives: &mut Receives) -> Verdict {
+fn killed_at_work(cx: &mut CaseContext<'_>, receives: &mut Receives) -> Verdict {
     let b = receives.side;
-    let victim = bench.new_host(crate::HostRole::First)?;
-    let a = up(bench, victim)?;
-    let ah = handle(bench, a, b.host)?;
-    receives.post(bench)?;
-    bench.begin_unanswered(victim.id, stream((a, ah, b), receives.len, u64::MAX))?;
-    bench.wait("the first of it", |bench| {
+    let victim = cx.new_host(crate::HostRole::First)?;
+    let a = up(cx, victim)?;
+    let ah = handle(cx, a, b.host)?;
+    receives.post(cx)?;
+    cx.begin_unanswered(victim.id, stream((a, ah, b), receives.len, u64::MAX))?;
+    cx.wait("the first of it", |cx| {
         // Only one is polled, so that the sender still has much to do when it is killed.
-        let seen = receives.collect(bench, Status::Success, 1)?;
+        let seen = receives.collect(cx, Status::Success, 1)?;
         Ok((seen > 0).then_some(()))
     })?;
-    bench.kill(victim)?;
-    bench.expect_state(b, QpState::Rts, "the survivor")?;
+    cx.kill(victim)?;
+    cx.expect_state(b, QpState::Rts, "the survivor")?;
     // The receive that the dead sender held is available again: other datagrams take every receive.
-    let first = bench.first_host()?;
-    let other = up(bench, first)?;
-    let ah = handle(bench, other, b.host)?;
-    bench
-        .wait("every receive", |bench| {
-            let from = [other.sge(0, receives.len)];
-            let mut chain = vec![Send::new(1, to(ah, b), &from).quiet(); 15];
-            chain.push(Send::new(1, to(ah, b), &from));
-            bench
-                .post_chain(other, chain)
-                .map_err(crate::case_context::error_line)?;
-            bench.expect_sent(other, 1, Status::Success)?;
-            receives.collect(bench, Status::Success, MANY)?;
-            Ok(receives.are_over().then_some(()))
-        })
-        .map_err(|seen| format!("{seen}: {} of {}", receives.ended.len(), receives.posted))?;
-    bench.destroy_qp_fixture(other)
+    let first = cx.first_host()?;
+    let other = up(cx, first)?;
+    let ah = handle(cx, other, b.host)?;
+    cx.wait("every receive", |cx| {
+        let from = [other.sge(0, receives.len)];
+        let mut chain = vec![Send::new(1, to(ah, b), &from).quiet(); 15];
+        chain.push(Send::new(1, to(ah, b), &from));
+        cx.post_chain(other, chain)
+            .map_err(crate::case_context::error_line)?;
+        cx.expect_sent(other, 1, Status::Success)?;
+        receives.collect(cx, Status::Success, MANY)?;
+        Ok(receives.are_over().then_some(()))
+    })
+    .map_err(|seen| format!("{seen}: {} of {}", receives.ended.len(), receives.posted))?;
+    cx.destroy_qp_fixture(other)
 }
 
-fn receiver_killed(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = pair(bench)?;
-    let ah = handle(bench, a, b.host)?;
+fn receiver_killed(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = pair(cx)?;
+    let ah = handle(cx, a, b.host)?;
     let op = to(ah, b);
     for id in 0..4 {
-        bench.receive(b, id, &[b.sge(0, 100)])?;
+        cx.receive(b, id, &[b.sge(0, 100)])?;
     }
-    send(bench, a, op, 8, Status::Success)?;
-    bench.kill(b.host)?;
+    send(cx, a, op, 8, Status::Success)?;
+    cx.kill(b.host)?;
     for _ in 0..8 {
-        send(bench, a, op, 8, Status::Success)?;
+        send(cx, a, op, 8, Status::Success)?;
     }
-    bench.expect_state(a, QpState::Rts, "the survivor")?;
-    bench.expect_no_fatal(a)?;
-    let host = bench.second_host()?;
-    let c = up(bench, host)?;
-    let ah = handle(bench, a, c.host)?;
-    bench.receive(c, 1, &[c.sge(0, 100)])?;
-    send(bench, a, to(ah, c), 8, Status::Success)?;
-    bench.expect_received(c, 1, Status::Success).map(drop)
+    cx.expect_state(a, QpState::Rts, "the survivor")?;
+    cx.expect_no_fatal(a)?;
+    let host = cx.second_host()?;
+    let c = up(cx, host)?;
+    let ah = handle(cx, a, c.host)?;
+    cx.receive(c, 1, &[c.sge(0, 100)])?;
+    send(cx, a, to(ah, c), 8, Status::Success)?;
+    cx.expect_received(c, 1, Status::Success).map(drop)
 }

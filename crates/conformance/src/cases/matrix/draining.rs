@@ -53,63 +53,61 @@ fn request(kind: OpKind, wr_id: u64, a: QpFixture, b: QpFixture) -> Send {
 
 /// Returns the word that the operation writes, which was zero: local for a READ, otherwise the peer's.
 fn first_word(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     kind: OpKind,
     a: QpFixture,
     b: QpFixture,
 ) -> Result<u64, String> {
     let side = if kind == OpKind::Read { a } else { b };
-    bench.read_u64(side, 0)
+    cx.read_u64(side, 0)
 }
 
 /// Writes a word other than zero to the memory from which `kind` takes its bytes, and posts a receive.
-fn prepare(bench: &mut CaseContext<'_>, kind: OpKind, a: QpFixture, b: QpFixture) -> Verdict {
+fn prepare(cx: &mut CaseContext<'_>, kind: OpKind, a: QpFixture, b: QpFixture) -> Verdict {
     let side = if kind == OpKind::Read { b } else { a };
     // An atomic takes no local bytes.
     if !kind.is_atomic() {
-        bench.write_buffer(side, 0, &1u64.to_ne_bytes())?;
+        cx.write_buffer(side, 0, &1u64.to_ne_bytes())?;
     }
-    bench.receive(b, 70, &[b.sge(0, 64)])
+    cx.receive(b, 70, &[b.sge(0, 64)])
 }
 
-fn drained(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
-    prepare(bench, kind, a, b)?;
-    bench.to_state(a, QpState::Sqd)?;
-    bench.post_one(a, request(kind, 1, a, b))?;
+fn drained(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    prepare(cx, kind, a, b)?;
+    cx.to_state(a, QpState::Sqd)?;
+    cx.post_one(a, request(kind, 1, a, b))?;
     for _ in 0..20 {
-        bench.expect_nothing_more(a)?;
-        bench.advance();
+        cx.expect_nothing_more(a)?;
+        cx.advance();
     }
-    ensure_eq!(first_word(bench, kind, a, b)?, 0, "executed in SQD");
+    ensure_eq!(first_word(cx, kind, a, b)?, 0, "executed in SQD");
     // The receiving half goes on.
-    bench.receive(a, 5, &[])?;
-    bench.post(b, 6, Op::Send, &[])?;
-    bench.expect_sent(b, 6, Status::Success)?;
-    bench.expect_received(a, 5, Status::Success)?;
-    bench.to_state(a, QpState::Rts)?;
-    bench.named_wait("in RTS again", |bench| {
-        bench.expect_sent(a, 1, Status::Success)
-    })?;
-    ensure_eq!(first_word(bench, kind, a, b)?, 1, "executed in RTS");
+    cx.receive(a, 5, &[])?;
+    cx.post(b, 6, Op::Send, &[])?;
+    cx.expect_sent(b, 6, Status::Success)?;
+    cx.expect_received(a, 5, Status::Success)?;
+    cx.to_state(a, QpState::Rts)?;
+    cx.named_wait("in RTS again", |cx| cx.expect_sent(a, 1, Status::Success))?;
+    ensure_eq!(first_word(cx, kind, a, b)?, 1, "executed in RTS");
     if kind.takes_receive() {
-        bench.expect_received(b, 70, Status::Success)?;
+        cx.expect_received(b, 70, Status::Success)?;
     }
-    bench.expect_nothing_more(a)
+    cx.expect_nothing_more(a)
 }
 
 const LONG: u32 = 8 << 20;
 
 /// A request that has begun ends before the send queue is drained.
-fn draining(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
-    if bench.behaviour().defers_requests {
-        return bench.skip("a request that has begun may stop in SQD here");
+fn draining(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    if cx.behaviour().defers_requests {
+        return cx.skip("a request that has begun may stop in SQD here");
     }
     let options = QpOptions {
         len: LONG as usize,
         ..QpOptions::default()
     };
-    let (a, b) = bench.connected_pair_with(&options, &options)?;
+    let (a, b) = cx.connected_pair_with(&options, &options)?;
     let (from, to) = if kind == OpKind::Read { (b, a) } else { (a, b) };
     let marks: Vec<_> = (0..64)
         .map(|number| number * (LONG as usize / 64))
@@ -121,73 +119,71 @@ fn draining(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     };
     let looks = Call::Each(marks.iter().map(get).collect());
     for offset in &marks {
-        bench.write_buffer(from, *offset, &[1])?;
+        cx.write_buffer(from, *offset, &[1])?;
     }
-    bench.receive(b, 70, &[b.sge(0, LONG)])?;
-    bench.post(a, 1, kind.op(b.at(0)), &[a.sge(0, LONG)])?;
-    let seen = |bench: &mut CaseContext<'_>| match bench.call_ok(to.host.id, looks.clone())? {
+    cx.receive(b, 70, &[b.sge(0, LONG)])?;
+    cx.post(a, 1, kind.op(b.at(0)), &[a.sge(0, LONG)])?;
+    let seen = |cx: &mut CaseContext<'_>| match cx.call_ok(to.host.id, looks.clone())? {
         Reply::Each(seen) => Ok(seen
             .iter()
             .filter(|one| **one == Reply::Bytes(vec![1]))
             .count()),
         other => Err(format!("instead of bytes: {other:?}")),
     };
-    bench.wait("the first of it", |bench| {
-        Ok((seen(bench)? > 0).then_some(()))
-    })?;
-    bench.to_state(a, QpState::Sqd)?;
-    let ended = bench.named_wait("in SQD", |bench| bench.expect_sent(a, 1, Status::Success));
+    cx.wait("the first of it", |cx| Ok((seen(cx)? > 0).then_some(())))?;
+    cx.to_state(a, QpState::Sqd)?;
+    let ended = cx.named_wait("in SQD", |cx| cx.expect_sent(a, 1, Status::Success));
     if let Err(hung) = ended {
         if !hung.contains("no completion") {
             return Err(hung);
         }
         // A device that stops here must go on with the next request, or it never drains.
-        if bench.to_state(a, QpState::Rts).is_err() {
-            bench.to_error(a)?;
-            bench.expect_sent(a, 1, Status::Flushed)?;
+        if cx.to_state(a, QpState::Rts).is_err() {
+            cx.to_error(a)?;
+            cx.expect_sent(a, 1, Status::Flushed)?;
             return Err(hung);
         }
-        bench.post(a, 2, Op::Write(b.at(0)), &[])?;
+        cx.post(a, 2, Op::Write(b.at(0)), &[])?;
         for wr_id in [1, 2] {
-            let sent = bench.expect_sent(a, wr_id, Status::Success);
+            let sent = cx.expect_sent(a, wr_id, Status::Success);
             sent.map_err(|seen| format!("in RTS, with one more request: {seen}"))?;
         }
-        ensure_eq!(seen(bench)?, marks.len(), "marks that have come at last");
+        ensure_eq!(seen(cx)?, marks.len(), "marks that have come at last");
         return Err(hung);
     }
-    bench.expect_state(a, QpState::Sqd, "the initiator")?;
-    ensure_eq!(seen(bench)?, marks.len(), "marks that have come");
-    bench.destroy_qp_fixture(a)?;
-    bench.destroy_qp_fixture(b)
+    cx.expect_state(a, QpState::Sqd, "the initiator")?;
+    ensure_eq!(seen(cx)?, marks.len(), "marks that have come");
+    cx.destroy_qp_fixture(a)?;
+    cx.destroy_qp_fixture(b)
 }
 
-fn peer_receives(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+fn peer_receives(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     for state in [QpState::Rtr, QpState::Sqd] {
-        let (first, second) = (bench.first_host()?, bench.second_host()?);
+        let (first, second) = (cx.first_host()?, cx.second_host()?);
         let (a, b) = (
-            bench.new_qp(first, &small_queue_options())?,
-            bench.new_qp(second, &small_queue_options())?,
+            cx.new_qp(first, &small_queue_options())?,
+            cx.new_qp(second, &small_queue_options())?,
         );
         for (side, peer) in [(a, b), (b, a)] {
-            bench.to_init(side, &small_queue_options())?;
-            bench.to_rtr(side, &small_queue_options(), peer)?;
+            cx.to_init(side, &small_queue_options())?;
+            cx.to_rtr(side, &small_queue_options(), peer)?;
         }
-        bench.to_rts(a, &small_queue_options())?;
+        cx.to_rts(a, &small_queue_options())?;
         if state == QpState::Sqd {
-            bench.to_rts(b, &small_queue_options())?;
-            bench.to_state(b, QpState::Sqd)?;
+            cx.to_rts(b, &small_queue_options())?;
+            cx.to_state(b, QpState::Sqd)?;
         }
-        prepare(bench, kind, a, b)?;
-        bench.post_one(a, request(kind, 1, a, b))?;
+        prepare(cx, kind, a, b)?;
+        cx.post_one(a, request(kind, 1, a, b))?;
         let what = format!("{} to a peer in {state}", kind.name());
-        let sent = bench.expect_sent(a, 1, Status::Success);
+        let sent = cx.expect_sent(a, 1, Status::Success);
         sent.map_err(|seen| format!("{what}: {seen}"))?;
-        ensure_eq!(first_word(bench, kind, a, b)?, 1, what);
+        ensure_eq!(first_word(cx, kind, a, b)?, 1, what);
         if kind.takes_receive() {
-            bench.expect_received(b, 70, Status::Success)?;
+            cx.expect_received(b, 70, Status::Success)?;
         }
-        bench.expect_state(b, state, "the peer")?;
-        let rest = bench.read_buffer(b, 64, LEN - 64)?;
+        cx.expect_state(b, state, "the peer")?;
+        let rest = cx.read_buffer(b, 64, LEN - 64)?;
         ensure!(rest.iter().all(|byte| *byte == 0), "more was written");
     }
     Ok(())

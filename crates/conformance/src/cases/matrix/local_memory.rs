@@ -22,13 +22,13 @@ pub(super) fn cases() -> Vec<Case> {
             &kinds,
             &format!("local memory: {}", fault.wrong()),
             outcome,
-            move |bench, kind| {
+            move |cx, kind| {
                 ErrorTrial {
                     here: Some(fault),
                     peer_fails: false,
                     ..ErrorTrial::refused(kind, Status::LocalProtection)
                 }
-                .run(bench)
+                .run(cx)
             },
         )
     };

@@ -43,8 +43,8 @@ pub(super) fn cases() -> Vec<Case> {
             &OpKind::ALL,
             "one SGE too many",
             &format!("TooManySges {refused}"),
-            |bench, kind| {
-                refuse(bench, kind, |a| {
+            |cx, kind| {
+                refuse(cx, kind, |a| {
                     let most = a.caps.max_send_sge;
                     let pieces = vec![a.sge(0, 1); most as usize + 1];
                     (Data::Gather(pieces), PostErrorKind::TooManySges(most))
@@ -65,8 +65,8 @@ pub(super) fn cases() -> Vec<Case> {
             &inline,
             "inline payload too long",
             &format!("InlineTooLong {refused}"),
-            |bench, kind| {
-                refuse(bench, kind, |a| {
+            |cx, kind| {
+                refuse(cx, kind, |a| {
                     let most = a.caps.max_inline;
                     (
                         Data::Inline(vec![7; most as usize + 1]),
@@ -81,8 +81,8 @@ pub(super) fn cases() -> Vec<Case> {
             &not_inline,
             "inline payload",
             &format!("Operation {refused}"),
-            |bench, kind| {
-                refuse(bench, kind, |_| {
+            |cx, kind| {
+                refuse(cx, kind, |_| {
                     (Data::Inline(vec![7; 8]), PostErrorKind::Operation)
                 })
             },
@@ -101,7 +101,7 @@ pub(super) fn cases() -> Vec<Case> {
             &atomics,
             "length of 0, 4, 7, 9 or 16 B",
             &format!("Operation {refused}"),
-            |bench, kind| {
+            |cx, kind| {
                 let of: [fn(&QpFixture) -> Vec<crate::call::Piece>; 5] = [
                     |_| Vec::new(),
                     |a| vec![a.sge(0, 4)],
@@ -110,7 +110,7 @@ pub(super) fn cases() -> Vec<Case> {
                     |a| vec![a.sge(0, 8), a.sge(8, 8)],
                 ];
                 of.into_iter().try_for_each(|pieces| {
-                    refuse(bench, kind, |a| {
+                    refuse(cx, kind, |a| {
                         (Data::Gather(pieces(a)), PostErrorKind::Operation)
                     })
                 })
@@ -136,33 +136,33 @@ fn all_of(kind: OpKind, a: QpFixture, b: QpFixture) -> Send {
     Send::new(2, kind.op(b.at(0)), &[a.sge(0, kind.len())])
 }
 
-fn state(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
+fn state(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
     let (a, b) = (
-        bench.new_qp(first, &small_queue_options())?,
-        bench.new_qp(second, &small_queue_options())?,
+        cx.new_qp(first, &small_queue_options())?,
+        cx.new_qp(second, &small_queue_options())?,
     );
-    bench.fill_buffer(b, 0, LEN, 1)?;
+    cx.fill_buffer(b, 0, LEN, 1)?;
     for expected in [QpState::Reset, QpState::Init, QpState::Rtr] {
-        let refused = bench.post_chain(a, vec![all_of(kind, a, b)]);
+        let refused = cx.post_chain(a, vec![all_of(kind, a, b)]);
         let expected = Refusal::from(PostErrorKind::State(expected).at(0));
         ensure_eq!(refused, Err(expected), kind.name());
-        match bench.state(a)? {
-            QpState::Reset => bench.to_init(a, &small_queue_options())?,
-            QpState::Init => bench.to_rtr(a, &small_queue_options(), b)?,
+        match cx.state(a)? {
+            QpState::Reset => cx.to_init(a, &small_queue_options())?,
+            QpState::Init => cx.to_rtr(a, &small_queue_options(), b)?,
             _ => {}
         }
     }
-    bench.expect_nothing_more(a)?;
-    ensure!(bench.buffer_matches(b, 0, LEN, 1)?, "{} wrote", kind.name());
+    cx.expect_nothing_more(a)?;
+    ensure!(cx.buffer_matches(b, 0, LEN, 1)?, "{} wrote", kind.name());
     Ok(())
 }
 
-fn in_error(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
-    bench.fill_buffer(b, 0, LEN, 1)?;
-    bench.receive(b, 1, &[b.sge(0, 64)])?;
-    bench.to_error(a)?;
+fn in_error(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    cx.fill_buffer(b, 0, LEN, 1)?;
+    cx.receive(b, 1, &[b.sge(0, 64)])?;
+    cx.to_error(a)?;
     for id in 0..4 {
         let request = Send {
             wr_id: id,
@@ -173,64 +173,63 @@ fn in_error(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
         } else {
             request
         };
-        bench.post_one(a, request)?;
+        cx.post_one(a, request)?;
     }
     for id in 0..4 {
-        bench.expect_sent(a, id, Status::Flushed)?;
+        cx.expect_sent(a, id, Status::Flushed)?;
     }
-    bench.expect_nothing_more(a)?;
-    bench.expect_nothing_more(b)?;
-    bench.expect_state(b, QpState::Rts, "the peer")?;
-    ensure!(bench.buffer_matches(b, 0, LEN, 1)?, "{} wrote", kind.name());
+    cx.expect_nothing_more(a)?;
+    cx.expect_nothing_more(b)?;
+    cx.expect_state(b, QpState::Rts, "the peer")?;
+    ensure!(cx.buffer_matches(b, 0, LEN, 1)?, "{} wrote", kind.name());
     Ok(())
 }
 
-fn peer_state(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+fn peer_state(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
     for state in [QpState::Reset, QpState::Init, QpState::Error] {
-        let (a, b) = bench.connected_pair_with(&short_timeout_options(), &small_queue_options())?;
-        bench.fill_buffer(b, 0, LEN, 1)?;
+        let (a, b) = cx.connected_pair_with(&short_timeout_options(), &small_queue_options())?;
+        cx.fill_buffer(b, 0, LEN, 1)?;
         match state {
-            QpState::Error => bench.to_error(b)?,
-            _ => bench.to_reset(b)?,
+            QpState::Error => cx.to_error(b)?,
+            _ => cx.to_reset(b)?,
         }
         if state == QpState::Init {
-            bench.to_init(b, &small_queue_options())?;
-            bench.receive(b, 1, &[b.sge(0, 64)])?;
+            cx.to_init(b, &small_queue_options())?;
+            cx.receive(b, 1, &[b.sge(0, 64)])?;
         }
-        bench.post_one(a, all_of(kind, a, b).quiet())?;
-        bench.post(a, 3, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
+        cx.post_one(a, all_of(kind, a, b).quiet())?;
+        cx.post(a, 3, Op::Write(b.at(0)), &[a.sge(0, 8)])?;
         let what = || format!("{} to a peer in {state}", kind.name());
-        bench
-            .expect_sent(a, 2, Status::RetryExceeded)
+        cx.expect_sent(a, 2, Status::RetryExceeded)
             .map_err(|seen| format!("{}: {seen}", what()))?;
-        bench.expect_sent(a, 3, Status::Flushed)?;
-        bench.expect_failed(a)?;
-        bench.expect_state(a, QpState::Error, "the initiator")?;
-        bench.expect_state(b, state, "the peer")?;
-        bench.expect_nothing_more(b)?;
-        ensure!(bench.buffer_matches(b, 0, LEN, 1)?, "{} wrote", what());
+        cx.expect_sent(a, 3, Status::Flushed)?;
+        cx.expect_failed(a)?;
+        cx.expect_state(a, QpState::Error, "the initiator")?;
+        cx.expect_state(b, state, "the peer")?;
+        cx.expect_nothing_more(b)?;
+        ensure!(cx.buffer_matches(b, 0, LEN, 1)?, "{} wrote", what());
     }
     Ok(())
 }
 
-fn inline_whole(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+fn inline_whole(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&small_queue_options(), &small_queue_options())?;
     for len in [0, 1, a.caps.max_inline] {
         let (seed, bytes) = (u64::from(len) + 5, len as usize);
-        bench.fill_buffer(b, 0, LEN, 1)?;
-        bench.receive(b, 70, &[b.sge(0, LEN as u32)])?;
+        cx.fill_buffer(b, 0, LEN, 1)?;
+        cx.receive(b, 70, &[b.sge(0, LEN as u32)])?;
         let request = Send::inline(1, kind.op(b.at(0)), &pattern(seed, bytes));
-        bench.post_one(a, request)?;
-        bench.expect_sent(a, 1, Status::Success)?;
+        cx.post_one(a, request)?;
+        cx.expect_sent(a, 1, Status::Success)?;
         if kind.takes_receive() {
-            let got = bench.expect_received(b, 70, Status::Success)?;
+            let got = cx.expect_received(b, 70, Status::Success)?;
             ensure_eq!(got.byte_len, len, "length");
         }
-        let whole = bench.buffer_matches(b, 0, bytes, seed)?;
+        let whole = cx.buffer_matches(b, 0, bytes, seed)?;
         ensure!(whole, "{} of {len} B differs", kind.name());
         let old = pattern(1, LEN);
         ensure_eq!(
-            bench.read_buffer(b, bytes, 64)?,
+            cx.read_buffer(b, bytes, 64)?,
             old[bytes..bytes + 64],
             "behind it"
         );
@@ -240,24 +239,24 @@ fn inline_whole(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
 
 /// Posts a chain of a good request, one that is refused, and another: only the first is executed.
 fn refuse(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     kind: OpKind,
     bad: impl Fn(&QpFixture) -> (Data, PostErrorKind),
 ) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
-    refuse_on(bench, kind, a, b, bad)
+    let (a, b) = cx.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    refuse_on(cx, kind, a, b, bad)
 }
 
 fn refuse_on(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     kind: OpKind,
     a: QpFixture,
     b: QpFixture,
     bad: impl Fn(&QpFixture) -> (Data, PostErrorKind),
 ) -> Verdict {
-    bench.fill_buffer(b, 0, LEN, 1)?;
-    bench.write_buffer(b, 4096, &[0; 8])?;
-    bench.receive(b, 70, &[b.sge(0, 64)])?;
+    cx.fill_buffer(b, 0, LEN, 1)?;
+    cx.write_buffer(b, 4096, &[0; 8])?;
+    cx.receive(b, 70, &[b.sge(0, 64)])?;
     let (data, error) = bad(&a);
     let good = |id, byte| Send::inline(id, Op::Write(b.at(4096)), &[byte; 8]);
     let chain = vec![
@@ -268,38 +267,34 @@ fn refuse_on(
         },
         good(3, 0xbb),
     ];
-    let refused = bench.post_chain(a, chain);
+    let refused = cx.post_chain(a, chain);
     ensure_eq!(refused, Err(Refusal::from(error.at(1))), kind.name());
-    bench.expect_sent(a, 1, Status::Success)?;
-    bench.expect_nothing_more(a)?;
-    bench.expect_nothing_more(b)?;
-    ensure_eq!(bench.read_buffer(b, 4096, 8)?, [0xee; 8], "the one before");
-    ensure!(
-        bench.buffer_matches(b, 0, 4096, 1)?,
-        "{} wrote",
-        kind.name()
-    );
+    cx.expect_sent(a, 1, Status::Success)?;
+    cx.expect_nothing_more(a)?;
+    cx.expect_nothing_more(b)?;
+    ensure_eq!(cx.read_buffer(b, 4096, 8)?, [0xee; 8], "the one before");
+    ensure!(cx.buffer_matches(b, 0, 4096, 1)?, "{} wrote", kind.name());
     // The queue pair is unharmed.
-    bench.expect_state(a, QpState::Rts, "the initiator")?;
-    bench.post_one(a, good(4, 0xcc))?;
-    bench.expect_sent(a, 4, Status::Success)?;
-    bench.expect_no_fatal(a)
+    cx.expect_state(a, QpState::Rts, "the initiator")?;
+    cx.post_one(a, good(4, 0xcc))?;
+    cx.expect_sent(a, 4, Status::Success)?;
+    cx.expect_no_fatal(a)
 }
 
-fn too_long(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
-    let most = bench.facts(a.host)?.limits.max_message;
-    refuse_on(bench, kind, a, b, |a| {
+fn too_long(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    let most = cx.facts(a.host)?.limits.max_message;
+    refuse_on(cx, kind, a, b, |a| {
         let pieces = vec![a.sge(0, most), a.sge(0, 1)];
         (Data::Gather(pieces), PostErrorKind::MessageTooLong(most))
     })
 }
 
-fn receive_pieces(bench: &mut CaseContext<'_>) -> Verdict {
-    let (_, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
-    let second = bench.second_host()?;
-    let (pd, srq) = crate::cases::shared_receives::srq(bench, second, 4, 0)?;
-    let shared = bench.new_qp_in_pd(second, pd, Some(srq), &small_queue_options())?;
+fn receive_pieces(cx: &mut CaseContext<'_>) -> Verdict {
+    let (_, b) = cx.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    let second = cx.second_host()?;
+    let (pd, srq) = crate::cases::shared_receives::srq(cx, second, 4, 0)?;
+    let shared = cx.new_qp_in_pd(second, pd, Some(srq), &small_queue_options())?;
     for (side, most) in [(b, b.caps.max_recv_sge), (shared, 2)] {
         let many = vec![side.sge(0, 1); most as usize + 1];
         let chain = vec![
@@ -307,7 +302,7 @@ fn receive_pieces(bench: &mut CaseContext<'_>) -> Verdict {
             Receive::new(2, &many),
             Receive::new(3, &[]),
         ];
-        let refused = bench.receive_chain(side, chain);
+        let refused = cx.receive_chain(side, chain);
         let expected = Refusal::from(PostErrorKind::TooManySges(most).at(1));
         ensure_eq!(refused, Err(expected), format!("SRQ: {:?}", side.srq));
     }

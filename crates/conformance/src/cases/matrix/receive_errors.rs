@@ -49,7 +49,7 @@ pub(super) fn cases() -> Vec<Case> {
             taken: FirstReceiveEnd::With(theirs),
             ..ErrorTrial::refused(kind, ours)
         };
-        let run = move |bench: &mut CaseContext<'_>, kind| trial(kind).run(bench);
+        let run = move |cx: &mut CaseContext<'_>, kind| trial(kind).run(cx);
         cases.push(
             case(
                 &format!("recv_{name}"),
@@ -62,8 +62,8 @@ pub(super) fn cases() -> Vec<Case> {
             .row("post_recv", "RECV", wrong, outcome.clone()),
         );
         cases.push(
-            Case::new(format!("matrix::srq_recv_{name}"), move |bench| {
-                shared(bench, receives, theirs, ours)
+            Case::new(format!("matrix::srq_recv_{name}"), move |cx| {
+                shared(cx, receives, theirs, ours)
             })
             .row(
                 "post_srq_recv",
@@ -79,7 +79,7 @@ pub(super) fn cases() -> Vec<Case> {
         &kinds(OpKind::takes_receive),
         "no receive posted, RNR retries exhausted",
         "RnrRetryExceeded; the peer stays in RTS; nothing written",
-        |bench, kind| {
+        |cx, kind| {
             [0, 3].into_iter().try_for_each(|rnr_retry| {
                 let of_a = QpOptions {
                     rnr_retry,
@@ -91,15 +91,15 @@ pub(super) fn cases() -> Vec<Case> {
                     peer_fails: false,
                     ..ErrorTrial::refused(kind, Status::RnrRetryExceeded)
                 }
-                .run(bench)
+                .run(cx)
             })
         },
     ));
     cases.push(
-        Case::new("matrix::srq_empty", |bench| {
+        Case::new("matrix::srq_empty", |cx| {
             kinds(OpKind::takes_receive)
                 .into_iter()
-                .try_for_each(|kind| empty(bench, kind))
+                .try_for_each(|kind| empty(cx, kind))
         })
         .row(
             "post_send",
@@ -125,77 +125,76 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Connects two pairs whose receivers share an SRQ. The first gets the faulty receive, the second goes on.
 fn with_srq(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     options: &QpOptions,
 ) -> Result<[(QpFixture, QpFixture); 2], String> {
-    let (first, second) = (bench.first_host()?, bench.second_host()?);
-    let (pd, srq) = shared_receives::srq(bench, second, 4, 0)?;
+    let (first, second) = (cx.first_host()?, cx.second_host()?);
+    let (pd, srq) = shared_receives::srq(cx, second, 4, 0)?;
     let mut pair = || {
-        let a = bench.new_qp(first, options)?;
-        let b = bench.new_qp_in_pd(second, pd, Some(srq), options)?;
-        bench.connect(a, options, b, options)?;
+        let a = cx.new_qp(first, options)?;
+        let b = cx.new_qp_in_pd(second, pd, Some(srq), options)?;
+        cx.connect(a, options, b, options)?;
         Ok::<_, String>((a, b))
     };
     Ok([pair()?, pair()?])
 }
 
 fn shared(
-    bench: &mut CaseContext<'_>,
+    cx: &mut CaseContext<'_>,
     receives: PeerReceives,
     theirs: Status,
     ours: Status,
 ) -> Verdict {
     for op in [Op::Send, Op::SendImm(5)] {
-        let [(a, b), (c, d)] = with_srq(bench, &small_queue_options())?;
-        bench.fill_buffer(b, 0, LEN, 1)?;
-        receives.post(bench, b)?;
-        bench.post(a, 1, op, &[a.sge(0, 64)])?;
-        bench.post(a, 2, op, &[a.sge(0, 64)])?;
-        bench.expect_sent(a, 1, ours)?;
-        bench.expect_sent(a, 2, Status::Flushed)?;
-        bench.expect_received(b, 70, theirs)?;
-        bench.expect_state(b, QpState::Error, "the receiver")?;
-        bench.expect_failed(a)?;
-        bench.expect_failed(b)?;
-        bench.expect_event(b.host, crate::call::Event::QpLastWqe(Some(b.qp)))?;
-        let is_untouched = bench.buffer_matches(b, 0, LEN, 1)?;
+        let [(a, b), (c, d)] = with_srq(cx, &small_queue_options())?;
+        cx.fill_buffer(b, 0, LEN, 1)?;
+        receives.post(cx, b)?;
+        cx.post(a, 1, op, &[a.sge(0, 64)])?;
+        cx.post(a, 2, op, &[a.sge(0, 64)])?;
+        cx.expect_sent(a, 1, ours)?;
+        cx.expect_sent(a, 2, Status::Flushed)?;
+        cx.expect_received(b, 70, theirs)?;
+        cx.expect_state(b, QpState::Error, "the receiver")?;
+        cx.expect_failed(a)?;
+        cx.expect_failed(b)?;
+        cx.expect_event(b.host, crate::call::Event::QpLastWqe(Some(b.qp)))?;
+        let is_untouched = cx.buffer_matches(b, 0, LEN, 1)?;
         ensure!(
-            is_untouched || !bench.behaviour().checks_before_copying,
+            is_untouched || !cx.behaviour().checks_before_copying,
             "{op:?} wrote"
         );
         // The other queue pair takes the next receive.
-        bench.expect_state(d, QpState::Rts, "the one beside it")?;
-        bench.write_buffer(c, 0, &[9; 16])?;
-        bench.post(c, 3, op, &[c.sge(0, 16)])?;
-        bench
-            .expect_sent(c, 3, Status::Success)
+        cx.expect_state(d, QpState::Rts, "the one beside it")?;
+        cx.write_buffer(c, 0, &[9; 16])?;
+        cx.post(c, 3, op, &[c.sge(0, 16)])?;
+        cx.expect_sent(c, 3, Status::Success)
             .map_err(|seen| format!("beside it: {seen}"))?;
-        let got = bench.expect_received(d, 71, Status::Success)?;
+        let got = cx.expect_received(d, 71, Status::Success)?;
         ensure_eq!((got.qp, got.byte_len), (Some(d.qp), 16), "whose");
-        bench.expect_nothing_more(b)?;
-        bench.expect_nothing_more(d)?;
+        cx.expect_nothing_more(b)?;
+        cx.expect_nothing_more(d)?;
     }
     Ok(())
 }
 
-fn empty(bench: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
-    let [(a, b), _] = with_srq(bench, &small_queue_options())?;
-    bench.post(a, 1, kind.op(b.at(0)), &[a.sge(0, 8)])?;
-    bench.expect_sent(a, 1, Status::RnrRetryExceeded)?;
-    bench.expect_failed(a)?;
-    bench.expect_state(b, QpState::Rts, "the peer")?;
-    bench.expect_nothing_more(b)
+fn empty(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
+    let [(a, b), _] = with_srq(cx, &small_queue_options())?;
+    cx.post(a, 1, kind.op(b.at(0)), &[a.sge(0, 8)])?;
+    cx.expect_sent(a, 1, Status::RnrRetryExceeded)?;
+    cx.expect_failed(a)?;
+    cx.expect_state(b, QpState::Rts, "the peer")?;
+    cx.expect_nothing_more(b)
 }
 
-fn immediate_ignores_the_pieces(bench: &mut CaseContext<'_>) -> Verdict {
-    let (a, b) = bench.connected_pair_with(&small_queue_options(), &small_queue_options())?;
-    let bad = MemoryFault::Key.apply(bench, b, 1, 1)?.pieces();
-    bench.receive(b, 1, &bad)?;
+fn immediate_ignores_the_pieces(cx: &mut CaseContext<'_>) -> Verdict {
+    let (a, b) = cx.connected_pair_with(&small_queue_options(), &small_queue_options())?;
+    let bad = MemoryFault::Key.apply(cx, b, 1, 1)?.pieces();
+    cx.receive(b, 1, &bad)?;
     let there = Op::WriteImm(b.at(BEFORE as i64), 3);
-    bench.post_one(a, Send::inline(2, there, b"whole"))?;
-    bench.expect_sent(a, 2, Status::Success)?;
-    let got = bench.expect_received(b, 1, Status::Success)?;
+    cx.post_one(a, Send::inline(2, there, b"whole"))?;
+    cx.expect_sent(a, 2, Status::Success)?;
+    let got = cx.expect_received(b, 1, Status::Success)?;
     ensure_eq!((got.byte_len, got.imm), (5, Some(3)), "the receive");
-    ensure_eq!(bench.read_buffer(b, BEFORE, 5)?, b"whole", "bytes");
+    ensure_eq!(cx.read_buffer(b, BEFORE, 5)?, b"whole", "bytes");
     Ok(())
 }

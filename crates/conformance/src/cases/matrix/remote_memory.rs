@@ -16,7 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
             &one_sided,
             &format!("remote memory: {wrong}"),
             outcome,
-            move |bench, kind| trial(kind, fault(kind)).run(bench),
+            move |cx, kind| trial(kind, fault(kind)).run(cx),
         )
     };
     let faults: [fn(OpKind) -> MemoryFault; 8] = [
@@ -40,7 +40,7 @@ pub(super) fn cases() -> Vec<Case> {
         &one_sided,
         "the peer's queue pair does not allow the access",
         "RemoteInvalidRequest; both queue pairs in ERR; nothing written, no receive consumed",
-        move |bench, kind| {
+        move |cx, kind| {
             let of_b = QpOptions {
                 access: without(kind),
                 ..small_queue_options()
@@ -50,7 +50,7 @@ pub(super) fn cases() -> Vec<Case> {
                 of_b,
                 ..ErrorTrial::refused(kind, Status::RemoteInvalidRequest)
             }
-            .run(bench)
+            .run(cx)
         },
     ));
     cases.push(case(
@@ -59,13 +59,13 @@ pub(super) fn cases() -> Vec<Case> {
         &kinds(OpKind::is_atomic),
         "remote address misaligned by 1 to 7 B",
         "RemoteInvalidRequest; both queue pairs in ERR; nothing written",
-        |bench, kind| {
+        |cx, kind| {
             (1..8).try_for_each(|aside| {
                 ErrorTrial {
                     aside,
                     ..ErrorTrial::refused(kind, Status::RemoteInvalidRequest)
                 }
-                .run(bench)
+                .run(cx)
             })
         },
     ));

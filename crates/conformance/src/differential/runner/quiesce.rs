@@ -20,13 +20,13 @@ const STUCK_AFTER: Duration = Duration::from_nanos(2 * DeviantBehaviour::HANG_TI
 impl ProgramRunner<'_, '_> {
     /// Polls until everything that must come has come, and then whether more comes.
     pub(super) fn quiesce(&mut self, seen: &mut StepObservation) -> Verdict {
-        let now = self.bench.now();
+        let now = self.cx.now();
         let (until, stuck_from) = (now + DEADLINE, now + STUCK_AFTER);
-        let (mut quiet, late) = (0, self.bench.behaviour().empty_polls_max);
+        let (mut quiet, late) = (0, self.cx.behaviour().empty_polls_max);
         while quiet <= late {
             let found = self.poll_all(seen)?;
             self.query_states()?;
-            if self.bench.now() > stuck_from {
+            if self.cx.now() > stuck_from {
                 seen.stuck = self.known_hangs();
             }
             let awaited = match self.awaited(&seen.stuck) {
@@ -38,12 +38,12 @@ impl ProgramRunner<'_, '_> {
             } else {
                 quiet + 1
             };
-            if let Some(what) = awaited.filter(|_| self.bench.now() > until) {
+            if let Some(what) = awaited.filter(|_| self.cx.now() > until) {
                 seen.violations.push(format!("after 10 s: {what}"));
                 return Ok(());
             }
             if quiet == 0 {
-                self.bench.advance();
+                self.cx.advance();
             }
         }
         Ok(())
@@ -52,7 +52,7 @@ impl ProgramRunner<'_, '_> {
     fn query_states(&mut self) -> Verdict {
         for tail in self.lines.iter_mut().flatten() {
             if !tail.is_gone {
-                let state = self.bench.state(tail.side)?;
+                let state = self.cx.state(tail.side)?;
                 if state == QpState::Error && tail.state != state {
                     tail.failures += 1;
                     tail.errors += 1;
@@ -104,9 +104,9 @@ impl ProgramRunner<'_, '_> {
 
     /// Returns a required event that has not come. It is awaited now because it might not come after a RESET.
     fn missing_event(&mut self) -> Result<Option<String>, String> {
-        let twice = self.bench.behaviour().reports_failure_twice;
+        let twice = self.cx.behaviour().reports_failure_twice;
         for end in 0..2 {
-            let events = self.bench.events(self.hosts[end])?.clone();
+            let events = self.cx.events(self.hosts[end])?.clone();
             for (line, pair) in self.lines.iter().enumerate() {
                 let tail = &pair[end];
                 let qp = Some(tail.side.qp);
@@ -142,7 +142,7 @@ impl ProgramRunner<'_, '_> {
         let mut any = false;
         for (end, cq) in cqs {
             loop {
-                let found = self.bench.poll(self.hosts[end], cq)?;
+                let found = self.cx.poll(self.hosts[end], cq)?;
                 if found.is_empty() {
                     break;
                 }
@@ -343,7 +343,7 @@ impl ProgramRunner<'_, '_> {
     /// Returns the line and end of the queue pair of `end` with this number.
     fn source(&self, end: usize, qpn: u32) -> Option<(usize, usize)> {
         let host = self.hosts[end].id;
-        let mut known = self.bench.handles().find_qpn(qpn);
+        let mut known = self.cx.handles().find_qpn(qpn);
         let (_, qp) = known.find(|(whose, qp)| {
             *whose == host && self.lines.iter().any(|pair| pair[end].side.qp == *qp)
         })?;

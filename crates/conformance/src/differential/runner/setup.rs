@@ -18,13 +18,13 @@ use crate::world::HostRole;
 impl<'b, 'w> ProgramRunner<'b, 'w> {
     /// Creates the initial objects of a program and connects all lines.
     pub(in crate::differential) fn new(
-        bench: &'b mut CaseContext<'w>,
+        cx: &'b mut CaseContext<'w>,
         device: usize,
         program: &Program,
     ) -> Result<Self, String> {
-        let hosts = [bench.host(HostRole::First)?, bench.host(HostRole::Second)?];
+        let hosts = [cx.host(HostRole::First)?, cx.host(HostRole::Second)?];
         let mut stand = Self {
-            bench,
+            cx,
             hosts,
             pds: [[0; 2]; 2],
             regions: [Vec::new(), Vec::new()],
@@ -74,7 +74,7 @@ impl<'b, 'w> ProgramRunner<'b, 'w> {
     }
 
     pub(super) fn object(&mut self, host: Host) -> Id {
-        let id = self.bench.new_id();
+        let id = self.cx.new_id();
         self.objects.push((host, id));
         id
     }
@@ -86,7 +86,7 @@ impl<'b, 'w> ProgramRunner<'b, 'w> {
         memory: RegionSpec,
     ) -> Result<CallOutcome, String> {
         let host = self.hosts[end];
-        let (buffer, region) = (self.object(host), self.bench.new_id());
+        let (buffer, region) = (self.object(host), self.cx.new_id());
         let (device, len) = (host.device, LEN);
         let make = match memory.heap {
             true => Call::Heap { buffer, len },

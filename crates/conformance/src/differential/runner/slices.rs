@@ -83,7 +83,7 @@ impl ProgramRunner<'_, '_> {
             _ => at,
         };
         let host = self.hosts[end].id;
-        let stray = self.bench.handles().unused_key_bit(host, region.id);
+        let stray = self.cx.handles().unused_key_bit(host, region.id);
         let address_fault = match slice.wrong {
             SliceFault::Key => AddressFault::key(stray.unwrap_or(1 << 31)),
             SliceFault::Far => AddressFault::absolute(0x10_0000),

@@ -13,7 +13,7 @@ impl ProgramRunner<'_, '_> {
         let [a, b] = &self.lines[line];
         let (a, of_a, b, of_b) = (a.side, a.options.clone(), b.side, b.options.clone());
         if of_a.qp_type == QpType::Rc {
-            self.bench.connect(a, &of_a, b, &of_b)?;
+            self.cx.connect(a, &of_a, b, &of_b)?;
         } else {
             let init = QpAttr {
                 qkey: Some(QKEY),
@@ -25,7 +25,7 @@ impl ProgramRunner<'_, '_> {
             };
             for side in [a, b] {
                 for attr in [init, QpAttr::to_state(QpState::Rtr), rts] {
-                    let moved = self.bench.modify(side, attr, None);
+                    let moved = self.cx.modify(side, attr, None);
                     moved.map_err(crate::case_context::error_line)?;
                 }
             }
@@ -41,7 +41,7 @@ impl ProgramRunner<'_, '_> {
         if tail.is_gone {
             return CallOutcome::Nothing;
         }
-        let moved = self.bench.modify(tail.side, QpAttr::to_state(to), None);
+        let moved = self.cx.modify(tail.side, QpAttr::to_state(to), None);
         if moved.is_ok() {
             match to {
                 QpState::Reset => tail.outstanding.forget(),
@@ -61,7 +61,7 @@ impl ProgramRunner<'_, '_> {
             return Ok(CallOutcome::Nothing);
         }
         for tail in &mut self.lines[line] {
-            self.bench.to_reset(tail.side)?;
+            self.cx.to_reset(tail.side)?;
             tail.outstanding.forget();
         }
         self.bring_up(line)?;
@@ -76,7 +76,7 @@ impl ProgramRunner<'_, '_> {
         tail.is_gone = true;
         tail.outstanding.forget();
         let (host, qp) = (tail.side.host, tail.side.qp);
-        self.bench.destroy(host, qp)?;
+        self.cx.destroy(host, qp)?;
         self.objects.retain(|object| *object != (host, qp));
         Ok(CallOutcome::Done)
     }

@@ -12,7 +12,7 @@ use crate::qp::RemoteQp;
 use crate::table::MAX_SGE;
 
 impl Engine {
-    /// Asks the peer for `call`, or for as much of it as one call moves. [`hear`](Self::hear) takes its
+    /// Asks the peer for `call`, or for as much of it as one call moves. [`receive`](Self::receive) takes its
     /// answer.
     pub(crate) fn ask(
         &mut self,
@@ -40,7 +40,8 @@ impl Engine {
                 return Outcome::Failed(Status::LocalProtection);
             }
         }
-        let (Some(bounce_buffer), Some(link)) = (&mut self.bounce_buffer, &self.link) else {
+        let (Some(bounce_buffer), Some(remote_qp)) = (&mut self.bounce_buffer, &self.remote_qp)
+        else {
             return Outcome::NotReady;
         };
         bounce_buffer.publish(core.context.table.bounce_buffer(core.slot()));
@@ -48,7 +49,7 @@ impl Engine {
         crash_points::at("call");
         tracing::debug!(?call, "asking a peer through the bounce buffer");
         progress.called = Some(call);
-        ring(link);
+        ring(remote_qp);
         crash_points::at("rung");
         Outcome::Called
     }
@@ -60,21 +61,21 @@ impl Engine {
 
     /// Tells the peer again that there is a call: it may not have been ready for it the first time.
     pub(crate) fn ring(&self) {
-        if let Some(link) = &self.link {
-            ring(link);
+        if let Some(remote_qp) = &self.remote_qp {
+            ring(remote_qp);
         }
     }
 
     /// Returns what became of the request's call.
-    pub(crate) fn hear(
+    pub(crate) fn receive(
         &mut self,
         core: &QpCore,
         request: &Request<'_>,
         progress: &mut RequestProgress,
         call: BounceCall,
     ) -> Outcome {
-        match &self.link {
-            Some(link) if link.is_up() => {}
+        match &self.remote_qp {
+            Some(remote_qp) if remote_qp.is_up() => {}
             _ => return self.reconnect(progress),
         }
         let Some(answer) = self
@@ -117,16 +118,16 @@ impl Engine {
 
     /// Returns the outcome of a call that the peer refused.
     fn deny(&mut self, progress: &mut RequestProgress) -> Outcome {
-        let Some(link) = &self.link else {
+        let Some(remote_qp) = &self.remote_qp else {
             return Outcome::NotReady;
         };
         // The memory of the receive does not allow receiving.
         if let Some(claim) = progress.claim.take() {
-            claim.fail(link, Status::LocalProtection);
-            link.fail_peer();
+            claim.fail(remote_qp, Status::LocalProtection);
+            remote_qp.fail_peer();
             return Outcome::Failed(Status::RemoteOperation);
         }
-        refused(link, Access::NONE)
+        refused(remote_qp, Access::NONE)
     }
 
     /// Copies `len` bytes between our memory, from byte `skip` of the request, and the bounce buffer.
@@ -173,13 +174,13 @@ impl Engine {
 
     /// Takes back the request's call, if it has made one. Returns whether the peer is serving no call: then
     /// it no longer touches our bounce buffer or the receive.
-    pub(super) fn retract(&self, progress: &mut RequestProgress, link: &RemoteQp) -> bool {
+    pub(super) fn retract(&self, progress: &mut RequestProgress, remote_qp: &RemoteQp) -> bool {
         let called = progress.called.take();
         let (Some(_), Some(bounce_buffer)) = (called, &self.bounce_buffer) else {
             return true;
         };
         bounce_buffer.retract();
-        let serving = link.row().executing.serving.load(Ordering::Acquire);
+        let serving = remote_qp.row().executing.serving.load(Ordering::Acquire);
         serving.is_multiple_of(2)
     }
 }
@@ -210,7 +211,12 @@ fn cut_at(list: &[Span], skip: u64, len: usize) -> Option<[Span; MAX_SGE]> {
 }
 
 /// Tells the peer that there is a call for its queue pair.
-fn ring(link: &RemoteQp) {
-    link.peer.table.attention().calls.set(link.slot.into());
-    link.peer.kick();
+fn ring(remote_qp: &RemoteQp) {
+    remote_qp
+        .peer
+        .table
+        .attention()
+        .calls
+        .set(remote_qp.slot.into());
+    remote_qp.peer.kick();
 }
