@@ -48,6 +48,10 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &["headworks-ring", "headworks-verbs", "headworks-shm"],
     ),
     (
+        "headworks-patterns",
+        &["headworks-baselines", "headworks-verbs"],
+    ),
+    (
         "headworks-conformance",
         &["headworks-net", "headworks-runtime", "headworks-verbs"],
     ),

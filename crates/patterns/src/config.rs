@@ -45,11 +45,11 @@ impl PatternConfig {
         &self,
         device: &DeviceInfo,
     ) -> Result<(), PatternError> {
-        let outside = |what, value: u64, legal: String| {
-            Err(PatternError::Config { what, value, legal })
-        };
+        let outside =
+            |what, value: u64, legal: String| Err(PatternError::Config { what, value, legal });
         let longest = device.limits.max_message as usize;
-        if self.response < REQUEST || self.response > longest || self.response % WORD != 0 {
+        if self.response < REQUEST || self.response > longest || !self.response.is_multiple_of(WORD)
+        {
             let legal = format!("a multiple of {WORD} from {REQUEST} to {longest}");
             return outside("response", self.response as u64, legal);
         }
@@ -63,7 +63,11 @@ impl PatternConfig {
         }
         let deepest = device.limits.max_qp_wr;
         if self.send_depth < 4 || self.send_depth > deepest {
-            return outside("send_depth", self.send_depth.into(), format!("4 to {deepest}"));
+            return outside(
+                "send_depth",
+                self.send_depth.into(),
+                format!("4 to {deepest}"),
+            );
         }
         if self.signal_every == 0 || self.signal_every > self.send_depth / 2 {
             let legal = format!("1 to {}", self.send_depth / 2);

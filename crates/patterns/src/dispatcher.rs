@@ -84,7 +84,11 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
     ///
     /// If `slot` is not below the number of workers.
     pub fn worker<T: Topology>(&self, slot: u32, topology: T) -> Worker<Response, T> {
-        assert!(slot < self.config.outstanding, "worker {slot} of {}", self.config.outstanding);
+        assert!(
+            slot < self.config.outstanding,
+            "worker {slot} of {}",
+            self.config.outstanding
+        );
         let place = slot as usize;
         Worker {
             memory: self.ports.memory.clone(),
@@ -169,7 +173,10 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
             }
             let word = self.config.local_mailbox(slot) + WORD;
             // Release: the response is read after the word.
-            self.ports.memory.word(word).store(arrival.place as u64 + 1, Release);
+            self.ports
+                .memory
+                .word(word)
+                .store(arrival.place as u64 + 1, Release);
         }
         Ok(())
     }
@@ -204,7 +211,12 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
             self.round += 1;
             let slot = self.slot as usize;
             let item = self.config.item_of(self.slot, self.round);
-            write_request(&self.memory, PatternConfig::request_at(slot), item, self.slot);
+            write_request(
+                &self.memory,
+                PatternConfig::request_at(slot),
+                item,
+                self.slot,
+            );
             let word = self.memory.word(self.config.local_mailbox(slot));
             self.is_outstanding = true;
             observer.sent(slot);
@@ -228,7 +240,10 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
             let word = self.config.local_mailbox(slot) + WORD;
             match self.memory.word(word).load(Acquire) {
                 0 => return Ok(false),
-                place => (self.receives[0] + (place as usize - 1) * self.receives[1], word),
+                place => (
+                    self.receives[0] + (place as usize - 1) * self.receives[1],
+                    word,
+                ),
             }
         };
         let item = self.memory.word(at).load(Relaxed);

@@ -62,7 +62,11 @@ pub fn write_item(memory: &Memory, at: usize, item: u64, len: usize) {
 /// Returns the offset of the first byte of the response at `at` that differs from `item`; `None` if all bytes
 /// are right.
 pub fn first_wrong_byte(memory: &Memory, at: usize, item: u64, len: usize) -> Option<usize> {
-    let found = |word| memory.word(at + word * WORD).load(std::sync::atomic::Ordering::Relaxed);
+    let found = |word| {
+        memory
+            .word(at + word * WORD)
+            .load(std::sync::atomic::Ordering::Relaxed)
+    };
     (0..len / WORD).find_map(|word| {
         let differing = found(word) ^ item_word(item, word, len);
         (differing != 0).then(|| word * WORD + differing.trailing_zeros() as usize / 8)

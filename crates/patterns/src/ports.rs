@@ -74,7 +74,8 @@ impl Ports {
             });
         }
         let signalled = u64::from(sizes.send_depth) * sizes.peers as u64;
-        let receives = sizes.shared_receives as u64 + sizes.own_receives as u64 * sizes.peers as u64;
+        let receives =
+            sizes.shared_receives as u64 + sizes.own_receives as u64 * sizes.peers as u64;
         let most = (device.info().limits.max_inline as usize).min(INLINE_MAX);
         if sizes.inline > most {
             return Err(PatternError::Config {
@@ -204,7 +205,9 @@ impl Ports {
     /// Returns the flags of the next request to `peer`; `None` if the send queue has no room even after a poll.
     #[inline(always)]
     fn flags(&mut self, peer: usize) -> Option<SendFlags> {
-        let Peer { posted, completed, .. } = self.peers[peer];
+        let Peer {
+            posted, completed, ..
+        } = self.peers[peer];
         if posted - completed == self.depth {
             return None;
         }
@@ -279,7 +282,10 @@ pub fn connect(
     (right, j): (&mut Ports, usize),
 ) -> Result<(), PatternError> {
     let params = ConnectionParams::default();
-    let infos = [left.end.device.info().clone(), right.end.device.info().clone()];
+    let infos = [
+        left.end.device.info().clone(),
+        right.end.device.info().clone(),
+    ];
     let (ours, theirs) = (&mut left.end.queue_pairs[i], &mut right.end.queue_pairs[j]);
     let mut one = BringUp::start(&infos[0], &mut **ours, params, 1, Vec::new())?;
     let mut two = BringUp::start(&infos[1], &mut **theirs, params, 2, Vec::new())?;

@@ -58,15 +58,18 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         let outstanding = config.outstanding as usize;
         let (area, bytes) = config.response_area::<Response>(responders);
         let (shared_receives, own_receives) = Response::receives(outstanding, responders);
-        let ports = Ports::open(device, &PortSizes {
-            peers: responders,
-            memory: area + bytes,
-            send_depth: config.send_depth,
-            signal_every: config.signal_every,
-            shared_receives,
-            own_receives,
-            inline: if INLINE { REQUEST } else { 0 },
-        })?;
+        let ports = Ports::open(
+            device,
+            &PortSizes {
+                peers: responders,
+                memory: area + bytes,
+                send_depth: config.send_depth,
+                signal_every: config.signal_every,
+                shared_receives,
+                own_receives,
+                inline: if INLINE { REQUEST } else { 0 },
+            },
+        )?;
         let per_peer = Response::places(outstanding, responders);
         // Mailboxes are shared by all responders; receives are posted for each.
         let (places, peers) = match per_peer == outstanding {

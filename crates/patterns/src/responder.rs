@@ -40,18 +40,24 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
         requesters: usize,
     ) -> Result<Self, PatternError> {
         config.check::<Request, Response>(device.info())?;
-        let (stride, items) = (config.item_stride(), config.request_area::<Request>(requesters));
+        let (stride, items) = (
+            config.item_stride(),
+            config.request_area::<Request>(requesters),
+        );
         let (shared_receives, own_receives) =
             Request::receives(config.outstanding as usize, requesters);
-        let ports = Ports::open(device, &PortSizes {
-            peers: requesters,
-            memory: items + stride * config.items as usize,
-            send_depth: config.send_depth,
-            signal_every: config.signal_every,
-            shared_receives,
-            own_receives,
-            inline: if INLINE { config.response } else { 0 },
-        })?;
+        let ports = Ports::open(
+            device,
+            &PortSizes {
+                peers: requesters,
+                memory: items + stride * config.items as usize,
+                send_depth: config.send_depth,
+                signal_every: config.signal_every,
+                shared_receives,
+                own_receives,
+                inline: if INLINE { config.response } else { 0 },
+            },
+        )?;
         for item in 0..config.items {
             let at = items + stride * item as usize;
             write_item(&ports.memory, at, item, config.response);
@@ -130,7 +136,11 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
             false => Err(PatternError::Protocol { what, value, most }),
         };
         least("the item of a request", item, self.config.items - 1)?;
-        least("the slot of a request", slot, u64::from(self.config.outstanding) - 1)?;
+        least(
+            "the slot of a request",
+            slot,
+            u64::from(self.config.outstanding) - 1,
+        )?;
         Ok(Waiting {
             peer: arrival.peer,
             slot: slot as usize,

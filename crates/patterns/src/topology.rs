@@ -41,6 +41,6 @@ impl Topology for RandomResponder {
     #[inline(always)]
     fn next(&mut self) -> usize {
         // The high word of a product: uniform up to 2^-32 for fewer than 2^32 responders.
-        (u128::from(self.random.next_u64()) * u128::from(self.responders) >> 64) as usize
+        ((u128::from(self.random.next_u64()) * u128::from(self.responders)) >> 64) as usize
     }
 }

@@ -1,86 +1,18 @@
 //! Every design, on the software RNIC, on hostile ones and on a simulated one: each response is checked byte for byte.
 
-use std::sync::Arc;
+mod network;
 
-use headworks_baselines::Memory;
-use headworks_patterns::message::first_wrong_byte;
 use headworks_patterns::topology::{RandomResponder, Topology};
-use headworks_patterns::verb::{InMessage, OwnReceives, SecondWrite, Send, SharedReceives, Verb, Write};
-use headworks_patterns::{Observer, PatternConfig, PatternError, Requester, Responder, connect};
-use headworks_shm::Registry;
-use headworks_simnic::SimProvider;
-use headworks_softnic::SoftProvider;
-use headworks_verbs::{Device, Duration, Provider};
+use headworks_patterns::verb::{
+    InMessage, OwnReceives, SecondWrite, Send, SharedReceives, Verb, Write,
+};
+use headworks_patterns::{PatternConfig, PatternError, Requester, Responder, connect};
 use proptest::prelude::*;
+
+use network::{Checker, Network};
 
 /// Steps after which a run counts as hung.
 const STEPS: u64 = 20_000_000;
-
-/// Hosts of a network.
-struct Network {
-    open: Box<dyn Fn(usize) -> Arc<dyn Device>>,
-    /// Lets virtual time pass.
-    advance: Box<dyn Fn()>,
-    _folder: Option<tempfile::TempDir>,
-}
-
-impl Network {
-    fn soft(options: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let provider = SoftProvider::on(Registry::open_at(folder.path().join("fabric")).unwrap());
-        let options = options.to_owned();
-        let open = move |host| {
-            let name = format!("soft:h{host}{options}");
-            provider.open(&name.parse().unwrap()).unwrap()
-        };
-        Self {
-            open: Box::new(open),
-            advance: Box::new(|| {}),
-            _folder: Some(folder),
-        }
-    }
-
-    fn simulated() -> Self {
-        let provider = Arc::new(SimProvider::new());
-        let network = provider.clone();
-        let open = move |host| {
-            let name = format!("sim:cx5-100g,host=h{host}");
-            provider.open(&name.parse().unwrap()).unwrap()
-        };
-        Self {
-            open: Box::new(open),
-            advance: Box::new(move || {
-                network.advance(Duration::from_nanos(200));
-            }),
-            _folder: None,
-        }
-    }
-}
-
-/// Checks each response, and that it answers the request of its slot.
-struct Checker {
-    response: usize,
-    outstanding: Vec<bool>,
-}
-
-impl Observer for Checker {
-    fn sent(&mut self, slot: usize) {
-        assert!(!std::mem::replace(&mut self.outstanding[slot], true));
-    }
-
-    fn received(
-        &mut self,
-        slot: usize,
-        item: u64,
-        memory: &Memory,
-        at: usize,
-    ) -> Result<(), PatternError> {
-        assert!(std::mem::replace(&mut self.outstanding[slot], false), "no request in slot {slot}");
-        let wrong = first_wrong_byte(memory, at, item, self.response);
-        assert_eq!(wrong, None, "item {item}: byte {wrong:?} is wrong");
-        Ok(())
-    }
-}
 
 /// Runs `count` requests from each of `sides.0` requesters to `sides.1` responders.
 fn run<Request: Verb, Response: Verb, const INLINE: bool>(
@@ -92,7 +24,9 @@ fn run<Request: Verb, Response: Verb, const INLINE: bool>(
     let mut responding = Vec::new();
     for at in 0..responders {
         let device = (network.open)(at);
-        responding.push(Responder::<Request, Response, false>::open(device, config, requesters)?);
+        responding.push(Responder::<Request, Response, false>::open(
+            device, config, requesters,
+        )?);
     }
     let mut requesting = Vec::new();
     for at in 0..requesters {
@@ -109,11 +43,7 @@ fn run<Request: Verb, Response: Verb, const INLINE: bool>(
             requester.ports().set_peer_area(peer, to);
             connect((requester.ports(), peer), (responder.ports(), at))?;
         }
-        let checker = Checker {
-            response: config.response,
-            outstanding: vec![false; config.outstanding as usize],
-        };
-        requesting.push((requester, checker, 0));
+        requesting.push((requester, Checker::new(&config), 0));
     }
     for step in 0..STEPS {
         (network.advance)();
@@ -142,7 +72,11 @@ fn run<Request: Verb, Response: Verb, const INLINE: bool>(
             return Ok(());
         }
     }
-    panic!("{} over {}: no end after {STEPS} steps", Request::NAME, Response::NAME);
+    panic!(
+        "{} over {}: no end after {STEPS} steps",
+        Request::NAME,
+        Response::NAME
+    );
 }
 
 /// Runs all four pairs of verbs, with mailboxes whose flag `$flag` places.
@@ -161,10 +95,13 @@ const TOPOLOGIES: [(usize, usize); 3] = [(1, 1), (4, 1), (4, 3)];
 fn every_design_answers_on_the_software_rnic() {
     let network = Network::soft("");
     for sides in TOPOLOGIES {
-        for response in [64, 256, 4096, 65536] {
-            let config = PatternConfig::paper(response);
-            every_pair!(InMessage, &network, config, sides, 200);
-            every_pair!(SecondWrite, &network, config, sides, 200);
+        for response in [64, 4096, 16384] {
+            let config = PatternConfig {
+                items: 8,
+                ..PatternConfig::paper(response)
+            };
+            every_pair!(InMessage, &network, config, sides, 100);
+            every_pair!(SecondWrite, &network, config, sides, 100);
         }
     }
 }
@@ -173,8 +110,11 @@ fn every_design_answers_on_the_software_rnic() {
 fn every_design_answers_on_the_simulated_rnic() {
     let network = Network::simulated();
     for sides in TOPOLOGIES {
-        for response in [64, 4096, 16384] {
-            let config = PatternConfig::paper(response);
+        for response in [64, 4096] {
+            let config = PatternConfig {
+                items: 8,
+                ..PatternConfig::paper(response)
+            };
             every_pair!(SecondWrite, &network, config, sides, 50);
         }
     }
@@ -219,7 +159,10 @@ fn a_flag_in_the_message_is_refused_where_bytes_have_no_order() {
     let config = PatternConfig::paper(64);
     let refused = run::<Write<InMessage>, Write<InMessage>, true>(&network, config, (1, 1), 1);
     let error = refused.unwrap_err().to_string();
-    assert!(error.contains("in_order_within_write") && error.contains("second WRITE"), "{error}");
+    assert!(
+        error.contains("in_order_within_write") && error.contains("second WRITE"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -227,11 +170,35 @@ fn illegal_sizes_are_named() {
     let network = Network::soft("");
     let paper = PatternConfig::paper(64);
     let cases = [
-        (PatternConfig { response: 60, ..paper }, "response is 60"),
-        (PatternConfig { outstanding: 65, ..paper }, "outstanding is 65"),
+        (
+            PatternConfig {
+                response: 60,
+                ..paper
+            },
+            "response is 60",
+        ),
+        (
+            PatternConfig {
+                outstanding: 65,
+                ..paper
+            },
+            "outstanding is 65",
+        ),
         (PatternConfig { items: 0, ..paper }, "items is 0"),
-        (PatternConfig { signal_every: 0, ..paper }, "signal_every is 0"),
-        (PatternConfig { send_depth: 3, ..paper }, "send_depth is 3"),
+        (
+            PatternConfig {
+                signal_every: 0,
+                ..paper
+            },
+            "signal_every is 0",
+        ),
+        (
+            PatternConfig {
+                send_depth: 3,
+                ..paper
+            },
+            "send_depth is 3",
+        ),
     ];
     for (config, says) in cases {
         let refused = run::<Write<InMessage>, Write<InMessage>, true>(&network, config, (1, 1), 1);
@@ -258,5 +225,8 @@ fn random_responders_are_uniform() {
     for _ in 0..30_000 {
         counts[topology.next()] += 1;
     }
-    assert!(counts.iter().all(|count| (9_700..10_300).contains(count)), "{counts:?}");
+    assert!(
+        counts.iter().all(|count| (9_700..10_300).contains(count)),
+        "{counts:?}"
+    );
 }

@@ -200,7 +200,11 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
     fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError> {
         for _ in 0..self.places {
             let place = self.next;
-            self.next = if place + 1 == self.places { 0 } else { place + 1 };
+            self.next = if place + 1 == self.places {
+                0
+            } else {
+                place + 1
+            };
             self.polled += 1;
             let at = self.at(place);
             // Acquire: the message is read after its flag.
@@ -218,7 +222,10 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
     fn release(&mut self, ports: &mut Ports, arrival: Arrival) -> Result<(), PatternError> {
         // Release: the message was read before its flag is cleared. The sender uses the mailbox again when it
         // has the response, or, of responses, when its next request has gone out.
-        ports.memory.word(arrival.at + F::word(self.len)).store(0, Release);
+        ports
+            .memory
+            .word(arrival.at + F::word(self.len))
+            .store(0, Release);
         Ok(())
     }
 

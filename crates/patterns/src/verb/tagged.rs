@@ -148,14 +148,22 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
         peers: usize,
         len: usize,
     ) -> Result<Self, PatternError> {
-        let numbers: Vec<u32> = ports.end.queue_pairs.iter().map(|qp| qp.qpn().raw()).collect();
+        let numbers: Vec<u32> = ports
+            .end
+            .queue_pairs
+            .iter()
+            .map(|qp| qp.qpn().raw())
+            .collect();
         // The smallest mask under which no two queue pairs share an entry: a look-up needs no search.
         let distinct = |mask: u32| {
             let mut seen = std::collections::HashSet::new();
             numbers.iter().all(|number| seen.insert(number & mask))
         };
         let masks = (0..=24).map(|bits| (1u32 << bits) - 1);
-        let mask = masks.into_iter().find(|mask| distinct(*mask)).unwrap_or(0xff_ffff);
+        let mask = masks
+            .into_iter()
+            .find(|mask| distinct(*mask))
+            .unwrap_or(0xff_ffff);
         let mut table = vec![0; mask as usize + 1];
         for (peer, number) in numbers.iter().enumerate() {
             table[(number & mask) as usize] = peer as u32;

@@ -1,0 +1,91 @@
+//! Networks of devices, and a checker of responses.
+
+use std::sync::Arc;
+
+use headworks_baselines::Memory;
+use headworks_patterns::message::first_wrong_byte;
+use headworks_patterns::{Observer, PatternConfig, PatternError};
+use headworks_shm::Registry;
+use headworks_simnic::SimProvider;
+use headworks_softnic::SoftProvider;
+use headworks_verbs::{Device, Duration, Provider};
+
+/// Hosts of a network.
+pub(crate) struct Network {
+    pub(crate) open: Box<dyn Fn(usize) -> Arc<dyn Device>>,
+    /// Lets virtual time pass.
+    #[allow(dead_code, reason = "one of the test programs uses it")]
+    pub(crate) advance: Box<dyn Fn()>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Network {
+    pub(crate) fn soft(options: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let provider = SoftProvider::on(Registry::open_at(folder.path().join("fabric")).unwrap());
+        let options = options.to_owned();
+        let open = move |host| {
+            let name = format!("soft:h{host}{options}");
+            provider.open(&name.parse().unwrap()).unwrap()
+        };
+        Self {
+            open: Box::new(open),
+            advance: Box::new(|| {}),
+            _folder: Some(folder),
+        }
+    }
+
+    #[allow(dead_code, reason = "one of the test programs uses it")]
+    pub(crate) fn simulated() -> Self {
+        let provider = Arc::new(SimProvider::new());
+        let network = provider.clone();
+        let open = move |host| {
+            let name = format!("sim:cx5-100g,host=h{host}");
+            provider.open(&name.parse().unwrap()).unwrap()
+        };
+        Self {
+            open: Box::new(open),
+            advance: Box::new(move || {
+                network.advance(Duration::from_nanos(200));
+            }),
+            _folder: None,
+        }
+    }
+}
+
+/// Checks each response, and that it answers the request of its slot.
+pub(crate) struct Checker {
+    response: usize,
+    outstanding: Vec<bool>,
+}
+
+impl Checker {
+    pub(crate) fn new(config: &PatternConfig) -> Self {
+        Self {
+            response: config.response,
+            outstanding: vec![false; config.outstanding as usize],
+        }
+    }
+}
+
+impl Observer for Checker {
+    fn sent(&mut self, slot: usize) {
+        assert!(!std::mem::replace(&mut self.outstanding[slot], true));
+    }
+
+    fn received(
+        &mut self,
+        slot: usize,
+        item: u64,
+        memory: &Memory,
+        at: usize,
+    ) -> Result<(), PatternError> {
+        assert!(
+            std::mem::replace(&mut self.outstanding[slot], false),
+            "no request in slot {slot}"
+        );
+        let wrong = first_wrong_byte(memory, at, item, self.response);
+        assert_eq!(wrong, None, "item {item}: byte {wrong:?} is wrong");
+        Ok(())
+    }
+}
