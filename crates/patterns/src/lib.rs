@@ -7,16 +7,16 @@
 //!
 //! | type | verb of the sender | how the receiver learns of a message |
 //! |---|---|---|
-//! | [`Write<InMessage>`](verb::Write) | WRITE | polls the last byte of a mailbox, which the WRITE places last |
-//! | [`Write<SecondWrite>`](verb::Write) | WRITE, then a WRITE of a flag | polls the flag behind a mailbox |
-//! | [`Send<SharedReceives>`](verb::Send) | SEND | polls completions of tagged receives of a shared receive queue |
-//! | [`Send<OwnReceives>`](verb::Send) | SEND | polls completions of tagged receives of each queue pair |
+//! | [`Write`](verb::Write) of [`InMessage`](verb::InMessage) | WRITE | polls the last byte of a mailbox, which the WRITE places last |
+//! | `Write` of [`SecondWrite`](verb::SecondWrite) | WRITE, then a WRITE of a flag | polls the flag behind a mailbox |
+//! | [`Send`](verb::Send) to [`SharedReceives`](verb::SharedReceives) | SEND | polls completions of tagged receives of a shared receive queue |
+//! | `Send` to [`OwnReceives`](verb::OwnReceives) | SEND | polls completions of tagged receives of each queue pair |
 //!
 //! The paper's WriteSend, for example, is `Requester<Write<_>, Send<OwnReceives>, _>` with
 //! `Responder<Write<_>, Send<OwnReceives>>`.
 //!
 //! A requester connects to each responder itself (*private connection*), or its server has a
-//! [`Dispatcher`](dispatcher::Dispatcher) that connects to each responder once for all its workers.
+//! [`Dispatcher`] that connects to each responder once for all its workers.
 //!
 //! # Map
 //!
