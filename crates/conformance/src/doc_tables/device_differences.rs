@@ -65,7 +65,7 @@ const UNSPECIFIED_BEHAVIOUR: &[[&str; 4]] = &[
         "only if the state is queried before that completion is polled: rxe itself reports no failure",
     ],
     [
-        "an idle queue pair whose peer dies",
+        "an idle queue pair whose peer's process dies",
         "fails within a second",
         "learns nothing (chapter 9): its next request ends with RetryExceeded",
         "as `ibv`",
