@@ -202,7 +202,7 @@ impl Ports {
         Ok(posted)
     }
 
-    /// Returns the flags of the next request to `peer`; `None` if the send queue has no room even after a poll.
+    /// Returns the flags of the next request to `peer`; `None` if the send queue has no room.
     #[inline(always)]
     fn flags(&mut self, peer: usize) -> Option<SendFlags> {
         let Peer {

@@ -70,13 +70,9 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
                 inline: if INLINE { REQUEST } else { 0 },
             },
         )?;
-        let per_peer = Response::places(outstanding, responders);
         // Mailboxes are shared by all responders; receives are posted for each.
-        let (places, peers) = match per_peer == outstanding {
-            true => (outstanding, 1),
-            false => (outstanding, responders),
-        };
-        let inbox = Response::Inbox::open(&ports, area, places, peers, config.response)?;
+        let peers = if Response::IN_MAILBOX { 1 } else { responders };
+        let inbox = Response::Inbox::open(&ports, area, outstanding, peers, config.response)?;
         Ok(Self {
             ports,
             inbox,
