@@ -234,9 +234,12 @@ impl CommonSegmentRecord {
         how: fn(&ProcessId, i32) -> io::Result<OwnedFd>,
     ) -> Result<Option<OwnedFd>, SegmentError> {
         let process = self.process;
-        let seen = stat(format!("/proc/{}/fd/{}", process.pid, self.segment_fd));
-        // The number now names another file. Do not open it: it may be one that cannot be opened at all.
-        if seen.is_ok_and(|seen| seen.st_ino != self.inode) {
+        let names_another_file = || {
+            let seen = stat(format!("/proc/{}/fd/{}", process.pid, self.segment_fd));
+            seen.is_ok_and(|seen| seen.st_ino != self.inode)
+        };
+        // Do not open another file: it may be one that cannot be opened at all.
+        if names_another_file() {
             return Ok(None);
         }
         let began = Instant::now();
@@ -255,7 +258,8 @@ impl CommonSegmentRecord {
                 Ok((opened.st_ino == self.inode).then_some(fd))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(_) if !process.is_alive() => Ok(None),
+            // The number can be given to another file between the look above and the opening.
+            Err(_) if names_another_file() || !process.is_alive() => Ok(None),
             Err(source) => Err(SegmentError::Os {
                 step: "opening its holder's descriptor",
                 source,
