@@ -53,7 +53,7 @@ const UNORDERED: &str =
 const POLLED: &str = "HEADWORKS_IBV='ibv:rxe0,atomic_aligned_8=yes,in_order_within_write=all;\
                       ibv:rxe1,atomic_aligned_8=yes,in_order_within_write=all'";
 /// Skips tests of soft hosts: of hostile devices, and of damage to a soft host's memory.
-const NOT_SOFT: &str = "--test-threads=1 --skip hostile:: --skip hostile_processes:: --skip killed:: \
+const NOT_SOFT: &str = "--test-threads=1 --skip hostile --skip killed:: \
                         --skip group_peers:: --skip whatever_the_device_does \
                         --skip a_device_that_orders_nothing --skip full_until_completions_come \
                         --skip completions_are_late";
