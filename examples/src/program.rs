@@ -13,7 +13,7 @@ use headworks::ring::{BrokenRing, RingError, SendError};
 use headworks::service::{Refusal, ServiceError};
 use headworks::verbs::{Duration, Instant};
 
-/// Why a program ends early.
+/// Reason for which a program ends early.
 #[derive(Debug)]
 pub enum Failure {
     /// An argument is wrong: exit code 2.

@@ -127,7 +127,7 @@ fn missing_at_the_completion(seed: u64) -> Outcome<usize> {
 
 #[test]
 fn the_last_byte_says_nothing_of_the_others() {
-    // What the receiver sees also depends on timing: about one seed in thirty shows a gap.
+    // The gap also depends on timing: about one seed in thirty shows it to the receiver.
     assert!((1..=1000).any(|seed| missing_when_the_last_byte_is_seen(seed).unwrap() > 0));
 }
 

@@ -69,7 +69,7 @@ pub struct Finding {
     pub file: String,
     /// The line, from 1; 0 for the whole file.
     pub line: usize,
-    /// What is wrong, and what to do.
+    /// Description of the fault, and the remedy.
     pub what: String,
 }
 

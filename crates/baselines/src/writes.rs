@@ -27,7 +27,7 @@ pub struct WriteWindow {
     pub bytes: usize,
 }
 
-/// Why WRITEs could not be set up or posted, or did not do what they should.
+/// Failure to set up or post WRITEs, or a WRITE with a wrong result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WritesError {

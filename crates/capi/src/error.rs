@@ -7,7 +7,7 @@ use std::io;
 use headworks::service::{Outcome, Refusal, ServiceError};
 use libc as c;
 
-/// Why a call failed.
+/// Error of a call.
 #[derive(Debug)]
 pub(crate) enum Error {
     /// The service failed.

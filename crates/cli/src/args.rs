@@ -100,7 +100,7 @@ pub(crate) enum Command {
 /// Options of `headworks top`.
 #[derive(clap::Args)]
 pub(crate) struct Top {
-    /// What to watch: soft for all soft hosts, soft:HOST for one.
+    /// Soft hosts to watch: soft for all, soft:HOST for one.
     #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
     pub(crate) device: DeviceName,
     /// Watch a daemon instead, its applications and links. WHICH is its IP address (default 127.0.0.1), or

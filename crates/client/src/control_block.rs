@@ -227,7 +227,7 @@ pub(crate) struct RingAnnouncement {
 pub struct Status {
     /// Whether the peer has ended its stream: the stream ends after the bytes that have arrived.
     pub is_ended: bool,
-    /// Why the connection was reset; `None` while it was not.
+    /// Reason of the connection's reset; `None` without a reset.
     pub reset: Option<Reset>,
 }
 
@@ -265,7 +265,7 @@ impl Transfer {
     const ALL: [Self; 4] = [Self::Any, Self::Send, Self::Write, Self::Read];
 }
 
-/// Why a connection was reset.
+/// Reason of a connection's reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Reset {

@@ -144,7 +144,7 @@ impl Session {
         self.doorbell.as_ref()
     }
 
-    /// Why the session is over; `None` while it is not.
+    /// Reason of the session's end; `None` while it lasts.
     pub fn over(&self) -> Option<Refusal> {
         self.over
     }

@@ -116,7 +116,7 @@ pub enum Request {
         handle: u32,
         /// The memory, as [`Reply::Allocated`] gave it.
         extent: Extent,
-        /// What the peer may do with it.
+        /// Access rights of the peer.
         rights: Rights,
     },
     /// Revokes an export.
@@ -210,7 +210,7 @@ pub enum Reply {
     },
     /// The session is over.
     Over {
-        /// Why it is over.
+        /// Reason of the end.
         why: Refusal,
     },
 }
@@ -228,7 +228,7 @@ pub struct End {
     pub peer: SocketAddr,
 }
 
-/// Why a daemon refuses a request, or ends a session.
+/// Reason for which a daemon refuses a request or ends a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]

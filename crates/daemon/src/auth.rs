@@ -37,7 +37,7 @@ pub enum CallRole {
     Called,
 }
 
-/// What a daemon proves: who it is, to whom, and in which call.
+/// Statement that a daemon proves: its identity, the other daemon's, and the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthClaim {
     /// Side of the call that the daemon is on.

@@ -118,9 +118,9 @@ impl FromStr for Metrics {
 /// Level of the log on standard error. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// What keeps the daemon from serving.
+    /// Errors that keep the daemon from serving.
     Error,
-    /// What an operator should know.
+    /// Warnings for the operator.
     Warn,
     /// Applications and daemons that come and go.
     Info,
@@ -165,7 +165,7 @@ pub enum DaemonConfigError {
     Text {
         /// Line number, starting at 1.
         line: usize,
-        /// What is wrong.
+        /// Description of the fault.
         says: String,
     },
     /// A value that is not allowed.

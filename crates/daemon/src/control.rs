@@ -68,7 +68,7 @@ pub enum Message {
     },
     /// The last message of a stream, with the reason.
     Goodbye {
-        /// Why the sender ends the stream.
+        /// Reason for which the sender ends the stream.
         why: Refusal,
     },
     /// See [`Output::LinkWanted`](crate::domain::Output::LinkWanted).

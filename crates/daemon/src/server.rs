@@ -117,7 +117,7 @@ pub enum ServerError {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What the daemon was doing.
+        /// Operation of the daemon that failed.
         what: &'static str,
         /// Error of the operating system.
         source: io::Error,

@@ -529,7 +529,7 @@ fn closing_without_reading_echoes_blocks_no_peer() {
                     Ok(did) => assert!(pair.step() || did > 0, "{transfer:?}: both wait"),
                 }
             };
-            // What was sent has arrived nevertheless.
+            // The bytes sent before have arrived nevertheless.
             let mut buffer = vec![0; 50_000];
             while let (Received::Bytes(len), _) = far.receiving.recv(&mut buffer).unwrap() {
                 heard += len;

@@ -1,4 +1,4 @@
-//! What an experiment measures with: options, stop flag, time budget and rounds.
+//! Measuring tools of an experiment: options, stop flag, time budget and rounds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -54,9 +54,9 @@ pub enum BlockingError {
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// Operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// Cause of the failure.
         source: std::io::Error,
     },
 }

@@ -71,7 +71,7 @@ pub enum RdmaError {
     Greeting {
         /// The address.
         address: String,
-        /// What is wrong with the hello.
+        /// Fault of the hello.
         source: GreetingError,
     },
     /// The queue pair of the control stream, or its memory, could not be made.

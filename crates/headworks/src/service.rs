@@ -96,7 +96,7 @@ pub fn metrics_of(socket: &Path) -> PathBuf {
 /// Socket of a daemon that the system's service manager started.
 const SYSTEM_SOCKET: &str = "/run/headworks/daemon.sock";
 
-/// Why a call of the service failed.
+/// Error of a call of the service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServiceError {
@@ -149,7 +149,7 @@ pub enum ServiceError {
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// Operation that failed.
         what: &'static str,
         /// The system's error.
         source: io::Error,

@@ -63,7 +63,7 @@ pub fn missing() -> Option<LibraryError> {
     library::api().err()
 }
 
-/// Why two processes could not connect over RDMA, or lost their connection.
+/// Failure of two processes to connect over RDMA, or loss of their connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {

@@ -109,7 +109,7 @@ pub(crate) fn failed(wr_id: u64, code: i32, qp_num: u32, timestamp: Instant) -> 
     }
 }
 
-/// Why the device's library refused to post, from its return code: an error number, or its negative with some
+/// Reason for which the device's library refused to post, from its return code: an error number, or its negative with some
 /// libraries.
 #[cold]
 pub(crate) fn refusal(code: i32) -> PostErrorKind {

@@ -100,7 +100,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Why a device that exists cannot be used.
+/// Reason for which an existing device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

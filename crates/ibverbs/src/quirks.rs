@@ -58,7 +58,7 @@ pub(crate) fn driver(in_sysfs: Option<String>, vendor_id: u32) -> String {
     }
 }
 
-/// Why a device cannot be used if the environment sets `MLX5_SINGLE_THREADED` to `single_threaded`. The
+/// Reason for which a device cannot be used if the environment sets `MLX5_SINGLE_THREADED` to `single_threaded`. The
 /// library of `mlx5` then takes no locks, but several threads use a device here.
 pub(crate) fn refusal(
     driver: &str,

@@ -69,7 +69,7 @@ impl Default for Backoff {
     }
 }
 
-/// What a waiter does with its core between two polls.
+/// Use of a waiter's core between two polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SpinMode {
     /// Yield it: right whenever there may be more waiters than cores.
@@ -123,7 +123,7 @@ impl PollInterval {
     }
 }
 
-/// Why a waiter calls its condition.
+/// Phase in which a waiter calls its condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitPhase {
     /// To check the condition.
@@ -132,7 +132,7 @@ pub enum WaitPhase {
     Arm,
 }
 
-/// Why a wait ended.
+/// Reason of a wait's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeReason {
     /// The condition holds.

@@ -245,7 +245,7 @@ mod models {
         });
     }
 
-    /// Of two threads that forgive the same debt at once, one succeeds.
+    /// If two threads forgive the same debt at once, one succeeds.
     #[test]
     fn loom_a_debt_is_forgiven_once() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! Why a run cannot start, or go on.
+//! Errors that keep a run from starting or from going on.
 
 use headworks_baselines::EndError;
 use headworks_verbs::{BringUpError, PollError, PostError, QpState, Status};

@@ -42,7 +42,7 @@ impl RingError {
     }
 }
 
-/// Why a message was not sent.
+/// Reason for which a message was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {

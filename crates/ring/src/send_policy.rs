@@ -59,7 +59,7 @@ pub enum ReserveOutcome {
     Full,
 }
 
-/// What the sender must post after a message.
+/// Post that a message makes due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PostAction {
     /// Nothing yet.

@@ -35,7 +35,7 @@ pub(crate) use greeting::{EndRole, Greeting};
 /// Version of the ring's layout and of its greeting.
 pub const VERSION: u16 = 2;
 
-/// Why an end could not be made or connected.
+/// Failure to make or connect an end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -70,7 +70,7 @@ pub enum SetupError {
     /// Both ends have the same role.
     #[error("both ends {does}: one must send and one must receive")]
     SameRole {
-        /// What both ends do: send or receive.
+        /// Role of both ends as a verb: `send` or `receive`.
         does: &'static str,
     },
     /// The other end needs cursors by WRITE with immediate, but this end's group polls memory.
@@ -226,7 +226,7 @@ fn requests(info: &DeviceInfo, ring: &CheckedConfig, role: EndRole) -> (u32, u32
     (sends.min(most) as u32, ring.slots.min(most) as u32)
 }
 
-/// What a group provides to one of its receiving ends.
+/// Objects that a group provides to one of its receiving ends.
 pub(crate) struct GroupPlacement {
     pub(crate) pd: Arc<dyn ProtectionDomain>,
     pub(crate) cq: Arc<dyn CompletionQueue>,

@@ -290,7 +290,7 @@ pub(crate) fn check_len(bytes: &[u8]) -> Result<(), MailError> {
     }
 }
 
-/// Why an actor failed: a message of one line, and the source error. Any error converts into it with `?`.
+/// Failure of an actor: a message of one line, and the source error. Any error converts into it with `?`.
 pub struct ActorError {
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,

@@ -77,7 +77,7 @@ impl ActorSpec {
     }
 }
 
-/// What an actor's constructor gets, in the process and on the thread that will step the actor. Dereferences
+/// Input of an actor's constructor, in the process and on the thread that will step the actor. Dereferences
 /// to its [`ActorSpec`].
 #[derive(Clone)]
 pub struct ActorInit {

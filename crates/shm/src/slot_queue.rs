@@ -80,7 +80,7 @@ const fn laps_ahead(a: u64, b: u64) -> i64 {
     (a.wrapping_sub(b) << LAP_SHIFT) as i64 >> LAP_SHIFT
 }
 
-/// Why an operation on a queue failed.
+/// Failure of an operation on a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlotError {

@@ -162,7 +162,7 @@ impl RingRecord {
         let [Some(end), _] = ends else {
             return wrong;
         };
-        // What a sender reports as delivered was received, and the receiver saw only what was published.
+        // Every message that a sender reports as delivered was received, and the receiver saw only what was published.
         let cursors @ [sent, published, consumed] = self.cursors;
         let seen = match received {
             0 => 0,

@@ -262,7 +262,7 @@ struct LocalObjects {
     cqs: Vec<Arc<SoftCq>>,
 }
 
-/// What the dead sender `who` left.
+/// State that the dead sender `who` left.
 struct DeadSenderState<'a> {
     cleanup: &'a DeadSenderCleanup<'a>,
     who: u16,

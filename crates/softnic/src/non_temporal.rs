@@ -1,4 +1,4 @@
-//! Which WRITEs use non-temporal stores, which bypass the processor's caches.
+//! Choice of the WRITEs that use non-temporal stores, which bypass the processor's caches.
 
 use std::fs;
 use std::sync::LazyLock;

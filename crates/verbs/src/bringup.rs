@@ -34,7 +34,7 @@ const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2 + KIND_BYTES + 8;
 const KIND_BYTES: usize = 8;
 const READY: u8 = b'R';
 
-/// Why two queue pairs could not be connected.
+/// Failure to connect two queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BringUpError {
@@ -152,7 +152,7 @@ impl fmt::Display for ProviderKind {
 /// Access rights, timeouts and retries of the connection, as QP attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionParams {
-    /// What the peer may do through the queue pair.
+    /// Access of the peer through the queue pair.
     pub access: Access,
     /// ACK timeout, 4.096 µs × 2^timeout.
     pub timeout: u8,

@@ -15,7 +15,7 @@ pub struct DeviceName {
     options: Vec<(String, Option<String>)>,
 }
 
-/// Why a text is not a device name. The message says what was wrong and what is allowed.
+/// A text that is not a device name. The message says what was wrong and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The KIND part is empty or has a character outside `a-z0-9`.

@@ -25,7 +25,7 @@ pub enum OpenError {
     NotFound {
         /// The device asked for.
         name: String,
-        /// What the user can do about it.
+        /// Remedy for the user.
         hint: String,
     },
     /// The provider has no such option, or not with this value.
@@ -45,7 +45,7 @@ pub enum OpenError {
         option: &'static str,
         /// The value of the option.
         asked: u64,
-        /// What is limited, as in "port 1 of mlx5_0 has active".
+        /// The limited quantity, as in "port 1 of mlx5_0 has active".
         what: String,
         /// The largest value possible on this device.
         highest: u64,
@@ -53,7 +53,7 @@ pub enum OpenError {
     /// The provider failed. The text is one line.
     #[error("cannot open {what}: {source}")]
     Provider {
-        /// What was being opened.
+        /// Device or library that was being opened.
         what: String,
         /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -79,7 +79,7 @@ pub enum ResourceError {
     /// The device has no more objects of this kind.
     #[error("no {what} left: this device has {limit}")]
     Exhausted {
-        /// What ran out.
+        /// Exhausted resource.
         what: &'static str,
         /// The largest number of such objects that the device has.
         limit: u64,
@@ -105,7 +105,7 @@ pub enum ResourceError {
     /// The operating system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// Operation that failed.
         what: &'static str,
         /// The cause.
         source: std::io::Error,
@@ -178,7 +178,7 @@ pub enum ModifyError {
     /// left. Try again when that has changed.
     #[error("cannot reach the peer: {what}: {reason}")]
     PeerUnreachable {
-        /// What was being done.
+        /// Operation that failed.
         what: &'static str,
         /// The operating system's message.
         reason: String,
@@ -208,7 +208,7 @@ pub struct PostError {
     pub kind: PostErrorKind,
 }
 
-/// Why a request was refused.
+/// Reason for which a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {

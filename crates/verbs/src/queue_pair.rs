@@ -110,7 +110,7 @@ impl Default for RnrTimer {
 pub struct QpAttr {
     /// The state to go to.
     pub state: Option<QpState>,
-    /// What the peer may do through this queue pair.
+    /// Access of the peer through this queue pair.
     pub access: Option<Access>,
     /// GID of the peer's port.
     pub dest_gid: Option<Gid>,

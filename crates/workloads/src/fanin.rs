@@ -32,7 +32,7 @@ pub enum RingLayout {
     Separate,
 }
 
-/// What the sender does while the receiver counts.
+/// Load that the sender offers while the receiver counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FaninLoad {
     /// Sends nothing: the receiver counts the checks that find no message.

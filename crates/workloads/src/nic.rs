@@ -138,7 +138,7 @@ impl NicTask {
     }
 }
 
-/// What an actor is made from.
+/// Parameters of an actor.
 struct Setup<'a> {
     task: &'a NicTask,
     pair: &'a PairContext,

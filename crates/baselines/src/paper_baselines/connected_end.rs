@@ -11,7 +11,7 @@ use crate::{End, Memory};
 /// that, so a receiving end has this many receives beyond those its sender may use.
 pub(super) const RECEIVES: u64 = RECEIVE_CHAIN;
 
-/// What an end needs once it is connected: endpoint, device objects, memory and the peer's address.
+/// A connected end: endpoint, device objects, memory and the peer's address.
 pub struct ConnectedEnd {
     // Dropped before the memory: the peer must find the queue pair gone, not a key that is refused.
     endpoint: Endpoint,

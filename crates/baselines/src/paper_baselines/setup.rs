@@ -114,7 +114,7 @@ pub fn needs(promises: &Promises) -> bool {
     promises.ordered_between_writes && promises.atomic_aligned_8
 }
 
-/// Which end a setup creates. Sent to the peer as this number.
+/// The end that a setup creates. The peer receives this number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     Sender = 1,

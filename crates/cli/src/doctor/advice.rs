@@ -24,7 +24,7 @@ pub(super) struct Finding {
     pub(super) check: &'static str,
     pub(super) verdict: Verdict,
     pub(super) found: String,
-    /// What the finding means for a user.
+    /// Meaning of the finding for a user.
     pub(super) why: Option<String>,
     /// Command that fixes it.
     pub(super) mend: Option<String>,

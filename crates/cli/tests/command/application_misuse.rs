@@ -22,7 +22,7 @@ use crate::daemon::{Daemons, echo, exchange, locked, to};
 use crate::kills::{Leftovers, leftovers_at_rest};
 use crate::test_env::{CommandProcess, until};
 
-/// What the started process does wrong, and the socket that it attaches to.
+/// Misuse that the started process commits, and the socket that it attaches to.
 const DOES: &str = "HEADWORKS_TEST_MISUSE";
 const SOCKET: &str = "HEADWORKS_TEST_MISUSE_SOCKET";
 /// Port that echoes everything, port at which nobody reads, port at which nobody listens.
@@ -265,7 +265,7 @@ fn scribble(attach: impl Fn() -> Service) {
     };
     let own = File::options().write(true).open("/proc/self/mem");
     let own = own.expect("its own memory");
-    // What it has becomes unusable sooner or later; then it attaches anew.
+    // Its objects become unusable sooner or later. Then it attaches anew.
     loop {
         let service = attach();
         let mut streams: Vec<Stream> = Vec::new();

@@ -1,4 +1,4 @@
-//! What simulated experiments write, run after run, each in a process of its own.
+//! Files of simulated experiments: equal in every run, each run in a separate process.
 
 use std::fs::read_to_string;
 use std::process::{Child, Stdio};

@@ -1,4 +1,4 @@
-//! What the command shows of simulated devices.
+//! Output of the command about simulated devices.
 
 use std::process::Stdio;
 

@@ -108,7 +108,7 @@ fn with_libibverbs_the_same_program_lists_its_devices() {
     assert!(json.contains("\"ibv:stand_in0\""), "{json}");
 }
 
-/// What a 64-bit ELF file requires from the dynamic linker.
+/// Libraries and symbols that a 64-bit ELF file requires from the dynamic linker.
 struct ElfDependencies {
     libraries: Vec<String>,
     /// Symbols that it does not define.

@@ -1,4 +1,4 @@
-//! What remains when a queue pair or its peer is reset or destroyed.
+//! Effects of a reset or destroyed queue pair on its requests and its peer.
 
 use headworks_verbs::{QpState, Status};
 
@@ -49,7 +49,7 @@ fn depart_and_check(
 ) -> Verdict {
     let (a, b) = cx.connected_pair()?;
     let from = [a.sge(0, 8)];
-    // What a device caches of the peer must not outlive it.
+    // The device's caches of the peer must not outlive the peer.
     cx.post(a, 0, Op::Write(b.at(0)), &from)?;
     cx.expect_sent(a, 0, Status::Success)?;
     cx.receive(a, 9, &[])?;

@@ -1,4 +1,4 @@
-//! What is observed of a step.
+//! Observations of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

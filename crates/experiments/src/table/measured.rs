@@ -28,7 +28,7 @@ pub const COUNT: Quantity = "count";
 /// The quantity of a sample that holds a single value.
 pub const VALUE: Quantity = "value";
 
-/// What is measured: an arm, a load, and the values of up to two parameters.
+/// A point of a measurement: an arm, a load, and the values of up to two parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point<A> {
     /// The arm's load, if it has several; otherwise empty.

@@ -38,7 +38,7 @@ enum Figure {
         claim: Claim,
         unit: &'static str,
         ours: Ours,
-        /// Why our value does not satisfy the claim; empty if it does.
+        /// Reason for which our value does not satisfy the claim; empty if it does.
         unmet: &'static str,
     },
     /// Our value is not measured.

@@ -43,7 +43,7 @@ const QKEY: u32 = 0x6865_6164;
 /// Bytes of each end's memory: for the request, and for a datagram after its header.
 const MEMORY: usize = 4096;
 
-/// Why base delays could not be measured.
+/// Failure to measure base delays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {

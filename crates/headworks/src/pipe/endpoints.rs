@@ -297,7 +297,7 @@ impl PipeReceiver {
     }
 }
 
-/// Why a piece was not written.
+/// Failure to write a piece.
 enum WriteError {
     Sink(io::Error),
     Wait(BlockingError),

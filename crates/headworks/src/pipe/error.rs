@@ -1,4 +1,4 @@
-//! Why a pipe failed, and which side is at fault.
+//! Errors of a pipe, and the side at fault.
 
 use std::io;
 
@@ -100,7 +100,7 @@ pub enum PipeError {
     /// The time limit was reached.
     #[error("{what} under the name {name}: the time limit ({seconds} s) has passed")]
     Deadline {
-        /// What was waited for.
+        /// Event that the caller waited for.
         what: &'static str,
         /// The name under which the two sides meet.
         name: String,
@@ -110,9 +110,9 @@ pub enum PipeError {
     /// Reading the source or writing the sink failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// Operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// Cause of the failure.
         source: io::Error,
     },
 }

@@ -40,7 +40,7 @@ pub enum Pipe {
     Receiver(PipeReceiver),
 }
 
-/// What ends a wait: an interrupt, a deadline.
+/// Limits of a wait: an interrupt, a deadline.
 #[derive(Clone, Copy, Default)]
 pub struct WaitOptions<'a> {
     /// Ends the wait when it is readable.

@@ -54,7 +54,8 @@ pub struct Datagrams {
     peers: Slab<Peer>,
     /// Keys of the peers that this side sends to.
     addresses: HashMap<SocketAddr, usize>,
-    /// Why addresses could not be reached, for calls that did not wait; the next send there reports it.
+    /// Errors of addresses that could not be reached, for calls that did not wait. The next send to the address
+    /// reports the error.
     unreached: HashMap<SocketAddr, ServiceError>,
     /// Keys of the peers that may have a message.
     ready: VecDeque<usize>,
@@ -493,7 +494,7 @@ impl Datagrams {
     }
 }
 
-/// Which events a call waits for.
+/// Events that a call waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WaitTarget {
     /// Messages and room.

@@ -90,7 +90,7 @@ impl fmt::Debug for Export {
 pub struct RevokeError {
     /// The export, which is still in force.
     pub export: Export,
-    /// Why it is still in force.
+    /// Reason for which the export is still in force.
     #[source]
     pub error: ServiceError,
 }

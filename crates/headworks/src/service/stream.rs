@@ -364,7 +364,7 @@ impl std::ops::Deref for Peeked<'_> {
 pub struct ReclaimError {
     /// The loan, which is still out.
     pub loan: Loan,
-    /// Why it is still out.
+    /// Reason for which the memory is still lent.
     #[source]
     pub error: ServiceError,
 }

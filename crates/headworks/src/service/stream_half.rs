@@ -17,7 +17,7 @@ use super::{Refusal, ServiceError, system};
 /// Limit on the wait for the reason of a hang-up. The daemon gives it before it hangs up, unless it is dying.
 const RESET_REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Which direction a half is, and so what it waits for.
+/// Direction of a half, which determines the event that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HalfKind {
     /// The receiving half; waits for data.
@@ -28,7 +28,7 @@ pub(super) enum HalfKind {
 
 /// One direction of a connection.
 pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
-    /// Which direction this is.
+    /// Direction of this half.
     const KIND: HalfKind;
 
     /// Adds the slabs that the session has received since the last call.

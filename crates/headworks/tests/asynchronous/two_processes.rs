@@ -164,11 +164,11 @@ fn start_other_process(part: &str, sends: bool) -> KillSetup {
 
 #[test]
 fn two_processes_pass_messages_of_every_length_both_ways() {
-    let stage = start_other_process("echo", false);
-    let control = stage.listener.accept(soon()).expect("a caller");
-    let asks = tx(&stage.path, "soft:h1", &narrow(), control);
-    let control = stage.listener.accept(soon()).expect("a caller");
-    let answered = rx(&stage.path, "soft:h1", &narrow(), control);
+    let other = start_other_process("echo", false);
+    let control = other.listener.accept(soon()).expect("a caller");
+    let asks = tx(&other.path, "soft:h1", &narrow(), control);
+    let control = other.listener.accept(soon()).expect("a caller");
+    let answered = rx(&other.path, "soft:h1", &narrow(), control);
     run(async || {
         let mut asks = AsyncSender::new(asks.0, asks.1).expect("can be slept on");
         let mut answered = AsyncReceiver::new(answered.0, answered.1).expect("can be slept on");
@@ -186,20 +186,20 @@ fn two_processes_pass_messages_of_every_length_both_ways() {
         answered.close();
         asking.await.expect("asks");
     });
-    let endings = stage.running.finish(clock::now() + LIMIT);
+    let endings = other.running.finish(clock::now() + LIMIT);
     assert_eq!(endings[0].outcome, ActorOutcome::Done);
 }
 
 #[test]
 fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
-    let stage = start_other_process("reads", false);
-    let control = stage.listener.accept(soon()).expect("a caller");
-    let (mut ring, control) = tx(&stage.path, "soft:h1", &fixed(8), control);
+    let other = start_other_process("reads", false);
+    let control = other.listener.accept(soon()).expect("a caller");
+    let (mut ring, control) = tx(&other.path, "soft:h1", &fixed(8), control);
     for number in 0..3 {
         ring.try_send(&message(number)).expect("room");
     }
     while !ring.flush().expect("whole") {}
-    let endings = stage.running.finish(clock::now() + LIMIT);
+    let endings = other.running.finish(clock::now() + LIMIT);
     assert_eq!(endings[0].outcome, ActorOutcome::Done);
     // The ring breaks because the receiver is gone, but the receiver has consumed everything before.
     let began = clock::now();
@@ -225,9 +225,9 @@ fn killed<F, T>(
 ) where
     F: Future<Output = Result<T, BlockingError>>,
 {
-    let mut stage = start_other_process("idle", sends);
-    let control = stage.listener.accept(soon()).expect("a caller");
-    let path = stage.path.clone();
+    let mut other = start_other_process("idle", sends);
+    let control = other.listener.accept(soon()).expect("a caller");
+    let path = other.path.clone();
     let waits = ThreadSleepProbe::default();
     let asleep = waits.clone();
     let waiting = thread::spawn(move || run(async || wait(path, control, waits).await.err()));
@@ -238,7 +238,7 @@ fn killed<F, T>(
         thread::yield_now();
     }
     let killed = clock::now();
-    stage.running.kill("peer").expect("kills");
+    other.running.kill("peer").expect("kills");
     let error = waiting.join().expect("ends").expect("an error");
     let took = clock::now().since(killed);
     println!("told after {took} (limit {NOTICE})");

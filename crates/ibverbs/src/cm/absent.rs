@@ -1,4 +1,4 @@
-//! Why the connection manager cannot be used, from the file system. It is read only after a failure.
+//! Diagnosis of an unusable connection manager from the file system, which is read only after a failure.
 
 use std::fs;
 use std::io;

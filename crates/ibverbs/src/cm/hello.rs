@@ -16,7 +16,7 @@ pub struct Greeting {
     pub version: u16,
 }
 
-/// Why the peer's greeting is not accepted.
+/// Reason for which the peer's greeting is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GreetingError {

@@ -23,7 +23,7 @@ pub struct Route {
     pub pkey_index: Option<u16>,
 }
 
-/// Why a route cannot be used: it does not fit the device, or not the request.
+/// Reason for which a route is refused: it does not fit the device or the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {

@@ -47,7 +47,7 @@ fn device_info_reports_attributes_and_promises() {
     );
     // The limit is the smallest of all kinds of queues.
     assert_eq!(limits.max_sge, 3);
-    // Of the sizes that are tried, 192 is the longest that this device accepts.
+    // 192 is the longest of the tried sizes that this device accepts.
     assert_eq!(limits.max_inline, 192);
     let listed = IbvProvider::with(stub::api()).devices().unwrap();
     assert_eq!(listed, std::slice::from_ref(info));

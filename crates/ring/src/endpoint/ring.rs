@@ -25,7 +25,7 @@ pub(crate) struct RingEndpoint {
     staging: Option<Region>,
     staged: usize,
     noticed: ImmCursor,
-    /// What the group handed over since the last poll.
+    /// Completions that the group handed over since the last poll.
     handed: PollResult,
 }
 

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Debug)]
 pub struct DeficitRoundRobin {
     quantum: u32,
-    /// What is left of the current turn: messages, or cost.
+    /// Rest of the current turn, in messages or in cost.
     left: u32,
     /// Rings that still have a turn in this round. The first has the current turn.
     now: VecDeque<u32>,

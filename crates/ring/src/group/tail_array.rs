@@ -39,7 +39,7 @@ use crate::setup::{GroupPlacement, GroupReceiverSetup, SetupError, requests_in_g
 /// Words per cache line.
 const WORDS: usize = LINE / 8;
 
-/// What the receiving ends of a group share.
+/// Objects that the receiving ends of a group share.
 pub(super) struct TailArray {
     pub(super) device: Arc<dyn Device>,
     pub(super) config: GroupConfig,

@@ -12,7 +12,7 @@ pub(crate) enum EndRole {
     Receiver = 2,
 }
 
-/// What one end tells the other during bring-up.
+/// Message of one end to the other during bring-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Greeting {
     pub(crate) role: EndRole,

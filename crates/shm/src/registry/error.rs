@@ -108,7 +108,7 @@ pub enum RegistryError {
     /// A common segment could not be made or attached.
     #[error("{what}: {source}")]
     Segment {
-        /// Which segment, and its holder if it has one.
+        /// The segment, and its holder if it has one.
         what: String,
         /// The segment's error.
         source: SegmentError,

@@ -168,7 +168,7 @@ impl Model {
 
     /// Sets the label of what is logged during an event.
     fn label_event(&mut self, event: &Event) {
-        // What an actor's call logged belongs to no event.
+        // Entries that an actor's call logged belong to no event.
         self.record_hosts("call", Subject::default());
         let (name, subject) = match event {
             Event::Doorbell { qp, upto } => ("fetch", self.subject(*qp, *upto)),

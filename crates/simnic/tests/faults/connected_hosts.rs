@@ -82,9 +82,9 @@ impl PairHost {
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= MEMORY);
         let start = self.region.buffer().as_ptr().wrapping_add(offset);
-        // SAFETY: the range is within the buffer. Nobody writes the buffer meanwhile: there is one thread,
-        // and the device writes only during calls.
         #[allow(unsafe_code, reason = "registered memory is reached by address")]
+        // SAFETY: the range is within the buffer. No other thread writes the buffer: there is one thread, and
+        // the device writes only during calls.
         unsafe { std::slice::from_raw_parts(start, len) }.to_vec()
     }
 
@@ -96,8 +96,8 @@ impl PairHost {
     pub(crate) fn fill(&mut self, offset: usize, len: usize, byte: u8) {
         assert!(offset + len <= MEMORY);
         let start = self.region.buffer().as_ptr().wrapping_add(offset);
-        // SAFETY: as above.
         #[allow(unsafe_code, reason = "registered memory is reached by address")]
+        // SAFETY: as above.
         unsafe {
             std::ptr::write_bytes(start, byte, len);
         }

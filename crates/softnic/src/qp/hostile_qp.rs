@@ -57,7 +57,7 @@ impl RefusedPost {
     }
 }
 
-/// What the rules have decided for a request, and how far it has got.
+/// Decisions of the rules for a request, and the request's progress.
 #[derive(Default)]
 pub(crate) struct RequestFaults {
     begun: bool,

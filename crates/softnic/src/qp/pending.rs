@@ -53,7 +53,7 @@ pub(crate) struct PendingRequest {
     pub(super) flags: SendFlags,
     pub(super) position: u64,
     pub(super) progress: RequestProgress,
-    /// What the rules of a hostile device have decided for it.
+    /// Decisions of a hostile device's rules for the request.
     pub(super) faults: Option<Box<RequestFaults>>,
 }
 
@@ -62,7 +62,7 @@ enum OwnedPayload {
     Inline(Box<[u8]>),
 }
 
-/// Why the oldest request cannot be executed, and when it is tried again.
+/// Cause for which the oldest request cannot be executed, and the time of its next try.
 pub(super) struct Stall {
     cause: StallCause,
     tries: u32,

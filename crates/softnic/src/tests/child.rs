@@ -15,7 +15,7 @@ use rustix::process::{
 
 use super::*;
 
-/// What to do at the points that requests pass.
+/// Actions at the crash points that requests pass.
 enum CrashPlan {
     /// Kill the process after this many more points.
     Kill(usize),

@@ -1,4 +1,4 @@
-//! What holds for every seed: the specification's guarantees, and that a seed can be replayed.
+//! Properties of every seed: the specification's guarantees hold, and the seed can be replayed.
 
 use headworks_softnic::hostile::rules::by;
 use headworks_softnic::hostile::{FaultPoint, Rules, Verdict};

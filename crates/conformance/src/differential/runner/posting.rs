@@ -16,7 +16,7 @@ struct PreparedRequest {
     send: Send,
     /// Memory that it writes: local for READs and atomics, remote for the others.
     spans: Vec<Span>,
-    /// What it fetches. Without a fence, later requests may start before the fetched bytes arrive.
+    /// Bytes that it fetches. Without a fence, later requests may start before the fetched bytes arrive.
     brought: Option<FetchedBytes>,
     /// It is a datagram that takes a receive.
     is_received: bool,
@@ -27,7 +27,7 @@ struct PreparedRequest {
     cause: ExpectedFailure,
 }
 
-/// What a READ or an atomic fetches.
+/// Bytes that a READ or an atomic fetches.
 #[derive(Clone, Copy)]
 struct FetchedBytes {
     from: Span,

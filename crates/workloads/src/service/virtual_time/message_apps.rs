@@ -146,7 +146,7 @@ impl Actor for Talker {
             Phase::Gets(got, None) => {
                 cx.charge(LOOK);
                 let count = connection.receiving.peek()?.len as usize;
-                // What the daemon's latest step did is invisible until that step is over.
+                // The effects of the daemon's latest step are invisible until that step is over.
                 let seen = (count > 0).then_some((count, now.max(app_session.seen_at)));
                 Phase::Gets(got, seen)
             }

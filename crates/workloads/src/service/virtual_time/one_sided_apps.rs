@@ -226,7 +226,7 @@ pub(super) struct End {
     export_id: Option<u32>,
 }
 
-/// What a client does first.
+/// First action of a client.
 #[derive(Clone)]
 pub(super) enum Opening {
     /// The client connects to the applications of these hosts.
