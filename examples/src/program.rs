@@ -38,7 +38,7 @@ fn of(error: &(dyn Error + 'static)) -> Failure {
         Some(NetError::Interrupted) => return Failure::Interrupted,
         Some(NetError::PeerGone) => return gone(),
         // The name is not legal, or another process listens under it.
-        Some(NetError::Fabric(error)) => return Failure::BadInput(error.to_string()),
+        Some(NetError::Registry(error)) => return Failure::BadInput(error.to_string()),
         _ => {}
     }
     match error.downcast_ref() {

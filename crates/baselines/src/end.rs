@@ -7,7 +7,7 @@ use headworks_verbs::{
     QpCaps, QpInit, QpType, QueuePair, ResourceError, SharedReceiveQueue, SrqInit,
 };
 
-use crate::Memory;
+use crate::WordMemory;
 
 /// Number and sizes of an end's objects.
 #[derive(Clone, Copy, Debug)]
@@ -113,14 +113,14 @@ impl End {
     }
 
     /// Allocates `len` bytes of the device's memory and registers them with all access rights.
-    pub fn memory(&self, len: usize) -> Result<Memory, EndError> {
+    pub fn memory(&self, len: usize) -> Result<WordMemory, EndError> {
         self.memory_as(&AllocRequest::of(len))
     }
 
     /// Allocates device memory as `request` says and registers it with all access rights.
-    pub fn memory_as(&self, request: &AllocRequest) -> Result<Memory, EndError> {
+    pub fn memory_as(&self, request: &AllocRequest) -> Result<WordMemory, EndError> {
         let buffer = self.device.alloc(request).map_err(no("memory"))?;
         let region = self.pd.register(&buffer, Access::ALL);
-        Ok(Memory::over(region.map_err(no("registering"))?))
+        Ok(WordMemory::over(region.map_err(no("registering"))?))
     }
 }

@@ -8,7 +8,7 @@
 //!   the same verbs as the ring.
 //! - [`counting`]: a device wrapper that counts posted requests and polled completions.
 //! - [`end`]: one end's device objects: queue pairs, completion queues, memory.
-//! - [`memory`]: registered memory that is polled and filled word by word, as verbs programs do.
+//! - [`word_memory`]: registered memory that is polled and filled word by word, as verbs programs do.
 //! - [`writes`]: plain WRITEs at a fixed queue depth, from one thread that owns both ends.
 //! - [`kernel`]: the system call under the software RNIC, called directly; and the heap's size.
 //!
@@ -18,11 +18,11 @@ pub mod bare;
 pub mod counting;
 pub mod end;
 pub mod kernel;
-pub mod memory;
 pub mod paper_baselines;
+pub mod word_memory;
 pub mod writes;
 
 pub use bare::{BareReceiver, BareSegment, BareSender};
 pub use end::{End, EndError, EndSizes};
-pub use memory::Memory;
+pub use word_memory::WordMemory;
 pub use writes::{CompletedWrite, WriteWindow, Writes, WritesError};

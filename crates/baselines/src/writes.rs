@@ -9,7 +9,7 @@ use headworks_verbs::{
     Status,
 };
 
-use crate::{End, EndError, EndSizes, Memory};
+use crate::{End, EndError, EndSizes, WordMemory};
 
 /// Bytes of a word.
 const WORD: usize = 8;
@@ -84,7 +84,7 @@ pub struct CompletedWrite {
 /// An end with separate memory for each request in flight.
 struct WriteEnd {
     end: End,
-    memory: Memory,
+    memory: WordMemory,
 }
 
 impl WriteEnd {

@@ -11,8 +11,8 @@ use crate::doorbell::Doorbell;
 use crate::egress::{EgressWriter, LendTicket};
 use crate::error::ContractError;
 use crate::ingress::IngressReader;
-use crate::memory::{Extent, Slabs};
 use crate::one_sided::Operation;
+use crate::slabs::{Extent, Slabs};
 use crate::socket_message::End;
 
 /// Both directions of a connection.

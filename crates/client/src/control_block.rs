@@ -23,7 +23,7 @@ use headworks_shm::view::{CursorRef, WordRef};
 use headworks_shm::{EventCount, View};
 
 use crate::error::ContractError;
-use crate::memory::{ByteRing, Extent, Slabs};
+use crate::slabs::{ByteRing, Extent, Slabs};
 
 /// Bytes of a control block.
 pub const BLOCK_BYTES: u32 = 512;

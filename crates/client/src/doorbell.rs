@@ -4,7 +4,7 @@
 use headworks_shm::{DirtySet, EventCount, View};
 
 use crate::error::ContractError;
-use crate::memory::{Extent, Slabs};
+use crate::slabs::{Extent, Slabs};
 
 const BITS_OFFSET: usize = 64;
 

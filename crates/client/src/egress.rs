@@ -20,8 +20,8 @@ use headworks_shm::view::CursorRef;
 
 use crate::control_block::{ControlBlock, Direction, Transfer};
 use crate::error::ContractError;
-use crate::memory::{ByteRing, Extent, Slabs};
 use crate::one_sided::{OPERATION_BYTES, Operation};
+use crate::slabs::{ByteRing, Extent, Slabs};
 
 const DATA: u8 = 1;
 const PAD: u8 = 2;

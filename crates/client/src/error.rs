@@ -2,7 +2,7 @@
 
 use headworks_shm::CursorError;
 
-use crate::memory::Extent;
+use crate::slabs::Extent;
 
 /// The other end broke the contract. The daemon then ends the session, or the connection that owns the
 /// memory. For an application it means that its daemon is gone or faulty.

@@ -10,7 +10,7 @@ use headworks_shm::view::CursorRef;
 
 use crate::control_block::{ControlBlock, Direction, RingAnnouncement};
 use crate::error::ContractError;
-use crate::memory::{ByteRing, Extent, Slabs};
+use crate::slabs::{ByteRing, Extent, Slabs};
 
 /// The daemon's end.
 #[derive(Debug)]

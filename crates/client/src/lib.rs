@@ -10,7 +10,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`vqpn`] | numbers of connections (vQPN) |
-//! | [`memory`] | slabs, ranges of bytes in them ([`Extent`]), byte rings |
+//! | [`slabs`] | slabs, ranges of bytes in them ([`Extent`]), byte rings |
 //! | [`control_block`] | control block of one connection: shared words, status, reason of a reset |
 //! | [`egress`] | egress ring: records that an application wants sent; writer and reader |
 //! | [`one_sided`] | one-sided operations on memory that the peer exports |
@@ -29,9 +29,9 @@ pub mod doorbell;
 pub mod egress;
 pub mod error;
 pub mod ingress;
-pub mod memory;
 pub mod one_sided;
 pub mod session;
+pub mod slabs;
 pub mod socket_message;
 pub mod testing;
 pub mod vqpn;
@@ -41,7 +41,7 @@ pub use doorbell::Doorbell;
 pub use egress::{EgressReader, EgressRecord, EgressWriter, LendTicket, RecordKind};
 pub use error::ContractError;
 pub use ingress::{IngressReader, IngressWriter};
-pub use memory::{ByteRing, Extent, Slabs};
 pub use one_sided::{Op, Operation, Outcome, Outcomes, Rights};
 pub use session::Session;
+pub use slabs::{ByteRing, Extent, Slabs};
 pub use vqpn::Vqpn;

@@ -10,7 +10,7 @@ use headworks_shm::View;
 use headworks_shm::view::WordRef;
 
 use crate::error::ContractError;
-use crate::memory::{Extent, Slabs};
+use crate::slabs::{Extent, Slabs};
 
 /// Bytes of an operation in its record.
 pub const OPERATION_BYTES: u32 = 64;

@@ -10,8 +10,8 @@ use crate::connection::Connection;
 use crate::control_block::ControlBlock;
 use crate::doorbell::Doorbell;
 use crate::error::ContractError;
-use crate::memory::{Extent, Slabs};
 use crate::one_sided::Rights;
+use crate::slabs::{Extent, Slabs};
 use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
 
 /// A session, at the application's side.

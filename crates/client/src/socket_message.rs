@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 
 use crate::error::ContractError;
-use crate::memory::Extent;
 use crate::one_sided::Rights;
+use crate::slabs::Extent;
 
 pub mod codec;
 

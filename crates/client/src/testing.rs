@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 
-use crate::memory::Slabs;
+use crate::slabs::Slabs;
 
 /// A session's slabs, numbered from 0, of the lengths `lens` in bytes.
 ///

@@ -283,14 +283,14 @@ mod tests {
         assert_eq!(DaemonConfig::parse("").unwrap(), DaemonConfig::default());
         let settings = DaemonConfig::parse(
             "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\n\
-             [limits]\nbulk = \"by-load\"\nlinks_max = 4\n",
+             [limits]\nbulk = \"by-load\"\nqp_groups_max = 4\n",
         );
         let settings = settings.unwrap();
         assert_eq!(settings.address, Some("::1".parse().unwrap()));
         let at = MetricsAt::Address("127.0.0.1:9100".parse().unwrap());
         assert_eq!(settings.metrics, Some(Metrics::At(at)));
         assert_eq!(settings.log, Some(LogLevel::Debug));
-        assert_eq!(settings.limits.links_max, 4);
+        assert_eq!(settings.limits.qp_groups_max, 4);
         assert_eq!(settings.limits.receives, DaemonLimits::default().receives);
     }
 
@@ -324,8 +324,8 @@ mod tests {
                 "line 3: unknown field `links`",
             ),
             (
-                "[limits]\nlinks_max = 0\n",
-                "line 2: links_max is 0: 1 to 4096",
+                "[limits]\nqp_groups_max = 0\n",
+                "line 2: qp_groups_max is 0: 1 to 4096",
             ),
             (
                 "metrics = \"here\"\n",

@@ -16,15 +16,15 @@ use crate::exports::Exports;
 use crate::frame::{Header, Kind, OFFER, RING, Remote};
 use crate::ingress::IngressHalf;
 use crate::limits::DaemonLimits;
-use crate::memory::Memory;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::OnCompletion;
+use crate::session_memory::SessionMemory;
 
 /// Where a connection belongs: its queue-pair group, session, control block and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionOwner {
     /// Index of its queue-pair group; `None` once the group has failed.
-    pub(crate) link: Option<usize>,
+    pub(crate) group: Option<usize>,
     /// Index of its session.
     pub(crate) session: usize,
     /// The application's handle for it.
@@ -252,7 +252,7 @@ impl Connection {
     /// Handles the failure of the connection's group, which ends everything in flight.
     pub(crate) fn cut(&mut self, why: Reset) {
         self.reset(why, true);
-        self.place.link = None;
+        self.place.group = None;
         self.life.is_reset_due = false;
         self.life.is_queued = false;
         self.egress.abandon();
@@ -284,13 +284,13 @@ impl Connection {
 
     /// Whether the other end can no longer touch this end's memory.
     pub(crate) fn is_untouched(&self) -> bool {
-        self.life.is_closed_heard || self.place.link.is_none()
+        self.life.is_closed_heard || self.place.group.is_none()
     }
 
     /// Whether nothing of this end is needed any more.
     pub(crate) fn is_over(&self) -> bool {
         let is_closed = self.life.is_closed_sent && self.life.is_closed_heard;
-        self.life.is_left && (is_closed || self.place.link.is_none())
+        self.life.is_left && (is_closed || self.place.group.is_none())
     }
 
     /// Returns all memory of the connection.
@@ -345,7 +345,7 @@ impl Connection {
     }
 
     /// Adds the connection to its group's control queue, if it has a control frame to send and is not queued.
-    pub(crate) fn queue(&mut self, link: &mut QpGroup) {
+    pub(crate) fn queue(&mut self, group: &mut QpGroup) {
         // The reset for unread data is sent only when everything else is done.
         if self.life.is_lost && self.is_all_delivered() {
             self.life.is_lost = false;
@@ -353,13 +353,13 @@ impl Connection {
         }
         if !self.life.is_queued && self.has_control() {
             self.life.is_queued = true;
-            link.control.push_back(self.number);
+            group.control.push_back(self.number);
         }
     }
 
     /// Sends one control frame, and queues the connection again if it has more. The group must have room and
     /// credit.
-    pub(crate) fn control(&mut self, memory: &Memory, link: &mut QpGroup, load: u8) {
+    pub(crate) fn control(&mut self, memory: &SessionMemory, group: &mut QpGroup, load: u8) {
         self.life.is_queued = false;
         let Some(to) = self.remote.filter(|_| self.has_control()) else {
             return;
@@ -397,7 +397,7 @@ impl Connection {
         } else if let Some((export_id, extent, rights)) =
             self.exports.next_news().filter(|_| self.is_alive())
         {
-            let (view, at, _) = link.body();
+            let (view, at, _) = group.body();
             let written = view.write(at, &memory.remote(extent).emit_offer());
             debug_assert_eq!(written, Ok(()));
             body = OFFER;
@@ -421,7 +421,7 @@ impl Connection {
             }
         } else if self.is_window_due() {
             if let Some((ring, from)) = self.ingress.ring_news() {
-                let (view, at, _) = link.body();
+                let (view, at, _) = group.body();
                 let ring = memory.remote(ring).emit_ring(from);
                 let written = view.write(at, &ring);
                 debug_assert_eq!(written, Ok(()));
@@ -444,15 +444,15 @@ impl Connection {
         } else {
             return;
         };
-        link.send(QpRole::Frames, to, header, body, then);
-        self.queue(link);
+        group.send(QpRole::Frames, to, header, body, then);
+        self.queue(group);
     }
 
     /// Takes a turn at sending data.
     pub(crate) fn turn(
         &mut self,
-        memory: &mut Memory,
-        link: &mut QpGroup,
+        memory: &mut SessionMemory,
+        group: &mut QpGroup,
         load: u8,
         config: &DaemonLimits,
     ) -> Result<SendStep, ContractError> {
@@ -467,7 +467,7 @@ impl Connection {
         let aside = PiggybackInfo { window, load };
         let turn = self
             .egress
-            .turn(self.number, to, memory, link, aside, config)?;
+            .turn(self.number, to, memory, group, aside, config)?;
         match turn {
             SendStep::Framed(_) => drop(self.ingress.tell()),
             SendStep::Nothing if self.life.is_left && self.egress.is_drained() => {

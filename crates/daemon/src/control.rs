@@ -71,8 +71,8 @@ pub enum Message {
         /// Reason for which the sender ends the stream.
         why: Refusal,
     },
-    /// See [`Output::LinkWanted`](crate::domain::Output::LinkWanted).
-    LinkWanted {
+    /// See [`Output::QpGroupWanted`](crate::domain::Output::QpGroupWanted).
+    QpGroupWanted {
         /// The domains that the group connects.
         between: DomainPair,
         /// Last instance of the group that the sender knew; 0 for none.
@@ -89,8 +89,8 @@ pub enum Message {
         /// Bytes of the bring-up.
         bytes: Vec<u8>,
     },
-    /// See [`Output::LinkDown`](crate::domain::Output::LinkDown).
-    LinkDown {
+    /// See [`Output::QpGroupDown`](crate::domain::Output::QpGroupDown).
+    QpGroupDown {
         /// The domains that the group connects.
         between: DomainPair,
         /// Instance of the group.
@@ -183,7 +183,7 @@ impl Message {
             Self::Challenge { nonce } => Encoder::of(12).bytes(nonce),
             Self::Prove { proof } => Encoder::of(13).bytes(proof),
             Self::Goodbye { why } => Encoder::of(10).u8(*why as u8),
-            Self::LinkWanted { between: of, known } => between(Encoder::of(2), of).u32(*known),
+            Self::QpGroupWanted { between: of, known } => between(Encoder::of(2), of).u32(*known),
             Self::BringUp {
                 between: of,
                 instance,
@@ -193,7 +193,7 @@ impl Message {
                 .u32(*instance)
                 .u8(*qp_role as u8)
                 .bytes(bytes),
-            Self::LinkDown {
+            Self::QpGroupDown {
                 between: of,
                 instance,
             } => between(Encoder::of(4), of).u32(*instance),
@@ -267,7 +267,7 @@ impl Message {
             13 => Self::Prove {
                 proof: exactly(&mut of)?,
             },
-            2 => Self::LinkWanted {
+            2 => Self::QpGroupWanted {
                 between: between(&mut of)?,
                 known: of.u32()?,
             },
@@ -278,7 +278,7 @@ impl Message {
                     .ok_or(ContractError::Message("unknown queue pair"))?,
                 bytes: of.bytes(BRING_UP_MAX)?.to_vec(),
             },
-            4 => Self::LinkDown {
+            4 => Self::QpGroupDown {
                 between: between(&mut of)?,
                 instance: of.u32()?,
             },
@@ -356,14 +356,14 @@ mod tests {
             Message::Goodbye {
                 why: Refusal::Version,
             },
-            Message::LinkWanted { between, known: 8 },
+            Message::QpGroupWanted { between, known: 8 },
             Message::BringUp {
                 between,
                 instance,
                 qp_role: QpRole::Bulk,
                 bytes: vec![1, 2, 3],
             },
-            Message::LinkDown { between, instance },
+            Message::QpGroupDown { between, instance },
             Message::Connect {
                 token,
                 domain,

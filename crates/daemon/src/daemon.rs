@@ -20,8 +20,8 @@ use crate::limits::DaemonLimits;
 use crate::snapshot::Snapshot;
 
 mod applications;
-mod end;
 mod handshake;
+mod shutdown;
 
 /// Identifier of an application that is attached or about to attach. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -385,11 +385,11 @@ impl Daemon {
         };
         let mut slabs = Vec::new();
         while let Some(output) = domain.output() {
-            let between = |link: QpGroupKey| DomainPair {
+            let between = |group: QpGroupKey| DomainPair {
                 from: id,
-                to: link.domain,
+                to: group.domain,
             };
-            let (link, message) = match output {
+            let (group, message) = match output {
                 domain::Output::Slabs { session } => {
                     slabs.extend(self.by_session.get(&(id, session)));
                     continue;
@@ -408,31 +408,31 @@ impl Daemon {
                     }
                     continue;
                 }
-                domain::Output::LinkWanted { link, known } => {
-                    let between = between(link);
-                    (link, Message::LinkWanted { between, known })
+                domain::Output::QpGroupWanted { group, known } => {
+                    let between = between(group);
+                    (group, Message::QpGroupWanted { between, known })
                 }
                 domain::Output::BringUp {
-                    link,
+                    group,
                     instance,
                     qp_role,
                     bytes,
                 } => {
-                    let between = between(link);
+                    let between = between(group);
                     let message = Message::BringUp {
                         between,
                         instance,
                         qp_role,
                         bytes,
                     };
-                    (link, message)
+                    (group, message)
                 }
-                domain::Output::LinkDown { link, instance } => {
-                    let between = between(link);
-                    (link, Message::LinkDown { between, instance })
+                domain::Output::QpGroupDown { group, instance } => {
+                    let between = between(group);
+                    (group, Message::QpGroupDown { between, instance })
                 }
             };
-            let peer = PeerId(link.peer);
+            let peer = PeerId(group.peer);
             if self.peers.contains_key(&peer) {
                 self.outputs.push_back(Output::ToPeer {
                     peer,

@@ -59,16 +59,16 @@ pub struct QpGroupKey {
 pub enum Output {
     /// Ask the side that opens groups for a new one: this side has none, or has lost the one numbered
     /// `known`.
-    LinkWanted {
+    QpGroupWanted {
         /// Key of the group.
-        link: QpGroupKey,
+        group: QpGroupKey,
         /// Last instance that this side knew of; 0 for none.
         known: u32,
     },
     /// Send these bring-up bytes to the other side, so that a queue pair can be connected.
     BringUp {
         /// Key of the group.
-        link: QpGroupKey,
+        group: QpGroupKey,
         /// Instance of the group.
         instance: u32,
         /// Queue pair of the group.
@@ -77,9 +77,9 @@ pub enum Output {
         bytes: Vec<u8>,
     },
     /// Tell the other side that a group has failed.
-    LinkDown {
+    QpGroupDown {
         /// Key of the group.
-        link: QpGroupKey,
+        group: QpGroupKey,
         /// Instance of the group.
         instance: u32,
     },
@@ -168,7 +168,7 @@ struct QpGroupEntry {
     instance: u32,
     /// Whether the group is in `active`.
     is_active: bool,
-    link: QpGroup,
+    group: QpGroup,
 }
 
 /// Description of a connection's end that its daemon sends to the peer.
@@ -183,8 +183,8 @@ pub struct Offer {
 /// An isolation domain: everything of one user in this daemon.
 ///
 /// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close),
-/// [`reply`](Self::reply), [`new_slabs`](Self::new_slabs). Queue-pair groups: [`link`](Self::link),
-/// [`link_wanted`](Self::link_wanted), [`bring_up`](Self::bring_up), [`link_down`](Self::link_down),
+/// [`reply`](Self::reply), [`new_slabs`](Self::new_slabs). Queue-pair groups: [`qp_group`](Self::qp_group),
+/// [`qp_group_wanted`](Self::qp_group_wanted), [`bring_up`](Self::bring_up), [`qp_group_down`](Self::qp_group_down),
 /// [`fail_peer`](Self::fail_peer). Connections: [`open`](Self::open), then [`connect`](Self::connect) or
 /// [`refuse`](Self::refuse). Driving: [`step`](Self::step), then [`output`](Self::output) until it returns
 /// nothing.
@@ -192,7 +192,7 @@ pub struct Domain {
     id: DomainId,
     config: DaemonLimits,
     // Connections and groups are dropped before the memory and queues that they use.
-    links: Slab<QpGroupEntry>,
+    groups: Slab<QpGroupEntry>,
     /// Groups that have failed, kept until none of their completions is left to be polled.
     dying: DrainingQps<QpGroup>,
     by_key: BTreeMap<QpGroupKey, usize>,
@@ -233,9 +233,9 @@ impl Domain {
         let pd = device.alloc_pd()?;
         let limits = device.info().limits;
         let most = config.receives_max.min(limits.max_srq_wr);
-        let of_links = u64::from(config.links_max)
+        let of_group = u64::from(config.qp_groups_max)
             * (u64::from(config.frame_depth) + u64::from(config.bulk_depth));
-        let depth = (of_links + u64::from(most)).min(limits.max_cqe.into());
+        let depth = (of_group + u64::from(most)).min(limits.max_cqe.into());
         let channel = device.create_channel()?;
         let cq = device.create_cq(&CqInit {
             depth: depth as u32,
@@ -247,13 +247,17 @@ impl Domain {
         Ok(Self {
             id,
             config: config.clone(),
-            links: Slab::new(),
+            groups: Slab::new(),
             by_key: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             connections: ConnectionTable::default(),
             sessions: Slab::new(),
             receives,
-            receive_shares: ReceiveShares::new(posted, config.link_floor, config.link_share),
+            receive_shares: ReceiveShares::new(
+                posted,
+                config.qp_group_floor,
+                config.qp_group_share,
+            ),
             dying: DrainingQps::new(cq.depth()),
             cq,
             channel,
@@ -291,8 +295,8 @@ impl Domain {
     pub fn disarm(&mut self) {
         if self.load.disarm() {
             // The loads that peers reported date from before the sleep.
-            let links = self.links.iter_mut();
-            links.for_each(|(_, linked)| linked.link.peer_load = 0);
+            let groups = self.groups.iter_mut();
+            groups.for_each(|(_, entry)| entry.group.peer_load = 0);
         }
         for (_, session) in &self.sessions {
             session.doorbell.event_count().disarm();
@@ -345,7 +349,7 @@ impl Domain {
     }
 
     /// Returns the memory of a session, to allocate from and to free.
-    pub fn memory(&mut self, session: usize) -> Option<&mut crate::memory::Memory> {
+    pub fn memory(&mut self, session: usize) -> Option<&mut crate::session_memory::SessionMemory> {
         let session = self.sessions.get_mut(session).filter(|one| !one.is_gone)?;
         Some(&mut session.memory)
     }
@@ -399,10 +403,10 @@ impl Domain {
         }
         connection.leave(gives_up);
         self.hang_up(number);
-        let link = self.connections.get(number).and_then(|one| one.place.link);
-        if let Some(link) = link {
+        let group = self.connections.get(number).and_then(|one| one.place.group);
+        if let Some(group) = group {
             // The data written so far is still to be sent, and then the end of the stream.
-            self.call(link, number);
+            self.call(group, number);
         }
         self.attend(number);
         true
@@ -420,7 +424,7 @@ impl Domain {
     /// [`Refusal::Limit`], [`Refusal::Memory`].
     pub fn open(
         &mut self,
-        link: usize,
+        group: usize,
         session: usize,
         local: SocketAddr,
         peer: SocketAddr,
@@ -459,7 +463,7 @@ impl Domain {
         let ring = of.memory.remote(ingress);
         let entry = of.handles.vacant_entry();
         let place = ConnectionOwner {
-            link: Some(link),
+            group: Some(group),
             session,
             handle: entry.key() as u32,
             block,
@@ -487,9 +491,9 @@ impl Domain {
         let connection = self.connections.get_mut(number)?;
         connection.connect(remote.number, remote.ring);
         let place = connection.place;
-        if let Some(link) = place.link {
+        if let Some(group) = place.group {
             // The application may have closed the connection already.
-            self.call(link, number);
+            self.call(group, number);
         }
         self.attend(number);
         let end = End {
@@ -507,11 +511,11 @@ impl Domain {
             return;
         };
         connection.refuse();
-        if let Some(at) = connection.place.link {
+        if let Some(at) = connection.place.group {
             // Gives up what was offered and not READ yet. READs under way still write into the memory of this
             // end.
-            if let Some(linked) = self.links.get_mut(at) {
-                let offered = linked.link.fetches.iter();
+            if let Some(entry) = self.groups.get_mut(at) {
+                let offered = entry.group.fetches.iter();
                 let offered = offered.filter(|fetch| fetch.number == number);
                 offered.for_each(|fetch| connection.ingress.give_up(fetch.at, fetch.left()));
             }
@@ -547,10 +551,10 @@ impl Domain {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
-        if let Some(at) = connection.place.link
-            && let Some(linked) = self.links.get_mut(at)
+        if let Some(at) = connection.place.group
+            && let Some(entry) = self.groups.get_mut(at)
         {
-            connection.queue(&mut linked.link);
+            connection.queue(&mut entry.group);
             self.activate(at);
         }
         let Some(connection) = self.connections.get(number) else {
@@ -655,8 +659,8 @@ impl Domain {
     /// Returns the number of the other daemon of a connection that has a group.
     pub fn peer_of(&self, session: usize, handle: u32) -> Option<u64> {
         let number = self.number_of(session, handle)?;
-        let link = self.connections.get(number)?.place.link?;
-        Some(self.links.get(link)?.key.peer)
+        let group = self.connections.get(number)?.place.group?;
+        Some(self.groups.get(group)?.key.peer)
     }
 
     /// Revokes an export. Returns whether there is such an export. The application is answered once nothing
@@ -692,7 +696,7 @@ impl Domain {
         let Some(mut over) = self.connections.remove(number) else {
             return;
         };
-        if let Some(at) = over.place.link {
+        if let Some(at) = over.place.group {
             self.remove_qp_group(at, number);
         }
         let session = over.place.session;

@@ -16,9 +16,9 @@ use crate::exports::ExportTable;
 use crate::frame::{Header, Kind, Remote};
 use crate::ingress::GROWTH;
 use crate::limits::{Bulk, DaemonLimits};
-use crate::memory::Memory;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::OnCompletion;
+use crate::session_memory::SessionMemory;
 
 /// Load, of 255, that this side has at least, and the peer at most, when bytes are offered to the peer to
 /// READ.
@@ -228,7 +228,7 @@ impl EgressHalf {
 
     /// Advances to the next record. Returns whether there is one. After a contract violation, each call
     /// returns it.
-    fn advance(&mut self, memory: &Memory) -> Result<bool, ContractError> {
+    fn advance(&mut self, memory: &SessionMemory) -> Result<bool, ContractError> {
         if self.current.is_some() || self.asking.is_some() {
             return Ok(true);
         }
@@ -243,7 +243,7 @@ impl EgressHalf {
         read
     }
 
-    fn read(&mut self, memory: &Memory) -> Result<bool, ContractError> {
+    fn read(&mut self, memory: &SessionMemory) -> Result<bool, ContractError> {
         let Some(record) = self.egress.next(memory.slabs())? else {
             return Ok(false);
         };
@@ -317,8 +317,8 @@ impl EgressHalf {
         &mut self,
         own: Vqpn,
         to: Vqpn,
-        memory: &Memory,
-        link: &mut QpGroup,
+        memory: &SessionMemory,
+        group: &mut QpGroup,
         aside: PiggybackInfo,
         config: &DaemonLimits,
     ) -> Result<SendStep, ContractError> {
@@ -329,7 +329,7 @@ impl EgressHalf {
             return Ok(SendStep::Nothing);
         }
         if let Some(asking) = self.asking {
-            return Ok(self.operate(asking, (own, to), memory, link, aside.load, config));
+            return Ok(self.operate(asking, (own, to), memory, group, aside.load, config));
         }
         let Some((from, _)) = self.piece(config) else {
             return Ok(SendStep::Nothing);
@@ -342,7 +342,7 @@ impl EgressHalf {
         };
         // A frame that tells of an export must precede data that mentions the export.
         if is_short || !self.is_met || self.exporting > 0 {
-            return self.frames(to, memory, link, aside, config);
+            return self.frames(to, memory, group, aside, config);
         }
         if self.bulk >= config.bulk_each {
             // The next completion or answer schedules the connection again.
@@ -354,13 +354,13 @@ impl EgressHalf {
             (_, Bulk::Write) => false,
             (_, Bulk::Read) => true,
             (_, Bulk::ByLoad) => {
-                let is_mine = aside.load < READS_FROM || link.peer_load > READS_TO;
+                let is_mine = aside.load < READS_FROM || group.peer_load > READS_TO;
                 !is_mine && self.offered.len() < OFFERED
             }
         };
         Ok(match is_read {
-            true => self.offer(to, memory, link, aside.load, config),
-            false => self.write((own, to), memory, link, aside.load, config),
+            true => self.offer(to, memory, group, aside.load, config),
+            false => self.write((own, to), memory, group, aside.load, config),
         })
     }
 
@@ -381,20 +381,20 @@ impl EgressHalf {
     fn offer(
         &mut self,
         to: Vqpn,
-        memory: &Memory,
-        link: &mut QpGroup,
+        memory: &SessionMemory,
+        group: &mut QpGroup,
         load: u8,
         config: &DaemonLimits,
     ) -> SendStep {
         let (Some(extent), room) = (self.current, self.window - self.sent) else {
             return SendStep::Nothing;
         };
-        if !link.may_send() {
+        if !group.may_send() {
             return SendStep::Blocked;
         }
         let most = u64::from(config.bulk_max) * u64::from(config.bulk_announced);
         let len = u64::from(extent.len).min(room).min(most) as u32;
-        let (view, at, _) = link.body();
+        let (view, at, _) = group.body();
         let offer = memory.remote(extent.part(0, len)).emit_offer();
         let written = view.write(at, &offer);
         debug_assert_eq!(written, Ok(()));
@@ -404,14 +404,14 @@ impl EgressHalf {
             load,
             ..Header::of(Kind::Offer)
         };
-        link.send(
+        group.send(
             QpRole::Frames,
             to,
             header,
             offer.len(),
             OnCompletion::Nothing,
         );
-        link.offers += 1;
+        group.offers += 1;
         let end = self.begun();
         let at = self.sent;
         self.offered.push_back(OfferedMemory { at, len, end });
@@ -424,15 +424,15 @@ impl EgressHalf {
     fn write(
         &mut self,
         (own, to): (Vqpn, Vqpn),
-        memory: &Memory,
-        link: &mut QpGroup,
+        memory: &SessionMemory,
+        group: &mut QpGroup,
         load: u8,
         config: &DaemonLimits,
     ) -> SendStep {
-        if link.bulk.room() < 2 {
+        if group.bulk.room() < 2 {
             return SendStep::Full;
         }
-        if !link.credit.may_send() {
+        if !group.credit.may_send() {
             return SendStep::Blocked;
         }
         let header = Header {
@@ -444,20 +444,21 @@ impl EgressHalf {
         let mut len = 0;
         for _ in 0..config.bulk_announced {
             // One request is reserved for the frame.
-            if link.bulk.room() < 2 {
+            if group.bulk.room() < 2 {
                 break;
             }
             let Some((from, remote)) = self.piece(config) else {
                 break;
             };
-            link.bulk
+            group
+                .bulk
                 .write(memory.sge(from), remote, OnCompletion::Nothing);
-            link.writes += 1;
+            group.writes += 1;
             len += from.len;
             self.issue(from.len);
         }
         let header = Header { len, ..header };
-        link.send(QpRole::Bulk, to, header, 0, OnCompletion::Sent(own, end));
+        group.send(QpRole::Bulk, to, header, 0, OnCompletion::Sent(own, end));
         SendStep::Bulk(len)
     }
 
@@ -475,15 +476,15 @@ impl EgressHalf {
     fn frames(
         &mut self,
         to: Vqpn,
-        memory: &Memory,
-        link: &mut QpGroup,
+        memory: &SessionMemory,
+        group: &mut QpGroup,
         aside: PiggybackInfo,
         config: &DaemonLimits,
     ) -> Result<SendStep, ContractError> {
-        if !link.may_send() {
+        if !group.may_send() {
             return Ok(SendStep::Blocked);
         }
-        let (body, body_at, fits) = link.body();
+        let (body, body_at, fits) = group.body();
         let fits = (self.window - self.sent).min(fits as u64) as u32;
         let (at, mut filled) = (self.sent, 0);
         while let Some(extent) = self.current {
@@ -511,7 +512,7 @@ impl EgressHalf {
             load: aside.load,
             ..Header::of(Kind::Data)
         };
-        link.send(
+        group.send(
             QpRole::Frames,
             to,
             header,
@@ -628,7 +629,7 @@ impl EgressHalf {
     }
 
     /// Offers the application a longer ring if it fills the current one, and frees a ring that it has left.
-    pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
+    pub(crate) fn grow(&mut self, memory: &mut SessionMemory, most: u32) {
         if let Some(left) = self.egress.left() {
             memory.give(left);
         }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use headworks_client::{ContractError, Extent, IngressWriter};
 use headworks_shm::View;
 
-use crate::memory::Memory;
 use crate::reassembly::{InvalidSegment, Reassembly};
+use crate::session_memory::SessionMemory;
 
 /// Most transfers of one connection that wait to be READ or are being READ. A correct peer never offers more.
 pub(crate) const FETCHING_MAX: usize = 32;
@@ -65,7 +65,7 @@ impl IngressHalf {
         &mut self,
         at: u64,
         len: u32,
-        memory: &Memory,
+        memory: &SessionMemory,
         frame: (&View, usize),
     ) -> Result<bool, InvalidSegment> {
         self.check(at, len)?;
@@ -238,7 +238,7 @@ impl IngressHalf {
 
     /// Continues the stream in a longer ring if the peer uses up its window, and frees a ring that the
     /// application has left.
-    pub(crate) fn grow(&mut self, memory: &mut Memory, most: u32) {
+    pub(crate) fn grow(&mut self, memory: &mut SessionMemory, most: u32) {
         if let Some(left) = self.ingress.left() {
             memory.give(left);
         }

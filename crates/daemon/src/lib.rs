@@ -13,7 +13,7 @@
 //! | [`receives`] | buffers of the shared receive queue |
 //! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
 //! | `exports` | memory exported to the peer: pure |
-//! | `session`, [`memory`] | an application: its doorbell and handles, its slabs |
+//! | `session`, [`session_memory`] | an application: its doorbell and handles, its slabs |
 //! | [`credit`] | credit of a queue-pair group: pure |
 //! | [`receive_shares`] | how receives are divided among groups: pure |
 //! | [`reassembly`] | reassembly of a stream: pure |
@@ -57,7 +57,6 @@ pub mod frame;
 mod ingress;
 pub mod limits;
 pub mod log_ratelimit;
-pub mod memory;
 pub mod metrics;
 pub mod qp_group;
 pub mod reassembly;
@@ -66,6 +65,7 @@ pub mod receives;
 pub mod send_queue;
 pub mod server;
 mod session;
+pub mod session_memory;
 pub mod snapshot;
 
 pub use daemon::{Daemon, Identity, Output, PeerId, SessionId};

@@ -18,15 +18,15 @@ pub struct DaemonLimits {
     /// Number of receives up to which the queue grows as queue-pair groups need them. Default 8,192.
     pub receives_max: u32,
     /// Receives that each queue-pair group is promised at least, 4 or more. Default 8.
-    pub link_floor: u32,
+    pub qp_group_floor: u32,
     /// Receives that a queue-pair group is promised at most, while its peer sends. Default 64.
-    pub link_share: u32,
+    pub qp_group_share: u32,
     /// Requests of a group's queue pair for frames, 8 to 1,024. Default 64.
     pub frame_depth: u32,
     /// Requests of a group's queue pair for bulk transfers, 8 to 1,024. Default 64.
     pub bulk_depth: u32,
     /// Most queue-pair groups of a domain. Default 256.
-    pub links_max: u32,
+    pub qp_groups_max: u32,
     /// Length in bytes from which memory is WRITTEN or READ to its place, instead of SENT in frames. Default
     /// 16,384.
     pub bulk_min: u32,
@@ -80,11 +80,11 @@ impl Default for DaemonLimits {
             frame_bytes: 8192,
             receives: 256,
             receives_max: 8192,
-            link_floor: 8,
-            link_share: 64,
+            qp_group_floor: 8,
+            qp_group_share: 64,
             frame_depth: 64,
             bulk_depth: 64,
-            links_max: 256,
+            qp_groups_max: 256,
             bulk_min: 16 << 10,
             bulk_max: 64 << 10,
             bulk_announced: 4,
@@ -184,9 +184,9 @@ impl DaemonLimits {
             |low: (_, u32), high: (_, u32)| pair((low.0, low.1.into()), (high.0, high.1.into()));
         let receives = ("receives", self.receives);
         of(receives, ("receives_max", self.receives_max))?;
-        let floor = ("link_floor", self.link_floor);
+        let floor = ("qp_group_floor", self.qp_group_floor);
         of(floor, receives)?;
-        of(floor, ("link_share", self.link_share))?;
+        of(floor, ("qp_group_share", self.qp_group_share))?;
         of(("ring_bytes", self.ring_bytes), ("ring_max", self.ring_max))?;
         let slab = ("slab_bytes", self.slab_bytes.into());
         pair(slab, ("memory_each", self.memory_each))
@@ -213,11 +213,11 @@ impl DaemonLimits {
             of("frame_bytes", self.frame_bytes, frame),
             of("receives", self.receives, Between(16, 1 << 16)),
             of("receives_max", self.receives_max, Between(16, 1 << 16)),
-            of("link_floor", self.link_floor, Between(floor, 4096)),
-            of("link_share", self.link_share, Between(floor, 4096)),
+            of("qp_group_floor", self.qp_group_floor, Between(floor, 4096)),
+            of("qp_group_share", self.qp_group_share, Between(floor, 4096)),
             of("frame_depth", self.frame_depth, Between(8, 1024)),
             of("bulk_depth", self.bulk_depth, Between(8, 1024)),
-            of("links_max", self.links_max, Between(1, 4096)),
+            of("qp_groups_max", self.qp_groups_max, Between(1, 4096)),
             of("bulk_min", self.bulk_min, Between(1, 1 << 30)),
             of("bulk_max", self.bulk_max, Between(512, 1 << 30)),
             of("bulk_announced", self.bulk_announced, Between(1, 16)),
@@ -281,14 +281,14 @@ mod tests {
                 "ring_bytes is 4097: a power of two from 512 to 1073741824",
             ),
             (
-                "link_floor = 100",
-                "link_floor is 100: at most link_share, which is 64",
+                "qp_group_floor = 100",
+                "qp_group_floor is 100: at most qp_group_share, which is 64",
             ),
             (
                 "memory_each = 65536",
                 "memory_each is 65536: at least slab_bytes, which is 4194304",
             ),
-            ("links_max = 0", "links_max is 0: 1 to 4096"),
+            ("qp_groups_max = 0", "qp_groups_max is 0: 1 to 4096"),
         ] {
             let config: DaemonLimits = toml::from_str(text).unwrap();
             assert_eq!(config.check().unwrap_err().to_string(), says);

@@ -37,7 +37,7 @@ pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
     text.metric("peers", GAUGE, "Other hosts whose daemons are known.")
         .row(&[], snapshot.peers.len() as f64);
     of_domains(&mut text, snapshot);
-    of_links(&mut text, snapshot);
+    of_group(&mut text, snapshot);
     of_applications(&mut text, snapshot);
     text.0
 }
@@ -62,7 +62,7 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
         (
             "receives_promised",
             GAUGE,
-            "Posted receives that are promised to links.",
+            "Posted receives that are promised to queue-pair groups.",
             |of| of.promised.into(),
         ),
         (
@@ -83,69 +83,69 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
-fn of_links<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
+fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
     let columns: [Column<QpGroupSnapshot>; 8] = [
         (
-            "link_up",
+            "qp_group_up",
             GAUGE,
-            "1 if a link's queue pairs are connected.",
+            "1 if a queue-pair group's queue pairs are connected.",
             |of| of.is_up.into(),
         ),
         (
-            "link_connections",
+            "qp_group_connections",
             GAUGE,
-            "Ends of connections on a link.",
+            "Ends of connections on a queue-pair group.",
             |of| of.connections as f64,
         ),
         (
-            "link_credit",
+            "qp_group_credit",
             GAUGE,
-            "Frames that a link may send before it is promised more receives.",
+            "Frames that a queue-pair group may send before it is promised more receives.",
             |of| of.credit as f64,
         ),
         (
-            "link_promised",
+            "qp_group_promised",
             GAUGE,
             "Receives that the other side was promised and has not used.",
             |of| of.promised as f64,
         ),
         (
-            "link_sent_frames_total",
+            "qp_group_sent_frames_total",
             COUNTER,
-            "Frames sent on a link.",
+            "Frames sent on a queue-pair group.",
             |of| of.sent as f64,
         ),
         (
-            "link_received_frames_total",
+            "qp_group_received_frames_total",
             COUNTER,
-            "Frames received on a link.",
+            "Frames received on a queue-pair group.",
             |of| of.came as f64,
         ),
         (
-            "link_writes_total",
+            "qp_group_writes_total",
             COUNTER,
             "Pieces of streams that were written to the other host's memory.",
             |of| of.writes as f64,
         ),
         (
-            "link_offers_total",
+            "qp_group_offers_total",
             COUNTER,
             "Pieces of streams that the other host was offered to read.",
             |of| of.offers as f64,
         ),
     ];
-    let links = |of: &'s DomainSnapshot| of.links.iter().map(|link| (of.user, link));
-    let rows = snapshot.domains.iter().flat_map(links);
-    let rows = rows.map(|(user, link)| {
-        let host = link
+    let groups = |of: &'s DomainSnapshot| of.groups.iter().map(|group| (of.user, group));
+    let rows = snapshot.domains.iter().flat_map(groups);
+    let rows = rows.map(|(user, group)| {
+        let host = group
             .host
             .map_or_else(|| "gone".to_owned(), |host| host.to_string());
         let labels = vec![
             ("user", user.to_string()),
             ("host", host),
-            ("peer_user", link.user.to_string()),
+            ("peer_user", group.user.to_string()),
         ];
-        (labels, link)
+        (labels, group)
     });
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
@@ -366,7 +366,7 @@ mod tests {
                     queue_pairs: 2,
                     ..ObjectCounts::default()
                 },
-                links: vec![QpGroupSnapshot {
+                groups: vec![QpGroupSnapshot {
                     host: Some("127.0.0.2".parse().unwrap()),
                     user: 7,
                     is_up: true,
@@ -432,7 +432,7 @@ mod tests {
             "headworks_cpu_seconds_total 1.5",
             "headworks_draining 1",
             "headworks_queue_pairs{user=\"1000\"} 2",
-            "headworks_link_credit{user=\"1000\",host=\"127.0.0.2\",peer_user=\"7\"} 8",
+            "headworks_qp_group_credit{user=\"1000\",host=\"127.0.0.2\",peer_user=\"7\"} 8",
             "headworks_application_sent_bytes_total{user=\"1000\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 5",
         ] {
             assert!(text.lines().any(|own| own == line), "{line} in\n{text}");

@@ -77,34 +77,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_is_promised_than_posted_and_every_link_keeps_its_floor(
+        fn never_more_is_promised_than_posted_and_every_group_keeps_its_floor(
             posted in 8u32..200,
             floor in 4u32..8,
             share in 1u32..40,
             acts in proptest::collection::vec((0u8..8, any::<usize>()), 0..400),
         ) {
             let mut receive_shares = ReceiveShares::new(posted, floor, share);
-            let mut links: Vec<u64> = Vec::new();
+            let mut groups: Vec<u64> = Vec::new();
             for (act, qp_role) in acts {
-                let at = qp_role % links.len().max(1);
+                let at = qp_role % groups.len().max(1);
                 match act {
                     0 => match receive_shares.admit() {
-                        Some(promised) => links.push(promised.into()),
+                        Some(promised) => groups.push(promised.into()),
                         None => {
                             receive_shares.grow(floor);
                             prop_assert!(receive_shares.posted() > posted);
                         }
                     },
-                    1 if !links.is_empty() => receive_shares.leave(links.swap_remove(at)),
-                    _ if links.get(at).is_some_and(|left| *left > 0) => {
-                        links[at] -= 1;
-                        links[at] += u64::from(receive_shares.used(links[at]));
+                    1 if !groups.is_empty() => receive_shares.leave(groups.swap_remove(at)),
+                    _ if groups.get(at).is_some_and(|left| *left > 0) => {
+                        groups[at] -= 1;
+                        groups[at] += u64::from(receive_shares.used(groups[at]));
                     }
                     _ => {}
                 }
-                prop_assert_eq!(u64::from(receive_shares.promised()), links.iter().sum::<u64>());
+                prop_assert_eq!(u64::from(receive_shares.promised()), groups.iter().sum::<u64>());
                 prop_assert!(receive_shares.promised() <= receive_shares.posted());
-                for left in &links {
+                for left in &groups {
                     prop_assert!((u64::from(floor)..=u64::from(share.max(floor))).contains(left));
                 }
             }

@@ -9,14 +9,14 @@ use headworks_verbs::{Device, ProtectionDomain};
 use slab::Slab;
 
 use crate::limits::DaemonLimits;
-use crate::memory::Memory;
+use crate::session_memory::SessionMemory;
 use crate::snapshot::Traffic;
 
 /// Session of an application.
 pub(crate) struct Session {
     /// Name that the application chose.
     pub(crate) name: String,
-    pub(crate) memory: Memory,
+    pub(crate) memory: SessionMemory,
     pub(crate) doorbell: Doorbell,
     /// Connections by handle.
     pub(crate) handles: Slab<Vqpn>,
@@ -42,7 +42,7 @@ impl Session {
         version: u16,
     ) -> Result<Self, Refusal> {
         let (slab, most) = (config.slab_bytes, config.memory_each);
-        let mut memory = Memory::new(device, pd, slab, most, config.poison);
+        let mut memory = SessionMemory::new(device, pd, slab, most, config.poison);
         let handles = config.connections_each as usize;
         let extent = memory.take(Doorbell::bytes(handles) as u32)?;
         let doorbell = Doorbell::at(memory.slabs(), extent, handles);

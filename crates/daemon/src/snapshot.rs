@@ -26,7 +26,7 @@ pub struct DomainSnapshot {
     /// Totals of the domain.
     pub object_counts: ObjectCounts,
     /// Its queue-pair groups.
-    pub links: Vec<QpGroupSnapshot>,
+    pub groups: Vec<QpGroupSnapshot>,
     /// The applications of the domain.
     pub applications: Vec<ApplicationSnapshot>,
 }

@@ -333,8 +333,8 @@ fn a_thousand_senders_do_not_overrun_one_slow_reader() {
     };
     let config = DaemonLimits {
         receives: 16,
-        link_floor: 4,
-        link_share: 8,
+        qp_group_floor: 4,
+        qp_group_share: 8,
         frame_depth: 8,
         ..DaemonLimits::default()
     };

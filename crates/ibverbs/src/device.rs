@@ -15,11 +15,11 @@ use headworks_verbs::{
 use crate::abi;
 use crate::address_handle::AddressHandles;
 use crate::attributes::Port;
+use crate::buffer::Arena;
 use crate::completion_channel::IbvChannel;
 use crate::convert;
 use crate::cq::IbvCq;
 use crate::events::Events;
-use crate::memory::Arena;
 use crate::qp::IbvQp;
 use crate::qp_state_cache::QpStateCache;
 use crate::raw::{Object, Raw};

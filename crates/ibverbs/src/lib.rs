@@ -51,6 +51,8 @@ compile_error!("headworks-ibverbs needs Linux");
 mod abi;
 mod address_handle;
 mod attributes;
+#[allow(unsafe_code, reason = "the contract of `Buffer`")]
+mod buffer;
 pub mod cm;
 mod completion_channel;
 mod convert;
@@ -60,8 +62,6 @@ mod events;
 mod gid;
 #[allow(unsafe_code, reason = "calls of the dynamic linker")]
 pub mod library;
-#[allow(unsafe_code, reason = "the contract of `Buffer`")]
-mod memory;
 mod options;
 #[allow(unsafe_code, reason = "calls of the device, and what they wrote")]
 mod poll;

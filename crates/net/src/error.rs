@@ -13,7 +13,7 @@ use crate::framing::FrameError;
 pub enum NetError {
     /// The name is not legal, is taken, or nobody listens under it; or the registry cannot be used.
     #[error(transparent)]
-    Fabric(#[from] RegistryError),
+    Registry(#[from] RegistryError),
     /// The text has a colon but is no address.
     #[error(
         "bad address {0:?}: use HOST:PORT or [IPV6]:PORT with a port up to 65535, and rdma: in front of it to meet over RDMA"

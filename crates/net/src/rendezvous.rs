@@ -158,7 +158,7 @@ pub fn dial_wait<'u>(
     let until = until.into();
     loop {
         match dial(fabric, name) {
-            Err(NetError::Fabric(RegistryError::NobodyListening { .. })) => {}
+            Err(NetError::Registry(RegistryError::NobodyListening { .. })) => {}
             called => return called,
         }
         until.wait(NO_LISTENER, &[], Some(clock::now() + RETRY_NAME))?;

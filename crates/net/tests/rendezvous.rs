@@ -335,17 +335,17 @@ fn names_are_taken_once_and_free_again() {
     let fabric = Registry::open_at(home.path().join("fabric")).expect("a registry");
     assert!(matches!(
         dial(&fabric, "x"),
-        Err(NetError::Fabric(RegistryError::NobodyListening { .. }))
+        Err(NetError::Registry(RegistryError::NobodyListening { .. }))
     ));
     let listener = Listener::bind(&fabric, "x").expect("binds");
     assert!(matches!(
         Listener::bind(&fabric, "x"),
-        Err(NetError::Fabric(RegistryError::NameInUse { .. }))
+        Err(NetError::Registry(RegistryError::NameInUse { .. }))
     ));
     drop(listener);
     assert!(matches!(
         dial(&fabric, "x"),
-        Err(NetError::Fabric(RegistryError::NobodyListening { .. }))
+        Err(NetError::Registry(RegistryError::NobodyListening { .. }))
     ));
     let again = Listener::bind(&fabric, "x").expect("free again");
     assert!(
@@ -358,7 +358,7 @@ fn names_are_taken_once_and_free_again() {
         assert!(
             matches!(
                 dial(&fabric, name),
-                Err(NetError::Fabric(RegistryError::BadName { .. }))
+                Err(NetError::Registry(RegistryError::BadName { .. }))
             ),
             "{name:?}"
         );

@@ -4,7 +4,7 @@ use headworks_verbs::DeviceInfo;
 
 use crate::error::PatternError;
 use crate::message::{REQUEST, WORD};
-use crate::verb::Verb;
+use crate::verb::{Places, Verb};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -12,6 +12,8 @@ const LINE: usize = 64;
 pub const OUTSTANDING_MAX: u32 = 64;
 /// Most peers of a requester or a responder.
 pub const PEERS_MAX: usize = 1 << 14;
+/// Most idle mailboxes of a responder.
+pub const IDLE_MAILBOXES_MAX: usize = 1 << 20;
 
 /// Sizes of a run. Requesters and responders must have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub struct PatternConfig {
     pub signal_every: u32,
     /// Depth of each send queue, at least twice `signal_every` and 4.
     pub send_depth: u32,
+    /// Mailboxes of a responder that no requester uses. It polls them like the others. The paper has none.
+    pub idle_mailboxes: usize,
 }
 
 impl PatternConfig {
@@ -37,6 +41,7 @@ impl PatternConfig {
             items: 64,
             signal_every: 16,
             send_depth: 64,
+            idle_mailboxes: 0,
         }
     }
 
@@ -73,6 +78,10 @@ impl PatternConfig {
             let legal = format!("1 to {}", self.send_depth / 2);
             return outside("signal_every", self.signal_every.into(), legal);
         }
+        if self.idle_mailboxes > IDLE_MAILBOXES_MAX {
+            let legal = format!("at most {IDLE_MAILBOXES_MAX}");
+            return outside("idle_mailboxes", self.idle_mailboxes as u64, legal);
+        }
         Request::check(device, REQUEST)?;
         Response::check(device, self.response)
     }
@@ -91,7 +100,7 @@ impl PatternConfig {
     pub(crate) fn response_area<Response: Verb>(&self, peers: usize) -> (usize, usize) {
         let places = Response::places(self.outstanding as usize, peers);
         let start = self.local_mailbox(self.outstanding as usize);
-        (start, places * Response::stride(self.response))
+        (start, Response::area(places, self.response))
     }
 
     /// Item of request number `round` of slot `slot`. Items of different slots differ, so that a response names its
@@ -107,10 +116,19 @@ impl PatternConfig {
         self.response.next_multiple_of(LINE)
     }
 
+    /// Places of a responder for the requests of `peers` requesters.
+    pub(crate) const fn request_places(&self, peers: usize) -> Places {
+        Places {
+            per_peer: self.outstanding as usize,
+            peers,
+            idle: self.idle_mailboxes,
+        }
+    }
+
     /// Number of bytes of a responder's area for requests, which is at the start of its memory.
     pub(crate) fn request_area<Request: Verb>(&self, peers: usize) -> usize {
-        let places = peers * self.outstanding as usize;
-        (places * Request::stride(REQUEST)).next_multiple_of(LINE)
+        let places = self.request_places(peers).total();
+        Request::area(places, REQUEST).next_multiple_of(LINE)
     }
 }
 

@@ -8,16 +8,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use headworks_baselines::Memory;
+use headworks_baselines::WordMemory;
 use headworks_verbs::Device;
 
+use crate::bring_up::Area;
 use crate::config::PatternConfig;
 use crate::error::PatternError;
 use crate::message::{REQUEST, WORD, write_request};
 use crate::ports::{PortSizes, Ports};
-use crate::requester::Observer;
+use crate::requester::RequestLoad;
 use crate::topology::Topology;
-use crate::verb::{Arrival, Inbox, Verb};
+use crate::verb::{Arrival, Inbox, Places, Verb};
 
 /// A dispatcher for requests by `Request`, answered by `Response`. With `INLINE`, requests travel inline. It has as
 /// many workers as the configuration has outstanding requests.
@@ -32,7 +33,7 @@ pub struct Dispatcher<Request: Verb, Response: Verb, const INLINE: bool = true> 
 
 /// A worker of a dispatcher: one requester, with one request outstanding.
 pub struct Worker<Response: Verb, T: Topology> {
-    memory: Arc<Memory>,
+    memory: Arc<WordMemory>,
     config: PatternConfig,
     topology: T,
     slot: u32,
@@ -68,7 +69,12 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
         };
         let ports = Ports::open(device, &sizes)?;
         let peers = if Response::IN_MAILBOX { 1 } else { responders };
-        let inbox = Response::Inbox::open(&ports, area, workers, peers, config.response)?;
+        let places = Places {
+            per_peer: workers,
+            peers,
+            idle: 0,
+        };
+        let inbox = Response::Inbox::open(&ports, area, places, config.response)?;
         Ok(Self {
             ports,
             inbox,
@@ -109,9 +115,10 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
         &mut self.ports
     }
 
-    /// Offset of the area for responses, for any responder.
-    pub fn response_area(&self) -> usize {
-        self.config.response_area::<Response>(self.ports.peers()).0
+    /// The area for responses, the same for all responders.
+    pub fn response_area(&self) -> Area {
+        let (at, _) = self.config.response_area::<Response>(self.ports.peers());
+        self.ports.area(at, at)
     }
 
     /// Polls each local mailbox once, sends the requests found there, and hands over responses. Returns the number of
@@ -189,25 +196,26 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
 }
 
 impl<Response: Verb, T: Topology> Worker<Response, T> {
+    /// Whether the worker waits for a response.
+    pub fn is_outstanding(&self) -> bool {
+        self.is_outstanding
+    }
+
     /// Responses received.
     pub fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Takes the response if it is there, and hands over the next request if `more` allows. Returns whether a response
-    /// was taken.
+    /// Takes the response if it is there, and hands over the next request if `load` begins one. Returns whether a
+    /// response was taken.
     ///
     /// # Errors
     ///
-    /// The responder broke the protocol, or the observer refused the response.
+    /// The responder broke the protocol, or the load refused the response.
     #[inline(always)]
-    pub fn step(
-        &mut self,
-        mut more: impl FnMut() -> bool,
-        observer: &mut impl Observer,
-    ) -> Result<bool, PatternError> {
-        let taken = self.is_outstanding && self.take(observer)?;
-        if !self.is_outstanding && more() {
+    pub fn step(&mut self, load: &mut impl RequestLoad) -> Result<bool, PatternError> {
+        let taken = self.is_outstanding && self.take(load)?;
+        if !self.is_outstanding && load.begin() {
             self.round += 1;
             let slot = self.slot as usize;
             let item = self.config.item_of(self.slot, self.round);
@@ -219,7 +227,7 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
             );
             let word = self.memory.word(self.config.local_mailbox(slot));
             self.is_outstanding = true;
-            observer.sent(slot);
+            load.sent(slot);
             // Release: the dispatcher reads the request after the word.
             word.store(self.topology.next() as u64 + 1, Release);
         }
@@ -227,7 +235,7 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
     }
 
     #[inline(always)]
-    fn take(&mut self, observer: &mut impl Observer) -> Result<bool, PatternError> {
+    fn take(&mut self, load: &mut impl RequestLoad) -> Result<bool, PatternError> {
         let slot = self.slot as usize;
         let (at, free) = if Response::IN_MAILBOX {
             let [at, flag] = self.mailbox;
@@ -254,7 +262,7 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
                 most: self.config.items - 1,
             });
         }
-        observer.received(slot, item, &self.memory, at)?;
+        load.received(slot, item, &self.memory, at)?;
         // Release: the response was read before its place is free.
         self.memory.word(free).store(0, Release);
         self.answered += 1;

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`Write`](verb::Write) of [`InMessage`](verb::InMessage) | WRITE | polls the last byte of a mailbox, which the WRITE places last |
 //! | `Write` of [`SecondWrite`](verb::SecondWrite) | WRITE, then a WRITE of a flag | polls the flag behind a mailbox |
+//! | [`DenseWrite`](verb::DenseWrite), requests only | WRITE, then a WRITE of one byte | polls an area of flags, eight by one load |
 //! | [`Send`](verb::Send) to [`SharedReceives`](verb::SharedReceives) | SEND | polls completions of tagged receives of a shared receive queue |
 //! | `Send` to [`OwnReceives`](verb::OwnReceives) | SEND | polls completions of tagged receives of each queue pair |
 //!
@@ -25,6 +26,7 @@
 //! | [`config`] | sizes of a run, their checks, and the layout of registered memory |
 //! | [`message`] | content of requests and responses |
 //! | [`ports`] | the device objects of a requester or responder: queue pairs, memory, room in send queues |
+//! | [`bring_up`] | connecting to the peers, and the areas that the two sides give each other |
 //! | [`verb`] | sending and receiving by WRITE and by SEND |
 //! | [`requester`], [`responder`] | the two loops, generic over the verbs |
 //! | [`dispatcher`] | one connection per responder for all workers of a server, and the workers |
@@ -41,6 +43,7 @@
 //! [`PatternConfig::check`](config::PatternConfig::check) refuses a design whose promise the device lacks.
 #![forbid(unsafe_code)]
 
+pub mod bring_up;
 pub mod config;
 pub mod dispatcher;
 pub mod error;
@@ -51,9 +54,10 @@ pub mod responder;
 pub mod topology;
 pub mod verb;
 
+pub use bring_up::{Area, PeerBringUps, connect};
 pub use config::PatternConfig;
 pub use dispatcher::{Dispatcher, Worker};
 pub use error::PatternError;
-pub use ports::{Ports, connect};
-pub use requester::{Observer, Requester};
+pub use ports::Ports;
+pub use requester::{RequestLoad, Requester};
 pub use responder::Responder;

@@ -5,7 +5,7 @@
 //! item's number, and its last byte is a flag. The paper's responder executes no application code either
 //! (section 4.2).
 
-use headworks_baselines::Memory;
+use headworks_baselines::WordMemory;
 
 /// Bytes of a request, including its flag (section 4.2).
 pub const REQUEST: usize = 64;
@@ -18,7 +18,7 @@ pub const FLAG: u64 = 1 << 56;
 
 /// Writes the request for `item` from `slot` into the [`REQUEST`] bytes at `at`, including the flag.
 #[inline(always)]
-pub fn write_request(memory: &Memory, at: usize, item: u64, slot: u32) {
+pub fn write_request(memory: &WordMemory, at: usize, item: u64, slot: u32) {
     use std::sync::atomic::Ordering::Relaxed;
     memory.word(at).store(item, Relaxed);
     memory.word(at + WORD).store(slot.into(), Relaxed);
@@ -27,7 +27,7 @@ pub fn write_request(memory: &Memory, at: usize, item: u64, slot: u32) {
 
 /// Reads the item and the slot of the request at `at`. A hostile peer may have written any values.
 #[inline(always)]
-pub fn read_request(memory: &Memory, at: usize) -> (u64, u64) {
+pub fn read_request(memory: &WordMemory, at: usize) -> (u64, u64) {
     use std::sync::atomic::Ordering::Relaxed;
     let word = |at| memory.word(at).load(Relaxed);
     (word(at), word(at + WORD))
@@ -50,7 +50,7 @@ pub const fn item_word(item: u64, at: usize, len: usize) -> u64 {
 }
 
 /// Fills the `len` bytes at `at` with `item`.
-pub fn write_item(memory: &Memory, at: usize, item: u64, len: usize) {
+pub fn write_item(memory: &WordMemory, at: usize, item: u64, len: usize) {
     for word in 0..len / WORD {
         let value = item_word(item, word, len);
         memory
@@ -61,7 +61,7 @@ pub fn write_item(memory: &Memory, at: usize, item: u64, len: usize) {
 
 /// Returns the offset of the first byte of the response at `at` that differs from `item`; `None` if all bytes
 /// are right.
-pub fn first_wrong_byte(memory: &Memory, at: usize, item: u64, len: usize) -> Option<usize> {
+pub fn first_wrong_byte(memory: &WordMemory, at: usize, item: u64, len: usize) -> Option<usize> {
     let found = |word| {
         memory
             .word(at + word * WORD)

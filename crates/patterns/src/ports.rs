@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use headworks_baselines::{End, EndSizes, Memory};
-use headworks_verbs::bringup::ConnectionParams;
+use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_verbs::{
-    BringUp, Completion, Device, Payload, PostErrorKind, QpCaps, QpState, RemoteAddr, SendFlags,
-    SendOp, SendWr, Status,
+    Completion, Device, Payload, PostErrorKind, QpCaps, QpState, RemoteAddr, SendFlags, SendOp,
+    SendWr, Status,
 };
 
+use crate::bring_up::Area;
 use crate::config::PEERS_MAX;
 use crate::error::PatternError;
 
@@ -42,7 +42,7 @@ pub struct PortSizes {
 /// One side of a run: its device objects and its peers.
 pub struct Ports {
     pub(crate) end: End,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Arc<WordMemory>,
     peers: Vec<Peer>,
     depth: u64,
     signal_every: u64,
@@ -51,16 +51,29 @@ pub struct Ports {
     completions: [Completion; BATCH],
 }
 
+/// A flag that follows a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flag {
+    /// Where it goes.
+    pub(crate) to: RemoteAddr,
+    /// Its value: the lowest `len` bytes.
+    pub(crate) word: u64,
+    /// Bytes written: 1 or 8.
+    pub(crate) len: usize,
+}
+
 /// A peer, and the send queue towards it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Peer {
-    /// Where this side's messages go: the first place of the area that the peer gave it.
-    area: RemoteAddr,
+    /// Where this side's messages go: the area that the peer gave it.
+    area: Area,
+    /// The value of the next dense flag of each place, as a bit.
+    toggles: u64,
     /// Send requests posted, and of those completed.
     posted: u64,
     completed: u64,
     /// A flag that is still to be written behind a message: the send queue had no room for it.
-    owed: Option<RemoteAddr>,
+    owed: Option<Flag>,
 }
 
 impl Ports {
@@ -115,13 +128,18 @@ impl Ports {
         self.peers.len()
     }
 
-    /// The address of `offset` in this side's memory, for a peer.
-    pub fn area(&self, offset: usize) -> RemoteAddr {
-        self.memory.region().remote(offset)
+    /// The area for a peer whose messages go to offset `messages` and whose flags to offset `flags` of this side's
+    /// memory.
+    pub fn area(&self, messages: usize, flags: usize) -> Area {
+        let region = self.memory.region();
+        Area {
+            messages: region.remote(messages),
+            flags: region.remote(flags),
+        }
     }
 
-    /// Sets where messages to `peer` go: the first place of the area that the peer gave to this side.
-    pub fn set_peer_area(&mut self, peer: usize, area: RemoteAddr) {
+    /// Sets where messages to `peer` go: the area that the peer gave to this side.
+    pub fn set_peer_area(&mut self, peer: usize, area: Area) {
         self.peers[peer].area = area;
     }
 
@@ -146,21 +164,21 @@ impl Ports {
         self.post_one(peer, op, Payload::Gather(&sges), flags)
     }
 
-    /// Sends the `len` bytes at `at` by WRITE to `to`, and then a flag to `flag`. Returns whether the send queue had
+    /// Sends the `len` bytes at `at` by `op`, and then `flag` by WRITE. Returns whether the send queue had
     /// room for the message. If it had none for the flag, the flag is owed: [`Ports::flush`] posts it.
     #[inline(always)]
     pub(crate) fn post_with_flag<const INLINE: bool>(
         &mut self,
         peer: usize,
-        to: RemoteAddr,
-        flag: RemoteAddr,
+        op: SendOp,
+        flag: Flag,
         at: usize,
         len: usize,
     ) -> Result<bool, PatternError> {
         if self.peers[peer].owed.is_some() && !self.post_owed(peer)? {
             return Ok(false);
         }
-        if !self.post::<INLINE>(peer, SendOp::Write(to), at, len)? {
+        if !self.post::<INLINE>(peer, op, at, len)? {
             return Ok(false);
         }
         self.peers[peer].owed = Some(flag);
@@ -193,8 +211,9 @@ impl Ports {
         let (Some(flag), Some(flags)) = (self.peers[peer].owed, self.flags(peer)) else {
             return Ok(false);
         };
-        let word = crate::message::FLAG.to_le_bytes();
-        let posted = self.post_one(peer, SendOp::Write(flag), Payload::Inline(&word), flags)?;
+        let word = flag.word.to_le_bytes();
+        let payload = Payload::Inline(&word[..flag.len]);
+        let posted = self.post_one(peer, SendOp::Write(flag.to), payload, flags)?;
         if posted {
             self.peers[peer].owed = None;
             self.owing -= 1;
@@ -269,26 +288,21 @@ impl Ports {
         }
     }
 
-    /// Address of the area that `peer` gave to this side.
+    /// The area that `peer` gave to this side.
     #[inline(always)]
-    pub(crate) fn peer_area(&self, peer: usize) -> RemoteAddr {
+    pub(crate) fn peer_area(&self, peer: usize) -> Area {
         self.peers[peer].area
     }
-}
 
-/// Connects queue pair `i` of `left` with queue pair `j` of `right`, both in this process.
-pub fn connect(
-    (left, i): (&mut Ports, usize),
-    (right, j): (&mut Ports, usize),
-) -> Result<(), PatternError> {
-    let params = ConnectionParams::default();
-    let infos = [
-        left.end.device.info().clone(),
-        right.end.device.info().clone(),
-    ];
-    let (ours, theirs) = (&mut left.end.queue_pairs[i], &mut right.end.queue_pairs[j]);
-    let mut one = BringUp::start(&infos[0], &mut **ours, params, 1, Vec::new())?;
-    let mut two = BringUp::start(&infos[1], &mut **theirs, params, 2, Vec::new())?;
-    one.connect_both(&mut **ours, &mut two, &mut **theirs)?;
-    Ok(())
+    /// The value of the next dense flag of place `place` at `peer`: 1 and 0 in turn.
+    #[inline(always)]
+    pub(crate) fn next_toggle(&self, peer: usize, place: usize) -> u64 {
+        !self.peers[peer].toggles >> place & 1
+    }
+
+    /// Records that the next dense flag was sent.
+    #[inline(always)]
+    pub(crate) fn toggle(&mut self, peer: usize, place: usize) {
+        self.peers[peer].toggles ^= 1 << place;
+    }
 }

@@ -2,27 +2,36 @@
 
 use std::sync::Arc;
 
-use headworks_baselines::Memory;
+use headworks_baselines::WordMemory;
 use headworks_verbs::Device;
 
+use crate::bring_up::Area;
 use crate::config::PatternConfig;
 use crate::error::PatternError;
 use crate::message::{REQUEST, write_request};
 use crate::ports::{PortSizes, Ports};
 use crate::topology::Topology;
-use crate::verb::{Inbox, Verb};
+use crate::verb::{Inbox, Places, Polled, Verb};
 
-/// Sees each request that goes out and each response that comes in. Measuring and checking are observers.
-pub trait Observer {
-    /// The request of slot `slot` was sent.
+/// Decides when requests begin, and sees each request that goes out and each response that comes in. Load generators
+/// and checkers implement it.
+pub trait RequestLoad {
+    /// Returns whether another request is to begin now.
+    fn begin(&mut self) -> bool;
+
+    /// The request of slot `slot`, which began last, was sent.
     fn sent(&mut self, slot: usize);
 
     /// The response to the request of slot `slot` arrived. It is `item`, and lies at `at` in `memory`.
+    ///
+    /// # Errors
+    ///
+    /// The response is refused; the run ends with this error.
     fn received(
         &mut self,
         slot: usize,
         item: u64,
-        memory: &Memory,
+        memory: &WordMemory,
         at: usize,
     ) -> Result<(), PatternError>;
 }
@@ -72,7 +81,12 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         )?;
         // Mailboxes are shared by all responders; receives are posted for each.
         let peers = if Response::IN_MAILBOX { 1 } else { responders };
-        let inbox = Response::Inbox::open(&ports, area, outstanding, peers, config.response)?;
+        let places = Places {
+            per_peer: outstanding,
+            peers,
+            idle: 0,
+        };
+        let inbox = Response::Inbox::open(&ports, area, places, config.response)?;
         Ok(Self {
             ports,
             inbox,
@@ -91,9 +105,15 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         &mut self.ports
     }
 
-    /// Offset of the area for responses, for any responder.
-    pub fn response_area(&self) -> usize {
-        self.config.response_area::<Response>(self.ports.peers()).0
+    /// The area for responses, the same for all responders.
+    pub fn response_area(&self) -> Area {
+        let (at, _) = self.config.response_area::<Response>(self.ports.peers());
+        self.ports.area(at, at)
+    }
+
+    /// Number of requests without a response.
+    pub fn outstanding(&self) -> usize {
+        self.config.outstanding as usize - self.free.len()
     }
 
     /// Responses received.
@@ -101,31 +121,27 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         self.answered
     }
 
-    /// Number of polled places, and of those where a response was.
-    pub fn polled(&self) -> (u64, u64) {
+    /// What was polled for responses.
+    pub fn polled(&self) -> Polled {
         self.inbox.polled()
     }
 
-    /// Sends a request for each free slot, as long as `more` allows, and takes the responses that are there. Returns the
-    /// number of responses.
+    /// Sends a request for each free slot, as long as `load` begins one, and takes the responses that are there. Returns
+    /// the number of responses.
     ///
     /// # Errors
     ///
-    /// A peer is gone or broke the protocol, or the device failed, or the observer refused a response.
+    /// A peer is gone or broke the protocol, or the device failed, or the load refused a response.
     #[inline(always)]
-    pub fn step(
-        &mut self,
-        mut more: impl FnMut() -> bool,
-        observer: &mut impl Observer,
-    ) -> Result<u32, PatternError> {
+    pub fn step(&mut self, load: &mut impl RequestLoad) -> Result<u32, PatternError> {
         self.ports.flush()?;
-        self.send(&mut more, observer)?;
+        self.send(load)?;
         let mut received = 0;
         while let Some(arrival) = self.inbox.next(&mut self.ports)? {
             let first = self.ports.memory.word(arrival.at);
             let item = first.load(std::sync::atomic::Ordering::Relaxed);
             let slot = self.slot_of(item)?;
-            observer.received(slot, item, &self.ports.memory, arrival.at)?;
+            load.received(slot, item, &self.ports.memory, arrival.at)?;
             self.inbox.release(&mut self.ports, arrival)?;
             self.free.push(slot as u32);
             received += 1;
@@ -157,15 +173,11 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
     }
 
     #[inline(always)]
-    fn send(
-        &mut self,
-        more: &mut impl FnMut() -> bool,
-        observer: &mut impl Observer,
-    ) -> Result<(), PatternError> {
+    fn send(&mut self, load: &mut impl RequestLoad) -> Result<(), PatternError> {
         loop {
             let (slot, peer) = match self.waiting.take() {
                 Some(waiting) => waiting,
-                None if self.free.is_empty() || !more() => return Ok(()),
+                None if self.free.is_empty() || !load.begin() => return Ok(()),
                 None => {
                     let slot = self.free.pop().unwrap_or_default();
                     self.rounds[slot as usize] += 1;
@@ -180,7 +192,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
                 self.waiting = Some((slot, peer));
                 return self.ports.poll_sends();
             }
-            observer.sent(slot as usize);
+            load.sent(slot as usize);
         }
     }
 

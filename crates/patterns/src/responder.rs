@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use headworks_verbs::Device;
 
+use crate::bring_up::Area;
 use crate::config::PatternConfig;
 use crate::error::PatternError;
 use crate::message::{REQUEST, read_request, write_item};
 use crate::ports::{PortSizes, Ports};
-use crate::verb::{Arrival, Inbox, Verb};
+use crate::verb::{Arrival, Inbox, Polled, Verb};
 
 /// A responder of requests by `Request`, which answers by `Response`. With `INLINE`, responses travel inline.
 pub struct Responder<Request: Verb, Response: Verb, const INLINE: bool = false> {
@@ -62,8 +63,8 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
             let at = items + stride * item as usize;
             write_item(&ports.memory, at, item, config.response);
         }
-        let places = config.outstanding as usize;
-        let inbox = Request::Inbox::open(&ports, 0, places, requesters, REQUEST)?;
+        let places = config.request_places(requesters);
+        let inbox = Request::Inbox::open(&ports, 0, places, REQUEST)?;
         Ok(Self {
             ports,
             inbox,
@@ -81,9 +82,12 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
         &mut self.ports
     }
 
-    /// Offset of the area for requests that belongs to `requester`.
-    pub fn request_area(&self, requester: usize) -> usize {
-        requester * self.config.outstanding as usize * Request::stride(REQUEST)
+    /// The area for the requests of `requester`.
+    pub fn request_area(&self, requester: usize) -> Area {
+        let places = self.config.request_places(self.ports.peers());
+        let first = requester * places.per_peer;
+        let flags = Request::flag(places.total(), first, REQUEST);
+        self.ports.area(first * Request::stride(REQUEST), flags)
     }
 
     /// Requests answered.
@@ -91,8 +95,8 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
         self.answered
     }
 
-    /// Number of polled places, and of those where a request was.
-    pub fn polled(&self) -> (u64, u64) {
+    /// What was polled for requests.
+    pub fn polled(&self) -> Polled {
         self.inbox.polled()
     }
 
@@ -103,27 +107,51 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
     /// A peer is gone or broke the protocol, or the device failed.
     #[inline(always)]
     pub fn step(&mut self, most: u32) -> Result<u32, PatternError> {
-        self.ports.flush()?;
         let mut answered = 0;
         while answered < most {
-            let request = match self.waiting.take() {
-                Some(waiting) => waiting,
-                None => match self.inbox.next(&mut self.ports)? {
-                    None => break,
-                    Some(arrival) => self.take(arrival)?,
-                },
-            };
-            let at = self.items + self.stride * request.item as usize;
-            let (peer, slot, len) = (request.peer, request.slot, self.config.response);
-            if !Response::send::<INLINE>(&mut self.ports, peer, slot, at, len)? {
-                self.waiting = Some(request);
-                self.ports.poll_sends()?;
+            if !self.take_request()? || !self.respond()? {
                 break;
             }
-            self.answered += 1;
             answered += 1;
         }
         Ok(answered)
+    }
+
+    /// Takes the next request, if no request waits for its response. Returns whether a request waits now.
+    ///
+    /// # Errors
+    ///
+    /// As [`Responder::step`].
+    #[inline(always)]
+    pub fn take_request(&mut self) -> Result<bool, PatternError> {
+        self.ports.flush()?;
+        if self.waiting.is_none()
+            && let Some(arrival) = self.inbox.next(&mut self.ports)?
+        {
+            self.waiting = Some(self.take(arrival)?);
+        }
+        Ok(self.waiting.is_some())
+    }
+
+    /// Answers the request that was taken. Returns whether the response was sent; if not, the send queue is full.
+    ///
+    /// # Errors
+    ///
+    /// As [`Responder::step`].
+    #[inline(always)]
+    pub fn respond(&mut self) -> Result<bool, PatternError> {
+        let Some(request) = self.waiting else {
+            return Ok(false);
+        };
+        let at = self.items + self.stride * request.item as usize;
+        let (peer, slot, len) = (request.peer, request.slot, self.config.response);
+        if !Response::send::<INLINE>(&mut self.ports, peer, slot, at, len)? {
+            self.ports.poll_sends()?;
+            return Ok(false);
+        }
+        self.waiting = None;
+        self.answered += 1;
+        Ok(true)
     }
 
     /// Reads a request, checks its fields, and frees its place.

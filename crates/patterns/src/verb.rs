@@ -5,9 +5,11 @@ use headworks_verbs::DeviceInfo;
 use crate::error::PatternError;
 use crate::ports::Ports;
 
+mod dense;
 mod mailbox;
 mod tagged;
 
+pub use dense::{DenseMailboxes, DenseWrite};
 pub use mailbox::{FlagPlacement, InMessage, Mailboxes, SecondWrite, Write};
 pub use tagged::{OwnReceives, ReceiveQueue, Send, SharedReceives, TaggedReceives};
 
@@ -27,6 +29,17 @@ pub trait Verb: Sized + std::marker::Send + 'static {
 
     /// Distance between places for messages of `len` bytes in the receiver's memory.
     fn stride(len: usize) -> usize;
+
+    /// Bytes of a receiver's area of `places` places for messages of `len` bytes.
+    fn area(places: usize, len: usize) -> usize {
+        places * Self::stride(len)
+    }
+
+    /// Offset of the flag of place `place` in an area of `places` places, where flags are apart from the messages;
+    /// else the offset of the place.
+    fn flag(_places: usize, place: usize, len: usize) -> usize {
+        place * Self::stride(len)
+    }
 
     /// Number of places in a requester's area for responses, with `outstanding` requests and `peers` responders.
     fn places(outstanding: usize, peers: usize) -> usize;
@@ -58,17 +71,40 @@ pub struct Arrival {
     pub at: usize,
 }
 
+/// The places of a receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Places of each sender.
+    pub per_peer: usize,
+    /// Number of senders.
+    pub peers: usize,
+    /// Places that no sender uses. They are polled like the others, where messages arrive in mailboxes.
+    pub idle: usize,
+}
+
+impl Places {
+    /// Number of all places.
+    pub const fn total(self) -> usize {
+        self.per_peer * self.peers + self.idle
+    }
+}
+
+/// What a receiver polled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Places that were polled: mailboxes, or polls of a completion queue.
+    pub places: u64,
+    /// Messages that were found.
+    pub found: u64,
+    /// Loads that it took, or polls of a completion queue.
+    pub loads: u64,
+}
+
 /// Where messages arrive.
 pub trait Inbox: std::marker::Send {
-    /// Sets up `places` places for each of `peers` senders, for messages of `len` bytes, from offset `base` of
-    /// the memory on. Call it before the queue pairs are connected, so that no message comes too early.
-    fn open(
-        ports: &Ports,
-        base: usize,
-        places: usize,
-        peers: usize,
-        len: usize,
-    ) -> Result<Self, PatternError>
+    /// Sets up the places for messages of `len` bytes, from offset `base` of the memory on. Call it before the queue
+    /// pairs are connected, so that no message comes too early.
+    fn open(ports: &Ports, base: usize, places: Places, len: usize) -> Result<Self, PatternError>
     where
         Self: Sized;
 
@@ -85,6 +121,6 @@ pub trait Inbox: std::marker::Send {
     /// Frees the place of a message. The sender may use it again.
     fn release(&mut self, ports: &mut Ports, arrival: Arrival) -> Result<(), PatternError>;
 
-    /// Number of places that were polled, and of those where a message was: the share of empty mailboxes (Fig. 9b).
-    fn polled(&self) -> (u64, u64);
+    /// What was polled so far, and how many messages were there: the share of empty mailboxes (Fig. 9b).
+    fn polled(&self) -> Polled;
 }

@@ -4,7 +4,7 @@ mod network;
 
 use headworks_patterns::topology::{RandomResponder, Topology};
 use headworks_patterns::verb::{
-    InMessage, OwnReceives, SecondWrite, Send, SharedReceives, Verb, Write,
+    DenseWrite, InMessage, OwnReceives, SecondWrite, Send, SharedReceives, Verb, Write,
 };
 use headworks_patterns::{PatternConfig, PatternError, Requester, Responder, connect};
 use proptest::prelude::*;
@@ -37,24 +37,18 @@ fn run<Request: Verb, Response: Verb, const INLINE: bool>(
         for (peer, responder) in responding.iter_mut().enumerate() {
             let requests = responder.request_area(at);
             let responses = requester.response_area();
-            let to = requester.ports().area(responses);
-            responder.ports().set_peer_area(at, to);
-            let to = responder.ports().area(requests);
-            requester.ports().set_peer_area(peer, to);
-            connect((requester.ports(), peer), (responder.ports(), at))?;
+            connect(
+                (requester.ports(), peer, responses),
+                (responder.ports(), at, requests),
+            )?;
         }
-        requesting.push((requester, Checker::new(&config), 0));
+        requesting.push((requester, Checker::new(&config, count)));
     }
     for step in 0..STEPS {
         (network.advance)();
         let mut open = false;
-        for (requester, checker, begun) in &mut requesting {
-            let more = || {
-                let more = *begun < count;
-                *begun += u64::from(more);
-                more
-            };
-            requester.step(more, checker)?;
+        for (requester, checker) in &mut requesting {
+            requester.step(checker)?;
             open |= requester.answered() < count;
             if step % 64 == 63 {
                 requester.check()?;
@@ -86,6 +80,8 @@ macro_rules! every_pair {
         run::<Send<SharedReceives>, Send<OwnReceives>, true>($($args),*).unwrap();
         run::<Write<$flag>, Send<OwnReceives>, false>($($args),*).unwrap();
         run::<Send<SharedReceives>, Write<$flag>, false>($($args),*).unwrap();
+        run::<DenseWrite, Write<$flag>, true>($($args),*).unwrap();
+        run::<DenseWrite, Send<OwnReceives>, false>($($args),*).unwrap();
     }};
 }
 
@@ -215,7 +211,33 @@ fn the_share_of_empty_mailboxes_is_counted() {
     let mut responder =
         Responder::<Write<InMessage>, Write<InMessage>>::open(device, config, 10).unwrap();
     assert_eq!(responder.step(1).unwrap(), 0);
-    assert_eq!(responder.polled(), (10, 0));
+    assert_eq!(responder.polled().places, 10);
+    assert_eq!(responder.polled().found, 0);
+}
+
+#[test]
+fn dense_flags_take_one_load_for_eight_mailboxes() {
+    let network = Network::soft("");
+    let config = PatternConfig {
+        idle_mailboxes: 1_000,
+        ..PatternConfig::paper(64)
+    };
+    let device = (network.open)(0);
+    let mut responder =
+        Responder::<DenseWrite, Write<InMessage>>::open(device, config, 10).unwrap();
+    assert_eq!(responder.step(1).unwrap(), 0);
+    assert_eq!(responder.polled().loads, 1_010_u64.div_ceil(8));
+    assert_eq!(responder.polled().found, 0);
+}
+
+#[test]
+fn idle_mailboxes_change_nothing_but_the_number_of_places() {
+    let network = Network::soft("");
+    let config = PatternConfig {
+        idle_mailboxes: 77,
+        ..PatternConfig::paper(256)
+    };
+    every_pair!(SecondWrite, &network, config, (3, 1), 50);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::thread;
 
 use headworks_patterns::topology::RandomResponder;
 use headworks_patterns::verb::{
-    InMessage, OwnReceives, SecondWrite, Send, SharedReceives, Verb, Write,
+    DenseWrite, InMessage, OwnReceives, SecondWrite, Send, SharedReceives, Verb, Write,
 };
 use headworks_patterns::{Dispatcher, PatternConfig, Responder, connect};
 
@@ -32,11 +32,11 @@ fn run<Request: Verb, Response: Verb>(
     for (peer, responder) in responding.iter_mut().enumerate() {
         let requests = responder.request_area(0);
         let responses = dispatcher.response_area();
-        let to = dispatcher.ports().area(responses);
-        responder.ports().set_peer_area(0, to);
-        let to = responder.ports().area(requests);
-        dispatcher.ports().set_peer_area(peer, to);
-        connect((dispatcher.ports(), peer), (responder.ports(), 0)).unwrap();
+        connect(
+            (dispatcher.ports(), peer, responses),
+            (responder.ports(), 0, requests),
+        )
+        .unwrap();
     }
     let workers = config.outstanding;
     let all = count * u64::from(workers);
@@ -49,16 +49,10 @@ fn run<Request: Verb, Response: Verb>(
             let mut worker = dispatcher.worker(slot, topology);
             let (begin, done) = (&begin, &done);
             scope.spawn(move || {
-                let mut checker = Checker::new(&config);
-                let mut begun = 0;
+                let mut checker = Checker::new(&config, count);
                 begin.wait();
                 while worker.answered() < count {
-                    let more = || {
-                        let more = begun < count;
-                        begun += u64::from(more);
-                        more
-                    };
-                    match worker.step(more, &mut checker).unwrap() {
+                    match worker.step(&mut checker).unwrap() {
                         true => drop(done.fetch_add(1, Ordering::Release)),
                         false => thread::yield_now(),
                     }
@@ -93,6 +87,7 @@ macro_rules! every_pair {
         run::<Send<SharedReceives>, Send<OwnReceives>>($($args),*);
         run::<Write<$flag>, Send<OwnReceives>>($($args),*);
         run::<Send<SharedReceives>, Write<$flag>>($($args),*);
+        run::<DenseWrite, Write<$flag>>($($args),*);
     }};
 }
 

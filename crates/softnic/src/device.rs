@@ -19,13 +19,13 @@ use headworks_verbs::{
 
 use crate::address_handle::{AddressHandles, SoftAh};
 use crate::arena::{Arena, ArenaAllocation};
+use crate::buffer::{self, SoftBuffer};
 use crate::completion_channel::SoftChannel;
 use crate::cq::SoftCq;
 use crate::datagram_senders::Senders;
 use crate::events::Events;
 use crate::hostile::{HostileMode, Rules};
 use crate::local_mrs::LocalMrs;
-use crate::memory::{self, SoftBuffer};
 use crate::peer::{AttachError, OwnMemory, Peer, PeerGuard};
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
@@ -640,7 +640,7 @@ impl SoftPd {
 
 impl ProtectionDomain for SoftPd {
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
-        memory::register(self.usable()?, self.number, buffer, access)
+        buffer::register(self.usable()?, self.number, buffer, access)
     }
 
     fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {

@@ -54,6 +54,7 @@
 mod address_handle;
 mod arena;
 mod bounce;
+mod buffer;
 mod completion_channel;
 mod copy;
 mod cq;
@@ -65,7 +66,6 @@ mod events;
 pub mod hostile;
 pub mod inspect;
 mod local_mrs;
-mod memory;
 mod mr_key_check;
 mod non_temporal;
 mod peer;

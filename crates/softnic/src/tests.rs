@@ -17,9 +17,9 @@ use headworks_verbs::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::buffer;
 use crate::cq::CqPort;
 use crate::device::{Context, SoftDevice, host_of, slot_of};
-use crate::memory;
 use crate::mr_key_check::MrKeyCheck;
 use crate::provider::info;
 use crate::qp::SoftQp;
@@ -102,7 +102,7 @@ fn qp_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue
 
 fn region(device: &SoftDevice, pd: u32) -> Region {
     let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(4096)).unwrap();
-    memory::register(&device.context, pd, &buffer, Access::ALL).unwrap()
+    buffer::register(&device.context, pd, &buffer, Access::ALL).unwrap()
 }
 
 /// Fills memory that nothing may write to.
@@ -395,7 +395,7 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     let [a, b] = &mut ends;
     // The second region is private: its owner fills the receive.
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
-    let local_mrs = memory::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
+    let local_mrs = buffer::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
     local_mrs::go_by(local_mrs::Route::BounceBuffer, a, b);
     for target in [&target, &local_mrs] {
         let sges = [target.sge(0, 8)];
@@ -419,7 +419,7 @@ fn memory_is_reached_whatever_its_segments_header_says_by_now() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     let long: Arc<dyn Buffer> = b.device.alloc(&AllocRequest::of(4 << 20)).unwrap();
-    let target = memory::register(&b.device.context, PD, &long, Access::ALL).unwrap();
+    let target = buffer::register(&b.device.context, PD, &long, Access::ALL).unwrap();
     let file = target.buffer().file().expect("a segment of its own");
     rustix::io::pwrite(file, &[0xff; 4096], 0).expect("writes");
     assert_eq!(a.write_to(&target), Status::Success);
@@ -621,7 +621,7 @@ fn peers_that_no_queue_pair_is_connected_to_are_let_go() {
     let peer = a.device.context.peers().pop().unwrap();
     // One of the peer's segments goes: it must be unmapped here although the peer is in use.
     let buffer: Arc<dyn Buffer> = b.device.alloc(&AllocRequest::of(4 << 20)).unwrap();
-    let large = memory::register(&b.device.context, PD, &buffer, Access::ALL).unwrap();
+    let large = buffer::register(&b.device.context, PD, &buffer, Access::ALL).unwrap();
     assert_eq!(a.write_to(&large), Status::Success);
     let held = peer.segments_held();
     drop((large, buffer));

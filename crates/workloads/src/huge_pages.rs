@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use headworks::verbs::{Access, AllocRequest, DeviceName, Pages};
-use headworks_baselines::Memory;
+use headworks_baselines::WordMemory;
 
 use crate::error::WorkloadError;
 
@@ -66,7 +66,7 @@ pub fn huge_bytes(
     for _ in 0..buffers {
         let buffer = device.alloc(&request).map_err(failed)?;
         let region = pd.register(&buffer, Access::LOCAL_WRITE);
-        let memory = Memory::over(region.map_err(failed)?);
+        let memory = WordMemory::over(region.map_err(failed)?);
         for page in (0..request.len).step_by(4096) {
             memory.word(page).store(1, Ordering::Relaxed);
         }

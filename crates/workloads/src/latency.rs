@@ -47,6 +47,21 @@ impl Histogram {
         debug_assert!(added.is_ok());
     }
 
+    /// Returns the recorded values in nanoseconds, each with its number of latencies.
+    pub fn recorded(&self) -> Vec<(u64, u64)> {
+        let values = self.0.iter_recorded();
+        values
+            .map(|value| (value.value_iterated_to(), value.count_at_value()))
+            .collect()
+    }
+
+    /// Adds latencies that [`recorded`](Self::recorded) returned.
+    pub fn add_recorded(&mut self, values: &[(u64, u64)]) {
+        for (nanos, count) in values {
+            self.0.saturating_record_n(*nanos, *count);
+        }
+    }
+
     /// Returns the number of latencies.
     pub fn len(&self) -> u64 {
         self.0.len()
@@ -121,6 +136,9 @@ mod tests {
         assert_eq!(h.quantiles(0.5).max_ns, 500.0);
         assert!((h.quantiles(0.5).mean_ns - 250.25).abs() < 0.5);
         assert!(Histogram::default().is_empty());
+        let mut copy = Histogram::default();
+        copy.add_recorded(&h.recorded());
+        assert_eq!(copy.quantiles(1.0), q);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use headworks_ring::RingError;
 use headworks_ring::endpoint::{ChainPosted, Endpoint, RECEIVE_CHAIN};
 use headworks_verbs::{Promises, RemoteAddr, SendWr};
 
-use crate::{End, Memory};
+use crate::{End, WordMemory};
 
 /// Length of the chains in which used receives are posted again. Fewer than this many may be waiting for
 /// that, so a receiving end has this many receives beyond those its sender may use.
@@ -16,13 +16,13 @@ pub struct ConnectedEnd {
     // Dropped before the memory: the peer must find the queue pair gone, not a key that is refused.
     endpoint: Endpoint,
     end: End,
-    pub(super) memory: Memory,
+    pub(super) memory: WordMemory,
     /// Start of the peer's memory.
     pub(super) peer: RemoteAddr,
 }
 
 impl ConnectedEnd {
-    pub(super) fn new(endpoint: Endpoint, end: End, memory: Memory, peer: RemoteAddr) -> Self {
+    pub(super) fn new(endpoint: Endpoint, end: End, memory: WordMemory, peer: RemoteAddr) -> Self {
         Self {
             endpoint,
             end,

@@ -15,7 +15,7 @@ use headworks_verbs::{
 };
 
 use super::connected_end::{ConnectedEnd, RECEIVES};
-use crate::{End, EndError, EndSizes, Memory};
+use crate::{End, EndError, EndSizes, WordMemory};
 
 /// Bytes in front of an end's array: one cache line for the cursor that the peer writes, and one for the
 /// cursor that the peer READs.
@@ -137,7 +137,7 @@ pub struct BaselineSetup<D: Design, E> {
     // Dropped before the memory; see `ConnectedEnd`.
     endpoint: Endpoint,
     end: End,
-    memory: Memory,
+    memory: WordMemory,
     becomes: PhantomData<fn() -> E>,
 }
 

@@ -112,7 +112,7 @@ type Rows = BTreeMap<Vec<(String, String)>, MetricsRow>;
 struct MetricsSnapshot {
     daemon: MetricsRow,
     domains: Rows,
-    links: Rows,
+    qp_groups: Rows,
     applications: Rows,
 }
 
@@ -128,7 +128,7 @@ impl MetricsSnapshot {
         let mut look = Self {
             daemon: MetricsRow::default(),
             domains: Rows::new(),
-            links: Rows::new(),
+            qp_groups: Rows::new(),
             applications: Rows::new(),
         };
         for Sample {
@@ -140,15 +140,16 @@ impl MetricsSnapshot {
             let Some(name) = name.strip_prefix(metrics::PREFIX) else {
                 continue;
             };
-            let (rows, name) = match name.split_once('_') {
-                Some(("link", name)) => (&mut look.links, name),
-                Some(("application", name)) => (&mut look.applications, name),
-                _ if labels.iter().any(|(label, _)| label == "user") => (&mut look.domains, name),
-                _ => {
-                    look.daemon.labels.extend(labels);
-                    look.daemon.values.insert(name.to_owned(), value);
-                    continue;
-                }
+            let (rows, name) = if let Some(name) = name.strip_prefix("qp_group_") {
+                (&mut look.qp_groups, name)
+            } else if let Some(name) = name.strip_prefix("application_") {
+                (&mut look.applications, name)
+            } else if labels.iter().any(|(label, _)| label == "user") {
+                (&mut look.domains, name)
+            } else {
+                look.daemon.labels.extend(labels);
+                look.daemon.values.insert(name.to_owned(), value);
+                continue;
             };
             let row = rows.entry(labels.clone()).or_insert_with(|| MetricsRow {
                 labels,
@@ -164,7 +165,7 @@ impl MetricsSnapshot {
         json!({
             "daemon": self.daemon.json(),
             "domains": rows(&self.domains),
-            "links": rows(&self.links),
+            "qp_groups": rows(&self.qp_groups),
             "applications": rows(&self.applications),
         })
     }
@@ -201,10 +202,10 @@ impl MetricsSnapshot {
         };
         let _ = writeln!(
             text,
-            ": {} applications, {} connections, {} links, {} queue pairs{state}",
+            ": {} applications, {} connections, {} queue-pair groups, {} queue pairs{state}",
             self.applications.len(),
             sum(&self.domains, "connections"),
-            self.links.len(),
+            self.qp_groups.len(),
             sum(&self.domains, "queue_pairs"),
         );
         for domain in self.domains.values() {
@@ -220,24 +221,31 @@ impl MetricsSnapshot {
                 bytes(domain.value("memory_allocated_bytes")),
             );
             let user = domain.label("user");
-            self.links_of(&mut text, &user, earlier);
+            self.qp_groups_of(&mut text, &user, earlier);
             self.applications_of(&mut text, &user, earlier);
         }
         text
     }
 
-    fn links_of(&self, text: &mut String, user: &str, earlier: Option<&PreviousMetrics<'_>>) {
-        let own: Vec<_> = of_user(&self.links, user).collect();
+    fn qp_groups_of(&self, text: &mut String, user: &str, earlier: Option<&PreviousMetrics<'_>>) {
+        let own: Vec<_> = of_user(&self.qp_groups, user).collect();
         if own.is_empty() {
             return;
         }
         let _ = writeln!(
             text,
             "  {:24} {:>8} {:5} {:>11} {:>7} {:>8} {:>14} {:>14}",
-            "LINK TO", "USER", "STATE", "CONNECTIONS", "CREDIT", "PROMISED", "FRAMES SENT", "CAME"
+            "PEER HOST",
+            "USER",
+            "STATE",
+            "CONNECTIONS",
+            "CREDIT",
+            "PROMISED",
+            "FRAMES SENT",
+            "CAME"
         );
         for (labels, row) in own {
-            let rate = |name| rate(row, labels, name, earlier, |look| &look.links);
+            let rate = |name| rate(row, labels, name, earlier, |look| &look.qp_groups);
             let _ = writeln!(
                 text,
                 "  {:24} {:>8} {:5} {:>11} {:>7} {:>8} {:>14} {:>14}",
@@ -337,17 +345,17 @@ mod tests {
         headworks_uptime_seconds 61\n\
         headworks_queue_pairs{user=\"7\"} 2\n\
         headworks_connections{user=\"7\"} 3\n\
-        headworks_link_up{user=\"7\",host=\"127.0.0.2\",peer_user=\"8\"} 1\n\
+        headworks_qp_group_up{user=\"7\",host=\"127.0.0.2\",peer_user=\"8\"} 1\n\
         headworks_application_sent_bytes_total{user=\"7\",pid=\"9\",session=\"1\",name=\"kv\"} 2048\n";
 
     #[test]
-    fn daemon_metrics_are_shown_by_application_and_link() {
+    fn daemon_metrics_are_shown_by_application_and_queue_pair_group() {
         let look = MetricsSnapshot::of(SAID.to_owned()).unwrap();
         let drawn = look.drawn(None);
         let first = drawn.lines().next().unwrap();
         assert_eq!(
             first,
-            "127.0.0.1 on soft, up 0:01:01: 1 applications, 3 connections, 1 links, 2 queue pairs"
+            "127.0.0.1 on soft, up 0:01:01: 1 applications, 3 connections, 1 queue-pair groups, 2 queue pairs"
         );
         assert!(drawn.contains("127.0.0.2"), "{drawn}");
         assert!(drawn.contains("2.0 KiB"), "{drawn}");
@@ -360,6 +368,6 @@ mod tests {
         let drawn = later.drawn(Some(&earlier));
         assert!(drawn.contains("4.0 KiB/s"), "{drawn}");
         assert!(drawn.contains("0 sleeps/s"), "{drawn}");
-        assert_eq!(later.json()["links"][0]["host"], "127.0.0.2");
+        assert_eq!(later.json()["qp_groups"][0]["host"], "127.0.0.2");
     }
 }

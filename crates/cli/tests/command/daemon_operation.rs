@@ -259,7 +259,7 @@ fn daemon_activity_is_visible_in_its_metrics() {
     assert_eq!(of_application("opened_connections_total"), 50.0);
     assert_eq!(value(&text, "headworks_queue_pairs{", "user="), 2.0);
     assert_eq!(
-        value(&text, "headworks_link_connections{", "127.0.0.2"),
+        value(&text, "headworks_qp_group_connections{", "127.0.0.2"),
         50.0
     );
     let mut top = CommandProcess::start(
@@ -490,7 +490,8 @@ fn bytes_are_carried_as_is_asked_for() {
     serve(&server, 7000);
     let counts = || {
         let text = scraped(&daemons, 0);
-        ["writes", "offers"].map(|what| value(&text, &format!("headworks_link_{what}_total"), ""))
+        ["writes", "offers"]
+            .map(|what| value(&text, &format!("headworks_qp_group_{what}_total"), ""))
     };
     drop(client.connect(to(1, 7000)).unwrap());
     for (transfer, writes, offers) in [

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::error::ContractError;
-use crate::memory::Extent;
+use crate::slabs::Extent;
 
 /// Writes a message.
 #[derive(Clone, Debug, Default)]

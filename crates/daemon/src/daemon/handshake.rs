@@ -524,10 +524,10 @@ impl Daemon {
             | Message::Challenge { .. }
             | Message::Prove { .. }
             | Message::Goodbye { .. } => return None,
-            Message::LinkWanted { between, known } => {
+            Message::QpGroupWanted { between, known } => {
                 let opens = self.opens(peer);
                 let domain = self.domains.get_mut(&between.to).filter(|_| opens)?;
-                domain.link_wanted(key(between), known);
+                domain.qp_group_wanted(key(between), known);
                 self.pass_on(between.to);
             }
             Message::BringUp {
@@ -540,9 +540,9 @@ impl Daemon {
                 domain.bring_up(key(between), instance, qp_role, &bytes);
                 self.pass_on(between.to);
             }
-            Message::LinkDown { between, instance } => {
+            Message::QpGroupDown { between, instance } => {
                 let domain = self.domains.get_mut(&between.to)?;
-                domain.link_down(key(between), instance);
+                domain.qp_group_down(key(between), instance);
                 self.pass_on(between.to);
             }
             Message::Connect {
@@ -587,7 +587,9 @@ impl Daemon {
             Message::Missed { domain, number } => {
                 let of = self.domains.get_mut(&domain)?;
                 // A peer may only name connections whose other end it holds.
-                let is_its = of.link_of(number).is_some_and(|link| link.peer == peer.0);
+                let is_its = of
+                    .qp_group_of(number)
+                    .is_some_and(|group| group.peer == peer.0);
                 if is_its {
                     of.miss(number);
                 }
@@ -633,8 +635,8 @@ impl Daemon {
         };
         let local = SocketAddr::new(self.identity.address, port);
         let opened = domain
-            .link(key, opens)
-            .and_then(|link| domain.open(link, session, local, from));
+            .qp_group(key, opens)
+            .and_then(|group| domain.open(group, session, local, from));
         if let Ok(offer) = &opened {
             listener.waiting += 1;
             if let Some(of) = self.peers.get_mut(&peer) {
@@ -678,9 +680,9 @@ impl Daemon {
             peer: peer.0,
             domain: there,
         };
-        let opened = domain.link(key, opens).and_then(|link| {
+        let opened = domain.qp_group(key, opens).and_then(|group| {
             domain.open(
-                link,
+                group,
                 session,
                 request_connection.local,
                 request_connection.to,
@@ -727,8 +729,8 @@ impl Daemon {
         let Some(domain) = self.domains.get_mut(&id) else {
             return;
         };
-        let link = domain.link_of(number);
-        if link.is_none() {
+        let group = domain.qp_group_of(number);
+        if group.is_none() {
             // The group has failed meanwhile, and the other end is on the next one.
             domain.refuse(number);
             self.pass_on(id);

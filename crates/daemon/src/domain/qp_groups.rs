@@ -16,9 +16,9 @@ impl Domain {
     ///
     /// [`Refusal::Limit`]: too many groups, or no receives for another one. [`Refusal::Memory`].
     /// [`Refusal::Unreachable`].
-    pub fn link(&mut self, key: QpGroupKey, opens: bool) -> Result<usize, Refusal> {
-        if let Some(link) = self.by_key.get(&key) {
-            return Ok(*link);
+    pub fn qp_group(&mut self, key: QpGroupKey, opens: bool) -> Result<usize, Refusal> {
+        if let Some(group) = self.by_key.get(&key) {
+            return Ok(*group);
         }
         let known = self.instances.get(&key).copied().unwrap_or(0);
         if opens {
@@ -27,43 +27,44 @@ impl Domain {
             return Ok(at);
         }
         let at = self.add_qp_group(key, 0)?;
-        let link = key;
-        self.outputs.push_back(Output::LinkWanted { link, known });
+        let group = key;
+        self.outputs
+            .push_back(Output::QpGroupWanted { group, known });
         Ok(at)
     }
 
     fn add_qp_group(&mut self, key: QpGroupKey, instance: u32) -> Result<usize, Refusal> {
-        let most = self.config.links_max;
-        if self.links.len() >= most as usize {
+        let most = self.config.qp_groups_max;
+        if self.groups.len() >= most as usize {
             tracing::warn!(
-                "cannot open a link to another host: user {} has reached links_max = {most}; raise it",
+                "cannot open a queue-pair group to another host: user {} has reached qp_groups_max = {most}; raise it",
                 self.id.0
             );
             return Err(Refusal::Limit);
         }
         let promised = self.admit()?;
-        let made = self.make_link(promised);
-        let mut link = made.map_err(|error| {
+        let made = self.make_group(promised);
+        let mut group = made.map_err(|error| {
             self.receive_shares.leave(promised.into());
-            tracing::warn!("cannot open a link to another host: {error}");
+            tracing::warn!("cannot open a queue-pair group to another host: {error}");
             Refusal::Memory
         })?;
-        let seed = instance.wrapping_mul(0x9e37_79b9) ^ link.frames.qpn().raw();
+        let seed = instance.wrapping_mul(0x9e37_79b9) ^ group.frames.qpn().raw();
         let bytes = self.config.frame_bytes;
-        let started = link.start(self.device.info(), promised, bytes, seed);
+        let started = group.start(self.device.info(), promised, bytes, seed);
         started.map_err(|error| {
             self.receive_shares.leave(promised.into());
-            tracing::warn!("cannot open a link to another host: {error}");
+            tracing::warn!("cannot open a queue-pair group to another host: {error}");
             Refusal::Unreachable
         })?;
-        let qpns = [link.frames.qpn(), link.bulk.qpn()];
+        let qpns = [group.frames.qpn(), group.bulk.qpn()];
         let last = self.instances.entry(key).or_default();
         *last = instance.max(*last);
-        let at = self.links.insert(QpGroupEntry {
+        let at = self.groups.insert(QpGroupEntry {
             key,
             instance,
             is_active: false,
-            link,
+            group,
         });
         self.by_key.insert(key, at);
         self.by_qpn.extend(qpns.map(|qpn| (qpn, at)));
@@ -79,14 +80,16 @@ impl Domain {
             match self.receives.grow(&*self.device, &*self.pd, more) {
                 Ok(more) => self.receive_shares.grow(more),
                 Err(error) => {
-                    tracing::warn!("cannot add receives for a link: {error}; raise receives_max");
+                    tracing::warn!(
+                        "cannot add receives for a queue-pair group: {error}; raise receives_max"
+                    );
                     return Err(Refusal::Limit);
                 }
             }
         }
     }
 
-    fn make_link(&self, promised: u32) -> Result<QpGroup, ResourceError> {
+    fn make_group(&self, promised: u32) -> Result<QpGroup, ResourceError> {
         let channel = |depth: u32, bytes: u32| {
             let qp = self.pd.create_qp(&QpInit {
                 qp_type: QpType::Rc,
@@ -110,27 +113,30 @@ impl Domain {
     }
 
     /// Opens a group at the request of the other side, which has none or has lost the one numbered `known`.
-    pub fn link_wanted(&mut self, key: QpGroupKey, known: u32) {
+    pub fn qp_group_wanted(&mut self, key: QpGroupKey, known: u32) {
         let here = self.by_key.get(&key).copied();
-        if let Some(at) = here.filter(|at| self.links[*at].instance == known) {
+        if let Some(at) = here.filter(|at| self.groups[*at].instance == known) {
             self.fail(at, Reset::Unreachable);
         }
-        if let Err(why) = self.link(key, true) {
-            tracing::warn!("another host asked for a link, which cannot be opened: {why}");
-            let (link, instance) = (key, 0);
-            self.outputs.push_back(Output::LinkDown { link, instance });
+        if let Err(why) = self.qp_group(key, true) {
+            tracing::warn!(
+                "another host asked for a queue-pair group, which cannot be opened: {why}"
+            );
+            let (group, instance) = (key, 0);
+            self.outputs
+                .push_back(Output::QpGroupDown { group, instance });
         }
     }
 
     /// Handles bring-up bytes of the other side of a group.
     pub fn bring_up(&mut self, key: QpGroupKey, instance: u32, qp_role: QpRole, bytes: &[u8]) {
         let here = self.by_key.get(&key).copied();
-        let known = here.map_or(0, |at| self.links[at].instance);
+        let known = here.map_or(0, |at| self.groups[at].instance);
         let is_news = instance > self.instances.get(&key).copied().unwrap_or(0);
         let at = match here {
             Some(at) if known == instance => at,
             Some(at) if known == 0 && is_news => {
-                self.links[at].instance = instance;
+                self.groups[at].instance = instance;
                 self.instances.insert(key, instance);
                 at
             }
@@ -143,37 +149,40 @@ impl Domain {
                 match self.add_qp_group(key, instance) {
                     Ok(at) => at,
                     Err(why) => {
-                        tracing::warn!("another host opened a link, which cannot be set up: {why}");
-                        let link = key;
-                        self.outputs.push_back(Output::LinkDown { link, instance });
+                        tracing::warn!(
+                            "another host opened a queue-pair group, which cannot be set up: {why}"
+                        );
+                        let group = key;
+                        self.outputs
+                            .push_back(Output::QpGroupDown { group, instance });
                         return;
                     }
                 }
             }
         };
-        let brought = self.links[at].link.input(qp_role, bytes);
+        let brought = self.groups[at].group.input(qp_role, bytes);
         self.announce_qp_group(at);
         match brought {
             // Checked after `announce_qp_group`: the group is up only once its own bytes are handed out.
-            Ok(_) if self.links[at].link.is_up() => self.resume(at),
+            Ok(_) if self.groups[at].group.is_up() => self.resume(at),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!("cannot open a link to another host: {error}");
+                tracing::warn!("cannot open a queue-pair group to another host: {error}");
                 self.fail(at, Reset::Unreachable);
             }
         }
     }
 
     pub(super) fn announce_qp_group(&mut self, at: usize) {
-        let linked = &mut self.links[at];
-        let (link, instance) = (linked.key, linked.instance);
+        let entry = &mut self.groups[at];
+        let (group, instance) = (entry.key, entry.instance);
         if instance == 0 {
             // The side that opens the group has not announced the instance yet.
             return;
         }
-        for (qp_role, bytes) in linked.link.output() {
+        for (qp_role, bytes) in entry.group.output() {
             self.outputs.push_back(Output::BringUp {
-                link,
+                group,
                 instance,
                 qp_role,
                 bytes,
@@ -182,9 +191,9 @@ impl Domain {
     }
 
     /// Fails the group of this instance, which the other side has lost.
-    pub fn link_down(&mut self, key: QpGroupKey, instance: u32) {
+    pub fn qp_group_down(&mut self, key: QpGroupKey, instance: u32) {
         let here = self.by_key.get(&key).copied();
-        if let Some(at) = here.filter(|at| self.links[*at].instance == instance) {
+        if let Some(at) = here.filter(|at| self.groups[*at].instance == instance) {
             self.fail(at, Reset::Unreachable);
         }
     }
@@ -201,7 +210,7 @@ impl Domain {
     /// Fails the group of a queue pair for which the device reported a fatal error.
     pub(crate) fn lost(&mut self, qpn: Qpn) {
         if let Some(at) = self.by_qpn.get(&qpn).copied() {
-            tracing::warn!("a link has failed: the device reported a fatal error");
+            tracing::warn!("a queue-pair group has failed: the device reported a fatal error");
             self.fail(at, Reset::Unreachable);
         }
     }
@@ -209,20 +218,23 @@ impl Domain {
     /// Takes a group out of service and resets its connections. Its queue pairs go to the error state, so
     /// that no memory can be reached through them. Nothing else is affected.
     pub(super) fn fail(&mut self, at: usize, why: Reset) {
-        let Some(failed) = self.links.try_remove(at) else {
+        let Some(failed) = self.groups.try_remove(at) else {
             return;
         };
         self.by_key.remove(&failed.key);
-        self.by_qpn.retain(|_, link| *link != at);
-        self.active.retain(|link| *link != at);
-        self.receive_shares.leave(failed.link.credit.outstanding());
-        let (link, instance) = (failed.key, failed.instance);
-        self.outputs.push_back(Output::LinkDown { link, instance });
-        let mut failed = failed.link;
+        self.by_qpn.retain(|_, group| *group != at);
+        self.active.retain(|group| *group != at);
+        self.receive_shares.leave(failed.group.credit.outstanding());
+        let (group, instance) = (failed.key, failed.instance);
+        self.outputs
+            .push_back(Output::QpGroupDown { group, instance });
+        let mut failed = failed.group;
         for qp_role in [QpRole::Frames, QpRole::Bulk] {
             let error = QpAttr::to_state(QpState::Error);
             if let Err(error) = failed.channel(qp_role).qp().modify(&error) {
-                tracing::warn!("a queue pair of a failed link cannot be disabled: {error}");
+                tracing::warn!(
+                    "a queue pair of a failed queue-pair group cannot be disabled: {error}"
+                );
             }
         }
         // Completions of receives that its queue pairs have taken are still to be polled.
@@ -238,40 +250,40 @@ impl Domain {
 
     /// Removes a connection from all queues of a group.
     pub(super) fn remove_qp_group(&mut self, at: usize, number: Vqpn) {
-        if let Some(linked) = self.links.get_mut(at) {
-            linked.link.drr.forget(number.place() as u32);
-            linked.link.control.retain(|other| *other != number);
-            linked.link.fetches.retain(|fetch| fetch.number != number);
-            linked.link.waiting.remove(&number);
+        if let Some(entry) = self.groups.get_mut(at) {
+            entry.group.drr.forget(number.place() as u32);
+            entry.group.control.retain(|other| *other != number);
+            entry.group.fetches.retain(|fetch| fetch.number != number);
+            entry.group.waiting.remove(&number);
         }
     }
 
     /// Returns the group that carries a connection, if there is one.
-    pub fn link_of(&self, number: Vqpn) -> Option<QpGroupKey> {
-        let at = self.connections.get(number)?.place.link?;
-        self.links.get(at).map(|linked| linked.key)
+    pub fn qp_group_of(&self, number: Vqpn) -> Option<QpGroupKey> {
+        let at = self.connections.get(number)?.place.group?;
+        self.groups.get(at).map(|entry| entry.key)
     }
 
     /// Notes that a group has something to do.
-    pub(super) fn activate(&mut self, link: usize) {
-        let linked = self.links.get_mut(link);
-        if linked.is_some_and(|linked| !std::mem::replace(&mut linked.is_active, true)) {
-            self.active.push(link);
+    pub(super) fn activate(&mut self, group: usize) {
+        let entry = self.groups.get_mut(group);
+        if entry.is_some_and(|entry| !std::mem::replace(&mut entry.is_active, true)) {
+            self.active.push(group);
         }
     }
 
     /// Schedules a connection that may have data to send.
-    pub(super) fn call(&mut self, link: usize, number: Vqpn) {
-        if let Some(linked) = self.links.get_mut(link) {
-            linked.link.drr.call(number.place() as u32);
-            self.activate(link);
+    pub(super) fn call(&mut self, group: usize, number: Vqpn) {
+        if let Some(entry) = self.groups.get_mut(group) {
+            entry.group.drr.call(number.place() as u32);
+            self.activate(group);
         }
     }
 
     pub(super) fn connections_of(&self, at: usize) -> Vec<Vqpn> {
         let all = self.connections.iter();
-        let of_link = all.filter(|(_, one)| one.place.link == Some(at));
-        of_link.map(|(number, _)| number).collect()
+        let of_group = all.filter(|(_, one)| one.place.group == Some(at));
+        of_group.map(|(number, _)| number).collect()
     }
 
     /// Schedules everything that waited for a group to come up.

@@ -29,19 +29,19 @@ impl Domain {
             Ok(()) if is_frame => Header::parse(&bytes, completion.byte_len as usize).ok(),
             _ => None,
         };
-        let Some(linked) = self.links.get_mut(at) else {
+        let Some(entry) = self.groups.get_mut(at) else {
             return;
         };
-        let link = &mut linked.link;
-        let counted = header.map(|header| link.credit.come(header.promised));
+        let group = &mut entry.group;
+        let counted = header.map(|header| group.credit.come(header.promised));
         let (Some(header), Some(Ok(()))) = (header, counted) else {
-            tracing::warn!("a link has failed: another daemon sent an illegal frame");
+            tracing::warn!("a queue-pair group has failed: another daemon sent an illegal frame");
             self.fail(at, Reset::Protocol);
             return;
         };
-        let more = self.receive_shares.used(link.credit.outstanding());
-        link.credit.promise(more);
-        link.peer_load = header.load;
+        let more = self.receive_shares.used(group.credit.outstanding());
+        group.credit.promise(more);
+        group.peer_load = header.load;
         self.activate(at);
         if header.kind == Kind::Tell {
             return;
@@ -49,7 +49,7 @@ impl Domain {
         let number = Vqpn::from_bits(completion.imm.unwrap_or(u32::MAX));
         let connection = self.connections.get(number);
         // Ignores late frames of connections that are gone, and frames for connections of another group.
-        if connection.is_some_and(|one| one.place.link == Some(at)) {
+        if connection.is_some_and(|one| one.place.group == Some(at)) {
             self.receive_frame(at, number, header, (&memory, offset + HEADER));
         }
     }
@@ -109,9 +109,9 @@ impl Domain {
                 let from = body.0.read(body.1, &mut bytes);
                 let from = from.map(|()| Remote::parse_offer(&bytes, len));
                 let to = connection.ingress.fetch(position, len);
-                match (from, to, self.links.get_mut(at)) {
-                    (Ok(from), Ok(to), Some(linked)) => {
-                        linked.link.fetches.push_back(Fetch {
+                match (from, to, self.groups.get_mut(at)) {
+                    (Ok(from), Ok(to), Some(entry)) => {
+                        entry.group.fetches.push_back(Fetch {
                             number,
                             at: position,
                             from,
@@ -274,8 +274,8 @@ impl Domain {
 
     /// Handles the completion of a READ of a piece.
     pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64, bytes: u32) {
-        if let Some(linked) = self.links.get_mut(at) {
-            linked.link.reads = linked.link.reads.saturating_sub(1);
+        if let Some(entry) = self.groups.get_mut(at) {
+            entry.group.reads = entry.group.reads.saturating_sub(1);
         }
         self.fetched_or_not(number, position, bytes);
     }

@@ -15,7 +15,7 @@ pub struct ObjectCounts {
     /// Ends of connections.
     pub connections: usize,
     /// Queue-pair groups.
-    pub links: usize,
+    pub groups: usize,
     /// Queue pairs.
     pub queue_pairs: usize,
     /// Receives posted.
@@ -39,8 +39,8 @@ impl Domain {
         ObjectCounts {
             sessions: self.sessions.len(),
             connections: self.connections.len(),
-            links: self.links.len(),
-            queue_pairs: 2 * self.links.len(),
+            groups: self.groups.len(),
+            queue_pairs: 2 * self.groups.len(),
             receives: self.receive_shares.posted(),
             promised: self.receive_shares.promised(),
             in_use,
@@ -60,23 +60,23 @@ impl Domain {
         host_of: impl Fn(u64) -> Option<IpAddr>,
         application_of: impl Fn(usize) -> Option<(SessionId, usize)>,
     ) -> DomainSnapshot {
-        let mut on_link: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut on_group: BTreeMap<usize, usize> = BTreeMap::new();
         for (_, connection) in self.connections.iter() {
-            if let Some(link) = connection.place.link {
-                *on_link.entry(link).or_default() += 1;
+            if let Some(group) = connection.place.group {
+                *on_group.entry(group).or_default() += 1;
             }
         }
-        let links = self.links.iter().map(|(at, linked)| QpGroupSnapshot {
-            host: host_of(linked.key.peer),
-            user: linked.key.domain.0,
-            is_up: linked.link.is_up(),
-            connections: on_link.get(&at).copied().unwrap_or(0),
-            credit: linked.link.credit.left(),
-            promised: linked.link.credit.outstanding(),
-            sent: linked.link.credit.sent(),
-            came: linked.link.credit.got(),
-            writes: linked.link.writes,
-            offers: linked.link.offers,
+        let groups = self.groups.iter().map(|(at, entry)| QpGroupSnapshot {
+            host: host_of(entry.key.peer),
+            user: entry.key.domain.0,
+            is_up: entry.group.is_up(),
+            connections: on_group.get(&at).copied().unwrap_or(0),
+            credit: entry.group.credit.left(),
+            promised: entry.group.credit.outstanding(),
+            sent: entry.group.credit.sent(),
+            came: entry.group.credit.got(),
+            writes: entry.group.writes,
+            offers: entry.group.offers,
         });
         let applications = self.sessions.iter().filter_map(|(at, session)| {
             let (known, listeners) = application_of(at)?;
@@ -95,7 +95,7 @@ impl Domain {
         DomainSnapshot {
             user: self.id.0,
             object_counts: self.object_counts(),
-            links: links.collect(),
+            groups: groups.collect(),
             applications: applications.collect(),
         }
     }

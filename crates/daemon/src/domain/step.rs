@@ -34,7 +34,7 @@ impl Domain {
             .flush()
             .map_err(crate::receives::GrowError::from)?;
         was_busy |= self.check_doorbells();
-        was_busy |= self.serve_links();
+        was_busy |= self.serve_groups();
         if self.copied > 0 {
             cx.copied(std::mem::take(&mut self.copied));
         }
@@ -62,7 +62,7 @@ impl Domain {
                     None => {}
                     Some(at) if completion.status != Status::Success => {
                         let status = completion.status;
-                        tracing::warn!("a link has failed: {status}");
+                        tracing::warn!("a queue-pair group has failed: {status}");
                         self.fail(at, Reset::Unreachable);
                     }
                     Some(at) => match receive {
@@ -81,19 +81,19 @@ impl Domain {
 
     /// Handles the completion of requests on a group's queue pair.
     fn retire(&mut self, at: usize, qpn: headworks_verbs::Qpn, number: u64) {
-        let Some(linked) = self.links.get_mut(at) else {
+        let Some(entry) = self.groups.get_mut(at) else {
             return;
         };
-        let qp_role = linked.link.qp_role(qpn);
+        let qp_role = entry.group.qp_role(qpn);
         let mut thens = Vec::new();
-        linked.link.channel(qp_role).retire(number, |then| {
+        entry.group.channel(qp_role).retire(number, |then| {
             if then != OnCompletion::Nothing {
                 thens.push(then);
             }
         });
         let waiting = match qp_role {
             QpRole::Frames => BTreeSet::new(),
-            QpRole::Bulk => std::mem::take(&mut linked.link.waiting),
+            QpRole::Bulk => std::mem::take(&mut entry.group.waiting),
         };
         self.activate(at);
         waiting.into_iter().for_each(|number| self.call(at, number));
@@ -111,8 +111,8 @@ impl Domain {
                     self.fetched(at, number, position, bytes);
                 }
                 OnCompletion::Got(number, end) => {
-                    if let Some(linked) = self.links.get_mut(at) {
-                        linked.link.reads = linked.link.reads.saturating_sub(1);
+                    if let Some(entry) = self.groups.get_mut(at) {
+                        entry.group.reads = entry.group.reads.saturating_sub(1);
                     }
                     if let Some(connection) = self.connections.get_mut(number) {
                         connection.egress.transferred(end);
@@ -169,8 +169,8 @@ impl Domain {
             .ingress
             .grow(&mut session.memory, self.config.ring_max);
         connection.offer_room();
-        if let Some(link) = connection.place.link {
-            self.call(link, number);
+        if let Some(group) = connection.place.group {
+            self.call(group, number);
         }
         self.attend(number);
     }
@@ -191,12 +191,12 @@ impl Domain {
         self.attend(number);
     }
 
-    fn serve_links(&mut self) -> bool {
+    fn serve_groups(&mut self) -> bool {
         let active = std::mem::take(&mut self.active);
         let mut was_busy = false;
         for at in active {
-            if let Some(linked) = self.links.get_mut(at) {
-                linked.is_active = false;
+            if let Some(entry) = self.groups.get_mut(at) {
+                entry.is_active = false;
             }
             let has_more = self.serve(at);
             was_busy |= has_more;
@@ -209,20 +209,20 @@ impl Domain {
 
     /// Sends on a group. Returns whether there is more to do that need not wait.
     fn serve(&mut self, at: usize) -> bool {
-        let Some(linked) = self.links.get_mut(at).filter(|one| one.link.is_up()) else {
+        let Some(entry) = self.groups.get_mut(at).filter(|one| one.group.is_up()) else {
             return false;
         };
         let load = self.load.of_255();
         let mut changed = Vec::new();
-        while linked.link.may_send() {
-            let Some(number) = linked.link.control.pop_front() else {
+        while entry.group.may_send() {
+            let Some(number) = entry.group.control.pop_front() else {
                 break;
             };
             let Some(connection) = self.connections.get_mut(number) else {
                 continue;
             };
             if let Some(session) = self.sessions.get(connection.place.session) {
-                connection.control(&session.memory, &mut linked.link, load);
+                connection.control(&session.memory, &mut entry.group, load);
                 changed.push(number);
             }
         }
@@ -231,10 +231,10 @@ impl Domain {
         let mut turns = 0;
         let mut moved = 0;
         while turns < TURNS && moved < MOVED && !is_blocked {
-            let Some(linked) = self.links.get_mut(at) else {
+            let Some(entry) = self.groups.get_mut(at) else {
                 break;
             };
-            let drr = &mut linked.link.drr;
+            let drr = &mut entry.group.drr;
             let Some(place) = drr.current() else {
                 if !drr.begin() {
                     break;
@@ -245,7 +245,7 @@ impl Domain {
             let number = self.connections.at(place);
             let connection = number.and_then(|number| self.connections.get_mut(number));
             // A connection of another group may have taken the place meanwhile.
-            let own = connection.filter(|one| one.place.link == Some(at));
+            let own = connection.filter(|one| one.place.group == Some(at));
             let Some(connection) = own else {
                 drr.exhausted();
                 continue;
@@ -255,80 +255,80 @@ impl Domain {
                 drr.exhausted();
                 continue;
             };
-            let link = &mut linked.link;
-            let turn = connection.turn(&mut session.memory, link, load, &self.config);
+            let group = &mut entry.group;
+            let turn = connection.turn(&mut session.memory, group, load, &self.config);
             match turn {
                 Ok(SendStep::Framed(bytes)) => {
                     self.copied += u64::from(bytes);
                     session.traffic.sent += u64::from(bytes);
-                    link.drr.spent(bytes);
+                    group.drr.spent(bytes);
                     changed.push(number);
                 }
                 Ok(SendStep::Bulk(bytes)) => {
                     moved += bytes;
                     session.traffic.sent += u64::from(bytes);
-                    link.drr.spent(bytes);
+                    group.drr.spent(bytes);
                 }
                 Ok(SendStep::Asked(bytes)) => {
-                    link.drr.spent(bytes);
+                    group.drr.spent(bytes);
                     changed.push(number);
                 }
                 Ok(SendStep::Nothing) => {
-                    link.drr.exhausted();
+                    group.drr.exhausted();
                     changed.push(number);
                 }
                 Ok(SendStep::Full) => {
-                    link.drr.exhausted();
+                    group.drr.exhausted();
                     // A set, so that a connection waits once, however often it is called meanwhile.
-                    link.waiting.insert(number);
+                    group.waiting.insert(number);
                 }
                 Ok(SendStep::Blocked) => is_blocked = true,
                 Err(_) => {
-                    link.drr.exhausted();
+                    group.drr.exhausted();
                     self.misused(number);
                 }
             }
         }
         changed.into_iter().for_each(|number| self.attend(number));
-        let Some(linked) = self.links.get_mut(at) else {
+        let Some(entry) = self.groups.get_mut(at) else {
             return false;
         };
-        linked.link.tell(load);
-        if let Err(error) = linked.link.flush() {
-            tracing::warn!("a link has failed: {error}");
+        entry.group.tell(load);
+        if let Err(error) = entry.group.flush() {
+            tracing::warn!("a queue-pair group has failed: {error}");
             self.fail(at, Reset::Unreachable);
             return true;
         }
-        let link = &self.links[at].link;
-        let may_fetch = !link.fetches.is_empty() && link.may_read();
+        let group = &self.groups[at].group;
+        let may_fetch = !group.fetches.is_empty() && group.may_read();
         // The next step posts requests that a full queue pair did not take.
-        link.has_staged()
+        group.has_staged()
             || may_fetch
             || !is_blocked
-                && (link.drr.is_waited_for() || (link.may_send() && !link.control.is_empty()))
+                && (group.drr.is_waited_for() || (group.may_send() && !group.control.is_empty()))
     }
 
     /// Posts READs of what peers offered.
     fn fetch(&mut self, at: usize) {
         let mut moved = 0;
         while moved < MOVED
-            && let Some(linked) = self.links.get_mut(at)
+            && let Some(entry) = self.groups.get_mut(at)
         {
-            let link = &mut linked.link;
-            if !link.may_read() {
+            let group = &mut entry.group;
+            if !group.may_read() {
                 break;
             }
-            let Some(fetch) = link.fetches.front_mut() else {
+            let Some(fetch) = group.fetches.front_mut() else {
                 break;
             };
             let (number, position) = (fetch.number, fetch.at);
             let Some(connection) = self.connections.get_mut(number) else {
-                link.fetches.pop_front();
+                group.fetches.pop_front();
                 continue;
             };
             if connection.is_left() && connection.is_alive() {
                 let unread = fetch.left();
-                link.fetches.pop_front();
+                group.fetches.pop_front();
                 connection.comes_late();
                 self.fetched_or_not(number, position, unread);
                 continue;
@@ -336,18 +336,18 @@ impl Domain {
             let session = self.sessions.get(connection.place.session);
             let (Some(session), true) = (session, connection.is_alive()) else {
                 connection.ingress.give_up(position, fetch.left());
-                link.fetches.pop_front();
+                group.fetches.pop_front();
                 connection.comes_late();
                 self.attend(number);
                 continue;
             };
             let Some((piece, from)) = fetch.piece(self.config.bulk_max) else {
-                link.fetches.pop_front();
+                group.fetches.pop_front();
                 continue;
             };
             let then = OnCompletion::Fetched(number, position, piece.len);
-            link.bulk.read(session.memory.sge(piece), from, then);
-            link.reads += 1;
+            group.bulk.read(session.memory.sge(piece), from, then);
+            group.reads += 1;
             moved += piece.len;
         }
     }

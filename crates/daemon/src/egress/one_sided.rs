@@ -7,9 +7,9 @@ use headworks_verbs::RemoteAddr;
 use super::{ATOMICS, EgressHalf, InvalidRecord, PartialOperation, PendingOperation, SendStep};
 use crate::frame::{ATOMIC, Atomic, Header, Kind};
 use crate::limits::DaemonLimits;
-use crate::memory::Memory;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::OnCompletion;
+use crate::session_memory::SessionMemory;
 
 impl EgressHalf {
     /// Takes a turn at a one-sided operation.
@@ -17,8 +17,8 @@ impl EgressHalf {
         &mut self,
         asking: PartialOperation,
         (own, to): (Vqpn, Vqpn),
-        memory: &Memory,
-        link: &mut QpGroup,
+        memory: &SessionMemory,
+        group: &mut QpGroup,
         load: u8,
         config: &DaemonLimits,
     ) -> SendStep {
@@ -45,7 +45,7 @@ impl EgressHalf {
             return SendStep::Nothing;
         }
         if operation.op.is_atomic() {
-            if !link.may_send() {
+            if !group.may_send() {
                 return SendStep::Blocked;
             }
             let atomic = Atomic {
@@ -54,7 +54,7 @@ impl EgressHalf {
                 operand: operation.operand,
                 compare: operation.compare,
             };
-            let (view, at, _) = link.body();
+            let (view, at, _) = group.body();
             let written = view.write(at, &atomic.emit());
             debug_assert_eq!(written, Ok(()));
             let header = Header {
@@ -64,7 +64,7 @@ impl EgressHalf {
                 len: ATOMIC as u32,
                 ..Header::of(Kind::Atomic)
             };
-            link.send(QpRole::Frames, to, header, ATOMIC, OnCompletion::Nothing);
+            group.send(QpRole::Frames, to, header, ATOMIC, OnCompletion::Nothing);
             self.atomics += 1;
             self.asked(None);
             return SendStep::Asked(64);
@@ -76,13 +76,15 @@ impl EgressHalf {
         };
         let local = memory.sge(operation.local.part(done, piece));
         match operation.op {
-            Op::Read if !link.may_read() => return SendStep::Full,
+            Op::Read if !group.may_read() => return SendStep::Full,
             Op::Read => {
-                link.bulk.read(local, remote, OnCompletion::Got(own, end));
-                link.reads += 1;
+                group.bulk.read(local, remote, OnCompletion::Got(own, end));
+                group.reads += 1;
             }
-            _ if link.bulk.room() == 0 => return SendStep::Full,
-            _ => link.bulk.write(local, remote, OnCompletion::Sent(own, end)),
+            _ if group.bulk.room() == 0 => return SendStep::Full,
+            _ => group
+                .bulk
+                .write(local, remote, OnCompletion::Sent(own, end)),
         }
         let done = done + piece;
         self.asked((done < len).then_some(PartialOperation { operation, done }));

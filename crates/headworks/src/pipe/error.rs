@@ -140,7 +140,7 @@ impl PipeError {
                     | BringUpError::NetworkMismatch { .. }
                     | BringUpError::SubnetMismatch { .. },
                 ) => true,
-                NetError::Fabric(error) => is_wrong_registry(error),
+                NetError::Registry(error) => is_wrong_registry(error),
                 error => error.is_address_unavailable(),
             },
             _ => false,

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf};
-use headworks_client::memory::Slabs;
+use headworks_client::slabs::Slabs;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};

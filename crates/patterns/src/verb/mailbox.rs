@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use headworks_verbs::{DeviceInfo, RemoteAddr, SendOp};
 
-use super::{Arrival, Inbox, Verb};
+use super::{Arrival, Inbox, Places, Polled, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
-use crate::message::WORD;
-use crate::ports::Ports;
+use crate::message::{FLAG, WORD};
+use crate::ports::{Flag, Ports};
 
 /// Position of a mailbox's flag, and the way in which it is written.
 pub trait FlagPlacement: Send + 'static {
@@ -107,8 +107,12 @@ impl FlagPlacement for SecondWrite {
         at: usize,
         len: usize,
     ) -> Result<bool, PatternError> {
-        let flag = mailbox.plus(Self::word(len) as u64);
-        ports.post_with_flag::<INLINE>(peer, mailbox, flag, at, len)
+        let flag = Flag {
+            to: mailbox.plus(Self::word(len) as u64),
+            word: FLAG,
+            len: WORD,
+        };
+        ports.post_with_flag::<INLINE>(peer, SendOp::Write(mailbox), flag, at, len)
     }
 }
 
@@ -147,7 +151,8 @@ impl<F: FlagPlacement> Verb for Write<F> {
         at: usize,
         len: usize,
     ) -> Result<bool, PatternError> {
-        let mailbox = ports.peer_area(peer).plus((place * F::stride(len)) as u64);
+        let area = ports.peer_area(peer).messages;
+        let mailbox = area.plus((place * F::stride(len)) as u64);
         F::send::<INLINE>(ports, peer, mailbox, at, len)
     }
 }
@@ -161,27 +166,19 @@ pub struct Mailboxes<F> {
     per_peer: usize,
     /// The mailbox that is polled next.
     next: usize,
-    polled: u64,
-    found: u64,
+    polled: Polled,
     flag: PhantomData<F>,
 }
 
 impl<F: FlagPlacement> Inbox for Mailboxes<F> {
-    fn open(
-        _: &Ports,
-        base: usize,
-        places: usize,
-        peers: usize,
-        len: usize,
-    ) -> Result<Self, PatternError> {
+    fn open(_: &Ports, base: usize, places: Places, len: usize) -> Result<Self, PatternError> {
         Ok(Self {
             base,
             len,
-            places: places * peers,
-            per_peer: places,
+            places: places.total(),
+            per_peer: places.per_peer,
             next: 0,
-            polled: 0,
-            found: 0,
+            polled: Polled::default(),
             flag: PhantomData,
         })
     }
@@ -205,12 +202,13 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
             } else {
                 place + 1
             };
-            self.polled += 1;
+            self.polled.places += 1;
+            self.polled.loads += 1;
             let at = self.at(place);
             // Acquire: the message is read after its flag.
             let word = ports.memory.word(at + F::word(self.len)).load(Acquire);
             if word >> 56 != 0 {
-                self.found += 1;
+                self.polled.found += 1;
                 let peer = place / self.per_peer;
                 return Ok(Some(Arrival { peer, place, at }));
             }
@@ -229,7 +227,7 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
         Ok(())
     }
 
-    fn polled(&self) -> (u64, u64) {
-        (self.polled, self.found)
+    fn polled(&self) -> Polled {
+        self.polled
     }
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use headworks_verbs::{Completion, DeviceInfo, PostError, PostErrorKind, RecvWr, SendOp, Status};
 
-use super::{Arrival, Inbox, Verb};
+use super::{Arrival, Inbox, Places, Polled, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
 use crate::ports::Ports;
@@ -106,8 +106,7 @@ pub struct TaggedReceives<Q> {
     count: usize,
     /// Buffers whose receive the device had no room for.
     owed: Vec<usize>,
-    polled: u64,
-    found: u64,
+    polled: Polled,
     queue: PhantomData<Q>,
 }
 
@@ -141,13 +140,7 @@ impl<Q: ReceiveQueue> TaggedReceives<Q> {
 }
 
 impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
-    fn open(
-        ports: &Ports,
-        base: usize,
-        places: usize,
-        peers: usize,
-        len: usize,
-    ) -> Result<Self, PatternError> {
+    fn open(ports: &Ports, base: usize, places: Places, len: usize) -> Result<Self, PatternError> {
         let numbers: Vec<u32> = ports
             .end
             .queue_pairs
@@ -171,16 +164,15 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
         Ok(Self {
             base,
             len,
-            per_peer: places,
+            per_peer: places.per_peer,
             peers: table,
             mask,
             completions: [Completion::default(); BATCH],
             taken: 0,
             count: 0,
             // All receives are owed until the first call, when the queue pairs can take them.
-            owed: (0..places * peers).collect(),
-            polled: 0,
-            found: 0,
+            owed: (0..places.per_peer * places.peers).collect(),
+            polled: Polled::default(),
             queue: PhantomData,
         })
     }
@@ -200,7 +192,8 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
             self.post_owed(ports)?;
         }
         if self.taken == self.count {
-            self.polled += 1;
+            self.polled.places += 1;
+            self.polled.loads += 1;
             self.taken = 0;
             self.count = ports.end.recv_cq.poll(&mut self.completions)?;
             if self.count == 0 {
@@ -219,7 +212,7 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
                 most: self.len as u64,
             });
         }
-        self.found += 1;
+        self.polled.found += 1;
         let place = completion.wr_id as usize;
         Ok(Some(Arrival {
             peer: self.peers[(completion.qpn.raw() & self.mask) as usize] as usize,
@@ -233,7 +226,7 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
         self.post(ports, arrival.place)
     }
 
-    fn polled(&self) -> (u64, u64) {
-        (self.polled, self.found)
+    fn polled(&self) -> Polled {
+        self.polled
     }
 }

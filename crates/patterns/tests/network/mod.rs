@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use headworks_baselines::Memory;
+use headworks_baselines::WordMemory;
 use headworks_patterns::message::first_wrong_byte;
-use headworks_patterns::{Observer, PatternConfig, PatternError};
+use headworks_patterns::{PatternConfig, PatternError, RequestLoad};
 use headworks_shm::Registry;
 use headworks_simnic::SimProvider;
 use headworks_softnic::SoftProvider;
@@ -57,18 +57,28 @@ impl Network {
 pub(crate) struct Checker {
     response: usize,
     outstanding: Vec<bool>,
+    /// Requests that are still to begin.
+    left: u64,
 }
 
 impl Checker {
-    pub(crate) fn new(config: &PatternConfig) -> Self {
+    /// Makes the checker of `count` requests.
+    pub(crate) fn new(config: &PatternConfig, count: u64) -> Self {
         Self {
+            left: count,
             response: config.response,
             outstanding: vec![false; config.outstanding as usize],
         }
     }
 }
 
-impl Observer for Checker {
+impl RequestLoad for Checker {
+    fn begin(&mut self) -> bool {
+        let begins = self.left > 0;
+        self.left -= u64::from(begins);
+        begins
+    }
+
     fn sent(&mut self, slot: usize) {
         assert!(!std::mem::replace(&mut self.outstanding[slot], true));
     }
@@ -77,7 +87,7 @@ impl Observer for Checker {
         &mut self,
         slot: usize,
         item: u64,
-        memory: &Memory,
+        memory: &WordMemory,
         at: usize,
     ) -> Result<(), PatternError> {
         assert!(

@@ -78,7 +78,7 @@ fn the_owner_checks_a_call_whatever_the_caller_has_checked() {
     let context = caller.far.device.context.clone();
     let region = |pd, access| {
         let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(2 * DATA);
-        memory::register(&context, pd, &buffer, access).unwrap()
+        buffer::register(&context, pd, &buffer, access).unwrap()
     };
     let all = region(PD, Access::ALL);
     let end = 2 * DATA;
@@ -366,7 +366,7 @@ fn the_owner_refuses_a_receive_over_memory_that_may_not_be_received_into() {
     let [mut near, mut far] = calling(&fabric, None);
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
     let context = far.device.context.clone();
-    let into = memory::register(&context, PD, &buffer, Access::REMOTE_READ).unwrap();
+    let into = buffer::register(&context, PD, &buffer, Access::REMOTE_READ).unwrap();
     // The row allows it, but the owner does not trust the row.
     let row = context.table.region(into.rkey());
     row.access.store(Access::ALL.bits(), Ordering::Relaxed);

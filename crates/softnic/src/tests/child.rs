@@ -364,7 +364,7 @@ impl ChildState {
         let request = AllocRequest::of(len as usize);
         let buffer: Arc<dyn Buffer> = self.device.alloc(&request).unwrap();
         fill(&buffer, 0x5a);
-        let region = memory::register(&self.device.context, PD, &buffer, Access::ALL).unwrap();
+        let region = buffer::register(&self.device.context, PD, &buffer, Access::ALL).unwrap();
         let remote = RemoteAddr { addr, rkey };
         let write = SendOp::Write(remote);
         for turn in 0u64.. {

@@ -113,7 +113,7 @@ fn a_piecewise_request_is_counted_when_it_completes() {
     let len = 3 * crate::INLINE_MAX;
     let large = |device: &SoftDevice| {
         let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(len)).unwrap();
-        memory::register(&device.context, PD, &buffer, Access::ALL).unwrap()
+        buffer::register(&device.context, PD, &buffer, Access::ALL).unwrap()
     };
     let (from, to) = (large(&a.device), large(&b.device));
     let sges = [from.sge(0, len as u32)];

@@ -358,7 +358,7 @@ fn a_message_of_the_mtu_is_sent_and_a_longer_one_is_not() {
     let (mut a, b, to) = pair(&fabric);
     let device = &b.device;
     let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(8192)).unwrap();
-    let large = memory::register(&device.context, PD, &buffer, Access::ALL).unwrap();
+    let large = buffer::register(&device.context, PD, &buffer, Access::ALL).unwrap();
     let mut b = DatagramQp { region: large, ..b };
     b.receive(1, 8192);
     let sges = [a.region.sge(0, 4096), a.region.sge(0, 1)];

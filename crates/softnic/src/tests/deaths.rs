@@ -263,7 +263,7 @@ fn nothing_is_written_to_memory_after_it_was_deregistered() {
     let mut reused = 0;
     for _ in 0..rounds {
         let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(LEN as usize)).unwrap();
-        let region = memory::register(&device.context, PD, &buffer, Access::ALL).unwrap();
+        let region = buffer::register(&device.context, PD, &buffer, Access::ALL).unwrap();
         let mut ends: Vec<_> = others
             .iter_mut()
             .map(|other| {

@@ -37,7 +37,7 @@ fn foreign_writes_to_our_region_rows_move_no_memory() {
     let buffer: Arc<dyn Buffer> = ours.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
     fill(&buffer, 0x22);
     // Long enough for a segment of its own, which goes away with the region.
-    let other = memory::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
+    let other = buffer::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
     let row = table.region(ours.region.lkey());
     point_elsewhere(row, table.region(other.lkey()));
     assert_eq!(ours.write_to(&theirs.region), Status::Success);
@@ -74,7 +74,7 @@ fn descriptors_closed_by_a_dying_peer_cause_no_refusal() {
     for op in [SendOp::Write, SendOp::Read, |_| SendOp::Send] {
         // Long enough for a segment of its own, which is not attached here.
         let buffer: Arc<dyn Buffer> = theirs.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
-        let there = memory::register(&context, PD, &buffer, Access::ALL).unwrap();
+        let there = buffer::register(&context, PD, &buffer, Access::ALL).unwrap();
         let op = op(there.remote(0));
         if op == SendOp::Send {
             let sges = [there.sge(0, 8)];

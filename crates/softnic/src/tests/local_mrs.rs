@@ -47,7 +47,7 @@ const LENGTHS: [usize; 8] = [
 /// Registers a region of heap memory.
 pub(super) fn heap(end: &TestQp, len: usize) -> Region {
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(len);
-    memory::register(&end.device.context, PD, &buffer, Access::ALL).unwrap()
+    buffer::register(&end.device.context, PD, &buffer, Access::ALL).unwrap()
 }
 
 pub(super) fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
@@ -229,7 +229,7 @@ fn atomics_of_many_initiators_and_of_the_owner_add_up() {
         let fabric = Fabric::new();
         let owner = fabric.open("soft:h1");
         let buffer: Arc<dyn Buffer> = HeapBuffer::new(4096);
-        let there = memory::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
+        let there = buffer::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
         let at = there.remote(8);
         let mut pairs: Vec<_> = ["soft:h2", "soft:h3", "soft:h4"]
             .map(|name| joined(&fabric.open(name), &owner))
@@ -285,7 +285,7 @@ fn atomics_on_it_are_checked_by_its_owner() {
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
     let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let [all, plain] = [Access::ALL, writable]
-        .map(|access| memory::register(&owner.context, PD, &buffer, access).unwrap());
+        .map(|access| buffer::register(&owner.context, PD, &buffer, access).unwrap());
     for (remote, status) in [
         (all.remote(56), Status::Success),
         (all.remote(57), Status::RemoteInvalidRequest),
@@ -306,7 +306,7 @@ fn the_owner_does_not_believe_its_own_table() {
     let owner = fabric.open("soft:h1");
     let other = fabric.open("soft:h2");
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
-    let there = memory::register(&owner.context, PD, &buffer, Access::REMOTE_READ).unwrap();
+    let there = buffer::register(&owner.context, PD, &buffer, Access::REMOTE_READ).unwrap();
     let row = owner.context.table.region(there.rkey());
     row.access.store(Access::ALL.bits(), Ordering::Relaxed);
     row.len.store(1 << 40, Ordering::Relaxed);
@@ -332,7 +332,7 @@ fn deregistration_under_fire(route: Route) {
             let [mut near, far] = joined(&other, &owner);
             go_by(route, &near, &far);
             let buffer: Arc<dyn Buffer> = HeapBuffer::new(LEN);
-            let there = memory::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
+            let there = buffer::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
             let at = there.remote(0);
             let written = Arc::new(AtomicU32::new(0));
             let seen = written.clone();
@@ -391,7 +391,7 @@ fn accessing_unmapped_memory_is_an_operational_error() {
     for op in [SendOp::Write, SendOp::Read] {
         let mut ends = fabric.pair();
         let buffer: Arc<dyn Buffer> = Arc::new(UnmappedBuffer);
-        let there = memory::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
+        let there = buffer::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
         ends[0].post(op(there.remote(8)));
         assert_eq!(ends[0].completed().status, Status::RemoteOperation);
         assert_eq!(ends[1].qp.state(), QpState::Error);
@@ -429,7 +429,7 @@ fn a_partly_unmapped_buffer_is_an_operational_error() {
         let [mut near, far] = joined(&near, &far);
         let here = heap(&near, 8192);
         let buffer: Arc<dyn Buffer> = Arc::new(HalfMappedBuffer(mapped));
-        let there = memory::register(&far.device.context, PD, &buffer, Access::ALL).unwrap();
+        let there = buffer::register(&far.device.context, PD, &buffer, Access::ALL).unwrap();
         let done = post(&mut near, op(there.remote(0)), &[here.sge(0, 8192)]);
         assert_eq!(done.status, Status::RemoteOperation);
     }
@@ -445,10 +445,10 @@ fn it_is_checked_as_any_memory() {
     let context = &ends[1].device.context.clone();
     let readable = Access::REMOTE_READ;
     let [all, read] = [Access::ALL, readable]
-        .map(|access| memory::register(context, PD, &buffer, access).unwrap());
-    let other = memory::register(context, PD + 1, &buffer, Access::ALL).unwrap();
+        .map(|access| buffer::register(context, PD, &buffer, access).unwrap());
+    let other = buffer::register(context, PD + 1, &buffer, Access::ALL).unwrap();
     assert!(!all.atomic_aligned_8());
-    let gone = memory::register(context, PD, &buffer, Access::ALL).unwrap();
+    let gone = buffer::register(context, PD, &buffer, Access::ALL).unwrap();
     let gone_at = gone.remote(0);
     drop(gone);
     drop(ends);
@@ -492,7 +492,7 @@ fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
     let whole = ends[1].device.alloc(&AllocRequest::of(4096)).unwrap();
     let part: Arc<dyn Buffer> = Arc::new(SubBuffer(whole.clone()));
     let context = ends[1].device.context.clone();
-    let there = memory::register(&context, PD, &part, Access::ALL).unwrap();
+    let there = buffer::register(&context, PD, &part, Access::ALL).unwrap();
     assert!(there.atomic_aligned_8());
     fill(&ends[0].region, pattern);
     assert_eq!(post_eight(&mut ends[0], there.remote(92)), Status::Success);

@@ -296,14 +296,14 @@ fn a_mapping_that_cannot_be_written_is_read_and_never_written() {
     };
     let buffer: Arc<dyn Buffer> = Arc::new(ReadOnly(mapped as usize));
     let there =
-        memory::register(&ends[1].device.context, PD, &buffer, Access::REMOTE_READ).unwrap();
+        buffer::register(&ends[1].device.context, PD, &buffer, Access::REMOTE_READ).unwrap();
     ends[0].post(SendOp::Read(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::Success);
     ends[0].post(SendOp::Write(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::RemoteAccess);
     // The program registered it for writing by mistake: the kernel finds out.
     let mut ends = fabric.pair();
-    let there = memory::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
+    let there = buffer::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
     ends[0].post(SendOp::Write(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::RemoteOperation);
 }
@@ -315,7 +315,7 @@ fn a_forked_child_serves_nothing() {
     let device = fabric.open("soft:h1");
     let (ours, mut other) = wide_pair(&fabric, &device, true);
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(4096);
-    let there = memory::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
+    let there = buffer::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
     let (mut told, mut say) = rustix::pipe::pipe()
         .map(|(r, w)| (std::fs::File::from(r), std::fs::File::from(w)))
         .unwrap();

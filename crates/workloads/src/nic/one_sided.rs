@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use headworks::verbs::memory_region::HeapBuffer;
 use headworks::verbs::{Access, Buffer};
-use headworks_baselines::{Memory, kernel};
+use headworks_baselines::{WordMemory, kernel};
 
 use super::endpoint::acting;
 use super::rate_meter::RateMeter;
@@ -65,7 +65,7 @@ pub(super) fn foreign(size: usize, over: RemoteWritePath, setup: &Setup<'_>) -> 
     if region.atomic_aligned_8() {
         return Err(WorkloadError("the memory is the device's own".into()));
     }
-    source.memory = Memory::over(region);
+    source.memory = WordMemory::over(region);
     let mut offered = source.offer(0);
     if over == RemoteWritePath::SystemCall {
         // The system call takes the process id in place of the key.

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 
 use headworks::verbs::{Completion, Opcode};
-use headworks_baselines::Memory;
+use headworks_baselines::WordMemory;
 
 use super::endpoint::acting;
 use super::rate_meter::RateMeter;
@@ -87,7 +87,7 @@ fn place(number: u64) -> usize {
 }
 
 /// Makes the actor that sends until the receiver has enough.
-fn sender<const CHAIN: usize>(source: Requester, head: Memory) -> Made {
+fn sender<const CHAIN: usize>(source: Requester, head: WordMemory) -> Made {
     let (next, taken, mut stopped) = (0, 0, false);
     let mut sender = Sender::<CHAIN> {
         source,
@@ -122,7 +122,7 @@ fn sender<const CHAIN: usize>(source: Requester, head: Memory) -> Made {
 struct Sender<const CHAIN: usize> {
     source: Requester,
     /// The receiver stores here how many messages it has taken.
-    head: Memory,
+    head: WordMemory,
     next: u64,
     taken: u64,
 }

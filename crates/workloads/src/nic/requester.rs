@@ -5,7 +5,7 @@ use headworks::verbs::{
     Completion, CompletionQueue, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
     Sge, Status,
 };
-use headworks_baselines::{End, EndSizes, Memory};
+use headworks_baselines::{End, EndSizes, WordMemory};
 
 use super::{Verb, VerbLoad};
 use crate::error::{Result, WorkloadError};
@@ -30,7 +30,7 @@ pub(super) struct Requester {
     pub(super) load: VerbLoad,
     pub(super) end: End,
     /// Source of what is sent, or destination of what is read.
-    pub(super) memory: Memory,
+    pub(super) memory: WordMemory,
     /// The other end's memory.
     pub(super) target: RemoteAddr,
     /// Payload of inline requests.
@@ -39,7 +39,7 @@ pub(super) struct Requester {
 
 impl Requester {
     /// Makes an end that is not connected.
-    pub(super) fn new(load: VerbLoad, end: End, memory: Memory) -> Self {
+    pub(super) fn new(load: VerbLoad, end: End, memory: WordMemory) -> Self {
         Self {
             load,
             end,

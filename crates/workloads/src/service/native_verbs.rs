@@ -11,7 +11,7 @@ use headworks::verbs::{
     Completion, Device, DeviceName, Duration, Instant, Payload, QpCaps, RecvWr, RemoteAddr,
     SendFlags, SendOp, SendWr,
 };
-use headworks_baselines::{End, EndSizes, Memory};
+use headworks_baselines::{End, EndSizes, WordMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +86,7 @@ pub(super) fn line(name: &str, calls: bool) -> Result<ControlStream> {
 /// A program's verbs objects.
 pub(super) struct Native {
     pub(super) end: End,
-    pub(super) memory: Memory,
+    pub(super) memory: WordMemory,
     /// Whether the next receive raises an event.
     is_armed: bool,
 }

@@ -337,7 +337,7 @@ impl RogueDaemon {
             },
         };
         match input.byte() % 12 {
-            0 => Message::LinkWanted {
+            0 => Message::QpGroupWanted {
                 between,
                 known: instance,
             },
@@ -347,7 +347,7 @@ impl RogueDaemon {
                 qp_role: input.pick(&[QpRole::Frames, QpRole::Bulk]),
                 bytes: input.bytes(60).to_vec(),
             },
-            2 => Message::LinkDown { between, instance },
+            2 => Message::QpGroupDown { between, instance },
             3..6 => connect(token, PORT + u16::from(input.byte() % 3)),
             6 | 7 => Message::Accept {
                 token,

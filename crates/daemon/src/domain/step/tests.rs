@@ -26,7 +26,7 @@ const ALONE: StandaloneContext = StandaloneContext {
 /// each other yet.
 struct TwoDomains {
     domains: [Domain; 2],
-    links: [usize; 2],
+    groups: [usize; 2],
     sessions: [usize; 2],
     offers: [Offer; 2],
     _directory: tempfile::TempDir,
@@ -49,9 +49,9 @@ impl TwoDomains {
             let device: Arc<dyn Device> = provider.open(&name).unwrap();
             Domain::new(DomainId(own), &device, config).unwrap()
         });
-        let opened = domains[0].link(key(0), true).unwrap();
+        let opened = domains[0].qp_group(key(0), true).unwrap();
         let mut two = Self {
-            links: [opened; 2],
+            groups: [opened; 2],
             sessions: [0, 1].map(|own: usize| domains[own].attach("test".to_owned(), 1).unwrap()),
             offers: [Offer {
                 number: Vqpn::default(),
@@ -61,14 +61,14 @@ impl TwoDomains {
             _directory: directory,
         };
         two.settle();
-        two.links[1] = two.domains[1].link(key(1), false).unwrap();
+        two.groups[1] = two.domains[1].qp_group(key(1), false).unwrap();
         two.settle();
         let address: SocketAddr = "10.0.0.1:7".parse().unwrap();
         two.offers = [0, 1].map(|own| {
-            let (link, session) = (two.links[own], two.sessions[own]);
+            let (group, session) = (two.groups[own], two.sessions[own]);
             let domain = &mut two.domains[own];
-            assert!(domain.links[link].link.is_up());
-            domain.open(link, session, address, address).unwrap()
+            assert!(domain.groups[group].group.is_up());
+            domain.open(group, session, address, address).unwrap()
         });
         two
     }
@@ -96,8 +96,8 @@ impl TwoDomains {
                     bytes,
                     ..
                 } => other.bring_up(of, instance, qp_role, &bytes),
-                Output::LinkWanted { known, .. } => other.link_wanted(of, known),
-                Output::LinkDown { instance, .. } => other.link_down(of, instance),
+                Output::QpGroupWanted { known, .. } => other.qp_group_wanted(of, known),
+                Output::QpGroupDown { instance, .. } => other.qp_group_down(of, instance),
                 Output::Slabs { .. } | Output::Signal { .. } | Output::Wake { .. } => {}
             }
         }
@@ -123,7 +123,7 @@ impl TwoDomains {
     }
 
     fn call(&mut self) {
-        self.domains[0].call(self.links[0], self.offers[0].number);
+        self.domains[0].call(self.groups[0], self.offers[0].number);
     }
 
     /// Allocates memory of a session.
@@ -160,7 +160,7 @@ fn an_atomic_says_how_busy_its_sender_is() {
     two.call();
     two.step(0);
     two.step(1);
-    let heard = two.domains[1].links[two.links[1]].link.peer_load;
+    let heard = two.domains[1].groups[two.groups[1]].group.peer_load;
     assert!(heard > 250, "{heard}");
 }
 
@@ -184,11 +184,11 @@ fn a_connection_waiting_for_room_is_queued_once() {
     for _ in 0..20 {
         // Completions are not polled, so the queue pair stays full.
         two.call();
-        two.domains[0].serve_links();
+        two.domains[0].serve_groups();
     }
-    let link = &two.domains[0].links[two.links[0]].link;
-    assert!(link.bulk.room() < 2);
-    assert_eq!(link.waiting.len(), 1);
+    let group = &two.domains[0].groups[two.groups[0]].group;
+    assert!(group.bulk.room() < 2);
+    assert_eq!(group.waiting.len(), 1);
 }
 
 #[test]
@@ -199,9 +199,9 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     let number = two.offers[0].number;
     let other = &mut two.domains[1];
     let session = &other.sessions[two.sessions[1]];
-    let link = &mut other.links[two.links[1]].link;
+    let group = &mut other.groups[two.groups[1]].group;
     for (at, len) in [(0, 512), (512, 512)] {
-        let (view, body, _) = link.body();
+        let (view, body, _) = group.body();
         let memory = session.memory.remote(from);
         view.write(body, &memory.emit_offer()).unwrap();
         let header = Header {
@@ -209,10 +209,10 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
             len,
             ..Header::of(Kind::Offer)
         };
-        link.send(QpRole::Frames, number, header, OFFER, OnCompletion::Nothing);
+        group.send(QpRole::Frames, number, header, OFFER, OnCompletion::Nothing);
     }
-    link.flush().unwrap();
-    while two.domains[0].links[two.links[0]].link.reads == 0 {
+    group.flush().unwrap();
+    while two.domains[0].groups[two.groups[0]].group.reads == 0 {
         two.step(0);
     }
     let in_use = two.domains[0].object_counts().in_use;
@@ -222,7 +222,7 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     two.settle();
     assert!(two.domains[0].connections.get(number).is_none());
     assert!(two.domains[0].object_counts().in_use < in_use);
-    assert_eq!(two.domains[0].links[two.links[0]].link.reads, 0);
+    assert_eq!(two.domains[0].groups[two.groups[0]].group.reads, 0);
     // An end that was offered nothing goes at once.
     let number = two.offers[1].number;
     two.domains[1].refuse(number);

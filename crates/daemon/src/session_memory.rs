@@ -14,7 +14,7 @@ use crate::allocator::{ExtentAllocator, log_of};
 use crate::frame::Remote;
 
 /// Memory of a session.
-pub struct Memory {
+pub struct SessionMemory {
     device: Arc<dyn Device>,
     pd: Arc<dyn ProtectionDomain>,
     // The views are dropped before the regions that keep the memory.
@@ -53,7 +53,7 @@ struct PinCount {
 /// Pattern that free memory is filled with.
 const POISON: [u8; 8] = *b"it rests";
 
-impl Memory {
+impl SessionMemory {
     /// Creates a memory without slabs. A slab has `slab_bytes`, or more if a requested extent is longer; all
     /// slabs together have at most `most` bytes. For `poison` see
     /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
@@ -123,7 +123,7 @@ impl Memory {
         self.pool.take(log).ok_or(Refusal::Memory)
     }
 
-    /// Frees an extent that was allocated by [`Memory::take`].
+    /// Frees an extent that was allocated by [`SessionMemory::take`].
     pub fn give(&mut self, extent: Extent) {
         if self.poison
             && let Ok(view) = self.slabs.view(extent)
@@ -165,11 +165,11 @@ impl Memory {
         }
     }
 
-    /// Like [`Memory::take`], on behalf of the application itself.
+    /// Like [`SessionMemory::take`], on behalf of the application itself.
     ///
     /// # Errors
     ///
-    /// As [`Memory::take`].
+    /// As [`SessionMemory::take`].
     pub fn ask(&mut self, bytes: u32) -> Result<Extent, Refusal> {
         let extent = self.take(bytes).inspect_err(|why| self.refuses(*why))?;
         self.asked.insert((extent.slab, extent.offset, extent.len));
@@ -201,7 +201,7 @@ impl Memory {
         key.is_some()
     }
 
-    /// Ends a use: call it once for each [`Memory::pin`].
+    /// Ends a use: call it once for each [`SessionMemory::pin`].
     pub fn unpin(&mut self, extent: Extent) {
         let mut before = self
             .pinned

@@ -12,12 +12,12 @@ const LINE: usize = 64;
 const EXPECTED_MAX: usize = 2048;
 
 /// A registered region whose words can be read and written while peers write to it.
-pub struct Memory {
+pub struct WordMemory {
     region: Region,
     view: View,
 }
 
-impl Memory {
+impl WordMemory {
     /// Wraps all of `region`.
     pub fn over(region: Region) -> Self {
         let view = view_of(&region, 0);
