@@ -9,6 +9,7 @@ use headworks::verbs::{DeviceName, NameError};
 
 use crate::daemon::Daemon;
 use crate::pace::Pace;
+use crate::patterns::{Advise, Patterns};
 use crate::sim::Sim;
 
 /// Send data through RDMA rings, on an RDMA NIC or a software one.
@@ -87,6 +88,11 @@ pub(crate) enum Command {
     /// Work with simulated devices, sim:PRESET.
     #[command(subcommand)]
     Sim(Sim),
+    /// Measure request and response patterns by a plan: WRITE or SEND, private connections or dispatchers.
+    #[command(subcommand)]
+    Patterns(Patterns),
+    /// Name the design of request and response that measured results favour for a workload.
+    Advise(Advise),
     /// Calibrate and watch the pacing of senders: devices KIND[:NAME],pace.
     #[command(subcommand)]
     Pace(Pace),

@@ -10,6 +10,7 @@ mod exit_status;
 mod experiment;
 mod interruptible_sleep;
 mod pace;
+mod patterns;
 mod pipe;
 mod progress;
 mod sim;
@@ -63,6 +64,8 @@ fn main() -> ExitCode {
         Command::Experiment(command) => experiment::run(command),
         Command::Sim(command) => sim::run(&command),
         Command::Pace(command) => pace::run(&command),
+        Command::Patterns(command) => patterns::run(&command),
+        Command::Advise(command) => patterns::advise_design(&command),
         Command::Daemon(command) => daemon::run(&command, args.verbose),
     };
     match done {

@@ -1,5 +1,6 @@
 //! The experiments.
 
+pub mod patterns;
 mod prelude;
 pub mod raas;
 pub mod raw_verbs;
@@ -59,6 +60,19 @@ const ALL: &[&dyn Experiment] = &[
     &raas::reads::FIG10,
     &raas::latency::FIG11,
     &raas::atomics::FIG12,
+    &patterns::one_to_one::FIG3,
+    &patterns::one_to_one::FIG4,
+    &patterns::n_to_one::FIG5,
+    &patterns::n_to_one::FIG6,
+    &patterns::n_to_one::FIG7,
+    &patterns::n_to_one::TABLE1,
+    &patterns::n_to_m::FIG8,
+    &patterns::n_to_m::FIG9A,
+    &patterns::n_to_m::FIG9B,
+    &patterns::n_to_m::FIG10,
+    &patterns::n_to_m::TABLE2,
+    &patterns::optimisations::OPTIMISATIONS,
+    &patterns::mailbox_control::MAILBOX_CONTROL,
     &sim_speed::SIM_SPEED,
 ];
 

@@ -299,6 +299,15 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         })
     }
 
+    /// Drops the paper's values and sentences: the device cannot decide them.
+    pub fn without_verdicts(&mut self) -> &mut Self {
+        self.metrics
+            .iter_mut()
+            .for_each(|metric| metric.stated = None);
+        self.checks.clear();
+        self
+    }
+
     /// Adds a remark for the report.
     pub fn note(&mut self, text: impl Into<String>) -> &mut Self {
         self.notes.push(text.into());

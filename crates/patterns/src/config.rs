@@ -30,6 +30,8 @@ pub struct PatternConfig {
     pub send_depth: u32,
     /// Mailboxes of a responder that no requester uses. It polls them like the others. The paper has none.
     pub idle_mailboxes: usize,
+    /// Whether memory is on huge pages, if the machine has some (section 8).
+    pub huge_pages: bool,
 }
 
 impl PatternConfig {
@@ -42,6 +44,7 @@ impl PatternConfig {
             signal_every: 16,
             send_depth: 64,
             idle_mailboxes: 0,
+            huge_pages: false,
         }
     }
 

@@ -66,6 +66,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
             shared_receives,
             own_receives,
             inline: if INLINE { REQUEST } else { 0 },
+            huge_pages: config.huge_pages,
         };
         let ports = Ports::open(device, &sizes)?;
         let peers = if Response::IN_MAILBOX { 1 } else { responders };
@@ -142,12 +143,14 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
                 continue;
             }
             let (peer, at) = (word as usize - 1, PatternConfig::request_at(slot));
-            if Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
-                self.ports.memory.word(local).store(0, Relaxed);
-                sent += 1;
-            } else {
+            if !Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
                 self.ports.poll_sends()?;
+                if !Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
+                    continue;
+                }
             }
+            self.ports.memory.word(local).store(0, Relaxed);
+            sent += 1;
         }
         Ok(sent)
     }

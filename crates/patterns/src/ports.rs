@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_verbs::{
-    Completion, Device, Payload, PostErrorKind, QpCaps, QpState, RemoteAddr, SendFlags, SendOp,
-    SendWr, Status,
+    AllocRequest, Completion, Device, Pages, Payload, PostErrorKind, QpCaps, QpState, RemoteAddr,
+    SendFlags, SendOp, SendWr, Status,
 };
 
 use crate::bring_up::Area;
@@ -37,6 +37,8 @@ pub struct PortSizes {
     pub own_receives: u32,
     /// Longest payload that is posted inline, at most [`INLINE_MAX`]; 0 if none is.
     pub inline: usize,
+    /// Whether memory is on huge pages, if the machine has some.
+    pub huge_pages: bool,
 }
 
 /// One side of a run: its device objects and its peers.
@@ -111,7 +113,14 @@ impl Ports {
         };
         let mut end = End::open(device, &objects)?;
         end.populate(&objects)?;
-        let memory = Arc::new(end.memory(sizes.memory)?);
+        let request = AllocRequest {
+            pages: match sizes.huge_pages {
+                true => Pages::PreferHuge,
+                false => Pages::Ordinary,
+            },
+            ..AllocRequest::of(sizes.memory)
+        };
+        let memory = Arc::new(end.memory_as(&request)?);
         Ok(Self {
             end,
             memory,

@@ -77,6 +77,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
                 shared_receives,
                 own_receives,
                 inline: if INLINE { REQUEST } else { 0 },
+                huge_pages: config.huge_pages,
             },
         )?;
         // Mailboxes are shared by all responders; receives are posted for each.
@@ -189,8 +190,11 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
             let at = PatternConfig::request_at(slot as usize);
             let place = slot as usize;
             if !Request::send::<INLINE>(&mut self.ports, peer, place, at, REQUEST)? {
-                self.waiting = Some((slot, peer));
-                return self.ports.poll_sends();
+                self.ports.poll_sends()?;
+                if !Request::send::<INLINE>(&mut self.ports, peer, place, at, REQUEST)? {
+                    self.waiting = Some((slot, peer));
+                    return Ok(());
+                }
             }
             load.sent(slot as usize);
         }

@@ -57,6 +57,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
                 shared_receives,
                 own_receives,
                 inline: if INLINE { config.response } else { 0 },
+                huge_pages: config.huge_pages,
             },
         )?;
         for item in 0..config.items {
@@ -147,7 +148,9 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
         let (peer, slot, len) = (request.peer, request.slot, self.config.response);
         if !Response::send::<INLINE>(&mut self.ports, peer, slot, at, len)? {
             self.ports.poll_sends()?;
-            return Ok(false);
+            if !Response::send::<INLINE>(&mut self.ports, peer, slot, at, len)? {
+                return Ok(false);
+            }
         }
         self.waiting = None;
         self.answered += 1;

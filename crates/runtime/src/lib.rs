@@ -9,7 +9,8 @@
 //! - what runs: [`actor`] (an actor, its steps, its view of the world [`ActorContext`]), [`actors`] (the
 //!   registry of actors by name), [`scenario`] (which actor runs where, on which device);
 //! - where it runs: [`world`] (what every world offers), [`in_process`] (a thread per actor), [`processes`]
-//!   (a process per actor, and their coordinator; deaths are noticed, kills are possible);
+//!   (a process per actor, and their coordinator; deaths are noticed, kills are possible), [`ranks`] (processes
+//!   that something else started, such as `mpirun`, on one or several machines);
 //! - for tests: [`testing`] (the devices to run on, polling with a budget, the scenarios that every world
 //!   must run).
 //!
@@ -22,6 +23,7 @@ pub mod actor;
 pub mod actors;
 pub mod in_process;
 pub mod processes;
+pub mod ranks;
 pub mod scenario;
 pub mod testing;
 pub mod world;
@@ -38,6 +40,7 @@ pub use actor::{
 pub use actors::ActorRegistry;
 pub use in_process::InProcess;
 pub use processes::{Processes, child_entry, child_entry_in_test};
+pub use ranks::{Ranks, RanksError, serve_rank};
 pub use scenario::{ActorInit, ActorSpec, DeviceOpener, Scenario, no_device_opener};
 pub use scenario_events::{MAILBOX_BYTES_MAX, MESSAGE_OVERHEAD};
 pub use step_loop::catch_failure;

@@ -12,7 +12,7 @@
 mod child;
 mod child_main;
 mod coordinator;
-mod protocol;
+pub(crate) mod protocol;
 
 use std::ffi::OsString;
 use std::io;

@@ -168,6 +168,14 @@ pub enum ScenarioError {
     /// This world does not support the operation.
     #[error("{0} needs a process for each actor")]
     NeedsProcesses(&'static str),
+    /// The world has fewer ranks than the scenario has actors.
+    #[error("the scenario has {actors} actors, and there are {ranks} ranks: start more ranks")]
+    TooFewRanks {
+        /// Number of actors.
+        actors: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
     /// The actor has ended.
     #[error("actor {0:?} has ended")]
     Ended(String),

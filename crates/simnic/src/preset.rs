@@ -207,6 +207,12 @@ constants! {
         "Fitted to RaaS III-B, 66 % with three threads and 56 % with nine. At each release all waiters read the lock's line again, one after the other, and the next owner is one of them (Boyd-Wickizer et al., Linux Symposium 2012 †). The model does not charge it; an actor that stands for threads with a shared queue pair does";
     line_ns "cpu.line" "ns" 0..1000000 [50, 50, 50] "Reading a cache line that another core wrote last"
         "109 cycles of a Xeon within a die (David et al., SOSP 2013, Table 2 †), at 2.1 GHz. The model does not charge it; an actor that stands for two programs with shared memory does";
+    scan_ns "cpu.scan" "ns" 0..1000000 [2, 2, 2] "Polling the flag of one mailbox that is empty"
+        "About 10 instructions of the loop in `headworks-patterns` (counted by callgrind), two in a cycle, at `cpu.clock`; the line is in the first-level cache. The model does not charge it; an actor that stands for the program does";
+    srq_lock_ns "cpu.srq_lock" "ns" 0..1000000 [0, 160, 160] "The lock of a shared receive queue, each time it is taken: for a completion, and for a receive that is posted"
+        "Fitted to RDMA Communication Patterns 6: 40 requesters and one responder by SendSend reach 8 GB/s with responses of 4 KiB. cx6: as cx5; cx3: no value. The model does not charge it; an actor that stands for the program does";
+    clock_ghz "cpu.clock" "GHz" 0.1..100 [2.1, 3.2, 3.1] "Clock of a core"
+        "RaaS Table II (2.1 GHz); the turbo clocks of the Xeon Gold 5120 and 6330 (product pages). At 3.2 GHz the 1,700 and 1,100 cycles of RDMA Communication Patterns 6 are 7.7 and 11.9 GB/s with responses of 4 KiB";
     mail_ns "cpu.mail" "ns" 0..10000000 [20000, 20000, 20000] "A message from one program to another outside of the RDMA network"
         "Assumed: a message over TCP on another network. Only figures of setup include it";
     page_kib "cpu.page" "KiB" 4..1048576 [4, 4, 4] "Size of an ordinary page"
@@ -273,6 +279,8 @@ constants! {
         "Assumed: no size was published";
     mpt_ways "nic.mpt_ways" "ways" 1..64 [8, 8, 8] "Ways of the protection cache"
         "Assumed";
+    write_order_bytes "nic.write_order" "B" 0..1073741824 [0, 0, 0] "Length up to which the RNIC promises to place the bytes of a WRITE in the order of their addresses; 0 promises nothing"
+        "No specification promises an order. RB² found none on its ConnectX-5; RDMA Communication Patterns 4.1 relies on one there";
     max_reads "nic.max_reads" "requests" 1..255 [16, 16, 16] "READs and atomics outstanding of a queue pair"
         "perftest, `ibv_devinfo -v`: 16 on all of them";
     max_inline "nic.max_inline" "B" 0..4096 [220, 220, 220] "Longest inline payload"

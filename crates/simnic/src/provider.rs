@@ -218,8 +218,9 @@ fn info(name: &DeviceName, preset: &Preset) -> DeviceInfo {
         promises: Promises {
             ordered_between_writes: true,
             atomic_aligned_8: true,
-            // RB², section IV-A: RNICs of these generations do not place a WRITE in order.
-            in_order_within_write: 0,
+            // RB², section IV-A: RNICs of these generations do not place a WRITE in order. The model does, so a setting
+            // may declare it.
+            in_order_within_write: preset.write_order_bytes as u32,
         },
     }
 }

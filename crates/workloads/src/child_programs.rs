@@ -12,6 +12,7 @@ use headworks::verbs::DeviceName;
 use headworks_runtime::DeviceOpener;
 
 use crate::error::WorkloadError;
+use crate::patterns;
 use crate::service;
 use crate::subprocess::{PROBE, Subprocess, SubprocessError, command, this_program};
 
@@ -46,6 +47,9 @@ fn run(words: &[String], open: &DeviceOpener) -> Result<(), WorkloadError> {
             tcp_copy::send(std::path::Path::new(port), number(buffer)? as usize)
         }
         [name, role] if name == service::control::NAME => service::run_role(role),
+        [name, words @ ..] if name == patterns::instructions::NAME => {
+            patterns::instructions::probe(words, open)
+        }
         _ => Err(WorkloadError(format!("unknown probe {words:?}"))),
     }
 }

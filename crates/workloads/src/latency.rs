@@ -1,5 +1,7 @@
 //! Latency: a histogram, its quantiles, and an open-loop schedule of intended send times.
 
+use std::fmt;
+
 use hdrhistogram::Histogram as Hdr;
 use headworks::verbs::{Instant, time::Duration};
 use serde::{Deserialize, Serialize};
@@ -8,8 +10,15 @@ use serde::{Deserialize, Serialize};
 const HIGHEST_NANOS: u64 = 60_000_000_000;
 
 /// Histogram of latencies in nanoseconds, to three significant digits.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Histogram(Hdr<u64>);
+
+impl fmt::Debug for Histogram {
+    /// Writes the quantiles: there are tens of thousands of counts.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.quantiles(1.0))
+    }
+}
 
 /// The quantiles that are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]

@@ -9,6 +9,7 @@
 //! | [`fanin`] | one thread that receives from many rings, and their senders |
 //! | [`apps`] | applications over message channels: flow measurement, a key-value store, HTTP |
 //! | [`case_studies`] | the case studies as actors: an application's side over any transport |
+//! | [`patterns`] | request and response by every design of RDMA Communication Patterns |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
 //! | [`task`], [`actor_pair`] | the task of a pair, and what its two actors are made from |
 //! | [`connecting_actor`], [`mail_bring_up`] | actors that connect, then drive a workload; connecting by mail |
@@ -39,6 +40,7 @@ pub mod latency;
 pub mod mail_bring_up;
 pub mod nic;
 pub mod nic_measurements;
+pub mod patterns;
 pub mod progress_bar;
 pub mod random;
 pub mod report;

@@ -94,6 +94,7 @@ pub fn register(actors: &mut ActorRegistry, prices: Option<CpuPrices>) {
         let task = Task::from_bytes(&part.args)?;
         Ok(task.actor(&PairContext::new(part, prices))?)
     });
+    crate::patterns::register(actors, None);
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ const NOT_SOFT: &str = "--test-threads=1 --skip hostile --skip killed:: \
 /// device or name `soft` themselves: the systemd unit, notifications of the service manager, files and
 /// command lines.
 const DAEMON_TESTS: &str = "daemon:: daemon_operation:: daemon_polling:: daemon_remote_memory:: daemon_datagrams:: kills:: hostile_clients:: \
-                       c_library::c_uses_memory c_library::c_sends_and_receives --test-threads=1 \
+                       c_library::c_uses_memory c_library::c_sends_and_receives --test-threads=1 --skip pipe_kills:: \
                        --skip the_unit_is_one --skip the_service_manager --skip the_configuration_file \
                        --skip a_daemon_that_cannot_serve";
 

@@ -20,7 +20,7 @@ fn sources() -> PathBuf {
 
 /// Whether `program` is installed. If not, prints that the test is skipped; fails if `HEADWORKS_REQUIRE`
 /// names it.
-fn there_is(program: &str) -> bool {
+pub(crate) fn there_is(program: &str) -> bool {
     let mut asked = Command::new(program);
     asked.arg("--version").stdout(Stdio::null());
     let Err(error) = asked.status() else {

@@ -15,6 +15,7 @@ mod experiment_reproducibility;
 mod hostile_clients;
 mod kills;
 mod pace;
+mod patterns;
 mod pipe;
 mod pipe_between_hosts;
 mod pipe_kills;

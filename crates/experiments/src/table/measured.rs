@@ -178,6 +178,18 @@ impl<A: Copy + PartialEq + fmt::Display> Measured<A> {
         self.samples.push((point, samples));
     }
 
+    /// Sets a value in every sample of a point.
+    pub fn extend(&mut self, point: Point<A>, quantity: Quantity, value: f64) {
+        let all = self.samples.iter_mut().chain(&mut self.derived);
+        for sample in all
+            .filter(|(other, _)| *other == point)
+            .flat_map(|(_, samples)| samples)
+            .flatten()
+        {
+            *sample = std::mem::take(sample).with(quantity, value);
+        }
+    }
+
     /// Adds all points of `other`, and the reasons why its arms failed.
     pub fn add(&mut self, other: Self) {
         self.samples.extend(other.samples);

@@ -103,7 +103,7 @@ impl Stream {
 
     /// Returns a descriptor to poll: readable while there is something to receive, or the end of the stream;
     /// writable while there is room; hung up once the connection is reset or the daemon is gone. Readiness
-    /// may be spurious.
+    /// may be spurious. The descriptor may become ready a little after the bytes can be received.
     ///
     /// Each call returns the same descriptor. It becomes unready when [`recv`](Self::recv) or
     /// [`send`](Self::send) finds that there is nothing more. Call them until they fail with

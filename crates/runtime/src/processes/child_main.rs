@@ -153,6 +153,7 @@ fn read_mail(mut stream: MessageReader, mailbox: &Mailbox) {
         match stream.next() {
             Ok(Some(ToChild::Mail(mail))) => mailbox.put_blocking(mail),
             Ok(Some(ToChild::Interrupt)) => mailbox.interrupt(),
+            Ok(Some(ToChild::Cancel)) => mailbox.cancel(),
             Ok(Some(ToChild::Start { .. })) => {}
             Ok(None) => break,
             Err(error) => {

@@ -22,6 +22,8 @@ pub(crate) enum ToChild {
     },
     Mail(Mail),
     Interrupt,
+    /// End the actor: it gets no further step.
+    Cancel,
 }
 
 /// A message to the coordinator.
@@ -59,6 +61,7 @@ impl ToChild {
                 encode_frame(out, &[&head, &mail.bytes], MESSAGE_MAX)
             }
             Self::Interrupt => encode_frame(out, &[b"I"], MESSAGE_MAX),
+            Self::Cancel => encode_frame(out, &[b"C"], MESSAGE_MAX),
         }
     }
 
@@ -92,6 +95,7 @@ impl ToChild {
                 bytes: rest.rest().to_vec(),
             })),
             b'I' => Ok(Self::Interrupt),
+            b'C' => Ok(Self::Cancel),
             _ => Err(FrameError::Malformed("kind")),
         }
     }

@@ -1,0 +1,492 @@
+//! `headworks patterns` and `headworks advise`: request and response patterns by a plan, and what its results favour.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand, ValueEnum};
+use headworks::net::Interrupt;
+use headworks::runtime::{ActorRegistry, InProcess, Processes, Ranks, World, serve_rank};
+use headworks::sim::{Setting, SimWorld, is_simulated};
+use headworks::verbs::DeviceName;
+use headworks_experiments::patterns::advice::{Described, RankedBy, advise};
+use headworks_experiments::patterns::plan::{Plan, PlanPoint, parse_bytes};
+use headworks_experiments::patterns::results::{MeasuredPoint, Results, ResultsError, RunOf};
+use headworks_experiments::patterns::run::PatternBed;
+use headworks_experiments::patterns::{self, MailboxFlag, PatternPrices};
+use headworks_experiments::progress_bar::ProgressReporter;
+use headworks_experiments::{Options, simulated_machine};
+
+use crate::exit_status::{bad_input, interrupted, print};
+
+/// How often an interrupt is looked for.
+const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Port of rank 0 if all ranks are on one machine and none is given.
+const PORT: u16 = 7471;
+
+/// Subcommands of `headworks patterns`.
+#[derive(Subcommand)]
+pub(crate) enum Patterns {
+    /// Measure every design of a plan, into a folder that `headworks advise` reads.
+    ///
+    /// Points that the folder already has are not measured again, so an interrupted run goes on where it ended. Under
+    /// mpirun every rank runs this command; rank 0 coordinates and writes the results.
+    Run(Run),
+    /// Print the results in a folder as CSV.
+    Show {
+        /// Folder that `headworks patterns run` wrote
+        folder: PathBuf,
+    },
+}
+
+/// Where the requesters and responders run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Place {
+    /// In threads of this process
+    Threads,
+    /// In processes of this machine
+    Processes,
+}
+
+/// Arguments of `headworks patterns run`.
+#[derive(Args)]
+pub(crate) struct Run {
+    /// Plan in TOML: designs, responses, requesters, responders, outstanding, seconds, repeats
+    plan: PathBuf,
+    /// Folder of the results
+    #[arg(long, default_value = "results/patterns")]
+    out: PathBuf,
+    /// Device of the requesters; with sim:PRESET in virtual time
+    #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = crate::args::device)]
+    device: DeviceName,
+    /// Device of the responders, if it is another
+    #[arg(long, value_parser = crate::args::device)]
+    peer_device: Option<DeviceName>,
+    /// Constants of the simulated machines, KEY=VALUE
+    #[arg(long)]
+    set: Vec<Setting>,
+    /// Where the requesters and responders run, unless time is virtual or mpirun started the ranks
+    #[arg(long, value_enum, default_value = "processes")]
+    place: Place,
+    /// Where rank 0 listens for the other ranks, HOST:PORT; by default port 7471 of this machine
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Option<String>,
+    /// Seconds that all ranks have to come
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    rank_timeout: u64,
+}
+
+/// Arguments of `headworks advise`.
+#[derive(Args)]
+pub(crate) struct Advise {
+    /// Number of requesters, each with a thread of its own
+    #[arg(long)]
+    requesters: usize,
+    /// Number of responders
+    #[arg(long, default_value_t = 1)]
+    responders: usize,
+    /// Bytes of a response, such as 64 or 4KiB
+    #[arg(long, value_parser = bytes)]
+    response: usize,
+    /// Requests that each requester has outstanding
+    #[arg(long, default_value_t = 1)]
+    outstanding: u32,
+    /// What counts: the highest rate, or the lowest 99th percentile of latency
+    #[arg(long, value_enum, default_value = "rate")]
+    by: By,
+    /// Folder of the results of `headworks patterns run`
+    #[arg(long, default_value = "results/patterns")]
+    results: PathBuf,
+}
+
+/// The quantity by which designs are ranked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum By {
+    /// The highest rate
+    Rate,
+    /// The lowest 99th percentile of latency
+    Tail,
+}
+
+fn bytes(text: &str) -> Result<usize, String> {
+    parse_bytes(text).ok_or_else(|| "a number, with B, KiB, MiB or GiB behind it".to_owned())
+}
+
+/// Runs a plan, or shows results.
+pub(crate) fn run(command: &Patterns) -> anyhow::Result<()> {
+    match command {
+        Patterns::Run(run) => match Rank::of_this_process()? {
+            None => measure(run, None),
+            Some(rank) => measure_as_rank(run, rank),
+        },
+        Patterns::Show { folder } => show(folder),
+    }
+}
+
+/// This process's place in a job of several processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rank {
+    rank: usize,
+    ranks: usize,
+    /// Ranks on this machine, if the launcher tells.
+    local: Option<usize>,
+}
+
+impl Rank {
+    /// Reads what Open MPI, MPICH or Slurm tell their processes; `None` if none of them started this process.
+    fn of_this_process() -> anyhow::Result<Option<Self>> {
+        let number = |name: &str| -> anyhow::Result<Option<usize>> {
+            let Some(text) = std::env::var_os(name) else {
+                return Ok(None);
+            };
+            let text = text.to_string_lossy();
+            let parsed = text.parse();
+            parsed
+                .map(Some)
+                .map_err(|_| bad_input(format_args!("{name} is {text:?}: a number is expected")))
+        };
+        for [rank, ranks, local] in [
+            [
+                "OMPI_COMM_WORLD_RANK",
+                "OMPI_COMM_WORLD_SIZE",
+                "OMPI_COMM_WORLD_LOCAL_SIZE",
+            ],
+            ["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"],
+        ] {
+            if let (Some(rank), Some(ranks)) = (number(rank)?, number(ranks)?) {
+                let local = number(local)?;
+                return Ok(Some(Self { rank, ranks, local }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn actors() -> ActorRegistry {
+    let mut actors = ActorRegistry::new();
+    patterns::register(&mut actors, None);
+    actors
+}
+
+/// Runs a rank: rank 0 coordinates and plays a part too, the others play parts.
+fn measure_as_rank(run: &Run, rank: Rank) -> anyhow::Result<()> {
+    if is_simulated(&run.device) {
+        return Err(bad_input(format_args!(
+            "{} is simulated within one process: run without mpirun",
+            run.device
+        )));
+    }
+    let address = rendezvous(run, rank)?;
+    let limit = Duration::from_secs(run.rank_timeout);
+    if rank.rank != 0 {
+        return Ok(serve_rank(
+            address,
+            rank.rank,
+            &actors(),
+            &headworks::opener(),
+            limit,
+        )?);
+    }
+    // The plan is read before anybody waits: a wrong one ends all ranks at once.
+    let plan = read_plan(&run.plan)?;
+    check_ranks(&plan, rank)?;
+    let own =
+        std::thread::spawn(move || serve_rank(address, 0, &actors(), &headworks::opener(), limit));
+    let ranks = Ranks::listen(address, rank.ranks, limit)?;
+    let measured = measure(run, Some(ranks));
+    let served = own.join().map_err(|_| anyhow::anyhow!("rank 0 panicked"))?;
+    measured.and(served.map_err(Into::into))
+}
+
+/// Checks that the ranks are enough for every point of the plan, and that none is left over at all of them.
+fn check_ranks(plan: &Plan, rank: Rank) -> anyhow::Result<()> {
+    let needs = |point: &PlanPoint| plan.task(point, false).requester_actors() + point.responders;
+    let points = plan.points()?;
+    if let Some(point) = points
+        .iter()
+        .find(|point| point.design.connections != patterns::Connections::Private)
+    {
+        return Err(bad_input(format_args!(
+            "{point}: the workers of a dispatcher share its memory, so dispatchers do not run under mpirun"
+        )));
+    }
+    let most = points.iter().map(needs).max().unwrap_or(0);
+    match rank.ranks {
+        ranks if ranks < most => Err(bad_input(format_args!(
+            "the plan needs {most} ranks, and mpirun started {ranks}: start {most}, or set requesters_per_thread higher"
+        ))),
+        ranks if ranks > most => Err(bad_input(format_args!(
+            "mpirun started {ranks} ranks, and no point of the plan has more than {most} parts: start {most}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Returns where rank 0 listens.
+fn rendezvous(run: &Run, rank: Rank) -> anyhow::Result<SocketAddr> {
+    let Some(text) = &run.rendezvous else {
+        if rank.local.is_some_and(|local| local < rank.ranks) {
+            return Err(bad_input(
+                "the ranks are on several machines: name the machine of rank 0 with --rendezvous HOST:PORT",
+            ));
+        }
+        return Ok(([127, 0, 0, 1], PORT).into());
+    };
+    let found = text.to_socket_addrs();
+    let found = found.map_err(|why| bad_input(format_args!("--rendezvous {text}: {why}")))?;
+    let mut found = found.into_iter();
+    found
+        .next()
+        .ok_or_else(|| bad_input(format_args!("--rendezvous {text}: the name has no address")))
+}
+
+fn read_plan(path: &Path) -> anyhow::Result<Plan> {
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|why| bad_input(format_args!("{}: {why}", path.display())))?;
+    Plan::parse(&text).map_err(|why| bad_input(format_args!("{}: {why}", path.display())))
+}
+
+/// Results that are not this run's are bad input; a full disk is not.
+fn refused(why: ResultsError) -> anyhow::Error {
+    match why {
+        ResultsError::Io { .. } => why.into(),
+        _ => bad_input(why),
+    }
+}
+
+/// Measures the points of the plan that the folder lacks.
+fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
+    let plan = read_plan(&run.plan)?;
+    let options = Options {
+        peer_device: run.peer_device.clone(),
+        set: run.set.clone(),
+        ..Options::on(run.device.clone())
+    };
+    if !run.set.is_empty() && !is_simulated(&run.device) {
+        return Err(bad_input(format_args!(
+            "--set needs a simulated device, and {} is none",
+            run.device
+        )));
+    }
+    let devices = [run.device.clone(), options.peer()];
+    for device in &devices {
+        headworks::open(device)?;
+    }
+    let (name, ranks): (_, Option<Arc<dyn World>>) = match (ranks, run.place) {
+        _ if is_simulated(&run.device) => ("virtual time", None),
+        (Some(ranks), _) => ("ranks", Some(Arc::new(ranks))),
+        (None, Place::Processes) => ("processes", Some(Arc::new(Processes::of_this_program()))),
+        (None, Place::Threads) => (
+            "threads",
+            Some(Arc::new(InProcess::new(actors(), headworks::opener()))),
+        ),
+    };
+    let settings: String = options
+        .settings()
+        .map(|setting| format!(" {setting}"))
+        .collect();
+    let device = format!("{}{settings}", run.device);
+    let results = Results::open(&run.out, RunOf::new(device, name, plan.clone()));
+    let results = results.map_err(refused)?;
+    // Installed before anything exists that a signal could leave behind.
+    let interrupt = Interrupt::install().context("catching signals")?;
+    let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let measured = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                stop.fetch_or(interrupt.is_raised(), Ordering::Relaxed);
+                std::thread::sleep(INTERRUPT_CHECK_INTERVAL);
+            }
+        });
+        let measured = points(&plan, &options, &devices, ranks.as_ref(), &results, &stop);
+        over.store(true, Ordering::Relaxed);
+        measured
+    });
+    drop(ranks);
+    if measured.is_err() {
+        let _ = headworks::registry().map(|registry| registry.remove_dead());
+    }
+    if stop.load(Ordering::Relaxed) && measured.is_err() {
+        crate::exit_status::write_line(format_args!(
+            "run the same command again to go on; measured points are in {}",
+            run.out.display()
+        ));
+        return Err(interrupted());
+    }
+    measured?;
+    print(&table(&results.all().map_err(refused)?))
+}
+
+fn points(
+    plan: &Plan,
+    options: &Options,
+    devices: &[DeviceName; 2],
+    world: Option<&Arc<dyn World>>,
+    results: &Results,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let mut progress = ProgressReporter::new("patterns");
+    let mut left = Vec::new();
+    for point in plan.points()? {
+        if results.get(&point).map_err(refused)?.is_none() {
+            left.push(point);
+        }
+    }
+    progress.expect(left.len() as u64, world.is_some());
+    for point in left {
+        progress.at(&point.to_string());
+        let bed = match world {
+            Some(world) => bed(world.clone(), devices),
+            None => simulated(options, devices, &point)?,
+        };
+        let task = plan.task(&point, world.is_none());
+        let mut repeats = Vec::new();
+        // A second run in virtual time gives the same.
+        for _ in 0..if world.is_some() { plan.repeats } else { 1 } {
+            let result = patterns::run(&task, &bed, stop);
+            repeats.push(result.with_context(|| point.to_string())?);
+        }
+        if repeats.iter().any(|result| result.is_oversubscribed) {
+            progress.note(&format!(
+                "{point}: more threads than processors; the figures are of a machine that is too small"
+            ));
+        }
+        results
+            .put(&MeasuredPoint::of(point, &repeats))
+            .map_err(refused)?;
+        progress.done();
+    }
+    progress.finish();
+    Ok(())
+}
+
+fn bed(world: Arc<dyn World>, devices: &[DeviceName; 2]) -> PatternBed {
+    PatternBed {
+        world,
+        devices: devices.clone(),
+        actors_per_host: 8,
+        responder_hosts: 6,
+    }
+}
+
+/// Where a point runs in virtual time. RNICs declare the order of a WRITE's bytes if its design relies on it.
+fn simulated(
+    options: &Options,
+    devices: &[DeviceName; 2],
+    point: &PlanPoint,
+) -> anyhow::Result<PatternBed> {
+    let machine = simulated_machine::machine(&options.device, &options.set);
+    let (mut preset, seed) = machine.context("the device is not simulated")??;
+    if point.design.flag == MailboxFlag::InMessage && preset.write_order_bytes == 0.0 {
+        preset.set("nic.write_order", "1073741824")?;
+    }
+    let mut actors = ActorRegistry::new();
+    patterns::register(&mut actors, Some(PatternPrices::of(&preset)));
+    Ok(bed(Arc::new(SimWorld::new(actors, preset, seed)), devices))
+}
+
+/// The results as CSV.
+fn table(all: &[MeasuredPoint]) -> String {
+    let mut text = "design,response [B],requesters,responders,outstanding,rate [1/s],low,high,bandwidth [B/s],\
+        median [ns],p99 [ns],p99.9 [ns],empty polls,queue pairs,oversubscribed\n"
+        .to_owned();
+    for one in all {
+        let (point, latency) = (&one.point, one.latency());
+        let low = one.per_second.iter().copied().fold(f64::MAX, f64::min);
+        let high = one.per_second.iter().copied().fold(0.0, f64::max);
+        let empty = one
+            .empty_polls
+            .map_or(String::new(), |share| format!("{share:.4}"));
+        text += &format!(
+            "{},{},{},{},{},{:.0},{low:.0},{high:.0},{:.0},{:.0},{:.0},{:.0},{empty},{},{}\n",
+            point.design,
+            point.response,
+            point.requesters,
+            point.responders,
+            point.outstanding,
+            one.rate(),
+            one.rate() * point.response as f64,
+            latency.p50_ns,
+            latency.p99_ns,
+            latency.p999_ns,
+            one.queue_pairs,
+            one.is_oversubscribed,
+        );
+    }
+    text
+}
+
+fn show(folder: &Path) -> anyhow::Result<()> {
+    let results = Results::load(folder).map_err(refused)?;
+    print(&table(&results.all().map_err(refused)?))
+}
+
+/// Prints the design that results favour.
+pub(crate) fn advise_design(command: &Advise) -> anyhow::Result<()> {
+    let results = Results::load(&command.results).map_err(refused)?;
+    let described = Described {
+        requesters: command.requesters,
+        responders: command.responders,
+        response: command.response,
+        outstanding: command.outstanding,
+    };
+    let by = match command.by {
+        By::Rate => RankedBy::Rate,
+        By::Tail => RankedBy::Tail,
+    };
+    let advice = advise(&results.all().map_err(refused)?, described, by).map_err(bad_input)?;
+    let shown = |score: f64| match by {
+        RankedBy::Rate => format!("{:.3} M responses/s", score / 1e6),
+        RankedBy::Tail => format!("{:.2} µs at the 99th percentile", score / 1e3),
+    };
+    let mut text = String::new();
+    for (place, (point, score)) in advice.ranked.iter().enumerate() {
+        let gap = match (place, advice.advantage) {
+            (1, Some(times)) if by == RankedBy::Rate => {
+                format!(", {:.0} % less", (1.0 - 1.0 / times) * 100.0)
+            }
+            (1, Some(times)) => format!(", {:.0} % more", (times - 1.0) * 100.0),
+            _ => String::new(),
+        };
+        text += &format!("{}. {}: {}{gap}\n", place + 1, point.design, shown(*score));
+    }
+    if !advice.is_clear {
+        text += "The repeats of the first two overlap: their order may be noise.\n";
+    }
+    let run = &results.run;
+    let device = run.device.split([':', ',', ' ']).next().unwrap_or_default();
+    text += &match device {
+        "soft" => format!(
+            "Measured on {} in {}: this holds on this machine only, and says nothing about an RDMA NIC.\n",
+            run.device, run.world
+        ),
+        headworks::sim::KIND => format!("Simulated: {}, in {}.\n", run.device, run.world),
+        _ => format!("Measured on {} in {}.\n", run.device, run.world),
+    };
+    print(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_must_be_as_many_as_the_largest_point_needs() {
+        let text = "designs = [\"WriteWrite\"]\nresponses = [\"64\"]\nrequesters = [1, 16]\n";
+        let plan = Plan::parse(text).unwrap();
+        let says = |ranks| {
+            let rank = Rank {
+                rank: 0,
+                ranks,
+                local: None,
+            };
+            check_ranks(&plan, rank).map_err(|why| why.to_string())
+        };
+        assert_eq!(says(3), Ok(()));
+        assert!(says(2).unwrap_err().contains("needs 3 ranks"));
+        assert!(says(4).unwrap_err().contains("started 4 ranks"));
+    }
+}
