@@ -33,6 +33,7 @@
 //! | a device's name, from a command line, a file or another process | `verbs::device_name`, the providers | `device_name` |
 //! | a capture file, from any program | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |
 //! | an HTTP request or response | `workloads::apps::http` | `http_request` |
+//! | a plan of request and response patterns, and the names in it | `workloads::patterns` (`plan`, `design`) | `pattern_plan` |
 //!
 //! Three readers have no target. Two hosts that connect over RDMA exchange eight bytes; the tests of
 //! `ibverbs::cm` feed its `Greeting` other bytes. `runtime::processes::protocol`, which parses the messages

@@ -12,6 +12,7 @@ mod fixtures;
 mod http_request;
 mod line_frames;
 mod pacing_share;
+mod pattern_plan;
 mod pcap_trace;
 mod pipe_peer;
 mod qp_stream;
@@ -172,6 +173,13 @@ pub const TARGETS: &[Target] = &[
         run: http_request::run,
         longest: 2048,
         inputs: 10_000,
+    },
+    Target {
+        name: "pattern_plan",
+        about: "a plan of request and response patterns, and the names of its designs",
+        run: pattern_plan::run,
+        longest: 512,
+        inputs: 5_000,
     },
     Target {
         name: "daemon_application",

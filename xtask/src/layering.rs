@@ -86,6 +86,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks",
             "headworks-baselines",
             "headworks-net",
+            "headworks-patterns",
             "headworks-runtime",
         ],
     ),

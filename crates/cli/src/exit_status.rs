@@ -48,6 +48,13 @@ pub(crate) fn interrupted() -> anyhow::Error {
     Exit { code, line }.into()
 }
 
+/// Returns the failure of a command that a signal ended, with what the user can do now.
+pub(crate) fn interrupted_but(advice: &str) -> anyhow::Error {
+    let line = format!("interrupted: {advice}");
+    let code = EXIT_INTERRUPTED;
+    Exit { code, line }.into()
+}
+
 /// Refuses a simulated `device`: its network exists within one process, so two processes cannot meet on it.
 pub(crate) fn check_not_simulated(device: &DeviceName) -> anyhow::Result<()> {
     match is_simulated(device) {

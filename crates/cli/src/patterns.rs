@@ -20,7 +20,7 @@ use headworks_experiments::patterns::{self, MailboxFlag, PatternPrices};
 use headworks_experiments::progress_bar::ProgressReporter;
 use headworks_experiments::{Options, simulated_machine};
 
-use crate::exit_status::{bad_input, interrupted, print};
+use crate::exit_status::{bad_input, interrupted_but, print};
 
 /// How often an interrupt is looked for.
 const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -34,7 +34,7 @@ pub(crate) enum Patterns {
     ///
     /// Points that the folder already has are not measured again, so an interrupted run goes on where it ended. Under
     /// mpirun every rank runs this command; rank 0 coordinates and writes the results.
-    Run(Run),
+    Run(Box<Run>),
     /// Print the results in a folder as CSV.
     Show {
         /// Folder that `headworks patterns run` wrote
@@ -198,7 +198,8 @@ fn measure_as_rank(run: &Run, rank: Rank) -> anyhow::Result<()> {
     let ranks = Ranks::listen(address, rank.ranks, limit)?;
     let measured = measure(run, Some(ranks));
     let served = own.join().map_err(|_| anyhow::anyhow!("rank 0 panicked"))?;
-    measured.and(served.map_err(Into::into))
+    measured?;
+    Ok(served?)
 }
 
 /// Checks that the ranks are enough for every point of the plan, and that none is left over at all of them.
@@ -273,7 +274,13 @@ fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
     }
     let devices = [run.device.clone(), options.peer()];
     for device in &devices {
-        headworks::open(device)?;
+        let device = headworks::open(device)?;
+        if !is_simulated(&run.device) {
+            for point in plan.points()? {
+                let checked = plan.task(&point, false).check_device(device.info());
+                checked.map_err(|why| bad_input(format_args!("{point}: {why}")))?;
+            }
+        }
     }
     let (name, ranks): (_, Option<Arc<dyn World>>) = match (ranks, run.place) {
         _ if is_simulated(&run.device) => ("virtual time", None),
@@ -310,11 +317,7 @@ fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
         let _ = headworks::registry().map(|registry| registry.remove_dead());
     }
     if stop.load(Ordering::Relaxed) && measured.is_err() {
-        crate::exit_status::write_line(format_args!(
-            "run the same command again to go on; measured points are in {}",
-            run.out.display()
-        ));
-        return Err(interrupted());
+        return Err(interrupted_but("run the same command again to go on"));
     }
     measured?;
     print(&table(&results.all().map_err(refused)?))

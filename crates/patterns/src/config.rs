@@ -106,12 +106,23 @@ impl PatternConfig {
         (start, Response::area(places, self.response))
     }
 
-    /// Item of request number `round` of slot `slot`. Items of different slots differ, so that a response names its
-    /// request.
+    /// The item that a slot asks for after `item`. Items of different slots differ, so that a response names its request.
     #[inline(always)]
-    pub(crate) fn item_of(&self, slot: u32, round: u64) -> u64 {
-        let outstanding = u64::from(self.outstanding);
-        round % (self.items / outstanding) * outstanding + u64::from(slot)
+    pub(crate) fn next_item(&self, item: u64) -> u64 {
+        let next = item + u64::from(self.outstanding);
+        match next < self.items {
+            true => next,
+            false => self.slot_of(item) as u64,
+        }
+    }
+
+    /// The slot that asks for `item`.
+    #[inline(always)]
+    pub(crate) fn slot_of(&self, item: u64) -> usize {
+        match self.outstanding {
+            1 => 0,
+            outstanding => (item % u64::from(outstanding)) as usize,
+        }
     }
 
     /// Offset of an item in a responder's memory, and the distance to the next item.

@@ -37,7 +37,8 @@ pub struct Worker<Response: Verb, T: Topology> {
     config: PatternConfig,
     topology: T,
     slot: u32,
-    round: u64,
+    /// The item that was asked for last.
+    item: u64,
     is_outstanding: bool,
     answered: u64,
     /// Offsets of the worker's mailbox for responses by WRITE, and of its flag.
@@ -102,7 +103,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
             config: self.config,
             topology,
             slot,
-            round: 0,
+            item: slot.into(),
             is_outstanding: false,
             answered: 0,
             mailbox: [self.inbox.at(place), self.inbox.flag_at(place)],
@@ -143,13 +144,15 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
                 continue;
             }
             let (peer, at) = (word as usize - 1, PatternConfig::request_at(slot));
+            // Cleared before the request goes out: once the worker has the response, it hands over its next request.
+            self.ports.memory.word(local).store(0, Relaxed);
             if !Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
                 self.ports.poll_sends()?;
                 if !Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
+                    self.ports.memory.word(local).store(word, Relaxed);
                     continue;
                 }
             }
-            self.ports.memory.word(local).store(0, Relaxed);
             sent += 1;
         }
         Ok(sent)
@@ -173,7 +176,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
                 break;
             };
             let item = self.ports.memory.word(arrival.at).load(Relaxed);
-            let slot = (item % u64::from(self.config.outstanding)) as usize;
+            let slot = self.config.slot_of(item);
             if self.lent[slot].replace(arrival).is_some() {
                 return Err(PatternError::Protocol {
                     what: "the item of a response",
@@ -219,15 +222,10 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
     pub fn step(&mut self, load: &mut impl RequestLoad) -> Result<bool, PatternError> {
         let taken = self.is_outstanding && self.take(load)?;
         if !self.is_outstanding && load.begin() {
-            self.round += 1;
+            self.item = self.config.next_item(self.item);
             let slot = self.slot as usize;
-            let item = self.config.item_of(self.slot, self.round);
-            write_request(
-                &self.memory,
-                PatternConfig::request_at(slot),
-                item,
-                self.slot,
-            );
+            let at = PatternConfig::request_at(slot);
+            write_request(&self.memory, at, self.item, self.slot);
             let word = self.memory.word(self.config.local_mailbox(slot));
             self.is_outstanding = true;
             load.sent(slot);
@@ -258,7 +256,7 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
             }
         };
         let item = self.memory.word(at).load(Relaxed);
-        if item != self.config.item_of(self.slot, self.round) {
+        if item != self.item {
             return Err(PatternError::Protocol {
                 what: "the item of a response",
                 value: item,

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_verbs::{
-    AllocRequest, Completion, Device, Pages, Payload, PostErrorKind, QpCaps, QpState, RemoteAddr,
-    SendFlags, SendOp, SendWr, Status,
+    AllocRequest, Completion, Device, Pages, Payload, PostError, PostErrorKind, QpCaps, QpState,
+    RemoteAddr, SendFlags, SendOp, SendWr, Status,
 };
 
 use crate::bring_up::Area;
 use crate::config::PEERS_MAX;
 use crate::error::PatternError;
+use crate::message::REQUEST;
 
 /// Completions taken per poll of the device.
 const BATCH: usize = 16;
@@ -74,6 +75,8 @@ struct Peer {
     /// Send requests posted, and of those completed.
     posted: u64,
     completed: u64,
+    /// Requests posted since the last one that is signalled.
+    unsignalled: u64,
     /// A flag that is still to be written behind a message: the send queue had no room for it.
     owed: Option<Flag>,
 }
@@ -161,16 +164,19 @@ impl Ports {
         at: usize,
         len: usize,
     ) -> Result<bool, PatternError> {
-        let Some(flags) = self.flags(peer) else {
-            return Ok(false);
-        };
         if INLINE {
+            // A request's length is known when this is compiled, so that its copy is a few instructions.
+            if len == REQUEST {
+                let mut copy = [0; REQUEST];
+                self.memory.read(at, &mut copy);
+                return self.post_one(peer, op, Payload::Inline(&copy));
+            }
             let mut copy = [0; INLINE_MAX];
             self.memory.read(at, &mut copy[..len]);
-            return self.post_one(peer, op, Payload::Inline(&copy[..len]), flags);
+            return self.post_one(peer, op, Payload::Inline(&copy[..len]));
         }
         let sges = [self.memory.region().sge(at, len as u32)];
-        self.post_one(peer, op, Payload::Gather(&sges), flags)
+        self.post_one(peer, op, Payload::Gather(&sges))
     }
 
     /// Sends the `len` bytes at `at` by `op`, and then `flag` by WRITE. Returns whether the send queue had
@@ -217,12 +223,12 @@ impl Ports {
 
     #[inline(always)]
     fn post_owed(&mut self, peer: usize) -> Result<bool, PatternError> {
-        let (Some(flag), Some(flags)) = (self.peers[peer].owed, self.flags(peer)) else {
+        let Some(flag) = self.peers[peer].owed else {
             return Ok(false);
         };
         let word = flag.word.to_le_bytes();
         let payload = Payload::Inline(&word[..flag.len]);
-        let posted = self.post_one(peer, SendOp::Write(flag.to), payload, flags)?;
+        let posted = self.post_one(peer, SendOp::Write(flag.to), payload)?;
         if posted {
             self.peers[peer].owed = None;
             self.owing -= 1;
@@ -230,43 +236,39 @@ impl Ports {
         Ok(posted)
     }
 
-    /// Returns the flags of the next request to `peer`; `None` if the send queue has no room.
-    #[inline(always)]
-    fn flags(&mut self, peer: usize) -> Option<SendFlags> {
-        let Peer {
-            posted, completed, ..
-        } = self.peers[peer];
-        if posted - completed == self.depth {
-            return None;
-        }
-        Some(match (posted + 1) % self.signal_every {
-            0 => SendFlags::SIGNALED,
-            _ => SendFlags::NONE,
-        })
-    }
-
+    /// Posts a request to `peer`. Returns whether the send queue had room.
     #[inline(always)]
     fn post_one(
         &mut self,
         peer: usize,
         op: SendOp,
         payload: Payload<'_>,
-        flags: SendFlags,
     ) -> Result<bool, PatternError> {
-        let number = self.peers[peer].posted + 1;
+        let state = &mut self.peers[peer];
+        if state.posted - state.completed == self.depth {
+            return Ok(false);
+        }
+        let is_signalled = state.unsignalled + 1 == self.signal_every;
+        let number = state.posted + 1;
         let request = SendWr {
             wr_id: number << PEER_BITS | peer as u64,
             op,
             payload,
-            flags,
+            flags: match is_signalled {
+                true => SendFlags::SIGNALED,
+                false => SendFlags::NONE,
+            },
         };
         match self.end.queue_pairs[peer].post_send(&[request]) {
             Ok(()) => {
-                self.peers[peer].posted = number;
+                state.posted = number;
+                state.unsignalled = match is_signalled {
+                    true => 0,
+                    false => state.unsignalled + 1,
+                };
                 Ok(true)
             }
-            Err(error) if error.kind == PostErrorKind::QueueFull => Ok(false),
-            Err(error) => Err(error.into()),
+            Err(error) => refused(error),
         }
     }
 
@@ -299,8 +301,8 @@ impl Ports {
 
     /// The area that `peer` gave to this side.
     #[inline(always)]
-    pub(crate) fn peer_area(&self, peer: usize) -> Area {
-        self.peers[peer].area
+    pub(crate) fn peer_area(&self, peer: usize) -> &Area {
+        &self.peers[peer].area
     }
 
     /// The value of the next dense flag of place `place` at `peer`: 1 and 0 in turn.
@@ -313,5 +315,14 @@ impl Ports {
     #[inline(always)]
     pub(crate) fn toggle(&mut self, peer: usize, place: usize) {
         self.peers[peer].toggles ^= 1 << place;
+    }
+}
+
+/// The outcome of a post that the device refused: no room, or an error.
+#[cold]
+fn refused(error: PostError) -> Result<bool, PatternError> {
+    match error.kind {
+        PostErrorKind::QueueFull => Ok(false),
+        _ => Err(error.into()),
     }
 }

@@ -47,8 +47,8 @@ pub struct Requester<Request: Verb, Response: Verb, T: Topology, const INLINE: b
     free: Vec<u32>,
     /// A request that is written and found no room: its slot and responder.
     waiting: Option<(u32, usize)>,
-    /// Requests begun, in each slot.
-    rounds: Vec<u64>,
+    /// The item that each slot asked for last.
+    items: Vec<u64>,
     answered: u64,
     request: std::marker::PhantomData<Request>,
 }
@@ -95,7 +95,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
             topology,
             free: (0..config.outstanding).rev().collect(),
             waiting: None,
-            rounds: vec![0; outstanding],
+            items: (0..config.outstanding.into()).collect(),
             answered: 0,
             request: std::marker::PhantomData,
         })
@@ -127,18 +127,18 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         self.inbox.polled()
     }
 
-    /// Sends a request for each free slot, as long as `load` begins one, and takes the responses that are there. Returns
-    /// the number of responses.
+    /// Takes the responses that are there, and then sends a request for each free slot, as long as `load` begins one.
+    /// Returns the number of responses.
     ///
     /// # Errors
     ///
     /// A peer is gone or broke the protocol, or the device failed, or the load refused a response.
     #[inline(always)]
     pub fn step(&mut self, load: &mut impl RequestLoad) -> Result<u32, PatternError> {
-        self.ports.flush()?;
-        self.send(load)?;
         let mut received = 0;
-        while let Some(arrival) = self.inbox.next(&mut self.ports)? {
+        while !self.is_idle()
+            && let Some(arrival) = self.inbox.next(&mut self.ports)?
+        {
             let first = self.ports.memory.word(arrival.at);
             let item = first.load(std::sync::atomic::Ordering::Relaxed);
             let slot = self.slot_of(item)?;
@@ -146,25 +146,26 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
             self.inbox.release(&mut self.ports, arrival)?;
             self.free.push(slot as u32);
             received += 1;
-            self.answered += 1;
-            if received == self.config.outstanding {
-                break;
-            }
         }
+        self.answered += u64::from(received);
+        self.ports.flush()?;
+        self.inbox.prepare(&mut self.ports)?;
+        self.send(load)?;
         Ok(received)
     }
 
+    /// Whether no request is outstanding.
     #[inline(always)]
-    fn item_of(&self, slot: u32) -> u64 {
-        self.config.item_of(slot, self.rounds[slot as usize])
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.config.outstanding as usize
     }
 
     /// The slot whose request asks for `item`. Fails if none does.
     #[inline(always)]
     fn slot_of(&self, item: u64) -> Result<usize, PatternError> {
-        let slot = item % u64::from(self.config.outstanding);
-        match item == self.item_of(slot as u32) {
-            true => Ok(slot as usize),
+        let slot = self.config.slot_of(item);
+        match self.items.get(slot) == Some(&item) {
+            true => Ok(slot),
             false => Err(PatternError::Protocol {
                 what: "the item of a response",
                 value: item,
@@ -181,9 +182,10 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
                 None if self.free.is_empty() || !load.begin() => return Ok(()),
                 None => {
                     let slot = self.free.pop().unwrap_or_default();
-                    self.rounds[slot as usize] += 1;
+                    let item = self.config.next_item(self.items[slot as usize]);
+                    self.items[slot as usize] = item;
                     let at = PatternConfig::request_at(slot as usize);
-                    write_request(&self.ports.memory, at, self.item_of(slot), slot);
+                    write_request(&self.ports.memory, at, item, slot);
                     (slot, self.topology.next())
                 }
             };

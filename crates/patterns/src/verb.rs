@@ -115,6 +115,12 @@ pub trait Inbox: std::marker::Send {
     /// messages arrive in mailboxes.
     fn flag_at(&self, place: usize) -> usize;
 
+    /// Makes all free places ready for messages, as far as the device has room. Call it before the first message is
+    /// asked for.
+    fn prepare(&mut self, _ports: &mut Ports) -> Result<(), PatternError> {
+        Ok(())
+    }
+
     /// Returns a message that arrived whole, if there is one. The work of a call is bounded by the number of places.
     fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError>;
 

@@ -171,7 +171,7 @@ fn bad_input_is_one_line_that_names_it() {
         "--set needs a simulated device",
     );
     run(
-        &SHORT.replace("64", "2GiB"),
+        &SHORT.replace("\"WriteWrite\", ", "").replace("64", "2GiB"),
         &["--place", "threads"],
         "response is 2147483648",
     );

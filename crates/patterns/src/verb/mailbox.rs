@@ -161,9 +161,11 @@ impl<F: FlagPlacement> Verb for Write<F> {
 #[derive(Clone, Copy, Debug)]
 pub struct Mailboxes<F> {
     base: usize,
-    len: usize,
     places: usize,
     per_peer: usize,
+    /// Offset of the flag in a mailbox, and the distance to the next mailbox.
+    flag_offset: usize,
+    stride: usize,
     /// The mailbox that is polled next.
     next: usize,
     polled: Polled,
@@ -174,9 +176,10 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
     fn open(_: &Ports, base: usize, places: Places, len: usize) -> Result<Self, PatternError> {
         Ok(Self {
             base,
-            len,
             places: places.total(),
             per_peer: places.per_peer,
+            flag_offset: F::word(len),
+            stride: F::stride(len),
             next: 0,
             polled: Polled::default(),
             flag: PhantomData,
@@ -185,34 +188,42 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
 
     #[inline(always)]
     fn at(&self, place: usize) -> usize {
-        self.base + place * F::stride(self.len)
+        self.base + place * self.stride
     }
 
     #[inline(always)]
     fn flag_at(&self, place: usize) -> usize {
-        self.at(place) + F::word(self.len)
+        self.at(place) + self.flag_offset
     }
 
     #[inline(always)]
     fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError> {
-        for _ in 0..self.places {
-            let place = self.next;
-            self.next = if place + 1 == self.places {
-                0
-            } else {
-                place + 1
-            };
-            self.polled.places += 1;
-            self.polled.loads += 1;
-            let at = self.at(place);
+        let (mut place, mut polled) = (self.next, 0);
+        while polled < self.places {
+            polled += 1;
             // Acquire: the message is read after its flag.
-            let word = ports.memory.word(at + F::word(self.len)).load(Acquire);
-            if word >> 56 != 0 {
-                self.polled.found += 1;
-                let peer = place / self.per_peer;
-                return Ok(Some(Arrival { peer, place, at }));
+            let flag = ports.memory.word(self.flag_at(place)).load(Acquire);
+            let found = place;
+            place += 1;
+            if place == self.places {
+                place = 0;
+            }
+            if flag >> 56 != 0 {
+                self.next = place;
+                self.count(polled, 1);
+                let peer = match self.per_peer {
+                    1 => found,
+                    places => found / places,
+                };
+                let at = self.at(found);
+                return Ok(Some(Arrival {
+                    peer,
+                    place: found,
+                    at,
+                }));
             }
         }
+        self.count(polled, 0);
         Ok(None)
     }
 
@@ -222,12 +233,22 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
         // has the response, or, of responses, when its next request has gone out.
         ports
             .memory
-            .word(arrival.at + F::word(self.len))
+            .word(arrival.at + self.flag_offset)
             .store(0, Release);
         Ok(())
     }
 
     fn polled(&self) -> Polled {
         self.polled
+    }
+}
+
+impl<F> Mailboxes<F> {
+    /// Counts mailboxes that were polled, and the message that was found.
+    #[inline(always)]
+    fn count(&mut self, places: usize, found: u64) {
+        self.polled.places += places as u64;
+        self.polled.loads += places as u64;
+        self.polled.found += found;
     }
 }

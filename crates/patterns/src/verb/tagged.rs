@@ -187,10 +187,16 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
     }
 
     #[inline(always)]
-    fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError> {
-        if !self.owed.is_empty() {
-            self.post_owed(ports)?;
+    fn prepare(&mut self, ports: &mut Ports) -> Result<(), PatternError> {
+        match self.owed.is_empty() {
+            true => Ok(()),
+            false => self.post_owed(ports),
         }
+    }
+
+    #[inline(always)]
+    fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError> {
+        self.prepare(ports)?;
         if self.taken == self.count {
             self.polled.places += 1;
             self.polled.loads += 1;

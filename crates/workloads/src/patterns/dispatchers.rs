@@ -60,18 +60,18 @@ impl<Response: Verb> WorkerStep for Worker<Response, RandomResponder> {
         &mut self,
         load: &mut ActiveLoad<'_, '_>,
     ) -> Result<(u32, bool), headworks_patterns::PatternError> {
-        let was = Worker::is_outstanding(self);
-        let taken = Worker::step(self, load)?;
-        let is = Worker::is_outstanding(self);
+        let was = Self::is_outstanding(self);
+        let taken = Self::step(self, load)?;
+        let is = Self::is_outstanding(self);
         Ok((taken.into(), is && (taken || !was)))
     }
 
     fn answered(&self) -> u64 {
-        Worker::answered(self)
+        Self::answered(self)
     }
 
     fn is_outstanding(&self) -> bool {
-        Worker::is_outstanding(self)
+        Self::is_outstanding(self)
     }
 
     fn has_mailbox(&self) -> bool {

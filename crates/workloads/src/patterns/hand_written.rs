@@ -214,52 +214,56 @@ impl Sides {
     ) -> Result<()> {
         let all = self.answered + count;
         while self.answered < all {
-            self.requester_turn::<REQUEST_BY_WRITE, RESPONSE_BY_WRITE>()?;
+            // The last response is taken without a further request.
+            let is_last = self.answered + 1 == all;
+            self.requester_turn::<REQUEST_BY_WRITE, RESPONSE_BY_WRITE>(is_last)?;
             self.responder_turn::<REQUEST_BY_WRITE, RESPONSE_BY_WRITE>()?;
         }
         Ok(())
     }
 
-    /// The turn of the requester. Instruction counts find it by its name.
+    /// The turn of the requester: takes the response, and sends the next request. Instruction counts find it by its
+    /// name.
     #[inline(never)]
     fn requester_turn<const REQUEST_BY_WRITE: bool, const RESPONSE_BY_WRITE: bool>(
         &mut self,
+        is_last: bool,
     ) -> Result<()> {
         let side = &mut self.requester;
-        if !self.is_outstanding {
-            self.round += 1;
-            side.memory.word(0).store(self.round % ITEMS, Relaxed);
-            side.memory.word(WORD).store(0, Relaxed);
-            side.memory.word(REQUEST - WORD).store(FLAG, Relaxed);
-            let mut copy = [0; REQUEST];
-            side.memory.read(0, &mut copy);
-            let op = match REQUEST_BY_WRITE {
-                true => SendOp::Write(side.to),
-                false => SendOp::Send,
-            };
-            side.post(op, Payload::Inline(&copy))?;
-            self.is_outstanding = true;
-        }
-        if RESPONSE_BY_WRITE {
+        if self.is_outstanding {
             let flag = self.inbox + self.response - WORD;
-            if side.memory.word(flag).load(Acquire) >> 56 == 0 {
+            if RESPONSE_BY_WRITE {
+                if side.memory.word(flag).load(Acquire) >> 56 == 0 {
+                    return Ok(());
+                }
+            } else if !side.poll_receive()? {
                 return Ok(());
             }
-        } else if !side.poll_receive()? {
-            return Ok(());
-        }
-        if side.memory.word(self.inbox).load(Relaxed) != self.round % ITEMS {
-            return Err(WorkloadError("a response is wrong".into()));
-        }
-        match RESPONSE_BY_WRITE {
-            true => {
-                let flag = self.inbox + self.response - WORD;
-                side.memory.word(flag).store(0, Release);
+            if side.memory.word(self.inbox).load(Relaxed) != self.round % ITEMS {
+                return Err(WorkloadError("a response is wrong".into()));
             }
-            false => side.post_receive(self.inbox, self.response)?,
+            match RESPONSE_BY_WRITE {
+                true => side.memory.word(flag).store(0, Release),
+                false => side.post_receive(self.inbox, self.response)?,
+            }
+            self.answered += 1;
+            self.is_outstanding = false;
+            if is_last {
+                return Ok(());
+            }
         }
-        self.is_outstanding = false;
-        self.answered += 1;
+        self.round += 1;
+        side.memory.word(0).store(self.round % ITEMS, Relaxed);
+        side.memory.word(WORD).store(0, Relaxed);
+        side.memory.word(REQUEST - WORD).store(FLAG, Relaxed);
+        let mut copy = [0; REQUEST];
+        side.memory.read(0, &mut copy);
+        let op = match REQUEST_BY_WRITE {
+            true => SendOp::Write(side.to),
+            false => SendOp::Send,
+        };
+        side.post(op, Payload::Inline(&copy))?;
+        self.is_outstanding = true;
         Ok(())
     }
 

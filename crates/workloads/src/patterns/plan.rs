@@ -185,8 +185,8 @@ impl Plan {
                 return wrong(key, "[]".into(), "at least one value");
             }
         }
-        if !(self.seconds > 0.0 && self.seconds <= 3600.0) {
-            return wrong("seconds", self.seconds.to_string(), "above 0, up to 3600");
+        if !(1e-6..=3600.0).contains(&self.seconds) {
+            return wrong("seconds", self.seconds.to_string(), "0.000001 to 3600");
         }
         if self.repeats == 0 || self.repeats > 1000 {
             return wrong("repeats", self.repeats.to_string(), "1 to 1000");
@@ -301,7 +301,7 @@ mod tests {
         for (more, says) in [
             ("colour = 3\n", "line 3: unknown field `colour`"),
             ("requesters = [0]\n", "requesters = 0: at least 1"),
-            ("seconds = -1.0\n", "seconds = -1: above 0"),
+            ("seconds = -1.0\n", "seconds = -1: 0.000001"),
             ("outstanding = [2]\n", "outstanding = 2: 1 with dispatchers"),
             ("repeats = \"x\"\n", "line 3: invalid type"),
         ] {

@@ -1,7 +1,7 @@
 //! Processor time of the program's own work in virtual time: what the device's calls do not cost.
 //!
 //! The prices of the loops come from counts of this project's own code: instructions of `headworks-patterns` outside of
-//! device calls, which callgrind counts in the experiment `patterns-fig4`. The constants of the machine turn them into
+//! device calls, which callgrind counts in the experiment `patterns-fig4` (x86-64, profile `dist`). The constants of the machine turn them into
 //! time.
 
 use headworks::sim::Preset;
@@ -10,10 +10,10 @@ use headworks::verbs::Duration;
 /// Instructions that a processor retires in a cycle in these loops. Assumed: they are loads and stores that hit the
 /// first-level cache, and well-predicted branches.
 const INSTRUCTIONS_PER_CYCLE: f64 = 2.0;
-/// Instructions of a requester from a response to the post of its next request, outside of device calls.
-const REQUEST_INSTRUCTIONS: f64 = 80.0;
-/// Instructions of a responder from a request to the post of the response, outside of device calls.
-const RESPOND_INSTRUCTIONS: f64 = 60.0;
+/// Instructions of a requester for each request, outside of the device: by WriteWrite with responses of 64 B.
+const REQUEST_INSTRUCTIONS: f64 = 320.0;
+/// Instructions of a responder for each request, outside of the device: by WriteWrite with responses of 64 B.
+const RESPOND_INSTRUCTIONS: f64 = 225.0;
 
 /// Prices of a requester's and a responder's own work.
 #[derive(Clone, Copy, Debug, PartialEq)]

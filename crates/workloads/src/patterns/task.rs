@@ -1,11 +1,13 @@
 //! One point to measure, which every actor of a run receives, and the roles of the actors.
 
+use headworks::verbs::DeviceInfo;
 use headworks::verbs::time::Duration;
-use headworks_patterns::PatternConfig;
+use headworks_patterns::verb::Verb;
+use headworks_patterns::{PatternConfig, PatternError};
 use headworks_runtime::{Actor, ActorInit, ActorRegistry};
 use serde::{Deserialize, Serialize};
 
-use super::design::{Connections, Design};
+use super::design::{Connections, Design, WithVerbs, with_verbs};
 use super::prices::PatternPrices;
 use super::{dispatchers, requesters, responders};
 use crate::error::{Result, WorkloadError};
@@ -132,6 +134,23 @@ impl PatternTask {
             );
         }
         Ok(())
+    }
+
+    /// Checks that `device` promises what the design relies on, and that the sizes are legal there.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn check_device(&self, device: &DeviceInfo) -> Result<()> {
+        struct Check<'a>(PatternConfig, &'a DeviceInfo);
+        impl WithVerbs for Check<'_> {
+            type Output = std::result::Result<(), PatternError>;
+            fn with<Request: Verb, Response: Verb, const INLINE: bool>(self) -> Self::Output {
+                self.0.check::<Request, Response>(self.1)
+            }
+        }
+        let check = Check(self.config(), device);
+        Ok(with_verbs(self.design, self.inline, check)?)
     }
 
     /// Returns the sizes of the building blocks. The workers of a dispatcher are its outstanding requests.

@@ -72,6 +72,9 @@ fn every_design_runs_in_virtual_time_and_repeats_exactly() {
         assert!(one.per_second > 1e5, "{design}: {one:?}");
         assert_eq!(one.per_second, again.per_second, "{design}");
         assert_eq!(one.latency(), again.latency(), "{design}");
+        // Little's law: each requester always has one request under way, so none waits for a retry.
+        let under_way = (1.0 - one.empty_mailboxes) * 3.0;
+        assert!((0.9..1.1).contains(&under_way), "{design}: {under_way}");
     }
 }
 
@@ -120,82 +123,4 @@ fn a_run_that_cannot_work_says_why() {
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     let interrupted = run(&short(design, 1, 1), &soft(), &stop).unwrap_err();
     assert_eq!(interrupted.to_string(), "interrupted");
-}
-
-#[test]
-#[ignore]
-fn explore() {
-    let stop = AtomicBool::new(false);
-    let show = |task: &PatternTask, label: &str| {
-        let t0 = std::time::Instant::now();
-        let lock = std::env::var("LOCK").unwrap_or("160".into());
-        let mut preset = Preset::named("cx5-100g").unwrap();
-        preset.set("nic.write_order", "65536").unwrap();
-        preset.set("cpu.srq_lock", &lock).unwrap();
-        let mut actors = ActorRegistry::new();
-        register(&mut actors, Some(PatternPrices::of(&preset)));
-        let bed = PatternBed {
-            world: Arc::new(SimWorld::new(actors, preset, 1)),
-            ..simulated("65536")
-        };
-        let r = run(task, &bed, &stop).unwrap();
-        let q = r.latency();
-        println!(
-            "{label:30} {:30} {:6} B {:8.3} M/s {:8.3} GB/s p50 {:7.0} p99 {:7.0} cyc {:6.0} empty {:?} {:.3} wall {:?}",
-            task.design.to_string(),
-            task.response,
-            r.per_second / 1e6,
-            r.bytes_per_second / 1e9,
-            q.p50_ns,
-            q.p99_ns,
-            3.2e9 / r.per_responder,
-            r.empty_polls.map(|x| (x * 1000.0).round() / 1000.0),
-            r.empty_mailboxes,
-            t0.elapsed()
-        );
-    };
-    for size in [64, 256, 4096, 16384] {
-        for d in Design::PAIRS {
-            show(&PatternTask::paper(d, size, 1, 1), "1:1");
-        }
-    }
-    for size in [64, 4096, 16384] {
-        for n in [8, 16, 40] {
-            for d in Design::PAIRS {
-                show(&PatternTask::paper(d, size, n, 1), &format!("{n}:1"));
-            }
-            for d in Design::PAIRS {
-                show(
-                    &PatternTask {
-                        per_actor: 8,
-                        ..PatternTask::paper(d.dispatched(), size, n, 1)
-                    },
-                    &format!("{n}:1"),
-                );
-            }
-        }
-    }
-    for size in [4096] {
-        for m in [6, 12, 18] {
-            for d in Design::PAIRS {
-                show(
-                    &PatternTask {
-                        run_ns: 300_000,
-                        ..PatternTask::paper(d, size, 90, m)
-                    },
-                    &format!("90:{m}"),
-                );
-            }
-            for d in Design::PAIRS {
-                show(
-                    &PatternTask {
-                        per_actor: 10,
-                        run_ns: 300_000,
-                        ..PatternTask::paper(d.dispatched(), size, 90, m)
-                    },
-                    &format!("90:{m}"),
-                );
-            }
-        }
-    }
 }

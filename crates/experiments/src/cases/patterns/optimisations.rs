@@ -90,7 +90,7 @@ pub static OPTIMISATIONS: Case<Arm> = Case {
                 .to_string();
                 let is_drawn =
                     point.arm.response == SIZE && point.arm.requesters == 1 && point.arm.is_inline;
-                is_drawn.then(|| (line, point.x as f64, Expr::At(*point, RATE)))
+                is_drawn.then_some((line, point.x as f64, Expr::At(*point, RATE)))
             },
         );
         for (name, with, without) in switches() {
