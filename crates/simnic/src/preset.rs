@@ -32,7 +32,7 @@ impl Constant {
 
     /// Whether its values are whole numbers.
     pub fn is_whole(&self) -> bool {
-        !matches!(self.unit, "ns" | "ns/64 B" | "Gbit/s" | "KiB") || self.is_power()
+        !matches!(self.unit, "ns" | "ns/64 B" | "Gbit/s" | "GHz" | "KiB") || self.is_power()
     }
 
     /// Whether its values are powers of two, as page sizes are.

@@ -171,9 +171,9 @@ fn bad_input_is_one_line_that_names_it() {
         "--set needs a simulated device",
     );
     run(
-        &SHORT.replace("\"WriteWrite\", ", "").replace("64", "2GiB"),
+        &SHORT.replace("\"WriteWrite\", ", "").replace("64", "8GiB"),
         &["--place", "threads"],
-        "response is 2147483648",
+        "response is 8589934592",
     );
     run(
         &SHORT.replace("64", "60"),
