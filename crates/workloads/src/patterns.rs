@@ -11,7 +11,7 @@
 //! | `requesters`, `responders`, `dispatchers` | the actors |
 //! | [`plan`], [`results`] | plans as files; a folder of results, into which an interrupted run goes on |
 //! | [`advice`] | the design that results favour for a described workload |
-//! | [`run`] | running a task in a world, and its result |
+//! | [`mod@run`] | running a task in a world, and its result |
 //! | [`hand_written`] | the same loops as a program would write them by hand |
 //! | [`instructions`] | counting the instructions of both under callgrind |
 //! | [`one_thread`] | requesters and a responder that take turns in one thread |
