@@ -34,7 +34,7 @@ const GUEST_JOBS: &[GuestJob] = &[
     ),
 ];
 /// Time limit of the machine, which is emulated and slow.
-const SECONDS: u32 = 1200;
+const SECONDS: u32 = 1500;
 
 /// The two devices with their own promises.
 const AS_DECLARED: &str = "HEADWORKS_IBV='ibv:rxe0;ibv:rxe1'";
