@@ -94,7 +94,7 @@ pub(crate) struct Advise {
     /// Requests that each requester has outstanding
     #[arg(long, default_value_t = 1)]
     outstanding: u32,
-    /// What counts: the highest rate, or the lowest 99th percentile of latency
+    /// Ranking of the designs: by the highest rate, or by the lowest 99th percentile of latency
     #[arg(long, value_enum, default_value = "rate")]
     by: By,
     /// Folder of the results of `headworks patterns run`
@@ -136,7 +136,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// Reads what Open MPI, MPICH or Slurm tell their processes; `None` if none of them started this process.
+    /// Reads the variables that Open MPI and MPICH set for their processes; `None` if neither started this process.
     fn of_this_process() -> anyhow::Result<Option<Self>> {
         let number = |name: &str| -> anyhow::Result<Option<usize>> {
             let Some(text) = std::env::var_os(name) else {

@@ -122,7 +122,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         self.answered
     }
 
-    /// What was polled for responses.
+    /// Counts of polls for responses.
     pub fn polled(&self) -> Polled {
         self.inbox.polled()
     }

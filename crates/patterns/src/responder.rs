@@ -96,7 +96,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
         self.answered
     }
 
-    /// What was polled for requests.
+    /// Counts of polls for requests.
     pub fn polled(&self) -> Polled {
         self.inbox.polled()
     }

@@ -42,11 +42,17 @@ pub trait Verb: Sized + std::marker::Send + 'static {
     }
 
     /// Number of places in a requester's area for responses, with `outstanding` requests and `peers` responders.
-    fn places(outstanding: usize, peers: usize) -> usize;
+    /// By default, a place for each outstanding request, whichever responder answers it.
+    fn places(outstanding: usize, _peers: usize) -> usize {
+        outstanding
+    }
 
     /// Receives of the receiver's shared receive queue, and of each queue pair's own queue, for `places` messages
     /// from each of `peers` senders.
-    fn receives(places: usize, peers: usize) -> (u32, u32);
+    /// By default there are none: messages arrive in mailboxes.
+    fn receives(_places: usize, _peers: usize) -> (u32, u32) {
+        (0, 0)
+    }
 
     /// Sends the `len` bytes at `at` to place `place` of the area that `peer` gave to this side; with `INLINE`
     /// the payload travels in the request. Returns false if the send queue has no room: poll the sends, and call
@@ -89,7 +95,7 @@ impl Places {
     }
 }
 
-/// What a receiver polled.
+/// Counts of a receiver's polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polled {
     /// Places that were polled: mailboxes, or polls of a completion queue.
@@ -127,6 +133,6 @@ pub trait Inbox: std::marker::Send {
     /// Frees the place of a message. The sender may use it again.
     fn release(&mut self, ports: &mut Ports, arrival: Arrival) -> Result<(), PatternError>;
 
-    /// What was polled so far, and how many messages were there: the share of empty mailboxes (Fig. 9b).
+    /// Counts of polls so far. They give the share of empty mailboxes (Fig. 9b).
     fn polled(&self) -> Polled;
 }

@@ -137,22 +137,6 @@ impl RunningScenario for RunningThreads {
             .for_each(|mailbox| mailbox.interrupt());
     }
 
-    fn kill(&mut self, _role: &str) -> Result<(), ScenarioError> {
-        Err(ScenarioError::NeedsProcesses("killing an actor"))
-    }
-
-    fn stop(&mut self, _role: &str) -> Result<(), ScenarioError> {
-        Err(ScenarioError::NeedsProcesses("stopping an actor"))
-    }
-
-    fn cont(&mut self, _role: &str) -> Result<(), ScenarioError> {
-        Err(ScenarioError::NeedsProcesses("continuing an actor"))
-    }
-
-    fn pid(&self, _role: &str) -> Option<u32> {
-        None
-    }
-
     fn outcome(&self, role: &str) -> Option<ActorOutcome> {
         self.audience.outcome(role)
     }

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration as Wall, Instant as WallInstant};
 
@@ -83,7 +83,7 @@ pub struct Ranks {
 struct Member {
     /// The connection, for writing; `None` once it has broken.
     stream: Mutex<Option<TcpStream>>,
-    /// What the rank runs now.
+    /// The part that the rank runs now.
     part: Mutex<Option<RunningPart>>,
 }
 
@@ -342,22 +342,6 @@ impl RunningScenario for RunningRanks {
         }
     }
 
-    fn kill(&mut self, _role: &str) -> Result<(), ScenarioError> {
-        Err(ScenarioError::NeedsProcesses("killing an actor"))
-    }
-
-    fn stop(&mut self, _role: &str) -> Result<(), ScenarioError> {
-        Err(ScenarioError::NeedsProcesses("stopping an actor"))
-    }
-
-    fn cont(&mut self, _role: &str) -> Result<(), ScenarioError> {
-        Err(ScenarioError::NeedsProcesses("continuing an actor"))
-    }
-
-    fn pid(&self, _role: &str) -> Option<u32> {
-        None
-    }
-
     fn outcome(&self, role: &str) -> Option<ActorOutcome> {
         self.audience.outcome(role)
     }
@@ -523,7 +507,6 @@ impl MailTransport for StreamTransport {
 
     fn unwritten(&self) -> Option<BorrowedFd<'_>> {
         // Writing blocks until everything is written.
-        let _ = self.stream.as_fd();
         None
     }
 }
@@ -558,15 +541,6 @@ impl Messages {
             }
         }
     }
-}
-
-/// Makes a socket at a free port of the loopback interface, for ranks of one machine.
-///
-/// # Errors
-///
-/// The kernel refuses the socket.
-pub fn loopback_listener() -> io::Result<TcpListener> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
 }
 
 #[cfg(test)]

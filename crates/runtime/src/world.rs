@@ -36,17 +36,26 @@ pub trait RunningScenario: Send {
     /// Asks every actor to end early.
     fn interrupt(&mut self);
 
-    /// Kills an actor's process, at whatever instruction it is.
-    fn kill(&mut self, role: &str) -> Result<(), ScenarioError>;
+    /// Kills an actor's process, at whatever instruction it is. A world that owns no processes refuses this, and the
+    /// next two.
+    fn kill(&mut self, _role: &str) -> Result<(), ScenarioError> {
+        Err(ScenarioError::NeedsProcesses("killing an actor"))
+    }
 
     /// Stops an actor's process until [`RunningScenario::cont`].
-    fn stop(&mut self, role: &str) -> Result<(), ScenarioError>;
+    fn stop(&mut self, _role: &str) -> Result<(), ScenarioError> {
+        Err(ScenarioError::NeedsProcesses("stopping an actor"))
+    }
 
     /// Lets a stopped process continue.
-    fn cont(&mut self, role: &str) -> Result<(), ScenarioError>;
+    fn cont(&mut self, _role: &str) -> Result<(), ScenarioError> {
+        Err(ScenarioError::NeedsProcesses("continuing an actor"))
+    }
 
     /// Process id of an actor, if it has a process of its own.
-    fn pid(&self, role: &str) -> Option<u32>;
+    fn pid(&self, _role: &str) -> Option<u32> {
+        None
+    }
 
     /// Waits until every actor has ended or `deadline` has passed. Actors that still run are then ended and
     /// count as failed. The results are in the scenario's order. Reports that [`RunningScenario::poll`]

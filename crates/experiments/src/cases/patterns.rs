@@ -54,6 +54,16 @@ const WW: Design = Design::PAIRS[0];
 const SS: Design = Design::PAIRS[1];
 const WS: Design = Design::PAIRS[2];
 const SW: Design = Design::PAIRS[3];
+/// The designs, with the order of a WRITE's bytes declared and not.
+const DESIGNS: [Design; 7] = [
+    WW,
+    SS,
+    WS,
+    SW,
+    WW.with_flag(MailboxFlag::SecondWrite),
+    WS.with_flag(MailboxFlag::SecondWrite),
+    SW.with_flag(MailboxFlag::SecondWrite),
+];
 
 /// A point of a pattern: everything but what the experiment sweeps has the paper's value.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use headworks_verbs::{DeviceInfo, SendOp};
 
+use super::mailbox::check_order;
 use super::{Arrival, Inbox, Places, Polled, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
@@ -30,15 +31,7 @@ impl Verb for DenseWrite {
     type Inbox = DenseMailboxes;
 
     fn check(device: &DeviceInfo, _: usize) -> Result<(), PatternError> {
-        if device.promises.ordered_between_writes && device.promises.atomic_aligned_8 {
-            return Ok(());
-        }
-        Err(PatternError::Promise {
-            device: device.name.to_string(),
-            promise: "ordered_between_writes and atomic_aligned_8",
-            verb: "Write with dense flags",
-            instead: "Send",
-        })
+        check_order(device, "Write with dense flags")
     }
 
     fn stride(len: usize) -> usize {
@@ -51,15 +44,6 @@ impl Verb for DenseWrite {
 
     fn flag(places: usize, place: usize, len: usize) -> usize {
         places * stride(len) + place
-    }
-
-    /// One place for each outstanding request. Only requests travel by this verb, so there is one sender for each.
-    fn places(outstanding: usize, _: usize) -> usize {
-        outstanding
-    }
-
-    fn receives(_: usize, _: usize) -> (u32, u32) {
-        (0, 0)
     }
 
     #[inline(always)]

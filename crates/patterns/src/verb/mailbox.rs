@@ -72,6 +72,19 @@ impl FlagPlacement for InMessage {
     }
 }
 
+/// Fails unless the device promises that a later WRITE follows an earlier one, which `verb` relies on.
+pub(super) fn check_order(device: &DeviceInfo, verb: &'static str) -> Result<(), PatternError> {
+    match device.promises.ordered_between_writes && device.promises.atomic_aligned_8 {
+        true => Ok(()),
+        false => Err(PatternError::Promise {
+            device: device.name.to_string(),
+            promise: "ordered_between_writes and atomic_aligned_8",
+            verb,
+            instead: "Send",
+        }),
+    }
+}
+
 /// The flag is a word of its own behind the message, written by a second WRITE. It relies on
 /// [`ordered_between_writes`](headworks_verbs::Promises::ordered_between_writes).
 #[derive(Clone, Copy, Debug)]
@@ -88,15 +101,7 @@ impl FlagPlacement for SecondWrite {
     }
 
     fn check(device: &DeviceInfo, _: usize) -> Result<(), PatternError> {
-        if device.promises.ordered_between_writes && device.promises.atomic_aligned_8 {
-            return Ok(());
-        }
-        Err(PatternError::Promise {
-            device: device.name.to_string(),
-            promise: "ordered_between_writes and atomic_aligned_8",
-            verb: "Write with the flag by a second WRITE",
-            instead: "Send",
-        })
+        check_order(device, "Write with the flag by a second WRITE")
     }
 
     #[inline(always)]
@@ -132,15 +137,6 @@ impl<F: FlagPlacement> Verb for Write<F> {
 
     fn stride(len: usize) -> usize {
         F::stride(len)
-    }
-
-    /// A mailbox for each outstanding request, whichever responder answers it.
-    fn places(outstanding: usize, _: usize) -> usize {
-        outstanding
-    }
-
-    fn receives(_: usize, _: usize) -> (u32, u32) {
-        (0, 0)
     }
 
     #[inline(always)]

@@ -6,6 +6,11 @@ use super::*;
 use crate::no_device_opener;
 use crate::testing::world_scenarios;
 
+/// Makes a socket at a free port of the loopback interface.
+fn loopback_listener() -> io::Result<TcpListener> {
+    TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))
+}
+
 /// Time that ranks have to come.
 const LIMIT: Wall = Wall::from_secs(20);
 

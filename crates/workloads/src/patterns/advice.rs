@@ -36,7 +36,8 @@ pub struct Advice {
     /// How much better the best one is than the runner-up: a quotient of scores, at least 1; `None` if only one design
     /// was measured.
     pub advantage: Option<f64>,
-    /// Whether the lowest repeat of the best is above the highest of the runner-up; without it the order may be noise.
+    /// Whether the lowest repeat of the best is above the highest of the runner-up; if not, the order may be noise.
+    /// Always true by latency, whose repeats are not kept apart.
     pub is_clear: bool,
 }
 

@@ -133,7 +133,7 @@ fn by_place(text: &str, requests: u64) -> TurnInstructions {
 
 fn place_of<'a>(function: &str, sums: &'a mut TurnInstructions) -> &'a mut f64 {
     let is_in = |crates: &[&str]| crates.iter().any(|name| function.contains(name));
-    // Of a method of a trait, the type's crate comes first.
+    // A trait's method is named with its type first, so the type's crate decides.
     if is_in(&[
         "headworks_workloads",
         "headworks_patterns",

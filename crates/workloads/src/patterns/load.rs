@@ -28,7 +28,7 @@ const CHECK_EVERY: u32 = 1 << 10;
 /// How much longer than planned an actor waits for its first message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What an actor found.
+/// Report of an actor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum PatternReport {
     /// The actor is connected.

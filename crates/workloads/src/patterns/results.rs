@@ -39,9 +39,9 @@ pub enum ResultsError {
     Other {
         /// The folder.
         folder: PathBuf,
-        /// What it has results of.
+        /// Description of the run whose results it has.
         was: String,
-        /// What the run is of.
+        /// Description of this run.
         is: String,
     },
     /// A file has another version.
@@ -57,7 +57,7 @@ pub enum ResultsError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         why: String,
     },
     /// The folder has no results.
@@ -65,7 +65,7 @@ pub enum ResultsError {
     Empty(PathBuf),
 }
 
-/// What a folder's results are of.
+/// Description of a run: the device, the world and the plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunOf {
     version: u32,
@@ -144,7 +144,7 @@ impl MeasuredPoint {
 #[derive(Debug)]
 pub struct Results {
     folder: PathBuf,
-    /// What the results are of.
+    /// Description of the run.
     pub run: RunOf,
     /// The lock, held until this is dropped, if the folder is measured into.
     _lock: Option<fs::File>,

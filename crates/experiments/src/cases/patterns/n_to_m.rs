@@ -9,7 +9,7 @@ const SIZES: [u64; 5] = [64, 256, 1024, 4096, 16384];
 const QUICK_SIZES: [u64; 3] = [256, 4096, 16384];
 /// Percentages of empty mailboxes (Fig. 9b).
 const EMPTY_PERCENT: [u64; 10] = [0, 10, 20, 30, 40, 50, 60, 70, 80, 90];
-/// Measured time of the largest points.
+/// Bytes of a response of 4 KiB.
 const PAGE: u64 = 4096;
 /// Time of a wait in place of a request, in seconds.
 const WAIT: f64 = 8e-6;

@@ -9,30 +9,13 @@ const SIZES: [u64; 5] = [64, 256, 1024, 4096, 16384];
 const QUICK_SIZES: [u64; 3] = [256, 4096, 16384];
 /// A bandwidth from this share of the line rate on is the line rate.
 const FULL: f64 = 0.95;
-/// The designs, with the order of a WRITE's bytes declared and not.
-const DESIGNS: [Design; 7] = [
-    WW,
-    SS,
-    WS,
-    SW,
-    WW.with_flag(MailboxFlag::SecondWrite),
-    WS.with_flag(MailboxFlag::SecondWrite),
-    SW.with_flag(MailboxFlag::SecondWrite),
-];
 
 fn at(design: Design, size: u64, requesters: u64, quantity: Quantity) -> Expr<Arm> {
     let arm = Arm::of(design).size(size).between(requesters, 1);
     Expr::At(arm.at(requesters), quantity)
 }
 
-fn points(
-    bench: &Bench<'_>,
-    designs: &[Design],
-    sizes: &[u64],
-    requesters: &[u64],
-) -> Vec<Point<Arm>> {
-    // Where requesters are connections of one thread, the flag cannot be in the message of a device that promises no order.
-    let _ = bench;
+fn points(designs: &[Design], sizes: &[u64], requesters: &[u64]) -> Vec<Point<Arm>> {
     let mut points = Vec::new();
     for size in sizes {
         for count in requesters {
@@ -118,7 +101,7 @@ pub static FIG5: Case<Arm> = Case {
             true => (&QUICK_SIZES, &QUICK_REQUESTERS),
             false => (&SIZES, &REQUESTERS),
         };
-        let points = points(bench, &DESIGNS, sizes, counts);
+        let points = points(&DESIGNS, sizes, counts);
         measure(bench, t, outcome, points)
     },
 };
@@ -165,7 +148,7 @@ pub static FIG6: Case<Arm> = Case {
             false => (&SIZES, &REQUESTERS),
         };
         let designs = Design::PAIRS.map(Design::dispatched);
-        let points = points(bench, &designs, sizes, counts);
+        let points = points(&designs, sizes, counts);
         measure(bench, t, outcome, points)
     },
 };
@@ -215,7 +198,7 @@ pub static FIG7: Case<Arm> = Case {
         t
     },
     measure: |bench, t, outcome| {
-        let points = points(bench, &Design::PAIRS, &[4096], &REQUESTERS);
+        let points = points(&Design::PAIRS, &[4096], &REQUESTERS);
         measure(bench, t, outcome, points)
     },
 };
@@ -245,7 +228,7 @@ pub static TABLE1: Case<Arm> = Case {
         t
     },
     measure: |bench, t, outcome| {
-        let points = points(bench, &[SS], &[4096], &[40]);
+        let points = points(&[SS], &[4096], &[40]);
         let measured = measure(bench, t, outcome, points)?;
         if let (Some(rate), Ok(Some((preset, _)))) =
             (at(SS, 4096, 40, RATE).median(&measured), machine(bench))

@@ -4,16 +4,6 @@ use super::*;
 
 /// Bytes of responses, up to the limit of bandwidth.
 const SIZES: [u64; 9] = [64, 256, 1024, 4096, 16384, 65536, 262_144, 1 << 20, 4 << 20];
-/// The designs, with the order of a WRITE's bytes declared and not.
-const DESIGNS: [Design; 7] = [
-    WW,
-    SS,
-    WS,
-    SW,
-    WW.with_flag(MailboxFlag::SecondWrite),
-    WS.with_flag(MailboxFlag::SecondWrite),
-    SW.with_flag(MailboxFlag::SecondWrite),
-];
 
 fn at(design: Design, size: u64, quantity: Quantity) -> Expr<Arm> {
     Expr::At(Arm::of(design).size(size).at(size), quantity)
@@ -119,7 +109,7 @@ fn both_sides(design: Design, quantity: Quantity) -> Expr<Arm> {
     Expr::Pair(of(REQUESTER), |a, b| a + b, of(RESPONDER))
 }
 
-/// What the paper counts, and what is counted here.
+/// Note on the instructions that the paper counts, and on those that this experiment counts.
 const COUNTED_NOTE: &str = "The paper counts up to 800 instructions for each byte received and 450 on the requester (5), by \
     hardware counters and with the time that its threads spend polling. Here a thread does not poll in vain, and the \
     software RNIC's own instructions, the copies among them, are part of the count: the columns tell them apart.";
